@@ -1,0 +1,269 @@
+"""A small ASGI toolkit for both doors, the replica's server and the gateway: requests, responses, streams and routes.
+
+Plain ASGI, no framework. A handler is `async def handler(request, send)`; it raises a PenstockError to refuse, and the
+router turns that into the error's JSON. Nothing here knows what is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from functools import cached_property
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
+
+from penstock.api import sse
+from penstock.api.errors import error_body, error_headers, http_error
+from penstock.core.errors import BodyTooLarge, InvalidRequest, MethodNotAllowed, NotFound, PenstockError, RequestAborted
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = Iterable[tuple[bytes, bytes]]
+Hook = Callable[[], Awaitable[None]]
+T = TypeVar("T")
+
+logger = logging.getLogger("penstock")
+
+_SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class Request:
+    """What the client sent. The body is read once, by whoever asks."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.client: str | None = scope["client"][0] if scope.get("client") else None
+        self.path_param = ""  # what stood in place of the route's {param}
+        self.is_disconnected = False
+        self._raw_headers: Headers = scope["headers"]
+        self._receive = receive
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        """By lower-case name; of a repeated header the last."""
+        return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self._raw_headers}
+
+    @cached_property
+    def id(self) -> str:
+        """The client's own x-request-id if it is fit for logs and headers, else a fresh one."""
+        wanted = self.headers.get("x-request-id", "")
+        return wanted if _SANE_REQUEST_ID.fullmatch(wanted) else uuid.uuid4().hex
+
+    async def body(self, limit_bytes: int) -> bytes:
+        """All of it. Raises BodyTooLarge as soon as that is certain, RequestAborted if the client goes away."""
+        try:
+            declared_bytes = int(self.headers.get("content-length", "0"))
+        except ValueError:
+            raise InvalidRequest("content-length is not a number") from None
+        self._check_size(declared_bytes, limit_bytes)
+        body = bytearray()
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.is_disconnected = True
+                raise RequestAborted("the client went away before its request was complete")
+            body += message.get("body", b"")
+            self._check_size(len(body), limit_bytes)
+            more = message.get("more_body", False)
+        return bytes(body)
+
+    async def watch_disconnect(self) -> None:
+        """Returns when the client has gone away (or its response is complete). Only after the body was read."""
+        while not self.is_disconnected:
+            message = await self._receive()
+            self.is_disconnected = message["type"] == "http.disconnect"
+
+    async def while_connected(self, work: Awaitable[T]) -> T:
+        """The result of `work`; if the client goes away first, `work` is cancelled and RequestAborted raised."""
+        task = asyncio.ensure_future(work)
+        watch = asyncio.ensure_future(self.watch_disconnect())
+        try:
+            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise RequestAborted("the client went away")
+            return task.result()
+        finally:
+            # On every way out, cancellation from above included, neither outlives this call.
+            task.cancel()
+            watch.cancel()
+            await asyncio.gather(task, watch, return_exceptions=True)
+
+    @staticmethod
+    def _check_size(size_bytes: int, limit_bytes: int) -> None:
+        if size_bytes > limit_bytes:
+            raise BodyTooLarge(f"the body is larger than the limit of {limit_bytes} bytes")
+
+
+async def respond(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def json_response(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
+    length = (b"content-length", b"%d" % len(body))
+    await respond(send, status, body, [(b"content-type", b"application/json"), length, *headers])
+
+
+async def error_response(send: Send, error: PenstockError, headers: Headers = ()) -> None:
+    await json_response(send, http_error(error).status, error_body(error), [*error_headers(error), *headers])
+
+
+class SseStream:
+    """One streamed response: `async with SseStream(send) as stream: await stream.write(...)`.
+
+    Leaving the block closes the stream; leaving it with an error first tells the client, in an event of its own, since
+    the status line is long gone. The error goes on to the router.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    async def __aenter__(self) -> SseStream:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None and not isinstance(error, Exception):
+            return  # cancelled: nobody is waiting for more
+        with contextlib.suppress(RequestAborted):
+            if error is not None:
+                await self.write(sse.error_event(error if isinstance(error, PenstockError) else _internal_error()))
+            await self.close()
+
+    async def start(self, headers: Headers = ()) -> None:
+        fixed = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # nginx would collect the tokens otherwise
+        ]
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*fixed, *headers]})
+
+    async def write(self, frames: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+
+    async def close(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+
+Handler = Callable[[Request, Send], Awaitable[None]]
+
+
+class Route(NamedTuple):
+    method: str
+    path: str  # may end in one {param}, which takes the whole rest of the path, slashes included
+    handler: Handler
+
+
+class Router:
+    """The ASGI application: finds the handler, names the request, and answers for every error."""
+
+    def __init__(self, routes: Iterable[Route], *, startup: Hook | None = None, shutdown: Hook | None = None) -> None:
+        self._exact: dict[str, dict[str, Handler]] = {}
+        self._prefixed: dict[str, dict[str, Handler]] = {}
+        for route in routes:
+            prefix, param, _ = route.path.partition("{")
+            table = self._prefixed if param else self._exact
+            table.setdefault(prefix, {})[route.method] = route.handler
+        self._hooks = {"startup": startup, "shutdown": shutdown}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "http":
+                await self._http(Request(scope, receive), send)
+            case "lifespan":
+                await self._lifespan(receive, send)
+            case "websocket":
+                await send({"type": "websocket.close"})
+
+    async def _http(self, request: Request, raw_send: Send) -> None:
+        send = _TaggedSend(raw_send, request)
+        try:
+            await self._dispatch(request, send)
+        except PenstockError as error:
+            if send.has_started and not request.is_disconnected:
+                logger.warning("request %s failed in mid-response: %s", request.id, error.message)
+            await send.refuse(error)
+        except Exception:
+            logger.exception("request %s: %s %r failed", request.id, request.method, request.path)
+            await send.refuse(_internal_error(request.id))
+
+    async def _dispatch(self, request: Request, send: Send) -> None:
+        handlers = self._find(request)
+        methods = sorted({*handlers, "OPTIONS"} | ({"HEAD"} if "GET" in handlers else set()))
+        allow = [(b"allow", ", ".join(methods).encode())]
+        method = "GET" if request.method == "HEAD" else request.method
+        if method in handlers:
+            await handlers[method](request, send)
+        elif method == "OPTIONS":
+            await respond(send, 204, b"", allow)
+        else:
+            await error_response(send, MethodNotAllowed(f"{request.method} is not allowed on {request.path}"), allow)
+
+    def _find(self, request: Request) -> dict[str, Handler]:
+        if handlers := self._exact.get(request.path):
+            return handlers
+        for prefix, handlers in self._prefixed.items():
+            if request.path.startswith(prefix) and request.path != prefix:
+                request.path_param = request.path.removeprefix(prefix)
+                return handlers
+        raise NotFound(f"there is nothing at {request.path}")
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        for phase in ("startup", "shutdown"):
+            await receive()
+            try:
+                if hook := self._hooks[phase]:
+                    await hook()
+            except Exception as error:
+                logger.exception("%s failed", phase)
+                await send({"type": f"lifespan.{phase}.failed", "message": str(error)})
+                return
+            await send({"type": f"lifespan.{phase}.complete"})
+
+
+class _TaggedSend:
+    """The server's send, with x-request-id on every response and no body for HEAD.
+
+    Sending to a client that has gone raises RequestAborted, whether the server noticed or `watch_disconnect` did.
+    """
+
+    def __init__(self, send: Send, request: Request) -> None:
+        self._send = send
+        self._request = request
+        self.has_started = False
+
+    async def __call__(self, message: Message) -> None:
+        if self._request.is_disconnected:
+            raise RequestAborted("the client went away")
+        if message["type"] == "http.response.start":
+            self.has_started = True
+            message["headers"] = [*message["headers"], (b"x-request-id", self._request.id.encode())]
+        elif self._request.method == "HEAD":
+            message["body"] = b""
+        try:
+            await self._send(message)
+        except OSError:
+            self._request.is_disconnected = True
+            raise RequestAborted("the client went away") from None
+
+    async def refuse(self, error: PenstockError) -> None:
+        """Answers with the error, if there is still somebody to answer and nothing was said so far."""
+        if self.has_started or self._request.is_disconnected:
+            return
+        # Part of a body that is too large is still on its way; the connection is of no more use.
+        closing = [(b"connection", b"close")] if isinstance(error, BodyTooLarge) else []
+        with contextlib.suppress(RequestAborted):
+            await error_response(self, error, closing)
+
+
+def _internal_error(request_id: str | None = None) -> PenstockError:
+    """All a client learns of a bug. The log has the rest, under the same id."""
+    return PenstockError("internal error" + (f"; request id {request_id}" if request_id else ""))

@@ -1,0 +1,38 @@
+"""The OpenAI wire format: requests in (`chat`, `completions`), answers out (`responses`, `chunks`, `models`)."""
+
+from penstock.api.openai.chat import ChatRequest, parse_chat
+from penstock.api.openai.chunks import ChatChunks, CompletionChunks
+from penstock.api.openai.completions import CompletionRequest, parse_completion
+from penstock.api.openai.generation import GenerationOptions, GenerationRequest, for_choice
+from penstock.api.openai.models import ModelCard, model_list, model_object
+from penstock.api.openai.responses import (
+    Choice,
+    ResponseHead,
+    ScoredToken,
+    Usage,
+    chat_completion,
+    new_id,
+    text_completion,
+)
+
+__all__ = [
+    "ChatChunks",
+    "ChatRequest",
+    "Choice",
+    "CompletionChunks",
+    "CompletionRequest",
+    "GenerationOptions",
+    "GenerationRequest",
+    "ModelCard",
+    "ResponseHead",
+    "ScoredToken",
+    "Usage",
+    "chat_completion",
+    "for_choice",
+    "model_list",
+    "model_object",
+    "new_id",
+    "parse_chat",
+    "parse_completion",
+    "text_completion",
+]

@@ -1,0 +1,126 @@
+"""The request of /v1/chat/completions. A parsed one is valid, but for what only the model can tell.
+
+It ends at messages of plain text; how they become a prompt is the chat template's business.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from penstock.api.openai.decoding import NotBuilt, Refused, WireStruct, decode
+from penstock.api.openai.generation import GenerationRequest, PositiveCount
+from penstock.core.errors import UnsupportedParameter
+
+
+class ContentPart(WireStruct):
+    type: str
+    text: str | None = None
+    image_url: Annotated[Any, NotBuilt()] = None
+    input_audio: Annotated[Any, NotBuilt()] = None
+    file: Annotated[Any, NotBuilt()] = None
+    refusal: Annotated[Any, NotBuilt()] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.type != "text":
+            raise Refused("type", "only parts of type 'text' are supported by this server", UnsupportedParameter)
+        if self.text is None:
+            raise Refused("text", "is required")
+
+
+class Message(WireStruct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+
+    # Clients send an answer back as they received it, empty fields included.
+    tool_calls: Annotated[Any, NotBuilt([])] = None
+    function_call: Annotated[Any, NotBuilt()] = None
+    annotations: Annotated[Any, NotBuilt([])] = None
+    audio: Annotated[Any, NotBuilt()] = None
+    refusal: Annotated[Any, NotBuilt()] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.content is None:
+            raise Refused("content", "is required, as a string or a list of text parts")
+
+    def to_template(self) -> dict[str, str]:
+        """As chat templates take it: content is one string, and `developer` is what they call `system`."""
+        message = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self._text(),
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+        }
+        return {key: value for key, value in message.items() if value is not None}
+
+    def _text(self) -> str:
+        if isinstance(self.content, list):
+            return "\n".join(part.text or "" for part in self.content)
+        return self.content or ""
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    messages: Annotated[list[Message], Meta(min_length=1)]
+
+    max_completion_tokens: PositiveCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+    # Extensions: how the template is applied.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    parallel_tool_calls: bool | None = None  # says nothing when there are no tools
+    tools: Annotated[Any, NotBuilt([])] = None
+    tool_choice: Annotated[Any, NotBuilt("none", "auto")] = None
+    functions: Annotated[Any, NotBuilt([])] = None
+    function_call: Annotated[Any, NotBuilt("none", "auto")] = None
+    modalities: Annotated[Any, NotBuilt(["text"])] = None
+    audio: Annotated[Any, NotBuilt()] = None
+    prediction: Annotated[Any, NotBuilt()] = None
+    reasoning_effort: Annotated[Any, NotBuilt()] = None
+    verbosity: Annotated[Any, NotBuilt()] = None
+    web_search_options: Annotated[Any, NotBuilt()] = None
+    moderation: Annotated[Any, NotBuilt()] = None
+    prompt_cache_options: Annotated[Any, NotBuilt()] = None
+    prompt_cache_retention: Annotated[Any, NotBuilt("in_memory")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise Refused("max_tokens", "differs from max_completion_tokens; give one of them")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise Refused("top_logprobs", "is only allowed when logprobs is true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise Refused("continue_final_message", "cannot go with add_generation_prompt")
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            raise Refused("continue_final_message", "needs a last message from the assistant")
+
+    def output_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def conversation(self) -> list[dict[str, str]]:
+        return [message.to_template() for message in self.messages]
+
+    def opens_answer(self) -> bool:
+        """Whether the template is to end by opening the assistant's turn: yes, unless told otherwise."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+
+_DECODER = msgspec.json.Decoder(ChatRequest)
+
+
+def parse_chat(body: bytes) -> ChatRequest:
+    return decode(_DECODER, body)

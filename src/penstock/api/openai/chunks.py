@@ -1,0 +1,99 @@
+"""Answers in pieces: the chunks of one streamed response, as bytes ready for `api/sse.py`.
+
+A chunk goes out for every token of every stream, so what never changes is encoded once per response, and a chunk costs
+the encoding of its text and one concatenation. Both kinds are written the same way: `start` each choice, `text` as it
+comes, `finish` each choice, and `usage` at the end if the client asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.api.openai.responses import (
+    ResponseHead,
+    ScoredToken,
+    Usage,
+    chat_logprobs,
+    completion_logprobs,
+    encode,
+    envelope,
+)
+from penstock.core.request import FinishReason
+
+
+class _Frame:
+    """The constant bytes around the choice of a chunk."""
+
+    def __init__(self, head: ResponseHead, kind: str, include_usage: bool) -> None:
+        self.prefix = encode(envelope(head, kind))[:-1] + b',"choices":['
+        # With include_usage every chunk has the key, and all but the last say null.
+        self.suffix = b'],"usage":null}' if include_usage else b"]}"
+
+    def usage(self, usage: Usage) -> bytes:
+        return b'%b],"usage":%b}' % (self.prefix, encode(usage))
+
+
+class ChatChunks:
+    """chat.completion.chunk objects."""
+
+    def __init__(self, head: ResponseHead, *, include_usage: bool = False) -> None:
+        self._frame = _Frame(head, "chat.completion.chunk", include_usage)
+
+    def start(self, index: int) -> bytes | None:
+        return self._chunk(index, b'{"role":"assistant","content":""}')
+
+    def text(self, index: int, text: str, logprobs: Sequence[ScoredToken] | None = None) -> bytes:
+        scored = b"null" if logprobs is None else encode(chat_logprobs(logprobs))
+        return self._chunk(index, b'{"content":%b}' % encode(text), scored)
+
+    def finish(self, index: int, reason: FinishReason) -> bytes:
+        return self._chunk(index, b"{}", finish=encode(reason))
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._frame.usage(usage)
+
+    def _chunk(self, index: int, delta: bytes, logprobs: bytes = b"null", finish: bytes = b"null") -> bytes:
+        return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}%b' % (
+            self._frame.prefix,
+            index,
+            delta,
+            logprobs,
+            finish,
+            self._frame.suffix,
+        )
+
+
+class CompletionChunks:
+    """text_completion objects, which serve as chunks too."""
+
+    def __init__(self, head: ResponseHead, *, include_usage: bool = False) -> None:
+        self._frame = _Frame(head, "text_completion", include_usage)
+        self._text_offsets: dict[int, int] = {}  # per choice: where the next scored token begins
+
+    def start(self, index: int) -> bytes | None:
+        return None
+
+    def text(self, index: int, text: str, logprobs: Sequence[ScoredToken] | None = None) -> bytes:
+        scored = b"null" if logprobs is None else self._score(index, logprobs)
+        return self._chunk(index, encode(text), scored)
+
+    def finish(self, index: int, reason: FinishReason) -> bytes:
+        return self._chunk(index, b'""', finish=encode(reason))
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._frame.usage(usage)
+
+    def _score(self, index: int, tokens: Sequence[ScoredToken]) -> bytes:
+        offset = self._text_offsets.get(index, 0)
+        self._text_offsets[index] = offset + sum(len(token.text) for token in tokens)
+        return encode(completion_logprobs(tokens, offset))
+
+    def _chunk(self, index: int, text: bytes, logprobs: bytes = b"null", finish: bytes = b"null") -> bytes:
+        return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}%b' % (
+            self._frame.prefix,
+            index,
+            text,
+            logprobs,
+            finish,
+            self._frame.suffix,
+        )

@@ -1,0 +1,164 @@
+"""From the bytes of a body to a checked struct, or to an error that a person can act on.
+
+Types, ranges and unknown names are msgspec's to check; a struct's own rules live in its `__post_init__`, as `Refused`.
+Either way msgspec knows the path, and `decode` puts what it says into words. This module knows no endpoint.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from penstock.core.config import nearest
+from penstock.core.errors import InvalidRequest, UnsupportedParameter
+
+
+class NotBuilt:
+    """Marks a field that is understood but cannot be honoured: refused, unless its value asks for nothing.
+
+    `tool_choice: Annotated[Any, NotBuilt("none", "auto")] = None`; null always asks for nothing.
+    """
+
+    def __init__(self, *harmless: object) -> None:
+        self.harmless = harmless
+
+
+class Refused(ValueError):
+    """What a struct's `__post_init__` raises; msgspec adds the path, and `decode` makes the error."""
+
+    def __init__(self, field: str, problem: str, error: type[InvalidRequest] = InvalidRequest) -> None:
+        super().__init__(problem)
+        self.field = field
+        self.error = error
+
+
+class WireStruct(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What clients send: nothing unknown, and nothing that would have to be ignored."""
+
+    def __post_init__(self) -> None:
+        for name, harmless in _not_built(type(self)):
+            value = getattr(self, name)
+            if value is not None and value not in harmless:
+                raise Refused(name, "is not supported by this server", UnsupportedParameter)
+
+
+@functools.cache
+def _not_built(cls: type) -> list[tuple[str, tuple[object, ...]]]:
+    hints = get_type_hints(cls, include_extras=True)
+    return [
+        (name, mark.harmless) for name, hint in hints.items() for mark in get_args(hint) if isinstance(mark, NotBuilt)
+    ]
+
+
+T = TypeVar("T", bound=WireStruct)
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    if not body.strip():
+        raise InvalidRequest("the body is empty; expected a JSON object")
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _explain(error, decoder.type) from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    except UnicodeDecodeError:
+        raise InvalidRequest("the body is not valid JSON: it is not UTF-8") from None
+    except RecursionError:
+        raise InvalidRequest("the body is not valid JSON: it is nested too deeply") from None
+
+
+_PATH = re.compile(r"^(?P<problem>.*) - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`$", re.DOTALL)
+_UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(.*)`$")
+_ENUM = re.compile(r"^Invalid (?:enum )?value (.*)$", re.DOTALL)
+_TYPE = re.compile(r"^Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`$")
+_RANGE = re.compile(r"^Expected `[^`]*` (.*)$")
+
+_IN_WORDS = {
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+_MAX_ECHO = 100  # characters of the client's own words that an error repeats
+
+
+def _explain(error: msgspec.ValidationError, cls: type) -> InvalidRequest:
+    located = _PATH.match(str(error))
+    problem = located["problem"] if located else str(error)
+    path = located["path"].removeprefix(".").removesuffix("[...]") if located else ""
+
+    refused = error.__cause__
+    if isinstance(refused, Refused):
+        return _about(_join(path, refused.field), str(refused), refused.error)
+    if unknown := _UNKNOWN.match(problem):
+        return _unknown_field(path, unknown[1], cls)
+    if missing := _MISSING.match(problem):
+        return _about(_join(path, missing[1]), "is required")
+    if value := _ENUM.match(problem):
+        allowed = ", ".join(repr(choice) for choice in _literals(_hint_at(cls, path)))
+        return _about(path, f"{_clip(value[1])} is not one of {allowed}")
+    if wrong := _TYPE.match(problem):
+        expected = " or ".join(_words(kind) for kind in wrong["expected"].split(" | ") if kind != "null")
+        subject = "expected every key to be" if located and located["key"] else "expected"
+        return _about(path, f"{subject} {expected}, got {_words(wrong['got'])}")
+    if limit := _RANGE.match(problem):
+        return _about(path, f"must be {limit[1]}")
+    return _about(path, problem[:1].lower() + problem[1:])
+
+
+def _about(path: str, problem: str, error: type[InvalidRequest] = InvalidRequest) -> InvalidRequest:
+    return error(f"{path or 'body'}: {problem}", param=path or None)
+
+
+def _unknown_field(path: str, name: str, cls: type) -> InvalidRequest:
+    structs = _structs(_hint_at(cls, path) if path else cls)
+    known = [field for struct in structs for field in struct.__struct_encode_fields__]
+    meant = nearest(name, known)
+    suggestion = f"; did you mean '{_join(path, meant)}'?" if meant else ""
+    where = _clip(_join(path, name))
+    return InvalidRequest(f"unknown field '{where}'{suggestion}", param=where)
+
+
+def _join(path: str, field: str) -> str:
+    return f"{path}.{field}" if path and field else path or field
+
+
+def _words(kind: str) -> str:
+    return _IN_WORDS.get(kind, kind)
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= _MAX_ECHO else f"{text[:_MAX_ECHO]}…"
+
+
+def _hint_at(cls: type, path: str) -> Any:
+    """The annotation of the field at a path like `messages[0].content`; None where the path names no field."""
+    hint: Any = cls
+    for name in re.findall(r"[A-Za-z_]\w*", path):
+        hint = next((hints[name] for struct in _structs(hint) if name in (hints := get_type_hints(struct))), None)
+    return hint
+
+
+def _structs(hint: Any) -> Iterator[Any]:
+    """Every struct inside an annotation, however deep in unions and lists."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        yield hint
+    for inner in get_args(hint):
+        yield from _structs(inner)
+
+
+def _literals(hint: Any) -> Iterator[Any]:
+    if get_origin(hint) is Literal:
+        yield from get_args(hint)
+        return
+    for inner in get_args(hint):
+        yield from _literals(inner)

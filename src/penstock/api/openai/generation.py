@@ -1,0 +1,178 @@
+"""What chat and completion requests have in common: every setting of generation, checked and converted in one place.
+
+Fields are None when the client said nothing; the defaults live in `SamplingParams` and `GenerationOptions` only.
+What needs the vocabulary is checked on conversion, because only the server knows the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from penstock.api.openai.decoding import NotBuilt, Refused, WireStruct
+from penstock.core.errors import InvalidRequest
+from penstock.core.request import Priority
+from penstock.core.sampling import SamplingParams
+
+MAX_CHOICES = 128  # OpenAI's limit on n
+MAX_STOPS = 16  # OpenAI allows 4; clients of open models ask for more
+
+INT32_MAX = 2**31 - 1
+Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+PositiveCount = Annotated[int, Meta(ge=1, le=INT32_MAX)]
+TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+# Below this a softmax over float32 logits is greedy in all but name, and dividing by it overflows.
+_GREEDY_TEMPERATURE = 1e-5
+_SAME_IN_SAMPLING = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "seed",
+)
+_SAME_IN_OPTIONS = (
+    "n",
+    "min_tokens",
+    "ignore_eos",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "truncate_prompt_tokens",
+    "stream",
+)
+
+
+class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks for beyond how each token is chosen."""
+
+    max_tokens: int | None = None  # None: as many as the context leaves room for
+    min_tokens: int = 0
+    n: int = 1  # choices per prompt
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    truncate_prompt_tokens: int | None = None  # keep only this many, the last ones
+    priority: Priority = Priority.NORMAL
+    namespace: str = ""  # of the prefix cache
+    stream: bool = False
+    include_usage: bool = False
+
+
+class StreamOptions(WireStruct):
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[bool | None, NotBuilt(False)] = None
+
+
+class GenerationRequest(WireStruct):
+    model: Annotated[str, Meta(min_length=1)]
+
+    max_tokens: PositiveCount | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    # Extensions, under the names that users of vLLM know.
+    top_k: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None  # -1 and 0: off
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Count | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: PositiveCount | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    priority: Literal["high", "normal", "low", 0, 1, 2] | None = None
+
+    # Labels for the client's own books: they change nothing here.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None  # a hint; prefixes are found by content
+
+    store: Annotated[bool | None, NotBuilt(False)] = None
+    service_tier: Annotated[str | None, NotBuilt("auto", "default")] = None
+    response_format: Annotated[Any, NotBuilt({"type": "text"})] = None
+    structured_outputs: Annotated[Any, NotBuilt()] = None
+    guided_json: Annotated[Any, NotBuilt()] = None
+    guided_regex: Annotated[Any, NotBuilt()] = None
+    guided_choice: Annotated[Any, NotBuilt()] = None
+    guided_grammar: Annotated[Any, NotBuilt()] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stream_options is not None and not self.stream:
+            raise Refused("stream_options", "is only allowed when stream is true")
+        limit = self.output_limit()
+        if limit is not None and (self.min_tokens or 0) > limit:
+            raise Refused("min_tokens", f"must not be more than the output limit, {limit}")
+
+    def output_limit(self) -> int | None:
+        """How many tokens the client wants at most; None: as many as the context leaves room for."""
+        return self.max_tokens
+
+    def num_logprobs(self) -> int | None:
+        """As in SamplingParams; each endpoint has its own way to ask."""
+        raise NotImplementedError
+
+    def to_sampling(self, vocab_size: int, *, fallback_seed: int) -> SamplingParams:
+        """`fallback_seed` is used when the client gave none. Raises InvalidRequest for tokens that do not exist."""
+        check_token_ids(self.logit_bias or (), vocab_size, "logit_bias")
+        wanted = {"seed": fallback_seed} | self._given(_SAME_IN_SAMPLING)
+        if wanted.get("temperature", 1.0) < _GREEDY_TEMPERATURE:
+            wanted["temperature"] = 0.0
+        top_k = self.top_k if self.top_k is not None and 0 < self.top_k < vocab_size else None
+        return SamplingParams(top_k=top_k, num_logprobs=self.num_logprobs(), **wanted)
+
+    def to_options(self, vocab_size: int) -> GenerationOptions:
+        check_token_ids(self.stop_token_ids or (), vocab_size, "stop_token_ids")
+        return GenerationOptions(
+            max_tokens=self.output_limit(),
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            priority=_priority(self.priority),
+            namespace=self.cache_salt or "",
+            include_usage=bool(self.stream_options and self.stream_options.include_usage),
+            **self._given(_SAME_IN_OPTIONS),
+        )
+
+    def _given(self, names: Iterable[str]) -> dict[str, Any]:
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+def for_choice(sampling: SamplingParams, index: int) -> SamplingParams:
+    """The sampling of one of n choices: the first keeps the client's seed, the others get seeds of their own."""
+    if index == 0:
+        return sampling
+    seed = (sampling.seed + index + 2**63) % 2**64 - 2**63  # stays an int64
+    return msgspec.structs.replace(sampling, seed=seed)
+
+
+def check_token_ids(token_ids: Collection[int], vocab_size: int, param: str) -> None:
+    lowest, highest = min(token_ids, default=0), max(token_ids, default=0)
+    if lowest < 0 or highest >= vocab_size:
+        missing = lowest if lowest < 0 else highest
+        raise InvalidRequest(f"{param}: no token has the id {missing}; the model has {vocab_size}", param=param)
+
+
+def _priority(value: str | int | None) -> Priority:
+    if value is None:
+        return Priority.NORMAL
+    return Priority[value.upper()] if isinstance(value, str) else Priority(value)

@@ -1,0 +1,136 @@
+"""What one answer is made of, and the whole-answer objects: chat.completion and text_completion, as bytes.
+
+Answers in pieces are `chunks.py`. Text arrives here ready made: this module has never seen a token id.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.core.request import FinishReason
+
+encode = msgspec.json.Encoder().encode
+
+_LOWEST_LOGPROB = -9999.0  # what OpenAI sends for "impossible"; JSON has no infinity
+
+
+class ResponseHead(msgspec.Struct, frozen=True):
+    """What every object of one response carries."""
+
+    id: str
+    model: str
+    created: int  # Unix seconds
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+    @classmethod
+    def of(cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> Usage:
+        total = prompt_tokens + completion_tokens
+        return cls(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached_tokens))
+
+
+class ScoredToken(msgspec.Struct, frozen=True):
+    """A token as the client reads it, with its log probability and the likeliest alternatives, best first."""
+
+    text: str
+    raw: bytes  # one token may be part of a character, which `text` cannot show
+    logprob: float
+    top: Sequence[ScoredToken] = ()
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One finished answer."""
+
+    index: int
+    text: str
+    finish: FinishReason
+    logprobs: Sequence[ScoredToken] | None = None
+
+
+def new_id(kind: str) -> str:
+    """`chatcmpl-…` or `cmpl-…`."""
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def chat_completion(head: ResponseHead, choices: Sequence[Choice], usage: Usage) -> bytes:
+    wire_choices = [
+        {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": None if choice.logprobs is None else chat_logprobs(choice.logprobs),
+            "finish_reason": choice.finish,
+        }
+        for choice in choices
+    ]
+    return encode(envelope(head, "chat.completion") | {"choices": wire_choices, "usage": usage})
+
+
+def text_completion(head: ResponseHead, choices: Sequence[Choice], usage: Usage) -> bytes:
+    wire_choices = [
+        {
+            "index": choice.index,
+            "text": choice.text,
+            "logprobs": None if choice.logprobs is None else completion_logprobs(choice.logprobs),
+            "finish_reason": choice.finish,
+        }
+        for choice in choices
+    ]
+    return encode(envelope(head, "text_completion") | {"choices": wire_choices, "usage": usage})
+
+
+def envelope(head: ResponseHead, kind: str) -> dict[str, Any]:
+    return {
+        "id": head.id,
+        "object": kind,
+        "created": head.created,
+        "model": head.model,
+        "system_fingerprint": None,
+    }
+
+
+def chat_logprobs(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+    content = [_chat_token(token) | {"top_logprobs": [_chat_token(other) for other in token.top]} for token in tokens]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(tokens: Sequence[ScoredToken], text_offset: int = 0) -> dict[str, Any]:
+    """`text_offset` is where the first of the tokens begins in the text of its choice."""
+    offsets = []
+    for token in tokens:
+        offsets.append(text_offset)
+        text_offset += len(token.text)
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [_finite(token.logprob) for token in tokens],
+        "top_logprobs": [_by_text(token) for token in tokens],
+        "text_offset": offsets,
+    }
+
+
+def _chat_token(token: ScoredToken) -> dict[str, Any]:
+    return {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.raw)}
+
+
+def _by_text(token: ScoredToken) -> dict[str, float]:
+    """The alternatives, and the chosen token even if it is not among them; of equal texts the likeliest counts."""
+    found: dict[str, float] = {}
+    for candidate in (*token.top, token):
+        found.setdefault(candidate.text, _finite(candidate.logprob))
+    return found
+
+
+def _finite(logprob: float) -> float:
+    return max(_LOWEST_LOGPROB, logprob)

@@ -1,0 +1,97 @@
+"""The engine's process: `python -m penstock.cli.engine_process FD SETTINGS`. Started by `serve`, never by hand.
+
+FD is the server's socket; SETTINGS is the JSON of `Settings`. Whatever happens before the loop runs is told over the
+socket: progress, then Ready or Failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import time
+
+import msgspec
+
+from penstock.core.clock import MonotonicClock
+from penstock.core.errors import PenstockError
+from penstock.core.settings import Settings
+from penstock.engine.loop import EngineLoop
+from penstock.engine.mailbox import Disconnected, Mailbox
+from penstock.engine.messages import EngineInfo, Failed, Loading, Ready
+from penstock.kv.cache import KVCache
+from penstock.sched.budget import StepBudget
+from penstock.sched.scheduler import Scheduler
+
+
+class Phases:
+    """How long each part of start-up took."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._name = "import"
+        self._since_s = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        if name != self._name:
+            self.close()
+            self._name = name
+        self._mailbox.send(Loading(name, done, total))
+
+    def close(self) -> None:
+        now_s = time.monotonic()
+        self.seconds[self._name] = round(now_s - self._since_s, 3)
+        self._since_s = now_s
+
+
+def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]:
+    phases = Phases(mailbox)
+    phases("import", 0, 0)
+    # Torch takes a second to import; the socket is already open, so the server knows we live.
+    from penstock.hub.resolve import resolve
+    from penstock.runner.assemble import assemble
+
+    engine = settings.engine
+    phases("files", 0, 0)
+    checkpoint = resolve(settings.model)
+    assembly = assemble(checkpoint, engine, phases)
+    phases.close()
+    budget = StepBudget(assembly.chunk_tokens, target_s=settings.slo.tpot_s, floor=engine.block_size)
+    cache = KVCache(assembly.num_blocks, engine.block_size, share_prefixes=engine.prefix_cache)
+    scheduler = Scheduler(cache, budget, max_num_seqs=assembly.max_num_seqs)
+    info = EngineInfo(
+        device=assembly.device,
+        number_format=assembly.number_format,
+        kernels=assembly.kernels,
+        num_blocks=assembly.num_blocks,
+        block_size=engine.block_size,
+        max_num_seqs=assembly.max_num_seqs,
+        chunk_tokens=assembly.chunk_tokens,
+        max_model_len=assembly.max_model_len,
+        kv_bytes=assembly.kv_bytes,
+        startup_s=phases.seconds,
+    )
+    return EngineLoop(scheduler, assembly.runner, mailbox, MonotonicClock()), info
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides when we stop
+    descriptor, encoded = sys.argv[1:]
+    mailbox = Mailbox(socket.socket(fileno=int(descriptor)))
+    settings = msgspec.json.decode(encoded, type=Settings)
+    try:
+        loop, info = build(settings, mailbox)
+        mailbox.send(Ready(info))
+    except PenstockError as error:
+        mailbox.send(Failed(error.code, error.message))
+        sys.exit(1)
+    except Disconnected:
+        sys.exit(1)
+    loop.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Command-line flags made from the settings' dataclasses, so that flags, YAML keys and the reference never differ."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
+
+from penstock.core.config import build
+from penstock.core.errors import ConfigError
+from penstock.core.settings import Settings
+
+SECTIONS = ("engine", "server", "slo")
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """`MODEL`, `--config FILE`, and a flag for every field of every section."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=_help(Settings, "model") + " (default: smollm2)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with these settings; flags win over it")
+    hints = get_type_hints(Settings)
+    for section in SECTIONS:
+        group = parser.add_argument_group(f"{section} settings")
+        kinds = get_type_hints(hints[section])
+        for field in dataclasses.fields(hints[section]):
+            group.add_argument(
+                flag(field.name), dest=f"{section}.{field.name}", default=argparse.SUPPRESS,
+                help=f"{field.metadata['help']} (default: {show(field.default)})", **_parsing(kinds[field.name]),
+            )  # fmt: skip
+
+
+def settings_from(arguments: argparse.Namespace) -> Settings:
+    values: dict[str, Any] = _read(arguments.config) if arguments.config else {}
+    if arguments.model is not None:
+        values["model"] = arguments.model
+    for key, value in vars(arguments).items():
+        section, dot, name = key.partition(".")
+        if dot:
+            values.setdefault(section, {})[name] = value
+    return build(Settings, values)
+
+
+def flag(name: str) -> str:
+    return "--" + name.removesuffix("_s").replace("_", "-")
+
+
+def show(default: object) -> str:
+    return "auto" if default is None else str(default)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text()) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} does not hold settings but a {type(values).__name__}")
+    return values
+
+
+def _parsing(kind: Any) -> dict[str, Any]:
+    """What argparse must know to read a value of this type."""
+    if get_origin(kind) is Literal:
+        return {"choices": get_args(kind)}
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if isinstance(kind, UnionType):
+        kind = next(member for member in get_args(kind) if member is not type(None))
+    return {"type": kind, "metavar": {int: "N", float: "X", str: "TEXT"}[kind]}
+
+
+def _help(cls: type, name: str) -> str:
+    return str(next(f.metadata["help"] for f in dataclasses.fields(cls) if f.name == name))

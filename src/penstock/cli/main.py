@@ -1,0 +1,65 @@
+"""The `penstock` command."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from penstock import __version__
+from penstock.cli.flags import add_settings, settings_from
+from penstock.core.errors import PenstockError
+
+
+def parser() -> argparse.ArgumentParser:
+    root = argparse.ArgumentParser(prog="penstock", description="LLM serving, from the GPU up to the fleet.")
+    root.add_argument("--version", action="version", version=f"penstock {__version__}")
+    root.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="serve a model over the OpenAI API")
+    add_settings(serve)
+
+    pull = commands.add_parser("pull", help="fetch a model into the cache")
+    pull.add_argument("model", metavar="MODEL", help="an alias, or hf:org/name")
+
+    convert = commands.add_parser("convert", help="write a model in another format")
+    convert.add_argument(
+        "model", metavar="MODEL", help="an alias, a .gguf file, a Hugging Face directory, or hf:org/name"
+    )
+    convert.add_argument("directory", type=Path, metavar="DIR", help="where to write")
+    convert.add_argument("--to", choices=["hf"], default="hf", help="the format: a Hugging Face directory")
+    convert.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    return root
+
+
+def main(argv: list[str] | None = None) -> None:
+    arguments = parser().parse_args(argv)
+    logging.basicConfig(
+        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    try:
+        run(arguments)
+    except PenstockError as error:
+        sys.exit(f"penstock: {error.message}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Each command imports what it needs: `--help` and `pull` stay quick."""
+    match arguments.command:
+        case "serve":
+            from penstock.cli.serve import serve
+
+            serve(settings_from(arguments))
+        case "pull":
+            from penstock.hub.progress import ProgressBar
+            from penstock.hub.resolve import resolve
+
+            print(resolve(arguments.model, progress=ProgressBar()).path)
+        case "convert":
+            from penstock.cli.convert import convert
+
+            convert(arguments.model, arguments.directory, arguments.dtype)

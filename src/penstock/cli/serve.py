@@ -1,0 +1,139 @@
+"""`penstock serve MODEL`: an engine process, an HTTP server in front of it, and a few lines that say what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+import time
+
+import msgspec
+import uvicorn
+import uvloop
+
+from penstock.core.clock import MonotonicClock
+from penstock.core.errors import ConfigError
+from penstock.core.settings import Settings
+from penstock.engine.client import EngineClient
+from penstock.engine.messages import EngineInfo, Loading
+from penstock.hub.checkpoint import Checkpoint
+from penstock.hub.progress import ProgressBar
+from penstock.hub.resolve import default_name, resolve
+from penstock.observe.prometheus import Metrics
+from penstock.server.app import make_app
+from penstock.server.recorder import Recorder
+from penstock.server.served_model import ServedModel
+from penstock.text.chat import ChatTemplate
+from penstock.text.tokenizer import Tokenizer
+
+
+def serve(settings: Settings) -> None:
+    """Until a signal ends it."""
+    _check_host(settings)
+    started_s = time.monotonic()
+    checkpoint = resolve(settings.model, progress=ProgressBar())
+    with _listen(settings) as listener, contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(_serve(settings, checkpoint, listener, started_s))
+
+
+async def _serve(settings: Settings, checkpoint: Checkpoint, listener: socket.socket, started_s: float) -> None:
+    clock = MonotonicClock()
+    name = settings.server.name or default_name(settings.model)
+    recorder = Recorder(Metrics(), clock, name)
+    engine = EngineClient(
+        lambda theirs: launch(settings, theirs), clock, on_loading=_say_loading, on_report=recorder.engine_report
+    )
+    try:
+        starting = asyncio.create_task(engine.start())
+        await asyncio.sleep(0)  # the engine's process loads weights while this one builds the tokenizer
+        tokenizer = await asyncio.to_thread(Tokenizer.load, checkpoint.tokenizer_source)
+        info = await starting
+        model = ServedModel(
+            name=name,
+            config=checkpoint.config,
+            tokenizer=tokenizer,
+            chat_template=ChatTemplate(
+                checkpoint.tokenizer_source.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
+            ),
+            max_model_len=info.max_model_len,
+            created=int(time.time()),
+        )
+        _say_ready(name, info, listener, time.monotonic() - started_s)
+        await _http_server(settings, make_app(model, engine, recorder, clock, settings.server)).serve([listener])
+    finally:
+        await engine.stop()
+
+
+async def launch(settings: Settings, theirs: socket.socket) -> asyncio.subprocess.Process:
+    """The engine's process, with its end of the socket."""
+    encoded = msgspec.json.encode(settings).decode()
+    arguments = ["-m", "penstock.cli.engine_process", str(theirs.fileno()), encoded]
+    return await asyncio.create_subprocess_exec(sys.executable, *arguments, pass_fds=[theirs.fileno()])
+
+
+def _http_server(settings: Settings, app: object) -> uvicorn.Server:
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        log_level="warning",
+        access_log=False,
+        http="httptools",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.server.drain_timeout_s),
+    )
+    return uvicorn.Server(config)
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Bound before anything is loaded, so that a port in use is told at once."""
+    host, port = settings.server.host, settings.server.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror}; try --port 0", param="port"
+        ) from None
+    return listener
+
+
+def _check_host(settings: Settings) -> None:
+    if settings.server.host not in ("127.0.0.1", "localhost", "::1"):
+        log = logging.getLogger("penstock")
+        log.warning("listening on %s: anyone who can reach it can use it; there are no keys yet", settings.server.host)
+
+
+def _say_loading(message: Loading) -> None:
+    if message.total == 0 or message.done == message.total:
+        logging.getLogger("penstock").debug("loading: %s %d/%d", message.phase, message.done, message.total)
+
+
+def _say_ready(name: str, info: EngineInfo, listener: socket.socket, seconds: float) -> None:
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    url = f"http://{shown}:{port}"
+    phases = ", ".join(f"{phase} {spent:.1f}" for phase, spent in info.startup_s.items())
+    body = (
+        f'{{"model":"{name}","stream":true,"messages":[{{"role":"user","content":"What is the capital of France?"}}]}}'
+    )
+    print(
+        f"""
+penstock serves {name} at {url}   (ready in {seconds:.1f} s: {phases})
+
+  device          {info.device}, {info.kernels} kernels, {info.number_format}
+  KV cache        {info.num_blocks:,} blocks of {info.block_size} tokens, {info.kv_bytes / 2**20:,.0f} MiB
+  max_num_seqs    {info.max_num_seqs}
+  chunk_tokens    {info.chunk_tokens}
+  max_model_len   {info.max_model_len}
+
+Try it:
+
+  curl -N {url}/v1/chat/completions -d '{body}'
+""",
+        flush=True,
+    )

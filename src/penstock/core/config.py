@@ -1,0 +1,43 @@
+"""From plain mappings (YAML) to frozen dataclasses. An unknown key is an error that names the nearest known one."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, get_type_hints
+
+import msgspec
+
+from penstock.core.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def build(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
+    """An instance of the dataclass `cls` from plain values; nested dataclasses from nested mappings."""
+    fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    hints = get_type_hints(cls)
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
+        path = f"{where}{key}"
+        if key not in fields:
+            hint = nearest(key, fields)
+            suggestion = f"; did you mean '{where}{hint}'?" if hint else ""
+            raise ConfigError(f"unknown setting '{path}'{suggestion}", param=path)
+        if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping):
+            arguments[key] = build(hints[key], value, where=f"{path}.")
+            continue
+        try:
+            arguments[key] = msgspec.convert(value, hints[key], strict=True)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"setting '{path}': {error}", param=path) from None
+    try:
+        return cls(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"{where or 'config'}: {error}") from None

@@ -1,0 +1,109 @@
+"""Every error a user can meet, as one tree with stable codes.
+
+    PenstockError
+    ├── InvalidRequest            the client's fault; nothing was changed
+    │   ├── ContextLengthExceeded     prompt (plus output limit) does not fit the model
+    │   ├── UnsupportedParameter      understood, but not built or not possible here
+    │   └── BodyTooLarge
+    ├── NotFound                  no such path
+    │   └── ModelNotFound
+    ├── MethodNotAllowed
+    ├── Overloaded                try again later; carries retry_after_s
+    ├── EngineUnavailable         the engine is starting, restarting or draining; carries retry_after_s
+    ├── EngineFailed              the engine died or a step failed while this request was running
+    ├── RequestAborted            the client went away, or the server is shutting down
+    ├── ModelError                a model cannot be used, and what to do about it
+    │   ├── ModelMissing
+    │   ├── ModelCorrupt
+    │   └── ModelUnsupported
+    └── ConfigError               a setting is wrong; names the nearest known key
+
+`code` is part of the public contract; the HTTP status of each lives in `api/errors.py`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PenstockError(Exception):
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(PenstockError):
+    code = "invalid_request"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class UnsupportedParameter(InvalidRequest):
+    code = "unsupported_parameter"
+
+
+class BodyTooLarge(InvalidRequest):
+    code = "body_too_large"
+
+
+class NotFound(PenstockError):
+    code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class MethodNotAllowed(PenstockError):
+    code = "method_not_allowed"
+
+
+class Overloaded(PenstockError):
+    code = "overloaded"
+
+
+class EngineUnavailable(PenstockError):
+    code = "engine_unavailable"
+
+
+class EngineFailed(PenstockError):
+    code = "engine_failed"
+
+
+class RequestAborted(PenstockError):
+    code = "request_aborted"
+
+
+class ModelError(PenstockError):
+    code = "model_error"
+
+
+class ModelMissing(ModelError):
+    code = "model_missing"
+
+
+class ModelCorrupt(ModelError):
+    code = "model_corrupt"
+
+
+class ModelUnsupported(ModelError):
+    code = "model_unsupported"
+
+
+class ConfigError(PenstockError):
+    code = "config_error"
+
+
+def all_errors() -> list[type[PenstockError]]:
+    """The tree, depth first; the generated reference and the status table are checked against it."""
+
+    def walk(cls: type[PenstockError]) -> list[type[PenstockError]]:
+        return [cls, *(found for child in cls.__subclasses__() for found in walk(child))]
+
+    return walk(PenstockError)

@@ -1,0 +1,64 @@
+"""What a client asked for, once it is tokens; and what comes back, token by token.
+
+These types cross the engine's process boundary as msgpack. A request with n choices is n of these.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from penstock.core.sampling import SamplingParams
+
+
+class Priority(enum.IntEnum):
+    """Scheduling classes; a lower number runs first."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
+    LENGTH = "length"  # the output limit or the end of the model's context
+    ABORT = "abort"  # the client went away
+    ERROR = "error"
+
+
+class Request(msgspec.Struct, frozen=True, omit_defaults=True):
+    id: str
+    prompt_ids: list[int]
+    max_tokens: int  # resolved: never more than the context leaves room for
+    sampling: SamplingParams = SamplingParams()
+    stop_token_ids: list[int] = []  # end of sequence included, unless the client asked to ignore it
+    min_tokens: int = 0  # stop tokens are masked until this many were generated
+    priority: Priority = Priority.NORMAL
+    namespace: str = ""  # prefix-cache isolation: part of every block hash
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """The chosen token's log probability, and the most likely alternatives, best first."""
+
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class RequestTimings(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds spent in the engine, reported once with the first token."""
+
+    queue_s: float  # from arrival in the engine to the first step that ran it
+    prefill_s: float  # from there to the end of the step that made the first token
+
+
+class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
+    """News of one request after one step: zero or more tokens, and perhaps its end."""
+
+    request_id: str
+    token_ids: list[int] = []
+    finish: FinishReason | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    cached_tokens: int | None = None  # prompt tokens taken from the prefix cache; set with the first token
+    timings: RequestTimings | None = None  # set with the first token
+    error: str | None = None  # with FinishReason.ERROR: what went wrong

@@ -1,0 +1,42 @@
+"""How one request wants its tokens chosen. Already validated: `api` checks what clients send."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0  # always set: the edge draws one when the client did not
+    num_logprobs: int | None = None  # None: no logprobs; 0: the chosen token's only; k: the k best too
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+
+def keyed_uniform(seed: int, position: int) -> float:
+    """The random number in [0, 1) that a request with `seed` uses for its token at `position`.
+
+    A pure function of the two, so a stream draws the same numbers whatever else is in the batch, after a
+    preemption, and on another replica. Two rounds of the splitmix64 finaliser.
+    """
+    mask = 0xFFFFFFFFFFFFFFFF
+    state = seed & mask
+    for word in (0x9E3779B97F4A7C15, (position + 1) * 0xD1B54A32D192ED03):
+        state = (state + word) & mask
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
+        state ^= state >> 31
+    return (state >> 11) / (1 << 53)

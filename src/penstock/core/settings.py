@@ -1,0 +1,52 @@
+"""Everything a user can set for one replica, as small frozen dataclasses: one YAML file, or flags of the same names.
+
+None is "auto": resolved once at start, from the model and the machine, and printed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from penstock.core.slo import Slo
+
+
+def setting(default: Any, help: str) -> Any:
+    """A field with the sentence that documents it, in `--help` and in the reference."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "where the model runs; auto: a GPU if there is one")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto", "number format of weights and KV cache; auto: the fastest on this machine, by measurement"
+    )
+    max_model_len: int | None = setting(None, "longest prompt plus output, in tokens; auto: the model's context")
+    max_num_seqs: int | None = setting(None, "most sequences in a batch")
+    chunk_tokens: int | None = setting(None, "most tokens in a step; longer prompts are computed in chunks")
+    block_size: int = setting(16, "tokens in a block of the KV cache")
+    memory_fraction: float | None = setting(
+        None, "share of the device's free memory for the KV cache; auto on a CPU: room for two full contexts"
+    )
+    prefix_cache: bool = setting(True, "share the KV cache of equal prompt beginnings")
+    threads: int | None = setting(None, "CPU threads; auto: one per core this process may use")
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "port to listen on; 0 picks a free one")
+    name: str | None = setting(None, "model id that clients use; auto: from the model's name")
+    max_open: int = setting(512, "most choices being generated or queued; beyond it requests are refused with 429")
+    max_body_bytes: int = setting(8 << 20, "largest request body")
+    deep_health_timeout_s: float = setting(10.0, "how long /health/deep waits for its token")
+    drain_timeout_s: float = setting(30.0, "how long running requests may go on after SIGTERM")
+
+
+@dataclass(frozen=True)
+class Settings:
+    model: str = setting("smollm2", "an alias, a .gguf file, a Hugging Face directory, or hf:org/name")
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
+    slo: Slo = field(default_factory=Slo)

@@ -1,0 +1,60 @@
+"""A fake runner, for tests and simulation: it computes nothing, but it is strict.
+
+Its cache holds token ids instead of keys and values. Each step writes the tokens it is given into their slots and the
+next token is a function of everything read back through the block table, so a scheduler that hands out a wrong, stale
+or foreign block gets wrong tokens, just as a real device would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.engine.loop import StepHandle
+from penstock.sched.plan import Sampled, Slice, StepPlan, StepResult
+
+
+def fake_token(context: Sequence[int], vocab_size: int) -> int:
+    """What the fake model says after `context`."""
+    state = 17
+    for token_id in context:
+        state = (state * 1_000_003 + token_id + 1) % 2_147_483_647
+    return state % vocab_size
+
+
+class FakeRunner:
+    def __init__(self, num_blocks: int, block_size: int, *, vocab_size: int = 1000, overlaps: bool = False) -> None:
+        self.overlaps = overlaps
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._slots: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self._newest: dict[str, int] = {}  # the last token of each sequence, as a device would keep it
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        for (_, target), content in zip(plan.copies, [list(self._slots[s]) for s, _ in plan.copies], strict=True):
+            self._slots[target] = content
+        newest = {s.request_id: self._run(s) for s in plan.slices}
+        self._newest = {request_id: token for request_id, token in newest.items() if token is not None}
+        sampled = [Sampled([token]) if token is not None else None for token in newest.values()]
+        return _Finished(StepResult(sampled))
+
+    def _run(self, planned: Slice) -> int | None:
+        tokens = list(planned.token_ids)
+        if planned.awaits_token:
+            tokens.append(self._newest[planned.request_id])
+        for position, token_id in enumerate(tokens, planned.start):
+            block, offset = divmod(position, self._block_size)
+            self._slots[planned.block_ids[block]][offset] = token_id
+        if planned.sample is None:
+            return None
+        length = planned.start + len(tokens)
+        context = [self._slots[planned.block_ids[p // self._block_size]][p % self._block_size] for p in range(length)]
+        assert all(token_id is not None for token_id in context), "a block was read before it was written"
+        return fake_token([t for t in context if t is not None], self._vocab_size)
+
+
+class _Finished:
+    def __init__(self, outcome: StepResult) -> None:
+        self._outcome = outcome
+
+    def result(self) -> StepResult:
+        return self._outcome

@@ -1,0 +1,73 @@
+"""Length-prefixed msgpack frames over a stream socket: how a server and its engine process talk.
+
+`Mailbox` is the engine's end, for a plain loop: look without waiting between steps, sleep when there is nothing to do.
+The server's end is asyncio streams in `client`, over the same `frame`.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+
+import msgspec
+
+from penstock.engine.messages import FromEngine, ToEngine
+
+_LENGTH = struct.Struct("<I")
+_SOCKET_BUFFER_BYTES = 4 << 20  # room for many steps' reports, so that a busy server does not hold the device up
+
+encoder = msgspec.msgpack.Encoder()
+
+
+def frame(message: ToEngine | FromEngine) -> bytes:
+    payload = encoder.encode(message)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class FrameReader:
+    """Cuts a byte stream into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        self._buffer += data
+        frames = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            frames.append(bytes(self._buffer[_LENGTH.size : end]))
+            del self._buffer[:end]
+        return frames
+
+
+class Disconnected(Exception):
+    """The server's end is closed: there is nobody left to work for."""
+
+
+class Mailbox:
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        self._socket = sock
+        self._reader = FrameReader()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+
+    def receive(self, *, wait: bool) -> list[ToEngine]:
+        """All the mail there is; with `wait`, sleep until there is some."""
+        messages: list[ToEngine] = []
+        while select.select([self._socket], [], [], None if wait and not messages else 0)[0]:
+            data = self._socket.recv(1 << 20)
+            if not data:
+                raise Disconnected
+            messages += map(self._decoder.decode, self._reader.feed(data))
+        return messages
+
+    def send(self, message: FromEngine) -> None:
+        try:
+            self._socket.sendall(frame(message))
+        except (BrokenPipeError, ConnectionResetError):
+            raise Disconnected from None

@@ -1,0 +1,87 @@
+"""Everything that is said between a server and its engine process. One union per direction; msgpack on the wire."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.core.request import Request, TokenEvent
+
+# -- server to engine
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Leave the loop now. What still runs is dropped: draining is the server's part."""
+
+
+ToEngine = Submit | Abort | Stop
+
+# -- engine to server
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What the engine resolved its settings to: printed at start, shown by the server."""
+
+    device: str
+    number_format: str
+    kernels: str
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    chunk_tokens: int
+    max_model_len: int
+    kv_bytes: int
+    startup_s: dict[str, float] = {}  # phase by phase
+
+
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """Where start-up is."""
+
+    phase: str
+    done: int = 0
+    total: int = 0
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    info: EngineInfo
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot start, and trying again will not help: the last message before it exits."""
+
+    code: str
+    message: str
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
+    """The engine after a step. Counters run from the engine's start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0
+    cached_blocks: int = 0
+    step_tokens: int = 0  # in the last step
+    step_sequences: int = 0
+    step_s: float = 0.0
+    budget_tokens: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    evictions: int = 0
+
+
+class StepReport(msgspec.Struct, frozen=True, tag=True):
+    events: list[TokenEvent]
+    stats: EngineStats
+
+
+FromEngine = Loading | Ready | Failed | StepReport

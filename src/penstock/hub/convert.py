@@ -1,0 +1,147 @@
+"""Any checkpoint as a Hugging Face directory, for the servers that read nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import ModelUnsupported
+from penstock.core.model_config import ModelConfig, RopeScaling
+from penstock.hub.checkpoint import Checkpoint
+from penstock.hub.safetensors_file import DType, write_safetensors
+
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+LLAMA3_FACTORS = (8.0, 32.0, 2.0, 4.0, 16.0)  # 8: Llama 3.1 and 3.3; 32: Llama 3.2
+LLAMA3_ORIGINAL_CONTEXTS = (8192, 4096, 2048)
+
+
+def convert_to_hf(
+    checkpoint: Checkpoint,
+    directory: Path,
+    *,
+    tokenizer_json: str,
+    special_tokens: Mapping[str, str],  # "bos_token", "eos_token", "unk_token", "pad_token": those there are
+    dtype: DType = "float32",
+) -> None:
+    """config.json is written last: a directory that has one is complete."""
+    config = checkpoint.config
+    config_json = hf_config(config, dtype)
+    directory.mkdir(parents=True, exist_ok=True)
+    names = sorted(checkpoint.tensor_names() - ({"lm_head.weight"} if config.tied_embeddings else set()))
+    tensors = ((name, checkpoint.tensor(name)) for name in names)
+    write_safetensors(directory / "model.safetensors", tensors, len(names), dtype)
+    (directory / "tokenizer.json").write_text(tokenizer_json)
+    tokenizer_config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.context_length,
+        "clean_up_tokenization_spaces": False,
+        **special_tokens,
+    }
+    if template := checkpoint.tokenizer_source.chat_template:
+        tokenizer_config["chat_template"] = template
+    _write_json(directory / "tokenizer_config.json", tokenizer_config)
+    _write_json(directory / "generation_config.json", _special_ids(config))
+    _write_json(directory / "config.json", config_json)
+
+
+def hf_config(config: ModelConfig, dtype: DType) -> dict[str, Any]:
+    """In the older form (`rope_theta`, `rope_scaling`, `torch_dtype`), which newer readers also understand."""
+    return {
+        "architectures": [CLASSES[config.architecture]],
+        "model_type": config.architecture,
+        "torch_dtype": dtype,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.context_length,
+        "rms_norm_eps": config.norm_eps,
+        "hidden_act": "silu",
+        "rope_theta": config.rope_theta,
+        "rope_scaling": _rope_scaling(config),
+        "tie_word_embeddings": config.tied_embeddings,
+        "attention_bias": config.attention_bias,
+        **_sliding_window(config),
+        **_special_ids(config),
+    }
+
+
+def _special_ids(config: ModelConfig) -> dict[str, Any]:
+    eos = list(config.eos_token_ids)
+    return {"bos_token_id": config.bos_token_id, "eos_token_id": eos[0] if len(eos) == 1 else eos or None}
+
+
+def _sliding_window(config: ModelConfig) -> dict[str, Any]:
+    windows = set(config.windows) - {None}
+    if len(windows) > 1:
+        raise ModelUnsupported("its layers have windows of different lengths, which config.json cannot say")
+    window = windows.pop() if windows else None
+    if config.architecture == "mistral":
+        return {"sliding_window": window}
+    if config.architecture == "llama" or window is None:
+        return {}
+    types = ["full_attention" if width is None else "sliding_attention" for width in config.windows]
+    first = types.index("sliding_attention")
+    return {"use_sliding_window": True, "sliding_window": window, "max_window_layers": first, "layer_types": types}
+
+
+def _rope_scaling(config: ModelConfig) -> dict[str, Any] | None:
+    scaling = config.rope_scaling
+    if scaling is None:
+        return None
+    if scaling.kind == "linear":
+        return {"rope_type": "linear", "factor": scaling.factor}
+    llama3 = scaling if scaling.kind == "llama3" else _recover_llama3(config, scaling.factors)
+    return {
+        "rope_type": "llama3",
+        "factor": llama3.factor,
+        "low_freq_factor": llama3.low_freq_factor,
+        "high_freq_factor": llama3.high_freq_factor,
+        "original_max_position_embeddings": llama3.original_context,
+    }
+
+
+def _recover_llama3(config: ModelConfig, factors: tuple[float, ...]) -> RopeScaling:
+    """The parameters that a GGUF's table of factors was made from. Few were ever used, so they are tried."""
+    for factor, original_context in product(LLAMA3_FACTORS, LLAMA3_ORIGINAL_CONTEXTS):
+        scaling = RopeScaling("llama3", factor=factor, original_context=original_context)
+        expected = llama3_factors(scaling, config.rope_theta, config.head_dim)
+        if len(expected) == len(factors) and np.allclose(expected, factors, rtol=1e-4):
+            return scaling
+    raise ModelUnsupported("its rope factors match no known Llama 3 scaling, so config.json cannot say them")
+
+
+def llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> tuple[float, ...]:
+    """What each frequency is divided by: nothing for short waves, `factor` for long ones, in between a blend."""
+    longest_kept = scaling.original_context / scaling.high_freq_factor
+    shortest_stretched = scaling.original_context / scaling.low_freq_factor
+    factors = []
+    for pair in range(head_dim // 2):
+        wavelength = 2 * math.pi * theta ** (2 * pair / head_dim)
+        if wavelength < longest_kept:
+            factors.append(1.0)
+        elif wavelength > shortest_stretched:
+            factors.append(scaling.factor)
+        else:
+            span = scaling.high_freq_factor - scaling.low_freq_factor
+            smooth = (scaling.original_context / wavelength - scaling.low_freq_factor) / span
+            factors.append(1 / ((1 - smooth) / scaling.factor + smooth))
+    return tuple(factors)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,54 @@
+"""How a download tells how far it is. Downloads report bytes; how they are shown is decided here."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Protocol, TextIO
+
+BAR_WIDTH = 30
+LINE_EVERY_S = 5.0  # where there is no terminal to redraw
+REDRAW_EVERY_S = 0.1
+
+
+class Progress(Protocol):
+    def __call__(self, what: str, done_bytes: int, total_bytes: int | None) -> None: ...
+
+
+def silent(what: str, done_bytes: int, total_bytes: int | None) -> None:
+    """For callers who want to hear nothing."""
+
+
+class ProgressBar:
+    """A bar that redraws itself on a terminal; now and then a plain line anywhere else (logs, CI)."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._redraws = self._stream.isatty()
+        self._what: str | None = None
+        self._shown_at_s = 0.0
+
+    def __call__(self, what: str, done_bytes: int, total_bytes: int | None) -> None:
+        now = time.monotonic()
+        is_new = what != self._what
+        is_done = done_bytes == total_bytes
+        every_s = REDRAW_EVERY_S if self._redraws else LINE_EVERY_S
+        if not (is_new or is_done or now - self._shown_at_s >= every_s):
+            return
+        self._what, self._shown_at_s = what, now
+        line = _line(what, done_bytes, total_bytes)
+        if self._redraws:
+            end = "\n" if is_done or total_bytes is None else ""
+            self._stream.write(f"\r\x1b[2K{line}{end}")
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+def _line(what: str, done_bytes: int, total_bytes: int | None) -> str:
+    if total_bytes is None:
+        return what
+    share = min(done_bytes / total_bytes, 1.0) if total_bytes else 1.0
+    filled = round(share * BAR_WIDTH)
+    bar = "#" * filled + "-" * (BAR_WIDTH - filled)
+    return f"{what} [{bar}] {share:4.0%} {done_bytes / 1e6:,.1f}/{total_bytes / 1e6:,.1f} MB"

@@ -1,0 +1,58 @@
+"""From what a user types to a checkpoint: an alias, a .gguf file, a Hugging Face directory, or hf:org/name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from penstock.core.config import nearest
+from penstock.core.errors import ModelMissing
+from penstock.hub.checkpoint import Checkpoint
+from penstock.hub.gguf import GGUFCheckpoint
+from penstock.hub.hf import HFCheckpoint
+from penstock.hub.hf_download import download_hf
+from penstock.hub.progress import Progress, silent
+from penstock.hub.pull import ALIASES, pull
+
+HF_PREFIX = "hf:"
+# org/name. No leading dots: none may lead out of the models directory, or to another path of the server.
+REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+FORMS = f"a name ({', '.join(ALIASES)}), a .gguf file, a Hugging Face directory, or hf:org/name"
+
+
+def resolve(spec: str, *, progress: Progress | None = None) -> Checkpoint:
+    """Open what `spec` names, downloading it first where it has to be. An alias wins over a file of the same name."""
+    progress = progress or silent
+    if spec in ALIASES:
+        return GGUFCheckpoint(pull(spec, progress=progress))
+    if spec.startswith(HF_PREFIX):
+        return HFCheckpoint(download_hf(_repository(spec), progress=progress))
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        return HFCheckpoint(path)
+    if path.is_file():
+        return GGUFCheckpoint(path)
+    raise ModelMissing(f"there is no model {spec!r}{_suggestion(spec)}. Give {FORMS}")
+
+
+def default_name(spec: str) -> str:
+    """The model id to serve under: smollm2, a file's stem, a directory's name, org/name."""
+    if spec in ALIASES:
+        return spec
+    if spec.startswith(HF_PREFIX):
+        return spec.removeprefix(HF_PREFIX)
+    path = Path(spec).expanduser().resolve()
+    return path.stem if path.suffix == ".gguf" else path.name
+
+
+def _repository(spec: str) -> str:
+    repository = spec.removeprefix(HF_PREFIX)
+    if not REPOSITORY.fullmatch(repository):
+        raise ModelMissing(f"{spec!r} is not of the form hf:org/name")
+    return repository
+
+
+def _suggestion(spec: str) -> str:
+    if alias := nearest(spec.lower(), ALIASES):
+        return f"; did you mean {alias!r}?"
+    return f"; did you mean 'hf:{spec}'?" if REPOSITORY.fullmatch(spec) else ""

@@ -1,0 +1,128 @@
+"""The safetensors container: a JSON header, then the tensors' bytes. It knows the file format, not what a model is.
+
+Read and written here rather than with the library because numpy has no bfloat16; its bits are the upper half of a
+float32.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
+from penstock.hub.checkpoint import FloatArray
+from penstock.hub.disk import publish
+
+DType = Literal["float32", "bfloat16", "float16"]
+CODES: dict[DType, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+STORED_AS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "F16": np.dtype("<f2")}
+HEADER_BYTES_PER_TENSOR = 256  # room kept for the header: a name, a type, two dimensions and two offsets
+COPY_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    shape: tuple[int, ...]
+    code: str
+    start: int
+    end: int
+
+
+class SafetensorsFile:
+    """A file that is open, parsed and complete. Tensors are views of the mapped file, or converted copies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise ModelMissing(f"cannot read {path}: {error.strerror}; download the model again") from None
+        except ValueError:  # an empty file cannot be mapped
+            raise ModelCorrupt(f"{path} is empty; download it again") from None
+        try:
+            self.tensors = _read_header(self._bytes)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelCorrupt(f"{path} has a damaged header ({error}); download it again") from None
+        end = max((info.end for info in self.tensors.values()), default=0)
+        if end > len(self._bytes):
+            raise ModelCorrupt(f"{path} is cut short: {len(self._bytes):,} of {end:,} bytes; download it again")
+
+    def tensor(self, name: str) -> FloatArray:
+        info = self.tensors[name]
+        dtype = STORED_AS.get(info.code)
+        if dtype is None:
+            raise ModelUnsupported(f"tensor {name} of {self.path} is {info.code}; supported: {', '.join(STORED_AS)}")
+        count = math.prod(info.shape)
+        if count * dtype.itemsize != info.end - info.start:
+            raise ModelCorrupt(f"tensor {name} of {self.path} has the wrong size; download it again")
+        stored = np.frombuffer(self._bytes, dtype, count, info.start).reshape(info.shape)
+        return _widen_bfloat16(stored) if info.code == "BF16" else stored.astype(np.float32, copy=False)
+
+
+def write_safetensors(path: Path, tensors: Iterable[tuple[str, FloatArray]], num_tensors: int, dtype: DType) -> None:
+    """One tensor in memory at a time: the header comes last, into room kept for it, padded as the format allows."""
+    room = HEADER_BYTES_PER_TENSOR * (num_tensors + 1)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    partial = path.with_name(path.name + ".part")
+    with partial.open("wb") as file:
+        file.seek(8 + room)
+        for name, values in tensors:
+            start = file.tell() - 8 - room
+            _write_values(file, values, dtype)
+            end = file.tell() - 8 - room
+            header[name] = {"dtype": CODES[dtype], "shape": list(values.shape), "data_offsets": [start, end]}
+        text = json.dumps(header).encode().ljust(room)
+        assert len(text) == room, "the header outgrew its room"
+        file.seek(0)
+        file.write(len(text).to_bytes(8, "little") + text)
+    publish(partial, path)
+
+
+def narrow_bfloat16(values: FloatArray) -> npt.NDArray[np.uint16]:
+    """Round to nearest, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    is_nan = np.isnan(values)
+    if is_nan.any():
+        rounded[is_nan] = 0x7FC0
+    return rounded
+
+
+def _widen_bfloat16(bits: npt.NDArray[Any]) -> FloatArray:
+    wide = bits.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
+
+
+def _write_values(file: BinaryIO, values: FloatArray, dtype: DType) -> None:
+    flat = np.ascontiguousarray(values).reshape(-1)
+    for start in range(0, flat.size, COPY_BYTES // 4):
+        part = flat[start : start + COPY_BYTES // 4]
+        stored = narrow_bfloat16(part) if dtype == "bfloat16" else part
+        file.write(stored.astype(STORED_AS[CODES[dtype]], copy=False).data)
+
+
+def _read_header(buffer: mmap.mmap) -> dict[str, TensorInfo]:
+    data_start = 8 + int.from_bytes(buffer[:8], "little")
+    if data_start > len(buffer):
+        raise ValueError("it runs past the end of the file")
+    header = json.loads(buffer[8:data_start])
+    header.pop("__metadata__", None)
+    return {
+        name: TensorInfo(
+            shape=tuple(entry["shape"]),
+            code=entry["dtype"],
+            start=data_start + entry["data_offsets"][0],
+            end=data_start + entry["data_offsets"][1],
+        )
+        for name, entry in header.items()
+    }

@@ -1,0 +1,148 @@
+"""A sequence's view of the cache: find a prefix, own a table of blocks, grow it, publish it, give it back.
+
+A `BlockTable` is ownership: it is released on every path, and nothing else holds references to blocks.
+"No room" is None or False; who must make room is the scheduler's decision.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.core.hashing import BlockHash, block_hash, root_hash
+from penstock.kv.pool import BlockPool
+
+
+class TokenHashes:
+    """The hash chain of a growing token list, one hash per full block."""
+
+    def __init__(self, namespace: str, block_size: int) -> None:
+        self._root = root_hash(namespace)
+        self._block_size = block_size
+        self.hashes: list[BlockHash] = []
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Bring the chain up to date with `token_ids`, which only ever grows at its end."""
+        size = self._block_size
+        while (len(self.hashes) + 1) * size <= len(token_ids):
+            index = len(self.hashes)
+            self.hashes.append(block_hash(self.parent(index), token_ids[index * size : (index + 1) * size]))
+
+    def parent(self, index: int) -> BlockHash:
+        return self.hashes[index - 1] if index else self._root
+
+
+@dataclass(frozen=True)
+class PrefixMatch:
+    """What the cache already holds of a token list."""
+
+    block_ids: tuple[int, ...] = ()  # full blocks, shared as they are
+    num_tokens: int = 0  # the partial block's included
+    partial_block: int | None = None  # shares its first tokens only: to be copied, then written (copy-on-write)
+    is_pending: bool = False  # the next block is being computed by a running sequence right now
+
+
+class BlockTable:
+    """The blocks one sequence owns, in order."""
+
+    def __init__(self, cache: KVCache, block_ids: list[int], num_published: int, awaited: Sequence[BlockHash]) -> None:
+        self.block_ids = block_ids
+        self._cache = cache
+        self._num_published = num_published
+        self._announced = list(awaited)
+
+    def grow(self, num_tokens: int) -> bool:
+        """Own enough blocks for `num_tokens` in all, or change nothing and say False."""
+        missing = self._cache.blocks_for(num_tokens) - len(self.block_ids)
+        if missing <= 0:
+            return True
+        fresh = self._cache.pool.allocate(missing)
+        if fresh is None:
+            return False
+        self.block_ids.extend(fresh)
+        return True
+
+    def publish(self, hashes: TokenHashes, token_ids: Sequence[int], num_computed: int) -> None:
+        """Make every block found whose content is complete now that `num_computed` tokens are in the cache."""
+        size = self._cache.pool.block_size
+        for index in range(self._num_published, min(num_computed // size, len(hashes.hashes))):
+            tokens = token_ids[index * size : (index + 1) * size]
+            self._cache.pool.publish(self.block_ids[index], hashes.hashes[index], hashes.parent(index), tokens)
+            self._num_published = index + 1
+
+        while self._announced and self._cache.pool.find(self._announced[0]) is not None:
+            self._cache.retract(self._announced.pop(0))
+
+    def release(self) -> None:
+        self._cache.pool.release(self.block_ids)
+        self.block_ids = []
+        for announced in self._announced:
+            self._cache.retract(announced)
+        self._announced = []
+
+
+class KVCache:
+    def __init__(self, num_blocks: int, block_size: int, *, share_prefixes: bool = True) -> None:
+        self.pool = BlockPool(num_blocks, block_size)
+        self._share_prefixes = share_prefixes
+        self._pending: Counter[BlockHash] = Counter()  # prompt blocks that running sequences are about to compute
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.pool.block_size)
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.pool.num_blocks * self.pool.block_size
+
+    @property
+    def usage(self) -> float:
+        """The share of blocks that sequences hold; what is merely cached counts as free."""
+        return 1.0 - self.pool.num_free / self.pool.num_blocks
+
+    def match(self, hashes: TokenHashes, token_ids: Sequence[int], limit: int) -> PrefixMatch:
+        """The longest cached prefix of `token_ids` of at most `limit` tokens. Takes nothing."""
+        if not self._share_prefixes:
+            return PrefixMatch()
+        pool, size = self.pool, self.pool.block_size
+        found: list[int] = []
+        for known in hashes.hashes[: limit // size]:
+            block_id = pool.find(known)
+            if block_id is None:
+                break
+            found.append(block_id)
+        index = len(found)
+        start = index * size
+        if index < len(hashes.hashes) and hashes.hashes[index] in self._pending:
+            return PrefixMatch(tuple(found), start, is_pending=True)
+        partial = pool.find_partial(hashes.parent(index), token_ids[start : min(start + size, limit)])
+        if partial is None:
+            return PrefixMatch(tuple(found), start)
+        return PrefixMatch(tuple(found), start + partial[1], partial_block=partial[0])
+
+    def acquire(
+        self, match: PrefixMatch, num_tokens: int, hashes: TokenHashes, *, reserve: int = 0
+    ) -> BlockTable | None:
+        """Own the matched blocks and fresh ones for `num_tokens` in all, leaving `reserve` blocks free; or None.
+
+        With a partial match the first fresh block is where its copy goes.
+        """
+        pool = self.pool
+        fresh = self.blocks_for(num_tokens) - len(match.block_ids)
+        revived = sum(pool.is_free(block_id) for block_id in match.block_ids)
+        if fresh + revived + reserve > pool.num_free:
+            return None
+        for block_id in match.block_ids:
+            pool.retain(block_id)
+        taken = pool.allocate(fresh)
+        assert taken is not None
+        shared = len(match.block_ids)
+        awaited = hashes.hashes[shared : self.blocks_for(num_tokens)] if self._share_prefixes else []
+        self._pending.update(awaited)
+        return BlockTable(self, [*match.block_ids, *taken], shared, awaited)
+
+    def retract(self, announced: BlockHash) -> None:
+        """Nobody need wait for this block any longer: it is published, or it will not come."""
+        self._pending[announced] -= 1
+        if self._pending[announced] <= 0:
+            del self._pending[announced]

@@ -1,0 +1,122 @@
+"""The blocks of the device's KV cache: reference counts, and a free list that is also the prefix cache.
+
+A block that nobody holds goes to the free list but keeps its content and its hash until it is handed out again, so
+whatever is free is cache. Blocks are reused from the least recently freed end; a sequence gives its blocks back last
+block first, so a prefix outlives its continuations.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.core.hashing import BlockHash
+
+
+@dataclass
+class _Block:
+    references: int = 0
+    hash: BlockHash | None = None  # set once the content is complete and can be found
+    parent: BlockHash | None = None
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass
+class PoolCounters:
+    evictions: int = 0  # cached blocks that were handed out for something else
+
+
+class BlockPool:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.counters = PoolCounters()
+        self._blocks = [_Block() for _ in range(num_blocks)]
+        self._free: OrderedDict[int, None] = OrderedDict((i, None) for i in range(num_blocks))
+        self._by_hash: dict[BlockHash, int] = {}
+        self._children: dict[BlockHash, list[int]] = {}  # parent's hash -> published blocks that follow it
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that a prefix lookup can find, held or free."""
+        return len(self._by_hash)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` blocks, each with one reference and no content; None if there is no room."""
+        if count > len(self._free):
+            return None
+        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block_id in taken:
+            self._forget(block_id)
+            self._blocks[block_id].references = 1
+        return taken
+
+    def is_free(self, block_id: int) -> bool:
+        return self._blocks[block_id].references == 0
+
+    def retain(self, block_id: int) -> None:
+        block = self._blocks[block_id]
+        if block.references == 0:
+            del self._free[block_id]
+        block.references += 1
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Give back one reference to each, last first."""
+        for block_id in reversed(block_ids):
+            block = self._blocks[block_id]
+            assert block.references > 0, f"block {block_id} released more often than it was held"
+            block.references -= 1
+            if block.references == 0:
+                self._free[block_id] = None
+                if block.hash is None:  # nothing to find in it: first to be reused
+                    self._free.move_to_end(block_id, last=False)
+
+    def publish(self, block_id: int, own: BlockHash, parent: BlockHash, token_ids: Sequence[int]) -> None:
+        """Make a complete block findable. If its content is known already, the older block stays the one found."""
+        if own in self._by_hash:
+            return
+        block = self._blocks[block_id]
+        assert block.references > 0
+        assert block.hash is None
+        block.hash, block.parent, block.token_ids = own, parent, tuple(token_ids)
+        self._by_hash[own] = block_id
+        self._children.setdefault(parent, []).append(block_id)
+
+    def find(self, block_hash: BlockHash) -> int | None:
+        return self._by_hash.get(block_hash)
+
+    def find_partial(self, parent: BlockHash, token_ids: Sequence[int]) -> tuple[int, int] | None:
+        """The published block after `parent` that agrees with `token_ids` longest: (block, tokens in common)."""
+        best: tuple[int, int] | None = None
+        for block_id in self._children.get(parent, ())[-_PARTIAL_CANDIDATES:]:
+            common = _common_prefix(self._blocks[block_id].token_ids, token_ids)
+            if common > (best[1] if best else 0):
+                best = (block_id, common)
+        return best
+
+    def _forget(self, block_id: int) -> None:
+        block = self._blocks[block_id]
+        if block.hash is None or block.parent is None:
+            return
+        self.counters.evictions += 1
+        del self._by_hash[block.hash]
+        siblings = self._children[block.parent]
+        siblings.remove(block_id)
+        if not siblings:
+            del self._children[block.parent]
+        self._blocks[block_id] = _Block()
+
+
+_PARTIAL_CANDIDATES = 8  # a popular prefix may have thousands of continuations; look at the newest few
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))

@@ -1,0 +1,13 @@
+"""The families of models, by the name their config carries. A new one is a file here and a line below."""
+
+from __future__ import annotations
+
+from penstock.model.families import llama, qwen2, qwen3
+from penstock.model.layers import Family
+
+FAMILIES: dict[str, Family] = {
+    "llama": llama.load,
+    "mistral": llama.load,  # how far back its layers see is in its config
+    "qwen2": qwen2.load,
+    "qwen3": qwen3.load,
+}

@@ -1,0 +1,23 @@
+"""Qwen3 (dense): each head of q and k is normed before it is rotated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.model.layers import Attention, DecoderLayer, attention_spec, decoder_of
+from penstock.model.ops import Rope
+from penstock.model.weights import Weights
+
+
+def layer(weights: Weights, rope: Rope, index: int) -> DecoderLayer:
+    config, inner = weights.config, weights.at("self_attn")
+    spec = replace(
+        attention_spec(config, index),
+        q_norm=inner.vector("q_norm.weight", config.head_dim),
+        k_norm=inner.vector("k_norm.weight", config.head_dim),
+        norm_eps=config.norm_eps,
+    )
+    return DecoderLayer.load(weights, Attention.load(inner, spec, rope, qkv_bias=config.attention_bias))
+
+
+load = decoder_of(layer)

@@ -1,0 +1,188 @@
+"""The layers that the families share: attention, feed-forward, and the decoder around them.
+
+Each is plain data that can be called, built by its `load` from the weights below one prefix. A family that
+needs another kind of layer brings its own; nothing here is switched by a family's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.core.model_config import ModelConfig
+from penstock.model.batch import Batch
+from penstock.model.ops import AttentionSpec, LayerKV, Linear, Ops, Rope
+from penstock.model.rope import rope_tables
+from penstock.model.weights import Weights
+
+# Threads that load layers: dequantizing one overlaps packing another. Each costs a layer's float32 memory meanwhile.
+LOADERS = 2
+
+Progress = Callable[[int, int], None]  # (layers loaded, layers in all)
+
+
+class CausalLM(Protocol):
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def __call__(self, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
+        """Run one step: the cache is extended by the batch's tokens; float32 logits [rows, vocab] of its logit rows."""
+
+
+class Layer(Protocol):
+    def __call__(self, delta: Tensor, residual: Tensor, kv: LayerKV, batch: Batch) -> Tensor:
+        """`delta` is the layer before's output, not yet added to `residual`; so is what is returned."""
+
+
+LayerLoader = Callable[[Weights, Rope, int], Layer]
+Family = Callable[[Weights, Progress], CausalLM]
+
+
+def attention_spec(config: ModelConfig, layer: int) -> AttentionSpec:
+    return AttentionSpec(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        scale=config.head_dim**-0.5,
+        window=config.window(layer),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    ops: Ops
+    qkv: Linear
+    output: Linear
+    spec: AttentionSpec
+    rope: Rope
+
+    @classmethod
+    def load(cls, weights: Weights, spec: AttentionSpec, rope: Rope, *, qkv_bias: bool = False) -> Attention:
+        config = weights.config
+        q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        return cls(
+            ops=weights.ops,
+            qkv=weights.linear(
+                {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, config.hidden_size, bias=qkv_bias
+            ),
+            output=weights.linear({"o_proj": config.hidden_size}, q_size, bias=config.output_bias),
+            spec=spec,
+            rope=rope,
+        )
+
+    def __call__(self, x: Tensor, kv: LayerKV, batch: Batch) -> Tensor:
+        return self.output(self.ops.attention(self.qkv(x), self.spec, self.rope, kv, batch))
+
+
+@dataclass(frozen=True, slots=True)
+class MLP:
+    ops: Ops
+    gate_up: Linear
+    down: Linear
+
+    @classmethod
+    def load(cls, weights: Weights) -> MLP:
+        hidden, ffn = weights.config.hidden_size, weights.config.intermediate_size
+        return cls(
+            ops=weights.ops,
+            gate_up=weights.linear({"gate_proj": ffn, "up_proj": ffn}, hidden),
+            down=weights.linear({"down_proj": hidden}, ffn),
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.ops.silu_mul(self.gate_up(x)))
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    ops: Ops
+    attention_norm: Tensor
+    attention: Attention
+    mlp_norm: Tensor
+    mlp: MLP
+    eps: float
+
+    @classmethod
+    def load(cls, weights: Weights, attention: Attention) -> DecoderLayer:
+        config = weights.config
+        return cls(
+            ops=weights.ops,
+            attention_norm=weights.vector("input_layernorm.weight", config.hidden_size),
+            attention=attention,
+            mlp_norm=weights.vector("post_attention_layernorm.weight", config.hidden_size),
+            mlp=MLP.load(weights.at("mlp")),
+            eps=config.norm_eps,
+        )
+
+    def __call__(self, delta: Tensor, residual: Tensor, kv: LayerKV, batch: Batch) -> Tensor:
+        x = self.ops.add_rms_norm(delta, residual, self.attention_norm, self.eps)
+        delta = self.attention(x, kv, batch)
+        x = self.ops.add_rms_norm(delta, residual, self.mlp_norm, self.eps)
+        return self.mlp(x)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    config: ModelConfig
+    ops: Ops
+    embedding: Linear
+    layers: list[Layer]
+    norm: Tensor
+    head: Linear
+
+    @classmethod
+    def load(cls, weights: Weights, load_layer: LayerLoader, progress: Progress) -> Decoder:
+        config = weights.config
+        embedding, head = _embedding_and_head(weights)
+        return cls(
+            config=config,
+            ops=weights.ops,
+            embedding=embedding,
+            layers=_load_layers(weights, load_layer, progress),
+            norm=weights.vector("model.norm.weight", config.hidden_size),
+            head=head,
+        )
+
+    def __call__(self, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
+        delta = self.embedding(batch.token_ids)  # [tokens, hidden]
+        residual = torch.zeros_like(delta)  # the first norm adds the embedding: every layer is alike
+        for layer, layer_kv in zip(self.layers, kv, strict=True):
+            delta = layer(delta, residual, layer_kv, batch)
+        rows = batch.logit_rows
+        x = self.ops.add_rms_norm(delta[rows], residual[rows], self.norm, self.config.norm_eps)
+        return self.head(x).float()  # [rows, vocab]
+
+
+def decoder_of(load_layer: LayerLoader) -> Family:
+    """The family whose models are a plain decoder of such layers."""
+
+    def load(weights: Weights, progress: Progress) -> CausalLM:
+        return Decoder.load(weights, load_layer, progress)
+
+    return load
+
+
+def _embedding_and_head(weights: Weights) -> tuple[Linear, Linear]:
+    vocab, hidden = weights.config.vocab_size, weights.config.hidden_size
+    table = weights.tensor("model.embed_tokens.weight", vocab, hidden)
+    if weights.config.tied_embeddings:
+        return weights.ops.tied(table)
+    embedding = weights.ops.embedding(table)
+    del table  # before the head is read: the two are the largest tensors there are
+    return embedding, weights.linear({"lm_head": vocab}, hidden)
+
+
+def _load_layers(weights: Weights, load_layer: LayerLoader, progress: Progress) -> list[Layer]:
+    num_layers = weights.config.num_layers
+    rope = rope_tables(weights.config, weights.ops.device)
+    layers = []
+    with ThreadPoolExecutor(LOADERS, thread_name_prefix="load-layer") as pool:
+        for layer in pool.map(lambda i: load_layer(weights.at(f"model.layers.{i}"), rope, i), range(num_layers)):
+            layers.append(layer)
+            progress(len(layers), num_layers)
+    return layers

@@ -1,0 +1,28 @@
+"""From a checkpoint to a model that runs. Which file format it came from is the hub's affair."""
+
+from __future__ import annotations
+
+from penstock.core.errors import ModelUnsupported
+from penstock.core.model_config import ModelConfig
+from penstock.hub.checkpoint import Checkpoint
+from penstock.model.families import FAMILIES
+from penstock.model.layers import CausalLM, Progress
+from penstock.model.ops import Ops
+from penstock.model.random_weights import RandomCheckpoint
+from penstock.model.weights import Weights
+
+
+def load_model(checkpoint: Checkpoint, ops: Ops, *, progress: Progress | None = None) -> CausalLM:
+    """Layer by layer, so that memory peaks a few layers above the packed size; `progress` is told after each."""
+    architecture = checkpoint.config.architecture
+    family = FAMILIES.get(architecture)
+    if family is None:
+        known = ", ".join(sorted(FAMILIES))
+        raise ModelUnsupported(f"architecture '{architecture}' is not supported; those that are: {known}")
+    weights = Weights(checkpoint, ops, checkpoint.tensor_names())
+    return family(weights, progress or (lambda done, total: None))
+
+
+def random_model(config: ModelConfig, ops: Ops, seed: int = 0) -> CausalLM:
+    """A model of this shape that says nothing sensible, for benches and tests."""
+    return load_model(RandomCheckpoint(config, seed), ops)

@@ -1,0 +1,178 @@
+/* y = x W^T + bias, with W in panels. Who computes which part is decided here; the arithmetic is product.c's. */
+#include "pool.h"
+#include "product.h"
+
+#define CHUNK_BYTES (64 << 10) /* of weights: long enough to stream, short enough to share out */
+#define BLOCK_TILES 8 /* row tiles that a thread carries past each panel, while the rows stay in its cache */
+
+struct linear {
+    const struct arithmetic *arithmetic;
+    const char *panels; /* [n / 16] panels */
+    const float *bias; /* [n], or NULL */
+    int n, k;
+};
+
+struct job {
+    const struct linear *linear;
+    const char *x; /* rows in the arithmetic's form */
+    size_t x_stride;
+    float *y;
+    int m;
+    int num_tiles; /* the rows are cut in tiles of nearly equal height */
+    int groups; /* of MOST_PANELS panels */
+    int groups_per_chunk, column_chunks;
+};
+
+static int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+static void tile_of_columns(const struct job *job, int group, int row, int rows)
+{
+    const struct linear *l = job->linear;
+    size_t bytes = panel_bytes(l->arithmetic, l->k);
+    int column = group * MOST_PANELS * PANEL;
+    int depth = ceil_div(l->k, l->arithmetic->step);
+    const char *panels[MOST_PANELS];
+    int count = ceil_div(l->n - column < MOST_PANELS * PANEL ? l->n - column : MOST_PANELS * PANEL, PANEL);
+    for (int p = 0; p < count; p++) panels[p] = l->panels + (size_t)(group * MOST_PANELS + p) * bytes;
+    struct product t = {job->x + row * job->x_stride, job->x_stride, panels, 1, depth, depth,
+                        job->y + (size_t)row * l->n + column, (size_t)l->n, l->bias ? l->bias + column : NULL};
+    if (column + count * PANEL <= l->n) {
+        l->arithmetic->kernels[rows][count](&t);
+        return;
+    }
+    float y[MOST_ROWS * MOST_PANELS * PANEL], bias[MOST_PANELS * PANEL] = {0}; /* the last columns, then some */
+    int width = l->n - column;
+    if (l->bias) t.bias = memcpy(bias, t.bias, 4 * (size_t)width);
+    t.y = y;
+    t.y_stride = MOST_PANELS * PANEL;
+    l->arithmetic->kernels[rows][count](&t);
+    for (int r = 0; r < rows; r++)
+        memcpy(job->y + (size_t)(row + r) * l->n + column, y + r * t.y_stride, 4 * (size_t)width);
+}
+
+static void linear_chunk(void *argument, int chunk, int thread)
+{
+    (void)thread;
+    const struct job *job = argument;
+    int first_tile = chunk / job->column_chunks * BLOCK_TILES;
+    int end_tile = first_tile + BLOCK_TILES < job->num_tiles ? first_tile + BLOCK_TILES : job->num_tiles;
+    int group = chunk % job->column_chunks * job->groups_per_chunk;
+    int end_group = group + job->groups_per_chunk < job->groups ? group + job->groups_per_chunk : job->groups;
+    for (; group < end_group; group++)
+        for (int tile = first_tile; tile < end_tile; tile++) {
+            int row = (int)((int64_t)tile * job->m / job->num_tiles);
+            int end_row = (int)((int64_t)(tile + 1) * job->m / job->num_tiles);
+            tile_of_columns(job, group, row, end_row - row);
+        }
+}
+
+struct conversion {
+    const struct arithmetic *arithmetic;
+    const float *from;
+    char *to;
+    size_t stride;
+    int m, k, rows_per_chunk;
+};
+
+static void convert_chunk(void *argument, int chunk, int thread)
+{
+    (void)thread;
+    const struct conversion *c = argument;
+    int row = chunk * c->rows_per_chunk;
+    int end = row + c->rows_per_chunk < c->m ? row + c->rows_per_chunk : c->m;
+    for (; row < end; row++) {
+        char *to = c->to + row * c->stride;
+        c->arithmetic->convert(c->from + (size_t)row * c->k, to, c->k);
+        if (c->k % c->arithmetic->step) memset(to + (size_t)c->k * c->arithmetic->row_bytes, 0, 4);
+    }
+}
+
+/* Rows as the kernels read them: converted where the arithmetic wants it, and never a multiple of 1 KiB apart, since
+ * then a tile's rows fall into the same few sets of the first-level cache. */
+static void prepare_rows(struct pool *pool, const struct linear *l, const float *x, int m, struct job *job)
+{
+    const struct arithmetic *a = l->arithmetic;
+    job->x = (const char *)x;
+    job->x_stride = (size_t)l->k * 4;
+    if (a->row_bytes == 4 && l->k % a->step == 0 && (m == 1 || l->k % 256)) return;
+    size_t stride = ((size_t)l->k * a->row_bytes + 127) / 64 * 64;
+    struct conversion c = {a, x, NULL, stride + (stride % 1024 ? 0 : 64), m, l->k, 1 + (16 << 10) / l->k};
+    c.to = pool_scratch(pool, SCRATCH_ROWS, m * c.stride);
+    pool_run(pool, ceil_div(m, c.rows_per_chunk), convert_chunk, &c);
+    job->x = c.to;
+    job->x_stride = c.stride;
+}
+
+void linear_run(struct pool *pool, const struct linear *l, const float *x, float *y, int m)
+{
+    struct job job = {.linear = l, .y = y, .m = m};
+    prepare_rows(pool, l, x, m, &job);
+    job.num_tiles = ceil_div(m, MOST_ROWS);
+    job.groups = ceil_div(l->n, MOST_PANELS * PANEL);
+    size_t group_bytes = MOST_PANELS * panel_bytes(l->arithmetic, l->k);
+    job.groups_per_chunk = 1 + (int)(CHUNK_BYTES / group_bytes);
+    int fair = job.groups / (4 * pool_threads(pool)); /* leave everybody a few turns */
+    if (job.groups_per_chunk > fair) job.groups_per_chunk = fair ? fair : 1;
+    job.column_chunks = ceil_div(job.groups, job.groups_per_chunk);
+    pool_run(pool, job.column_chunks * ceil_div(job.num_tiles, BLOCK_TILES), linear_chunk, &job);
+}
+
+struct packing {
+    const struct linear *linear;
+    const float *weight;
+};
+
+static void pack_panel(void *argument, int panel, int thread)
+{
+    (void)thread;
+    const struct packing *p = argument;
+    const struct linear *l = p->linear;
+    const struct arithmetic *a = l->arithmetic;
+    char *to = (char *)l->panels + panel * panel_bytes(a, l->k);
+    memset(to, 0, panel_bytes(a, l->k));
+    for (int column = 0; column < PANEL && panel * PANEL + column < l->n; column++) {
+        const float *from = p->weight + (size_t)(panel * PANEL + column) * l->k;
+        for (int k = 0; k < l->k; k++) panel_put(a, to, panel_offset(a, k, column, PANEL), from[k]);
+    }
+}
+
+size_t linear_bytes(int arithmetic, int n, int k)
+{
+    return ceil_div(n, PANEL) * panel_bytes(arithmetic_at(arithmetic), k);
+}
+
+/* Describe a linear layer in `l` (its memory and `panels`' are the caller's) and fill the panels from [n, k]. */
+void linear_pack(struct pool *pool, struct linear *l, int arithmetic, char *panels, const float *weight,
+                 const float *bias, int n, int k)
+{
+    *l = (struct linear){arithmetic_at(arithmetic), panels, bias, n, k};
+    struct packing p = {l, weight};
+    pool_run(pool, ceil_div(n, PANEL), pack_panel, &p);
+}
+
+size_t linear_struct_bytes(void) { return sizeof(struct linear); }
+
+struct lookup {
+    const struct linear *linear;
+    const int32_t *ids;
+    float *out;
+};
+
+static void look_up(void *argument, int row, int thread)
+{
+    (void)thread;
+    const struct lookup *u = argument;
+    const struct linear *l = u->linear;
+    const struct arithmetic *a = l->arithmetic;
+    int id = u->ids[row];
+    const char *panel = l->panels + (size_t)(id / PANEL) * panel_bytes(a, l->k);
+    float *out = u->out + (size_t)row * l->k;
+    for (int k = 0; k < l->k; k++) out[k] = panel_get(a, panel, panel_offset(a, k, id % PANEL, PANEL));
+}
+
+/* Rows of W by number: the embedding, when it is the same table as the head. */
+void linear_lookup(struct pool *pool, const struct linear *l, const int32_t *ids, float *out, int m)
+{
+    struct lookup u = {l, ids, out};
+    pool_run(pool, m, look_up, &u);
+}

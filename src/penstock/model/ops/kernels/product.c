@@ -1,0 +1,147 @@
+#include "product.h"
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+/* Rows in threes, so that two registers address each three: base, base + stride, base + 2 * stride. */
+#define ROW_GROUPS ((MOST_ROWS + 2) / 3)
+#define ROW(type, r) ((const type *)(base[(r) / 3] + (r) % 3 * t->x_stride))
+
+#define FOR_ROWS UNROLL for (int r = 0; r < rows; r++)
+#define FOR_VECTORS UNROLL for (int v = 0; v < panels * LANES; v++)
+
+INLINE void write_out(const struct product *t, vf acc[MOST_ROWS][MOST_PANELS * LANES], const int rows, const int panels)
+{
+    FOR_ROWS FOR_VECTORS
+    {
+        vf sum = acc[r][v];
+        if (t->bias) sum += load(t->bias + v * VL);
+        store(t->y + r * t->y_stride + v * VL, sum);
+    }
+}
+
+/* The loop over segments and steps around one step's arithmetic; `step_bytes` is what a row advances in one step. */
+#define PRODUCT(step_bytes, STEP)                                                                  \
+    vf acc[MOST_ROWS][MOST_PANELS * LANES];                                                        \
+    FOR_ROWS FOR_VECTORS acc[r][v] = splat(0.0f);                                                  \
+    const char *base[ROW_GROUPS];                                                                  \
+    UNROLL for (int g = 0; g < (rows + 2) / 3; g++) base[g] = (const char *)t->x + 3 * g * t->x_stride; \
+    for (int s = 0; s < t->segments; s++) {                                                        \
+        const char *w[MOST_PANELS];                                                                \
+        UNROLL for (int p = 0; p < panels; p++) w[p] = t->panels[s * panels + p];                  \
+        int depth = s + 1 < t->segments ? t->depth : t->last_depth;                                \
+        for (int k = 0; k < depth; k++) {                                                          \
+            STEP                                                                                   \
+            UNROLL for (int p = 0; p < panels; p++) w[p] += 4 * PANEL;                             \
+            UNROLL for (int g = 0; g < (rows + 2) / 3; g++) base[g] += step_bytes;                 \
+        }                                                                                          \
+    }                                                                                              \
+    write_out(t, acc, rows, panels);
+
+#define WEIGHTS(type, v) (*(const type *)(w[(v) / LANES] + (v) % LANES * sizeof(type)))
+
+INLINE void product_float32(const struct product *t, const int rows, const int panels)
+{
+    PRODUCT(4, {
+        vf b[MOST_PANELS * LANES];
+        FOR_VECTORS b[v] = WEIGHTS(vf, v);
+        FOR_ROWS
+        {
+            vf a = splat(*ROW(float, r));
+            FOR_VECTORS acc[r][v] += a * b[v];
+        }
+    })
+}
+
+/* Weights are bfloat16, widened exactly; rows and sums are float32. */
+INLINE void product_bfloat16(const struct product *t, const int rows, const int panels)
+{
+    PRODUCT(8, {
+        vf even[MOST_PANELS * LANES];
+        vf odd[MOST_PANELS * LANES];
+        FOR_VECTORS even[v] = (vf)(WEIGHTS(vu, v) << 16);
+        FOR_VECTORS odd[v] = (vf)(WEIGHTS(vu, v) & 0xffff0000u);
+        FOR_ROWS
+        {
+            vf a = splat(ROW(float, r)[0]);
+            FOR_VECTORS acc[r][v] += a * even[v];
+            a = splat(ROW(float, r)[1]);
+            FOR_VECTORS acc[r][v] += a * odd[v];
+        }
+    })
+}
+
+#if defined(__AVX512BF16__)
+/* Rows are rounded to bfloat16 too; the instruction multiplies pairs and adds them to a float32 sum. */
+INLINE void product_bfloat16_dot(const struct product *t, const int rows, const int panels)
+{
+    PRODUCT(4, {
+        __m512bh b[MOST_PANELS * LANES];
+        FOR_VECTORS b[v] = (__m512bh)_mm512_loadu_si512(w[v]);
+        FOR_ROWS
+        {
+            __m512bh a = (__m512bh)_mm512_set1_epi32(*ROW(int, r));
+            FOR_VECTORS acc[r][v] = (vf)_mm512_dpbf16_ps((__m512)acc[r][v], a, b[v]);
+        }
+    })
+}
+#endif
+
+static void convert_float32(const float *from, void *to, int count) { memcpy(to, from, 4 * (size_t)count); }
+
+static void convert_bfloat16(const float *from, void *to, int count)
+{
+    uint16_t *out = to;
+    for (int i = 0; i < count; i++) out[i] = to_bf16(from[i]);
+}
+
+#define VARIANT(name, rows, panels) \
+    static void name##_##rows##_##panels(const struct product *t) { product_##name(t, rows, panels); }
+
+#if VL == 16
+#define FOR_PANELS(X, name, rows) X(name, rows, 1) X(name, rows, 2)
+#else
+#define FOR_PANELS(X, name, rows) X(name, rows, 1)
+#endif
+
+#define FOR_3(X, name) FOR_PANELS(X, name, 1) FOR_PANELS(X, name, 2) FOR_PANELS(X, name, 3)
+#if MOST_ROWS >= 6
+#define FOR_6(X, name) FOR_3(X, name) FOR_PANELS(X, name, 4) FOR_PANELS(X, name, 5) FOR_PANELS(X, name, 6)
+#else
+#define FOR_6(X, name) FOR_3(X, name)
+#endif
+#if MOST_ROWS >= 12
+#define FOR_VARIANTS(X, name)                                                                             \
+    FOR_6(X, name) FOR_PANELS(X, name, 7) FOR_PANELS(X, name, 8) FOR_PANELS(X, name, 9) FOR_PANELS(X, name, 10) \
+    FOR_PANELS(X, name, 11) FOR_PANELS(X, name, 12)
+#else
+#define FOR_VARIANTS(X, name) FOR_6(X, name)
+#endif
+
+#define ENTRY(name, rows, panels) .kernels[rows][panels] = name##_##rows##_##panels,
+
+FOR_VARIANTS(VARIANT, float32)
+static const struct arithmetic float32 = {1, 4, 4, convert_float32, FOR_VARIANTS(ENTRY, float32)};
+
+FOR_VARIANTS(VARIANT, bfloat16)
+static const struct arithmetic bfloat16 = {2, 2, 4, convert_float32, FOR_VARIANTS(ENTRY, bfloat16)};
+
+#if defined(__AVX512BF16__)
+FOR_VARIANTS(VARIANT, bfloat16_dot)
+static const struct arithmetic bfloat16_dot = {2, 2, 2, convert_bfloat16, FOR_VARIANTS(ENTRY, bfloat16_dot)};
+#endif
+
+const struct arithmetic *arithmetic_at(int index)
+{
+    static const struct arithmetic *const all[] = {
+        &float32,
+        &bfloat16,
+#if defined(__AVX512BF16__)
+        &bfloat16_dot,
+#endif
+    };
+    return index < (int)(sizeof all / sizeof *all) ? all[index] : NULL;
+}

@@ -1,0 +1,96 @@
+/* What is done to each row alone: norms and SwiGLU. */
+#include "pool.h"
+#include "vector.h"
+
+#include <math.h>
+
+#define CHUNK_VALUES (8 << 10) /* below this, another thread costs more than it helps */
+
+struct rows {
+    const float *x;
+    float *residual; /* or NULL */
+    const float *weight;
+    float *out;
+    float eps;
+    int m, n, rows_per_chunk;
+};
+
+static void run_rows(struct pool *pool, struct rows *j, task run)
+{
+    j->rows_per_chunk = 1 + CHUNK_VALUES / j->n;
+    pool_run(pool, (j->m + j->rows_per_chunk - 1) / j->rows_per_chunk, run, j);
+}
+
+INLINE int end_of(const struct rows *j, int chunk)
+{
+    int end = (chunk + 1) * j->rows_per_chunk;
+    return end < j->m ? end : j->m;
+}
+
+static void norm_row(const float *x, float *residual, const float *weight, float *out, int n, float eps)
+{
+    vf squares = splat(0.0f);
+    float rest = 0.0f;
+    int i = 0;
+    for (; i + VL <= n; i += VL) {
+        vf v = load(x + i);
+        if (residual) {
+            v += load(residual + i);
+            store(residual + i, v);
+        }
+        squares += v * v;
+    }
+    for (; i < n; i++) {
+        float v = x[i];
+        if (residual) v = residual[i] += v;
+        rest += v * v;
+    }
+    const float *from = residual ? residual : x;
+    float scale = 1.0f / sqrtf((sum_of(squares) + rest) / (float)n + eps);
+    for (i = 0; i + VL <= n; i += VL) store(out + i, load(from + i) * scale * load(weight + i));
+    for (; i < n; i++) out[i] = from[i] * scale * weight[i];
+}
+
+static void norm_chunk(void *argument, int chunk, int thread)
+{
+    (void)thread;
+    const struct rows *j = argument;
+    for (int r = chunk * j->rows_per_chunk; r < end_of(j, chunk); r++) {
+        size_t at = (size_t)r * j->n;
+        norm_row(j->x + at, j->residual ? j->residual + at : NULL, j->weight, j->out + at, j->n, j->eps);
+    }
+}
+
+void rms_norm(struct pool *pool, const float *x, float *residual, const float *weight, float *out, int m, int n,
+              float eps)
+{
+    struct rows j = {x, residual, weight, out, eps, m, n, 0};
+    run_rows(pool, &j, norm_chunk);
+}
+
+static void silu_row(const float *gate, const float *up, float *out, int n)
+{
+    int i = 0;
+    for (; i + VL <= n; i += VL) {
+        vf g = load(gate + i);
+        store(out + i, g / (1.0f + vexp(-g)) * load(up + i));
+    }
+    for (; i < n; i++) out[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+}
+
+static void silu_chunk(void *argument, int chunk, int thread)
+{
+    (void)thread;
+    const struct rows *j = argument;
+    for (int r = chunk * j->rows_per_chunk; r < end_of(j, chunk); r++) {
+        const float *gate = j->x + (size_t)r * 2 * j->n;
+        silu_row(gate, gate + j->n, j->out + (size_t)r * j->n, j->n);
+    }
+}
+
+/* [m, 2n], gate first -> silu(gate) * up, [m, n] */
+void silu_mul(struct pool *pool, const float *x, float *out, int m, int n)
+{
+    struct rows j = {.x = x, .out = out, .m = m, .n = n};
+    run_rows(pool, &j, silu_chunk);
+}

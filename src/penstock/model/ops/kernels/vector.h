@@ -1,0 +1,84 @@
+/* Vectors of float as wide as the machine's registers, and the few things done to them.
+ *
+ * GCC vector extensions, so one text serves AVX-512, AVX2, NEON and plain SSE. Every operation here is the same
+ * instruction sequence wherever it is inlined: results must not depend on which kernel variant computed them. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define VL 16
+#elif defined(__AVX__)
+#define VL 8
+#else
+#define VL 4
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define PANEL 16            /* columns of a panel, positions of a key tile */
+#define LANES (PANEL / VL)  /* registers that one row of a panel fills */
+
+typedef float vf __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+typedef uint32_t vu __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+typedef int32_t vi __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+typedef uint16_t vh __attribute__((vector_size(2 * VL), aligned(2), may_alias));
+
+INLINE vf load(const float *p) { return *(const vf *)p; }
+INLINE void store(float *p, vf v) { *(vf *)p = v; }
+INLINE vf splat(float x) { return x - (vf){}; }
+INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
+INLINE vf vmax(vf a, vf b) { return choose(a > b, a, b); }
+
+INLINE float sum_of(vf v)
+{
+    float total = v[0];
+    for (int i = 1; i < VL; i++) total += v[i];
+    return total;
+}
+
+INLINE float max_of(vf v)
+{
+    float most = v[0];
+    for (int i = 1; i < VL; i++) most = v[i] > most ? v[i] : most;
+    return most;
+}
+
+/* e to the x, within about one unit in the last place; exactly 0 below -87.3, so that a masked score weighs nothing. */
+INLINE vf vexp(vf x)
+{
+    const float round_to_int = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest integer in the low bits */
+    vf clamped = choose(x > 88.0f, splat(88.0f), x);
+    vf shifted = clamped * 1.44269504f + round_to_int;
+    vf n = shifted - round_to_int;
+    vf r = clamped - n * 0.693145752f; /* ln 2 in two parts */
+    r = r - n * 1.42860677e-6f;
+    vf p = splat(1.0f / 5040.0f);
+    p = p * r + 1.0f / 720.0f;
+    p = p * r + 1.0f / 120.0f;
+    p = p * r + 1.0f / 24.0f;
+    p = p * r + 1.0f / 6.0f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    vi power = (vi)shifted << 23; /* the integer, moved to where the exponent is */
+    return choose(x < -87.3f, splat(0.0f), (vf)((vi)p + power));
+}
+
+INLINE float from_bf16(uint16_t half)
+{
+    uint32_t bits = (uint32_t)half << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+/* Round to nearest even; a NaN stays one. */
+INLINE uint16_t to_bf16(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}

@@ -1,0 +1,151 @@
+"""The operations in plain torch: the readable truth that kernels are compared with, and the fallback without them.
+
+Runs on any device in float32, bfloat16 or float16. Norms and rotations are computed in float32, like Hugging Face's.
+The cache of a layer is [num_blocks, block_size, kv_heads, head_dim].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.model.batch import Batch
+from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Linear, Rope
+
+
+class ReferenceOps:
+    def __init__(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+        self.device = torch.device(device)
+        self.weight_dtype = dtype
+        self.activation_dtype = dtype
+        self._layout: BatchLayout | None = None  # of the newest batch: every layer of a step asks for the same one
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return partial(F.linear, weight=self._store(weight), bias=None if bias is None else self._store(bias))
+
+    def embedding(self, table: Tensor) -> Linear:
+        return partial(F.embedding, weight=self._store(table))
+
+    def tied(self, table: Tensor) -> tuple[Linear, Linear]:
+        stored = self._store(table)
+        return partial(F.embedding, weight=stored), partial(F.linear, weight=stored)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return weight * wide.to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        residual += x
+        return self.rms_norm(residual, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
+        def zeros() -> Tensor:
+            # Not `empty`: a masked slot still meets a weight of zero, and zero times a stray NaN is NaN.
+            size = (shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+            return torch.zeros(size, dtype=self.weight_dtype, device=self.device)
+
+        return [LayerKV(zeros(), zeros(), shape.block_size) for _ in range(shape.num_layers)]
+
+    def attention(self, qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> Tensor:
+        layout = self._layout_of(batch, kv.block_size)
+        heads = qkv.view(batch.num_tokens, -1, spec.head_dim)  # [tokens, heads, dim]
+        q, k, v = heads.split_with_sizes([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
+        if spec.q_norm is not None:
+            q = self.rms_norm(q, spec.q_norm, spec.norm_eps)
+        if spec.k_norm is not None:
+            k = self.rms_norm(k, spec.k_norm, spec.norm_eps)
+        q, k = rotate(q, rope, batch.positions), rotate(k, rope, batch.positions)
+
+        kv.keys[layout.blocks, layout.offsets] = k
+        kv.values[layout.blocks, layout.offsets] = v
+        out = torch.empty_like(q)
+        for group in layout.groups:
+            out[group.rows] = F.scaled_dot_product_attention(
+                q[group.rows].transpose(1, 2),  # [sequences, heads, queries, dim]
+                kv.keys[group.blocks].flatten(1, 2).transpose(1, 2),  # [sequences, kv_heads, context, dim]
+                kv.values[group.blocks].flatten(1, 2).transpose(1, 2),
+                attn_mask=group.mask(spec.window),
+                scale=spec.scale,
+                enable_gqa=True,
+            ).transpose(1, 2)
+        return out.flatten(1)
+
+    def copy_blocks(self, kv: list[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
+        sources, destinations = torch.tensor(pairs, dtype=torch.int64, device=self.device).view(-1, 2).unbind(1)
+        for layer in kv:
+            for cache in (layer.keys, layer.values):
+                cache[destinations] = cache[sources]
+
+    def _store(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, self.weight_dtype)
+
+    def _layout_of(self, batch: Batch, block_size: int) -> BatchLayout:
+        layout = self._layout
+        if layout is None or layout.batch is not batch or layout.block_size != block_size:
+            layout = self._layout = BatchLayout(batch, block_size)
+        return layout
+
+
+def rotate(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
+    """Turn each head of x [tokens, heads, dim]; dimension i is paired with i + dim / 2."""
+    cos, sin = rope.cos[positions].unsqueeze(1), rope.sin[positions].unsqueeze(1)  # [tokens, 1, dim / 2]
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+class BatchLayout:
+    """Where one batch's tokens live in the cache, and which of its sequences can be attended together."""
+
+    def __init__(self, batch: Batch, block_size: int) -> None:
+        self.batch = batch
+        self.block_size = block_size
+        query_lens = batch.query_starts.diff()
+        sequences = torch.repeat_interleave(query_lens, output_size=batch.num_tokens)  # of each token
+        self.blocks = batch.block_tables[sequences, batch.positions // block_size]  # [tokens]
+        self.offsets = batch.positions % block_size  # [tokens]
+
+        # Sequences that bring equally many tokens are one padded call: all decodes together, most chunks alone.
+        members: dict[int, list[int]] = {}
+        for sequence, query_len in enumerate(query_lens.tolist()):
+            members.setdefault(query_len, []).append(sequence)
+        self.groups = [Group.of(batch, block_size, query_len, found) for query_len, found in members.items()]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sequences of one batch with equally many tokens in it, padded to the longest context among them."""
+
+    rows: Tensor  # [sequences, queries]: rows of the batch
+    positions: Tensor  # [sequences, queries]
+    blocks: Tensor  # [sequences, blocks]
+    context_len: int  # slots in those blocks
+    masks: dict[int | None, Tensor]  # by window; filled as layers ask
+
+    @classmethod
+    def of(cls, batch: Batch, block_size: int, query_len: int, sequences: list[int]) -> Group:
+        device = batch.token_ids.device
+        members = torch.tensor(sequences, device=device)
+        rows = batch.query_starts[members].unsqueeze(1) + torch.arange(query_len, device=device)
+        num_blocks = -(-int(batch.context_lens[members].max()) // block_size)
+        blocks = batch.block_tables[members, :num_blocks]
+        return cls(rows, batch.positions[rows], blocks, num_blocks * block_size, masks={})
+
+    def mask(self, window: int | None) -> Tensor:
+        """What each query sees, [sequences, 1, queries, context]. The padding of a context is its future."""
+        if window not in self.masks:
+            queries, keys = self.positions.unsqueeze(2), torch.arange(self.context_len, device=self.rows.device)
+            seen = keys <= queries
+            if window is not None:
+                seen &= keys > queries - window
+            self.masks[window] = seen.unsqueeze(1)
+        return self.masks[window]

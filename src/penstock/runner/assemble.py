@@ -1,0 +1,93 @@
+"""From settings and a checkpoint to a runner: which device, which kernels, which number format, how many blocks.
+
+Every "auto" is resolved here, once; what it came to is in `Assembly`, for whoever prints it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from penstock.core.settings import EngineSettings
+from penstock.hub.checkpoint import Checkpoint
+from penstock.model.loading import load_model
+from penstock.model.ops import KVShape, Ops
+from penstock.model.ops.build import KernelsUnavailable
+from penstock.model.ops.native import NativeOps
+from penstock.model.ops.reference import ReferenceOps
+from penstock.runner.memory import num_blocks
+from penstock.runner.runner import ModelRunner
+
+log = logging.getLogger("penstock.runner")
+
+_CPU_MAX_NUM_SEQS, _CPU_CHUNK_TOKENS = 64, 512
+_GPU_MAX_NUM_SEQS, _GPU_CHUNK_TOKENS = 256, 8192
+
+
+@dataclass(frozen=True)
+class Assembly:
+    runner: ModelRunner
+    device: str
+    kernels: str
+    number_format: str
+    num_blocks: int
+    max_num_seqs: int
+    chunk_tokens: int
+    max_model_len: int
+    kv_bytes: int
+
+
+def assemble(checkpoint: Checkpoint, settings: EngineSettings, phase: Callable[[str, int, int], None]) -> Assembly:
+    config = checkpoint.config
+    device = _device(settings.device)
+    phase("kernels", 0, 0)
+    ops, number_format = _ops(device, settings)
+    phase("weights", 0, config.num_layers)
+    model = load_model(checkpoint, ops, progress=lambda done, total: phase("weights", done, total))
+    phase("cache", 0, 0)
+    width = torch.empty((), dtype=ops.weight_dtype).element_size()
+    blocks = num_blocks(
+        config, settings.block_size, bytes_per_value=width, device=device, fraction=settings.memory_fraction
+    )
+    shape = KVShape(config.num_layers, blocks, settings.block_size, config.num_kv_heads, config.head_dim)
+    kv = ops.allocate_kv(shape)
+    is_gpu = device.type == "cuda"
+    chunk_tokens = settings.chunk_tokens or (_GPU_CHUNK_TOKENS if is_gpu else _CPU_CHUNK_TOKENS)
+    max_num_seqs = settings.max_num_seqs or (_GPU_MAX_NUM_SEQS if is_gpu else _CPU_MAX_NUM_SEQS)
+    return Assembly(
+        runner=ModelRunner(model, ops, kv),
+        device=str(device),
+        kernels="native" if isinstance(ops, NativeOps) else "torch",
+        number_format=number_format,
+        num_blocks=blocks,
+        max_num_seqs=min(max_num_seqs, chunk_tokens),
+        chunk_tokens=chunk_tokens,
+        max_model_len=min(settings.max_model_len or config.context_length, blocks * settings.block_size),
+        kv_bytes=blocks * settings.block_size * config.kv_bytes_per_token(width),
+    )
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def _ops(device: torch.device, settings: EngineSettings) -> tuple[Ops, str]:
+    if device.type == "cuda":
+        dtype = torch.bfloat16 if settings.dtype == "auto" else getattr(torch, settings.dtype)
+        return ReferenceOps(device, dtype), str(dtype).removeprefix("torch.")
+    threads = settings.threads or len(os.sched_getaffinity(0))
+    arithmetic = {"auto": "bfloat16", "bfloat16": "bfloat16", "float32": "float32"}[settings.dtype]
+    try:
+        ops: Ops = NativeOps(arithmetic, threads=threads)
+        torch.set_num_threads(1)  # the kernels have threads of their own; two pools would fight for the cores
+        return ops, arithmetic
+    except KernelsUnavailable as error:
+        log.warning("no native kernels (%s); running on torch, slower", error)
+        torch.set_num_threads(threads)
+        return ReferenceOps(device, torch.float32), "float32"

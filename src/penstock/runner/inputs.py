@@ -1,0 +1,33 @@
+"""From a plan's slices to one flat batch of tensors."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from penstock.model.batch import Batch
+from penstock.sched.plan import Slice
+
+
+def build_batch(slices: list[Slice], device: torch.device) -> Batch:
+    lengths = [s.num_tokens for s in slices]
+    starts = [0, *accumulate(lengths)]
+    token_ids = np.empty(starts[-1], np.int32)
+    positions = np.empty(starts[-1], np.int32)
+    tables = np.zeros((len(slices), max(len(s.block_ids) for s in slices)), np.int32)
+    for row, (begin, length, planned) in enumerate(zip(starts, lengths, slices, strict=False)):
+        token_ids[begin : begin + length] = planned.token_ids
+        positions[begin : begin + length] = range(planned.start, planned.start + length)
+        tables[row, : len(planned.block_ids)] = planned.block_ids
+    contexts = np.array([s.start + s.num_tokens for s in slices], np.int32)
+    last_rows = [end - 1 for end, planned in zip(starts[1:], slices, strict=True) if planned.sample is not None]
+    return Batch(
+        token_ids=torch.from_numpy(token_ids).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        query_starts=torch.tensor(starts, dtype=torch.int32, device=device),
+        context_lens=torch.from_numpy(contexts).to(device),
+        block_tables=torch.from_numpy(tables).to(device),
+        logit_rows=torch.tensor(last_rows, dtype=torch.int64, device=device),
+    )

@@ -1,0 +1,114 @@
+"""Choosing tokens: every row of a batch by its own settings.
+
+Each row draws one uniform number keyed by (seed, position) and inverts its distribution's cumulative sum, so what a
+request gets does not depend on its neighbours. Rows are only ever treated row by row or by row-wise operations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from penstock.core.request import TokenLogprobs
+from penstock.core.sampling import SamplingParams, keyed_uniform
+from penstock.sched.plan import Sampled, SampleSpec
+
+_NUCLEUS_GUESS = 256  # how many of the best tokens to sort before sorting all of them
+
+
+def sample(logits: Tensor, specs: list[SampleSpec]) -> list[Sampled]:
+    """One token per row of `logits`, [rows, vocabulary] float32."""
+    raw = logits
+    if any(_reshapes(spec) for spec in specs):
+        logits = logits.clone()  # log probabilities are reported as the model gave them
+        for row, spec in zip(logits, specs, strict=True):
+            _reshape(row, spec)
+    chosen = logits.argmax(dim=-1).tolist()
+    drawn = [i for i, spec in enumerate(specs) if not spec.params.is_greedy]
+    if drawn:
+        for i, token_id in zip(drawn, _draw(logits[drawn], [specs[i] for i in drawn]), strict=True):
+            chosen[i] = token_id
+    return [
+        Sampled([token_id], _logprobs(row, token_id, spec.params.num_logprobs))
+        for row, token_id, spec in zip(raw, chosen, specs, strict=True)
+    ]
+
+
+def _reshapes(spec: SampleSpec) -> bool:
+    return bool(spec.params.logit_bias or spec.banned_ids or spec.params.has_penalties)
+
+
+def _reshape(row: Tensor, spec: SampleSpec) -> None:
+    """Penalties, bias and bans on one row, in place."""
+    params = spec.params
+    if params.repetition_penalty != 1.0:  # over prompt and output, as its authors define it
+        seen = torch.tensor(list(set(spec.history)), device=row.device)
+        values = row[seen]
+        row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+    if params.presence_penalty or params.frequency_penalty:  # over the output alone, as OpenAI defines them
+        counts = Counter(spec.history[spec.prompt_len :])
+        ids = torch.tensor(list(counts), dtype=torch.int64, device=row.device)
+        times = torch.tensor(list(counts.values()), dtype=row.dtype, device=row.device)
+        row[ids] -= params.presence_penalty + params.frequency_penalty * times
+    for token_id, bias in params.logit_bias.items():
+        row[token_id] += bias
+    if spec.banned_ids:
+        row[list(spec.banned_ids)] = -torch.inf
+
+
+def _draw(logits: Tensor, specs: list[SampleSpec]) -> list[int]:
+    temperatures = torch.tensor([[s.params.temperature] for s in specs], dtype=torch.float32, device=logits.device)
+    logits = logits / temperatures
+    uniforms = [keyed_uniform(s.params.seed, s.position) for s in specs]
+    whole = [i for i, s in enumerate(specs) if not _truncates(s.params)]
+    chosen = [0] * len(specs)
+    if whole:
+        mass = logits[whole].softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+        for i, token_id in zip(whole, _invert(mass, [uniforms[i] for i in whole]), strict=True):
+            chosen[i] = token_id
+    for i, spec in enumerate(specs):
+        if _truncates(spec.params):
+            chosen[i] = _draw_truncated(logits[i], spec.params, uniforms[i])
+    return chosen
+
+
+def _truncates(params: SamplingParams) -> bool:
+    return params.top_k is not None or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def _draw_truncated(row: Tensor, params: SamplingParams, uniform: float) -> int:
+    """Top-k, then top-p, then min-p; a short sort first, all of the vocabulary only if the nucleus is larger."""
+    vocab_size = row.shape[0]
+    total = row.logsumexp(dim=-1)
+    for count in (min(params.top_k or _NUCLEUS_GUESS, vocab_size), vocab_size):
+        values, ids = row.topk(count)
+        # Top-p is a share of what top-k left.
+        probabilities = (values - total).exp() if params.top_k is None else values.softmax(dim=-1)
+        before = probabilities.cumsum(dim=-1, dtype=torch.float64) - probabilities
+        keep = before < params.top_p
+        keep &= probabilities >= params.min_p * probabilities[0]
+        if params.top_k is not None or not bool(keep[-1]):
+            break
+    kept = int(keep.sum())  # both conditions hold for a prefix of the sorted tokens
+    mass = probabilities[:kept].cumsum(dim=-1, dtype=torch.float64)
+    return int(ids[_invert(mass[None], [uniform])[0]])
+
+
+def _invert(mass: Tensor, uniforms: list[float]) -> list[int]:
+    """The first index whose cumulative mass exceeds u of the total, per row."""
+    points = torch.tensor(uniforms, dtype=torch.float64, device=mass.device)[:, None] * mass[:, -1:]
+    found: list[int] = torch.searchsorted(mass, points, right=True).squeeze(1).clamp(max=mass.shape[1] - 1).tolist()
+    return found
+
+
+def _logprobs(row: Tensor, token_id: int, count: int | None) -> list[TokenLogprobs] | None:
+    if count is None:
+        return None
+    total = row.logsumexp(dim=-1)
+    top: list[tuple[int, float]] = []
+    if count:
+        values, ids = row.topk(count)
+        top = list(zip(ids.tolist(), (values - total).tolist(), strict=True))
+    return [TokenLogprobs(float(row[token_id] - total), top)]

@@ -1,0 +1,63 @@
+"""A request inside the scheduler: tokens known, tokens computed, and the blocks it owns."""
+
+from __future__ import annotations
+
+from penstock.core.request import FinishReason, Request
+from penstock.kv.cache import BlockTable, TokenHashes
+
+
+class Sequence:
+    """There is no prefill phase and no decode phase: every step tries to close the gap between known and computed.
+
+    `num_computed` runs ahead of the device: it counts tokens whose keys and values are written or being written by a
+    step in flight. `num_in_flight` counts tokens that such a step will sample but that nobody has read yet.
+    """
+
+    def __init__(self, request: Request, *, arrival_s: float, order: int, block_size: int) -> None:
+        self.request = request
+        self.arrival_s = arrival_s
+        self.order = order  # of arrival; breaks every tie
+        self.token_ids = list(request.prompt_ids)
+        self.num_computed = 0
+        self.num_in_flight = 0
+        self.table: BlockTable | None = None
+        self.hashes = TokenHashes(request.namespace, block_size)
+        self.hashes.extend(self.token_ids)
+        self.epoch = 0
+        self.first_run_s: float | None = None
+        self.num_cached: int | None = None  # prompt tokens found in the cache when it first ran
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def num_wanted(self) -> int:
+        """Tokens this sequence could compute now, the one in flight included."""
+        return len(self.token_ids) + self.num_in_flight - self.num_computed
+
+    @property
+    def is_settled(self) -> bool:
+        """Its output limit is reached by what is in flight: nothing more is worth computing."""
+        return self.num_generated + self.num_in_flight >= self.request.max_tokens
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Take one generated token; a stop token ends the sequence and is kept as its last."""
+        self.token_ids.append(token_id)
+        if token_id in self.request.stop_token_ids and self.num_generated > self.request.min_tokens:
+            return FinishReason.STOP
+        if self.num_generated >= self.request.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def preempt(self) -> None:
+        """Give up all blocks; the known tokens stay and are computed again, or found in the cache, later."""
+        assert self.table is not None
+        self.table.release()
+        self.table = None
+        self.num_computed = 0
+        self.epoch += 1

@@ -1,0 +1,68 @@
+"""/health: is the process alive; /ready: can it take requests; /health/deep: does it really generate; /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from penstock.api.asgi import Request, Route, Send, json_response, respond
+from penstock.api.openai import new_id
+from penstock.core.clock import Clock
+from penstock.core.errors import PenstockError
+from penstock.core.request import Priority
+from penstock.core.request import Request as EngineRequest
+from penstock.core.sampling import SamplingParams
+from penstock.engine.client import EngineClient, EngineState
+from penstock.observe.prometheus import CONTENT_TYPE
+from penstock.server.recorder import Recorder
+
+
+class HealthRoutes:
+    def __init__(self, engine: EngineClient, recorder: Recorder, clock: Clock, *, deep_timeout_s: float) -> None:
+        self._engine = engine
+        self._recorder = recorder
+        self._clock = clock
+        self._deep_timeout_s = deep_timeout_s
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("GET", "/health", self.live),
+            Route("GET", "/ready", self.ready),
+            Route("GET", "/health/deep", self.deep),
+            Route("GET", "/metrics", self.metrics),
+        ]
+
+    async def live(self, request: Request, send: Send) -> None:
+        """Restarting the process would help only if this fails: the engine can never come back by itself."""
+        is_alive = self._engine.state not in (EngineState.FAILED, EngineState.STOPPED)
+        await _answer(send, is_alive, engine=self._engine.state)
+
+    async def ready(self, request: Request, send: Send) -> None:
+        await _answer(send, self._engine.state is EngineState.READY, engine=self._engine.state)
+
+    async def deep(self, request: Request, send: Send) -> None:
+        """One real token, ahead of everybody: finds an engine that hangs though its process lives."""
+        started_s = self._clock.now()
+        probe = EngineRequest(
+            id=new_id("probe"), prompt_ids=[0], max_tokens=1, sampling=SamplingParams(temperature=0.0),
+            priority=Priority.HIGH,
+        )  # fmt: skip
+        try:
+            with self._engine.open([probe]) as stream:
+                await asyncio.wait_for(stream.next(), self._deep_timeout_s)
+        except (PenstockError, TimeoutError) as error:
+            reason = error.message if isinstance(error, PenstockError) else "no token in time"
+            await _answer(send, False, engine=self._engine.state, reason=reason)
+            return
+        await _answer(send, True, engine=self._engine.state, latency_s=round(self._clock.now() - started_s, 4))
+
+    async def metrics(self, request: Request, send: Send) -> None:
+        is_ready = self._engine.state is EngineState.READY
+        body = self._recorder.exposition(is_ready=is_ready, restarts=self._engine.restarts)
+        await respond(send, 200, body, [(b"content-type", CONTENT_TYPE.encode())])
+
+
+async def _answer(send: Send, is_well: bool, **facts: object) -> None:
+    body = {"status": "ok" if is_well else "unavailable", **facts}
+    await json_response(send, 200 if is_well else 503, msgspec.json.encode(body))

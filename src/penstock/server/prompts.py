@@ -1,0 +1,58 @@
+"""From an API request to token ids: the chat template, then the tokenizer, off the event loop when the text is long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from penstock.api.openai import ChatRequest, CompletionRequest
+from penstock.core.errors import InvalidRequest
+from penstock.server.served_model import ServedModel
+
+T = TypeVar("T")
+
+_INLINE_CHARACTERS = 2048  # tokenized in less time than a thread takes to wake up
+
+
+class PromptEncoder:
+    """The tokenizer lets go of the interpreter lock, so threads use the other cores."""
+
+    def __init__(self, model: ServedModel, pool: ThreadPoolExecutor) -> None:
+        self._model = model
+        self._pool = pool
+
+    async def chat(self, request: ChatRequest) -> list[list[int]]:
+        text = self._render(request)
+        (prompt_ids,) = await self._encode([text], add_special_tokens=False)
+        return [self._model.fit_prompt(prompt_ids, keep_last=request.truncate_prompt_tokens)]
+
+    async def completion(self, request: CompletionRequest) -> list[list[int]]:
+        prompts = request.prompts(self._model.config.vocab_size)
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        encoded = iter(await self._encode(texts, add_special_tokens=True))
+        found = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+        return [self._model.fit_prompt(ids, keep_last=request.truncate_prompt_tokens) for ids in found]
+
+    def _render(self, request: ChatRequest) -> str:
+        messages = request.conversation()
+        variables = {key: value for key, value in (request.chat_template_kwargs or {}).items() if key != "messages"}
+        text = self._model.chat_template.render(
+            messages, **variables | {"add_generation_prompt": request.opens_answer()}
+        )
+        if request.continue_final_message:  # what the template puts after the last words would end the answer
+            last = messages[-1]["content"].strip()
+            end = text.rfind(last)
+            if not last or end < 0:
+                raise InvalidRequest("the final message cannot be continued with this template", param="messages")
+            text = text[: end + len(last)]
+        return text
+
+    async def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
+        encode: Callable[[], list[list[int]]] = lambda: self._model.tokenizer.encode_batch(  # noqa: E731
+            texts, add_special_tokens=add_special_tokens
+        )
+        if sum(map(len, texts)) <= _INLINE_CHARACTERS:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, encode)

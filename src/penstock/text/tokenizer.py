@@ -1,0 +1,107 @@
+"""A model's tokenizer: text to token ids and back, with the results transformers would give.
+
+It knows nothing of chats or requests. Decoding works on token bytes, as the streaming detokenizer does, so that an
+answer reads the same whether it was streamed or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from penstock.core.errors import ModelCorrupt
+from penstock.hub.checkpoint import TokenizerFiles, TokenizerMetadata
+from penstock.text import gguf_tokenizer
+from penstock.text.token_bytes import TokenBytes
+
+
+class Tokenizer:
+    def __init__(self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str] | None = None) -> None:
+        """`special_tokens` are texts by name: `bos_token`, `eos_token`, …"""
+        self._backend = backend
+        self._special_tokens = dict(special_tokens or {})
+        backend.no_truncation()  # a file may carry its training set-up; a request is never cut silently
+        backend.no_padding()
+        _mark_special(backend, self._special_tokens.values())
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._bytes = TokenBytes(backend)
+
+    @classmethod
+    def load(cls, source: TokenizerFiles | TokenizerMetadata) -> Tokenizer:
+        if isinstance(source, TokenizerMetadata):
+            return cls(*gguf_tokenizer.build(source.metadata))
+        return cls(_read(source.tokenizer_json), _special_tokens(source.config))
+
+    @property
+    def vocab_size(self) -> int:
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def bos_token(self) -> str | None:
+        return self._special_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self._special_tokens.get("eos_token")
+
+    @property
+    def drops_leading_space(self) -> bool:
+        """Whether a text's first space is the tokenizer's own mark and no part of the text (SentencePiece)."""
+        return self._bytes.drops_leading_space
+
+    def special_tokens(self) -> dict[str, str]:
+        """Texts by name; only those that the model has."""
+        return dict(self._special_tokens)
+
+    def to_json(self) -> str:
+        """The tokenizer.json that makes the same tokenizer."""
+        return self._backend.to_str()
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """`add_special_tokens` runs the post-processor (Llama 3 adds its BOS); special tokens spelled out in the
+        text are always recognized."""
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        data = b"".join([self._bytes[token_id] for token_id in ids if token_id not in skipped])
+        if self.drops_leading_space:
+            data = data.removeprefix(b" ")
+        return data.decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to a text; perhaps only a part of a character."""
+        return self._bytes[token_id]
+
+    def token_text(self, token_id: int) -> str:
+        return self._bytes[token_id].decode(errors="replace")
+
+
+def _read(path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelCorrupt(f"{path} is not a tokenizer: {error}") from None
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and its like in a tokenizer_config.json: a value is the text itself or an object around it. What
+    `encode` adds is not read from there: tokenizer.json says it, and wins in transformers too."""
+    named = {name: value for name, value in config.items() if name.endswith("_token")}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _mark_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
+    """Tokens that only the configuration calls special. One the vocabulary lacks is left out: its new id would lie
+    beyond the model's embeddings."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    backend.add_special_tokens([text for text in texts if text not in known and backend.token_to_id(text) is not None])

@@ -1,0 +1,58 @@
+"""Whole answers, read with the official client's own models."""
+
+import math
+
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
+
+from penstock.api.openai import Choice, ResponseHead, ScoredToken, Usage, chat_completion, new_id, text_completion
+from penstock.core.request import FinishReason
+
+HEAD = ResponseHead(id="x-1", model="m", created=1_700_000_000)
+HELLO = ScoredToken(" hé", " hé".encode(), -0.5, top=[ScoredToken(" hé", " hé".encode(), -0.5)])
+HALF = ScoredToken("\ufffd", b"\xf0\x9f", -math.inf, top=[ScoredToken("a", b"a", -1.0)])
+CHOICES = [
+    Choice(0, " hé…", FinishReason.STOP, logprobs=[HELLO, HALF]),
+    Choice(1, "", FinishReason.LENGTH),
+]
+
+
+def test_a_chat_completion_is_what_the_client_expects() -> None:
+    answer = ChatCompletion.model_validate_json(chat_completion(HEAD, CHOICES, Usage.of(10, 5, cached_tokens=4)))
+    assert (answer.id, answer.model, answer.created, answer.system_fingerprint) == ("x-1", "m", 1_700_000_000, None)
+    assert [choice.message.content for choice in answer.choices] == [" hé…", ""]
+    assert [choice.finish_reason for choice in answer.choices] == ["stop", "length"]
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 15
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 4
+    assert answer.choices[1].logprobs is None
+
+
+def test_chat_logprobs_show_bytes_and_never_infinity() -> None:
+    answer = ChatCompletion.model_validate_json(chat_completion(HEAD, CHOICES, Usage.of(1, 1)))
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    hello, half = logprobs.content
+    assert bytes(hello.bytes or []) == " hé".encode()
+    assert [(top.token, top.logprob) for top in hello.top_logprobs] == [(" hé", -0.5)]
+    assert half.logprob == -9999.0
+    assert half.bytes == [0xF0, 0x9F]
+
+
+def test_a_text_completion_is_what_the_client_expects() -> None:
+    answer = Completion.model_validate_json(text_completion(HEAD, CHOICES, Usage.of(10, 5)))
+    assert [choice.text for choice in answer.choices] == [" hé…", ""]
+    assert [choice.finish_reason for choice in answer.choices] == ["stop", "length"]
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == [" hé", "\ufffd"]
+    assert logprobs.token_logprobs == [-0.5, -9999.0]
+    assert logprobs.text_offset == [0, 3]
+    assert logprobs.top_logprobs == [{" hé": -0.5}, {"a": -1.0, "\ufffd": -9999.0}]
+
+
+def test_ids_are_of_their_kind_and_never_repeat() -> None:
+    assert new_id("chatcmpl").startswith("chatcmpl-")
+    assert len({new_id("cmpl") for _ in range(1000)}) == 1000

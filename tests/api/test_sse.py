@@ -1,0 +1,21 @@
+import json
+
+from penstock.api import sse
+from penstock.core.errors import EngineFailed
+
+
+def test_an_event_is_one_data_line_and_a_blank_one() -> None:
+    assert sse.event(b'{"a":1}') == b'data: {"a":1}\n\n'
+
+
+def test_an_error_event_holds_the_same_body_as_an_error_response() -> None:
+    event = sse.error_event(EngineFailed("the engine\ndied"))
+    assert event.startswith(b"data: ")
+    assert event.count(b"\n") == 2
+    assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "engine_failed"
+
+
+def test_the_end_and_the_keep_alive_are_frames_of_their_own() -> None:
+    assert sse.DONE == b"data: [DONE]\n\n"
+    assert sse.KEEP_ALIVE.startswith(b":")
+    assert sse.KEEP_ALIVE.endswith(b"\n\n")

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.core.errors import ModelCorrupt, ModelUnsupported
+from penstock.core.model_config import ModelConfig
+from penstock.hub.checkpoint import FloatArray
+from penstock.model.families import FAMILIES
+from penstock.model.loading import load_model, random_model
+from penstock.model.ops.reference import ReferenceOps
+from penstock.model.random_weights import RandomCheckpoint
+from tests.model.paged import PagedDriver
+
+TINY = ModelConfig("llama", 256, 64, 96, 3, 4, 2, 16, 128)
+
+
+class AlteredCheckpoint(RandomCheckpoint):
+    """One whose tensors pass through `alter`; None drops the tensor."""
+
+    def __init__(self, config: ModelConfig, alter: Callable[[str, FloatArray], FloatArray | None]) -> None:
+        super().__init__(config)
+        self._alter = alter
+
+    def tensor_names(self) -> frozenset[str]:
+        return frozenset(name for name in super().tensor_names() if self._altered(name) is not None)
+
+    def tensor(self, name: str) -> FloatArray:
+        found = self._altered(name)
+        assert found is not None
+        return found
+
+    def _altered(self, name: str) -> FloatArray | None:
+        return self._alter(name, super().tensor(name))
+
+
+def first_logits(checkpoint: RandomCheckpoint) -> torch.Tensor:
+    ops = ReferenceOps()
+    return PagedDriver(load_model(checkpoint, ops), ops, block_size=4).prefill([1, 2, 3])
+
+
+def test_unknown_architecture_is_refused_with_those_known() -> None:
+    with pytest.raises(ModelUnsupported, match=r"'mamba' is not supported.*llama, mistral, qwen2, qwen3"):
+        load_model(RandomCheckpoint(replace(TINY, architecture="mamba")), ReferenceOps())
+
+
+def test_first_missing_tensor_is_named() -> None:
+    checkpoint = AlteredCheckpoint(TINY, lambda name, array: None if name.endswith("1.mlp.up_proj.weight") else array)
+    with pytest.raises(ModelCorrupt, match=r"'model.layers.1.mlp.up_proj.weight' is missing"):
+        load_model(checkpoint, ReferenceOps())
+
+
+def test_tensor_of_the_wrong_shape_is_named_with_both_shapes() -> None:
+    checkpoint = AlteredCheckpoint(TINY, lambda name, array: array[:-1] if "2.self_attn.k_proj.w" in name else array)
+    with pytest.raises(ModelCorrupt, match=r"'model.layers.2.self_attn.k_proj.weight' is \[31, 64\], not \[32, 64\]"):
+        load_model(checkpoint, ReferenceOps())
+
+
+@pytest.mark.filterwarnings("error")
+def test_read_only_tensors_load_like_any_other() -> None:
+    def read_only(name: str, array: FloatArray) -> FloatArray:
+        array.flags.writeable = False
+        return array
+
+    torch.testing.assert_close(
+        first_logits(AlteredCheckpoint(TINY, read_only)), first_logits(RandomCheckpoint(TINY)), atol=0, rtol=0
+    )
+
+
+def test_progress_counts_layers() -> None:
+    seen: list[tuple[int, int]] = []
+    load_model(RandomCheckpoint(TINY), ReferenceOps(), progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_random_model_of_every_family_runs(architecture: str) -> None:
+    ops = ReferenceOps()
+    model = random_model(replace(TINY, architecture=architecture, windows=(4, None, 4)), ops)
+    logits = PagedDriver(model, ops, block_size=4).prefill(list(range(20)))
+    assert logits.shape == (20, 256)
+    assert logits.isfinite().all()
+
+
+def test_random_weights_follow_the_seed_and_the_name() -> None:
+    name, other = "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"
+    weight = RandomCheckpoint(TINY, seed=1).tensor(name)
+    np.testing.assert_array_equal(weight, RandomCheckpoint(TINY, seed=1).tensor(name))
+    assert not np.array_equal(weight, RandomCheckpoint(TINY, seed=2).tensor(name))
+    assert not np.array_equal(weight, RandomCheckpoint(TINY, seed=1).tensor(other))

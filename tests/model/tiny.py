@@ -1,0 +1,123 @@
+"""Tiny random Hugging Face models of every family, and the same weights as one of our checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from penstock.core.model_config import ModelConfig, RopeScaling
+from penstock.hub.checkpoint import FloatArray, TokenizerFiles, TokenizerMetadata
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,  # so that attention is not uniform and logits differ
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**SHAPE),
+    "llama-tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
+    "llama-3.1": LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE),
+    "llama-biased": LlamaConfig(**SHAPE, attention_bias=True),
+    "mistral": MistralConfig(**SHAPE, sliding_window=6),
+    "qwen2": Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=5, max_window_layers=1),
+    "qwen3": Qwen3Config(**SHAPE, tie_word_embeddings=True),
+}
+
+
+def hf_model(name: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation="eager").eval().requires_grad_(False)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:  # norms start at one and biases at zero: make them count
+            torch.nn.init.normal_(parameter, mean=float(parameter.mean()), std=0.3)
+    return model
+
+
+def model_config(hf: PreTrainedConfig) -> ModelConfig:
+    rope = hf.rope_parameters
+    window = getattr(hf, "sliding_window", None)
+    types = getattr(hf, "layer_types", None) or ["sliding_attention"] * hf.num_hidden_layers
+    return ModelConfig(
+        architecture=hf.model_type,
+        vocab_size=hf.vocab_size,
+        hidden_size=hf.hidden_size,
+        intermediate_size=hf.intermediate_size,
+        num_layers=hf.num_hidden_layers,
+        num_heads=hf.num_attention_heads,
+        num_kv_heads=hf.num_key_value_heads,
+        head_dim=hf.head_dim,
+        context_length=hf.max_position_embeddings,
+        norm_eps=hf.rms_norm_eps,
+        rope_theta=rope["rope_theta"],
+        rope_scaling=rope_scaling(rope),
+        tied_embeddings=hf.tie_word_embeddings,
+        attention_bias=getattr(hf, "attention_bias", hf.model_type == "qwen2"),
+        output_bias=hf.model_type == "llama" and hf.attention_bias,
+        windows=tuple(window if kind == "sliding_attention" else None for kind in types) if window else (),
+    )
+
+
+def rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
+    match rope["rope_type"]:
+        case "linear":
+            return RopeScaling("linear", rope["factor"])
+        case "llama3":
+            return RopeScaling(
+                "llama3",
+                rope["factor"],
+                rope["low_freq_factor"],
+                rope["high_freq_factor"],
+                rope["original_max_position_embeddings"],
+            )
+    return None
+
+
+class StateDictCheckpoint:
+    """A checkpoint over a torch model's own weights."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._config = model_config(model.config)
+        self.tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+
+    @property
+    def path(self) -> Path:
+        return Path("state-dict")
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
+
+    @property
+    def tokenizer_source(self) -> TokenizerFiles | TokenizerMetadata:
+        raise NotImplementedError
+
+    def tensor_names(self) -> frozenset[str]:
+        return frozenset(self.tensors)
+
+    def tensor(self, name: str) -> FloatArray:
+        return self.tensors[name]

@@ -1,0 +1,133 @@
+"""No order of submit, step, abort, preempt and finish leaks a block, exceeds a budget or gives a wrong token."""
+
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from penstock.core.request import Priority, Request
+from penstock.engine.fake import FakeRunner, fake_token
+from penstock.engine.loop import InFlight
+from penstock.kv.cache import KVCache
+from penstock.sched.budget import StepBudget
+from penstock.sched.plan import StepPlan
+from penstock.sched.scheduler import Scheduler
+
+BLOCK, CHUNK, MAX_SEQS, VOCAB, FLOOR = 4, 12, 4, 50, 4
+
+# Few distinct tokens, so that prefixes collide often; two namespaces, which must never share.
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=24)
+
+
+@dataclass
+class Client:
+    request: Request
+    output: list[int] = field(default_factory=list)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(num_blocks=st.integers(10, 24), overlaps=st.booleans())
+    def start(self, num_blocks: int, overlaps: bool) -> None:
+        self.cache = KVCache(num_blocks, BLOCK)
+        self.budget = StepBudget(CHUNK, target_s=0.05, floor=FLOOR)
+        self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs=MAX_SEQS, aging_s=1.0)
+        self.runner = FakeRunner(num_blocks, BLOCK, vocab_size=VOCAB, overlaps=overlaps)
+        self.in_flight: InFlight | None = None
+        self.open: dict[str, Client] = {}
+        self.block_namespace: dict[int, str] = {}  # whose tokens lie in each block
+        self.count = 0
+        self.now = 0.0
+
+    @rule(
+        prompt=prompts, max_tokens=st.integers(1, 12), namespace=st.sampled_from(["", "other"]),
+        stop=st.integers(0, VOCAB - 1),
+        priority=st.sampled_from(Priority),
+    )  # fmt: skip
+    def submit(self, prompt: list[int], max_tokens: int, namespace: str, stop: int, priority: Priority) -> None:
+        self.count += 1
+        request = Request(
+            f"r{self.count}", prompt, max_tokens, namespace=namespace, stop_token_ids=[stop], priority=priority
+        )
+        self.open[request.id] = Client(request)
+        self.scheduler.submit(request, self.now)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.open)))
+        assert self.scheduler.abort(name)
+        del self.open[name]
+
+    @rule(elapsed_s=st.sampled_from([0.001, 0.04, 0.2, 3.0]))
+    def step(self, elapsed_s: float) -> None:
+        """One turn of the engine's loop."""
+        previous, self.in_flight = self.in_flight, None
+        if previous is not None and not self.runner.overlaps:
+            self.commit(previous, elapsed_s)
+            previous = None
+        plan = self.scheduler.plan(self.now)
+        if plan is not None:
+            self.check_executable(plan)
+            self.in_flight = InFlight(plan, self.runner.submit(plan), self.now)
+        if previous is not None:
+            self.commit(previous, elapsed_s)
+
+    def commit(self, step: InFlight, elapsed_s: float) -> None:
+        self.now += elapsed_s
+        decodes = sum(s.num_tokens == 1 for s in step.plan.slices)
+        self.budget.observe(step.plan.num_tokens, decodes, elapsed_s)
+        for event in self.scheduler.commit(step.plan, step.handle.result(), self.now):
+            client = self.open[event.request_id]
+            for token in event.token_ids:
+                assert token == fake_token([*client.request.prompt_ids, *client.output], VOCAB)
+                client.output.append(token)
+            assert len(client.output) <= client.request.max_tokens
+            if event.finish:
+                assert (
+                    client.output[-1] in client.request.stop_token_ids
+                    or len(client.output) == client.request.max_tokens
+                )
+                del self.open[event.request_id]
+
+    def check_executable(self, plan: StepPlan) -> None:
+        decodes = sum(s.num_tokens == 1 for s in plan.slices)
+        assert plan.num_tokens <= max(CHUNK, decodes + FLOOR)
+        assert len(plan.slices) <= MAX_SEQS
+        assert len({s.request_id for s in plan.slices}) == len(plan.slices)
+        written: set[tuple[int, int]] = set()
+        for source, target in plan.copies:
+            self.block_namespace[target] = self.block_namespace[source]
+        for planned in plan.slices:
+            assert planned.num_tokens > 0
+            end = planned.start + planned.num_tokens
+            assert end <= len(planned.block_ids) * BLOCK
+            slots = {(planned.block_ids[p // BLOCK], p % BLOCK) for p in range(planned.start, end)}
+            assert not slots & written, "two sequences write the same slot"
+            written |= slots
+            namespace = self.open[planned.request_id].request.namespace
+            for index, block_id in enumerate(planned.block_ids[: -(-end // BLOCK)]):
+                if index * BLOCK >= planned.start:
+                    self.block_namespace[block_id] = namespace
+                assert self.block_namespace[block_id] == namespace, "a block of another namespace is read"
+
+    @invariant()
+    def no_block_leaks(self) -> None:
+        if not hasattr(self, "scheduler") or self.scheduler.has_work:
+            return
+        assert self.cache.pool.num_free == self.cache.pool.num_blocks
+        assert not self.cache._pending
+
+    def teardown(self) -> None:
+        """Whatever happened, everything that is still open finishes: nothing starves."""
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(40 * (len(self.open) + 1) + 2):
+            self.step(0.001)
+        assert not self.open
+        assert not self.scheduler.has_work
+        self.no_block_leaks()
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from penstock.hub.checkpoint import TokenizerMetadata
+from penstock.hub.gguf import GGUFCheckpoint
+from penstock.hub.pull import pull
+from penstock.text.tokenizer import Tokenizer
+
+settings.register_profile("no deadline", deadline=None)  # examples are slow when the machine is busy
+settings.load_profile("no deadline")
+
+
+@pytest.fixture(scope="session")
+def smollm2_file() -> Path:
+    return pull("smollm2", progress=lambda *_: None)
+
+
+@pytest.fixture(scope="session")
+def smollm2_source(smollm2_file: Path) -> TokenizerMetadata:
+    return GGUFCheckpoint(smollm2_file).tokenizer_source
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_source: TokenizerMetadata) -> Tokenizer:
+    return Tokenizer.load(smollm2_source)

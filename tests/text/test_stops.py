@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.text.stops import StopStrings
+
+letters = st.text("ab\n", max_size=12)
+stop_lists = st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=3)
+
+
+def cut(text: str, stops: list[str], include: bool) -> tuple[str, bool]:
+    """What the whole text gives: the end that comes first, and of the stops that end there the longest."""
+    for end in range(len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            return text[: end if include else end - max(map(len, ending))], True
+    return text, False
+
+
+@given(st.lists(letters), stop_lists, st.booleans())
+def test_pieces_give_what_cutting_the_whole_text_gives(pieces: list[str], stops: list[str], include: bool) -> None:
+    stream = StopStrings(stops, include)
+    results = [stream.push(piece) for piece in pieces]
+    text = "".join(text for text, _ in results) + stream.flush()
+    assert (text, any(hit for _, hit in results)) == cut("".join(pieces), stops, include)
+
+
+@given(st.lists(letters, min_size=1), stop_lists)
+def test_only_the_beginning_of_a_stop_is_held_back(pieces: list[str], stops: list[str]) -> None:
+    stream = StopStrings(stops)
+    sent = ""
+    for piece in pieces:
+        text, hit = stream.push(piece)
+        if hit:
+            return
+        sent += text
+    held = "".join(pieces)[len(sent) :]
+    assert held == "" or any(stop.startswith(held) for stop in stops)
+
+
+def test_the_stop_that_is_complete_first_wins() -> None:
+    assert StopStrings(["abcd", "c"]).push("xabcd") == ("xab", True)
+    assert StopStrings(["\n\nUser:", ":"]).push("yes\n\nUser: no") == ("yes", True)
+
+
+def test_an_included_stop_is_the_end_of_the_text() -> None:
+    stream = StopStrings(["</s>"], include=True)
+    assert stream.push("done</") == ("done", False)
+    assert stream.push("s> more") == ("</s>", True)
+    assert stream.flush() == ""
+
+
+def test_nothing_comes_after_a_stop() -> None:
+    stream = StopStrings(["."])
+    assert stream.push("One. Two") == ("One", True)
+    assert stream.push("Three.") == ("", True)
+    assert stream.flush() == ""
+
+
+def test_without_stops_text_passes_untouched() -> None:
+    stream = StopStrings([])
+    assert stream.push("anything") == ("anything", False)
+    assert stream.flush() == ""
