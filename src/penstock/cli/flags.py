@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -61,15 +61,25 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
+def members(kind: Any) -> tuple[Any, ...]:
+    """The types a setting's value may have: `int | None` has two."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
 def _parsing(kind: Any) -> dict[str, Any]:
     """What argparse must know to read a value of this type."""
     if get_origin(kind) is Literal:
         return {"choices": get_args(kind)}
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
-    if isinstance(kind, UnionType):
-        kind = next(member for member in get_args(kind) if member is not type(None))
-    return {"type": kind, "metavar": {int: "N", float: "X", str: "TEXT"}[kind]}
+    plain = members(kind)[0]
+    is_optional = type(None) in members(kind)
+
+    def parse(text: str) -> Any:
+        return None if is_optional and text in ("auto", "none") else plain(text)
+
+    parse.__name__ = plain.__name__  # argparse names it in its errors
+    return {"type": parse, "metavar": {int: "N", float: "X", str: "TEXT"}[plain]}
 
 
 def _help(cls: type, name: str) -> str:

@@ -41,7 +41,7 @@ def serve(settings: Settings) -> None:
 async def _serve(settings: Settings, checkpoint: Checkpoint, listener: socket.socket, started_s: float) -> None:
     clock = MonotonicClock()
     name = settings.server.name or default_name(settings.model)
-    recorder = Recorder(Metrics(), clock, name)
+    recorder = Recorder(Metrics(), clock, name, settings.slo)
     engine = EngineClient(
         lambda theirs: launch(settings, theirs), clock, on_loading=_say_loading, on_report=recorder.engine_report
     )

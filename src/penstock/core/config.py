@@ -22,7 +22,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 def build(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
     """An instance of the dataclass `cls` from plain values; nested dataclasses from nested mappings."""
     fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     arguments: dict[str, Any] = {}
     for key, value in values.items():
         path = f"{where}{key}"

@@ -6,9 +6,14 @@ None is "auto": resolved once at start, from the model and the machine, and prin
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from penstock.core.slo import Slo
+from msgspec import Meta
+
+from penstock.core.slo import Seconds, Slo
+
+Count = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 def setting(default: Any, help: str) -> Any:
@@ -22,26 +27,26 @@ class EngineSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto", "number format of weights and KV cache; auto: the fastest on this machine, by measurement"
     )
-    max_model_len: int | None = setting(None, "longest prompt plus output, in tokens; auto: the model's context")
-    max_num_seqs: int | None = setting(None, "most sequences in a batch")
-    chunk_tokens: int | None = setting(None, "most tokens in a step; longer prompts are computed in chunks")
-    block_size: int = setting(16, "tokens in a block of the KV cache")
-    memory_fraction: float | None = setting(
+    max_model_len: Count | None = setting(None, "longest prompt plus output, in tokens; auto: the model's context")
+    max_num_seqs: Count | None = setting(None, "most sequences in a batch")
+    chunk_tokens: Count | None = setting(None, "most tokens in a step; longer prompts are computed in chunks")
+    block_size: Count = setting(16, "tokens in a block of the KV cache")
+    memory_fraction: Share | None = setting(
         None, "share of the device's free memory for the KV cache; auto on a CPU: room for two full contexts"
     )
     prefix_cache: bool = setting(True, "share the KV cache of equal prompt beginnings")
-    threads: int | None = setting(None, "CPU threads; auto: one per core this process may use")
+    threads: Count | None = setting(None, "CPU threads; auto: one per core this process may use")
 
 
 @dataclass(frozen=True)
 class ServerSettings:
     host: str = setting("127.0.0.1", "address to listen on")
-    port: int = setting(8000, "port to listen on; 0 picks a free one")
+    port: Annotated[int, Meta(ge=0, le=65535)] = setting(8000, "port to listen on; 0 picks a free one")
     name: str | None = setting(None, "model id that clients use; auto: from the model's name")
-    max_open: int = setting(512, "most choices being generated or queued; beyond it requests are refused with 429")
-    max_body_bytes: int = setting(8 << 20, "largest request body")
-    deep_health_timeout_s: float = setting(10.0, "how long /health/deep waits for its token")
-    drain_timeout_s: float = setting(30.0, "how long running requests may go on after SIGTERM")
+    max_open: Count = setting(512, "most choices being generated or queued; beyond it requests are refused with 429")
+    max_body_bytes: Count = setting(8 << 20, "largest request body")
+    deep_health_timeout_s: Seconds = setting(10.0, "how long /health/deep waits for its token")
+    drain_timeout_s: Seconds = setting(30.0, "how long running requests may go on after SIGTERM")
 
 
 @dataclass(frozen=True)

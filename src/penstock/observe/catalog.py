@@ -45,6 +45,10 @@ REQUEST_LATENCY = Metric(
     "penstock_request_seconds", "histogram", "Time from a request's arrival to its last token.", ("model",),
     LATENCY_BUCKETS_S,
 )  # fmt: skip
+SLO_REQUESTS = Metric(
+    "penstock_slo_requests_total", "counter", "Requests that met, or missed, a latency objective (ttft, tpot).",
+    ("model", "objective", "met"),
+)  # fmt: skip
 PROMPT_TOKENS = Metric("penstock_prompt_tokens", "histogram", "Prompt tokens per request.", ("model",), TOKEN_BUCKETS)
 OUTPUT_TOKENS = Metric(
     "penstock_output_tokens", "histogram", "Generated tokens per request.", ("model",), TOKEN_BUCKETS

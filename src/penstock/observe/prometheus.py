@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from penstock.observe.catalog import CATALOG, Metric
 
@@ -13,6 +20,7 @@ class Metrics:
     """Values of the catalog's metrics, addressed by their catalog entries."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per counter, which nobody reads
         self._registry = CollectorRegistry(auto_describe=False)
         self._families: dict[str, Counter | Gauge | Histogram] = {}
         self._totals: dict[str, float] = {}

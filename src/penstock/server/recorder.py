@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from penstock.api.errors import http_error
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
+from penstock.core.slo import Slo
 from penstock.engine.messages import EngineStats
 from penstock.observe import catalog
 from penstock.observe.prometheus import Metrics
@@ -27,10 +28,11 @@ class Record:
 
 
 class Recorder:
-    def __init__(self, metrics: Metrics, clock: Clock, model: str) -> None:
+    def __init__(self, metrics: Metrics, clock: Clock, model: str, slo: Slo) -> None:
         self._metrics = metrics
         self._clock = clock
         self._model = model
+        self._slo = slo
         self._open = 0
 
     @contextmanager
@@ -94,6 +96,7 @@ class Recorder:
             if per_choice > 1:
                 tpot_s = (times.last_token_s - times.first_token_s) / (per_choice - 1)
                 self._metrics.observe(catalog.TPOT, tpot_s, self._model)
+                self._judge("tpot", tpot_s, self._slo.tpot_s)
         self._metrics.observe(catalog.REQUEST_LATENCY, total_s, self._model)
         self._metrics.observe(catalog.PROMPT_TOKENS, generation.num_prompt_tokens, self._model)
         self._metrics.observe(catalog.OUTPUT_TOKENS, tokens, self._model)
@@ -103,9 +106,14 @@ class Recorder:
             "-" if ttft_s is None else f"{1e3 * ttft_s:.1f}", 1e3 * total_s,
         )  # fmt: skip
 
+    def _judge(self, objective: str, seconds: float, target_s: float | None) -> None:
+        if target_s is not None:
+            self._metrics.inc(catalog.SLO_REQUESTS, self._model, objective, str(seconds <= target_s).lower())
+
     def _observe_ttft(self, generation: Generation, ttft_s: float) -> None:
         times = generation.times
         self._metrics.observe(catalog.TTFT, ttft_s, self._model)
+        self._judge("ttft", ttft_s, self._slo.ttft_s)
         parts = {"tokenize": times.tokenized_s - times.arrived_s}
         if times.engine is not None:
             parts |= {"queue": times.engine.queue_s, "prefill": times.engine.prefill_s}

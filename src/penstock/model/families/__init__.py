@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from penstock.model.families import llama, qwen2, qwen3
+from penstock.model.families import llama, mistral, qwen2, qwen3
 from penstock.model.layers import Family
 
 FAMILIES: dict[str, Family] = {
     "llama": llama.load,
-    "mistral": llama.load,  # how far back its layers see is in its config
+    "mistral": mistral.load,
     "qwen2": qwen2.load,
     "qwen3": qwen3.load,
 }

@@ -116,25 +116,27 @@ INLINE char *value_panel(const struct call *c, char *head, int panel)
 
 /* -- before: norm, rotate, write ------------------------------------------------------------------------------ */
 
-static void norm_head(float *x, const float *weight, int n, float eps)
+static void norm_head(const float *restrict x, const float *restrict weight, float *restrict out, int n, float eps)
 {
     float squares = 0.0f;
     for (int i = 0; i < n; i++) squares += x[i] * x[i];
     float scale = 1.0f / sqrtf(squares / (float)n + eps);
-    for (int i = 0; i < n; i++) x[i] = x[i] * scale * weight[i];
+    for (int i = 0; i < n; i++) out[i] = x[i] * scale * weight[i];
 }
 
-static void rotate(const struct layer *a, const float *restrict from, const float *norm, int position, float scale,
+static void rotate(const struct layer *a, const float *from, const float *norm, int position, float scale,
                    float *restrict out)
 {
     int half = a->dim / 2;
     const float *restrict cos = a->cos + (size_t)position * half, *restrict sin = a->sin + (size_t)position * half;
-    float x[256];
-    memcpy(x, from, 4 * (size_t)a->dim);
-    if (norm) norm_head(x, norm, a->dim, a->norm_eps);
+    float normed[256];
+    if (norm) {
+        norm_head(from, norm, normed, a->dim, a->norm_eps);
+        from = normed;
+    }
     for (int i = 0; i < half; i++) {
-        out[i] = (x[i] * cos[i] - x[i + half] * sin[i]) * scale;
-        out[i + half] = (x[i + half] * cos[i] + x[i] * sin[i]) * scale;
+        out[i] = (from[i] * cos[i] - from[i + half] * sin[i]) * scale;
+        out[i + half] = (from[i + half] * cos[i] + from[i] * sin[i]) * scale;
     }
 }
 
@@ -264,7 +266,8 @@ static void score(const struct call *c, const struct item *item, int tiles, stru
     int depth = a->dim / c->arithmetic->step;
     for (int t = 0; t < tiles; t += MOST_PANELS) {
         struct product p = {c->q + row * c->q_stride, c->q_stride, w->keys + t, 1, depth, depth,
-                            w->scores + t * PANEL, SCORE_STRIDE, NULL};
+                            w->scores + t * PANEL, SCORE_STRIDE, NULL, {0}};
+        for (int i = 0; i < least(MOST_PANELS, tiles - t); i++) p.ahead[i] = w->values[t + i]; /* next: their values */
         c->arithmetic->kernels[item->rows][least(MOST_PANELS, tiles - t)](&p);
     }
 }
@@ -312,7 +315,8 @@ static void attend_span(const struct call *c, const struct item *item, int span,
         for (int t = 0; t < tiles; t++)
             for (int p = 0; p < panels; p++) w->panels[t * panels + p] = w->values[t] + (v + p) * panel_stride;
         struct product product = {w->weights, weight_stride, w->panels, tiles, PANEL / step, last,
-                                  result.sums + v * PANEL, (size_t)c->value_panels * PANEL, NULL};
+                                  result.sums + v * PANEL, (size_t)c->value_panels * PANEL, NULL, {0}};
+        for (int p = 0; p < panels; p++) product.ahead[p] = w->panels[p];
         c->arithmetic->kernels[item->rows][panels](&product);
     }
 }

@@ -25,8 +25,10 @@ struct job {
 
 static int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-static void tile_of_columns(const struct job *job, int group, int row, int rows)
+static void tile_of_columns(const struct job *job, int group, int tile)
 {
+    int row = (int)((int64_t)tile * job->m / job->num_tiles);
+    int rows = (int)((int64_t)(tile + 1) * job->m / job->num_tiles) - row;
     const struct linear *l = job->linear;
     size_t bytes = panel_bytes(l->arithmetic, l->k);
     int column = group * MOST_PANELS * PANEL;
@@ -35,7 +37,12 @@ static void tile_of_columns(const struct job *job, int group, int row, int rows)
     int count = ceil_div(l->n - column < MOST_PANELS * PANEL ? l->n - column : MOST_PANELS * PANEL, PANEL);
     for (int p = 0; p < count; p++) panels[p] = l->panels + (size_t)(group * MOST_PANELS + p) * bytes;
     struct product t = {job->x + row * job->x_stride, job->x_stride, panels, 1, depth, depth,
-                        job->y + (size_t)row * l->n + column, (size_t)l->n, l->bias ? l->bias + column : NULL};
+                        job->y + (size_t)row * l->n + column, (size_t)l->n, l->bias ? l->bias + column : NULL, {0}};
+    /* Each of the first tiles fetches one of the next group's panels; a lone tile fetches them all. */
+    for (int p = 0; p < count; p++) {
+        int fetches = tile % MOST_PANELS == p || job->num_tiles == 1;
+        t.ahead[p] = panels[p] + (tile < MOST_PANELS && fetches ? count * bytes : 0);
+    }
     if (column + count * PANEL <= l->n) {
         l->arithmetic->kernels[rows][count](&t);
         return;
@@ -59,11 +66,7 @@ static void linear_chunk(void *argument, int chunk, int thread)
     int group = chunk % job->column_chunks * job->groups_per_chunk;
     int end_group = group + job->groups_per_chunk < job->groups ? group + job->groups_per_chunk : job->groups;
     for (; group < end_group; group++)
-        for (int tile = first_tile; tile < end_tile; tile++) {
-            int row = (int)((int64_t)tile * job->m / job->num_tiles);
-            int end_row = (int)((int64_t)(tile + 1) * job->m / job->num_tiles);
-            tile_of_columns(job, group, row, end_row - row);
-        }
+        for (int tile = first_tile; tile < end_tile; tile++) tile_of_columns(job, group, tile);
 }
 
 struct conversion {

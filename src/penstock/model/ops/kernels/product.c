@@ -1,9 +1,5 @@
 #include "product.h"
 
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
-
 #define UNROLL _Pragma("GCC unroll 16")
 
 /* Rows in threes, so that two registers address each three: base, base + stride, base + 2 * stride. */
@@ -32,10 +28,16 @@ INLINE void write_out(const struct product *t, vf acc[MOST_ROWS][MOST_PANELS * L
     for (int s = 0; s < t->segments; s++) {                                                        \
         const char *w[MOST_PANELS];                                                                \
         UNROLL for (int p = 0; p < panels; p++) w[p] = t->panels[s * panels + p];                  \
+        const char *ahead[MOST_PANELS];                                                            \
+        UNROLL for (int p = 0; p < panels; p++) ahead[p] = t->ahead[p];                            \
         int depth = s + 1 < t->segments ? t->depth : t->last_depth;                                \
         for (int k = 0; k < depth; k++) {                                                          \
             STEP                                                                                   \
-            UNROLL for (int p = 0; p < panels; p++) w[p] += 4 * PANEL;                             \
+            UNROLL for (int p = 0; p < panels; p++) {                                              \
+                __builtin_prefetch(ahead[p], 0, 2);                                                \
+                ahead[p] += 4 * PANEL;                                                             \
+                w[p] += 4 * PANEL;                                                                 \
+            }                                                                                      \
             UNROLL for (int g = 0; g < (rows + 2) / 3; g++) base[g] += step_bytes;                 \
         }                                                                                          \
     }                                                                                              \
@@ -88,15 +90,18 @@ INLINE void product_bfloat16_dot(const struct product *t, const int rows, const 
         }
     })
 }
-#endif
-
-static void convert_float32(const float *from, void *to, int count) { memcpy(to, from, 4 * (size_t)count); }
 
 static void convert_bfloat16(const float *from, void *to, int count)
 {
     uint16_t *out = to;
-    for (int i = 0; i < count; i++) out[i] = to_bf16(from[i]);
+    int i = 0;
+    for (; i + 16 <= count; i += 16)
+        _mm256_storeu_si256((__m256i *)(out + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
+    for (; i < count; i++) out[i] = to_bf16(from[i]);
 }
+#endif
+
+static void convert_float32(const float *from, void *to, int count) { memcpy(to, from, 4 * (size_t)count); }
 
 #define VARIANT(name, rows, panels) \
     static void name##_##rows##_##panels(const struct product *t) { product_##name(t, rows, panels); }
@@ -124,14 +129,14 @@ static void convert_bfloat16(const float *from, void *to, int count)
 #define ENTRY(name, rows, panels) .kernels[rows][panels] = name##_##rows##_##panels,
 
 FOR_VARIANTS(VARIANT, float32)
-static const struct arithmetic float32 = {1, 4, 4, convert_float32, FOR_VARIANTS(ENTRY, float32)};
+static const struct arithmetic float32 = {1, 0, 4, 4, convert_float32, FOR_VARIANTS(ENTRY, float32)};
 
 FOR_VARIANTS(VARIANT, bfloat16)
-static const struct arithmetic bfloat16 = {2, 2, 4, convert_float32, FOR_VARIANTS(ENTRY, bfloat16)};
+static const struct arithmetic bfloat16 = {2, 1, 2, 4, convert_float32, FOR_VARIANTS(ENTRY, bfloat16)};
 
 #if defined(__AVX512BF16__)
 FOR_VARIANTS(VARIANT, bfloat16_dot)
-static const struct arithmetic bfloat16_dot = {2, 2, 2, convert_bfloat16, FOR_VARIANTS(ENTRY, bfloat16_dot)};
+static const struct arithmetic bfloat16_dot = {2, 1, 2, 2, convert_bfloat16, FOR_VARIANTS(ENTRY, bfloat16_dot)};
 #endif
 
 const struct arithmetic *arithmetic_at(int index)

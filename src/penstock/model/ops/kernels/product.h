@@ -31,13 +31,15 @@ struct product {
     float *y;
     size_t y_stride; /* floats */
     const float *bias; /* of these columns, or NULL */
+    const char *ahead[MOST_PANELS]; /* fetched into the second-level cache meanwhile: panels that come next */
 };
 
 typedef void (*kernel)(const struct product *);
 
 /* One row per way to store weights and compute with them. */
 struct arithmetic {
-    int step; /* values of k that lie together in a panel */
+    int step; /* values of k that lie together in a panel, a power of two … */
+    int shift; /* … namely 1 << shift */
     int weight_bytes; /* per value, in panels */
     int row_bytes; /* per value, in the rows that kernels read */
     void (*convert)(const float *from, void *to, int count); /* a row to the kernels' form */
@@ -49,13 +51,13 @@ const struct arithmetic *arithmetic_at(int index);
 
 INLINE size_t panel_bytes(const struct arithmetic *a, int k)
 {
-    return (size_t)((k + a->step - 1) / a->step * a->step) * PANEL * a->weight_bytes;
+    return (size_t)((k + a->step - 1) & -a->step) * PANEL * a->weight_bytes;
 }
 
 /* Where value (k, column) of a panel lies, in values; `columns` is 16 but for blocks of odd sizes. */
 INLINE size_t panel_offset(const struct arithmetic *a, int k, int column, int columns)
 {
-    return ((size_t)(k / a->step) * columns + column) * a->step + k % a->step;
+    return (((size_t)(k >> a->shift) * columns + column) << a->shift) + (k & (a->step - 1));
 }
 
 INLINE void panel_put(const struct arithmetic *a, void *panel, size_t offset, float value)

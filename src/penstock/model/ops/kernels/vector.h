@@ -8,6 +8,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 #define VL 16
 #elif defined(__AVX__)
@@ -28,28 +32,43 @@ typedef uint16_t vh __attribute__((vector_size(2 * VL), aligned(2), may_alias));
 INLINE vf load(const float *p) { return *(const vf *)p; }
 INLINE void store(float *p, vf v) { *(vf *)p = v; }
 INLINE vf splat(float x) { return x - (vf){}; }
+
+#if VL == 16
+INLINE vf vmax(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE vf vmin(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif VL == 8
+INLINE vf vmax(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE vf vmin(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
 INLINE vf vmax(vf a, vf b) { return choose(a > b, a, b); }
+INLINE vf vmin(vf a, vf b) { return choose(a < b, a, b); }
+#endif
 
+/* Halves onto halves: a short chain, and the same one everywhere. */
 INLINE float sum_of(vf v)
 {
-    float total = v[0];
-    for (int i = 1; i < VL; i++) total += v[i];
-    return total;
+    float x[VL];
+    store(x, v);
+    for (int half = VL / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) x[i] += x[i + half];
+    return x[0];
 }
 
 INLINE float max_of(vf v)
 {
-    float most = v[0];
-    for (int i = 1; i < VL; i++) most = v[i] > most ? v[i] : most;
-    return most;
+    float x[VL];
+    store(x, v);
+    for (int half = VL / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
+    return x[0];
 }
 
 /* e to the x, within about one unit in the last place; exactly 0 below -87.3, so that a masked score weighs nothing. */
 INLINE vf vexp(vf x)
 {
     const float round_to_int = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest integer in the low bits */
-    vf clamped = choose(x > 88.0f, splat(88.0f), x);
+    vf clamped = vmin(x, splat(88.0f));
     vf shifted = clamped * 1.44269504f + round_to_int;
     vf n = shifted - round_to_int;
     vf r = clamped - n * 0.693145752f; /* ln 2 in two parts */
@@ -63,7 +82,7 @@ INLINE vf vexp(vf x)
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     vi power = (vi)shifted << 23; /* the integer, moved to where the exponent is */
-    return choose(x < -87.3f, splat(0.0f), (vf)((vi)p + power));
+    return (vf)(((vi)p + power) & (x > -87.3f));
 }
 
 INLINE float from_bf16(uint16_t half)

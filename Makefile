@@ -1,0 +1,52 @@
+# Few verbs: install, serve, test, check, bench. Each sets up what it needs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL ?= smollm2
+ARGS ?=
+
+.PHONY: install serve test check format bench bench-cpu lock clean
+
+install: $(VENV)/.installed
+
+serve: $(VENV)/.installed  ## serve MODEL; ARGS="--port 8011" passes arguments on
+	$(BIN)/penstock serve $(MODEL) $(ARGS)
+
+test: check  ## every check and every test
+	$(BIN)/python -m pytest -m "not slow" -n 2
+	$(BIN)/python -m pytest -m slow
+
+check: $(VENV)/.installed-dev  ## format, lint, types, import contracts, docs freshness
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/reference.py --check
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/python tools/reference.py
+
+bench: bench-cpu
+
+bench-cpu: $(VENV)/.installed-dev  ## ARGS="--url llama.cpp=http://127.0.0.1:9001" measures a peer in the same run
+	$(BIN)/penstock bench cpu --write docs/benchmarks.md $(ARGS)
+
+lock: $(VENV)/.installed
+	$(BIN)/python tools/lock.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/.installed: pyproject.toml requirements.lock
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "penstock needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	touch $@

@@ -1,0 +1,44 @@
+"""Write requirements.lock and requirements-dev.lock from pyproject.toml: `python tools/lock.py`.
+
+Versions are what pip resolves today; local parts (`+cpu`) are dropped, so that each machine takes its own build.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TORCH = "torch==2.13.0"  # a plain `torch` drags in another build
+
+
+def resolve(requirements: list[str]) -> dict[str, str]:
+    with tempfile.NamedTemporaryFile(suffix=".json") as report:
+        arguments = ["--dry-run", "--ignore-installed", "--quiet", "--report", report.name, *requirements]
+        subprocess.run([sys.executable, "-m", "pip", "install", *arguments], check=True)
+        found = json.loads(Path(report.name).read_text())["install"]
+    names = (entry["metadata"] for entry in found)
+    return {m["name"].lower().replace("_", "-"): m["version"].partition("+")[0] for m in names}
+
+
+def write(path: Path, head: str, pins: dict[str, str]) -> None:
+    path.write_text(head + "".join(f"{name}=={version}\n" for name, version in sorted(pins.items())))
+
+
+def main() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    runtime = [*project["project"]["dependencies"], TORCH]
+    extras = project["project"]["optional-dependencies"]
+    everything = resolve([*runtime, *extras.get("bench", []), *project["dependency-groups"]["dev"]])
+    pinned = {name: everything[name] for name in resolve(runtime)}
+    rest = {name: version for name, version in everything.items() if name not in pinned}
+    write(ROOT / "requirements.lock", "# The versions penstock is tested with. Written by tools/lock.py.\n", pinned)
+    write(ROOT / "requirements-dev.lock", "# What tests and checks need besides.\n-r requirements.lock\n", rest)
+
+
+if __name__ == "__main__":
+    main()
