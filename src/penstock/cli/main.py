@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from penstock import __version__
+from penstock.cli.bench import add_bench, run_bench
 from penstock.cli.flags import add_settings, settings_from
 from penstock.core.errors import PenstockError
 
@@ -31,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     convert.add_argument("directory", type=Path, metavar="DIR", help="where to write")
     convert.add_argument("--to", choices=["hf"], default="hf", help="the format: a Hugging Face directory")
     convert.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    add_bench(commands)
     return root
 
 
@@ -63,3 +65,9 @@ def run(arguments: argparse.Namespace) -> None:
             from penstock.cli.convert import convert
 
             convert(arguments.model, arguments.directory, arguments.dtype)
+        case "bench":
+            run_bench(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,18 +7,27 @@ or foreign block gets wrong tokens, just as a real device would give.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from penstock.core.request import TokenLogprobs
+from penstock.core.sampling import SamplingParams
 from penstock.engine.loop import StepHandle
 from penstock.sched.plan import Sampled, Slice, StepPlan, StepResult
 
 
-def fake_token(context: Sequence[int], vocab_size: int) -> int:
-    """What the fake model says after `context`."""
-    state = 17
+def fake_token(context: Sequence[int], vocab_size: int, *, seed: int = 0) -> int:
+    """What the fake model says after `context`; `seed` is that of a request that is not greedy."""
+    state = 17 + seed
     for token_id in context:
         state = (state * 1_000_003 + token_id + 1) % 2_147_483_647
     return state % vocab_size
+
+
+def fake_logprobs(token_id: int, vocab_size: int, num_logprobs: int) -> TokenLogprobs:
+    """The chosen token has probability 1/2, and each next best half of the one before."""
+    top = [((token_id + rank) % vocab_size, -(rank + 1) * math.log(2)) for rank in range(num_logprobs)]
+    return TokenLogprobs(-math.log(2), top)
 
 
 class FakeRunner:
@@ -32,12 +41,15 @@ class FakeRunner:
     def submit(self, plan: StepPlan) -> StepHandle:
         for (_, target), content in zip(plan.copies, [list(self._slots[s]) for s, _ in plan.copies], strict=True):
             self._slots[target] = content
-        newest = {s.request_id: self._run(s) for s in plan.slices}
-        self._newest = {request_id: token for request_id, token in newest.items() if token is not None}
-        sampled = [Sampled([token]) if token is not None else None for token in newest.values()]
+        sampled = [self._run(s) for s in plan.slices]
+        self._newest = {
+            planned.request_id: chosen.token_ids[-1]
+            for planned, chosen in zip(plan.slices, sampled, strict=True)
+            if chosen is not None
+        }
         return _Finished(StepResult(sampled))
 
-    def _run(self, planned: Slice) -> int | None:
+    def _run(self, planned: Slice) -> Sampled | None:
         tokens = list(planned.token_ids)
         if planned.awaits_token:
             tokens.append(self._newest[planned.request_id])
@@ -49,7 +61,13 @@ class FakeRunner:
         length = planned.start + len(tokens)
         context = [self._slots[planned.block_ids[p // self._block_size]][p % self._block_size] for p in range(length)]
         assert all(token_id is not None for token_id in context), "a block was read before it was written"
-        return fake_token([t for t in context if t is not None], self._vocab_size)
+        return self._choose([t for t in context if t is not None], planned.sample.params)
+
+    def _choose(self, context: list[int], params: SamplingParams) -> Sampled:
+        token_id = fake_token(context, self._vocab_size, seed=0 if params.is_greedy else params.seed)
+        if params.num_logprobs is None:
+            return Sampled([token_id])
+        return Sampled([token_id], [fake_logprobs(token_id, self._vocab_size, params.num_logprobs)])
 
 
 class _Finished:

@@ -82,7 +82,7 @@ class Scheduler:
         decodes = [s for s in self._running if s.num_wanted == 1]
         prefills = [s for s in self._running if s.num_wanted > 1]
         preemptions = self.counters.preemptions
-        left = self.budget.tokens - len(decodes)
+        left = self.budget.tokens_beside(len(decodes))
         for sequence in decodes:  # they always go: prefill never blocks them
             self._extend(plan, sequence, 1, now)
         if prefills:

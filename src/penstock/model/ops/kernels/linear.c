@@ -23,8 +23,6 @@ struct job {
     int groups_per_chunk, column_chunks;
 };
 
-static int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
 static void tile_of_columns(const struct job *job, int group, int tile)
 {
     int row = (int)((int64_t)tile * job->m / job->num_tiles);
@@ -123,19 +121,21 @@ void linear_run(struct pool *pool, const struct linear *l, const float *x, float
 struct packing {
     const struct linear *linear;
     const float *weight;
+    char *stored; /* a column for every thread */
 };
 
 static void pack_panel(void *argument, int panel, int thread)
 {
-    (void)thread;
     const struct packing *p = argument;
     const struct linear *l = p->linear;
     const struct arithmetic *a = l->arithmetic;
     char *to = (char *)l->panels + panel * panel_bytes(a, l->k);
-    memset(to, 0, panel_bytes(a, l->k));
+    int steps = ceil_div(l->k, a->step);
+    char *stored = p->stored + (size_t)thread * steps * STEP_BYTES;
+    memset(stored, 0, (size_t)steps * STEP_BYTES);
     for (int column = 0; column < PANEL && panel * PANEL + column < l->n; column++) {
-        const float *from = p->weight + (size_t)(panel * PANEL + column) * l->k;
-        for (int k = 0; k < l->k; k++) panel_put(a, to, panel_offset(a, k, column, PANEL), from[k]);
+        a->encode(p->weight + (size_t)(panel * PANEL + column) * l->k, stored, l->k);
+        panel_put_column(to, column, PANEL, stored, steps);
     }
 }
 
@@ -144,12 +144,14 @@ size_t linear_bytes(int arithmetic, int n, int k)
     return ceil_div(n, PANEL) * panel_bytes(arithmetic_at(arithmetic), k);
 }
 
-/* Describe a linear layer in `l` (its memory and `panels`' are the caller's) and fill the panels from [n, k]. */
+/* Describe a linear layer in `l` (its memory and the zeroed `panels` are the caller's) and fill the
+ * panels from [n, k]. */
 void linear_pack(struct pool *pool, struct linear *l, int arithmetic, char *panels, const float *weight,
                  const float *bias, int n, int k)
 {
     *l = (struct linear){arithmetic_at(arithmetic), panels, bias, n, k};
-    struct packing p = {l, weight};
+    size_t column_bytes = (size_t)ceil_div(k, l->arithmetic->step) * STEP_BYTES;
+    struct packing p = {l, weight, pool_scratch(pool, SCRATCH_WORK, pool_threads(pool) * column_bytes)};
     pool_run(pool, ceil_div(n, PANEL), pack_panel, &p);
 }
 
@@ -159,23 +161,26 @@ struct lookup {
     const struct linear *linear;
     const int32_t *ids;
     float *out;
+    char *stored; /* a row for every thread */
 };
 
 static void look_up(void *argument, int row, int thread)
 {
-    (void)thread;
     const struct lookup *u = argument;
     const struct linear *l = u->linear;
     const struct arithmetic *a = l->arithmetic;
     int id = u->ids[row];
     const char *panel = l->panels + (size_t)(id / PANEL) * panel_bytes(a, l->k);
-    float *out = u->out + (size_t)row * l->k;
-    for (int k = 0; k < l->k; k++) out[k] = panel_get(a, panel, panel_offset(a, k, id % PANEL, PANEL));
+    int steps = ceil_div(l->k, a->step);
+    char *stored = u->stored + (size_t)thread * steps * STEP_BYTES;
+    panel_get_column(panel, id % PANEL, PANEL, stored, steps);
+    a->decode(stored, u->out + (size_t)row * l->k, l->k);
 }
 
 /* Rows of W by number: the embedding, when it is the same table as the head. */
 void linear_lookup(struct pool *pool, const struct linear *l, const int32_t *ids, float *out, int m)
 {
-    struct lookup u = {l, ids, out};
+    size_t row_bytes = (size_t)ceil_div(l->k, l->arithmetic->step) * STEP_BYTES;
+    struct lookup u = {l, ids, out, pool_scratch(pool, SCRATCH_WORK, pool_threads(pool) * row_bytes)};
     pool_run(pool, m, look_up, &u);
 }

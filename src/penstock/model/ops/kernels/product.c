@@ -90,18 +90,28 @@ INLINE void product_bfloat16_dot(const struct product *t, const int rows, const 
         }
     })
 }
+#endif
 
-static void convert_bfloat16(const float *from, void *to, int count)
+static void keep_float32(const float *from, void *to, int count) { memcpy(to, from, 4 * (size_t)count); }
+
+static void read_float32(const void *from, float *to, int count) { memcpy(to, from, 4 * (size_t)count); }
+
+static void round_to_bfloat16(const float *from, void *to, int count)
 {
     uint16_t *out = to;
     int i = 0;
+#if defined(__AVX512BF16__)
     for (; i + 16 <= count; i += 16)
         _mm256_storeu_si256((__m256i *)(out + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
+#endif
     for (; i < count; i++) out[i] = to_bf16(from[i]);
 }
-#endif
 
-static void convert_float32(const float *from, void *to, int count) { memcpy(to, from, 4 * (size_t)count); }
+static void widen_bfloat16(const void *from, float *to, int count)
+{
+    const uint16_t *in = from;
+    for (int i = 0; i < count; i++) to[i] = from_bf16(in[i]);
+}
 
 #define VARIANT(name, rows, panels) \
     static void name##_##rows##_##panels(const struct product *t) { product_##name(t, rows, panels); }
@@ -129,14 +139,16 @@ static void convert_float32(const float *from, void *to, int count) { memcpy(to,
 #define ENTRY(name, rows, panels) .kernels[rows][panels] = name##_##rows##_##panels,
 
 FOR_VARIANTS(VARIANT, float32)
-static const struct arithmetic float32 = {1, 0, 4, 4, convert_float32, FOR_VARIANTS(ENTRY, float32)};
+static const struct arithmetic float32 = {1, 4, keep_float32, keep_float32, read_float32, FOR_VARIANTS(ENTRY, float32)};
 
 FOR_VARIANTS(VARIANT, bfloat16)
-static const struct arithmetic bfloat16 = {2, 1, 2, 4, convert_float32, FOR_VARIANTS(ENTRY, bfloat16)};
+static const struct arithmetic bfloat16 = {2, 4, keep_float32, round_to_bfloat16, widen_bfloat16,
+                                           FOR_VARIANTS(ENTRY, bfloat16)};
 
 #if defined(__AVX512BF16__)
 FOR_VARIANTS(VARIANT, bfloat16_dot)
-static const struct arithmetic bfloat16_dot = {2, 1, 2, 2, convert_bfloat16, FOR_VARIANTS(ENTRY, bfloat16_dot)};
+static const struct arithmetic bfloat16_dot = {2, 2, round_to_bfloat16, round_to_bfloat16, widen_bfloat16,
+                                               FOR_VARIANTS(ENTRY, bfloat16_dot)};
 #endif
 
 const struct arithmetic *arithmetic_at(int index)

@@ -36,37 +36,54 @@ struct product {
 
 typedef void (*kernel)(const struct product *);
 
-/* One row per way to store weights and compute with them. */
+/* One row per way to store weights and compute with them. A step of one column is always four bytes. */
 struct arithmetic {
-    int step; /* values of k that lie together in a panel, a power of two … */
-    int shift; /* … namely 1 << shift */
-    int weight_bytes; /* per value, in panels */
+    int step; /* values of k that lie together in a panel */
     int row_bytes; /* per value, in the rows that kernels read */
     void (*convert)(const float *from, void *to, int count); /* a row to the kernels' form */
+    void (*encode)(const float *from, void *to, int count); /* values to their stored form, and back */
+    void (*decode)(const void *from, float *to, int count);
     kernel kernels[MOST_ROWS + 1][MOST_PANELS + 1];
 };
+
+#define STEP_BYTES 4
 
 /* In the order of `ARITHMETICS` in native.py; NULL where this machine has no such instruction. */
 const struct arithmetic *arithmetic_at(int index);
 
+INLINE int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
 INLINE size_t panel_bytes(const struct arithmetic *a, int k)
 {
-    return (size_t)((k + a->step - 1) & -a->step) * PANEL * a->weight_bytes;
+    return (size_t)ceil_div(k, a->step) * PANEL * STEP_BYTES;
 }
 
-/* Where value (k, column) of a panel lies, in values; `columns` is 16 but for blocks of odd sizes. */
-INLINE size_t panel_offset(const struct arithmetic *a, int k, int column, int columns)
+/* One column of a panel from or to its stored values; `columns` is 16 but for KV blocks of odd sizes. */
+INLINE void panel_put_column(char *panel, int column, int columns, const char *stored, int steps)
 {
-    return (((size_t)(k >> a->shift) * columns + column) << a->shift) + (k & (a->step - 1));
+    for (int s = 0; s < steps; s++)
+        memcpy(panel + ((size_t)s * columns + column) * STEP_BYTES, stored + s * STEP_BYTES, STEP_BYTES);
 }
 
-INLINE void panel_put(const struct arithmetic *a, void *panel, size_t offset, float value)
+INLINE void panel_get_column(const char *panel, int column, int columns, char *stored, int steps)
 {
-    if (a->weight_bytes == 2) ((uint16_t *)panel)[offset] = to_bf16(value);
-    else ((float *)panel)[offset] = value;
+    for (int s = 0; s < steps; s++)
+        memcpy(stored + s * STEP_BYTES, panel + ((size_t)s * columns + column) * STEP_BYTES, STEP_BYTES);
 }
 
-INLINE float panel_get(const struct arithmetic *a, const void *panel, size_t offset)
+/* The 16 values of one k, likewise. */
+INLINE void panel_put_row(const struct arithmetic *a, char *panel, int k, const char *stored)
 {
-    return a->weight_bytes == 2 ? from_bf16(((const uint16_t *)panel)[offset]) : ((const float *)panel)[offset];
+    size_t value = STEP_BYTES / a->step;
+    char *to = panel + (size_t)(k / a->step) * PANEL * STEP_BYTES + k % a->step * value;
+    for (int column = 0; column < PANEL; column++)
+        if (value == 2) memcpy(to + column * STEP_BYTES, stored + column * 2, 2);
+        else memcpy(to + column * STEP_BYTES, stored + column * 4, 4);
+}
+
+INLINE void panel_get_row(const struct arithmetic *a, const char *panel, int k, char *stored)
+{
+    size_t value = STEP_BYTES / a->step;
+    const char *from = panel + (size_t)(k / a->step) * PANEL * STEP_BYTES + k % a->step * value;
+    for (int column = 0; column < PANEL; column++) memcpy(stored + column * value, from + column * STEP_BYTES, value);
 }

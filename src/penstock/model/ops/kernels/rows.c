@@ -1,4 +1,6 @@
 /* What is done to each row alone: norms and SwiGLU. */
+#include "rows.h"
+
 #include "pool.h"
 #include "vector.h"
 
@@ -27,7 +29,7 @@ INLINE int end_of(const struct rows *j, int chunk)
     return end < j->m ? end : j->m;
 }
 
-static void norm_row(const float *x, float *residual, const float *weight, float *out, int n, float eps)
+void norm_row(const float *x, float *residual, const float *weight, float *out, int n, float eps)
 {
     vf squares = splat(0.0f);
     float rest = 0.0f;

@@ -1,0 +1,63 @@
+"""What is asked: how many requests, how long, how many at once, and the words in them.
+
+Prompts are made of words that are one token each, so that token counts are exact though every server is sent text. It
+knows no server and no clock.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.core.errors import ConfigError
+from penstock.text.tokenizer import Tokenizer
+
+WORD = re.compile(r" [a-z]{3,9}")
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    prompt_tokens: int
+    output_tokens: int
+    concurrency: int
+    num_requests: int
+    shared_tokens: int = 0  # of the prompt's tokens, those that every request begins with
+
+
+CPU_WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("decode1", prompt_tokens=128, output_tokens=128, concurrency=1, num_requests=6),
+        Workload("c8", prompt_tokens=128, output_tokens=128, concurrency=8, num_requests=64),
+        Workload("c32", prompt_tokens=128, output_tokens=128, concurrency=32, num_requests=64),
+        Workload("prefix", prompt_tokens=1056, output_tokens=32, concurrency=8, num_requests=64, shared_tokens=1024),
+    )
+}
+WARM_UP = Workload("warm-up", prompt_tokens=128, output_tokens=16, concurrency=4, num_requests=8)
+
+
+def choose(names: str | None) -> list[Workload]:
+    """From a comma-separated list; None is all of them."""
+    chosen = list(CPU_WORKLOADS) if names is None else names.split(",")
+    if unknown := [name for name in chosen if name not in CPU_WORKLOADS]:
+        raise ConfigError(f"no workload {unknown[0]!r}; there are {', '.join(CPU_WORKLOADS)}", param="workload")
+    return [CPU_WORKLOADS[name] for name in chosen]
+
+
+def single_token_words(tokenizer: Tokenizer) -> list[str]:
+    """Lower-case words, each with its leading space."""
+    texts = [tokenizer.token_text(token_id) for token_id in range(tokenizer.vocab_size)]
+    words = [text for text in texts if WORD.fullmatch(text)]
+    encoded = tokenizer.encode_batch(words, add_special_tokens=False)
+    return [word for word, ids in zip(words, encoded, strict=True) if len(ids) == 1]
+
+
+def make_prompts(workload: Workload, words: Sequence[str], seed: str) -> list[str]:
+    """One text per request. A new seed makes all of it new, the shared beginning too: no cache holds any of it yet."""
+    source = random.Random(f"{workload.name} {seed}")
+    shared = source.choices(words, k=workload.shared_tokens)
+    num_own = workload.prompt_tokens - workload.shared_tokens
+    return ["".join(shared + source.choices(words, k=num_own)) for _ in range(workload.num_requests)]

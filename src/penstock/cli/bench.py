@@ -1,0 +1,64 @@
+"""`penstock bench KIND`: servers under load, measured through their HTTP APIs."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+import msgspec
+
+from penstock.core.errors import ConfigError
+
+
+def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    bench = commands.add_parser("bench", help="measure servers under load")
+    kinds = bench.add_subparsers(dest="bench", required=True, metavar="KIND")
+    cpu = kinds.add_parser("cpu", help="the four workloads of docs/benchmarks.md: a server of our own, and peers")
+    cpu.add_argument(
+        "--url", dest="urls", action="append", default=[], type=_named_url, metavar="NAME=URL",
+        help="a server that runs already, measured in turns with ours; penstock=URL takes the place of ours",
+    )  # fmt: skip
+    cpu.add_argument(
+        "--model", default="smollm2", help="what we serve, and whose tokens are counted (default: smollm2)"
+    )
+    cpu.add_argument("--workload", metavar="NAME,…", help="some of decode1, c8, c32, prefix (default: all)")
+    cpu.add_argument("--rounds", type=int, default=3, metavar="N", help="the medians of N are shown (default: 3)")
+    cpu.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")
+    cpu.add_argument(
+        "--write", type=Path, metavar="FILE", help="put the tables into this Markdown, between its markers"
+    )
+
+
+def run_bench(arguments: argparse.Namespace) -> None:
+    try:
+        from penstock.bench.cpu import bench_cpu
+    except ModuleNotFoundError as error:
+        if error.name != "aiohttp":
+            raise
+        raise ConfigError("penstock bench needs aiohttp: pip install 'penstock[bench]'") from None
+    from penstock.bench.report import markdown, replace_section
+    from penstock.bench.workloads import choose
+
+    report = bench_cpu(
+        model=arguments.model,
+        urls=arguments.urls,
+        serve=[sys.executable, "-m", "penstock.cli.main", "serve", arguments.model, "--port", "0"],
+        workloads=choose(arguments.workload),
+        num_rounds=arguments.rounds,
+        command=f"penstock {shlex.join(sys.argv[1:])}",
+    )
+    text = markdown(report)
+    print(f"\n{text}")
+    if arguments.json:
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    if arguments.write:
+        arguments.write.write_text(replace_section(arguments.write.read_text(), arguments.bench, text))
+
+
+def _named_url(text: str) -> tuple[str, str]:
+    name, equals, url = text.partition("=")
+    if not (name and equals and url.startswith("http")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=URL, such as vllm=http://127.0.0.1:9001")
+    return name, url

@@ -1,0 +1,58 @@
+/* What one call of attention knows, and what cache.c does for it. */
+#pragma once
+
+#include "pool.h"
+#include "product.h"
+
+#define MOST_DIM 256
+
+/* This struct and the next are mirrored in native.py. */
+struct layer {
+    char *keys; /* [blocks][kv_heads][block_size / columns] panels: columns are positions, k are dimensions */
+    char *values; /* [blocks][kv_heads][dim / 16] panels: columns are dimensions, k are positions */
+    const float *cos, *sin; /* [context, dim / 2] */
+    const float *q_norm, *k_norm; /* [dim], or NULL */
+    int32_t arithmetic, block_size, heads, kv_heads, dim;
+    int32_t window; /* 0: all */
+    float scale, norm_eps;
+};
+
+struct batch {
+    const int32_t *positions; /* [tokens] */
+    const int32_t *query_starts; /* [sequences + 1] */
+    const int32_t *context_lens; /* [sequences] */
+    const int32_t *block_tables; /* [sequences, table_stride] */
+    int32_t table_stride, sequences, tokens;
+};
+
+struct call {
+    const struct layer *layer;
+    const struct batch *batch;
+    const float *qkv; /* [tokens, (heads + 2 * kv_heads) * dim] */
+    float *out; /* [tokens, heads * dim] */
+    const struct arithmetic *arithmetic;
+    int group; /* heads per KV head */
+    int value_panels;
+    int key_columns; /* of one key panel: 16, or the block size if that is no multiple of 16 */
+    size_t key_bytes, value_bytes; /* one block of one KV head */
+    char *q; /* [kv_heads][tokens][group] rows, rotated and scaled, in the arithmetic's form */
+    size_t q_stride;
+    const struct item *items;
+    int num_items, num_spans; /* spans of the longest context */
+    char *work; /* every thread's */
+    size_t work_bytes;
+    char *partials; /* of every (item, span), when spans are shared out */
+};
+
+/* Fill in where the cache's parts lie. */
+void cache_describe(struct call *c);
+
+/* Norm and rotate every token's q and k; q goes to c->q, k and v into the cache. */
+void cache_write(struct pool *pool, struct call *c);
+
+/* The panels of a KV head's tiles, 16 positions each, that cover [first, end) of a sequence; first is a multiple of 16.
+ * Returns the bytes from a tile's value panel to its next. Where blocks are no multiple of 16 positions the tiles are
+ * put together in `spare`, of cache_spare_bytes for so many tiles. */
+size_t cache_tiles(const struct call *c, int sequence, int kv_head, int first, int end, const char **keys,
+                   const char **values, char *spare);
+size_t cache_spare_bytes(const struct call *c, int tiles);

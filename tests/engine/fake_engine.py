@@ -1,0 +1,92 @@
+"""An engine process over the fake runner, started and spoken to like the real one, that misbehaves on request.
+
+`python fake_engine.py FD OPTIONS`; `launcher` starts it from a test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+import time
+from typing import Literal
+
+import msgspec
+
+from penstock.core.clock import MonotonicClock
+from penstock.engine.client import Launch
+from penstock.engine.fake import FakeRunner
+from penstock.engine.loop import EngineLoop, StepHandle
+from penstock.engine.mailbox import Mailbox
+from penstock.engine.messages import EngineInfo, Failed, Loading, Ready
+from penstock.kv.cache import KVCache
+from penstock.sched.budget import StepBudget
+from penstock.sched.plan import StepPlan
+from penstock.sched.scheduler import Scheduler
+
+VOCAB_SIZE = 1000
+POISON = 1_000_000  # a prompt with this token makes its step fail; no vocabulary has it
+
+
+class Options(msgspec.Struct):
+    step_s: float = 0.0  # how long a step takes
+    num_blocks: int = 512
+    block_size: int = 4
+    chunk_tokens: int = 64
+    max_num_seqs: int = 64
+    vocab_size: int = VOCAB_SIZE
+    overlaps: bool = False
+    start: Literal["ready", "failed", "exit"] = "ready"
+
+
+def launcher(**options: object) -> Launch:
+    encoded = msgspec.json.encode(Options(**options)).decode()  # type: ignore[arg-type]
+
+    async def launch(theirs: socket.socket) -> asyncio.subprocess.Process:
+        arguments = [__file__, str(theirs.fileno()), encoded]
+        return await asyncio.create_subprocess_exec(sys.executable, *arguments, pass_fds=[theirs.fileno()])
+
+    return launch
+
+
+class SlowRunner:
+    """The fake runner at the speed of a device, with steps that fail."""
+
+    def __init__(self, options: Options) -> None:
+        self.overlaps = options.overlaps
+        self._step_s = options.step_s
+        self._runner = FakeRunner(
+            options.num_blocks, options.block_size, vocab_size=options.vocab_size, overlaps=options.overlaps
+        )
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        time.sleep(self._step_s)
+        if any(POISON in planned.token_ids for planned in plan.slices):
+            raise RuntimeError("poison")
+        return self._runner.submit(plan)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    options = msgspec.json.decode(sys.argv[2], type=Options)
+    mailbox = Mailbox(socket.socket(fileno=int(sys.argv[1])))
+    mailbox.send(Loading("weights", 1, 2))
+    if options.start == "failed":
+        mailbox.send(Failed("model_unsupported", "no such family"))
+    if options.start != "ready":
+        sys.exit(1)
+    cache = KVCache(options.num_blocks, options.block_size)
+    budget = StepBudget(options.chunk_tokens, target_s=None, floor=options.block_size)
+    scheduler = Scheduler(cache, budget, max_num_seqs=options.max_num_seqs)
+    info = EngineInfo(
+        device="fake", number_format="int", kernels="none", num_blocks=options.num_blocks,
+        block_size=options.block_size, max_num_seqs=options.max_num_seqs, chunk_tokens=options.chunk_tokens,
+        max_model_len=cache.capacity_tokens, kv_bytes=0,
+    )  # fmt: skip
+    mailbox.send(Ready(info))
+    EngineLoop(scheduler, SlowRunner(options), mailbox, MonotonicClock()).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""The client with a real engine process at the other end, over the fake runner."""
+
+import asyncio
+import socket
+
+import pytest
+
+from penstock.core.clock import MonotonicClock
+from penstock.core.errors import EngineFailed, EngineUnavailable, ModelUnsupported, RequestAborted
+from penstock.core.request import FinishReason, Request
+from penstock.core.sampling import SamplingParams
+from penstock.engine.client import EngineClient, EngineState
+from penstock.engine.mailbox import frame
+from penstock.engine.messages import EngineStats, Loading, Submit
+from tests.engine.expecting import engine, engine_process, eventually, expected, is_ready, read, tokens_of
+from tests.engine.fake_engine import POISON, launcher
+
+SLOW = 0.01  # seconds per step: time to act while a request runs
+
+
+def endless(request_id: str, first: int = 1) -> Request:
+    return Request(request_id, [first, 2, 3], max_tokens=1500)
+
+
+# -- requests
+
+
+async def test_tokens_arrive_in_order_and_are_the_models() -> None:
+    async with engine() as client:
+        requests = [Request(f"r{i}", [i, 2, 3], max_tokens=20 + i) for i in range(8)]
+        outputs = await asyncio.gather(*(tokens_of(client, request) for request in requests))
+        assert outputs == [expected([i, 2, 3], 20 + i) for i in range(8)]
+        assert client.num_open == 0
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+async def test_a_burst_of_a_thousand_requests_is_answered_completely(overlaps: bool) -> None:
+    async with engine(overlaps=overlaps, num_blocks=200) as client:
+        requests = [Request(f"r{i}", [i, 7], max_tokens=3) for i in range(1000)]
+        events = await read(client.open(requests), *(request.id for request in requests))
+        outputs = {name: [token for event in got for token in event.token_ids] for name, got in events.items()}
+        assert outputs == {f"r{i}": expected([i, 7], 3) for i in range(1000)}
+        assert client.stats.kv_usage == 0
+        assert client.stats.generated_tokens == 3000
+
+
+async def test_one_stream_carries_the_news_of_a_group() -> None:
+    async with engine() as client:
+        requests = [Request(f"r{i}", [5, 6], 4, SamplingParams(seed=i)) for i in range(3)]
+        events = await read(client.open(requests), "r0", "r1", "r2")
+        for i in range(3):
+            assert [t for e in events[f"r{i}"] for t in e.token_ids] == expected([5, 6], 4, seed=i)
+            assert events[f"r{i}"][-1].finish is FinishReason.LENGTH
+
+
+async def test_closing_a_stream_ends_its_work_within_a_step_or_two() -> None:
+    async with engine(step_s=SLOW) as client:
+        with client.open([endless("a"), endless("b", first=9)]) as stream:
+            await stream.next()
+            await eventually(lambda: client.stats.num_running == 2)
+            steps = client.stats.steps
+        assert client.num_open == 0
+        await eventually(lambda: client.stats.num_running == 0)
+        assert client.stats.steps - steps <= 3
+        assert client.stats.kv_usage == 0
+
+
+async def test_closing_one_stream_leaves_the_others_alone() -> None:
+    async with engine(step_s=0.001) as client:
+        with client.open([endless("a")]) as closed:
+            await closed.next()
+            kept = client.open([Request("b", [4, 5], max_tokens=30)])
+        events = await read(kept, "b")
+        assert [t for e in events["b"] for t in e.token_ids] == expected([4, 5], 30)
+
+
+async def test_closing_a_stream_twice_or_after_its_end_is_harmless() -> None:
+    async with engine() as client:
+        stream = client.open([Request("a", [1], max_tokens=2)])
+        await read(stream, "a")
+        stream.close()
+        stream.close()
+        assert await tokens_of(client, Request("b", [1], max_tokens=2)) == expected([1], 2)
+
+
+# -- failing steps
+
+
+async def test_a_step_that_fails_ends_those_in_it_and_nobody_else() -> None:
+    async with engine(step_s=SLOW, max_num_seqs=1) as client:
+        poisoned = client.open([Request("a", [POISON], max_tokens=3)])
+        waiting = asyncio.create_task(tokens_of(client, Request("b", [1], max_tokens=3)))
+        with pytest.raises(EngineFailed), poisoned:
+            await poisoned.next()
+        assert await waiting == expected([1], 3)
+        assert client.restarts == 0
+        assert client.stats.num_running == 0
+        assert client.stats.kv_usage == 0
+
+
+async def test_steps_that_keep_failing_end_the_process_and_a_fresh_one_goes_on() -> None:
+    async with engine() as client:
+        first = engine_process()
+        for i in range(3):
+            with pytest.raises(EngineFailed), client.open([Request(f"r{i}", [POISON], max_tokens=3)]) as stream:
+                await asyncio.wait_for(stream.next(), 5)
+        await eventually(lambda: client.restarts == 1 and is_ready(client))
+        assert engine_process() != first
+        assert await tokens_of(client, Request("b", [1], max_tokens=3)) == expected([1], 3)
+
+
+async def test_failed_steps_with_good_ones_between_them_do_not_end_the_process() -> None:
+    async with engine() as client:
+        for i in range(5):
+            with pytest.raises(EngineFailed), client.open([Request(f"r{i}", [POISON], max_tokens=3)]) as stream:
+                await asyncio.wait_for(stream.next(), 5)
+            assert await tokens_of(client, Request(f"good{i}", [1], max_tokens=1)) == expected([1], 1)
+        assert client.restarts == 0
+
+
+# -- the life of the process
+
+
+async def test_a_killed_process_fails_every_open_stream_at_once_and_is_started_again() -> None:
+    reports: list[EngineStats] = []
+    client = EngineClient(launcher(step_s=SLOW), MonotonicClock(), on_report=reports.append)
+    await client.start()
+    streams = [client.open([endless(f"r{i}")]) for i in range(5)]
+    for stream in streams:
+        await stream.next()
+    engine_process().kill()
+    async with asyncio.timeout(1):
+        for stream in streams:
+            with pytest.raises(EngineFailed):
+                while True:
+                    await stream.next()
+    assert client.num_open == 0
+    assert client.state is EngineState.RESTARTING
+    with pytest.raises(EngineUnavailable) as refused:
+        client.open([endless("early")])
+    assert refused.value.retry_after_s is not None
+    assert reports[-1].num_running == 0, "what the dead process ran is not shown as running"
+
+    await eventually(lambda: is_ready(client))
+    assert client.restarts == 1
+    assert await tokens_of(client, Request("later", [1], max_tokens=3)) == expected([1], 3)
+    await client.stop()
+
+
+async def test_a_process_that_cannot_serve_its_model_raises_the_reason() -> None:
+    loading: list[Loading] = []
+    client = EngineClient(launcher(start="failed"), MonotonicClock(), on_loading=loading.append)
+    with pytest.raises(ModelUnsupported, match="no such family"):
+        await asyncio.wait_for(client.start(), 5)
+    assert client.state is EngineState.FAILED
+    assert loading == [Loading("weights", 1, 2)]
+    await client.stop()
+
+
+async def test_a_process_that_ends_before_it_is_ready_is_an_error_and_not_tried_again() -> None:
+    client = EngineClient(launcher(start="exit"), MonotonicClock())
+    with pytest.raises(EngineFailed):
+        await asyncio.wait_for(client.start(), 5)
+    assert (client.state, client.restarts) == (EngineState.FAILED, 0)
+    await client.stop()
+
+
+async def test_a_process_that_cannot_be_started_is_an_error() -> None:
+    async def launch(theirs: socket.socket) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec("/no/such/program")
+
+    client = EngineClient(launch, MonotonicClock())
+    with pytest.raises(EngineFailed, match="No such file"):
+        await asyncio.wait_for(client.start(), 5)
+    await client.stop()
+
+
+async def test_stopping_ends_the_process_and_every_stream() -> None:
+    async with engine(step_s=SLOW) as client:
+        stream = client.open([endless("a")])
+        await stream.next()
+        process = engine_process()
+        await client.stop()
+        with pytest.raises(RequestAborted):
+            await stream.next()
+        assert client.state is EngineState.STOPPED
+        assert client.restarts == 0
+        assert not process.is_running()
+        with pytest.raises(EngineUnavailable):
+            client.open([endless("b")])
+        stream.close()
+
+
+async def test_a_process_whose_server_is_gone_ends_by_itself() -> None:
+    for is_busy in (False, True):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await launcher(step_s=SLOW)(theirs)
+        with ours:
+            ours.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_recv(ours, 1 << 16)
+            if is_busy:
+                await loop.sock_sendall(ours, frame(Submit(endless("a"))))
+                await asyncio.sleep(5 * SLOW)
+        assert await asyncio.wait_for(process.wait(), 5) == 0

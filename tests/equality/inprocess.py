@@ -1,0 +1,106 @@
+"""The engine without its process: scheduler, cache and runner, one step at a time, with everything it said kept."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.core.model_config import ModelConfig
+from penstock.core.request import Request, TokenLogprobs
+from penstock.kv.cache import KVCache
+from penstock.model.batch import Batch
+from penstock.model.layers import CausalLM
+from penstock.model.ops import LayerKV, Ops
+from penstock.runner.runner import ModelRunner
+from penstock.sched.budget import StepBudget
+from penstock.sched.plan import StepPlan
+from penstock.sched.scheduler import Scheduler
+from tests.model.paged import kv_shape
+
+MOST_STEPS = 2000
+
+
+class Recorder:
+    """A model that remembers the logits of its last step."""
+
+    def __init__(self, model: CausalLM) -> None:
+        self._model = model
+        self.logits = torch.empty(0)
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._model.config
+
+    def __call__(self, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
+        self.logits = self._model(batch, kv)
+        return self.logits
+
+
+class InProcess:
+    def __init__(
+        self,
+        model: CausalLM,
+        ops: Ops,
+        *,
+        block_size: int = 4,
+        num_blocks: int = 64,
+        chunk_tokens: int = 256,
+        max_num_seqs: int = 8,
+    ) -> None:
+        budget = StepBudget(chunk_tokens, target_s=None, floor=block_size)
+        self.scheduler = Scheduler(KVCache(num_blocks, block_size), budget, max_num_seqs=max_num_seqs)
+        self._model = Recorder(model)
+        self._runner = ModelRunner(self._model, ops, _soiled(ops.allocate_kv(kv_shape(model.config, num_blocks, block_size))))
+        self._steps = 0
+        self.num_copies = 0  # blocks copied before they were written
+        self.outputs: dict[str, list[int]] = defaultdict(list)
+        self.logprobs: dict[str, list[TokenLogprobs]] = defaultdict(list)
+        self.logits: dict[str, list[Tensor]] = defaultdict(list)  # those that each output token was chosen by
+        self.cached: dict[str, int] = {}  # prompt tokens taken from the prefix cache
+
+    @property
+    def preemptions(self) -> int:
+        return self.scheduler.counters.preemptions
+
+    def submit(self, request: Request) -> None:
+        self.scheduler.submit(request, float(self._steps))
+
+    def step(self) -> StepPlan | None:
+        self._steps += 1
+        plan = self.scheduler.plan(float(self._steps))
+        if plan is None:
+            return None
+        self.num_copies += len(plan.copies)
+        result = self._runner.submit(plan).result()
+        sampled = [s.request_id for s in plan.slices if s.sample is not None]
+        for name, row in zip(sampled, self._model.logits, strict=True):
+            self.logits[name].append(row)
+        for event in self.scheduler.commit(plan, result, float(self._steps)):
+            self.outputs[event.request_id] += event.token_ids
+            self.logprobs[event.request_id] += event.logprobs or []
+            if event.cached_tokens is not None:
+                self.cached[event.request_id] = event.cached_tokens
+        return plan
+
+    def run(self, *requests: Request, apart: int = 0) -> None:
+        """Submit the requests, `apart` steps after each other, and step until nothing is left to do."""
+        for request in requests:
+            self.submit(request)
+            for _ in range(apart):
+                self.step()
+        for _ in range(MOST_STEPS):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError("the engine did not finish its work")
+
+
+def _soiled(kv: list[LayerKV]) -> list[LayerKV]:
+    """Blocks are reused, so a fresh cache is no special case: fill it with numbers that show when they are read."""
+    for layer in kv:
+        for cache in (layer.keys, layer.values):
+            cache.view(torch.uint8).fill_(0x42)  # 48.5 in every format
+    return kv

@@ -1,0 +1,200 @@
+"""Greedy output of tiny models of every family is that of transformers, whatever the engine does on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from transformers import PreTrainedModel
+
+from penstock.core.request import Request
+from penstock.core.sampling import SamplingParams
+from penstock.model.layers import CausalLM
+from penstock.model.loading import load_model
+from penstock.model.ops import Ops
+from penstock.model.ops.build import KernelsUnavailable
+from penstock.model.ops.native import NativeOps
+from penstock.model.ops.reference import ReferenceOps
+from tests.equality.inprocess import InProcess
+from tests.equality.reference import assert_generated, assert_greedy, assert_logprobs
+from tests.model.tiny import CONFIGS, StateDictCheckpoint, hf_model
+
+TOKENS = torch.randint(0, 256, (400,), generator=torch.Generator().manual_seed(5)).tolist()
+PROMPTS = [TOKENS[:1], TOKENS[10:33], TOKENS[40:57], TOKENS[60:64], TOKENS[70:111]]
+SHARED = TOKENS[120:150]
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same weights as a model of theirs and as one of ours."""
+
+    theirs: PreTrainedModel
+    ours: CausalLM
+    ops: Ops
+
+    def engine(self, **options: int) -> InProcess:
+        return InProcess(self.ours, self.ops, **options)
+
+    def check(self, engine: InProcess, *requests: Request) -> None:
+        for request in requests:
+            assert len(engine.outputs[request.id]) == request.max_tokens
+            assert_greedy(self.theirs, request.prompt_ids, engine.outputs[request.id])
+
+
+def make_ops(name: str) -> Ops:
+    if name == "reference":
+        return ReferenceOps()
+    try:
+        return NativeOps("float32", threads=1)
+    except KernelsUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def theirs(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return hf_model(request.param)
+
+
+@pytest.fixture(scope="module", params=["reference", "native"])
+def pair(request: pytest.FixtureRequest, theirs: PreTrainedModel) -> Pair:
+    ops = make_ops(request.param)
+    return Pair(theirs, load_model(StateDictCheckpoint(theirs), ops), ops)
+
+
+def greedy(name: str, prompt: list[int], max_tokens: int = 12, *, namespace: str = "") -> Request:
+    return Request(name, prompt, max_tokens, sampling=GREEDY, namespace=namespace)
+
+
+def test_alone(pair: Pair) -> None:
+    engine = pair.engine()
+    request = greedy("a", PROMPTS[1], 24)
+    engine.run(request)
+    assert_generated(pair.theirs, request.prompt_ids, engine.outputs["a"])
+
+
+def test_mixed_batch_of_requests_that_arrive_at_different_steps(pair: Pair) -> None:
+    engine = pair.engine(chunk_tokens=16)
+    requests = [greedy(f"r{i}", prompt, 6 + 3 * i) for i, prompt in enumerate(PROMPTS)]
+    engine.run(*requests, apart=2)
+    pair.check(engine, *requests)
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_chunked_prompts(pair: Pair, block_size: int) -> None:
+    for chunk_tokens in (1, 3, 7, 13):
+        engine = pair.engine(block_size=block_size, chunk_tokens=chunk_tokens, max_num_seqs=2)
+        requests = [greedy("a", PROMPTS[1], 6), greedy("b", PROMPTS[2], 5)]
+        engine.run(*requests)
+        pair.check(engine, *requests)
+
+
+def test_prompt_that_is_wholly_cached(pair: Pair) -> None:
+    engine = pair.engine()
+    first, again = greedy("first", SHARED[:24]), greedy("again", SHARED[:24])
+    engine.run(first)
+    engine.run(again)
+    assert engine.cached["again"] == 23  # the last token is computed, in a copy of its block
+    assert engine.num_copies == 1
+    assert engine.outputs["again"] == engine.outputs["first"]
+    pair.check(engine, first, again)
+
+
+def test_prefix_taken_from_a_sequence_that_is_still_running(pair: Pair) -> None:
+    engine = pair.engine()
+    first = greedy("first", SHARED[:22], 20)
+    branch, sibling = greedy("branch", SHARED[:18] + TOKENS[:9]), greedy("sibling", SHARED[:15] + TOKENS[9:15])
+    engine.submit(first)
+    for _ in range(6):
+        engine.step()
+    engine.run(branch, sibling)
+    assert (engine.cached["branch"], engine.cached["sibling"]) == (18, 15)
+    assert engine.num_copies == 2
+    pair.check(engine, first, branch, sibling)
+
+
+def test_second_turn_finds_the_answer_to_the_first(pair: Pair) -> None:
+    engine = pair.engine()
+    first = greedy("first", SHARED, 11)
+    engine.run(first)
+    second = greedy("second", [*SHARED, *engine.outputs["first"], *TOKENS[:6]])
+    engine.run(second)
+    assert engine.cached["second"] == len(SHARED) + 10  # the answer's last token was never computed
+    pair.check(engine, first, second)
+
+
+def test_preempted_sequences(pair: Pair) -> None:
+    engine = pair.engine(num_blocks=14, chunk_tokens=7)
+    requests = [greedy("a", PROMPTS[1], 20), greedy("b", PROMPTS[2], 20), greedy("c", PROMPTS[3], 30)]
+    engine.run(*requests)
+    assert engine.preemptions > 0
+    pair.check(engine, *requests)
+
+
+def test_siblings_share_their_prompt(pair: Pair) -> None:
+    engine = pair.engine(chunk_tokens=16)
+    requests = [greedy(f"choice {i}", SHARED) for i in range(4)]
+    engine.run(*requests)
+    assert [engine.cached[r.id] for r in requests] == [0, 28, 28, 28]
+    pair.check(engine, *requests)
+
+
+def test_namespaces_share_nothing_and_say_the_same(pair: Pair) -> None:
+    engine = pair.engine()
+    requests = [greedy(name, SHARED, namespace=name) for name in ("", "acme", "bell")]
+    engine.run(*requests, apart=3)
+    assert set(engine.cached.values()) == {0}
+    pair.check(engine, *requests)
+
+
+def test_logprobs(pair: Pair) -> None:
+    engine = pair.engine(chunk_tokens=9)
+    params = SamplingParams(temperature=0.7, seed=3, num_logprobs=4)
+    for i, prompt in enumerate(PROMPTS[:3]):
+        engine.submit(Request(f"r{i}", prompt, 8, sampling=params))
+    engine.run()
+    for i, prompt in enumerate(PROMPTS[:3]):
+        assert_logprobs(pair.theirs, prompt, engine.outputs[f"r{i}"], engine.logprobs[f"r{i}"])
+
+
+workloads = st.lists(
+    st.tuples(
+        st.integers(0, 3),  # steps to wait before it arrives
+        st.integers(0, 20),  # tokens of a prefix that all have in common
+        st.lists(st.integers(0, 1), min_size=1, max_size=6),
+        st.integers(1, 10),  # max_tokens
+        st.sampled_from(["", "other"]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@pytest.fixture(scope="module", params=["reference", "native"])
+def windowed(request: pytest.FixtureRequest) -> Pair:
+    theirs, ops = hf_model("qwen2"), make_ops(request.param)
+    return Pair(theirs, load_model(StateDictCheckpoint(theirs), ops), ops)
+
+
+@settings(max_examples=20, deadline=None)
+@given(workload=workloads, chunk_tokens=st.integers(1, 20), block_size=st.sampled_from([2, 4, 16]), spare=st.integers(0, 6))
+def test_any_workload(
+    windowed: Pair,
+    workload: list[tuple[int, int, list[int], int, str]],
+    chunk_tokens: int,
+    block_size: int,
+    spare: int,
+) -> None:
+    num_blocks = -(-40 // block_size) + spare  # room for one, and hardly for another
+    engine = windowed.engine(block_size=block_size, num_blocks=num_blocks, chunk_tokens=chunk_tokens, max_num_seqs=4)
+    requests = []
+    for i, (wait, shared, own, max_tokens, namespace) in enumerate(workload):
+        for _ in range(wait):
+            engine.step()
+        requests.append(greedy(f"r{i}", SHARED[:shared] + own, max_tokens, namespace=namespace))
+        engine.submit(requests[-1])
+    engine.run()
+    windowed.check(engine, *requests)
