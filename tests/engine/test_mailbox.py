@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.core.request import FinishReason, Priority, Request, RequestTimings, TokenEvent, TokenLogprobs
 from penstock.core.sampling import SamplingParams
 from penstock.engine.mailbox import Disconnected, FrameReader, Mailbox, frame
-from penstock.engine.messages import Abort, EngineStats, FromEngine, StepReport, Stop, Submit
+from penstock.engine.messages import Abort, EngineStats, FromEngine, StepReport, Stop, Submit, ToEngine
 
 
 @pytest.fixture
@@ -77,7 +77,8 @@ def test_a_burst_of_submits_arrives_complete_and_in_order(ends: tuple[socket.soc
     burst = [submit(index, prompt_length=500) for index in range(1000)]
     writer = threading.Thread(target=ours.sendall, args=[b"".join(map(frame, burst))])
     writer.start()
-    mailbox, received = Mailbox(theirs), []
+    mailbox = Mailbox(theirs)
+    received: list[ToEngine] = []
     while len(received) < len(burst):
         received += mailbox.receive(wait=True)
     writer.join()

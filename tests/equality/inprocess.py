@@ -53,7 +53,9 @@ class InProcess:
         budget = StepBudget(chunk_tokens, target_s=None, floor=block_size)
         self.scheduler = Scheduler(KVCache(num_blocks, block_size), budget, max_num_seqs=max_num_seqs)
         self._model = Recorder(model)
-        self._runner = ModelRunner(self._model, ops, _soiled(ops.allocate_kv(kv_shape(model.config, num_blocks, block_size))))
+        self._runner = ModelRunner(
+            self._model, ops, _soiled(ops.allocate_kv(kv_shape(model.config, num_blocks, block_size)))
+        )
         self._steps = 0
         self.num_copies = 0  # blocks copied before they were written
         self.outputs: dict[str, list[int]] = defaultdict(list)

@@ -19,7 +19,7 @@ from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps
 from penstock.model.ops.reference import ReferenceOps
 from tests.equality.inprocess import InProcess
-from tests.equality.reference import assert_generated, assert_greedy, assert_logprobs
+from tests.equality.reference import assert_greedy, assert_logprobs, generate, reference_logits
 from tests.model.tiny import CONFIGS, StateDictCheckpoint, hf_model
 
 TOKENS = torch.randint(0, 256, (400,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -41,8 +41,9 @@ class Pair:
 
     def check(self, engine: InProcess, *requests: Request) -> None:
         for request in requests:
-            assert len(engine.outputs[request.id]) == request.max_tokens
-            assert_greedy(self.theirs, request.prompt_ids, engine.outputs[request.id])
+            output = engine.outputs[request.id]
+            assert len(output) == request.max_tokens
+            assert_greedy(reference_logits(self.theirs, request.prompt_ids, output), output)
 
 
 def make_ops(name: str) -> Ops:
@@ -73,7 +74,8 @@ def test_alone(pair: Pair) -> None:
     engine = pair.engine()
     request = greedy("a", PROMPTS[1], 24)
     engine.run(request)
-    assert_generated(pair.theirs, request.prompt_ids, engine.outputs["a"])
+    if engine.outputs["a"] != generate(pair.theirs, request.prompt_ids, 24):
+        pair.check(engine, request)  # only where two tokens are equally good
 
 
 def test_mixed_batch_of_requests_that_arrive_at_different_steps(pair: Pair) -> None:
@@ -153,11 +155,12 @@ def test_namespaces_share_nothing_and_say_the_same(pair: Pair) -> None:
 def test_logprobs(pair: Pair) -> None:
     engine = pair.engine(chunk_tokens=9)
     params = SamplingParams(temperature=0.7, seed=3, num_logprobs=4)
-    for i, prompt in enumerate(PROMPTS[:3]):
-        engine.submit(Request(f"r{i}", prompt, 8, sampling=params))
-    engine.run()
-    for i, prompt in enumerate(PROMPTS[:3]):
-        assert_logprobs(pair.theirs, prompt, engine.outputs[f"r{i}"], engine.logprobs[f"r{i}"])
+    requests = [Request(f"r{i}", prompt, 8, sampling=params) for i, prompt in enumerate(PROMPTS)]
+    engine.run(*requests)
+    for request in requests:
+        output = engine.outputs[request.id]
+        logits = reference_logits(pair.theirs, request.prompt_ids, output)
+        assert_logprobs(logits, output, engine.logprobs[request.id])
 
 
 workloads = st.lists(
@@ -180,7 +183,9 @@ def windowed(request: pytest.FixtureRequest) -> Pair:
 
 
 @settings(max_examples=20, deadline=None)
-@given(workload=workloads, chunk_tokens=st.integers(1, 20), block_size=st.sampled_from([2, 4, 16]), spare=st.integers(0, 6))
+@given(
+    workload=workloads, chunk_tokens=st.integers(1, 20), block_size=st.sampled_from([2, 4, 16]), spare=st.integers(0, 6)
+)
 def test_any_workload(
     windowed: Pair,
     workload: list[tuple[int, int, list[int], int, str]],

@@ -16,6 +16,7 @@ from penstock.bench.report import Report, ServerFacts
 from penstock.bench.rounds import run_rounds
 from penstock.bench.servers import Server, attach, started
 from penstock.bench.workloads import Workload, single_token_words
+from penstock.core.errors import ConfigError
 from penstock.hub.progress import ProgressBar
 from penstock.hub.resolve import resolve
 from penstock.text.tokenizer import Tokenizer
@@ -32,8 +33,8 @@ def bench_cpu(
     num_rounds: int,
     command: str,
 ) -> Report:
-    """`urls` are (name, url) of servers that run already; `serve` is the command that starts ours, unless one of them is
-    ours. `command` is what the user typed."""
+    """`urls` are (name, url) of servers that run already; `serve` is the command that starts ours, where none of them
+    is ours. `command` is what the user typed."""
     checkpoint = resolve(model, progress=ProgressBar())  # pulled now, so that ready_s is that of a cached model
     words = single_token_words(Tokenizer.load(checkpoint.tokenizer_source))
     seed = str(int(time.time()))  # a peer that was measured before must not find these prompts in its cache
@@ -58,6 +59,8 @@ def bench_cpu(
 @contextmanager
 def _servers(urls: Sequence[tuple[str, str]], serve: Sequence[str]) -> Iterator[list[Server]]:
     """Ours first."""
+    if len({name for name, _ in urls}) < len(urls):
+        raise ConfigError("two servers have the same name", param="url")
     attached = sorted((attach(name, url) for name, url in urls), key=lambda server: server.name != OURS)
     if attached and attached[0].name == OURS:
         yield attached

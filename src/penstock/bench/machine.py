@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,10 +80,12 @@ def _listening_inodes(table: str, port: int) -> list[str]:
 
 
 def _open_files(pid: int) -> set[str]:
-    try:
-        return {os.readlink(entry) for entry in (PROC / str(pid) / "fd").iterdir()}
-    except OSError:  # it has just ended, has just closed one, or is not ours to see
-        return set()
+    files = set()
+    with suppress(OSError):  # it has just ended, or is not ours to see
+        for entry in (PROC / str(pid) / "fd").iterdir():
+            with suppress(OSError):  # it has just closed this one
+                files.add(os.readlink(entry))
+    return files
 
 
 def _lines(path: Path) -> list[str]:

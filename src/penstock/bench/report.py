@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from penstock.bench.measurement import Measurement, Summary, summarize
+from penstock.bench.measurement import Measurement, summarize
 from penstock.bench.workloads import Workload
 from penstock.core.errors import ConfigError
 
@@ -39,15 +39,20 @@ def markdown(report: Report) -> str:
         f"{report.date} · {report.hardware} · {versions} · medians of {rounds} round(s)",
         table(WORKLOAD_COLUMNS, list(_workload_rows(report))),
         table(("server", "ready s", "RSS MB"), [_server_row(server) for server in report.servers]),
-        *(f"- {note}" for note in notes(report)),
+        "\n".join(f"- {note}" for note in notes(report)),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 WORKLOAD_COLUMNS = (
     "workload", "server", "output tok/s", "slowest, fastest round", "TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms",
     "tok/s : best peer",
 )  # fmt: skip
+
+
+def is_noisy(one: Measurement) -> bool:
+    """Whether others took so much of the machine that a comparison says nothing: servers suffer from it unequally."""
+    return one.foreign_cpu is not None and one.foreign_cpu > NOISY_SHARE
 
 
 def notes(report: Report) -> Iterator[str]:
@@ -64,7 +69,7 @@ def notes(report: Report) -> Iterator[str]:
         ):
             if counted != one.num_answers * per_request:
                 yield f"{where}: {counted:,} {kind} tokens instead of {one.num_answers * per_request:,}"
-        if one.foreign_cpu is not None and one.foreign_cpu > NOISY_SHARE:
+        if one.foreign_cpu is not None and is_noisy(one):
             yield f"{where}: others used {one.foreign_cpu:.0%} of the machine"
 
 
@@ -90,10 +95,13 @@ def replace_section(document: str, name: str, body: str) -> str:
 def _workload_rows(report: Report) -> Iterator[Sequence[str]]:
     ours, *peers = (server.name for server in report.servers)
     for workload in report.workloads:
-        summaries = _summaries(report.measurements, workload.name)
+        taken = [one for one in report.measurements if one.workload == workload.name]
+        summaries = {
+            server.name: summarize([one for one in taken if one.server == server.name]) for server in report.servers
+        }
         best = max((summaries[peer].output_tok_s for peer in peers), default=None)
         for server, summary in summaries.items():
-            ratio = f"{summary.output_tok_s / best:.2f}" if best and server == ours else ""
+            ratio = _ratio(summary.output_tok_s, best, taken) if server == ours else ""
             yield (
                 workload.name, server, f"{summary.output_tok_s:.0f}",
                 f"{summary.slowest_tok_s:.0f}, {summary.fastest_tok_s:.0f}", _ms(summary.ttft_p50_s),
@@ -101,13 +109,10 @@ def _workload_rows(report: Report) -> Iterator[Sequence[str]]:
             )  # fmt: skip
 
 
-def _summaries(measurements: Sequence[Measurement], workload: str) -> Mapping[str, Summary]:
-    """By server, in the order of their first measurement, which is that of the command."""
-    rounds: dict[str, list[Measurement]] = {}
-    for one in measurements:
-        if one.workload == workload:
-            rounds.setdefault(one.server, []).append(one)
-    return {server: summarize(taken) for server, taken in rounds.items()}
+def _ratio(rate: float, best: float | None, taken: Sequence[Measurement]) -> str:
+    if not best:
+        return ""
+    return "(too noisy)" if any(map(is_noisy, taken)) else f"{rate / best:.2f}"
 
 
 def _server_row(server: ServerFacts) -> Sequence[str]:

@@ -11,6 +11,8 @@ import msgspec
 
 from penstock.core.errors import ConfigError
 
+SERVE = ("-m", "penstock.cli.main", "serve", "--log-level", "warning")
+
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bench = commands.add_parser("bench", help="measure servers under load")
@@ -24,7 +26,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--model", default="smollm2", help="what we serve, and whose tokens are counted (default: smollm2)"
     )
     cpu.add_argument("--workload", metavar="NAME,…", help="some of decode1, c8, c32, prefix (default: all)")
-    cpu.add_argument("--rounds", type=int, default=3, metavar="N", help="the medians of N are shown (default: 3)")
+    cpu.add_argument("--rounds", type=_positive, default=3, metavar="N", help="the medians of N are shown (default: 3)")
     cpu.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")
     cpu.add_argument(
         "--write", type=Path, metavar="FILE", help="put the tables into this Markdown, between its markers"
@@ -41,11 +43,14 @@ def run_bench(arguments: argparse.Namespace) -> None:
     from penstock.bench.report import markdown, replace_section
     from penstock.bench.workloads import choose
 
+    workloads = choose(arguments.workload)
+    if arguments.write:
+        replace_section(_read(arguments.write), arguments.bench, "")  # what is wrong with it is told before the run
     report = bench_cpu(
         model=arguments.model,
         urls=arguments.urls,
-        serve=[sys.executable, "-m", "penstock.cli.main", "serve", arguments.model, "--port", "0"],
-        workloads=choose(arguments.workload),
+        serve=[sys.executable, *SERVE, arguments.model, "--port", "0"],
+        workloads=workloads,
         num_rounds=arguments.rounds,
         command=f"penstock {shlex.join(sys.argv[1:])}",
     )
@@ -54,7 +59,14 @@ def run_bench(arguments: argparse.Namespace) -> None:
     if arguments.json:
         arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     if arguments.write:
-        arguments.write.write_text(replace_section(arguments.write.read_text(), arguments.bench, text))
+        arguments.write.write_text(replace_section(_read(arguments.write), arguments.bench, text))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _named_url(text: str) -> tuple[str, str]:
@@ -62,3 +74,9 @@ def _named_url(text: str) -> tuple[str, str]:
     if not (name and equals and url.startswith("http")):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=URL, such as vllm=http://127.0.0.1:9001")
     return name, url
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text)

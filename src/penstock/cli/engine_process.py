@@ -78,7 +78,8 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides when we stop
+    for stop_signal in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the server decides when we stop
+        signal.signal(stop_signal, signal.SIG_IGN)
     descriptor, encoded = sys.argv[1:]
     mailbox = Mailbox(socket.socket(fileno=int(descriptor)))
     settings = msgspec.json.decode(encoded, type=Settings)

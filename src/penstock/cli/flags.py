@@ -53,12 +53,19 @@ def show(default: object) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text()) or {}
-    except (OSError, yaml.YAMLError) as error:
+        document = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} does not hold settings but a {type(values).__name__}")
-    return values
+    values = _mapping(document, str(path))
+    return values | {name: _mapping(values[name], f"{name} in {path}") for name in SECTIONS if name in values}
+
+
+def _mapping(value: object, where: str) -> dict[str, Any]:
+    if value is None:  # nothing was written there
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where} does not hold settings but a {type(value).__name__}")
+    return value
 
 
 def members(kind: Any) -> tuple[Any, ...]:

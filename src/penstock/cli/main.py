@@ -16,11 +16,15 @@ from penstock.core.errors import PenstockError
 def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="penstock", description="LLM serving, from the GPU up to the fleet.")
     root.add_argument("--version", action="version", version=f"penstock {__version__}")
-    root.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    serve = commands.add_parser("serve", help="serve a model over the OpenAI API")
-    add_settings(serve)
+    for name, text in {
+        "serve": "serve a model over the OpenAI API: all that one machine needs",
+        "engine": "one replica, an engine and its server, to stand behind a gateway",
+    }.items():
+        command = commands.add_parser(name, help=text)
+        command.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+        add_settings(command)
 
     pull = commands.add_parser("pull", help="fetch a model into the cache")
     pull.add_argument("model", metavar="MODEL", help="an alias, or hf:org/name")
@@ -38,9 +42,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
-    logging.basicConfig(
-        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    level = getattr(arguments, "log_level", "info").upper()
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         run(arguments)
     except PenstockError as error:
@@ -52,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Each command imports what it needs: `--help` and `pull` stay quick."""
     match arguments.command:
-        case "serve":
+        case "serve" | "engine":
             from penstock.cli.serve import serve
 
             serve(settings_from(arguments))

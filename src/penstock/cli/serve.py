@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import sys
@@ -13,6 +14,7 @@ import msgspec
 import uvicorn
 import uvloop
 
+from penstock.api.asgi import Router
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import ConfigError
 from penstock.core.settings import Settings
@@ -28,14 +30,16 @@ from penstock.server.served_model import ServedModel
 from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 
+_GOODBYE_S = 10  # for telling clients that the server stops, once they have had their time
+
 
 def serve(settings: Settings) -> None:
     """Until a signal ends it."""
-    _check_host(settings)
-    started_s = time.monotonic()
-    checkpoint = resolve(settings.model, progress=ProgressBar())
-    with _listen(settings) as listener, contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(_serve(settings, checkpoint, listener, started_s))
+    with _listen(settings) as listener:
+        started_s = time.monotonic()
+        checkpoint = resolve(settings.model, progress=ProgressBar())
+        with contextlib.suppress(KeyboardInterrupt):
+            uvloop.run(_serve(settings, checkpoint, listener, started_s))
 
 
 async def _serve(settings: Settings, checkpoint: Checkpoint, listener: socket.socket, started_s: float) -> None:
@@ -45,11 +49,12 @@ async def _serve(settings: Settings, checkpoint: Checkpoint, listener: socket.so
     engine = EngineClient(
         lambda theirs: launch(settings, theirs), clock, on_loading=_say_loading, on_report=recorder.engine_report
     )
+    print(f"loading {name} from {checkpoint.path}", flush=True)
     try:
-        starting = asyncio.create_task(engine.start())
-        await asyncio.sleep(0)  # the engine's process loads weights while this one builds the tokenizer
-        tokenizer = await asyncio.to_thread(Tokenizer.load, checkpoint.tokenizer_source)
-        info = await starting
+        # The engine's process loads the weights while this one builds the tokenizer.
+        info, tokenizer = await asyncio.gather(
+            engine.start(), asyncio.to_thread(Tokenizer.load, checkpoint.tokenizer_source)
+        )
         model = ServedModel(
             name=name,
             config=checkpoint.config,
@@ -60,8 +65,10 @@ async def _serve(settings: Settings, checkpoint: Checkpoint, listener: socket.so
             max_model_len=info.max_model_len,
             created=int(time.time()),
         )
+        listener.listen()  # whoever reads the address and comes at once waits a moment, and is not turned away
         _say_ready(name, info, listener, time.monotonic() - started_s)
-        await _http_server(settings, make_app(model, engine, recorder, clock, settings.server)).serve([listener])
+        app = make_app(model, engine, recorder, clock, settings.server)
+        await DrainingServer(app, engine, settings.server.drain_timeout_s).serve([listener])
     finally:
         await engine.stop()
 
@@ -73,21 +80,32 @@ async def launch(settings: Settings, theirs: socket.socket) -> asyncio.subproces
     return await asyncio.create_subprocess_exec(sys.executable, *arguments, pass_fds=[theirs.fileno()])
 
 
-def _http_server(settings: Settings, app: object) -> uvicorn.Server:
-    config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        log_level="warning",
-        access_log=False,
-        http="httptools",
-        ws="none",
-        server_header=False,
-        timeout_graceful_shutdown=int(settings.server.drain_timeout_s),
-    )
-    return uvicorn.Server(config)
+class DrainingServer(uvicorn.Server):
+    """Told to stop, it lets requests finish for a while; then it stops the engine, and that ends the rest."""
+
+    def __init__(self, app: Router, engine: EngineClient, drain_timeout_s: float) -> None:
+        self._engine = engine
+        self._drain_timeout_s = drain_timeout_s
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, http="httptools", ws="none", server_header=False,
+            timeout_graceful_shutdown=int(drain_timeout_s) + _GOODBYE_S,
+        )  # fmt: skip
+        super().__init__(config)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._end_requests())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    async def _end_requests(self) -> None:
+        await asyncio.sleep(self._drain_timeout_s)
+        await self._engine.stop()
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """Bound before anything is loaded, so that a port in use is told at once."""
+    """Bound before anything is fetched or loaded, so that a port in use is told at once."""
     host, port = settings.server.host, settings.server.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -96,16 +114,12 @@ def _listen(settings: Settings) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror}; try --port 0", param="port"
-        ) from None
-    return listener
-
-
-def _check_host(settings: Settings) -> None:
-    if settings.server.host not in ("127.0.0.1", "localhost", "::1"):
+        hint = "; try --port 0" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}{hint}") from None
+    if host not in ("127.0.0.1", "localhost", "::1"):
         log = logging.getLogger("penstock")
-        log.warning("listening on %s: anyone who can reach it can use it; there are no keys yet", settings.server.host)
+        log.warning("listening on %s: anyone who can reach it can use it; there are no keys yet", host)
+    return listener
 
 
 def _say_loading(message: Loading) -> None:

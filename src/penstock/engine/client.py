@@ -40,7 +40,7 @@ Launch = Callable[[socket.socket], Awaitable[asyncio.subprocess.Process]]
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-_STABLE_AFTER_S = 60.0  # a process that lived this long may be restarted without a pause
+_STABLE_AFTER_S = 60.0  # a process that lived this long did not die of the last one's cause
 _STOP_TIMEOUT_S = 5.0
 
 
@@ -111,7 +111,7 @@ class EngineClient:
         self._writer: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._changed = asyncio.Condition()
+        self._is_started = asyncio.Event()  # or cannot be
         self._failure: PenstockError | None = None
         self.state = EngineState.STARTING
         self.info: EngineInfo | None = None
@@ -121,20 +121,20 @@ class EngineClient:
     async def start(self) -> EngineInfo:
         """Start the process and wait until it is ready; raises if it cannot be."""
         self._supervisor = asyncio.create_task(self._supervise())
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.state not in (EngineState.STARTING, EngineState.RESTARTING))
+        await self._is_started.wait()
         if self.info is None or self.state is not EngineState.READY:
             raise self._failure or EngineFailed("the engine process ended while it was starting")
         return self.info
 
     async def stop(self) -> None:
         """End the process: politely, then not. Open streams get an error."""
-        await self._enter(EngineState.STOPPED)
+        patience_s = _STOP_TIMEOUT_S if self.state is EngineState.READY else 0.0  # while it loads it reads no mail
+        self._enter(EngineState.STOPPED)
         self._fail_streams(RequestAborted("the server is shutting down"))
         self._send(Stop())
         if self._process is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), _STOP_TIMEOUT_S)
+                await asyncio.wait_for(self._process.wait(), patience_s)
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
         if self._supervisor is not None:
@@ -164,58 +164,76 @@ class EngineClient:
     # -- the process -------------------------------------------------------------------------------------------------
 
     async def _supervise(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        pause_s = _FIRST_PAUSE_S / 2
         while True:
             started_s = self._clock.now()
-            await self._run_process()
-            self._fail_streams(EngineFailed("the engine process died while running this request"))
+            try:
+                await self._run_process()
+            except Exception:
+                log.exception("the engine process could not be started, or said what nobody understands")
             if self.state is EngineState.STOPPED:
                 return
-            never_ready = self.info is None
-            if self._failure is not None or never_ready:
-                await self._enter(EngineState.FAILED)
+            if self._failure is not None or self.info is None:
+                self._enter(EngineState.FAILED)
                 return
-            await self._enter(EngineState.RESTARTING)
-            pause_s = _FIRST_PAUSE_S if self._clock.now() - started_s > _STABLE_AFTER_S else pause_s * 2
+            lived_s = self._clock.now() - started_s
+            pause_s = _FIRST_PAUSE_S if lived_s > _STABLE_AFTER_S else min(2 * pause_s, _LONGEST_PAUSE_S)
             log.error("the engine process died; starting it again in %.1f s", pause_s)
-            await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S))
+            await asyncio.sleep(pause_s)
             self.restarts += 1
 
     async def _run_process(self) -> None:
         """One life of the process: until its end of the socket closes."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = await self._launch(theirs)
         ours.setblocking(False)
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        frames, decoder = FrameReader(), msgspec.msgpack.Decoder(FromEngine)
+        self._process = None
         try:
-            while data := await reader.read(1 << 20):
-                for payload in frames.feed(data):
-                    await self._receive(decoder.decode(payload))
-        except ConnectionResetError:
-            pass
+            with theirs:
+                self._process = await self._launch(theirs)
+            await self._read_mail(reader)
         finally:
             self._writer.close()
             self._writer = None
-        with contextlib.suppress(ProcessLookupError):  # it closed its socket: whatever is left of it is of no use
-            self._process.kill()
-        await self._process.wait()
+            self._bury()
+            if self._process is not None:
+                with contextlib.suppress(ProcessLookupError):  # without its socket it is of no use
+                    self._process.kill()
+                await self._process.wait()
 
-    async def _receive(self, message: FromEngine) -> None:
+    async def _read_mail(self, reader: asyncio.StreamReader) -> None:
+        frames, decoder = FrameReader(), msgspec.msgpack.Decoder(FromEngine)
+        with contextlib.suppress(ConnectionResetError):
+            while data := await reader.read(1 << 20):
+                for payload in frames.feed(data):
+                    self._receive(decoder.decode(payload))
+
+    def _bury(self) -> None:
+        """Nothing runs any more: tell everybody who waits, and whoever counts."""
+        if self.state is EngineState.READY:
+            self._enter(EngineState.RESTARTING)
+        self._fail_streams(EngineFailed("the engine process died while running this request"))
+        self._report(EngineStats())
+
+    def _receive(self, message: FromEngine) -> None:
         match message:
             case StepReport(events, stats):
-                self.stats = stats
-                self._on_report(stats)
+                self._report(stats)
                 for event in events:
                     self._deliver(event)
             case Loading():
                 self._on_loading(message)
             case Ready(info):
                 self.info = info
-                await self._enter(EngineState.READY)
+                self._enter(EngineState.READY)
+                if self.restarts:
+                    log.info("the engine process runs again")
             case Failed(code, text):
                 self._failure = _as_error(code, text)
+
+    def _report(self, stats: EngineStats) -> None:
+        self.stats = stats
+        self._on_report(stats)
 
     def _deliver(self, event: TokenEvent) -> None:
         stream = self._streams.get(event.request_id)
@@ -234,10 +252,10 @@ class EngineClient:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(frame(message))
 
-    async def _enter(self, state: EngineState) -> None:
-        async with self._changed:
-            self.state = state
-            self._changed.notify_all()
+    def _enter(self, state: EngineState) -> None:
+        self.state = state
+        if state not in (EngineState.STARTING, EngineState.RESTARTING):
+            self._is_started.set()
 
 
 def _as_error(code: str, message: str) -> PenstockError:

@@ -6,7 +6,6 @@ The server's end is asyncio streams in `client`, over the same `frame`.
 
 from __future__ import annotations
 
-import select
 import socket
 import struct
 
@@ -59,12 +58,16 @@ class Mailbox:
     def receive(self, *, wait: bool) -> list[ToEngine]:
         """All the mail there is; with `wait`, sleep until there is some."""
         messages: list[ToEngine] = []
-        while select.select([self._socket], [], [], None if wait and not messages else 0)[0]:
-            data = self._socket.recv(1 << 20)
+        while True:
+            try:
+                data = self._socket.recv(1 << 20, 0 if wait and not messages else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return messages
+            except ConnectionResetError:  # it left reports unread
+                raise Disconnected from None
             if not data:
                 raise Disconnected
             messages += map(self._decoder.decode, self._reader.feed(data))
-        return messages
 
     def send(self, message: FromEngine) -> None:
         try:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
+from penstock.core.errors import ConfigError
+from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
 from penstock.hub.checkpoint import Checkpoint
 from penstock.model.loading import load_model
 from penstock.model.ops import KVShape, Ops
-from penstock.model.ops.build import KernelsUnavailable
+from penstock.model.ops.formats import choose_format
 from penstock.model.ops.native import NativeOps
 from penstock.model.ops.reference import ReferenceOps
 from penstock.runner.memory import num_blocks
@@ -43,6 +45,7 @@ class Assembly:
 
 def assemble(checkpoint: Checkpoint, settings: EngineSettings, phase: Callable[[str, int, int], None]) -> Assembly:
     config = checkpoint.config
+    max_model_len = _max_model_len(config, settings)
     device = _device(settings.device)
     phase("kernels", 0, 0)
     ops, number_format = _ops(device, settings)
@@ -66,28 +69,39 @@ def assemble(checkpoint: Checkpoint, settings: EngineSettings, phase: Callable[[
         num_blocks=blocks,
         max_num_seqs=min(max_num_seqs, chunk_tokens),
         chunk_tokens=chunk_tokens,
-        max_model_len=min(settings.max_model_len or config.context_length, blocks * settings.block_size),
+        max_model_len=min(max_model_len, blocks * settings.block_size),
         kv_bytes=blocks * settings.block_size * config.kv_bytes_per_token(width),
     )
 
 
+def _max_model_len(config: ModelConfig, settings: EngineSettings) -> int:
+    wanted = settings.max_model_len or config.context_length
+    if wanted > config.context_length:  # there are no rotary angles beyond it
+        message = f"max_model_len is {wanted}, but the model's context ends at {config.context_length}"
+        raise ConfigError(message, param="max_model_len")
+    return wanted
+
+
 def _device(wanted: str) -> torch.device:
+    has_gpu = torch.cuda.is_available()
     if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+        wanted = "cuda" if has_gpu else "cpu"
+    if wanted == "cuda" and not has_gpu:
+        raise ConfigError("device is cuda, but torch finds no GPU here", param="device")
     return torch.device(wanted)
 
 
 def _ops(device: torch.device, settings: EngineSettings) -> tuple[Ops, str]:
+    """The operations, and the number format they were chosen for."""
     if device.type == "cuda":
         dtype = torch.bfloat16 if settings.dtype == "auto" else getattr(torch, settings.dtype)
         return ReferenceOps(device, dtype), str(dtype).removeprefix("torch.")
+    if settings.dtype == "float16":
+        raise ConfigError("float16 is for GPUs; on a CPU use bfloat16 or float32", param="dtype")
     threads = settings.threads or len(os.sched_getaffinity(0))
-    arithmetic = {"auto": "bfloat16", "bfloat16": "bfloat16", "float32": "float32"}[settings.dtype]
-    try:
-        ops: Ops = NativeOps(arithmetic, threads=threads)
-        torch.set_num_threads(1)  # the kernels have threads of their own; two pools would fight for the cores
-        return ops, arithmetic
-    except KernelsUnavailable as error:
-        log.warning("no native kernels (%s); running on torch, slower", error)
-        torch.set_num_threads(threads)
-        return ReferenceOps(device, torch.float32), "float32"
+    chosen = choose_format(settings.dtype, threads)
+    if chosen.fallback_reason is not None:
+        log.warning("no native kernels (%s); running on torch, which is slower", chosen.fallback_reason)
+    # The kernels have threads of their own; two pools would fight for the cores.
+    torch.set_num_threads(1 if chosen.kernels == "native" else threads)
+    return chosen.ops(threads), chosen.arithmetic

@@ -15,7 +15,7 @@ from penstock.core.request import TokenLogprobs
 from penstock.core.sampling import SamplingParams, keyed_uniform
 from penstock.sched.plan import Sampled, SampleSpec
 
-_NUCLEUS_GUESS = 256  # how many of the best tokens to sort before sorting all of them
+_NUCLEUS_GUESSES = (256, 4096)  # how many of the best tokens to sort before sorting all of them, which is slow
 
 
 def sample(logits: Tensor, specs: list[SampleSpec]) -> list[Sampled]:
@@ -52,8 +52,9 @@ def _reshape(row: Tensor, spec: SampleSpec) -> None:
         ids = torch.tensor(list(counts), dtype=torch.int64, device=row.device)
         times = torch.tensor(list(counts.values()), dtype=row.dtype, device=row.device)
         row[ids] -= params.presence_penalty + params.frequency_penalty * times
-    for token_id, bias in params.logit_bias.items():
-        row[token_id] += bias
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=row.device)
+        row[ids] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device)
     if spec.banned_ids:
         row[list(spec.banned_ids)] = -torch.inf
 
@@ -79,17 +80,17 @@ def _truncates(params: SamplingParams) -> bool:
 
 
 def _draw_truncated(row: Tensor, params: SamplingParams, uniform: float) -> int:
-    """Top-k, then top-p, then min-p; a short sort first, all of the vocabulary only if the nucleus is larger."""
-    vocab_size = row.shape[0]
+    """Top-k, then top-p, then min-p. Without a top-k a short sort will do, unless the nucleus turns out larger."""
     total = row.logsumexp(dim=-1)
-    for count in (min(params.top_k or _NUCLEUS_GUESS, vocab_size), vocab_size):
-        values, ids = row.topk(count)
+    counts = (*_NUCLEUS_GUESSES, row.shape[0]) if params.top_k is None else (params.top_k,)
+    for count in counts:
+        values, ids = row.topk(min(count, row.shape[0]))
         # Top-p is a share of what top-k left.
         probabilities = (values - total).exp() if params.top_k is None else values.softmax(dim=-1)
         before = probabilities.cumsum(dim=-1, dtype=torch.float64) - probabilities
         keep = before < params.top_p
         keep &= probabilities >= params.min_p * probabilities[0]
-        if params.top_k is not None or not bool(keep[-1]):
+        if not bool(keep[-1]):
             break
     kept = int(keep.sum())  # both conditions hold for a prefix of the sorted tokens
     mass = probabilities[:kept].cumsum(dim=-1, dtype=torch.float64)

@@ -89,9 +89,7 @@ class Scheduler:
             left = max(left, self.budget.floor)
         for sequence in prefills:
             left -= self._extend(plan, sequence, min(sequence.num_wanted, left), now)
-        if (
-            self.counters.preemptions == preemptions
-        ):  # memory is short: whoever gave way now does not come straight back
+        if self.counters.preemptions == preemptions:  # else memory is short: who gave way now stays out for a step
             self._admit(plan, left, now)
         return plan if plan.slices else None
 

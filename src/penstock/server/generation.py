@@ -9,7 +9,7 @@ from types import TracebackType
 
 from penstock.api.openai import CompletionRequest, GenerationRequest, Usage, for_choice
 from penstock.core.clock import Clock
-from penstock.core.errors import Overloaded
+from penstock.core.errors import InvalidRequest, Overloaded
 from penstock.core.request import Request, RequestTimings
 from penstock.engine.client import EngineClient, TokenStream
 from penstock.server.choices import ChoiceText, Piece
@@ -75,6 +75,8 @@ class Generation:
         return Usage.of(self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens)
 
     def start(self, engine: EngineClient, *, max_open: int) -> None:
+        if self.num_choices > max_open:
+            raise InvalidRequest(f"{self.num_choices} choices; this server generates at most {max_open} at a time")
         if engine.num_open + self.num_choices > max_open:
             raise Overloaded(f"{engine.num_open} generations are open already", retry_after_s=1.0)
         self._stream = engine.open(self._requests)
@@ -92,8 +94,9 @@ class Generation:
                     continue  # a stop string ended it while more tokens were on the way
                 if event.timings is not None and self.times.engine is None:
                     self.times.engine = event.timings
-                self.num_cached_tokens += event.cached_tokens or 0
                 piece = self._choices[event.request_id].take(event)
+                if piece.index % self.options.n == 0:  # its siblings found the same prompt, which is counted once
+                    self.num_cached_tokens += event.cached_tokens or 0
                 if piece.finish is not None:
                     open_ids.discard(event.request_id)
                     self._engine.abort(event.request_id)

@@ -26,14 +26,15 @@ class PromptEncoder:
     async def chat(self, request: ChatRequest) -> list[list[int]]:
         text = self._render(request)
         (prompt_ids,) = await self._encode([text], add_special_tokens=False)
-        return [self._model.fit_prompt(prompt_ids, keep_last=request.truncate_prompt_tokens)]
+        return [self._model.fit_prompt(prompt_ids, keep_last=request.truncate_prompt_tokens, param="messages")]
 
     async def completion(self, request: CompletionRequest) -> list[list[int]]:
         prompts = request.prompts(self._model.config.vocab_size)
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         encoded = iter(await self._encode(texts, add_special_tokens=True))
         found = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
-        return [self._model.fit_prompt(ids, keep_last=request.truncate_prompt_tokens) for ids in found]
+        keep_last = request.truncate_prompt_tokens
+        return [self._model.fit_prompt(ids, keep_last=keep_last, param="prompt") for ids in found]
 
     def _render(self, request: ChatRequest) -> str:
         messages = request.conversation()

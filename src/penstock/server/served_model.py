@@ -23,18 +23,18 @@ class ServedModel:
         if name != self.name:
             raise ModelNotFound(f"the model '{name}' does not exist; this server has '{self.name}'", param="model")
 
-    def fit_prompt(self, prompt_ids: list[int], *, keep_last: int | None) -> list[int]:
+    def fit_prompt(self, prompt_ids: list[int], *, keep_last: int | None, param: str) -> list[int]:
         """The prompt as the model will see it: never empty, cut only where the client asked for it."""
         if keep_last is not None:
             prompt_ids = prompt_ids[-keep_last:]
         if not prompt_ids:
             if self.config.bos_token_id is None:
-                raise InvalidRequest("the prompt is empty", param="prompt")
+                raise InvalidRequest("the prompt is empty", param=param)
             prompt_ids = [self.config.bos_token_id]
         if len(prompt_ids) >= self.max_model_len:
             raise ContextLengthExceeded(
                 f"this model's context is {self.max_model_len} tokens, and the prompt has {len(prompt_ids)}",
-                param="messages",
+                param=param,
             )
         return prompt_ids
 

@@ -126,9 +126,9 @@ class NativeLookup:
     def __init__(self, weight: PackedWeight) -> None:
         self._weight = weight
 
-    def __call__(self, ids: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         weight = self._weight
-        ids = ids.to(torch.int32).contiguous()
+        ids = x.to(torch.int32).contiguous()
         out = torch.empty(ids.shape[0], weight.k)
         weight.library.linear_lookup(weight.pool, weight.pointer, ids.data_ptr(), out.data_ptr(), ids.shape[0])
         return out

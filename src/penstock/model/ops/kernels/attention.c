@@ -76,20 +76,26 @@ static void score(const struct call *c, const struct item *item, int tiles, stru
     }
 }
 
-/* Scores to weights, in place: e to the (score - the greatest), 0 outside [from, to). */
-static struct partial weigh(float *scores, int from, int to, int count)
+/* Hide what lies outside [from, to); the greatest of the rest. */
+static float mask(float *scores, int from, int to, int count)
 {
     for (int i = 0; i < from; i++) scores[i] = -INFINITY;
     for (int i = to; i < count; i++) scores[i] = -INFINITY;
-    vf greatest = splat(-INFINITY), sum = splat(0.0f);
+    vf greatest = splat(-INFINITY);
     for (int i = 0; i < count; i += VL) greatest = vmax(greatest, load(scores + i));
-    float max = max_of(greatest);
+    return max_of(greatest);
+}
+
+/* Scores to weights, in place: e to the (score - max). Returns their sum. */
+static float weigh(float *scores, float max, int count)
+{
+    vf sum = splat(0.0f);
     for (int i = 0; i < count; i += VL) {
         vf weight = vexp(load(scores + i) - max);
         store(scores + i, weight);
         sum += weight;
     }
-    return (struct partial){max, sum_of(sum)};
+    return sum_of(sum);
 }
 
 /* Every row's scores become weights, in the arithmetic's form. */
@@ -98,10 +104,13 @@ static void weigh_rows(const struct call *c, const struct item *item, int first,
 {
     for (int r = 0; r < item->rows; r++) {
         struct range seen = seen_by(c, item, item->row + r);
-        int from = least(most(seen.from - first, 0), count), to = most(least(seen.to - first, count), 0);
+        int from = least(most(seen.from - first, 0), count), to = most(least(seen.to - first, count), from);
+        rows[r].max = mask(w->scores + r * SCORE_STRIDE, from, to, count);
+    }
+    for (int r = 0; r < item->rows; r++) {
         float *scores = w->scores + r * SCORE_STRIDE;
-        if (from < to) rows[r] = weigh(scores, from, to, count);
-        else memset(scores, 0, 4 * (size_t)count);
+        if (rows[r].max == -INFINITY) memset(scores, 0, 4 * (size_t)count); /* sees nothing of this span */
+        else rows[r].sum = weigh(scores, rows[r].max, count);
         c->arithmetic->convert(scores, (char *)w->weights + (size_t)r * SCORE_STRIDE * c->arithmetic->row_bytes, count);
     }
 }

@@ -11,11 +11,13 @@
 
 INLINE void write_out(const struct product *t, vf acc[MOST_ROWS][MOST_PANELS * LANES], const int rows, const int panels)
 {
-    FOR_ROWS FOR_VECTORS
+    const float *bias = t->bias;
+    float *y = t->y;
+    if (bias) FOR_ROWS FOR_VECTORS acc[r][v] += load(bias + v * VL);
+    FOR_ROWS
     {
-        vf sum = acc[r][v];
-        if (t->bias) sum += load(t->bias + v * VL);
-        store(t->y + r * t->y_stride + v * VL, sum);
+        FOR_VECTORS store(y + v * VL, acc[r][v]);
+        y += t->y_stride;
     }
 }
 

@@ -36,33 +36,27 @@ INLINE vf splat(float x) { return x - (vf){}; }
 #if VL == 16
 INLINE vf vmax(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE vf vmin(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
-#elif VL == 8
-INLINE vf vmax(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
-INLINE vf vmin(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
+INLINE float sum_of(vf v) { return _mm512_reduce_add_ps((__m512)v); }
+INLINE float max_of(vf v) { return _mm512_reduce_max_ps((__m512)v); }
 #else
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
 INLINE vf vmax(vf a, vf b) { return choose(a > b, a, b); }
 INLINE vf vmin(vf a, vf b) { return choose(a < b, a, b); }
-#endif
 
-/* Halves onto halves: a short chain, and the same one everywhere. */
 INLINE float sum_of(vf v)
 {
-    float x[VL];
-    store(x, v);
-    for (int half = VL / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) x[i] += x[i + half];
-    return x[0];
+    float total = v[0];
+    for (int i = 1; i < VL; i++) total += v[i];
+    return total;
 }
 
 INLINE float max_of(vf v)
 {
-    float x[VL];
-    store(x, v);
-    for (int half = VL / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
-    return x[0];
+    float most = v[0];
+    for (int i = 1; i < VL; i++) most = v[i] > most ? v[i] : most;
+    return most;
 }
+#endif
 
 /* e to the x, within about one unit in the last place; exactly 0 below -87.3, so that a masked score weighs nothing. */
 INLINE vf vexp(vf x)
@@ -73,11 +67,10 @@ INLINE vf vexp(vf x)
     vf n = shifted - round_to_int;
     vf r = clamped - n * 0.693145752f; /* ln 2 in two parts */
     r = r - n * 1.42860677e-6f;
-    vf p = splat(1.0f / 5040.0f);
-    p = p * r + 1.0f / 720.0f;
-    p = p * r + 1.0f / 120.0f;
-    p = p * r + 1.0f / 24.0f;
-    p = p * r + 1.0f / 6.0f;
+    vf p = splat(0.00139336521f); /* (e^r - 1 - r) / r^2, fitted on |r| <= ln 2 / 2 */
+    p = p * r + 0.00836317986f;
+    p = p * r + 0.0416664667f;
+    p = p * r + 0.166665763f;
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;

@@ -1,0 +1,55 @@
+"""The command as a user runs it, where it ends quickly."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+
+def penstock(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_a_model_that_does_not_exist_is_one_clear_line() -> None:
+    ended = penstock("serve", "nosuch", "--port", "0")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("penstock: there is no model 'nosuch'")
+    assert ended.stderr.count("\n") == 1
+    assert ended.stdout == ""
+
+
+def test_a_name_nearly_right_is_suggested() -> None:
+    assert "did you mean 'smollm2'?" in penstock("serve", "smolm2", "--port", "0").stderr
+
+
+def test_a_port_in_use_is_one_clear_line_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = penstock("serve", "nosuch", "--port", str(port))
+    assert ended.returncode == 1
+    assert ended.stderr == f"penstock: cannot listen on 127.0.0.1 port {port}: Address already in use; try --port 0\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["serve", "--port", "99999"], "server.port"),
+        (["serve", "--dtype", "float3"], "invalid choice"),
+        (["serve", "--no-such-flag"], "unrecognized arguments"),
+        (["serve", "--host", "no.such.host.invalid"], "cannot listen"),
+        (["pull", "nosuch"], "there is no model"),
+        (["convert", "nosuch", "somewhere"], "there is no model"),
+        ([], "COMMAND"),
+    ],
+)
+def test_a_wrong_command_says_what_is_wrong(words: list[str], complaint: str) -> None:
+    ended = penstock(*words)
+    assert ended.returncode in (1, 2)
+    assert complaint in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_version_is_told() -> None:
+    assert penstock("--version").stdout.startswith("penstock ")

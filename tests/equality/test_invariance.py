@@ -1,0 +1,140 @@
+"""With the native kernels a request's logits are bitwise the same however it was batched, chunked, cached or resumed,
+so what it samples from them is too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import msgspec
+import pytest
+import torch
+
+from penstock.core.model_config import ModelConfig
+from penstock.core.request import Request
+from penstock.core.sampling import SamplingParams
+from penstock.model.layers import CausalLM
+from penstock.model.loading import random_model
+from penstock.model.ops.build import KernelsUnavailable
+from penstock.model.ops.native import ARITHMETICS, NativeOps
+from tests.equality.inprocess import InProcess
+
+# Of SmolLM2's widths, with a layer that sees a window: shapes that fill the kernels' tiles and shapes that do not.
+CONFIG = ModelConfig(
+    architecture="qwen3",
+    vocab_size=515,
+    hidden_size=576,
+    intermediate_size=1000,
+    num_layers=2,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    context_length=256,
+    windows=(None, 19),
+)
+TOKENS = torch.randint(0, CONFIG.vocab_size, (300,), generator=torch.Generator().manual_seed(7)).tolist()
+SHARED = TOKENS[:37]
+PARAMS = [
+    SamplingParams(temperature=0.9, seed=1),
+    SamplingParams(temperature=1.3, top_p=0.8, seed=2),
+    SamplingParams(temperature=1.0, top_k=20, min_p=0.05, seed=3),
+    SamplingParams(temperature=0.8, presence_penalty=0.6, frequency_penalty=0.4, repetition_penalty=1.2, seed=4),
+    SamplingParams(temperature=0.0, logit_bias={5: 2.0}),
+]
+PROMPTS = [
+    SHARED + TOKENS[40:43],
+    SHARED + TOKENS[50:81],
+    SHARED[:21] + TOKENS[90:100],
+    TOKENS[100:101],
+    TOKENS[110:175],
+]
+REQUESTS = [
+    Request(f"r{i}", prompt, 9 + 2 * i, sampling=params)
+    for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))
+]
+
+
+@cache
+def model_on(arithmetic: str, threads: int) -> tuple[CausalLM, NativeOps]:
+    ops = NativeOps(arithmetic, threads=threads)
+    return random_model(CONFIG, ops, seed=11), ops
+
+
+class Scene:
+    """One arithmetic, and what each request says when it is alone in the engine."""
+
+    def __init__(self, arithmetic: str) -> None:
+        self.arithmetic = arithmetic
+        self.alone = {request.id: self.run([request]) for request in REQUESTS}
+
+    def engine(self, *, threads: int = 1, **options: int) -> InProcess:
+        return InProcess(*model_on(self.arithmetic, threads), **options)
+
+    def run(self, requests: Sequence[Request], *, apart: int = 0, **options: int) -> InProcess:
+        engine = self.engine(**options)
+        engine.run(*requests, apart=apart)
+        return engine
+
+    def check(self, engine: InProcess, requests: Sequence[Request] = REQUESTS) -> None:
+        for request in requests:
+            alone = self.alone[request.id]
+            assert engine.outputs[request.id] == alone.outputs[request.id]
+            assert torch.equal(torch.stack(engine.logits[request.id]), torch.stack(alone.logits[request.id]))
+
+
+@pytest.fixture(scope="module", params=ARITHMETICS)
+def scene(request: pytest.FixtureRequest) -> Scene:
+    try:
+        return Scene(request.param)
+    except KernelsUnavailable as error:
+        pytest.skip(str(error))
+
+
+def test_batched(scene: Scene) -> None:
+    scene.check(scene.run(REQUESTS))
+    scene.check(scene.run(REQUESTS, apart=3, chunk_tokens=40))
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 13])
+def test_chunked(scene: Scene, chunk_tokens: int) -> None:
+    scene.check(scene.run(REQUESTS, chunk_tokens=chunk_tokens))
+
+
+def test_blocks_of_any_size(scene: Scene) -> None:
+    for block_size in (1, 5, 16, 64):
+        scene.check(scene.run(REQUESTS, block_size=block_size, num_blocks=-(-300 // block_size), chunk_tokens=21))
+
+
+def test_cached(scene: Scene) -> None:
+    engine = scene.engine()
+    for request in REQUESTS:
+        engine.run(request)
+    scene.check(engine)
+    assert engine.cached["r1"] > 32
+    again = [msgspec.structs.replace(request, id=f"{request.id} again") for request in REQUESTS]
+    engine.run(*again)
+    for request, repeated in zip(REQUESTS, again, strict=True):
+        assert engine.cached[repeated.id] >= len(request.prompt_ids) // 4 * 4 - 1
+        assert engine.outputs[repeated.id] == engine.outputs[request.id]
+        assert torch.equal(torch.stack(engine.logits[repeated.id]), torch.stack(engine.logits[request.id]))
+
+
+def test_preempted(scene: Scene) -> None:
+    engine = scene.run(REQUESTS, num_blocks=24, chunk_tokens=19)
+    assert engine.preemptions > 0
+    scene.check(engine)
+
+
+def test_on_two_threads(scene: Scene) -> None:
+    scene.check(scene.run(REQUESTS, threads=2, chunk_tokens=50))
+
+
+def test_siblings_sample_what_each_would_alone(scene: Scene) -> None:
+    siblings = [
+        Request(f"choice {seed}", PROMPTS[0], 10, sampling=SamplingParams(temperature=1.2, seed=seed))
+        for seed in range(4)
+    ]
+    together = scene.run(siblings)
+    for sibling in siblings:
+        assert together.outputs[sibling.id] == scene.run([sibling]).outputs[sibling.id]
+    assert len({tuple(output) for output in together.outputs.values()}) == 4

@@ -1,0 +1,276 @@
+"""The C kernels against the torch reference, and the property they exist for: a row's result is the same to the bit
+whatever it was computed with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from penstock.core.errors import ModelUnsupported
+from penstock.core.model_config import ModelConfig
+from penstock.model.ops import AttentionSpec, KVShape, Ops, Rope
+from penstock.model.ops.build import KernelsUnavailable
+from penstock.model.ops.native import ARITHMETICS, NativeOps
+from penstock.model.ops.reference import ReferenceOps
+from penstock.model.rope import rope_tables
+from tests.model.paged import PagedSequence, make_batch
+
+
+@lru_cache
+def native(arithmetic: str, threads: int = 2) -> NativeOps:
+    return NativeOps(arithmetic, threads=threads)
+
+
+@lru_cache
+def unavailable(arithmetic: str) -> str | None:
+    """Why this machine cannot run it."""
+    try:
+        native(arithmetic)
+    except KernelsUnavailable as reason:
+        return str(reason)
+    return None
+
+
+@pytest.fixture(params=list(ARITHMETICS))
+def ops(request: pytest.FixtureRequest) -> NativeOps:
+    if reason := unavailable(request.param):
+        pytest.skip(reason)
+    torch.manual_seed(0)
+    return native(request.param)
+
+
+@pytest.fixture
+def float32_ops() -> NativeOps:
+    if reason := unavailable("float32"):
+        pytest.skip(reason)
+    return native("float32")
+
+
+def stored(ops: NativeOps, tensor: Tensor) -> Tensor:
+    return tensor.to(ops.weight_dtype).float()
+
+
+# -- linear -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 576, 960), (8, 100, 33), (13, 31, 64), (100, 48, 1024), (129, 16, 5)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_linear_is_torch_s(ops: NativeOps, m: int, n: int, k: int, has_bias: bool) -> None:
+    weight, x, bias = torch.randn(n, k) * k**-0.5, torch.randn(m, k), torch.randn(n) if has_bias else None
+    if list(ARITHMETICS)[ops.arithmetic] == "bfloat16_dot":
+        x = x.bfloat16().float()  # what the instruction sees
+    expected = F.linear(x.double(), stored(ops, weight).double(), None if bias is None else bias.double())
+    torch.testing.assert_close(ops.linear(weight, bias)(x).double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    arithmetic=st.sampled_from(list(ARITHMETICS)),
+    m=st.integers(1, 200),
+    n=st.integers(1, 100),
+    k=st.integers(1, 300),
+    start=st.integers(0, 199),
+    count=st.integers(1, 200),
+)
+def test_rows_of_a_linear_do_not_depend_on_the_rows_beside_them(
+    arithmetic: str, m: int, n: int, k: int, start: int, count: int
+) -> None:
+    assume(not unavailable(arithmetic))
+    x, weight = torch.randn(m, k), torch.randn(n, k)
+    whole = native(arithmetic).linear(weight)(x)
+    part = native(arithmetic, threads=1).linear(weight)(x[start % m : start % m + count])
+    assert torch.equal(whole[start % m : start % m + count], part)
+
+
+def test_tied_embedding_reads_the_head_s_rows(ops: NativeOps) -> None:
+    table = torch.randn(50, 33)
+    embedding, head = ops.tied(table)
+    ids = torch.tensor([0, 49, 17, 17, 3], dtype=torch.int32)
+    assert torch.equal(embedding(ids), stored(ops, table)[ids])
+    assert torch.equal(ops.embedding(table)(ids), stored(ops, table)[ids])
+    x = torch.randn(3, 33)
+    assert torch.equal(head(x), ops.linear(table)(x))
+
+
+def test_several_threads_may_pack_at_the_same_time(ops: NativeOps) -> None:
+    weights = [torch.randn(64, 64) for _ in range(16)]
+    with ThreadPoolExecutor(4) as pool:
+        linears = list(pool.map(ops.linear, weights))
+    x = torch.randn(2, 64)
+    for linear, weight in zip(linears, weights, strict=True):
+        assert torch.equal(linear(x), ops.linear(weight)(x))
+
+
+# -- rows ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 576), (3, 37), (70, 512)])
+def test_norms_and_swiglu_are_those_of_the_reference(float32_ops: NativeOps, m: int, n: int) -> None:
+    ops, reference = float32_ops, ReferenceOps()
+    x, residual, weight = torch.randn(m, n), torch.randn(m, n), torch.randn(n)
+    torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    ours, theirs = residual.clone(), residual.clone()
+    torch.testing.assert_close(ops.add_rms_norm(x, ours, weight, 1e-5), reference.add_rms_norm(x, theirs, weight, 1e-5))
+    assert torch.equal(ours, theirs)
+    gate_up = torch.cat((torch.linspace(-120, 120, m * n).view(m, n), x), dim=1)
+    torch.testing.assert_close(ops.silu_mul(gate_up), reference.silu_mul(gate_up))
+
+
+# -- attention ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: int
+    kv_heads: int
+    dim: int
+    block_size: int = 16
+    window: int | None = None
+    has_norms: bool = False
+
+    def spec(self) -> AttentionSpec:
+        torch.manual_seed(self.dim)
+        q_norm, k_norm = (torch.rand(2, self.dim) + 0.5).unbind() if self.has_norms else (None, None)
+        return AttentionSpec(self.heads, self.kv_heads, self.dim, self.dim**-0.5, self.window, q_norm, k_norm)
+
+    def rope(self) -> Rope:
+        config = ModelConfig("llama", 1, 1, 1, 1, self.heads, self.kv_heads, self.dim, 2048)
+        return rope_tables(config, torch.device("cpu"))
+
+    def random_qkv(self, tokens: int) -> Tensor:
+        return torch.randn(tokens, (self.heads + 2 * self.kv_heads) * self.dim)
+
+
+class Attention:
+    """One layer's attention over one cache; sequences come in pieces."""
+
+    def __init__(self, ops: Ops, shape: Shape, num_blocks: int) -> None:
+        self.ops, self.shape, self.spec, self.rope = ops, shape, shape.spec(), shape.rope()
+        self.kv = ops.allocate_kv(KVShape(1, num_blocks, shape.block_size, shape.kv_heads, shape.dim))[0]
+        generator = torch.Generator().manual_seed(1)
+        self._free = torch.randperm(num_blocks, generator=generator).tolist()
+
+    def step(self, work: Sequence[tuple[PagedSequence, Tensor]]) -> list[Tensor]:
+        """The next rows of some sequences; each one's output."""
+        for sequence, qkv in work:
+            while len(sequence.blocks) * self.shape.block_size < sequence.computed + len(qkv):
+                sequence.blocks.append(self._free.pop())
+        batch = make_batch([(sequence, len(qkv)) for sequence, qkv in work])
+        out = self.ops.attention(torch.cat([qkv for _, qkv in work]), self.spec, self.rope, self.kv, batch)
+        for sequence, qkv in work:
+            sequence.computed += len(qkv)
+        return list(out.split([len(qkv) for _, qkv in work]))
+
+
+def new_sequence(length: int) -> PagedSequence:
+    return PagedSequence([0] * length)
+
+
+SHAPES = [
+    Shape(9, 3, 64),
+    Shape(4, 4, 128, block_size=4),
+    Shape(16, 8, 128, block_size=32, has_norms=True),
+    Shape(6, 2, 24, window=40),
+    Shape(14, 2, 64, block_size=5, window=300),
+    Shape(32, 1, 80, block_size=1, has_norms=True),
+    Shape(2, 1, 256, block_size=24),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_attention_is_the_reference_s(ops: NativeOps, shape: Shape) -> None:
+    lengths = (300, 1, 33)
+    qkvs = [shape.random_qkv(length) for length in lengths]
+
+    def prefill_and_decode(ops: Ops) -> Tensor:
+        attention = Attention(ops, shape, num_blocks=1200)
+        sequences = [new_sequence(length) for length in lengths]
+        outputs = attention.step([(sequences[0], qkvs[0][:250]), (sequences[2], qkvs[2])])
+        outputs += attention.step([(sequences[1], qkvs[1]), (sequences[0], qkvs[0][250:299])])
+        return torch.cat(outputs + attention.step([(sequences[0], qkvs[0][299:])]))
+
+    tolerance = 1e-5 if ops.weight_dtype is torch.float32 else 0.04
+    torch.testing.assert_close(
+        prefill_and_decode(ops), prefill_and_decode(ReferenceOps()), atol=tolerance, rtol=tolerance
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    arithmetic=st.sampled_from(list(ARITHMETICS)),
+    shape=st.sampled_from(SHAPES),
+    counts=st.lists(st.lists(st.integers(1, 150), min_size=1, max_size=4), min_size=1, max_size=3),
+    threads=st.sampled_from((1, 2, 3)),
+    data=st.data(),
+)
+def test_attention_of_a_row_does_not_depend_on_how_it_was_batched(
+    arithmetic: str, shape: Shape, counts: list[list[int]], threads: int, data: st.DataObject
+) -> None:
+    assume(not unavailable(arithmetic))
+    qkvs = [shape.random_qkv(sum(pieces)) for pieces in counts]
+    together = Attention(native(arithmetic, threads), shape, num_blocks=5000)
+    sequences = [new_sequence(len(qkv)) for qkv in qkvs]
+    outputs: list[list[Tensor]] = [[] for _ in counts]
+    while any(counts):
+        chosen = data.draw(
+            st.lists(st.sampled_from([s for s, left in enumerate(counts) if left]), min_size=1, unique=True)
+        )
+        pieces = [qkvs[s][sequences[s].computed :][: counts[s].pop()] for s in chosen]
+        for s, out in zip(
+            chosen, together.step([(sequences[s], p) for s, p in zip(chosen, pieces, strict=True)]), strict=True
+        ):
+            outputs[s].append(out)
+    alone = Attention(native(arithmetic), shape, num_blocks=5000)
+    for qkv, parts in zip(qkvs, outputs, strict=True):
+        assert torch.equal(torch.cat(parts), alone.step([(new_sequence(len(qkv)), qkv)])[0])
+
+
+def test_what_a_block_s_former_owner_left_is_not_seen(ops: NativeOps) -> None:
+    shape = Shape(4, 2, 64)
+    qkv = shape.random_qkv(21)
+    clean, soiled = Attention(ops, shape, 8), Attention(ops, shape, 8)
+    for cache in (soiled.kv.keys, soiled.kv.values):
+        cache.fill_(0xFF)  # NaN in every format
+    sequences = new_sequence(21), new_sequence(21)
+    for piece in (qkv[:20], qkv[20:]):
+        expected = clean.step([(sequences[0], piece)])[0]
+        assert torch.equal(soiled.step([(sequences[1], piece)])[0], expected)
+
+
+def test_copied_blocks_appear_in_every_layer_and_nowhere_else(ops: NativeOps) -> None:
+    kv = ops.allocate_kv(KVShape(num_layers=2, num_blocks=5, block_size=4, num_kv_heads=2, head_dim=8))
+    for layer in kv:
+        layer.keys.random_()
+        layer.values.random_()
+    before = [(layer.keys.clone(), layer.values.clone()) for layer in kv]
+    ops.copy_blocks(kv, [(0, 3), (4, 1)])
+    ops.copy_blocks(kv, [])
+    for layer, (keys, values) in zip(kv, before, strict=True):
+        assert torch.equal(layer.keys, keys[[0, 4, 2, 0, 4]])
+        assert torch.equal(layer.values, values[[0, 4, 2, 0, 4]])
+
+
+def test_untouched_blocks_cost_no_memory(float32_ops: NativeOps) -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    ops, before = float32_ops, resident_bytes()
+    kv = ops.allocate_kv(KVShape(num_layers=4, num_blocks=10_000, block_size=16, num_kv_heads=4, head_dim=64))
+    assert sum(layer.keys.numel() + layer.values.numel() for layer in kv) > 1 << 30
+    assert resident_bytes() - before < 16 << 20
+
+
+def test_head_size_that_kernels_cannot_do_is_refused(float32_ops: NativeOps) -> None:
+    with pytest.raises(ModelUnsupported, match="head size 36"):
+        float32_ops.allocate_kv(KVShape(1, 1, 16, 1, 36))

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from penstock.core.errors import ConfigError
+from penstock.core.sampling import SamplingParams
+from penstock.core.settings import EngineSettings
+from penstock.model.random_weights import RandomCheckpoint
+from penstock.runner.assemble import Assembly, assemble
+from penstock.sched.plan import SampleSpec, Slice, StepPlan
+from tests.runner.small import CONFIG
+
+
+def assembled(**settings: object) -> Assembly:
+    return assemble(RandomCheckpoint(CONFIG), EngineSettings(device="cpu", **settings), lambda *_: None)  # type: ignore[arg-type]
+
+
+def test_auto_is_resolved_to_what_the_model_and_the_machine_allow() -> None:
+    made = assembled(dtype="float32", chunk_tokens=32)
+    assert made.max_model_len == CONFIG.context_length
+    assert made.num_blocks == 13
+    assert made.max_num_seqs == 32  # never more sequences than tokens in a step
+    assert made.kv_bytes == 13 * 16 * CONFIG.kv_bytes_per_token(4)
+
+
+def test_phases_are_told_in_order_and_layer_by_layer() -> None:
+    told: list[tuple[str, int, int]] = []
+    settings = EngineSettings(device="cpu", dtype="float32")
+    assemble(RandomCheckpoint(CONFIG), settings, lambda *phase: told.append(phase))
+    assert told == [("kernels", 0, 0), ("weights", 0, 2), ("weights", 1, 2), ("weights", 2, 2), ("cache", 0, 0)]
+
+
+def test_the_runner_runs_a_step_in_which_only_some_sample() -> None:
+    spec = SampleSpec(SamplingParams(temperature=0.0), history=[1, 2, 3], prompt_len=3, position=3)
+    whole = Slice("a", 0, [1, 2, 3], False, [0], spec, epoch=0)
+    chunk = Slice("b", 0, [4, 5], False, [1], None, epoch=0)
+    runner = assembled(dtype="float32").runner
+    first, second = runner.submit(StepPlan([whole, chunk])).result().sampled
+    assert first is not None
+    assert len(first.token_ids) == 1
+    assert second is None
+    assert runner.submit(StepPlan([chunk])).result().sampled == [None]
+
+
+@pytest.mark.parametrize("settings", [{"max_model_len": CONFIG.context_length + 1}, {"dtype": "float16"}])
+def test_what_the_model_or_the_processor_cannot_do_is_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        assembled(**settings)
+    assert refused.value.param == next(iter(settings))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no GPU"):
+        assemble(RandomCheckpoint(CONFIG), EngineSettings(device="cuda"), lambda *_: None)

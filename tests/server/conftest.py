@@ -1,0 +1,18 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.server.replica import Replica, serving
+
+
+@pytest.fixture(scope="package")
+def replica() -> Iterator[Replica]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
+def slow_replica() -> Iterator[Replica]:
+    """Ten milliseconds per token: time to do things to a request while it runs."""
+    with serving(step_s=0.01) as found:
+        yield found

@@ -1,0 +1,152 @@
+"""A whole replica but for the model: the real application under a real HTTP server, with a real engine process over
+the fake runner, and a small real tokenizer."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import time
+from asyncio.subprocess import Process
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import openai
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.api.asgi import Receive, Scope, Send
+from penstock.core.clock import MonotonicClock
+from penstock.core.errors import PenstockError
+from penstock.core.model_config import ModelConfig
+from penstock.core.settings import ServerSettings
+from penstock.core.slo import Slo
+from penstock.engine.client import EngineClient, EngineState
+from penstock.observe.prometheus import Metrics
+from penstock.server.app import make_app
+from penstock.server.recorder import Recorder
+from penstock.server.served_model import ServedModel
+from penstock.text.chat import ChatTemplate
+from tests.api.serving import running
+from tests.engine.expecting import expected
+from tests.engine.fake_engine import Options, launcher
+from tests.text import small
+
+NAME = "small"
+CHAT = """{% for message in messages %}<s>{{ message.role }}: {{ message.content }}</s>{% endfor %}
+{%- if add_generation_prompt %}<s>assistant: {% endif %}"""
+EOS = 2
+
+Message = dict[str, str]
+
+
+@dataclass
+class Replica:
+    host: str
+    port: int
+    model: ServedModel
+    engine: EngineClient
+    processes: list[Process]  # every engine process so far
+
+    @cached_property
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"http://{self.host}:{self.port}/v1", api_key="none", max_retries=0)
+
+    def call(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, dict[str, str], Any]:
+        """Status, headers and body, as JSON where it is JSON."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=10)
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        with contextlib.closing(connection):
+            connection.request(method, path, data, headers)
+            response = connection.getresponse()
+            content = response.read()
+        is_json = response.headers.get("content-type") == "application/json"
+        lowered = {name.lower(): value for name, value in response.headers.items()}
+        return response.status, lowered, json.loads(content) if is_json else content
+
+    def post(self, path: str, **body: object) -> tuple[int, dict[str, str], Any]:
+        return self.call("POST", path, {"model": NAME, **body})
+
+    def metrics(self) -> dict[str, float]:
+        """Samples by name; those with labels as `name{a,b}`, in the order of the labels' names."""
+        _, _, content = self.call("GET", "/metrics")
+        found = {}
+        for family in text_string_to_metric_families(content.decode()):
+            for sample in family.samples:
+                labels = ",".join(value for _, value in sorted(sample.labels.items()))
+                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+        return found
+
+    def final_metrics(self) -> dict[str, float]:
+        """Once every request is noted: a client has its answer a moment before that."""
+        eventually(lambda: self.metrics()["penstock_requests_open"] == 0)
+        return self.metrics()
+
+    def is_idle(self) -> bool:
+        """By the engine's own account."""
+        stats = self.engine.stats
+        return (stats.num_running, stats.num_waiting, stats.kv_usage, self.engine.num_open) == (0, 0, 0.0, 0)
+
+    def kill_engine(self) -> None:
+        os.kill(self.processes[-1].pid, signal.SIGKILL)
+
+    # -- what the fake model says
+
+    def prompt_ids(self, prompt: str | list[Message]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.model.tokenizer.encode(prompt, add_special_tokens=True)
+        return self.model.tokenizer.encode(self.model.chat_template.render(prompt), add_special_tokens=False)
+
+    def answer_ids(self, prompt: str | list[Message], count: int, *, seed: int = 0) -> list[int]:
+        """Up to and without the end of sequence."""
+        token_ids = expected(self.prompt_ids(prompt), count, vocab_size=self.model.tokenizer.vocab_size, seed=seed)
+        return token_ids[: token_ids.index(EOS)] if EOS in token_ids else token_ids
+
+    def answer(self, prompt: str | list[Message], count: int, *, seed: int = 0) -> str:
+        return self.model.tokenizer.decode(self.answer_ids(prompt, count, seed=seed))
+
+
+@contextlib.contextmanager
+def serving(settings: ServerSettings | None = None, **options: Any) -> Iterator[Replica]:
+    tokenizer = small.load(small.byte_level())
+    vocab_size = tokenizer.vocab_size
+    options = {"vocab_size": vocab_size} | options
+    clock = MonotonicClock()
+    recorder = Recorder(Metrics(), clock, NAME, Slo())
+    processes: list[Process] = []
+
+    async def launch(theirs: socket.socket) -> Process:
+        processes.append(await launcher(**options)(theirs))
+        return processes[-1]
+
+    engine = EngineClient(launch, clock, on_report=recorder.engine_report)
+    shape = Options(**options)
+    config = ModelConfig(
+        architecture="llama", vocab_size=vocab_size, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1,
+        num_kv_heads=1, head_dim=8, context_length=4096, eos_token_ids=(EOS,), bos_token_id=1,
+    )  # fmt: skip
+    model = ServedModel(
+        NAME, config, tokenizer, ChatTemplate(CHAT), max_model_len=shape.num_blocks * shape.block_size, created=1
+    )
+    app = make_app(model, engine, recorder, clock, settings or ServerSettings())
+
+    async def start_and_serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            with contextlib.suppress(PenstockError):
+                await engine.start()
+        await app(scope, receive, send)
+
+    with running(start_and_serve) as (host, port):
+        yield Replica(host, port, model, engine, processes)
+    assert engine.state is EngineState.STOPPED
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+    deadline_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it never happened"
+        time.sleep(0.005)
