@@ -37,7 +37,7 @@ class Options(msgspec.Struct):
     max_num_seqs: int = 64
     vocab_size: int = VOCAB_SIZE
     overlaps: bool = False
-    start: Literal["ready", "failed", "exit"] = "ready"
+    start: Literal["ready", "failed", "exit", "hang"] = "ready"
 
 
 def launcher(**options: object) -> Launch:
@@ -72,6 +72,8 @@ def main() -> None:
     options = msgspec.json.decode(sys.argv[2], type=Options)
     mailbox = Mailbox(socket.socket(fileno=int(sys.argv[1])))
     mailbox.send(Loading("weights", 1, 2))
+    if options.start == "hang":
+        time.sleep(60)
     if options.start == "failed":
         mailbox.send(Failed("model_unsupported", "no such family"))
     if options.start != "ready":

@@ -49,9 +49,11 @@ class InProcess:
         num_blocks: int = 64,
         chunk_tokens: int = 256,
         max_num_seqs: int = 8,
+        share_prefixes: bool = True,
     ) -> None:
         budget = StepBudget(chunk_tokens, target_s=None, floor=block_size)
-        self.scheduler = Scheduler(KVCache(num_blocks, block_size), budget, max_num_seqs=max_num_seqs)
+        self.cache = KVCache(num_blocks, block_size, share_prefixes=share_prefixes)
+        self.scheduler = Scheduler(self.cache, budget, max_num_seqs=max_num_seqs)
         self._model = Recorder(model)
         self._runner = ModelRunner(
             self._model, ops, _soiled(ops.allocate_kv(kv_shape(model.config, num_blocks, block_size)))

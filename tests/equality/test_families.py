@@ -152,6 +152,16 @@ def test_namespaces_share_nothing_and_say_the_same(pair: Pair) -> None:
     pair.check(engine, *requests)
 
 
+def test_without_a_prefix_cache(pair: Pair) -> None:
+    engine = pair.engine(share_prefixes=False, num_blocks=16)
+    requests = [greedy(f"r{i}", SHARED[:24]) for i in range(3)]
+    engine.run(*requests, apart=2)
+    assert set(engine.cached.values()) == {0}
+    assert engine.cache.pool.num_cached == 0
+    assert engine.preemptions > 0
+    pair.check(engine, *requests)
+
+
 def test_logprobs(pair: Pair) -> None:
     engine = pair.engine(chunk_tokens=9)
     params = SamplingParams(temperature=0.7, seed=3, num_logprobs=4)

@@ -138,3 +138,13 @@ def test_siblings_sample_what_each_would_alone(scene: Scene) -> None:
     for sibling in siblings:
         assert together.outputs[sibling.id] == scene.run([sibling]).outputs[sibling.id]
     assert len({tuple(output) for output in together.outputs.values()}) == 4
+
+
+def test_a_stream_carried_on_elsewhere_goes_on_as_it_would_have(scene: Scene) -> None:
+    """Another replica gets the tokens already sent as a part of the prompt; random numbers go by position."""
+    for request in REQUESTS[:3]:  # without penalties, which tell prompt and output apart
+        output = scene.alone[request.id].outputs[request.id]
+        rest = msgspec.structs.replace(
+            request, prompt_ids=[*request.prompt_ids, *output[:4]], max_tokens=request.max_tokens - 4
+        )
+        assert scene.run([rest]).outputs[request.id] == output[4:]

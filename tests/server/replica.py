@@ -13,7 +13,7 @@ import time
 from asyncio.subprocess import Process
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import openai
@@ -31,6 +31,7 @@ from penstock.server.app import make_app
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
 from penstock.text.chat import ChatTemplate
+from penstock.text.tokenizer import Tokenizer
 from tests.api.serving import running
 from tests.engine.expecting import expected
 from tests.engine.fake_engine import Options, launcher
@@ -110,9 +111,14 @@ class Replica:
         return self.model.tokenizer.decode(self.answer_ids(prompt, count, seed=seed))
 
 
+@cache
+def _tokenizer() -> Tokenizer:
+    return small.load(small.byte_level())
+
+
 @contextlib.contextmanager
 def serving(settings: ServerSettings | None = None, **options: Any) -> Iterator[Replica]:
-    tokenizer = small.load(small.byte_level())
+    tokenizer = _tokenizer()
     vocab_size = tokenizer.vocab_size
     options = {"vocab_size": vocab_size} | options
     clock = MonotonicClock()

@@ -42,7 +42,7 @@ def test_the_parts_of_the_time_to_first_token_add_up_to_it() -> None:
         }
         assert sum(parts.values()) == pytest.approx(metrics[f"penstock_ttft_seconds_sum{{{NAME}}}"], rel=1e-3)
         assert parts["prefill"] >= 0.02
-        assert metrics[f"penstock_tpot_seconds_sum{{{NAME}}}"] == pytest.approx(0.02, rel=0.5)
+        assert metrics[f"penstock_tpot_seconds_sum{{{NAME}}}"] >= 0.02
 
 
 def test_tokens_and_prefix_hits_are_counted() -> None:

@@ -9,6 +9,7 @@ import logging
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 import msgspec
 import uvicorn
@@ -65,10 +66,14 @@ async def _serve(settings: Settings, checkpoint: Checkpoint, listener: socket.so
             max_model_len=info.max_model_len,
             created=int(time.time()),
         )
-        listener.listen()  # whoever reads the address and comes at once waits a moment, and is not turned away
-        _say_ready(name, info, listener, time.monotonic() - started_s)
         app = make_app(model, engine, recorder, clock, settings.server)
-        await DrainingServer(app, engine, settings.server.drain_timeout_s).serve([listener])
+        server = HttpServer(
+            app,
+            engine,
+            drain_timeout_s=settings.server.drain_timeout_s,
+            on_started=lambda: _say_ready(name, info, listener, time.monotonic() - started_s),
+        )
+        await server.serve([listener])
     finally:
         await engine.stop()
 
@@ -80,17 +85,24 @@ async def launch(settings: Settings, theirs: socket.socket) -> asyncio.subproces
     return await asyncio.create_subprocess_exec(sys.executable, *arguments, pass_fds=[theirs.fileno()])
 
 
-class DrainingServer(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Told to stop, it lets requests finish for a while; then it stops the engine, and that ends the rest."""
 
-    def __init__(self, app: Router, engine: EngineClient, drain_timeout_s: float) -> None:
+    def __init__(
+        self, app: Router, engine: EngineClient, *, drain_timeout_s: float, on_started: Callable[[], None]
+    ) -> None:
         self._engine = engine
+        self._on_started = on_started
         self._drain_timeout_s = drain_timeout_s
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, http="httptools", ws="none", server_header=False,
             timeout_graceful_shutdown=int(drain_timeout_s) + _GOODBYE_S,
         )  # fmt: skip
         super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()  # not before: whoever reads the address may connect, or send a signal, at once
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ending = asyncio.create_task(self._end_requests())

@@ -65,12 +65,13 @@ class BlockTable:
 
     def publish(self, hashes: TokenHashes, token_ids: Sequence[int], num_computed: int) -> None:
         """Make every block found whose content is complete now that `num_computed` tokens are in the cache."""
+        if not self._cache.shares_prefixes:
+            return
         size = self._cache.pool.block_size
         for index in range(self._num_published, min(num_computed // size, len(hashes.hashes))):
             tokens = token_ids[index * size : (index + 1) * size]
             self._cache.pool.publish(self.block_ids[index], hashes.hashes[index], hashes.parent(index), tokens)
             self._num_published = index + 1
-
         while self._announced and self._cache.pool.find(self._announced[0]) is not None:
             self._cache.retract(self._announced.pop(0))
 
@@ -85,7 +86,7 @@ class BlockTable:
 class KVCache:
     def __init__(self, num_blocks: int, block_size: int, *, share_prefixes: bool = True) -> None:
         self.pool = BlockPool(num_blocks, block_size)
-        self._share_prefixes = share_prefixes
+        self.shares_prefixes = share_prefixes
         self._pending: Counter[BlockHash] = Counter()  # prompt blocks that running sequences are about to compute
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -102,7 +103,7 @@ class KVCache:
 
     def match(self, hashes: TokenHashes, token_ids: Sequence[int], limit: int) -> PrefixMatch:
         """The longest cached prefix of `token_ids` of at most `limit` tokens. Takes nothing."""
-        if not self._share_prefixes:
+        if not self.shares_prefixes:
             return PrefixMatch()
         pool, size = self.pool, self.pool.block_size
         found: list[int] = []
@@ -137,7 +138,7 @@ class KVCache:
         taken = pool.allocate(fresh)
         assert taken is not None
         shared = len(match.block_ids)
-        awaited = hashes.hashes[shared : self.blocks_for(num_tokens)] if self._share_prefixes else []
+        awaited = hashes.hashes[shared : self.blocks_for(num_tokens)] if self.shares_prefixes else []
         self._pending.update(awaited)
         return BlockTable(self, [*match.block_ids, *taken], shared, awaited)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import torch
 
@@ -15,13 +17,31 @@ _GPU_FRACTION = 0.9
 
 
 def free_bytes(device: torch.device) -> int:
+    """What can still be taken: of the GPU's memory, or of the machine's and of the container's around us."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    with open("/proc/meminfo") as meminfo:
-        for line in meminfo:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+    return min(_free_on_machine(), _free_in_container())
+
+
+def _free_on_machine() -> int:
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _free_in_container(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    limit, used = _lines(cgroup / "memory.max"), _lines(cgroup / "memory.current")
+    if not limit or not used or limit[0] == "max":
+        return sys.maxsize
+    return max(0, int(limit[0]) - int(used[0]))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
 
 
 def num_blocks(

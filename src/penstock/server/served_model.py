@@ -31,6 +31,8 @@ class ServedModel:
             if self.config.bos_token_id is None:
                 raise InvalidRequest("the prompt is empty", param=param)
             prompt_ids = [self.config.bos_token_id]
+        if max(prompt_ids) >= self.config.vocab_size:  # a tokenizer may know more words than the model has rows for
+            raise InvalidRequest(f"the text has a token, {max(prompt_ids)}, that this model does not know", param=param)
         if len(prompt_ids) >= self.max_model_len:
             raise ContextLengthExceeded(
                 f"this model's context is {self.max_model_len} tokens, and the prompt has {len(prompt_ids)}",

@@ -170,7 +170,7 @@ class Attention:
         out = self.ops.attention(torch.cat([qkv for _, qkv in work]), self.spec, self.rope, self.kv, batch)
         for sequence, qkv in work:
             sequence.computed += len(qkv)
-        return list(out.split([len(qkv) for _, qkv in work]))
+        return list(torch.split(out, [len(qkv) for _, qkv in work]))
 
 
 def new_sequence(length: int) -> PagedSequence:

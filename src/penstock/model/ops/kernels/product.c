@@ -1,3 +1,4 @@
+/* The kernels of product.h: one text per arithmetic, compiled for every number of rows and panels. */
 #include "product.h"
 
 #define UNROLL _Pragma("GCC unroll 16")
