@@ -26,6 +26,14 @@ class RealServer:
     url: str
     banner: str  # what it printed until it was ready
 
+    @property
+    def host(self) -> str:
+        return self.url.removeprefix("http://").rpartition(":")[0]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
     @cached_property
     def openai(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)

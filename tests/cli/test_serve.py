@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import math
 import os
 import random
@@ -48,7 +50,7 @@ def test_it_prints_its_address_and_a_command_that_works(server: RealServer) -> N
     assert MODEL in server.banner
     command = next(line.strip() for line in server.banner.splitlines() if "curl" in line)
     answer = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert answer.count("data: ") > 3
+    assert "Paris" in answer
     assert answer.rstrip().endswith("data: [DONE]")
 
 
@@ -144,13 +146,16 @@ def test_what_cannot_be_is_refused(server: RealServer, options: dict[str, Any]) 
 
 
 def test_streams_that_are_left_end_their_work_within_a_second(server: RealServer) -> None:
-    streams = [long_stream(server, seed=i) for i in range(20)]
+    """Some while they are read, some before their first token."""
     chance = random.Random(1)
-    for stream in streams:
-        for _, _ in zip(range(chance.randrange(1, 4)), stream, strict=False):
-            pass
-    for stream in streams:
-        stream.close()
+    connections = [http.client.HTTPConnection(server.host, server.port) for _ in range(20)]
+    body = {"model": MODEL, "messages": STORY, "max_tokens": 2000, "stream": True, "ignore_eos": True}
+    for seed, connection in enumerate(connections):
+        connection.request("POST", "/v1/chat/completions", json.dumps(body | {"seed": seed}))
+    eventually(lambda: server.metrics()["penstock_requests_open"] == 20, 10)
+    for connection in connections:
+        time.sleep(chance.random() * 0.1)
+        connection.close()
     eventually(server.is_idle, 1)
 
 

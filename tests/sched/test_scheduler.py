@@ -139,6 +139,21 @@ def test_age_lifts_a_waiting_sequence_above_younger_ones_of_a_higher_class() -> 
     assert names(bench.step()) == ["old"]
 
 
+def test_a_newcomer_is_held_back_for_the_latency_target_but_not_for_ever() -> None:
+    bench = Bench(max_num_seqs=32)
+    bench.scheduler.budget = StepBudget(32, target_s=0.001, floor=BLOCK)  # no step can be that fast
+    for i in range(8):
+        bench.submit(f"r{i}", [i], max_tokens=100)
+    for _ in range(9):
+        bench.step()
+        bench.scheduler.budget.observe(8, 8, 0.01)
+    assert bench.scheduler.budget.tokens == BLOCK
+    bench.submit("late", [50], max_tokens=1)
+    assert "late" not in names(bench.step())
+    bench.now += 0.2
+    assert "late" in names(bench.step())
+
+
 def test_abort_frees_blocks_wherever_the_sequence_is() -> None:
     bench = Bench(max_num_seqs=1)
     bench.submit("running", [1, 2, 3], max_tokens=9)

@@ -58,9 +58,10 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
     checkpoint = resolve(settings.model)
     assembly = assemble(checkpoint, engine, phases)
     phases.close()
-    budget = StepBudget(assembly.chunk_tokens, target_s=settings.slo.tpot_s, floor=engine.block_size)
+    floor = max(engine.block_size, assembly.chunk_tokens // 8)
+    budget = StepBudget(assembly.chunk_tokens, target_s=settings.slo.tpot_s, floor=floor)
     cache = KVCache(assembly.num_blocks, engine.block_size, share_prefixes=engine.prefix_cache)
-    scheduler = Scheduler(cache, budget, max_num_seqs=assembly.max_num_seqs)
+    scheduler = Scheduler(cache, budget, max_num_seqs=assembly.max_num_seqs, patience_s=settings.slo.ttft_s)
     info = EngineInfo(
         device=assembly.device,
         number_format=assembly.number_format,

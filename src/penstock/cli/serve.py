@@ -144,9 +144,8 @@ def _say_ready(name: str, info: EngineInfo, listener: socket.socket, seconds: fl
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     url = f"http://{shown}:{port}"
     phases = ", ".join(f"{phase} {spent:.1f}" for phase, spent in info.startup_s.items())
-    body = (
-        f'{{"model":"{name}","stream":true,"messages":[{{"role":"user","content":"What is the capital of France?"}}]}}'
-    )
+    message = '{"role":"user","content":"What is the capital of France?"}'
+    body = f'{{"model":"{name}","stream":true,"temperature":0,"messages":[{message}]}}'
     print(
         f"""
 penstock serves {name} at {url}   (ready in {seconds:.1f} s: {phases})

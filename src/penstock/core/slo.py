@@ -15,8 +15,13 @@ Seconds = Annotated[float, Meta(gt=0)]
 class Slo:
     """Latency targets of one model."""
 
-    ttft_s: Seconds = field(default=0.2, metadata={"help": "target for the time to first token, in seconds"})
+    ttft_s: Seconds = field(
+        default=0.2,
+        metadata={
+            "help": "target for the time to first token; nobody is held back longer than this for the sake of tpot_s"
+        },
+    )
     tpot_s: Seconds | None = field(
         default=0.1,
-        metadata={"help": "target for the time per output token; steps are kept short enough for it; null: no target"},
+        metadata={"help": "target for the time per output token: steps are kept as short as it asks; none: no target"},
     )

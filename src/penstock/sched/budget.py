@@ -12,7 +12,9 @@ class StepBudget:
 
     def __init__(self, chunk_tokens: int, *, target_s: float | None, floor: int) -> None:
         self._ceiling = chunk_tokens
-        self.floor = min(floor, chunk_tokens)  # a prefill that has begun goes on by at least this much
+        self.floor = min(
+            floor, chunk_tokens
+        )  # what prompts get at least: one that has begun, or that has waited too long
         self._target_s = target_s
         self._tokens = float(chunk_tokens)
 

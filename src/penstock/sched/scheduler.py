@@ -30,11 +30,20 @@ class SchedulerCounters:
 
 
 class Scheduler:
-    def __init__(self, cache: KVCache, budget: StepBudget, *, max_num_seqs: int, aging_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        budget: StepBudget,
+        *,
+        max_num_seqs: int,
+        patience_s: float = 0.2,  # how long the first in the queue is held back for the sake of those that run
+        aging_s: float = 10.0,
+    ) -> None:
         self.cache = cache
         self.budget = budget
         self.counters = SchedulerCounters()
         self._max_num_seqs = max_num_seqs
+        self._patience_s = patience_s
         self._ranking = Ranking(aging_s)
         self._waiting = WaitingQueue(self._ranking)
         self._running: list[Sequence] = []
@@ -85,13 +94,16 @@ class Scheduler:
         left = self.budget.tokens_beside(len(decodes))
         for sequence in decodes:  # they always go: prefill never blocks them
             self._extend(plan, sequence, 1, now)
-        if prefills:
+        if prefills or self._is_overdue(now):
             left = max(left, self.budget.floor)
         for sequence in prefills:
             left -= self._extend(plan, sequence, min(sequence.num_wanted, left), now)
         if self.counters.preemptions == preemptions:  # else memory is short: who gave way now stays out for a step
             self._admit(plan, left, now)
         return plan if plan.slices else None
+
+    def _is_overdue(self, now: float) -> bool:
+        return any(now - first.arrival_s >= self._patience_s for first in self._waiting.first(1, now))
 
     def _extend(self, plan: StepPlan, sequence: Sequence, count: int, now: float) -> int:
         """Plan `count` tokens of a running sequence, at the price of those that rank behind it; how many went in."""
