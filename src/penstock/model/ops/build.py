@@ -22,8 +22,9 @@ from pathlib import Path
 from penstock.hub.home import penstock_home
 
 SOURCES = Path(__file__).parent / "kernels"
-# No -ffast-math: it may reorder sums, and a row's result must not depend on the kernel variant that computed it.
-FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-pthread", "-fno-math-errno", "-ffp-contract=fast")
+# No -ffast-math and no contraction: a compiler that reorders sums, or fuses a multiply-add here and not there, makes a
+# row's result depend on the kernel variant that computed it.
+FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-pthread", "-fno-math-errno", "-ffp-contract=off")
 TARGETS = (("-march=native",), ("-mcpu=native",), ())  # the first one that the compiler accepts
 COMPILE_TIMEOUT_S = 120
 

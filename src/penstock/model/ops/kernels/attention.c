@@ -141,9 +141,8 @@ static void attend_span(const struct call *c, const struct item *item, int span,
 
 /* -- spans together ---------------------------------------------------------------------------------------------- */
 
-/* One function, never inlined, so that a merge is the same instructions wherever it happens. */
-static __attribute__((noinline)) void merge_row(struct partial *into, float *sums, const struct partial *from,
-                                                const float *more, int n)
+/* `into` holds the spans before, `from` the next one. */
+static void merge_row(struct partial *into, float *sums, const struct partial *from, const float *more, int n)
 {
     if (from->max == -INFINITY) return;
     if (into->max == -INFINITY) {

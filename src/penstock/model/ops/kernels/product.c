@@ -56,7 +56,7 @@ INLINE void product_float32(const struct product *t, const int rows, const int p
         FOR_ROWS
         {
             vf a = splat(*ROW(float, r));
-            FOR_VECTORS acc[r][v] += a * b[v];
+            FOR_VECTORS acc[r][v] = vfma(a, b[v], acc[r][v]);
         }
     })
 }
@@ -72,9 +72,9 @@ INLINE void product_bfloat16(const struct product *t, const int rows, const int 
         FOR_ROWS
         {
             vf a = splat(ROW(float, r)[0]);
-            FOR_VECTORS acc[r][v] += a * even[v];
+            FOR_VECTORS acc[r][v] = vfma(a, even[v], acc[r][v]);
             a = splat(ROW(float, r)[1]);
-            FOR_VECTORS acc[r][v] += a * odd[v];
+            FOR_VECTORS acc[r][v] = vfma(a, odd[v], acc[r][v]);
         }
     })
 }

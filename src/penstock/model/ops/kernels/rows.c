@@ -40,7 +40,7 @@ void norm_row(const float *x, float *residual, const float *weight, float *out, 
             v += load(residual + i);
             store(residual + i, v);
         }
-        squares += v * v;
+        squares = vfma(v, v, squares);
     }
     for (; i < n; i++) {
         float v = x[i];

@@ -10,6 +10,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__)
@@ -31,6 +33,21 @@ typedef int32_t vi __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 INLINE vf load(const float *p) { return *(const vf *)p; }
 INLINE void store(float *p, vf v) { *(vf *)p = v; }
 INLINE vf splat(float x) { return x - (vf){}; }
+
+/* a * b + c. Spelled out, and the compiler may fuse nothing else (-ffp-contract=off): left alone, it fuses in one
+ * kernel variant and not in the next, and then their results differ in the last bit. */
+INLINE vf vfma(vf a, vf b, vf c)
+{
+#if VL == 16
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif VL == 8 && defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
 
 #if VL == 16
 INLINE vf vmax(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
@@ -62,17 +79,17 @@ INLINE vf vexp(vf x)
 {
     const float round_to_int = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest integer in the low bits */
     vf clamped = vmin(x, splat(88.0f));
-    vf shifted = clamped * 1.44269504f + round_to_int;
+    vf shifted = vfma(clamped, splat(1.44269504f), splat(round_to_int));
     vf n = shifted - round_to_int;
-    vf r = clamped - n * 0.693145752f; /* ln 2 in two parts */
-    r = r - n * 1.42860677e-6f;
+    vf r = vfma(n, splat(-0.693145752f), clamped); /* ln 2 in two parts */
+    r = vfma(n, splat(-1.42860677e-6f), r);
     vf p = splat(0.00139336521f); /* (e^r - 1 - r) / r^2, fitted on |r| <= ln 2 / 2 */
-    p = p * r + 0.00836317986f;
-    p = p * r + 0.0416664667f;
-    p = p * r + 0.166665763f;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
+    p = vfma(p, r, splat(0.00836317986f));
+    p = vfma(p, r, splat(0.0416664667f));
+    p = vfma(p, r, splat(0.166665763f));
+    p = vfma(p, r, splat(0.5f));
+    p = vfma(p, r, splat(1.0f));
+    p = vfma(p, r, splat(1.0f));
     vi power = (vi)shifted << 23; /* the integer, moved to where the exponent is */
     return (vf)(((vi)p + power) & (x > -87.3f));
 }
