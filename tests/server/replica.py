@@ -27,7 +27,7 @@ from penstock.core.settings import ServerSettings
 from penstock.core.slo import Slo
 from penstock.engine.client import EngineClient, EngineState
 from penstock.observe.prometheus import Metrics
-from penstock.server.app import make_app
+from penstock.server.app import Replica as ReplicaApp
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
 from penstock.text.chat import ChatTemplate
@@ -138,7 +138,8 @@ def serving(settings: ServerSettings | None = None, **options: Any) -> Iterator[
     model = ServedModel(
         NAME, config, tokenizer, ChatTemplate(CHAT), max_model_len=shape.num_blocks * shape.block_size, created=1
     )
-    app = make_app(model, engine, recorder, clock, settings or ServerSettings())
+    app = ReplicaApp(engine, recorder, clock, settings or ServerSettings())
+    app.open(model)
 
     async def start_and_serve(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -9,13 +9,11 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable
 
 import msgspec
 import uvicorn
 import uvloop
 
-from penstock.api.asgi import Router
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import ConfigError
 from penstock.core.settings import Settings
@@ -25,7 +23,7 @@ from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.progress import ProgressBar
 from penstock.hub.resolve import default_name, resolve
 from penstock.observe.prometheus import Metrics
-from penstock.server.app import make_app
+from penstock.server.app import Replica
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
 from penstock.text.chat import ChatTemplate
@@ -50,32 +48,39 @@ async def _serve(settings: Settings, checkpoint: Checkpoint, listener: socket.so
     engine = EngineClient(
         lambda theirs: launch(settings, theirs), clock, on_loading=_say_loading, on_report=recorder.engine_report
     )
+    replica = Replica(engine, recorder, clock, settings.server)
+    server = HttpServer(replica, engine, drain_timeout_s=settings.server.drain_timeout_s)
     print(f"loading {name} from {checkpoint.path}", flush=True)
+    # Health is answered while the model loads; a signal ends both, and so does a model that cannot be loaded.
+    serving = asyncio.create_task(server.serve([listener]))
+    loading = asyncio.create_task(_load(name, checkpoint, engine))
     try:
-        # The engine's process loads the weights while this one builds the tokenizer.
-        info, tokenizer = await asyncio.gather(
-            engine.start(), asyncio.to_thread(Tokenizer.load, checkpoint.tokenizer_source)
-        )
-        model = ServedModel(
-            name=name,
-            config=checkpoint.config,
-            tokenizer=tokenizer,
-            chat_template=ChatTemplate(
-                checkpoint.tokenizer_source.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
-            ),
-            max_model_len=info.max_model_len,
-            created=int(time.time()),
-        )
-        app = make_app(model, engine, recorder, clock, settings.server)
-        server = HttpServer(
-            app,
-            engine,
-            drain_timeout_s=settings.server.drain_timeout_s,
-            on_started=lambda: _say_ready(name, info, listener, time.monotonic() - started_s),
-        )
-        await server.serve([listener])
+        await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            model, info = loading.result()
+            replica.open(model)
+            _say_ready(name, info, listener, time.monotonic() - started_s)
+            await serving
     finally:
+        loading.cancel()
+        server.should_exit = True
+        await asyncio.gather(serving, loading, return_exceptions=True)
         await engine.stop()
+
+
+async def _load(name: str, checkpoint: Checkpoint, engine: EngineClient) -> tuple[ServedModel, EngineInfo]:
+    """The engine's process loads the weights while this one builds the tokenizer."""
+    source = checkpoint.tokenizer_source
+    info, tokenizer = await asyncio.gather(engine.start(), asyncio.to_thread(Tokenizer.load, source))
+    model = ServedModel(
+        name=name,
+        config=checkpoint.config,
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate(source.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token),
+        max_model_len=info.max_model_len,
+        created=int(time.time()),
+    )
+    return model, info
 
 
 async def launch(settings: Settings, theirs: socket.socket) -> asyncio.subprocess.Process:
@@ -88,21 +93,14 @@ async def launch(settings: Settings, theirs: socket.socket) -> asyncio.subproces
 class HttpServer(uvicorn.Server):
     """Told to stop, it lets requests finish for a while; then it stops the engine, and that ends the rest."""
 
-    def __init__(
-        self, app: Router, engine: EngineClient, *, drain_timeout_s: float, on_started: Callable[[], None]
-    ) -> None:
+    def __init__(self, app: Replica, engine: EngineClient, *, drain_timeout_s: float) -> None:
         self._engine = engine
-        self._on_started = on_started
         self._drain_timeout_s = drain_timeout_s
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, http="httptools", ws="none", server_header=False,
             timeout_graceful_shutdown=int(drain_timeout_s) + _GOODBYE_S,
         )  # fmt: skip
         super().__init__(config)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._on_started()  # not before: whoever reads the address may connect, or send a signal, at once
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ending = asyncio.create_task(self._end_requests())

@@ -1,0 +1,43 @@
+"""While the model loads: health answers, the model's routes refuse, and nothing hangs."""
+
+import asyncio
+import http.client
+import json
+import socket
+
+from penstock.core.clock import MonotonicClock
+from penstock.core.settings import ServerSettings
+from penstock.core.slo import Slo
+from penstock.engine.client import EngineClient
+from penstock.observe.prometheus import Metrics
+from penstock.server.app import Replica
+from penstock.server.recorder import Recorder
+from tests.api.serving import running
+
+
+async def never(theirs: socket.socket) -> asyncio.subprocess.Process:
+    raise AssertionError("the engine is not started in these tests")
+
+
+def ask(host: str, port: int, method: str, path: str) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection(host, port, timeout=10)
+    connection.request(method, path, body=b"{}")
+    response = connection.getresponse()
+    return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+
+
+def test_a_server_whose_model_is_loading_is_alive_but_not_ready() -> None:
+    clock = MonotonicClock()
+    engine = EngineClient(never, clock)
+    app = Replica(engine, Recorder(Metrics(), clock, "m", Slo()), clock, ServerSettings())
+    with running(app) as (host, port):
+        assert ask(host, port, "GET", "/health")[0] == 200
+        status, _, body = ask(host, port, "GET", "/ready")
+        assert (status, json.loads(body)["engine"]) == (503, "starting")
+        assert ask(host, port, "GET", "/health/deep")[0] == 503
+        assert b"penstock_engine_ready 0.0" in ask(host, port, "GET", "/metrics")[2]
+        for method, path in (("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models")):
+            status, headers, body = ask(host, port, method, path)
+            assert (status, json.loads(body)["error"]["code"]) == (503, "engine_unavailable")
+            assert int(headers["retry-after"]) >= 1
+        assert ask(host, port, "GET", "/nowhere")[0] == 404
