@@ -3,15 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from penstock.hub.checkpoint import TokenizerMetadata
 from penstock.hub.gguf import GGUFCheckpoint
 from penstock.hub.pull import pull
 from penstock.text.tokenizer import Tokenizer
-
-settings.register_profile("no deadline", deadline=None)  # examples are slow when the machine is busy
-settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from penstock.api import sse
-from penstock.api.asgi import Request, Route, Send, SseStream, json_response
+from penstock.api.asgi import Request, Route, Send, json_response
 from penstock.api.openai import (
-    ChatChunks,
-    Choice,
-    CompletionChunks,
     CompletionRequest,
     GenerationRequest,
     ModelCard,
     ResponseHead,
-    ScoredToken,
-    chat_completion,
     model_list,
     model_object,
     new_id,
     parse_chat,
     parse_completion,
-    text_completion,
 )
 from penstock.core.clock import Clock
-from penstock.core.request import FinishReason
 from penstock.engine.client import EngineClient
-from penstock.server.choices import Piece
+from penstock.server.answers import CHAT, COMPLETION, Answer, Form
 from penstock.server.generation import Generation, Times
 from penstock.server.prompts import PromptEncoder
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
+
+Wanted = TypeVar("Wanted", bound=GenerationRequest)
 
 
 class OpenAIRoutes:
@@ -62,6 +57,12 @@ class OpenAIRoutes:
             Route("GET", "/v1/models/{model}", self.model),
         ]
 
+    async def chat(self, request: Request, send: Send) -> None:
+        await self._generate(request, send, CHAT, parse_chat, self._encoder.chat)
+
+    async def completions(self, request: Request, send: Send) -> None:
+        await self._generate(request, send, COMPLETION, parse_completion, self._encoder.completion)
+
     async def models(self, request: Request, send: Send) -> None:
         await json_response(send, 200, model_list([self._card()]))
 
@@ -69,107 +70,32 @@ class OpenAIRoutes:
         self._model.check_name(request.path_param)
         await json_response(send, 200, model_object(self._card()))
 
-    async def chat(self, request: Request, send: Send) -> None:
-        with self._recorder.request("chat", request.id) as record:
-            times = Times(self._clock.now())
-            wanted = parse_chat(await request.body(self._max_body_bytes))
-            self._model.check_name(wanted.model)
-            prompts = await self._encoder.chat(wanted)
-            with self._generation(wanted, prompts, request, times) as generation:
-                record.follow(generation)
-                await request.while_connected(self._answer(send, wanted, generation, "chatcmpl", echoed=[""]))
-
-    async def completions(self, request: Request, send: Send) -> None:
-        with self._recorder.request("completions", request.id) as record:
-            times = Times(self._clock.now())
-            wanted = parse_completion(await request.body(self._max_body_bytes))
-            self._model.check_name(wanted.model)
-            prompts = await self._encoder.completion(wanted)
-            echoed = [self._model.tokenizer.decode(ids) if wanted.echo else "" for ids in prompts]
-            with self._generation(wanted, prompts, request, times) as generation:
-                record.follow(generation)
-                await request.while_connected(self._answer(send, wanted, generation, "cmpl", echoed=echoed))
-
-    def _generation(
-        self, wanted: GenerationRequest, prompts: list[list[int]], request: Request, times: Times
-    ) -> Generation:
-        times.tokenized_s = self._clock.now()
-        # The client's id may repeat; what the engine calls the request must not.
-        return Generation(wanted, prompts, self._model, new_id(request.id), times)
-
-    async def _answer(
-        self, send: Send, wanted: GenerationRequest, generation: Generation, kind: str, *, echoed: Sequence[str]
-    ) -> None:
-        generation.start(self._engine, max_open=self._max_open)
-        head = ResponseHead(new_id(kind), self._model.name, int(time.time()))
-        pieces = generation.pieces(self._clock)
-        # The first news is awaited before a word is sent: until then a failure still has its own status.
-        first = await anext(pieces)
-        prefixes = [text for text in echoed for _ in range(generation.options.n)]
-        if generation.options.stream:
-            await self._stream(send, wanted, generation, head, first, pieces, prefixes)
-        else:
-            await self._respond(send, wanted, generation, head, first, pieces, prefixes)
-
-    async def _stream(
+    async def _generate(
         self,
+        request: Request,
         send: Send,
-        wanted: GenerationRequest,
-        generation: Generation,
-        head: ResponseHead,
-        first: list[Piece],
-        rest: AsyncIterator[list[Piece]],
-        prefixes: list[str],
+        form: Form,
+        parse: Callable[[bytes], Wanted],
+        encode: Callable[[Wanted], Awaitable[list[list[int]]]],
     ) -> None:
-        make = CompletionChunks if isinstance(wanted, CompletionRequest) else ChatChunks
-        chunks = make(head, include_usage=generation.options.include_usage)
-        async with SseStream(send) as stream:
-            opening = [chunks.start(index) for index in range(generation.num_choices)]
-            opening += [chunks.text(index, prefix) for index, prefix in enumerate(prefixes) if prefix]
-            frames = [sse.event(chunk) for chunk in opening if chunk is not None]
-            await stream.write(b"".join([*frames, _frames(chunks, first)]))
-            async for pieces in rest:
-                if frame := _frames(chunks, pieces):
-                    await stream.write(frame)
-            if generation.options.include_usage:
-                await stream.write(sse.event(chunks.usage(generation.usage)))
-            await stream.write(sse.DONE)
+        with self._recorder.request(form.route, request.id) as record:
+            times = Times(self._clock.now())
+            wanted = parse(await request.body(self._max_body_bytes))
+            self._model.check_name(wanted.model)
+            prompts = await encode(wanted)
+            times.tokenized_s = self._clock.now()
+            # The client's id may repeat; what the engine calls the request must not.
+            with Generation(wanted, prompts, self._model, new_id(request.id), times) as generation:
+                record.follow(generation)
+                head = ResponseHead(new_id(form.id_prefix), self._model.name, int(time.time()))
+                openings = [text for text in self._echo(wanted, prompts) for _ in range(generation.options.n)]
+                generation.start(self._engine, max_open=self._max_open)
+                answer = Answer(form, head, generation, openings)
+                await request.while_connected(answer.write(send, generation.pieces(self._clock)))
 
-    async def _respond(
-        self,
-        send: Send,
-        wanted: GenerationRequest,
-        generation: Generation,
-        head: ResponseHead,
-        first: list[Piece],
-        rest: AsyncIterator[list[Piece]],
-        prefixes: list[str],
-    ) -> None:
-        texts = list(prefixes)
-        finishes = [FinishReason.STOP] * len(texts)
-        logprobs: list[list[ScoredToken] | None] = [None] * len(texts)
-        gathered = list(first)
-        async for pieces in rest:
-            gathered += pieces
-        for piece in gathered:
-            texts[piece.index] += piece.text
-            if piece.logprobs is not None:
-                logprobs[piece.index] = [*(logprobs[piece.index] or []), *piece.logprobs]
-            if piece.finish is not None:
-                finishes[piece.index] = piece.finish
-        choices = [Choice(i, *parts) for i, parts in enumerate(zip(texts, finishes, logprobs, strict=True))]
-        make = text_completion if isinstance(wanted, CompletionRequest) else chat_completion
-        await json_response(send, 200, make(head, choices, generation.usage))
+    def _echo(self, wanted: GenerationRequest, prompts: list[list[int]]) -> list[str]:
+        is_wanted = isinstance(wanted, CompletionRequest) and wanted.echo
+        return [self._model.tokenizer.decode(prompt_ids) if is_wanted else "" for prompt_ids in prompts]
 
     def _card(self) -> ModelCard:
         return ModelCard(id=self._model.name, created=self._model.created, max_model_len=self._model.max_model_len)
-
-
-def _frames(chunks: ChatChunks | CompletionChunks, pieces: list[Piece]) -> bytes:
-    frames = []
-    for piece in pieces:
-        if piece.text or piece.logprobs:
-            frames.append(sse.event(chunks.text(piece.index, piece.text, piece.logprobs)))
-        if piece.finish is not None:
-            frames.append(sse.event(chunks.finish(piece.index, piece.finish)))
-    return b"".join(frames)
