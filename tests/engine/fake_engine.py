@@ -17,12 +17,12 @@ import msgspec
 from penstock.core.clock import MonotonicClock
 from penstock.engine.client import Launch
 from penstock.engine.fake import FakeRunner
-from penstock.engine.loop import EngineLoop, StepHandle
+from penstock.engine.loop import EngineLoop
 from penstock.engine.mailbox import Mailbox
 from penstock.engine.messages import EngineInfo, Failed, Loading, Ready
 from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
-from penstock.sched.plan import StepPlan
+from penstock.sched.plan import StepHandle, StepPlan
 from penstock.sched.scheduler import Scheduler
 
 VOCAB_SIZE = 1000

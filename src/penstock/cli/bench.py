@@ -11,8 +11,6 @@ import msgspec
 
 from penstock.core.errors import ConfigError
 
-SERVE = ("-m", "penstock.cli.main", "serve", "--log-level", "warning")
-
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bench = commands.add_parser("bench", help="measure servers under load")
@@ -31,9 +29,27 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     cpu.add_argument(
         "--write", type=Path, metavar="FILE", help="put the tables into this Markdown, between its markers"
     )
+    engine = kinds.add_parser("engine", help="one device: the engine in process, with random weights of a shape")
+    engine.add_argument("--shape", default="llama8b", help="llama1b, llama8b or llama70b (default: llama8b)")
+    engine.add_argument("--load", choices=["dummy"], default="dummy", help="random weights")
+    engine.add_argument("--workload", default="W1,W1b,W2,W4,W6", metavar="NAME,…", help="of W1, W1b, W2, W3, W4, W6")
+    engine.add_argument("--trace", type=Path, metavar="FILE", help="the Azure conversation trace, for W3")
+    engine.add_argument("--rounds", type=_positive, default=3, metavar="N", help="the best of N is shown (default: 3)")
+    engine.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto")
+    engine.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
 
 
 def run_bench(arguments: argparse.Namespace) -> None:
+    """Each kind imports what it needs: a GPU machine may have no HTTP client, and a client's machine no torch."""
+    if arguments.bench == "engine":
+        from penstock.cli.bench_engine import bench_engine
+
+        bench_engine(arguments)
+    else:
+        _bench_cpu(arguments)
+
+
+def _bench_cpu(arguments: argparse.Namespace) -> None:
     try:
         from penstock.bench.cpu import bench_cpu
     except ModuleNotFoundError as error:

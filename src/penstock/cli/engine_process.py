@@ -58,16 +58,16 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
     checkpoint = resolve(settings.model)
     assembly = assemble(checkpoint, engine, phases)
     phases.close()
-    floor = max(engine.block_size, assembly.chunk_tokens // 8)
+    floor = max(assembly.block_size, assembly.chunk_tokens // 8)
     budget = StepBudget(assembly.chunk_tokens, target_s=settings.slo.tpot_s, floor=floor)
-    cache = KVCache(assembly.num_blocks, engine.block_size, share_prefixes=engine.prefix_cache)
+    cache = KVCache(assembly.num_blocks, assembly.block_size, share_prefixes=engine.prefix_cache)
     scheduler = Scheduler(cache, budget, max_num_seqs=assembly.max_num_seqs, patience_s=settings.slo.ttft_s)
     info = EngineInfo(
         device=assembly.device,
         number_format=assembly.number_format,
         kernels=assembly.kernels,
         num_blocks=assembly.num_blocks,
-        block_size=engine.block_size,
+        block_size=assembly.block_size,
         max_num_seqs=assembly.max_num_seqs,
         chunk_tokens=assembly.chunk_tokens,
         max_model_len=assembly.max_model_len,

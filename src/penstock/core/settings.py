@@ -30,7 +30,7 @@ class EngineSettings:
     max_model_len: Count | None = setting(None, "longest prompt plus output, in tokens; auto: the model's context")
     max_num_seqs: Count | None = setting(None, "most sequences in a batch")
     chunk_tokens: Count | None = setting(None, "most tokens in a step; longer prompts are computed in chunks")
-    block_size: Count = setting(16, "tokens in a block of the KV cache")
+    block_size: Count | None = setting(None, "tokens in a block of the KV cache")
     memory_fraction: Share | None = setting(
         None, "share of the device's free memory for the KV cache; auto on a CPU: room for two full contexts"
     )

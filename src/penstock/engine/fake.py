@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 from penstock.core.request import TokenLogprobs
 from penstock.core.sampling import SamplingParams
-from penstock.engine.loop import StepHandle
-from penstock.sched.plan import Sampled, Slice, StepPlan, StepResult
+from penstock.sched.plan import Sampled, Slice, StepHandle, StepPlan, StepResult
 
 
 def fake_token(context: Sequence[int], vocab_size: int, *, seed: int = 0) -> int:

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from penstock.core.clock import Clock
 from penstock.core.request import FinishReason, TokenEvent
-from penstock.engine.mailbox import Disconnected, Mailbox
-from penstock.engine.messages import Abort, EngineStats, StepReport, Stop, Submit
-from penstock.sched.plan import StepPlan, StepResult
+from penstock.engine.mailbox import Disconnected
+from penstock.engine.messages import Abort, EngineStats, FromEngine, StepReport, Stop, Submit, ToEngine
+from penstock.sched.plan import Runner, StepHandle, StepPlan
 from penstock.sched.scheduler import Scheduler
 
 log = logging.getLogger("penstock.engine")
@@ -21,15 +21,12 @@ log = logging.getLogger("penstock.engine")
 _MOST_FAILED_STEPS = 3  # in a row; a device that fails again and again is left to a fresh process
 
 
-class StepHandle(Protocol):
-    def result(self) -> StepResult:
-        """Wait for the step and return its tokens."""
+class Mail(Protocol):
+    """How requests come in and news go out: a socket's mailbox, or anything like it."""
 
+    def receive(self, *, wait: bool) -> list[ToEngine]: ...
 
-class Runner(Protocol):
-    overlaps: bool  # True: submit returns while the device works, and steps queue up behind each other in order
-
-    def submit(self, plan: StepPlan) -> StepHandle: ...
+    def send(self, message: FromEngine) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class InFlight:
 
 
 class EngineLoop:
-    def __init__(self, scheduler: Scheduler, runner: Runner, mailbox: Mailbox, clock: Clock) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runner, mailbox: Mail, clock: Clock) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._mailbox = mailbox

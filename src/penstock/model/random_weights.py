@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import numpy as np
 from penstock.core.errors import ModelMissing
 from penstock.core.model_config import ModelConfig
 from penstock.hub.checkpoint import FloatArray, TokenizerFiles, TokenizerMetadata
+
+_MOST_DRAWN = 1 << 22
 
 
 class RandomCheckpoint:
@@ -38,7 +41,8 @@ class RandomCheckpoint:
     def tensor(self, name: str) -> FloatArray:
         shape = self._shapes[name]
         draw = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
-        noise = draw.standard_normal(shape, dtype=np.float32)
+        noise = draw.standard_normal(min(math.prod(shape), _MOST_DRAWN), dtype=np.float32)
+        noise = np.resize(noise, shape)  # of a large tensor the rest repeats: drawing billions takes minutes
         # A linear keeps the size of what passes through it; a norm stays near one; a bias near zero.
         if len(shape) == 2:
             return noise * np.float32(shape[1] ** -0.5)

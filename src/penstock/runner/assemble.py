@@ -16,27 +16,36 @@ from penstock.core.errors import ConfigError
 from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
 from penstock.hub.checkpoint import Checkpoint
+from penstock.model.layers import CausalLM
 from penstock.model.loading import load_model
-from penstock.model.ops import KVShape, Ops
+from penstock.model.ops import KVShape, LayerKV, Ops
 from penstock.model.ops.formats import choose_format
-from penstock.model.ops.native import NativeOps
 from penstock.model.ops.reference import ReferenceOps
 from penstock.runner.memory import num_blocks
 from penstock.runner.runner import ModelRunner
+from penstock.sched.plan import Runner
 
 log = logging.getLogger("penstock.runner")
 
-_CPU_MAX_NUM_SEQS, _CPU_CHUNK_TOKENS = 64, 512
-_GPU_MAX_NUM_SEQS, _GPU_CHUNK_TOKENS = 256, 8192
+
+@dataclass(frozen=True)
+class Defaults:
+    max_num_seqs: int
+    chunk_tokens: int
+    block_size: int
+
+
+DEFAULTS = {"cpu": Defaults(64, 512, 16), "cuda": Defaults(256, 8192, 64)}
 
 
 @dataclass(frozen=True)
 class Assembly:
-    runner: ModelRunner
+    runner: Runner
     device: str
     kernels: str
     number_format: str
     num_blocks: int
+    block_size: int
     max_num_seqs: int
     chunk_tokens: int
     max_model_len: int
@@ -47,30 +56,37 @@ def assemble(checkpoint: Checkpoint, settings: EngineSettings, phase: Callable[[
     config = checkpoint.config
     max_model_len = _max_model_len(config, settings)
     device = _device(settings.device)
+    defaults = DEFAULTS[device.type]
+    block_size = settings.block_size or defaults.block_size
+    chunk_tokens = settings.chunk_tokens or defaults.chunk_tokens
+    max_num_seqs = min(settings.max_num_seqs or defaults.max_num_seqs, chunk_tokens)
     phase("kernels", 0, 0)
-    ops, number_format = _ops(device, settings)
+    ops, kernels, number_format = _ops(device, settings)
     phase("weights", 0, config.num_layers)
     model = load_model(checkpoint, ops, progress=lambda done, total: phase("weights", done, total))
     phase("cache", 0, 0)
     width = torch.empty((), dtype=ops.weight_dtype).element_size()
-    blocks = num_blocks(
-        config, settings.block_size, bytes_per_value=width, device=device, fraction=settings.memory_fraction
-    )
-    shape = KVShape(config.num_layers, blocks, settings.block_size, config.num_kv_heads, config.head_dim)
+    blocks = num_blocks(config, block_size, bytes_per_value=width, device=device, fraction=settings.memory_fraction)
+    shape = KVShape(config.num_layers, blocks, block_size, config.num_kv_heads, config.head_dim)
+    max_model_len = min(max_model_len, blocks * block_size)
     kv = ops.allocate_kv(shape)
-    is_gpu = device.type == "cuda"
-    chunk_tokens = settings.chunk_tokens or (_GPU_CHUNK_TOKENS if is_gpu else _CPU_CHUNK_TOKENS)
-    max_num_seqs = settings.max_num_seqs or (_GPU_MAX_NUM_SEQS if is_gpu else _CPU_MAX_NUM_SEQS)
+    runner: Runner
+    if kernels == "triton":
+        phase("graphs", 0, 0)
+        runner = _gpu_runner(model, ops, kv, max_num_seqs, chunk_tokens, table_width=-(-max_model_len // block_size))
+    else:
+        runner = ModelRunner(model, ops, kv)
     return Assembly(
-        runner=ModelRunner(model, ops, kv),
+        runner=runner,
         device=str(device),
-        kernels="native" if isinstance(ops, NativeOps) else "torch",
+        kernels=kernels,
         number_format=number_format,
         num_blocks=blocks,
-        max_num_seqs=min(max_num_seqs, chunk_tokens),
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
         chunk_tokens=chunk_tokens,
-        max_model_len=min(max_model_len, blocks * settings.block_size),
-        kv_bytes=blocks * settings.block_size * config.kv_bytes_per_token(width),
+        max_model_len=max_model_len,
+        kv_bytes=blocks * block_size * config.kv_bytes_per_token(width),
     )
 
 
@@ -91,11 +107,11 @@ def _device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def _ops(device: torch.device, settings: EngineSettings) -> tuple[Ops, str]:
-    """The operations, and the number format they were chosen for."""
+def _ops(device: torch.device, settings: EngineSettings) -> tuple[Ops, str, str]:
+    """The operations, what they are written in, and the number format they were chosen for."""
     if device.type == "cuda":
         dtype = torch.bfloat16 if settings.dtype == "auto" else getattr(torch, settings.dtype)
-        return ReferenceOps(device, dtype), str(dtype).removeprefix("torch.")
+        return *_gpu_ops(device, dtype), str(dtype).removeprefix("torch.")
     if settings.dtype == "float16":
         raise ConfigError("float16 is for GPUs; on a CPU use bfloat16 or float32", param="dtype")
     threads = settings.threads or len(os.sched_getaffinity(0))
@@ -104,4 +120,25 @@ def _ops(device: torch.device, settings: EngineSettings) -> tuple[Ops, str]:
         log.warning("no native kernels (%s); running on torch, which is slower", chosen.fallback_reason)
     # The kernels have threads of their own; two pools would fight for the cores.
     torch.set_num_threads(1 if chosen.kernels == "native" else threads)
-    return chosen.ops(threads), chosen.arithmetic
+    return chosen.ops(threads), "native" if chosen.kernels == "native" else "torch", chosen.arithmetic
+
+
+def _gpu_ops(device: torch.device, dtype: torch.dtype) -> tuple[Ops, str]:
+    try:
+        from penstock.model.ops.triton import TritonOps
+    except ModuleNotFoundError as error:
+        log.warning("no GPU kernels (%s); running on torch, which is slower", error)
+        return ReferenceOps(device, dtype), "torch"
+    return TritonOps(device, dtype), "triton"
+
+
+def _gpu_runner(
+    model: CausalLM, ops: Ops, kv: list[LayerKV], max_num_seqs: int, chunk_tokens: int, *, table_width: int
+) -> Runner:
+    from penstock.model.ops.triton import TritonOps
+    from penstock.runner.cuda_runner import CudaRunner  # needs Triton, which only a GPU's torch brings
+
+    assert isinstance(ops, TritonOps)
+    runner = CudaRunner(model, ops, kv, max_num_seqs=max_num_seqs, chunk_tokens=chunk_tokens, table_width=table_width)
+    runner.capture()
+    return runner

@@ -21,10 +21,10 @@ _NUCLEUS_GUESSES = (256, 4096)  # how many of the best tokens to sort before sor
 def sample(logits: Tensor, specs: list[SampleSpec]) -> list[Sampled]:
     """One token per row of `logits`, [rows, vocabulary] float32."""
     raw = logits
-    if any(_reshapes(spec) for spec in specs):
+    if any(reshapes(spec) for spec in specs):
         logits = logits.clone()  # log probabilities are reported as the model gave them
         for row, spec in zip(logits, specs, strict=True):
-            _reshape(row, spec)
+            reshape(row, spec)
     chosen = logits.argmax(dim=-1).tolist()
     drawn = [i for i, spec in enumerate(specs) if not spec.params.is_greedy]
     if drawn:
@@ -36,11 +36,12 @@ def sample(logits: Tensor, specs: list[SampleSpec]) -> list[Sampled]:
     ]
 
 
-def _reshapes(spec: SampleSpec) -> bool:
+def reshapes(spec: SampleSpec) -> bool:
+    """Whether a row is to be changed before anything is chosen from it."""
     return bool(spec.params.logit_bias or spec.banned_ids or spec.params.has_penalties)
 
 
-def _reshape(row: Tensor, spec: SampleSpec) -> None:
+def reshape(row: Tensor, spec: SampleSpec) -> None:
     """Penalties, bias and bans on one row, in place."""
     params = spec.params
     if params.repetition_penalty != 1.0:  # over prompt and output, as its authors define it
@@ -63,19 +64,19 @@ def _draw(logits: Tensor, specs: list[SampleSpec]) -> list[int]:
     temperatures = torch.tensor([[s.params.temperature] for s in specs], dtype=torch.float32, device=logits.device)
     logits = logits / temperatures
     uniforms = [keyed_uniform(s.params.seed, s.position) for s in specs]
-    whole = [i for i, s in enumerate(specs) if not _truncates(s.params)]
+    whole = [i for i, s in enumerate(specs) if not truncates(s.params)]
     chosen = [0] * len(specs)
     if whole:
         mass = logits[whole].softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
         for i, token_id in zip(whole, _invert(mass, [uniforms[i] for i in whole]), strict=True):
             chosen[i] = token_id
     for i, spec in enumerate(specs):
-        if _truncates(spec.params):
+        if truncates(spec.params):
             chosen[i] = _draw_truncated(logits[i], spec.params, uniforms[i])
     return chosen
 
 
-def _truncates(params: SamplingParams) -> bool:
+def truncates(params: SamplingParams) -> bool:
     return params.top_k is not None or params.top_p < 1.0 or params.min_p > 0.0
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from penstock.core.request import TokenLogprobs
 from penstock.core.sampling import SamplingParams
@@ -59,3 +60,14 @@ class Sampled:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     sampled: list[Sampled | None]  # one per slice of the plan; None where nothing was to be sampled
+
+
+class StepHandle(Protocol):
+    def result(self) -> StepResult:
+        """Wait for the step and return its tokens."""
+
+
+class Runner(Protocol):
+    overlaps: bool  # True: submit returns while the device works, and steps queue up behind each other in order
+
+    def submit(self, plan: StepPlan) -> StepHandle: ...

@@ -88,7 +88,7 @@ class Scheduler:
         """The next step, or None if nothing can run before a result is committed or a request arrives."""
         plan = StepPlan([])
         self._running.sort(key=lambda s: self._ranking.rank(s, now))
-        decodes = [s for s in self._running if s.num_wanted == 1]
+        decodes = [s for s in self._running if s.num_wanted == 1 and not s.must_wait]
         prefills = [s for s in self._running if s.num_wanted > 1]
         preemptions = self.counters.preemptions
         left = self.budget.tokens_beside(len(decodes))

@@ -41,6 +41,11 @@ class Sequence:
         return len(self.token_ids) + self.num_in_flight - self.num_computed
 
     @property
+    def must_wait(self) -> bool:
+        """Its next token depends on one in flight in a way only the host knows: on which tokens came before."""
+        return self.num_in_flight > 0 and self.request.sampling.has_penalties
+
+    @property
     def is_settled(self) -> bool:
         """Its output limit is reached by what is in flight: nothing more is worth computing."""
         return self.num_generated + self.num_in_flight >= self.request.max_tokens

@@ -1,0 +1,284 @@
+"""Every Triton kernel equals the torch reference, on a GPU, or on none with TRITON_INTERPRET=1 in the environment."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from penstock.core.errors import ConfigError
+from penstock.core.model_config import ModelConfig
+from penstock.model.batch import Batch
+from penstock.model.loading import random_model
+from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Rope
+from penstock.model.ops.reference import ReferenceOps
+from tests.model.paged import PagedSequence, make_batch
+
+pytest.importorskip("triton", reason="no Triton")
+from penstock.model.ops.triton import StepShape, TritonOps
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+if DEVICE == "cpu":
+    del TOLERANCES[torch.bfloat16]  # the interpreter cuts where the hardware rounds
+DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    tolerance = TOLERANCES[theirs.dtype]
+    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+
+
+def shape_of(work: list[tuple[PagedSequence, int]]) -> StepShape:
+    return StepShape(num_decodes=sum(count == 1 for _, count in work))
+
+
+@DTYPES
+@pytest.mark.parametrize(("rows", "columns"), [(1, 64), (3, 576), (17, 2048), (2, 5000), (5, 8192)])
+def test_norms_equal_the_reference(dtype: torch.dtype, rows: int, columns: int) -> None:
+    ours, theirs = TritonOps(DEVICE, dtype), ReferenceOps(DEVICE, dtype)
+    x, residual = torch.randn(2, rows, columns, device=DEVICE).to(dtype)
+    weight = torch.randn(columns, device=DEVICE).to(dtype)
+    close(ours.rms_norm(x, weight, 1e-5), theirs.rms_norm(x, weight, 1e-5))
+    residuals = residual.clone(), residual.clone()
+    found = ours.add_rms_norm(x, residuals[0], weight, 1e-5)
+    close(found, theirs.add_rms_norm(x, residuals[1], weight, 1e-5))
+    assert torch.equal(*residuals)
+
+
+@DTYPES
+@pytest.mark.parametrize(("rows", "columns"), [(1, 96), (5, 1536), (3, 14336)])
+def test_swiglu_equals_the_reference(dtype: torch.dtype, rows: int, columns: int) -> None:
+    gate_up = torch.randn(rows, 2 * columns, device=DEVICE).to(dtype)
+    close(TritonOps(DEVICE, dtype).silu_mul(gate_up), ReferenceOps(DEVICE, dtype).silu_mul(gate_up))
+
+
+@dataclass(frozen=True)
+class Heads:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+    norm: bool = False
+
+    def spec(self, dtype: torch.dtype) -> AttentionSpec:
+        def weight() -> torch.Tensor | None:
+            return torch.randn(self.head_dim, device=DEVICE).to(dtype) if self.norm else None
+
+        return AttentionSpec(
+            self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim**-0.5, self.window, weight(), weight()
+        )
+
+
+def rope(head_dim: int, context: int = 8192) -> Rope:
+    angles = torch.outer(torch.arange(context).float(), 0.5 ** torch.arange(head_dim // 2).float()).to(DEVICE)
+    return Rope(angles.cos(), angles.sin())
+
+
+@dataclass
+class Both:
+    """One paged cache twice, in our layout and in the reference's, with the same random content."""
+
+    heads: Heads
+    dtype: torch.dtype
+    block_size: int
+    num_blocks: int
+
+    def __post_init__(self) -> None:
+        self.ours, self.theirs = TritonOps(DEVICE, self.dtype), ReferenceOps(DEVICE, self.dtype)
+        shape = KVShape(2, self.num_blocks, self.block_size, self.heads.num_kv_heads, self.heads.head_dim)
+        self.our_kv, self.their_kv = self.ours.allocate_kv(shape)[1], self.theirs.allocate_kv(shape)[1]
+        for mine, other in zip(tensors(self.our_kv), tensors(self.their_kv), strict=True):
+            mine.copy_(torch.randn(mine.shape, device=DEVICE))
+            other.copy_(mine.transpose(1, 2))
+        self.free = random.Random(0).sample(range(self.num_blocks), self.num_blocks)
+
+    def work(self, lengths: list[tuple[int, int]]) -> list[tuple[PagedSequence, int]]:
+        """Sequences of (tokens computed, tokens to come), in scattered blocks."""
+        found = []
+        for computed, count in lengths:
+            blocks = [self.free.pop() for _ in range(-(-(computed + count) // self.block_size))]
+            found.append((PagedSequence([0] * (computed + count), blocks, computed), count))
+        return found
+
+    def check(self, work: list[tuple[PagedSequence, int]]) -> None:
+        spec, angles = self.heads.spec(self.dtype), rope(self.heads.head_dim)
+        batch = make_batch(work, device=DEVICE)
+        width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        qkv = torch.randn(batch.num_tokens, width, device=DEVICE).to(self.dtype)
+        self.ours.begin(batch, shape_of(work))
+        for _ in range(2):  # the second layer finds the plan as the first one left it
+            ours = self.ours.attention(qkv, spec, angles, self.our_kv, batch)
+        theirs = self.theirs.attention(qkv, spec, angles, self.their_kv, batch)
+        close(ours, theirs)
+        for sequence, count in work:
+            if count > 1:  # values behind a chunk's end are cleared
+                self.their_kv.values[sequence.blocks[-1], (sequence.computed + count - 1) % self.block_size + 1 :] = 0.0
+        for mine, other in zip(tensors(self.our_kv), tensors(self.their_kv), strict=True):
+            close(mine.transpose(1, 2), other)
+
+
+def tensors(kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
+    return kv.keys, kv.values
+
+
+DECODES = [(0, 1), (1, 1), (15, 1), (16, 1), (200, 1), (63, 1), (64, 1)]
+CHUNKS = [(0, 2), (0, 33), (31, 40), (100, 17)]
+BOTH = [(70, 1), (0, 45), (5, 1), (40, 3), (129, 1)]
+SHAPES = {
+    "llama": Heads(8, 2, 64),
+    "smollm2": Heads(9, 3, 64),
+    "qwen3": Heads(4, 2, 16, norm=True),
+    "phi3": Heads(4, 4, 96),
+    "window": Heads(4, 2, 32, window=40),
+    "short window": Heads(4, 2, 32, window=5, norm=True),
+    "one kv head": Heads(20, 1, 32),
+}
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_attention_and_cache_equal_the_reference(dtype: torch.dtype, shape: str, block_size: int) -> None:
+    torch.manual_seed(0)
+    both = Both(SHAPES[shape], dtype, block_size, num_blocks=100)
+    for lengths in (DECODES, CHUNKS, BOTH):
+        both.check(both.work(lengths))
+
+
+@DTYPES
+def test_contexts_are_split_and_joined(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    both = Both(Heads(4, 1, 64), dtype, 64, num_blocks=64)
+    both.ours._num_processors = 12  # enough to want chunks
+    both.check(both.work([(1500, 1), (3, 1), (700, 1), (64, 1)]))
+
+
+@pytest.mark.parametrize("num_sequences", [1, 255, 300])
+def test_batches_larger_than_a_kernels_stride_are_found(num_sequences: int) -> None:
+    torch.manual_seed(0)
+    both = Both(Heads(2, 1, 16), torch.float32, 16, num_blocks=700)
+    both.check(both.work([(i % 7, 1 + i % 3) for i in range(num_sequences)]))
+
+
+def test_nan_in_a_stale_slot_reaches_nobody() -> None:
+    both = Both(Heads(4, 2, 32), torch.float32, 16, num_blocks=40)
+    work = both.work([(17, 1), (3, 6)])
+    for sequence, count in work:
+        slot = (sequence.computed + count) % 16
+        for cache in tensors(both.our_kv):
+            cache[sequence.blocks[-1], :, slot:] = torch.nan
+        for cache in tensors(both.their_kv):
+            cache[sequence.blocks[-1], slot:] = 0.0
+    batch = make_batch(work, device=DEVICE)
+    both.ours.begin(batch, shape_of(work))
+    spec, qkv = both.heads.spec(both.dtype), torch.randn(batch.num_tokens, 8 * 32, device=DEVICE)
+    ours = both.ours.attention(qkv, spec, rope(32), both.our_kv, batch)
+    close(ours, both.theirs.attention(qkv, spec, rope(32), both.their_kv, batch))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
+def test_captured_step_stays_right_as_contexts_grow() -> None:
+    torch.manual_seed(0)
+    both = Both(Heads(8, 2, 64), torch.float32, 64, num_blocks=200)
+    work = both.work([(computed, 1) for computed in (1, 63, 900, 5000)])
+    work[-1][0].blocks.extend(both.free.pop() for _ in range(20))  # the captured table is as wide as it will ever be
+    spec, angles = both.heads.spec(both.dtype), rope(64)
+    batch = make_batch(work, device=DEVICE)
+    qkv = torch.randn(4, 12 * 64, device=DEVICE)
+
+    def step() -> torch.Tensor:
+        both.ours.begin(batch, StepShape(num_decodes=4))
+        return both.ours.attention(qkv, spec, angles, both.our_kv, batch)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for growth in (0, 1, 700):
+        for sequence, _ in work:
+            sequence.computed += growth
+            sequence.token_ids += [0] * growth
+            while len(sequence.blocks) * 64 <= sequence.computed:
+                sequence.blocks.append(both.free.pop())
+        grown = make_batch(work, device=DEVICE)
+        batch.context_lens.copy_(grown.context_lens)
+        batch.block_tables.copy_(grown.block_tables[:, : batch.block_tables.shape[1]])
+        qkv.normal_()
+        graph.replay()
+        close(out, both.theirs.attention(qkv, spec, angles, both.their_kv, grown))
+
+
+def test_padding_sequence_writes_nothing() -> None:
+    both = Both(Heads(4, 2, 32), torch.float32, 16, num_blocks=40)
+    work = both.work([(20, 1)])
+    batch = padded(make_batch(work, device=DEVICE))
+    before = both.our_kv.keys.clone()
+    both.ours.begin(batch, StepShape(num_decodes=2))
+    both.ours.attention(
+        torch.randn(2, 8 * 32, device=DEVICE), both.heads.spec(both.dtype), rope(32), both.our_kv, batch
+    )
+    changed = {block for block in range(40) if not torch.equal(before[block], both.our_kv.keys[block])}
+    assert changed == {work[0][0].blocks[1]}
+
+
+def padded(batch: Batch) -> Batch:
+    """With one more sequence, of one token and no context."""
+    zero = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    return replace(
+        batch,
+        token_ids=torch.cat((batch.token_ids, zero)),
+        positions=torch.cat((batch.positions, zero)),
+        query_starts=torch.cat((batch.query_starts, batch.query_starts[-1:] + 1)),
+        context_lens=torch.cat((batch.context_lens, zero)),
+        block_tables=torch.cat((batch.block_tables, batch.block_tables[:1] * 0)),
+    )
+
+
+def test_copied_blocks_appear_in_every_layer_and_nowhere_else() -> None:
+    ops = TritonOps(DEVICE, torch.float32)
+    kv = ops.allocate_kv(KVShape(num_layers=2, num_blocks=5, block_size=16, num_kv_heads=2, head_dim=8))
+    for layer in kv:
+        layer.keys.normal_()
+        layer.values.normal_()
+    before = [(layer.keys.clone(), layer.values.clone()) for layer in kv]
+    ops.copy_blocks(kv, [(0, 3), (4, 1)])
+    ops.copy_blocks(kv, [])
+    for layer, (keys, values) in zip(kv, before, strict=True):
+        assert torch.equal(layer.keys, keys[[0, 4, 2, 0, 4]])
+        assert torch.equal(layer.values, values[[0, 4, 2, 0, 4]])
+
+
+def test_block_that_no_tile_divides_is_refused() -> None:
+    with pytest.raises(ConfigError, match="block_size is 24"):
+        TritonOps(DEVICE, torch.float32).allocate_kv(KVShape(1, 4, 24, 2, 16))
+
+
+def test_model_of_many_steps_equals_the_reference() -> None:
+    config = ModelConfig("qwen3", 256, 64, 96, 2, 4, 2, 16, 256, windows=(20, None))
+    logits = []
+    for ops in (TritonOps(DEVICE, torch.float32), ReferenceOps(DEVICE)):
+        model = random_model(config, ops)
+        kv = ops.allocate_kv(KVShape(2, 12, 16, 2, 16))
+        first, second = (
+            PagedSequence(list(range(70)), [3, 7, 1, 9, 5]),
+            PagedSequence(list(range(90, 140)), [8, 2, 4, 6]),
+        )
+        rows = []
+        for counts in [(30, 0), (1, 20), (1, 9), (7, 1), (1, 1), (1, 1)]:
+            work = [(s, count) for s, count in zip((first, second), counts, strict=True) if count]
+            batch = make_batch(work, device=DEVICE)
+            if isinstance(ops, TritonOps):
+                ops.begin(batch, shape_of(work))
+            with torch.inference_mode():
+                rows.append(model(batch, kv))
+            for sequence, count in work:
+                sequence.computed += count
+        logits.append(torch.cat(rows))
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-4, rtol=1e-4)
