@@ -153,9 +153,10 @@ def test_attention_and_cache_equal_the_reference(dtype: torch.dtype, shape: str,
 
 
 @DTYPES
-def test_contexts_are_split_and_joined(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("window", [None, 300])
+def test_contexts_are_split_and_joined(dtype: torch.dtype, window: int | None) -> None:
     torch.manual_seed(0)
-    both = Both(Heads(4, 1, 64), dtype, 64, num_blocks=64)
+    both = Both(Heads(4, 1, 64, window), dtype, 64, num_blocks=64)
     both.ours._num_processors = 12  # enough to want chunks
     both.check(both.work([(1500, 1), (3, 1), (700, 1), (64, 1)]))
 

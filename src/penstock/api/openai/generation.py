@@ -129,8 +129,8 @@ class GenerationRequest(WireStruct):
         return self.max_tokens
 
     def num_logprobs(self) -> int | None:
-        """As in SamplingParams; each endpoint has its own way to ask."""
-        raise NotImplementedError
+        """As in SamplingParams; each endpoint has its own way to ask for them."""
+        return None
 
     def to_sampling(self, vocab_size: int, *, fallback_seed: int) -> SamplingParams:
         """`fallback_seed` is used when the client gave none. Raises InvalidRequest for tokens that do not exist."""

@@ -85,7 +85,7 @@ def attend_decodes(
     )
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables_ptr"])
 def _attend_decodes_kernel(
     qkv_ptr,
     out_ptr,

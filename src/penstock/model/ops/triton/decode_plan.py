@@ -59,7 +59,10 @@ def plan_decodes(batch: Batch, num_kv_heads: int, num_processors: int) -> Decode
     return plan
 
 
-@triton.jit(do_not_specialize=["num_sequences", "wanted"])
+@triton.jit(
+    do_not_specialize=["num_sequences", "wanted"],
+    do_not_specialize_on_alignment=["query_starts_ptr", "context_lens_ptr"],
+)
 def _plan_kernel(
     query_starts_ptr,
     context_lens_ptr,

@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from penstock.model.batch import Batch
 from penstock.model.ops import AttentionSpec, LayerKV, Rope
-from penstock.model.ops.triton.rotary import load_rotated, locate
+from penstock.model.ops.triton.rotary import BATCH_NUMBERS, BATCH_POINTERS, load_rotated, locate
 
 LOG2_E = 1.4426950408889634
 
@@ -141,7 +141,7 @@ def _attend_tiles(
     return acc, total, highest
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_sequences"])
+@triton.jit(do_not_specialize=BATCH_NUMBERS, do_not_specialize_on_alignment=BATCH_POINTERS)
 def _attend_chunks_kernel(
     qkv_ptr,
     out_ptr,

@@ -14,6 +14,10 @@ from torch import Tensor
 from penstock.model.batch import Batch
 from penstock.model.ops import AttentionSpec, LayerKV, Rope
 
+# A step's integers are views of one buffer, at any offset and of any number: no kernel is compiled anew for them.
+BATCH_POINTERS = ["query_starts_ptr", "context_lens_ptr", "block_tables_ptr"]
+BATCH_NUMBERS = ["table_stride", "num_sequences"]
+
 _TOKENS = 32  # that one program stores
 
 
@@ -90,7 +94,7 @@ def locate(tile, query_starts_ptr, num_sequences, QUERIES: tl.constexpr):
     return sequence, (tile - first_tile) * QUERIES
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_sequences"])
+@triton.jit(do_not_specialize=BATCH_NUMBERS, do_not_specialize_on_alignment=BATCH_POINTERS)
 def _store_chunks_kernel(
     qkv_ptr,
     keys_ptr,
