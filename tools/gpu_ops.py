@@ -1,7 +1,7 @@
 """Times every kernel of `penstock.model.ops.triton` on a GPU against what the hardware can do. Correctness is pytest's:
 tests/model/ops/test_triton.py.
 
-    python tools/gpu_ops.py [small] [decode] [prefill] [sweep-decode] [sweep-plan] [sweep-prefill]
+    python tools/gpu_ops.py [small] [decode] [prefill] [sweep-decode] [sweep-plan] [sweep-prefill] [sweep-gemv]
 
 Tilings and plans are fixed in the sources, so that start-up tunes nothing; the sweeps are where they come from.
 
@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from penstock.model.batch import Batch
 from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Rope
-from penstock.model.ops.triton import StepShape, TritonOps, decode, decode_plan, prefill
+from penstock.model.ops.triton import StepShape, TritonOps, decode, decode_plan, gemv, prefill
 
 DTYPE = torch.bfloat16
 SHAPES = {"8B": (32, 8, 128), "1B": (32, 8, 64)}  # heads, kv heads, head dim
@@ -253,6 +253,31 @@ def prefill_us(case: Case, tiling: prefill.Tiling) -> float:
     return graph_us(lambda: [prefill.attend_chunks(*case.layer(i), out, tiling) for i in range(4)], 4)
 
 
+LINEARS = {
+    "8B qkv": (6144, 4096), "8B o": (4096, 4096), "8B gate_up": (28672, 4096), "8B down": (4096, 14336),
+    "1B qkv": (3072, 2048), "1B o": (2048, 2048), "1B gate_up": (16384, 2048), "1B down": (2048, 8192),
+    "8B head": (128256, 4096), "1B head": (128256, 2048),
+}  # fmt: skip
+
+
+def sweep_gemv() -> None:
+    """One row times a weight: our tilings against cuBLAS."""
+    numbers = [(4, 1024, 4), (2, 2048, 4), (8, 512, 4), (4, 2048, 8), (1, 2048, 4), (8, 1024, 8), (2, 4096, 8)]
+    tilings = [gemv.Tiling(*each) for each in numbers]
+    for name, (rows, columns) in LINEARS.items():
+        copies = max(2, min(16, int(1e9 / (rows * columns * 2))))
+        weights = torch.randn(copies, rows, columns, device="cuda", dtype=DTYPE)
+        x = torch.randn(1, columns, device="cuda", dtype=DTYPE)
+        us = graph_us(lambda x=x, weights=weights: [F.linear(x, weight) for weight in weights], copies)
+        print(f"{name:11} cuBLAS {bandwidth(rows * columns * 2, us)}")
+        for tiling in tilings:
+            us = graph_us(
+                lambda x=x, weights=weights, tiling=tiling: [gemv.gemv(x, weight, None, tiling) for weight in weights],
+                copies,
+            )
+            print(f"{'':11} {tiling} {bandwidth(rows * columns * 2, us)}")
+
+
 def tried(measure: Callable[[], str]) -> str:
     try:
         return measure()
@@ -267,6 +292,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "sweep-decode": sweep_decode,
     "sweep-plan": sweep_plan,
     "sweep-prefill": sweep_prefill,
+    "sweep-gemv": sweep_gemv,
 }
 
 if __name__ == "__main__":

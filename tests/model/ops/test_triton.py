@@ -53,6 +53,17 @@ def test_norms_equal_the_reference(dtype: torch.dtype, rows: int, columns: int) 
 
 
 @DTYPES
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("outputs", "inputs"), [(7, 64), (960, 576), (500, 4096), (33, 5000)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_linears_equal_the_reference(dtype: torch.dtype, rows: int, outputs: int, inputs: int, has_bias: bool) -> None:
+    weight = torch.randn(outputs, inputs) * inputs**-0.5
+    bias = torch.randn(outputs) if has_bias else None
+    x = torch.randn(rows, inputs, device=DEVICE).to(dtype)
+    close(TritonOps(DEVICE, dtype).linear(weight, bias)(x), ReferenceOps(DEVICE, dtype).linear(weight, bias)(x))
+
+
+@DTYPES
 @pytest.mark.parametrize(("rows", "columns"), [(1, 96), (5, 1536), (3, 14336)])
 def test_swiglu_equals_the_reference(dtype: torch.dtype, rows: int, columns: int) -> None:
     gate_up = torch.randn(rows, 2 * columns, device=DEVICE).to(dtype)

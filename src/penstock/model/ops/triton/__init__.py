@@ -1,4 +1,4 @@
-"""The operations for NVIDIA GPUs: matrix products by cuBLAS, everything else by Triton kernels.
+"""The operations for NVIDIA GPUs: matrix products by cuBLAS, the rest by Triton kernels.
 
 The same interface as `reference`, held equal to it by tests. Nothing here reads a device tensor on the host: a step is
 described by `StepShape`, so steps can be launched ahead and decode steps captured in CUDA graphs. Compiled kernels are
@@ -21,6 +21,7 @@ from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Linear, Rope
 from penstock.model.ops.triton import rowwise
 from penstock.model.ops.triton.decode import attend_decodes
 from penstock.model.ops.triton.decode_plan import DecodePlan, plan_decodes
+from penstock.model.ops.triton.gemv import gemv
 from penstock.model.ops.triton.prefill import attend_chunks
 from penstock.model.ops.triton.rotary import store_chunks
 
@@ -48,6 +49,19 @@ class TritonKV(LayerKV):
     pool: Tensor  # [layers, 2, num_blocks, kv_heads, block_size, head_dim]
 
 
+@dataclass(frozen=True)
+class GpuLinear:
+    """cuBLAS, but for a single row, which it reads the weights too slowly for."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[0] == 1:
+            return gemv(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
+
+
 class TritonOps:
     def __init__(self, device: torch.device | str, dtype: torch.dtype) -> None:
         self.device = torch.device(device)
@@ -60,14 +74,14 @@ class TritonOps:
         self._step: Step | None = None
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return partial(F.linear, weight=self._store(weight), bias=None if bias is None else self._store(bias))
+        return GpuLinear(self._store(weight), None if bias is None else self._store(bias))
 
     def embedding(self, table: Tensor) -> Linear:
         return partial(F.embedding, weight=self._store(table))
 
     def tied(self, table: Tensor) -> tuple[Linear, Linear]:
         stored = self._store(table)
-        return partial(F.embedding, weight=stored), partial(F.linear, weight=stored)
+        return partial(F.embedding, weight=stored), GpuLinear(stored, None)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rowwise.rms_norm(x, weight, eps)
