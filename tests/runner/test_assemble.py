@@ -33,8 +33,8 @@ def test_phases_are_told_in_order_and_layer_by_layer() -> None:
 
 def test_the_runner_runs_a_step_in_which_only_some_sample() -> None:
     spec = SampleSpec(SamplingParams(temperature=0.0), history=[1, 2, 3], prompt_len=3, position=3)
-    whole = Slice("a", 0, [1, 2, 3], False, [0], spec, epoch=0)
-    chunk = Slice("b", 0, [4, 5], False, [1], None, epoch=0)
+    whole = Slice("a", 0, 3, [1, 2, 3], [0], spec, epoch=0)
+    chunk = Slice("b", 0, 2, [4, 5], [1], None, epoch=0)
     runner = assembled(dtype="float32").runner
     first, second = runner.submit(StepPlan([whole, chunk])).result().sampled
     assert first is not None

@@ -10,7 +10,7 @@ SPEC = SampleSpec(SamplingParams(), history=(), prompt_len=1, position=1)
 
 
 def planned(start: int, token_ids: list[int], block_ids: list[int], *, samples: bool) -> Slice:
-    return Slice("r", start, token_ids, False, block_ids, SPEC if samples else None, epoch=0)
+    return Slice("r", start, len(token_ids), token_ids, block_ids, SPEC if samples else None, epoch=0)
 
 
 def test_chunks_and_decodes_lie_end_to_end_in_one_batch() -> None:

@@ -170,25 +170,33 @@ class CudaRunner:
         stage = self._staging[self._num_steps % _NUM_STAGES]
         views, _ = Inputs.views(stage, tokens, sequences, rows, width)
         host = {name: view.numpy() for name, view in vars(views).items()}
-        start = row = 0
-        for index, planned in enumerate(slices):
-            end = start + planned.num_tokens
-            known = len(planned.token_ids)
-            host["token_ids"][start : start + known] = planned.token_ids
-            host["sources"][start : start + known] = -1
-            if planned.awaits_token:
-                host["token_ids"][end - 1] = 0
-                host["sources"][end - 1] = self._rows[planned.request_id]
-            host["positions"][start:end] = np.arange(planned.start, planned.start + planned.num_tokens)
-            host["query_starts"][index] = start
-            host["context_lens"][index] = planned.start + planned.num_tokens
-            host["block_tables"][index, : len(planned.block_ids)] = planned.block_ids
-            if planned.sample is not None:
-                host["logit_rows"][row] = end - 1
-                row += 1
-            start = end
-        _pad(host, start, len(slices), row)
+        starts = [0, *accumulate(s.num_tokens for s in slices)]
+        num_tokens, count = starts[-1], len(slices)
+        sampled = [end - 1 for end, planned in zip(starts[1:], slices, strict=True) if planned.sample is not None]
+        host["query_starts"][:count] = starts[:-1]
+        host["context_lens"][:count] = [s.start + s.num_tokens for s in slices]
+        host["logit_rows"][: len(sampled)] = sampled
+        # Decodes come first, and there may be hundreds: all of them at once. Chunks are long, and few.
+        singles = next((i for i, s in enumerate(slices) if s.num_tokens > 1), count)
+        ones = slices[:singles]
+        host["token_ids"][:singles] = [s.token_ids[0] if s.token_ids else 0 for s in ones]
+        host["sources"][:singles] = [-1 if s.token_ids else self._rows[s.request_id] for s in ones]
+        host["positions"][:singles] = [s.start for s in ones]
+        for begin, planned in zip(starts[singles:], slices[singles:], strict=False):
+            self._write_chunk(host, begin, planned)
+        for row, planned in zip(host["block_tables"], slices, strict=False):
+            row[: len(planned.block_ids)] = planned.block_ids
+        _pad(host, num_tokens, count, len(sampled))
         self._inputs[:used].copy_(stage[:used], non_blocking=True)
+
+    def _write_chunk(self, host: dict[str, npt.NDArray[np.int32]], begin: int, planned: Slice) -> None:
+        end, known = begin + planned.num_tokens, begin + len(planned.token_ids)
+        host["token_ids"][begin:known] = planned.token_ids
+        host["sources"][begin:known] = -1
+        if planned.awaits_token:
+            host["token_ids"][known] = 0
+            host["sources"][known] = self._rows[planned.request_id]
+        host["positions"][begin:end] = np.arange(planned.start, planned.start + planned.num_tokens)
 
     def _forward(self, inputs: Inputs, num_decodes: int) -> Tensor:
         batch = inputs.as_batch(self._sampled)

@@ -187,8 +187,8 @@ class Scheduler:
         sliced = Slice(
             request_id=sequence.request.id,
             start=start,
+            num_tokens=count,
             token_ids=sequence.token_ids[start : min(end, known)],
-            awaits_token=end > known,
             block_ids=sequence.table.block_ids,
             sample=sample,
             epoch=sequence.epoch,

@@ -17,6 +17,7 @@ class Sequence:
         self.request = request
         self.arrival_s = arrival_s
         self.order = order  # of arrival; breaks every tie
+        self.prompt_len = len(request.prompt_ids)
         self.token_ids = list(request.prompt_ids)
         self.num_computed = 0
         self.num_in_flight = 0
@@ -26,10 +27,6 @@ class Sequence:
         self.epoch = 0
         self.first_run_s: float | None = None
         self.num_cached: int | None = None  # prompt tokens found in the cache when it first ran
-
-    @property
-    def prompt_len(self) -> int:
-        return len(self.request.prompt_ids)
 
     @property
     def num_generated(self) -> int:
@@ -53,11 +50,10 @@ class Sequence:
     def append(self, token_id: int) -> FinishReason | None:
         """Take one generated token; a stop token ends the sequence and is kept as its last."""
         self.token_ids.append(token_id)
-        if token_id in self.request.stop_token_ids and self.num_generated > self.request.min_tokens:
+        generated = self.num_generated
+        if token_id in self.request.stop_token_ids and generated > self.request.min_tokens:
             return FinishReason.STOP
-        if self.num_generated >= self.request.max_tokens:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if generated >= self.request.max_tokens else None
 
     def preempt(self) -> None:
         """Give up all blocks; the known tokens stay and are computed again, or found in the cache, later."""
