@@ -101,7 +101,8 @@ class CudaRunner:
         self._ops = ops
         self._kv = kv
         self._table_width = table_width
-        most = 3 * chunk_tokens + 3 * max_num_seqs + 1 + max_num_seqs * table_width
+        most_tokens = chunk_tokens + max_num_seqs  # decodes go even where prompts have filled the step
+        most = 3 * most_tokens + 3 * max_num_seqs + 1 + max_num_seqs * table_width
         self._staging = [torch.empty(most, dtype=torch.int32, pin_memory=True) for _ in range(_NUM_STAGES)]
         self._answers = [torch.empty(max_num_seqs, dtype=torch.int32, pin_memory=True) for _ in range(_NUM_STAGES)]
         self._inputs = torch.zeros(most, dtype=torch.int32, device=ops.device)
