@@ -19,9 +19,9 @@ def assembled(**settings: object) -> Assembly:
 def test_auto_is_resolved_to_what_the_model_and_the_machine_allow() -> None:
     made = assembled(dtype="float32", chunk_tokens=32)
     assert made.max_model_len == CONFIG.context_length
-    assert made.num_blocks == 13
+    assert made.num_blocks == 1024
     assert made.max_num_seqs == 32  # never more sequences than tokens in a step
-    assert made.kv_bytes == 13 * 16 * CONFIG.kv_bytes_per_token(4)
+    assert made.kv_bytes == 1024 * 16 * CONFIG.kv_bytes_per_token(4)
 
 
 def test_phases_are_told_in_order_and_layer_by_layer() -> None:

@@ -21,8 +21,9 @@ def test_free_memory_is_some_and_not_more_than_a_machine_has() -> None:
     assert 2**20 < free_bytes(CPU) < 2**50
 
 
-def test_a_cpu_gets_room_for_two_whole_contexts() -> None:
-    assert blocks() == 13  # 200 tokens in blocks of 16
+def test_a_cpu_gets_room_for_a_whole_context_and_never_for_less_than_many_requests() -> None:
+    assert blocks(context_length=100) == 1024  # 16,384 tokens in blocks of 16
+    assert blocks(context_length=20_001) == 1251
 
 
 def test_no_context_is_so_long_that_its_cache_takes_more_than_half_of_memory() -> None:

@@ -32,7 +32,7 @@ class EngineSettings:
     chunk_tokens: Count | None = setting(None, "most tokens in a step; longer prompts are computed in chunks")
     block_size: Count | None = setting(None, "tokens in a block of the KV cache")
     memory_fraction: Share | None = setting(
-        None, "share of the device's free memory for the KV cache; auto on a CPU: room for two full contexts"
+        None, "share of the device's free memory for the KV cache; auto on a CPU: 16,384 tokens, or a whole context"
     )
     prefix_cache: bool = setting(True, "share the KV cache of equal prompt beginnings")
     threads: Count | None = setting(None, "CPU threads; auto: one per core this process may use")

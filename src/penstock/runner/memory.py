@@ -11,8 +11,8 @@ import torch
 from penstock.core.errors import ConfigError
 from penstock.core.model_config import ModelConfig
 
-_CPU_CONTEXTS = 2  # full contexts that the cache of a CPU has room for, unless told otherwise
-_CPU_FRACTION = 0.5  # of free memory: never more, even for those
+_CPU_TOKENS = 16_384  # that the cache of a CPU has room for, or a whole context, unless told otherwise
+_CPU_FRACTION = 0.5  # of free memory: never more, even for that
 _GPU_FRACTION = 0.9
 
 
@@ -52,7 +52,7 @@ def num_blocks(
     share = fraction or (_GPU_FRACTION if device.type == "cuda" else _CPU_FRACTION)
     blocks = int(share * free_bytes(device)) // block_bytes
     if fraction is None and device.type == "cpu":
-        blocks = min(blocks, -(-_CPU_CONTEXTS * config.context_length // block_size))
+        blocks = min(blocks, -(-max(_CPU_TOKENS, config.context_length) // block_size))
     if blocks < 1:
         raise ConfigError("there is no memory left for a KV cache; free some, or use a smaller model")
     return blocks
