@@ -9,6 +9,7 @@ import logging
 import socket
 import sys
 import time
+from importlib.util import find_spec
 
 import msgspec
 import uvicorn
@@ -34,6 +35,8 @@ _GOODBYE_S = 10  # for telling clients that the server stops, once they have had
 
 def serve(settings: Settings) -> None:
     """Until a signal ends it."""
+    if find_spec("torch") is None:
+        raise ConfigError("serving a model needs torch: pip install 'penstock[engine]'")
     with _listen(settings) as listener:
         started_s = time.monotonic()
         checkpoint = resolve(settings.model, progress=ProgressBar())

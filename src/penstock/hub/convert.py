@@ -14,14 +14,9 @@ import numpy as np
 from penstock.core.errors import ModelUnsupported
 from penstock.core.model_config import ModelConfig, RopeScaling
 from penstock.hub.checkpoint import Checkpoint
+from penstock.hub.families import FAMILY_FILES
 from penstock.hub.safetensors_file import DType, write_safetensors
 
-CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 LLAMA3_FACTORS = (8.0, 32.0, 2.0, 4.0, 16.0)  # 8: Llama 3.1 and 3.3; 32: Llama 3.2
 LLAMA3_ORIGINAL_CONTEXTS = (8192, 4096, 2048)
 
@@ -58,7 +53,7 @@ def convert_to_hf(
 def hf_config(config: ModelConfig, dtype: DType) -> dict[str, Any]:
     """In the older form (`rope_theta`, `rope_scaling`, `torch_dtype`), which newer readers also understand."""
     return {
-        "architectures": [CLASSES[config.architecture]],
+        "architectures": [FAMILY_FILES[config.architecture].hf_class],
         "model_type": config.architecture,
         "torch_dtype": dtype,
         "vocab_size": config.vocab_size,
@@ -90,9 +85,10 @@ def _sliding_window(config: ModelConfig) -> dict[str, Any]:
     if len(windows) > 1:
         raise ModelUnsupported("its layers have windows of different lengths, which config.json cannot say")
     window = windows.pop() if windows else None
-    if config.architecture == "mistral":
+    rule = FAMILY_FILES[config.architecture].windows
+    if rule == "on all layers":
         return {"sliding_window": window}
-    if config.architecture == "llama" or window is None:
+    if rule == "never" or window is None:
         return {}
     types = ["full_attention" if width is None else "sliding_attention" for width in config.windows]
     first = types.index("sliding_attention")

@@ -11,9 +11,10 @@ import numpy as np
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
 from penstock.core.model_config import ModelConfig, RopeScaling
 from penstock.hub.checkpoint import FloatArray, TokenizerMetadata
+from penstock.hub.families import FAMILY_FILES
 from penstock.hub.gguf_file import GGUFFile
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral and SmolLM2 files say llama
+ARCHITECTURES = tuple(name for name, files in FAMILY_FILES.items() if files.has_gguf_name)
 ROPE_FACTORS = "rope_freqs.weight"  # what Llama 3's rope scaling becomes
 TOP_LEVEL = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -67,10 +68,11 @@ class GGUFCheckpoint:
         if name not in self._names:
             raise ModelCorrupt(f"{self.path} has no tensor {name}; use another file of this model")
         values = self._file.tensor(self._names[name])
-        if self._architecture == "llama" and ".q_proj." in name:
-            return _half_rotation(values, self.config.num_heads)
-        if self._architecture == "llama" and ".k_proj." in name:
-            return _half_rotation(values, self.config.num_kv_heads)
+        if FAMILY_FILES[self._architecture].gguf_rotates_neighbours:
+            if ".q_proj." in name:
+                return _half_rotation(values, self.config.num_heads)
+            if ".k_proj." in name:
+                return _half_rotation(values, self.config.num_kv_heads)
         return values
 
     def _read_config(self) -> ModelConfig:

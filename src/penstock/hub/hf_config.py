@@ -10,23 +10,17 @@ from typing import Any
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
 from penstock.core.model_config import ModelConfig, RopeScaling
+from penstock.hub.families import FAMILY_FILES
 
-# Per family, what transformers takes for a key that is not in the file.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {"max_position_embeddings": 2048},
-    "mistral": {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
-    "qwen2": {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28},
-    "qwen3": {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28, "head_dim": 128},
-}
 Json = Mapping[str, Any]
 
 
 def model_config(config: Json, generation: Json, *, has_head: bool) -> ModelConfig:
     """`generation` is generation_config.json, or empty; `has_head` says whether the file has an lm_head."""
     family = config.get("model_type")
-    if family not in DEFAULTS:
-        raise ModelUnsupported(f"model_type {family!r} cannot be served; supported: {', '.join(DEFAULTS)}")
-    values = {**DEFAULTS[family], **config}
+    if family not in FAMILY_FILES:
+        raise ModelUnsupported(f"model_type {family!r} cannot be served; supported: {', '.join(FAMILY_FILES)}")
+    values = {**FAMILY_FILES[family].hf_defaults, **config}
     _reject_unknown_math(values)
     try:
         return _build(family, values, generation, has_head)
@@ -36,8 +30,8 @@ def model_config(config: Json, generation: Json, *, has_head: bool) -> ModelConf
 
 def _build(family: str, values: Json, generation: Json, has_head: bool) -> ModelConfig:
     num_heads = values["num_attention_heads"]
-    # Qwen2 has biases on q, k and v without saying so; the others on all four projections, when they say so.
-    biases_everywhere = family in ("llama", "qwen3") and values.get("attention_bias", False)
+    biases = FAMILY_FILES[family].biases
+    biases_everywhere = biases == "as configured" and values.get("attention_bias", False)
     return ModelConfig(
         architecture=family,
         vocab_size=values["vocab_size"],
@@ -52,7 +46,7 @@ def _build(family: str, values: Json, generation: Json, has_head: bool) -> Model
         rope_theta=_rope_parameters(values).get("rope_theta") or values.get("rope_theta") or 10_000.0,
         rope_scaling=_rope_scaling(_rope_parameters(values)),
         tied_embeddings=values.get("tie_word_embeddings", not has_head),
-        attention_bias=biases_everywhere or family == "qwen2",
+        attention_bias=biases_everywhere or biases == "on qkv",
         output_bias=biases_everywhere,
         windows=_windows(family, values),
         eos_token_ids=_end_tokens(values, generation),
@@ -99,9 +93,10 @@ def _rope_scaling(rope: Json) -> RopeScaling | None:
 def _windows(family: str, values: Json) -> tuple[int | None, ...]:
     window: int | None = values.get("sliding_window")
     num_layers: int = values["num_hidden_layers"]
-    if family == "llama" or window is None:
+    rule = FAMILY_FILES[family].windows
+    if rule == "never" or window is None:
         return ()
-    if family == "mistral":
+    if rule == "on all layers":
         return (window,) * num_layers
     if not values.get("use_sliding_window", False):
         return ()
