@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.engine import H200, EngineWorkload, make_requests, measure, workload
+from penstock.bench.engine import DEVICES, EngineWorkload, make_requests, measure, workload
 from penstock.bench.shapes import SHAPES, shape
 from penstock.core.errors import ConfigError
 from penstock.engine.fake import FakeRunner
@@ -22,13 +22,25 @@ def test_every_token_of_a_workload_is_made_and_counted(overlaps: bool) -> None:
     work = EngineWorkload("tiny", [(20, 5), (40, 3), (33, 1)], shared=16)
     figure = measure(
         work, CONFIG, make_scheduler, FakeRunner(200, 16, overlaps=overlaps), rounds=2, weight_bytes=1e9,
-        kv_bytes_per_token=1e3, device=H200, busy_s=None,
+        kv_bytes_per_token=1e3, device=DEVICES["NVIDIA H200"], busy_s=None,
     )  # fmt: skip
     assert figure.output_tokens_per_s == pytest.approx(9 / figure.seconds)
     assert figure.prompt_tokens_per_s == pytest.approx(93 / figure.seconds)
     assert figure.steps >= 5
-    assert figure.mbu > 0
-    assert figure.mfu > 0
+    # Weights once a step; every token's own context, and the shared 16 tokens once for each of the longest outputs.
+    context = (4 * 5 + 12.5) + (24 * 3 + 4.5) + (17 * 1 + 0.5) + 16 * 5
+    read_bytes = figure.steps * 1e9 + context * 1e3
+    assert figure.mbu == pytest.approx(read_bytes / figure.seconds / 4.41e12)
+    computed = 93 - 2 * 16 + 9
+    assert figure.mfu == pytest.approx(2 * CONFIG.num_parameters * computed / figure.seconds / 765e12)
+
+
+def test_no_share_is_given_of_a_roof_that_nobody_measured() -> None:
+    figure = measure(
+        EngineWorkload("tiny", [(20, 2)]), CONFIG, make_scheduler, FakeRunner(200, 16), rounds=1, weight_bytes=1e9,
+        kv_bytes_per_token=1e3, device=None, busy_s=None,
+    )  # fmt: skip
+    assert (figure.mbu, figure.mfu, figure.device_idle) == (None, None, None)
 
 
 def test_prompts_are_new_in_every_round_but_share_what_they_should() -> None:

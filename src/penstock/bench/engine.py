@@ -39,7 +39,8 @@ class Device:
     flops_per_s: float
 
 
-H200 = Device("NVIDIA H200", 4.41e12, 765e12)  # measured: memory read; bf16 matrix product of 8192³
+# By the name the driver gives it. Measured: memory read; bf16 matrix product of 8192³.
+DEVICES = {device.name: device for device in (Device("NVIDIA H200", 4.41e12, 765e12),)}
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class EngineFigure:
     output_tokens_per_s: float
     prompt_tokens_per_s: float
     steps: int
-    mbu: float  # bytes that had to be read, over the time, as a share of the device's bandwidth
-    mfu: float  # operations that had to be done, likewise
+    mbu: float | None  # bytes that had to be read, over the time, as a share of the device's bandwidth
+    mfu: float | None  # operations that had to be done, likewise; None: nobody has measured this device
     device_idle: float | None  # share of the time in which the device waited for the host
 
 
@@ -94,7 +95,7 @@ def measure(
     rounds: int,
     weight_bytes: float,
     kv_bytes_per_token: float,
-    device: Device,
+    device: Device | None,
     busy_s: Callable[[], float] | None,
 ) -> EngineFigure:
     """The best of some rounds."""
@@ -114,7 +115,7 @@ def _figure(
     run: OfflineRun,
     weight_bytes: float,
     kv_bytes_per_token: float,
-    device: Device,
+    device: Device | None,
     idle: float | None,
 ) -> EngineFigure:
     prompt = sum(prompt for prompt, _ in work.lengths)
@@ -131,8 +132,8 @@ def _figure(
         output_tokens_per_s=output / run.seconds,
         prompt_tokens_per_s=prompt / run.seconds,
         steps=len(run.steps),
-        mbu=read / run.seconds / device.read_bytes_per_s,
-        mfu=flops / run.seconds / device.flops_per_s,
+        mbu=read / run.seconds / device.read_bytes_per_s if device else None,
+        mfu=flops / run.seconds / device.flops_per_s if device else None,
         device_idle=idle,
     )
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 import torch
 
-from penstock.bench.engine import H200, EngineFigure, measure, workload
+from penstock.bench.engine import DEVICES, EngineFigure, measure, workload
 from penstock.bench.shapes import shape
 from penstock.core.settings import EngineSettings
 from penstock.kv.cache import KVCache
@@ -31,6 +31,7 @@ def bench_engine(arguments: argparse.Namespace) -> None:
         f"{arguments.shape}, {assembly.device}, {assembly.kernels} kernels, {assembly.number_format}: {startup_s:.1f} s"
     )
     width = getattr(torch, assembly.number_format).itemsize
+    device = DEVICES.get(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
     figures = []
     for work in [replace(workload(WARM_UP, None), name="warm-up"), *workloads]:
         figure = measure(
@@ -41,7 +42,7 @@ def bench_engine(arguments: argparse.Namespace) -> None:
             rounds=1 if work.name == "warm-up" else arguments.rounds,
             weight_bytes=width * config.num_parameters,
             kv_bytes_per_token=config.kv_bytes_per_token(width),
-            device=H200,
+            device=device,
             busy_s=getattr(assembly.runner, "busy_s", None),
         )
         figures.append(figure)
@@ -58,10 +59,10 @@ def make_scheduler(assembly: Assembly) -> Scheduler:
 
 
 def _print(figure: EngineFigure) -> None:
-    idle = "" if figure.device_idle is None else f"  device idle {figure.device_idle:5.1%}"
+    shares = {"MBU": figure.mbu, "MFU": figure.mfu, "device idle": figure.device_idle}
+    known = "".join(f"  {name} {share:5.1%}" for name, share in shares.items() if share is not None)
     print(
         f"{figure.workload:8} {figure.seconds:8.3f} s  {figure.output_tokens_per_s:9,.0f} out/s  "
-        f"{figure.prompt_tokens_per_s:9,.0f} prompt/s  {figure.steps:5} steps  MBU {figure.mbu:5.1%}  "
-        f"MFU {figure.mfu:5.1%}{idle}",
+        f"{figure.prompt_tokens_per_s:9,.0f} prompt/s  {figure.steps:5} steps{known}",
         flush=True,
     )
