@@ -371,7 +371,7 @@ async def chat(request: Request, send: Send) -> None:
         for word in asked.conversation()[-1]["content"].split():
             if word == "break":
                 raise EngineFailed("the engine died")
-            await stream.write(sse.KEEP_ALIVE + sse.event(chunks.text(0, word)))
+            await stream.write(sse.event(chunks.text(0, word)))
         await stream.write(sse.DONE)
 
 

@@ -15,7 +15,5 @@ def test_an_error_event_holds_the_same_body_as_an_error_response() -> None:
     assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "engine_failed"
 
 
-def test_the_end_and_the_keep_alive_are_frames_of_their_own() -> None:
+def test_the_end_is_a_frame_of_its_own() -> None:
     assert sse.DONE == b"data: [DONE]\n\n"
-    assert sse.KEEP_ALIVE.startswith(b":")
-    assert sse.KEEP_ALIVE.endswith(b"\n\n")

@@ -1,11 +1,12 @@
-from penstock.core.hashing import chain_hashes, root_hash
+from penstock.core.hashing import root_hash
 from penstock.kv.pool import BlockPool
+from tests.kv.test_token_hashes import hashes_of
 
 
 def publish(pool: BlockPool, tokens: list[int], namespace: str = "") -> list[int]:
     """Blocks that hold `tokens`, published and held."""
     size = pool.block_size
-    hashes = chain_hashes(namespace, tokens, size)
+    hashes = hashes_of(namespace, tokens, size)
     blocks = pool.allocate(len(hashes))
     assert blocks is not None
     for i, (block, own) in enumerate(zip(blocks, hashes, strict=True)):
@@ -26,7 +27,7 @@ def test_a_released_block_can_be_found_until_it_is_reused() -> None:
     pool = BlockPool(3, 2)
     blocks = publish(pool, [1, 2])
     pool.release(blocks)
-    (own,) = chain_hashes("", [1, 2], 2)
+    (own,) = hashes_of("", [1, 2], 2)
     assert pool.find(own) == blocks[0]
     assert pool.num_free == 3
     pool.allocate(3)
@@ -49,7 +50,7 @@ def test_a_prefix_outlives_its_continuation() -> None:
     blocks = publish(pool, [1, 2, 3, 4])
     pool.release(blocks)
     pool.allocate(1)
-    first, second = chain_hashes("", [1, 2, 3, 4], 2)
+    first, second = hashes_of("", [1, 2, 3, 4], 2)
     assert pool.find(first) is not None
     assert pool.find(second) is None
 
@@ -58,7 +59,7 @@ def test_of_two_equal_blocks_the_older_is_found() -> None:
     pool = BlockPool(4, 2)
     older = publish(pool, [1, 2])
     publish(pool, [1, 2])
-    assert pool.find(chain_hashes("", [1, 2], 2)[0]) == older[0]
+    assert pool.find(hashes_of("", [1, 2], 2)[0]) == older[0]
 
 
 def test_a_partial_match_gives_the_block_that_agrees_longest() -> None:

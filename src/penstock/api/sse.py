@@ -6,7 +6,6 @@ from penstock.api.errors import error_body
 from penstock.core.errors import PenstockError
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"  # a comment: parsers skip it, proxies see traffic
 
 
 def event(data: bytes) -> bytes:

@@ -18,13 +18,3 @@ def root_hash(namespace: str) -> BlockHash:
 
 def block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     return blake2b(parent + array("I", token_ids).tobytes(), digest_size=16).digest()
-
-
-def chain_hashes(namespace: str, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
-    """Hashes of all the full blocks of `token_ids`, in order."""
-    parent = root_hash(namespace)
-    hashes = []
-    for end in range(block_size, len(token_ids) + 1, block_size):
-        parent = block_hash(parent, token_ids[end - block_size : end])
-        hashes.append(parent)
-    return hashes

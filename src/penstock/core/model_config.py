@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 
@@ -38,7 +38,6 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()  # per layer: how many tokens back it sees; empty: all of them
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
-    extra: dict[str, object] = field(default_factory=dict)  # keys only one family knows
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None

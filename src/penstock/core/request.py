@@ -23,7 +23,6 @@ class Priority(enum.IntEnum):
 class FinishReason(enum.StrEnum):
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # the output limit or the end of the model's context
-    ABORT = "abort"  # the client went away
     ERROR = "error"
 
 
