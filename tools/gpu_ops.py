@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from penstock.model.batch import Batch
 from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Rope
-from penstock.model.ops.triton import StepShape, TritonOps, decode, decode_plan, gemv, prefill
+from penstock.model.ops.triton import TritonOps, decode, decode_plan, gemv, prefill
 
 DTYPE = torch.bfloat16
 SHAPES = {"8B": (32, 8, 128), "1B": (32, 8, 64)}  # heads, kv heads, head dim
@@ -78,8 +78,9 @@ class Case:
         starts = F.pad(new.cumsum(0), (1, 0)).int().cuda()
         contexts = torch.tensor([computed + n for computed, n in self.lengths]).int().cuda()
         tokens = torch.zeros(int(new.sum()), dtype=torch.int32, device="cuda")
-        self.batch = Batch(tokens, tokens, starts, contexts, tables, starts[1:].long() - 1)
-        self.step = StepShape(sum(n == 1 for _, n in self.lengths))
+        self.batch = Batch(
+            tokens, tokens, starts, contexts, tables, starts[1:].long() - 1, sum(n == 1 for _, n in self.lengths)
+        )
         self.qkv = torch.randn(self.layers, len(tokens), (heads + 2 * kv_heads) * dim, device="cuda").to(DTYPE)
 
     @property
@@ -99,7 +100,7 @@ class Case:
         """A whole layer's attention, the plan shared by all of them."""
 
         def run() -> None:
-            self.ops.begin(self.batch, self.step)
+            self.ops.begin(self.batch)
             for i in range(self.layers):
                 self.ops.attention(*self.layer(i))
 

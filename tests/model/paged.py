@@ -51,6 +51,7 @@ def make_batch(
         context_lens=ints([sequence.computed + count for sequence, count in work]),
         block_tables=ints(tables),
         logit_rows=ints(rows, torch.int64),
+        num_decodes=sum(count == 1 for _, count in work),
     )
 
 

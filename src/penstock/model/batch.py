@@ -18,6 +18,7 @@ class Batch:
     context_lens: Tensor  # [sequences] int32, this step's tokens included
     block_tables: Tensor  # [sequences, most blocks of any] int32; rows are padded with 0
     logit_rows: Tensor  # [rows] int64: the rows whose next-token logits are wanted
+    num_decodes: int  # sequences that bring exactly one token, padding included: known without asking the device
 
     @property
     def num_tokens(self) -> int:

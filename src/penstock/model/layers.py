@@ -54,19 +54,31 @@ def attention_spec(config: ModelConfig, layer: int) -> AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Norm:
+    weight: Tensor
+    eps: float
+
+    @classmethod
+    def load(cls, weights: Weights, path: str) -> Norm:
+        return cls(weights.vector(f"{path}.weight", weights.config.hidden_size), weights.config.norm_eps)
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     ops: Ops
+    norm: Norm
     qkv: Linear
     output: Linear
     spec: AttentionSpec
     rope: Rope
 
     @classmethod
-    def load(cls, weights: Weights, spec: AttentionSpec, rope: Rope, *, qkv_bias: bool = False) -> Attention:
-        config = weights.config
+    def load(cls, layer: Weights, spec: AttentionSpec, rope: Rope, *, qkv_bias: bool = False) -> Attention:
+        config, weights = layer.config, layer.at("self_attn")
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         return cls(
             ops=weights.ops,
+            norm=Norm.load(layer, "input_layernorm"),
             qkv=weights.linear(
                 {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, config.hidden_size, bias=qkv_bias
             ),
@@ -75,55 +87,41 @@ class Attention:
             rope=rope,
         )
 
-    def __call__(self, x: Tensor, kv: LayerKV, batch: Batch) -> Tensor:
-        return self.output(self.ops.attention(self.qkv(x), self.spec, self.rope, kv, batch))
+    def __call__(self, delta: Tensor, residual: Tensor, kv: LayerKV, batch: Batch) -> Tensor:
+        qkv = self.ops.norm_linear(delta, residual, self.norm.weight, self.norm.eps, self.qkv)
+        return self.output(self.ops.attention(qkv, self.spec, self.rope, kv, batch))
 
 
 @dataclass(frozen=True, slots=True)
 class MLP:
     ops: Ops
+    norm: Norm
     gate_up: Linear
     down: Linear
 
     @classmethod
-    def load(cls, weights: Weights) -> MLP:
+    def load(cls, layer: Weights) -> MLP:
+        weights = layer.at("mlp")
         hidden, ffn = weights.config.hidden_size, weights.config.intermediate_size
         return cls(
             ops=weights.ops,
+            norm=Norm.load(layer, "post_attention_layernorm"),
             gate_up=weights.linear({"gate_proj": ffn, "up_proj": ffn}, hidden),
             down=weights.linear({"down_proj": hidden}, ffn),
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.ops.silu_mul(self.gate_up(x)))
+    def __call__(self, delta: Tensor, residual: Tensor) -> Tensor:
+        gate_up = self.ops.norm_linear(delta, residual, self.norm.weight, self.norm.eps, self.gate_up)
+        return self.ops.silu_linear(gate_up, self.down)
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    ops: Ops
-    attention_norm: Tensor
     attention: Attention
-    mlp_norm: Tensor
     mlp: MLP
-    eps: float
-
-    @classmethod
-    def load(cls, weights: Weights, attention: Attention) -> DecoderLayer:
-        config = weights.config
-        return cls(
-            ops=weights.ops,
-            attention_norm=weights.vector("input_layernorm.weight", config.hidden_size),
-            attention=attention,
-            mlp_norm=weights.vector("post_attention_layernorm.weight", config.hidden_size),
-            mlp=MLP.load(weights.at("mlp")),
-            eps=config.norm_eps,
-        )
 
     def __call__(self, delta: Tensor, residual: Tensor, kv: LayerKV, batch: Batch) -> Tensor:
-        x = self.ops.add_rms_norm(delta, residual, self.attention_norm, self.eps)
-        delta = self.attention(x, kv, batch)
-        x = self.ops.add_rms_norm(delta, residual, self.mlp_norm, self.eps)
-        return self.mlp(x)
+        return self.mlp(self.attention(delta, residual, kv, batch), residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +130,7 @@ class Decoder:
     ops: Ops
     embedding: Linear
     layers: list[Layer]
-    norm: Tensor
+    norm: Norm
     head: Linear
 
     @classmethod
@@ -144,18 +142,19 @@ class Decoder:
             ops=weights.ops,
             embedding=embedding,
             layers=_load_layers(weights, load_layer, progress),
-            norm=weights.vector("model.norm.weight", config.hidden_size),
+            norm=Norm.load(weights, "model.norm"),
             head=head,
         )
 
     def __call__(self, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
+        self.ops.begin(batch)
         delta = self.embedding(batch.token_ids)  # [tokens, hidden]
         residual = torch.zeros_like(delta)  # the first norm adds the embedding: every layer is alike
         for layer, layer_kv in zip(self.layers, kv, strict=True):
             delta = layer(delta, residual, layer_kv, batch)
         rows = batch.logit_rows
-        x = self.ops.add_rms_norm(delta[rows], residual[rows], self.norm, self.config.norm_eps)
-        return self.head(x).float()  # [rows, vocab]
+        logits = self.ops.norm_linear(delta[rows], residual[rows], self.norm.weight, self.norm.eps, self.head)
+        return logits.float()  # [rows, vocab]
 
 
 def decoder_of(load_layer: LayerLoader) -> Family:

@@ -21,7 +21,7 @@ from penstock.core.request import TokenLogprobs
 from penstock.model.batch import Batch
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV
-from penstock.model.ops.triton import StepShape, TritonOps
+from penstock.model.ops.triton import TritonOps
 from penstock.runner.device_sampler import choose, logprobs
 from penstock.sched.plan import Sampled, SampleSpec, Slice, StepPlan, StepResult
 
@@ -67,12 +67,18 @@ class Inputs:
         block_tables = tables.view(sequences, width)
         return cls(token_ids, positions, sources, query_starts, context_lens, logit_rows, block_tables), used
 
-    def as_batch(self, sampled: Tensor) -> Batch:
+    def as_batch(self, sampled: Tensor, num_decodes: int) -> Batch:
         """Fill in the tokens that never left the device."""
         flown = sampled[self.sources.clamp(min=0)]
         token_ids = torch.where(self.sources >= 0, flown, self.token_ids)
         return Batch(
-            token_ids, self.positions, self.query_starts, self.context_lens, self.block_tables, self.logit_rows.long()
+            token_ids,
+            self.positions,
+            self.query_starts,
+            self.context_lens,
+            self.block_tables,
+            self.logit_rows.long(),
+            num_decodes,
         )
 
 
@@ -200,9 +206,7 @@ class CudaRunner:
         host["positions"][begin:end] = np.arange(planned.start, planned.start + planned.num_tokens)
 
     def _forward(self, inputs: Inputs, num_decodes: int) -> Tensor:
-        batch = inputs.as_batch(self._sampled)
-        self._ops.begin(batch, StepShape(num_decodes))
-        return self._model(batch, self._kv)
+        return self._model(inputs.as_batch(self._sampled, num_decodes), self._kv)
 
     def _capture(self, size: int, pool: Any) -> DecodeGraph:
         inputs, used = Inputs.views(self._inputs, size, size, size, self._table_width)

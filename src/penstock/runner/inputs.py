@@ -30,4 +30,5 @@ def build_batch(slices: list[Slice], device: torch.device) -> Batch:
         context_lens=torch.from_numpy(contexts).to(device),
         block_tables=torch.from_numpy(tables).to(device),
         logit_rows=torch.tensor(last_rows, dtype=torch.int64, device=device),
+        num_decodes=sum(length == 1 for length in lengths),
     )

@@ -167,6 +167,7 @@ class Attention:
             while len(sequence.blocks) * self.shape.block_size < sequence.computed + len(qkv):
                 sequence.blocks.append(self._free.pop())
         batch = make_batch([(sequence, len(qkv)) for sequence, qkv in work])
+        self.ops.begin(batch)
         out = self.ops.attention(torch.cat([qkv for _, qkv in work]), self.spec, self.rope, self.kv, batch)
         for sequence, qkv in work:
             sequence.computed += len(qkv)

@@ -18,7 +18,7 @@ from penstock.model.ops.reference import ReferenceOps
 from tests.model.paged import PagedSequence, make_batch
 
 pytest.importorskip("triton", reason="no Triton")
-from penstock.model.ops.triton import StepShape, TritonOps
+from penstock.model.ops.triton import TritonOps
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -33,10 +33,6 @@ DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     tolerance = TOLERANCES[theirs.dtype]
     torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
-
-
-def shape_of(work: list[tuple[PagedSequence, int]]) -> StepShape:
-    return StepShape(num_decodes=sum(count == 1 for _, count in work))
 
 
 @DTYPES
@@ -123,9 +119,10 @@ class Both:
         batch = make_batch(work, device=DEVICE)
         width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
         qkv = torch.randn(batch.num_tokens, width, device=DEVICE).to(self.dtype)
-        self.ours.begin(batch, shape_of(work))
+        self.ours.begin(batch)
         for _ in range(2):  # the second layer finds the plan as the first one left it
             ours = self.ours.attention(qkv, spec, angles, self.our_kv, batch)
+        self.theirs.begin(batch)
         theirs = self.theirs.attention(qkv, spec, angles, self.their_kv, batch)
         close(ours, theirs)
         for sequence, count in work:
@@ -189,8 +186,9 @@ def test_nan_in_a_stale_slot_reaches_nobody() -> None:
         for cache in tensors(both.their_kv):
             cache[sequence.blocks[-1], slot:] = 0.0
     batch = make_batch(work, device=DEVICE)
-    both.ours.begin(batch, shape_of(work))
+    both.ours.begin(batch)
     spec, qkv = both.heads.spec(both.dtype), torch.randn(batch.num_tokens, 8 * 32, device=DEVICE)
+    both.theirs.begin(batch)
     ours = both.ours.attention(qkv, spec, rope(32), both.our_kv, batch)
     close(ours, both.theirs.attention(qkv, spec, rope(32), both.their_kv, batch))
 
@@ -206,7 +204,7 @@ def test_captured_step_stays_right_as_contexts_grow() -> None:
     qkv = torch.randn(4, 12 * 64, device=DEVICE)
 
     def step() -> torch.Tensor:
-        both.ours.begin(batch, StepShape(num_decodes=4))
+        both.ours.begin(batch)
         return both.ours.attention(qkv, spec, angles, both.our_kv, batch)
 
     step()
@@ -224,6 +222,7 @@ def test_captured_step_stays_right_as_contexts_grow() -> None:
         batch.block_tables.copy_(grown.block_tables[:, : batch.block_tables.shape[1]])
         qkv.normal_()
         graph.replay()
+        both.theirs.begin(grown)
         close(out, both.theirs.attention(qkv, spec, angles, both.their_kv, grown))
 
 
@@ -232,7 +231,7 @@ def test_padding_sequence_writes_nothing() -> None:
     work = both.work([(20, 1)])
     batch = padded(make_batch(work, device=DEVICE))
     before = both.our_kv.keys.clone()
-    both.ours.begin(batch, StepShape(num_decodes=2))
+    both.ours.begin(batch)
     both.ours.attention(
         torch.randn(2, 8 * 32, device=DEVICE), both.heads.spec(both.dtype), rope(32), both.our_kv, batch
     )
@@ -250,6 +249,7 @@ def padded(batch: Batch) -> Batch:
         query_starts=torch.cat((batch.query_starts, batch.query_starts[-1:] + 1)),
         context_lens=torch.cat((batch.context_lens, zero)),
         block_tables=torch.cat((batch.block_tables, batch.block_tables[:1] * 0)),
+        num_decodes=batch.num_decodes + 1,
     )
 
 
@@ -287,7 +287,7 @@ def test_model_of_many_steps_equals_the_reference() -> None:
             work = [(s, count) for s, count in zip((first, second), counts, strict=True) if count]
             batch = make_batch(work, device=DEVICE)
             if isinstance(ops, TritonOps):
-                ops.begin(batch, shape_of(work))
+                ops.begin(batch)
             with torch.inference_mode():
                 rows.append(model(batch, kv))
             for sequence, count in work:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from penstock.model.layers import Attention, DecoderLayer, attention_spec, decoder_of
+from penstock.model.layers import MLP, Attention, DecoderLayer, attention_spec, decoder_of
 from penstock.model.ops import Rope
 from penstock.model.weights import Weights
 
 
 def layer(weights: Weights, rope: Rope, index: int) -> DecoderLayer:
     spec = attention_spec(weights.config, index)
-    attention = Attention.load(weights.at("self_attn"), spec, rope, qkv_bias=weights.config.attention_bias)
-    return DecoderLayer.load(weights, attention)
+    attention = Attention.load(weights, spec, rope, qkv_bias=weights.config.attention_bias)
+    return DecoderLayer(attention, MLP.load(weights))
 
 
 load = decoder_of(layer)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.model.layers import Attention, DecoderLayer, attention_spec, decoder_of
+from penstock.model.layers import MLP, Attention, DecoderLayer, attention_spec, decoder_of
 from penstock.model.ops import Rope
 from penstock.model.weights import Weights
 
 
 def layer(weights: Weights, rope: Rope, index: int) -> DecoderLayer:
     spec = attention_spec(weights.config, index)
-    return DecoderLayer.load(weights, Attention.load(weights.at("self_attn"), spec, rope, qkv_bias=True))
+    return DecoderLayer(Attention.load(weights, spec, rope, qkv_bias=True), MLP.load(weights))
 
 
 load = decoder_of(layer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.model.layers import Attention, DecoderLayer, attention_spec, decoder_of
+from penstock.model.layers import MLP, Attention, DecoderLayer, attention_spec, decoder_of
 from penstock.model.ops import Rope
 from penstock.model.weights import Weights
 
@@ -17,7 +17,7 @@ def layer(weights: Weights, rope: Rope, index: int) -> DecoderLayer:
         k_norm=inner.vector("k_norm.weight", config.head_dim),
         norm_eps=config.norm_eps,
     )
-    return DecoderLayer.load(weights, Attention.load(inner, spec, rope, qkv_bias=config.attention_bias))
+    return DecoderLayer(Attention.load(weights, spec, rope, qkv_bias=config.attention_bias), MLP.load(weights))
 
 
 load = decoder_of(layer)

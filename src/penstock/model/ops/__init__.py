@@ -1,7 +1,8 @@
 """The operations a transformer is made of, as one small interface with an implementation per device.
 
 `reference` is plain torch and runs anywhere; `native` is C for the CPU. All of one interface, held equal by tests.
-Activations are [tokens, features]. A layer makes eight calls: two norms, four linears, attention, SwiGLU.
+Activations are [tokens, features]. A layer makes five calls: norm and
+qkv, attention, output, norm and gate_up, SwiGLU and down.
 """
 
 from __future__ import annotations
@@ -56,6 +57,23 @@ class AttentionSpec:
     norm_eps: float = 1e-6
 
 
+@dataclass(frozen=True)
+class Fp8Weight:
+    """A weight in 8-bit floating point, as a checkpoint stores it: values * scales[:, None]."""
+
+    values: Tensor  # [out, in] float8_e4m3fn
+    scales: Tensor  # [out] float32
+    input_scale: float | None = None  # activations are divided by it; None: each row by what its largest needs
+
+    def dequantized(self) -> Tensor:
+        return self.values.float() * self.scales[:, None]
+
+
+def plain(weight: Tensor | Fp8Weight) -> Tensor:
+    """For operations that know no such format."""
+    return weight.dequantized() if isinstance(weight, Fp8Weight) else weight
+
+
 class Linear(Protocol):
     """A weight that knows its own format. Built once by `Ops.linear`, called every step."""
 
@@ -64,11 +82,12 @@ class Linear(Protocol):
 
 class Ops(Protocol):
     device: torch.device
-    weight_dtype: torch.dtype  # how linear weights and the KV cache are stored
+    weight_dtype: torch.dtype  # how linear weights are stored, unless they are quantized
     activation_dtype: torch.dtype
+    kv_dtype: torch.dtype
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """Pack a float32 [out, in] weight for this device. The caller drops its own copy."""
+    def linear(self, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Linear:
+        """Pack a [out, in] weight of any float type for this device. The caller drops its own copy."""
 
     def embedding(self, table: Tensor) -> Linear:
         """A lookup [tokens] int32 -> [tokens, hidden] from a float32 [vocab, hidden] table."""
@@ -84,8 +103,18 @@ class Ops(Protocol):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """[tokens, 2 * ffn], gate first -> silu(gate) * up, [tokens, ffn]"""
 
+    def norm_linear(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, linear: Linear) -> Tensor:
+        """linear(add_rms_norm(x, residual, weight, eps)): together, since what the linear reads may not be what a
+        norm writes."""
+
+    def silu_linear(self, gate_up: Tensor, linear: Linear) -> Tensor:
+        """linear(silu_mul(gate_up))"""
+
     def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
         """Zeroed lazily by the operating system where possible: untouched blocks cost no memory."""
+
+    def begin(self, batch: Batch) -> None:
+        """A step of all layers begins: prepare what they share. A captured graph must hold it."""
 
     def attention(self, qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> Tensor:
         """Rotate q and k, write k and v into the cache, attend causally over each sequence's blocks.

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from penstock.core.errors import ModelUnsupported
 from penstock.model.batch import Batch
-from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Linear, Rope
+from penstock.model.ops import AttentionSpec, Fp8Weight, KVShape, LayerKV, Linear, Rope, plain
 from penstock.model.ops.build import KernelsUnavailable, build_kernels
 
 # How weights and the cache are stored, and multiplied: in the order of `arithmetic_at` in product.c.
@@ -167,6 +167,7 @@ class NativeOps:
         self.device = torch.device("cpu")
         self.weight_dtype = ARITHMETICS[arithmetic]
         self.activation_dtype = torch.float32
+        self.kv_dtype = self.weight_dtype
         self.arithmetic = list(ARITHMETICS).index(arithmetic)
         self.library = _load_library()
         if not self.library.arithmetic_at(self.arithmetic):
@@ -177,8 +178,8 @@ class NativeOps:
         self._batch: Batch | None = None
         self._batch_struct = _Batch()
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return NativeLinear(PackedWeight(self, weight, bias))
+    def linear(self, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Linear:
+        return NativeLinear(PackedWeight(self, plain(weight), bias))
 
     def embedding(self, table: Tensor) -> Linear:
         stored = table.to(self.weight_dtype)
@@ -208,6 +209,12 @@ class NativeOps:
         self.library.silu_mul(self.pool, gate_up.data_ptr(), out.data_ptr(), m, n // 2)
         return out
 
+    def norm_linear(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, linear: Linear) -> Tensor:
+        return linear(self.add_rms_norm(x, residual, weight, eps))
+
+    def silu_linear(self, gate_up: Tensor, linear: Linear) -> Tensor:
+        return linear(self.silu_mul(gate_up))
+
     def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
         if shape.head_dim % 8 or shape.head_dim > MOST_HEAD_DIM:
             raise ModelUnsupported(f"head size {shape.head_dim} is no multiple of 8 up to {MOST_HEAD_DIM}")
@@ -221,25 +228,8 @@ class NativeOps:
 
         return [layer() for _ in range(shape.num_layers)]
 
-    def attention(self, qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> Tensor:
-        assert isinstance(kv, NativeKV)
-        call = kv.call
-        if call.spec is not spec or call.rope is not rope:
-            call.describe(spec, rope)
-        if self._batch is not batch:
-            self._describe(batch)
-        out = qkv.new_empty(qkv.shape[0], spec.num_heads * spec.head_dim)
-        self.library.attention_run(self.pool, call.struct, self._batch_struct, qkv.data_ptr(), out.data_ptr())
-        return out
-
-    def copy_blocks(self, kv: list[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
-        sources, destinations = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).unbind(1)
-        for layer in kv:
-            for cache in (layer.keys, layer.values):
-                cache[destinations] = cache[sources]
-
-    def _describe(self, batch: Batch) -> None:
-        """Point C at a step's batch; every layer of the step asks for the same one."""
+    def begin(self, batch: Batch) -> None:
+        """Point C at the step's batch."""
         tensors = (batch.positions, batch.query_starts, batch.context_lens, batch.block_tables)
         assert all(tensor.dtype is torch.int32 and tensor.is_contiguous() for tensor in tensors)
         self._batch = batch  # kept: the struct points into its tensors
@@ -249,6 +239,22 @@ class NativeOps:
             batch.num_sequences,
             batch.num_tokens,
         )
+
+    def attention(self, qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> Tensor:
+        assert isinstance(kv, NativeKV)
+        call = kv.call
+        if call.spec is not spec or call.rope is not rope:
+            call.describe(spec, rope)
+        assert self._batch is batch, "another step was begun"
+        out = qkv.new_empty(qkv.shape[0], spec.num_heads * spec.head_dim)
+        self.library.attention_run(self.pool, call.struct, self._batch_struct, qkv.data_ptr(), out.data_ptr())
+        return out
+
+    def copy_blocks(self, kv: list[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
+        sources, destinations = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).unbind(1)
+        for layer in kv:
+            for cache in (layer.keys, layer.values):
+                cache[destinations] = cache[sources]
 
 
 def _pages(num_bytes: int) -> Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.model.batch import Batch
-from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Linear, Rope
+from penstock.model.ops import AttentionSpec, Fp8Weight, KVShape, LayerKV, Linear, Rope, plain
 
 
 class ReferenceOps:
@@ -23,10 +23,12 @@ class ReferenceOps:
         self.device = torch.device(device)
         self.weight_dtype = dtype
         self.activation_dtype = dtype
-        self._layout: BatchLayout | None = None  # of the newest batch: every layer of a step asks for the same one
+        self.kv_dtype = dtype
+        self._block_size = 1
+        self._layout: BatchLayout | None = None  # of the step that was begun
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return partial(F.linear, weight=self._store(weight), bias=None if bias is None else self._store(bias))
+    def linear(self, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Linear:
+        return partial(F.linear, weight=self._store(plain(weight)), bias=None if bias is None else self._store(bias))
 
     def embedding(self, table: Tensor) -> Linear:
         return partial(F.embedding, weight=self._store(table))
@@ -48,16 +50,29 @@ class ReferenceOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
+    def norm_linear(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, linear: Linear) -> Tensor:
+        return linear(self.add_rms_norm(x, residual, weight, eps))
+
+    def silu_linear(self, gate_up: Tensor, linear: Linear) -> Tensor:
+        return linear(self.silu_mul(gate_up))
+
     def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
+        self._block_size = shape.block_size
+
         def zeros() -> Tensor:
             # Not `empty`: a masked slot still meets a weight of zero, and zero times a stray NaN is NaN.
             size = (shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-            return torch.zeros(size, dtype=self.weight_dtype, device=self.device)
+            return torch.zeros(size, dtype=self.kv_dtype, device=self.device)
 
         return [LayerKV(zeros(), zeros(), shape.block_size) for _ in range(shape.num_layers)]
 
+    def begin(self, batch: Batch) -> None:
+        self._layout = BatchLayout(batch, self._block_size)
+
     def attention(self, qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> Tensor:
-        layout = self._layout_of(batch, kv.block_size)
+        layout = self._layout
+        assert layout is not None, "a step must begin first"
+        assert layout.batch is batch, "another step was begun"
         heads = qkv.view(batch.num_tokens, -1, spec.head_dim)  # [tokens, heads, dim]
         q, k, v = heads.split_with_sizes([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
         if spec.q_norm is not None:
@@ -89,12 +104,6 @@ class ReferenceOps:
     def _store(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.weight_dtype)
 
-    def _layout_of(self, batch: Batch, block_size: int) -> BatchLayout:
-        layout = self._layout
-        if layout is None or layout.batch is not batch or layout.block_size != block_size:
-            layout = self._layout = BatchLayout(batch, block_size)
-        return layout
-
 
 def rotate(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
     """Turn each head of x [tokens, heads, dim]; dimension i is paired with i + dim / 2."""
@@ -108,7 +117,6 @@ class BatchLayout:
 
     def __init__(self, batch: Batch, block_size: int) -> None:
         self.batch = batch
-        self.block_size = block_size
         query_lens = batch.query_starts.diff()
         sequences = torch.repeat_interleave(query_lens, output_size=batch.num_tokens)  # of each token
         self.blocks = batch.block_tables[sequences, batch.positions // block_size]  # [tokens]

@@ -1,7 +1,7 @@
 """The operations for NVIDIA GPUs: matrix products by cuBLAS, the rest by Triton kernels.
 
-The same interface as `reference`, held equal to it by tests. Nothing here reads a device tensor on the host: a step is
-described by `StepShape`, so steps can be launched ahead and decode steps captured in CUDA graphs. Compiled kernels are
+The same interface as `reference`, held equal to it by tests. Nothing here reads a device tensor on the host, so
+steps can be launched ahead and decode steps captured in CUDA graphs. Compiled kernels are
 kept on disk by Triton.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigError
 from penstock.model.batch import Batch
-from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Linear, Rope
+from penstock.model.ops import AttentionSpec, Fp8Weight, KVShape, LayerKV, Linear, Rope, plain
 from penstock.model.ops.triton import rowwise
 from penstock.model.ops.triton.decode import attend_decodes
 from penstock.model.ops.triton.decode_plan import DecodePlan, plan_decodes
@@ -29,16 +29,8 @@ LEAST_BLOCK_SIZE = 16  # what a matrix product takes; 64 and more is fast
 
 
 @dataclass(frozen=True)
-class StepShape:
-    """What the host must know of a step to launch it."""
-
-    num_decodes: int  # sequences that bring exactly one token, padding included
-
-
-@dataclass(frozen=True)
 class Step:
     batch: Batch
-    shape: StepShape
     plan: DecodePlan | None
 
 
@@ -67,14 +59,15 @@ class TritonOps:
         self.device = torch.device(device)
         self.weight_dtype = dtype
         self.activation_dtype = dtype
+        self.kv_dtype = dtype
         self._num_processors = (
             torch.cuda.get_device_properties(self.device).multi_processor_count if self.device.type == "cuda" else 1
         )
         self._num_kv_heads = 1
         self._step: Step | None = None
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return GpuLinear(self._store(weight), None if bias is None else self._store(bias))
+    def linear(self, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Linear:
+        return GpuLinear(self._store(plain(weight)), None if bias is None else self._store(bias))
 
     def embedding(self, table: Tensor) -> Linear:
         return partial(F.embedding, weight=self._store(table))
@@ -92,26 +85,31 @@ class TritonOps:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return rowwise.silu_mul(gate_up)
 
+    def norm_linear(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, linear: Linear) -> Tensor:
+        return linear(self.add_rms_norm(x, residual, weight, eps))
+
+    def silu_linear(self, gate_up: Tensor, linear: Linear) -> Tensor:
+        return linear(self.silu_mul(gate_up))
+
     def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
         if shape.block_size % LEAST_BLOCK_SIZE:
             message = f"block_size is {shape.block_size}, but a GPU needs a multiple of {LEAST_BLOCK_SIZE}"
             raise ConfigError(message, param="block_size")
         self._num_kv_heads = shape.num_kv_heads
         size = (shape.num_layers, 2, shape.num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
-        pool = torch.zeros(size, dtype=self.weight_dtype, device=self.device)
+        pool = torch.zeros(size, dtype=self.kv_dtype, device=self.device)
         return [TritonKV(layer[0], layer[1], shape.block_size, pool) for layer in pool]
 
-    def begin(self, batch: Batch, shape: StepShape) -> None:
-        """Prepare what all layers of a step share. Part of the step: a captured graph must hold it."""
-        plan = plan_decodes(batch, self._num_kv_heads, self._num_processors) if shape.num_decodes else None
-        self._step = Step(batch, shape, plan)
+    def begin(self, batch: Batch) -> None:
+        plan = plan_decodes(batch, self._num_kv_heads, self._num_processors) if batch.num_decodes else None
+        self._step = Step(batch, plan)
 
     def attention(self, qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> Tensor:
         step = self._step
         assert step is not None, "a step must begin first"
-        assert step.batch is batch, "begin was told of another batch"
+        assert step.batch is batch, "another step was begun"
         out = qkv.new_empty(batch.num_tokens, spec.num_heads * spec.head_dim)
-        if step.shape.num_decodes < batch.num_sequences:
+        if batch.num_decodes < batch.num_sequences:
             store_chunks(qkv, spec, rope, kv, batch)
             attend_chunks(qkv, spec, rope, kv, batch, out)
         if step.plan is not None:
