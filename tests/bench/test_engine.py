@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.engine import DEVICES, EngineWorkload, make_requests, measure, workload
+from penstock.bench.engine import Round, figure, make_requests, run_round, workload
+from penstock.bench.roofline import DEVICES, EngineWorkload, Roofline
 from penstock.bench.shapes import SHAPES, shape
 from penstock.core.errors import ConfigError
 from penstock.engine.fake import FakeRunner
@@ -10,37 +11,32 @@ from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
 from penstock.sched.scheduler import Scheduler
 
-CONFIG = SHAPES["llama1b"]
-
-
-def make_scheduler() -> Scheduler:
-    return Scheduler(KVCache(200, 16), StepBudget(64, target_s=None, floor=16), max_num_seqs=8)
-
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_every_token_of_a_workload_is_made_and_counted(overlaps: bool) -> None:
+def test_every_token_of_a_workload_is_made(overlaps: bool) -> None:
     work = EngineWorkload("tiny", [(20, 5), (40, 3), (33, 1)], shared=16)
-    figure = measure(
-        work, CONFIG, make_scheduler, FakeRunner(200, 16, overlaps=overlaps), rounds=2, weight_bytes=1e9,
-        kv_bytes_per_token=1e3, device=DEVICES["NVIDIA H200"], busy_s=None,
-    )  # fmt: skip
-    assert figure.output_tokens_per_s == pytest.approx(9 / figure.seconds)
-    assert figure.prompt_tokens_per_s == pytest.approx(93 / figure.seconds)
-    assert figure.steps >= 5
-    # Weights once a step; every token's own context, and the shared 16 tokens once for each of the longest outputs.
-    context = (4 * 5 + 12.5) + (24 * 3 + 4.5) + (17 * 1 + 0.5) + 16 * 5
-    read_bytes = figure.steps * 1e9 + context * 1e3
-    assert figure.mbu == pytest.approx(read_bytes / figure.seconds / 4.41e12)
-    computed = 93 - 2 * 16 + 9
-    assert figure.mfu == pytest.approx(2 * CONFIG.num_parameters * computed / figure.seconds / 765e12)
+    scheduler = Scheduler(KVCache(200, 16), StepBudget(64, target_s=None, floor=16), max_num_seqs=8)
+    runner = FakeRunner(200, 16, overlaps=overlaps)
+    found = run_round(work, 0, vocab_size=100, scheduler=scheduler, runner=runner, busy_s=None)
+    assert scheduler.counters.generated_tokens == 9
+    assert found.steps >= 5
+    assert found.device_idle is None
+
+
+def test_the_best_round_is_shown_and_all_are_kept() -> None:
+    work = EngineWorkload("tiny", [(20, 5), (40, 3)])
+    rounds = [Round(2.0, 6, 0.5), Round(1.0, 5, 0.25), Round(3.0, 7, None)]
+    shown = figure(work, rounds, Roofline(SHAPES["llama1b"], "bfloat16", "none", "bfloat16", DEVICES["NVIDIA H200"]))
+    assert shown.rounds == rounds
+    assert (shown.seconds, shown.steps, shown.device_idle) == (1.0, 5, 0.25)
+    assert (shown.output_tokens_per_s, shown.prompt_tokens_per_s) == (8.0, 60.0)
+    assert shown.mbu is not None
+    assert shown.mfu is not None
 
 
 def test_no_share_is_given_of_a_roof_that_nobody_measured() -> None:
-    figure = measure(
-        EngineWorkload("tiny", [(20, 2)]), CONFIG, make_scheduler, FakeRunner(200, 16), rounds=1, weight_bytes=1e9,
-        kv_bytes_per_token=1e3, device=None, busy_s=None,
-    )  # fmt: skip
-    assert (figure.mbu, figure.mfu, figure.device_idle) == (None, None, None)
+    shown = figure(EngineWorkload("tiny", [(20, 2)]), [Round(1.0, 2, None)], None)
+    assert (shown.mbu, shown.mfu, shown.device_idle) == (None, None, None)
 
 
 def test_prompts_are_new_in_every_round_but_share_what_they_should() -> None:

@@ -4,11 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench.workloads import CPU_WORKLOADS, Workload, choose, make_prompts, single_token_words
+from penstock.bench.engine import workload as engine_workload
+from penstock.bench.workloads import WORKLOADS, Workload, choose, make_prompts, single_token_words
 from penstock.core.errors import ConfigError
 from penstock.hub.resolve import resolve
 from penstock.text.tokenizer import Tokenizer
 
+CPU_WORKLOADS = WORKLOADS["cpu"]
 WORDS = [f" word{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
 
 
@@ -39,13 +41,21 @@ def test_requests_of_one_round_do_not_share_what_is_their_own() -> None:
 
 
 def test_workloads_are_chosen_by_name_in_the_order_given() -> None:
-    assert [workload.name for workload in choose("c32,decode1")] == ["c32", "decode1"]
-    assert [workload.name for workload in choose(None)] == ["decode1", "c8", "c32", "prefix"]
+    assert [workload.name for workload in choose("c32,decode1", CPU_WORKLOADS)] == ["c32", "decode1"]
+    assert [workload.name for workload in choose(None, CPU_WORKLOADS)] == ["decode1", "c8", "c32", "prefix"]
+
+
+def test_a_gpus_workloads_are_those_of_the_engine_alone() -> None:
+    for workload in WORKLOADS["http"].values():
+        alone = engine_workload(workload.name, None)
+        assert alone.lengths == [(workload.prompt_tokens, workload.output_tokens)] * workload.num_requests
+        assert alone.shared == workload.shared_tokens
+        assert workload.concurrency == workload.num_requests
 
 
 def test_an_unknown_workload_is_told_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="'c9'; there are decode1, c8, c32, prefix"):
-        choose("c8,c9")
+        choose("c8,c9", CPU_WORKLOADS)
 
 
 @pytest.mark.slow

@@ -63,8 +63,8 @@ class RealServer:
 
 
 @contextlib.contextmanager
-def real_server(*flags: str) -> Iterator[RealServer]:
-    command = [sys.executable, "-m", "penstock.cli.main", "serve", MODEL, "--dtype", "float32", "--port", "0", *flags]
+def real_server(*flags: str, model: str = MODEL) -> Iterator[RealServer]:
+    command = [sys.executable, "-m", "penstock.cli.main", "serve", model, "--dtype", "float32", "--port", "0", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     try:

@@ -82,9 +82,9 @@ def main() -> None:
     budget = StepBudget(options.chunk_tokens, target_s=None, floor=options.block_size)
     scheduler = Scheduler(cache, budget, max_num_seqs=options.max_num_seqs)
     info = EngineInfo(
-        device="fake", number_format="int", kernels="none", num_blocks=options.num_blocks,
-        block_size=options.block_size, max_num_seqs=options.max_num_seqs, chunk_tokens=options.chunk_tokens,
-        max_model_len=cache.capacity_tokens, kv_bytes=0,
+        device="fake", number_format="int", quant="none", kv_dtype="int", kernels="none",
+        num_blocks=options.num_blocks, block_size=options.block_size, max_num_seqs=options.max_num_seqs,
+        chunk_tokens=options.chunk_tokens, max_model_len=cache.capacity_tokens, kv_bytes=0,
     )  # fmt: skip
     mailbox.send(Ready(info))
     EngineLoop(scheduler, SlowRunner(options), mailbox, MonotonicClock()).run()

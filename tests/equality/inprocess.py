@@ -56,7 +56,7 @@ class InProcess:
         self.scheduler = Scheduler(self.cache, budget, max_num_seqs=max_num_seqs)
         self._model = Recorder(model)
         self._runner = ModelRunner(
-            self._model, ops, _soiled(ops.allocate_kv(kv_shape(model.config, num_blocks, block_size)))
+            self._model, ops, soiled(ops.allocate_kv(kv_shape(model.config, num_blocks, block_size)))
         )
         self._steps = 0
         self.num_copies = 0  # blocks copied before they were written
@@ -102,7 +102,7 @@ class InProcess:
         raise AssertionError("the engine did not finish its work")
 
 
-def _soiled(kv: list[LayerKV]) -> list[LayerKV]:
+def soiled(kv: list[LayerKV]) -> list[LayerKV]:
     """Blocks are reused, so a fresh cache is no special case: fill it with numbers that show when they are read."""
     for layer in kv:
         for cache in (layer.keys, layer.values):

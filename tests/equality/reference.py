@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from penstock.core.request import TokenLogprobs
+
+if TYPE_CHECKING:  # the rule is also for machines without transformers
+    from transformers import PreTrainedModel
 
 MARGIN = 1e-3  # tokens whose logits lie closer than this are equally good
 

@@ -7,38 +7,28 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.core.errors import ModelCorrupt, ModelUnsupported
+from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
 from penstock.core.model_config import ModelConfig
-from penstock.hub.checkpoint import FloatArray
+from penstock.hub.checkpoint import Checkpoint, TokenizerMetadata
+from penstock.hub.stored import FloatArray
 from penstock.model.families import FAMILIES
 from penstock.model.loading import load_model, random_model
 from penstock.model.ops.reference import ReferenceOps
-from penstock.model.random_weights import RandomCheckpoint
+from penstock.model.random_weights import MOST_DRAWN_BY_CPU, RandomCheckpoint
 from tests.model.paged import PagedDriver
+from tests.model.tiny import ArrayCheckpoint
 
 TINY = ModelConfig("llama", 256, 64, 96, 3, 4, 2, 16, 128)
 
 
-class AlteredCheckpoint(RandomCheckpoint):
-    """One whose tensors pass through `alter`; None drops the tensor."""
-
-    def __init__(self, config: ModelConfig, alter: Callable[[str, FloatArray], FloatArray | None]) -> None:
-        super().__init__(config)
-        self._alter = alter
-
-    def tensor_names(self) -> frozenset[str]:
-        return frozenset(name for name in super().tensor_names() if self._altered(name) is not None)
-
-    def tensor(self, name: str) -> FloatArray:
-        found = self._altered(name)
-        assert found is not None
-        return found
-
-    def _altered(self, name: str) -> FloatArray | None:
-        return self._alter(name, super().tensor(name))
+def altered(alter: Callable[[str, FloatArray], FloatArray | None]) -> ArrayCheckpoint:
+    """A random checkpoint whose tensors passed through `alter`; None drops the tensor."""
+    source = RandomCheckpoint(TINY)
+    arrays = {name: alter(name, source.tensor(name)) for name in source.tensor_names()}
+    return ArrayCheckpoint(TINY, {name: array for name, array in arrays.items() if array is not None})
 
 
-def first_logits(checkpoint: RandomCheckpoint) -> torch.Tensor:
+def first_logits(checkpoint: Checkpoint) -> torch.Tensor:
     ops = ReferenceOps()
     return PagedDriver(load_model(checkpoint, ops), ops, block_size=4).prefill([1, 2, 3])
 
@@ -49,13 +39,13 @@ def test_unknown_architecture_is_refused_with_those_known() -> None:
 
 
 def test_first_missing_tensor_is_named() -> None:
-    checkpoint = AlteredCheckpoint(TINY, lambda name, array: None if name.endswith("1.mlp.up_proj.weight") else array)
+    checkpoint = altered(lambda name, array: None if name.endswith("1.mlp.up_proj.weight") else array)
     with pytest.raises(ModelCorrupt, match=r"'model.layers.1.mlp.up_proj.weight' is missing"):
         load_model(checkpoint, ReferenceOps())
 
 
 def test_tensor_of_the_wrong_shape_is_named_with_both_shapes() -> None:
-    checkpoint = AlteredCheckpoint(TINY, lambda name, array: array[:-1] if "2.self_attn.k_proj.w" in name else array)
+    checkpoint = altered(lambda name, array: array[:-1] if "2.self_attn.k_proj.w" in name else array)
     with pytest.raises(ModelCorrupt, match=r"'model.layers.2.self_attn.k_proj.weight' is \[31, 64\], not \[32, 64\]"):
         load_model(checkpoint, ReferenceOps())
 
@@ -66,9 +56,7 @@ def test_read_only_tensors_load_like_any_other() -> None:
         array.flags.writeable = False
         return array
 
-    torch.testing.assert_close(
-        first_logits(AlteredCheckpoint(TINY, read_only)), first_logits(RandomCheckpoint(TINY)), atol=0, rtol=0
-    )
+    torch.testing.assert_close(first_logits(altered(read_only)), first_logits(RandomCheckpoint(TINY)), atol=0, rtol=0)
 
 
 def test_progress_counts_layers() -> None:
@@ -92,3 +80,26 @@ def test_random_weights_follow_the_seed_and_the_name() -> None:
     np.testing.assert_array_equal(weight, RandomCheckpoint(TINY, seed=1).tensor(name))
     assert not np.array_equal(weight, RandomCheckpoint(TINY, seed=2).tensor(name))
     assert not np.array_equal(weight, RandomCheckpoint(TINY, seed=1).tensor(other))
+
+
+def test_large_random_tensors_are_drawn_in_bfloat16_and_repeat() -> None:
+    rows = MOST_DRAWN_BY_CPU // TINY.hidden_size
+    name, cpu = "model.embed_tokens.weight", torch.device("cpu")
+    drawn = RandomCheckpoint(replace(TINY, vocab_size=rows)).draw(name, cpu)
+    assert drawn.dtype is torch.bfloat16
+    assert torch.equal(drawn, RandomCheckpoint(replace(TINY, vocab_size=rows)).draw(name, cpu))
+    assert RandomCheckpoint(replace(TINY, vocab_size=rows - 1)).draw(name, cpu).dtype is torch.float32
+
+
+def test_random_weights_keep_the_size_of_what_passes_through_them() -> None:
+    checkpoint = RandomCheckpoint(TINY)
+    assert np.std(checkpoint.tensor("lm_head.weight")) == pytest.approx(TINY.hidden_size**-0.5, rel=0.05)
+    assert np.mean(checkpoint.tensor("model.norm.weight")) == pytest.approx(1.0, abs=0.1)
+    assert np.mean(checkpoint.tensor("model.layers.0.self_attn.q_proj.bias")) == pytest.approx(0.0, abs=0.1)
+
+
+def test_a_random_model_has_the_tokenizer_it_was_given() -> None:
+    tokenizer = TokenizerMetadata({}, chat_template=None)
+    assert RandomCheckpoint(TINY, tokenizer_source=tokenizer).tokenizer_source is tokenizer
+    with pytest.raises(ModelMissing, match="no tokenizer"):
+        _ = RandomCheckpoint(TINY).tokenizer_source

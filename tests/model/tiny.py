@@ -17,7 +17,8 @@ from transformers import (
 )
 
 from penstock.core.model_config import ModelConfig, RopeScaling
-from penstock.hub.checkpoint import FloatArray, TokenizerFiles, TokenizerMetadata
+from penstock.hub.checkpoint import TokenizerFiles, TokenizerMetadata
+from penstock.hub.stored import FloatArray, StoredTensor
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 256,
@@ -97,16 +98,16 @@ def rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
     return None
 
 
-class StateDictCheckpoint:
-    """A checkpoint over a torch model's own weights."""
+class ArrayCheckpoint:
+    """A checkpoint over arrays in memory."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._config = model_config(model.config)
-        self.tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    def __init__(self, config: ModelConfig, tensors: dict[str, FloatArray]) -> None:
+        self._config = config
+        self.tensors = tensors
 
     @property
     def path(self) -> Path:
-        return Path("state-dict")
+        return Path("arrays")
 
     @property
     def config(self) -> ModelConfig:
@@ -119,5 +120,20 @@ class StateDictCheckpoint:
     def tensor_names(self) -> frozenset[str]:
         return frozenset(self.tensors)
 
+    def stored(self, name: str) -> StoredTensor:
+        return StoredTensor(self.tensors[name], "F32")
+
     def tensor(self, name: str) -> FloatArray:
         return self.tensors[name]
+
+    def kv_scales(self, layer: int) -> tuple[float, float]:
+        return 1.0, 1.0
+
+
+class StateDictCheckpoint(ArrayCheckpoint):
+    """A checkpoint over a torch model's own weights."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(
+            model_config(model.config), {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+        )

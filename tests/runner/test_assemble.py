@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,8 +10,11 @@ from penstock.core.sampling import SamplingParams
 from penstock.core.settings import EngineSettings
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.assemble import Assembly, assemble
+from penstock.runner.memory import free_bytes
 from penstock.sched.plan import SampleSpec, Slice, StepPlan
 from tests.runner.small import CONFIG
+
+CPU = torch.device("cpu")
 
 
 def assembled(**settings: object) -> Assembly:
@@ -21,7 +26,20 @@ def test_auto_is_resolved_to_what_the_model_and_the_machine_allow() -> None:
     assert made.max_model_len == CONFIG.context_length
     assert made.num_blocks == 1024
     assert made.max_num_seqs == 32  # never more sequences than tokens in a step
+    assert (made.number_format, made.quant, made.kv_dtype) == ("float32", "none", "float32")
     assert made.kv_bytes == 1024 * 16 * CONFIG.kv_bytes_per_token(4)
+
+
+def test_a_model_stored_in_fp8_is_widened_on_a_cpu() -> None:
+    checkpoint = RandomCheckpoint(replace(CONFIG, quantization="fp8"))
+    assert assemble(checkpoint, EngineSettings(device="cpu", dtype="float32"), lambda *_: None).quant == "none"
+
+
+def test_a_context_that_the_cache_has_no_room_for_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    made = assembled(dtype="float32", memory_fraction=16 * CONFIG.kv_bytes_per_token(4) * 3.5 / free_bytes(CPU))
+    assert made.num_blocks == 3
+    assert made.max_model_len == 48
+    assert "no room for more" in caplog.text
 
 
 def test_phases_are_told_in_order_and_layer_by_layer() -> None:
@@ -43,7 +61,10 @@ def test_the_runner_runs_a_step_in_which_only_some_sample() -> None:
     assert runner.submit(StepPlan([chunk])).result().sampled == [None]
 
 
-@pytest.mark.parametrize("settings", [{"max_model_len": CONFIG.context_length + 1}, {"dtype": "float16"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_model_len": CONFIG.context_length + 1}, {"dtype": "float16"}, {"quant": "fp8"}, {"kv_dtype": "fp8"}],
+)
 def test_what_the_model_or_the_processor_cannot_do_is_refused(settings: dict[str, object]) -> None:
     with pytest.raises(ConfigError) as refused:
         assembled(**settings)
@@ -54,3 +75,9 @@ def test_what_the_model_or_the_processor_cannot_do_is_refused(settings: dict[str
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="no GPU"):
         assemble(RandomCheckpoint(CONFIG), EngineSettings(device="cuda"), lambda *_: None)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_share_of_a_gpu_too_small_for_the_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="memory_fraction allows"):
+        assemble(RandomCheckpoint(CONFIG), EngineSettings(device="cuda", memory_fraction=1e-6), lambda *_: None)

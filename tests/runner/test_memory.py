@@ -1,20 +1,20 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
-from penstock.runner.memory import free_bytes, num_blocks
-from tests.runner.small import CONFIG
+from penstock.runner.memory import GpuMemory, blocks_on_cpu, blocks_on_gpu, free_bytes
 
 CPU = torch.device("cpu")
+GIB = 1 << 30
+BLOCK = 1 << 20
 
 
-def blocks(*, context_length: int = 100, head_dim: int = 8, fraction: float | None = None, width: int = 4) -> int:
-    config = replace(CONFIG, context_length=context_length, head_dim=head_dim)
-    return num_blocks(config, 16, bytes_per_value=width, device=CPU, fraction=fraction)
+def on_cpu(*, context_length: int = 100, block_bytes: int = BLOCK // 1024, fraction: float | None = None) -> int:
+    return blocks_on_cpu(context_length, 16, block_bytes, fraction=fraction)
 
 
 def test_free_memory_is_some_and_not_more_than_a_machine_has() -> None:
@@ -22,24 +22,58 @@ def test_free_memory_is_some_and_not_more_than_a_machine_has() -> None:
 
 
 def test_a_cpu_gets_room_for_a_whole_context_and_never_for_less_than_many_requests() -> None:
-    assert blocks(context_length=100) == 1024  # 16,384 tokens in blocks of 16
-    assert blocks(context_length=20_001) == 1251
+    assert on_cpu(context_length=100) == 1024  # 16,384 tokens in blocks of 16
+    assert on_cpu(context_length=20_001) == 1251
 
 
 def test_no_context_is_so_long_that_its_cache_takes_more_than_half_of_memory() -> None:
-    block_bytes = 16 * CONFIG.kv_bytes_per_token(4)
-    assert 0 < blocks(context_length=10**12) * block_bytes < 0.6 * free_bytes(CPU)
+    assert 0 < on_cpu(context_length=10**12, block_bytes=BLOCK) * BLOCK < 0.6 * free_bytes(CPU)
 
 
-def test_a_fraction_is_of_free_memory_whatever_the_context() -> None:
-    block_bytes = 16 * CONFIG.kv_bytes_per_token(4)
-    assert blocks(fraction=0.25) * block_bytes == pytest.approx(0.25 * free_bytes(CPU), rel=0.1)
-
-
-def test_narrower_values_make_more_blocks() -> None:
-    assert blocks(fraction=0.25, width=2) == pytest.approx(2 * blocks(fraction=0.25, width=4), rel=0.1)
+def test_a_fraction_is_of_a_cpus_free_memory_whatever_the_context() -> None:
+    assert on_cpu(fraction=0.25, block_bytes=BLOCK) * BLOCK == pytest.approx(0.25 * free_bytes(CPU), rel=0.1)
 
 
 def test_a_model_with_no_room_for_a_block_is_refused() -> None:
     with pytest.raises(ConfigError, match="no memory left"):
-        blocks(head_dim=2**44)
+        on_cpu(block_bytes=2**50)
+
+
+def gpu(*, total: float = 140, free_before: float = 139, taken: float = 20) -> GpuMemory:
+    return GpuMemory(int(total * GIB), int(free_before * GIB), int((free_before - taken) * GIB))
+
+
+def test_a_gpus_fraction_is_of_all_its_memory_and_for_everything() -> None:
+    assert blocks_on_gpu(gpu(taken=20), BLOCK, fraction=0.5) * BLOCK == pytest.approx((70 - 20) * GIB, abs=GIB / 2)
+    assert blocks_on_gpu(gpu(taken=30), BLOCK, fraction=None) * BLOCK == pytest.approx((126 - 30) * GIB, abs=GIB / 2)
+
+
+def test_two_processes_with_half_each_both_fit() -> None:
+    first = blocks_on_gpu(gpu(), BLOCK, fraction=0.45)
+    assert blocks_on_gpu(gpu(free_before=139 - 63), BLOCK, fraction=0.45) == first
+
+
+def test_a_gpu_that_others_fill_gives_what_is_free() -> None:
+    assert blocks_on_gpu(gpu(free_before=60, taken=20), BLOCK, fraction=0.9) * BLOCK == pytest.approx(
+        40 * GIB, abs=GIB / 2
+    )
+
+
+@given(free_before=st.floats(0, 140), taken=st.floats(0, 140), fraction=st.floats(0.01, 1), block=st.integers(1, 2**24))
+def test_a_gpu_never_gets_more_than_is_free_or_allowed(
+    free_before: float, taken: float, fraction: float, block: int
+) -> None:
+    memory = gpu(free_before=free_before, taken=min(taken, free_before))
+    try:
+        cache_bytes = blocks_on_gpu(memory, block, fraction=fraction) * block
+    except ConfigError:
+        return
+    assert 0 < cache_bytes < memory.free_bytes
+    assert cache_bytes + memory.taken_bytes < fraction * memory.total_bytes
+
+
+def test_a_gpu_with_no_room_says_what_takes_how_much_and_what_to_do() -> None:
+    message = r"take 20\.0 GiB, memory_fraction allows 14\.0 GiB.* lower chunk_tokens"
+    with pytest.raises(ConfigError, match=message) as refused:
+        blocks_on_gpu(gpu(taken=20), BLOCK, fraction=0.1)
+    assert refused.value.param == "memory_fraction"

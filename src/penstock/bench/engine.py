@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.bench.offline import OfflineRun, run_offline
+from penstock.bench.offline import run_offline
+from penstock.bench.roofline import EngineWorkload, Roofline
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import ConfigError
-from penstock.core.model_config import ModelConfig
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.sched.plan import Runner
@@ -24,35 +24,47 @@ TRACE_REQUESTS, TRACE_PROMPT, TRACE_OUTPUT = 1000, 7000, 1000  # W3: how much of
 
 
 @dataclass(frozen=True)
-class EngineWorkload:
-    name: str
-    lengths: list[tuple[int, int]]  # (prompt, output) tokens of each request
-    shared: int = 0  # of each prompt, tokens that all begin with
-
-
-@dataclass(frozen=True)
-class Device:
-    """What the device can do: the roof over every figure."""
-
-    name: str
-    read_bytes_per_s: float
-    flops_per_s: float
-
-
-# By the name the driver gives it. Measured: memory read; bf16 matrix product of 8192³.
-DEVICES = {device.name: device for device in (Device("NVIDIA H200", 4.41e12, 765e12),)}
+class Round:
+    seconds: float
+    steps: int
+    device_idle: float | None  # share of the time in which the device waited for the host; None: not known
 
 
 @dataclass(frozen=True)
 class EngineFigure:
+    """One workload: all its rounds, and what the best of them comes to."""
+
     workload: str
+    rounds: list[Round]
     seconds: float
     output_tokens_per_s: float
     prompt_tokens_per_s: float
     steps: int
-    mbu: float | None  # bytes that had to be read, over the time, as a share of the device's bandwidth
-    mfu: float | None  # operations that had to be done, likewise; None: nobody has measured this device
-    device_idle: float | None  # share of the time in which the device waited for the host
+    device_idle: float | None
+    mbu: float | None  # see roofline; None: nobody has measured this device
+    mfu: float | None
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """All that a table of figures needs beside it."""
+
+    command: str
+    date: str
+    shape: str
+    device: str
+    versions: dict[str, str]
+    number_format: str
+    quant: str
+    kv_dtype: str
+    max_num_seqs: int
+    chunk_tokens: int
+    block_size: int
+    num_blocks: int
+    kv_bytes: int
+    weight_bytes: int | None  # read in every step
+    startup_s: dict[str, float]  # phase by phase
+    figures: list[EngineFigure]
 
 
 def workload(name: str, trace: Path | None) -> EngineWorkload:
@@ -86,55 +98,36 @@ def make_requests(work: EngineWorkload, vocab_size: int, seed: int) -> list[Requ
     ]
 
 
-def measure(
+def run_round(
     work: EngineWorkload,
-    config: ModelConfig,
-    make_scheduler: Callable[[], Scheduler],
-    runner: Runner,
+    seed: int,
     *,
-    rounds: int,
-    weight_bytes: float,
-    kv_bytes_per_token: float,
-    device: Device | None,
+    vocab_size: int,
+    scheduler: Scheduler,
+    runner: Runner,
     busy_s: Callable[[], float] | None,
-) -> EngineFigure:
-    """The best of some rounds."""
-    figures = []
-    for seed in range(rounds):
-        requests = make_requests(work, config.vocab_size, seed)
-        before_s = busy_s() if busy_s else 0.0
-        run = run_offline(requests, make_scheduler(), runner, MonotonicClock())
-        idle = 1 - (busy_s() - before_s) / run.seconds if busy_s else None
-        figures.append(_figure(work, config, run, weight_bytes, kv_bytes_per_token, device, idle))
-    return min(figures, key=lambda figure: figure.seconds)
+) -> Round:
+    """`busy_s` says how long the device has worked so far, where that is known."""
+    requests = make_requests(work, vocab_size, seed)
+    before_s = busy_s() if busy_s else 0.0
+    run = run_offline(requests, scheduler, runner, MonotonicClock())
+    assert run.num_output_tokens == work.output_tokens, "tokens are missing"
+    idle = 1 - (busy_s() - before_s) / run.seconds if busy_s else None
+    return Round(run.seconds, len(run.steps), idle)
 
 
-def _figure(
-    work: EngineWorkload,
-    config: ModelConfig,
-    run: OfflineRun,
-    weight_bytes: float,
-    kv_bytes_per_token: float,
-    device: Device | None,
-    idle: float | None,
-) -> EngineFigure:
-    prompt = sum(prompt for prompt, _ in work.lengths)
-    output = run.num_output_tokens
-    assert output == sum(output for _, output in work.lengths), "tokens are missing"
-    # Every step reads the weights once; every decode reads its context, the shared part once for all.
-    context = sum((p - work.shared) * o + o * o / 2 for p, o in work.lengths) + work.shared * work.lengths[0][1]
-    read = len(run.steps) * weight_bytes + context * kv_bytes_per_token
-    computed = prompt - (len(work.lengths) - 1) * work.shared + output
-    flops = 2 * config.num_parameters * computed
+def figure(work: EngineWorkload, rounds: list[Round], roofline: Roofline | None) -> EngineFigure:
+    best = min(rounds, key=lambda each: each.seconds)
     return EngineFigure(
         workload=work.name,
-        seconds=run.seconds,
-        output_tokens_per_s=output / run.seconds,
-        prompt_tokens_per_s=prompt / run.seconds,
-        steps=len(run.steps),
-        mbu=read / run.seconds / device.read_bytes_per_s if device else None,
-        mfu=flops / run.seconds / device.flops_per_s if device else None,
-        device_idle=idle,
+        rounds=rounds,
+        seconds=best.seconds,
+        output_tokens_per_s=work.output_tokens / best.seconds,
+        prompt_tokens_per_s=work.prompt_tokens / best.seconds,
+        steps=best.steps,
+        device_idle=best.device_idle,
+        mbu=roofline.mbu(work, best.steps, best.seconds) if roofline else None,
+        mfu=roofline.mfu(work, best.seconds) if roofline else None,
     )
 
 

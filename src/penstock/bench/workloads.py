@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.core.errors import ConfigError
@@ -27,24 +27,35 @@ class Workload:
     shared_tokens: int = 0  # of the prompt's tokens, those that every request begins with
 
 
-CPU_WORKLOADS = {
-    workload.name: workload
-    for workload in (
+def _by_name(*workloads: Workload) -> dict[str, Workload]:
+    return {workload.name: workload for workload in workloads}
+
+
+# By kind of bench. Those of `http` are a GPU's, the same as in `bench.engine`: all requests at once.
+WORKLOADS = {
+    "cpu": _by_name(
         Workload("decode1", prompt_tokens=128, output_tokens=128, concurrency=1, num_requests=6),
         Workload("c8", prompt_tokens=128, output_tokens=128, concurrency=8, num_requests=64),
         Workload("c32", prompt_tokens=128, output_tokens=128, concurrency=32, num_requests=64),
         Workload("prefix", prompt_tokens=1056, output_tokens=32, concurrency=8, num_requests=64, shared_tokens=1024),
-    )
+    ),
+    "http": _by_name(
+        Workload("W1", prompt_tokens=128, output_tokens=256, concurrency=1, num_requests=1),
+        Workload("W1b", prompt_tokens=128, output_tokens=256, concurrency=8, num_requests=8),
+        Workload("W2", prompt_tokens=512, output_tokens=256, concurrency=256, num_requests=256),
+        Workload("W4", prompt_tokens=2176, output_tokens=64, concurrency=256, num_requests=256, shared_tokens=2048),
+        Workload("W6", prompt_tokens=4096, output_tokens=1, concurrency=32, num_requests=32),
+    ),
 }
 WARM_UP = Workload("warm-up", prompt_tokens=128, output_tokens=16, concurrency=4, num_requests=8)
 
 
-def choose(names: str | None) -> list[Workload]:
+def choose(names: str | None, known: Mapping[str, Workload]) -> list[Workload]:
     """From a comma-separated list; None is all of them."""
-    chosen = list(CPU_WORKLOADS) if names is None else names.split(",")
-    if unknown := [name for name in chosen if name not in CPU_WORKLOADS]:
-        raise ConfigError(f"no workload {unknown[0]!r}; there are {', '.join(CPU_WORKLOADS)}", param="workload")
-    return [CPU_WORKLOADS[name] for name in chosen]
+    chosen = list(known) if names is None else names.split(",")
+    if unknown := [name for name in chosen if name not in known]:
+        raise ConfigError(f"no workload {unknown[0]!r}; there are {', '.join(known)}", param="workload")
+    return [known[name] for name in chosen]
 
 
 def single_token_words(tokenizer: Tokenizer) -> list[str]:

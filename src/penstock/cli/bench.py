@@ -1,4 +1,4 @@
-"""`penstock bench KIND`: servers under load, measured through their HTTP APIs."""
+"""`penstock bench KIND`: servers under load, measured through their HTTP APIs, or the engine alone."""
 
 from __future__ import annotations
 
@@ -9,34 +9,44 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.cli.flags import add_section
 from penstock.core.errors import ConfigError
 
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    bench = commands.add_parser("bench", help="measure servers under load")
+    bench = commands.add_parser("bench", help="measure servers under load, or one device")
     kinds = bench.add_subparsers(dest="bench", required=True, metavar="KIND")
     cpu = kinds.add_parser("cpu", help="the four workloads of docs/benchmarks.md: a server of our own, and peers")
-    cpu.add_argument(
+    _add_http(cpu, "decode1, c8, c32, prefix")
+    http = kinds.add_parser("http", help="the workloads of a GPU, through the HTTP APIs of servers that run already")
+    _add_http(http, "W1, W1b, W2, W4, W6")
+    _add_engine(kinds.add_parser("engine", help="one device: the engine in process, with random weights of a shape"))
+
+
+def _add_http(parser: argparse.ArgumentParser, workloads: str) -> None:
+    parser.add_argument(
         "--url", dest="urls", action="append", default=[], type=_named_url, metavar="NAME=URL",
-        help="a server that runs already, measured in turns with ours; penstock=URL takes the place of ours",
+        help="a server that runs already, measured in turns with the others; penstock=URL is one of ours",
     )  # fmt: skip
-    cpu.add_argument(
-        "--model", default="smollm2", help="what we serve, and whose tokens are counted (default: smollm2)"
+    parser.add_argument("--model", default="smollm2", help="what is served: its tokens are counted (default: smollm2)")
+    parser.add_argument("--workload", metavar="NAME,…", help=f"some of {workloads} (default: all)")
+    parser.add_argument(
+        "--rounds", type=_positive, default=3, metavar="N", help="the medians of N are shown (default: 3)"
     )
-    cpu.add_argument("--workload", metavar="NAME,…", help="some of decode1, c8, c32, prefix (default: all)")
-    cpu.add_argument("--rounds", type=_positive, default=3, metavar="N", help="the medians of N are shown (default: 3)")
-    cpu.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")
-    cpu.add_argument(
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")
+    parser.add_argument(
         "--write", type=Path, metavar="FILE", help="put the tables into this Markdown, between its markers"
     )
-    engine = kinds.add_parser("engine", help="one device: the engine in process, with random weights of a shape")
-    engine.add_argument("--shape", default="llama8b", help="llama1b, llama8b or llama70b (default: llama8b)")
-    engine.add_argument("--load", choices=["dummy"], default="dummy", help="random weights")
-    engine.add_argument("--workload", default="W1,W1b,W2,W4,W6", metavar="NAME,…", help="of W1, W1b, W2, W3, W4, W6")
-    engine.add_argument("--trace", type=Path, metavar="FILE", help="the Azure conversation trace, for W3")
-    engine.add_argument("--rounds", type=_positive, default=3, metavar="N", help="the best of N is shown (default: 3)")
-    engine.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto")
-    engine.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", default="llama8b", help="llama1b, llama8b, llama70b or tiny (default: llama8b)")
+    parser.add_argument("--load", choices=["dummy"], default="dummy", help="random weights")
+    parser.add_argument("--workload", default="W1,W1b,W2,W4,W6", metavar="NAME,…", help="of W1, W1b, W2, W3, W4, W6")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="the Azure conversation trace, for W3")
+    parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="the best of N is shown (default: 3)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    add_section(parser, "engine", leave_out=("load", "prefix_cache"))
 
 
 def run_bench(arguments: argparse.Namespace) -> None:
@@ -46,26 +56,29 @@ def run_bench(arguments: argparse.Namespace) -> None:
 
         bench_engine(arguments)
     else:
-        _bench_cpu(arguments)
+        _bench_http(arguments)
 
 
-def _bench_cpu(arguments: argparse.Namespace) -> None:
+def _bench_http(arguments: argparse.Namespace) -> None:
     try:
-        from penstock.bench.cpu import bench_cpu
+        from penstock.bench.http import bench_http
     except ModuleNotFoundError as error:
         if error.name != "aiohttp":
             raise
         raise ConfigError("penstock bench needs aiohttp: pip install 'penstock[bench]'") from None
     from penstock.bench.report import markdown, replace_section
-    from penstock.bench.workloads import choose
+    from penstock.bench.workloads import WORKLOADS, choose
 
-    workloads = choose(arguments.workload)
+    workloads = choose(arguments.workload, WORKLOADS[arguments.bench])
+    if arguments.bench == "http" and not arguments.urls:
+        raise ConfigError("which server? Give its --url, such as penstock=http://127.0.0.1:8000", param="url")
     if arguments.write:
         replace_section(_read(arguments.write), arguments.bench, "")  # what is wrong with it is told before the run
-    report = bench_cpu(
+    own_server = [sys.executable, "-m", "penstock.cli.main", *serve_arguments(arguments.model)]
+    report = bench_http(
         model=arguments.model,
         urls=arguments.urls,
-        serve=[sys.executable, "-m", "penstock.cli.main", *serve_arguments(arguments.model)],
+        serve=own_server if arguments.bench == "cpu" else None,
         workloads=workloads,
         num_rounds=arguments.rounds,
         command=f"penstock {shlex.join(sys.argv[1:])}",

@@ -3,53 +3,93 @@
 from __future__ import annotations
 
 import argparse
-import time
+import datetime
+import importlib.metadata
+import platform
+import shlex
+import sys
+from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
-import torch
 
-from penstock.bench.engine import DEVICES, EngineFigure, measure, workload
+from penstock import __version__
+from penstock.bench.engine import EngineFigure, EngineReport, Round, figure, run_round, workload
+from penstock.bench.roofline import DEVICES, EngineWorkload, Roofline
 from penstock.bench.shapes import shape
+from penstock.cli.flags import section_from
+from penstock.cli.phases import Phases
+from penstock.core.config import build
+from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
 from penstock.kv.cache import KVCache
-from penstock.model.random_weights import RandomCheckpoint
-from penstock.runner.assemble import Assembly, assemble
 from penstock.sched.budget import StepBudget
 from penstock.sched.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from penstock.runner.assemble import Assembly
 
 WARM_UP = "W1b"
 
 
 def bench_engine(arguments: argparse.Namespace) -> None:
-    started_s = time.monotonic()
     config = shape(arguments.shape)
     workloads = [workload(name, arguments.trace) for name in arguments.workload.split(",")]
-    assembly = assemble(RandomCheckpoint(config), EngineSettings(dtype=arguments.dtype), lambda *_: None)
-    startup_s = time.monotonic() - started_s
-    print(
-        f"{arguments.shape}, {assembly.device}, {assembly.kernels} kernels, {assembly.number_format}: {startup_s:.1f} s"
+    settings = build(EngineSettings, section_from(arguments, "engine"), where="engine.")
+    assembly, startup_s = _assemble(config, settings)
+    device = _device_name(assembly)
+    roofline = _roofline(config, assembly, device)
+    report = EngineReport(
+        command=f"penstock {shlex.join(sys.argv[1:])}",
+        date=datetime.date.today().isoformat(),
+        shape=arguments.shape,
+        device=device,
+        versions=_versions(),
+        number_format=assembly.number_format,
+        quant=assembly.quant,
+        kv_dtype=assembly.kv_dtype,
+        max_num_seqs=assembly.max_num_seqs,
+        chunk_tokens=assembly.chunk_tokens,
+        block_size=assembly.block_size,
+        num_blocks=assembly.num_blocks,
+        kv_bytes=assembly.kv_bytes,
+        weight_bytes=roofline.weight_bytes if roofline else None,
+        startup_s=startup_s,
+        figures=[],
     )
-    width = getattr(torch, assembly.number_format).itemsize
-    device = DEVICES.get(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
-    figures = []
-    for work in [replace(workload(WARM_UP, None), name="warm-up"), *workloads]:
-        figure = measure(
+    _print_head(report, assembly.kernels)
+    _run(replace(workload(WARM_UP, None), name="warm-up"), config, assembly, num_rounds=1)
+    for work in workloads:
+        rounds = _run(work, config, assembly, num_rounds=arguments.rounds)
+        report.figures.append(figure(work, rounds, roofline))
+        _print_figure(report.figures[-1])
+        if arguments.json:  # after each: a run that is cut off has left what it found
+            arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+
+
+def _run(work: EngineWorkload, config: ModelConfig, assembly: Assembly, *, num_rounds: int) -> list[Round]:
+    return [
+        run_round(
             work,
-            config,
-            lambda: make_scheduler(assembly),
-            assembly.runner,
-            rounds=1 if work.name == "warm-up" else arguments.rounds,
-            weight_bytes=width * config.num_parameters,
-            kv_bytes_per_token=config.kv_bytes_per_token(width),
-            device=device,
+            seed,
+            vocab_size=config.vocab_size,
+            scheduler=make_scheduler(assembly),
+            runner=assembly.runner,
             busy_s=getattr(assembly.runner, "busy_s", None),
         )
-        figures.append(figure)
-        _print(figure)
-    if arguments.json:
-        report = {"shape": arguments.shape, "startup_s": startup_s, "figures": figures[1:]}
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        for seed in range(num_rounds)
+    ]
+
+
+def _assemble(config: ModelConfig, settings: EngineSettings) -> tuple[Assembly, dict[str, float]]:
+    phases = Phases("import", lambda name, done, total: None)
+    from penstock.model.random_weights import RandomCheckpoint
+    from penstock.runner.assemble import assemble
+
+    assembly = assemble(RandomCheckpoint(config), settings, phases)
+    phases.close()
+    return assembly, phases.seconds
 
 
 def make_scheduler(assembly: Assembly) -> Scheduler:
@@ -58,7 +98,39 @@ def make_scheduler(assembly: Assembly) -> Scheduler:
     return Scheduler(KVCache(assembly.num_blocks, assembly.block_size), budget, max_num_seqs=assembly.max_num_seqs)
 
 
-def _print(figure: EngineFigure) -> None:
+def _device_name(assembly: Assembly) -> str:
+    import torch
+
+    from penstock.bench.machine import cpu_name
+
+    return torch.cuda.get_device_name() if assembly.device.startswith("cuda") else cpu_name()
+
+
+def _roofline(config: ModelConfig, assembly: Assembly, device: str) -> Roofline | None:
+    if device not in DEVICES:
+        return None
+    return Roofline(config, assembly.number_format, assembly.quant, assembly.kv_dtype, DEVICES[device])
+
+
+def _versions() -> dict[str, str]:
+    versions = {"penstock": __version__, "Python": platform.python_version()}
+    for name in ("torch", "triton"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def _print_head(report: EngineReport, kernels: str) -> None:
+    phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in report.startup_s.items())
+    print(
+        f"{report.shape} on {report.device}: {kernels} kernels, {report.number_format}, quant {report.quant}, "
+        f"KV {report.kv_dtype}, {report.num_blocks * report.block_size:,} tokens in {report.kv_bytes / 2**30:.1f} GiB\n"
+        f"ready in {sum(report.startup_s.values()):.1f} s: {phases}",
+        flush=True,
+    )
+
+
+def _print_figure(figure: EngineFigure) -> None:
     shares = {"MBU": figure.mbu, "MFU": figure.mfu, "device idle": figure.device_idle}
     known = "".join(f"  {name} {share:5.1%}" for name, share in shares.items() if share is not None)
     print(

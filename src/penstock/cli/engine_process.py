@@ -10,52 +10,36 @@ import logging
 import signal
 import socket
 import sys
-import time
 
 import msgspec
 
+from penstock.cli.phases import Phases
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import PenstockError
 from penstock.core.settings import Settings
 from penstock.engine.loop import EngineLoop
 from penstock.engine.mailbox import Disconnected, Mailbox
 from penstock.engine.messages import EngineInfo, Failed, Loading, Ready
+from penstock.hub.checkpoint import Checkpoint
 from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
 from penstock.sched.scheduler import Scheduler
 
 
-class Phases:
-    """How long each part of start-up took."""
-
-    def __init__(self, mailbox: Mailbox) -> None:
-        self._mailbox = mailbox
-        self._name = "import"
-        self._since_s = time.monotonic()
-        self.seconds: dict[str, float] = {}
-
-    def __call__(self, name: str, done: int, total: int) -> None:
-        if name != self._name:
-            self.close()
-            self._name = name
-        self._mailbox.send(Loading(name, done, total))
-
-    def close(self) -> None:
-        now_s = time.monotonic()
-        self.seconds[self._name] = round(now_s - self._since_s, 3)
-        self._since_s = now_s
-
-
 def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]:
-    phases = Phases(mailbox)
-    phases("import", 0, 0)
+    phases = Phases("import", lambda name, done, total: mailbox.send(Loading(name, done, total)))
     # Torch takes a second to import; the socket is already open, so the server knows we live.
-    from penstock.hub.resolve import resolve
+    from penstock.hub.resolve import describe, resolve
+    from penstock.model.random_weights import RandomCheckpoint
     from penstock.runner.assemble import assemble
 
     engine = settings.engine
     phases("files", 0, 0)
-    checkpoint = resolve(settings.model)
+    checkpoint: Checkpoint
+    if engine.load == "dummy":
+        checkpoint = RandomCheckpoint(describe(settings.model).config)
+    else:
+        checkpoint = resolve(settings.model)
     assembly = assemble(checkpoint, engine, phases)
     phases.close()
     floor = max(assembly.block_size, assembly.chunk_tokens // 8)
@@ -65,6 +49,8 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
     info = EngineInfo(
         device=assembly.device,
         number_format=assembly.number_format,
+        quant=assembly.quant,
+        kv_dtype=assembly.kv_dtype,
         kernels=assembly.kernels,
         num_blocks=assembly.num_blocks,
         block_size=assembly.block_size,

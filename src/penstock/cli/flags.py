@@ -8,8 +8,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import yaml
-
 from penstock.core.config import build
 from penstock.core.errors import ConfigError
 from penstock.core.settings import Settings
@@ -21,11 +19,16 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     """`MODEL`, `--config FILE`, and a flag for every field of every section."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help=_help(Settings, "model") + " (default: smollm2)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with these settings; flags win over it")
-    hints = get_type_hints(Settings)
     for section in SECTIONS:
-        group = parser.add_argument_group(f"{section} settings")
-        kinds = get_type_hints(hints[section])
-        for field in dataclasses.fields(hints[section]):
+        add_section(parser, section)
+
+
+def add_section(parser: argparse.ArgumentParser, section: str, *, leave_out: tuple[str, ...] = ()) -> None:
+    cls = get_type_hints(Settings)[section]
+    group = parser.add_argument_group(f"{section} settings")
+    kinds = get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if field.name not in leave_out:
             group.add_argument(
                 flag(field.name), dest=f"{section}.{field.name}", default=argparse.SUPPRESS,
                 help=f"{field.metadata['help']} (default: {show(field.default)})", **_parsing(kinds[field.name]),
@@ -36,11 +39,16 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
     values: dict[str, Any] = _read(arguments.config) if arguments.config else {}
     if arguments.model is not None:
         values["model"] = arguments.model
-    for key, value in vars(arguments).items():
-        section, dot, name = key.partition(".")
-        if dot:
-            values.setdefault(section, {})[name] = value
+    for section in SECTIONS:
+        if given := section_from(arguments, section):
+            values[section] = values.get(section, {}) | given
     return build(Settings, values)
+
+
+def section_from(arguments: argparse.Namespace, section: str) -> dict[str, Any]:
+    """The settings of one section that were given as flags."""
+    prefix = f"{section}."
+    return {key.removeprefix(prefix): value for key, value in vars(arguments).items() if key.startswith(prefix)}
 
 
 def flag(name: str) -> str:
@@ -52,6 +60,8 @@ def show(default: object) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    import yaml  # not everywhere that a command runs without a file
+
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -21,8 +21,9 @@ from penstock.core.settings import Settings
 from penstock.engine.client import EngineClient
 from penstock.engine.messages import EngineInfo, Loading
 from penstock.hub.checkpoint import Checkpoint
+from penstock.hub.hf_directory import HFDirectory
 from penstock.hub.progress import ProgressBar
-from penstock.hub.resolve import default_name, resolve
+from penstock.hub.resolve import default_name, describe, resolve
 from penstock.observe.prometheus import Metrics
 from penstock.server.app import Replica
 from penstock.server.recorder import Recorder
@@ -30,6 +31,7 @@ from penstock.server.served_model import ServedModel
 from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 
+ModelFiles = Checkpoint | HFDirectory  # of both, the config and the tokenizer are wanted here
 _GOODBYE_S = 10  # for telling clients that the server stops, once they have had their time
 
 
@@ -39,12 +41,13 @@ def serve(settings: Settings) -> None:
         raise ConfigError("serving a model needs torch: pip install 'penstock[engine]'")
     with _listen(settings) as listener:
         started_s = time.monotonic()
-        checkpoint = resolve(settings.model, progress=ProgressBar())
+        find = describe if settings.engine.load == "dummy" else resolve
+        files = find(settings.model, progress=ProgressBar())
         with contextlib.suppress(KeyboardInterrupt):
-            uvloop.run(_serve(settings, checkpoint, listener, started_s))
+            uvloop.run(_serve(settings, files, listener, started_s))
 
 
-async def _serve(settings: Settings, checkpoint: Checkpoint, listener: socket.socket, started_s: float) -> None:
+async def _serve(settings: Settings, files: ModelFiles, listener: socket.socket, started_s: float) -> None:
     clock = MonotonicClock()
     name = settings.server.name or default_name(settings.model)
     recorder = Recorder(Metrics(), clock, name, settings.slo)
@@ -53,10 +56,11 @@ async def _serve(settings: Settings, checkpoint: Checkpoint, listener: socket.so
     )
     replica = Replica(engine, recorder, clock, settings.server)
     server = HttpServer(replica, engine, drain_timeout_s=settings.server.drain_timeout_s)
-    print(f"loading {name} from {checkpoint.path}", flush=True)
+    weights = "random weights for" if settings.engine.load == "dummy" else "loading"
+    print(f"{weights} {name} from {files.path}", flush=True)
     # Health is answered while the model loads; a signal ends both, and so does a model that cannot be loaded.
     serving = asyncio.create_task(server.serve([listener]))
-    loading = asyncio.create_task(_load(name, checkpoint, engine))
+    loading = asyncio.create_task(_load(name, files, engine))
     try:
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
@@ -71,13 +75,13 @@ async def _serve(settings: Settings, checkpoint: Checkpoint, listener: socket.so
         await engine.stop()
 
 
-async def _load(name: str, checkpoint: Checkpoint, engine: EngineClient) -> tuple[ServedModel, EngineInfo]:
+async def _load(name: str, files: ModelFiles, engine: EngineClient) -> tuple[ServedModel, EngineInfo]:
     """The engine's process loads the weights while this one builds the tokenizer."""
-    source = checkpoint.tokenizer_source
+    source = files.tokenizer_source
     info, tokenizer = await asyncio.gather(engine.start(), asyncio.to_thread(Tokenizer.load, source))
     model = ServedModel(
         name=name,
-        config=checkpoint.config,
+        config=files.config,
         tokenizer=tokenizer,
         chat_template=ChatTemplate(source.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token),
         max_model_len=info.max_model_len,
@@ -145,14 +149,16 @@ def _say_ready(name: str, info: EngineInfo, listener: socket.socket, seconds: fl
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     url = f"http://{shown}:{port}"
     phases = ", ".join(f"{phase} {spent:.1f}" for phase, spent in info.startup_s.items())
+    weights = "" if info.quant == "none" else f", {info.quant} weights"
+    cache = f"{info.num_blocks:,} blocks of {info.block_size} tokens, {info.kv_bytes / 2**20:,.0f} MiB, {info.kv_dtype}"
     message = '{"role":"user","content":"What is the capital of France?"}'
     body = f'{{"model":"{name}","stream":true,"temperature":0,"messages":[{message}]}}'
     print(
         f"""
 penstock serves {name} at {url}   (ready in {seconds:.1f} s: {phases})
 
-  device          {info.device}, {info.kernels} kernels, {info.number_format}
-  KV cache        {info.num_blocks:,} blocks of {info.block_size} tokens, {info.kv_bytes / 2**20:,.0f} MiB
+  device          {info.device}, {info.kernels} kernels, {info.number_format}{weights}
+  KV cache        {cache}
   max_num_seqs    {info.max_num_seqs}
   chunk_tokens    {info.chunk_tokens}
   max_model_len   {info.max_model_len}

@@ -38,6 +38,7 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()  # per layer: how many tokens back it sees; empty: all of them
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    quantization: Literal["fp8"] | None = None  # of the linear layers' weights, where the file has them smaller
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None

@@ -25,14 +25,23 @@ def setting(default: Any, help: str) -> Any:
 class EngineSettings:
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "where the model runs; auto: a GPU if there is one")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
-        "auto", "number format of weights and KV cache; auto: the fastest on this machine, by measurement"
+        "auto", "number format of what is computed; auto: the fastest on this machine, by measurement; a GPU: bfloat16"
+    )
+    quant: Literal["auto", "none", "fp8"] = setting(
+        "auto", "number format of linear weights, if not dtype's; auto: as the model's files have them; fp8 needs a GPU"
+    )
+    kv_dtype: Literal["auto", "fp8"] = setting("auto", "number format of the KV cache; auto: as dtype; fp8 needs a GPU")
+    load: Literal["auto", "dummy"] = setting(
+        "auto", "dummy: random weights of the model's shape, for benchmarks; its directory needs no weights"
     )
     max_model_len: Count | None = setting(None, "longest prompt plus output, in tokens; auto: the model's context")
     max_num_seqs: Count | None = setting(None, "most sequences in a batch")
     chunk_tokens: Count | None = setting(None, "most tokens in a step; longer prompts are computed in chunks")
     block_size: Count | None = setting(None, "tokens in a block of the KV cache")
     memory_fraction: Share | None = setting(
-        None, "share of the device's free memory for the KV cache; auto on a CPU: 16,384 tokens, or a whole context"
+        None,
+        "share of a GPU's memory for weights, activations and KV cache together, auto: 0.9; of a CPU's free memory for "
+        "the KV cache alone, auto: room for 16,384 tokens, or a whole context",
     )
     prefix_cache: bool = setting(True, "share the KV cache of equal prompt beginnings")
     threads: Count | None = setting(None, "CPU threads; auto: one per core this process may use")

@@ -31,6 +31,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
     device: str
     number_format: str
+    quant: str  # of linear weights: "none", or their number format
+    kv_dtype: str
     kernels: str
     num_blocks: int
     block_size: int

@@ -6,12 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from penstock.core.model_config import ModelConfig
-
-FloatArray = npt.NDArray[np.float32]
+from penstock.hub.stored import FloatArray, StoredTensor
 
 
 @dataclass(frozen=True)
@@ -44,5 +40,11 @@ class Checkpoint(Protocol):
     def tensor_names(self) -> frozenset[str]:
         """Names as in Hugging Face checkpoints (`model.layers.0.self_attn.q_proj.weight`), in every format."""
 
+    def stored(self, name: str) -> StoredTensor:
+        """One tensor in Hugging Face's layout and the file's number format; GGUF's quantized types are dequantized."""
+
     def tensor(self, name: str) -> FloatArray:
-        """One tensor, dequantized, in Hugging Face's layout; float32, C-contiguous, maybe a read-only view."""
+        """The same in float32; C-contiguous, maybe a read-only view."""
+
+    def kv_scales(self, layer: int) -> tuple[float, float]:
+        """What keys and values are divided by before they are stored in 8 bits; 1 where the file says nothing."""

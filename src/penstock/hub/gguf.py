@@ -10,9 +10,10 @@ import numpy as np
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
 from penstock.core.model_config import ModelConfig, RopeScaling
-from penstock.hub.checkpoint import FloatArray, TokenizerMetadata
+from penstock.hub.checkpoint import TokenizerMetadata
 from penstock.hub.families import FAMILY_FILES
 from penstock.hub.gguf_file import GGUFFile
+from penstock.hub.stored import FloatArray, StoredTensor
 
 ARCHITECTURES = tuple(name for name, files in FAMILY_FILES.items() if files.has_gguf_name)
 ROPE_FACTORS = "rope_freqs.weight"  # what Llama 3's rope scaling becomes
@@ -64,6 +65,9 @@ class GGUFCheckpoint:
     def tensor_names(self) -> frozenset[str]:
         return frozenset(self._names)
 
+    def stored(self, name: str) -> StoredTensor:
+        return StoredTensor(self.tensor(name), "F32")
+
     def tensor(self, name: str) -> FloatArray:
         if name not in self._names:
             raise ModelCorrupt(f"{self.path} has no tensor {name}; use another file of this model")
@@ -74,6 +78,9 @@ class GGUFCheckpoint:
             if ".k_proj." in name:
                 return _half_rotation(values, self.config.num_kv_heads)
         return values
+
+    def kv_scales(self, layer: int) -> tuple[float, float]:
+        return 1.0, 1.0
 
     def _read_config(self) -> ModelConfig:
         hidden_size = self._required("embedding_length")

@@ -19,7 +19,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
-from penstock.hub.checkpoint import FloatArray
+from penstock.hub.stored import FloatArray
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

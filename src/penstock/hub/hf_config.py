@@ -6,7 +6,8 @@ What would change the numbers and is not understood is refused: a model must nev
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
 from penstock.core.model_config import ModelConfig, RopeScaling
@@ -15,15 +16,17 @@ from penstock.hub.families import FAMILY_FILES
 Json = Mapping[str, Any]
 
 
-def model_config(config: Json, generation: Json, *, has_head: bool) -> ModelConfig:
-    """`generation` is generation_config.json, or empty; `has_head` says whether the file has an lm_head."""
+def model_config(
+    config: Json, generation: Json, *, has_head: bool, quantization: Literal["fp8"] | None = None
+) -> ModelConfig:
+    """`generation` is generation_config.json, or empty; `has_head` and `quantization` say what the weights are like."""
     family = config.get("model_type")
     if family not in FAMILY_FILES:
         raise ModelUnsupported(f"model_type {family!r} cannot be served; supported: {', '.join(FAMILY_FILES)}")
     values = {**FAMILY_FILES[family].hf_defaults, **config}
     _reject_unknown_math(values)
     try:
-        return _build(family, values, generation, has_head)
+        return replace(_build(family, values, generation, has_head), quantization=quantization)
     except KeyError as error:
         raise ModelCorrupt(f"config.json has no {error}; download it again") from None
 
@@ -55,8 +58,6 @@ def _build(family: str, values: Json, generation: Json, has_head: bool) -> Model
 
 
 def _reject_unknown_math(values: Json) -> None:
-    if values.get("quantization_config"):
-        raise ModelUnsupported("its weights are quantized (quantization_config); use the unquantized model, or a GGUF")
     if values.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ModelUnsupported(f"its activation is {values['hidden_act']}; supported: silu")
     if values.get("mlp_bias"):

@@ -10,6 +10,7 @@ from penstock.core.errors import ModelMissing
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.gguf import GGUFCheckpoint
 from penstock.hub.hf import HFCheckpoint
+from penstock.hub.hf_directory import HFDirectory
 from penstock.hub.hf_download import download_hf
 from penstock.hub.progress import Progress, silent
 from penstock.hub.pull import ALIASES, pull
@@ -33,6 +34,12 @@ def resolve(spec: str, *, progress: Progress | None = None) -> Checkpoint:
     if path.is_file():
         return GGUFCheckpoint(path)
     raise ModelMissing(f"there is no model {spec!r}{_suggestion(spec)}. Give {FORMS}")
+
+
+def describe(spec: str, *, progress: Progress | None = None) -> Checkpoint | HFDirectory:
+    """What `spec` names, for those who want no weights: a directory need not have any."""
+    path = Path(spec).expanduser()
+    return HFDirectory(path) if spec not in ALIASES and path.is_dir() else resolve(spec, progress=progress)
 
 
 def default_name(spec: str) -> str:

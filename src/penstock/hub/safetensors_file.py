@@ -1,7 +1,6 @@
 """The safetensors container: a JSON header, then the tensors' bytes. It knows the file format, not what a model is.
 
-Read and written here rather than with the library because numpy has no bfloat16; its bits are the upper half of a
-float32.
+Read and written here rather than with the library because numpy has neither bfloat16 nor float8.
 """
 
 from __future__ import annotations
@@ -15,15 +14,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
-from penstock.hub.checkpoint import FloatArray
 from penstock.hub.disk import publish
+from penstock.hub.stored import STORED_AS, FloatArray, NumberFormat, StoredTensor, narrow_bfloat16
 
 DType = Literal["float32", "bfloat16", "float16"]
-CODES: dict[DType, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-STORED_AS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "F16": np.dtype("<f2")}
+CODES: dict[DType, NumberFormat] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 HEADER_BYTES_PER_TENSOR = 256  # room kept for the header: a name, a type, two dimensions and two offsets
 COPY_BYTES = 1 << 26
 
@@ -37,7 +34,7 @@ class TensorInfo:
 
 
 class SafetensorsFile:
-    """A file that is open, parsed and complete. Tensors are views of the mapped file, or converted copies."""
+    """A file that is open, parsed and complete. Tensors are read-only views of the mapped file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,16 +53,14 @@ class SafetensorsFile:
         if end > len(self._bytes):
             raise ModelCorrupt(f"{path} is cut short: {len(self._bytes):,} of {end:,} bytes; download it again")
 
-    def tensor(self, name: str) -> FloatArray:
+    def stored(self, name: str) -> StoredTensor:
         info = self.tensors[name]
-        dtype = STORED_AS.get(info.code)
-        if dtype is None:
+        if info.code not in STORED_AS:
             raise ModelUnsupported(f"tensor {name} of {self.path} is {info.code}; supported: {', '.join(STORED_AS)}")
-        count = math.prod(info.shape)
+        dtype, count = STORED_AS[info.code], math.prod(info.shape)
         if count * dtype.itemsize != info.end - info.start:
             raise ModelCorrupt(f"tensor {name} of {self.path} has the wrong size; download it again")
-        stored = np.frombuffer(self._bytes, dtype, count, info.start).reshape(info.shape)
-        return _widen_bfloat16(stored) if info.code == "BF16" else stored.astype(np.float32, copy=False)
+        return StoredTensor(np.frombuffer(self._bytes, dtype, count, info.start).reshape(info.shape), info.code)
 
 
 def write_safetensors(path: Path, tensors: Iterable[tuple[str, FloatArray]], num_tensors: int, dtype: DType) -> None:
@@ -85,22 +80,6 @@ def write_safetensors(path: Path, tensors: Iterable[tuple[str, FloatArray]], num
         file.seek(0)
         file.write(len(text).to_bytes(8, "little") + text)
     publish(partial, path)
-
-
-def narrow_bfloat16(values: FloatArray) -> npt.NDArray[np.uint16]:
-    """Round to nearest, ties to even; NaN stays NaN."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    is_nan = np.isnan(values)
-    if is_nan.any():
-        rounded[is_nan] = 0x7FC0
-    return rounded
-
-
-def _widen_bfloat16(bits: npt.NDArray[Any]) -> FloatArray:
-    wide = bits.astype(np.uint32)
-    wide <<= 16
-    return wide.view(np.float32)
 
 
 def _write_values(file: BinaryIO, values: FloatArray, dtype: DType) -> None:

@@ -8,6 +8,20 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class SharedPrefixes:
+    """Prefixes that several decodes have in common, to be attended once for all: see runner/sharing.py.
+
+    Who shares a prefix is put into tiles, and the prefix of each tile is cut into pieces.
+    """
+
+    # [sequences, 3] int32: how many tokens are shared; piece * size + place, of its tile's first piece and of its place
+    # in the tile; the tile's number of pieces. All 0: it shares nothing.
+    sequences: Tensor
+    tiles: Tensor  # [tiles, size] int32: sequences that share one prefix; the rest is -1
+    pieces: Tensor  # [pieces, 3] int32: tile, begin, end; those of a tile lie together. An empty one is padding
+
+
+@dataclass(frozen=True)
 class Batch:
     """The tokens of sequence s are rows query_starts[s] to query_starts[s + 1]; they are the last ones of its
     context, so row r of them sits at position context_lens[s] - (query_starts[s + 1] - r)."""
@@ -19,6 +33,7 @@ class Batch:
     block_tables: Tensor  # [sequences, most blocks of any] int32; rows are padded with 0
     logit_rows: Tensor  # [rows] int64: the rows whose next-token logits are wanted
     num_decodes: int  # sequences that bring exactly one token, padding included: known without asking the device
+    shared: SharedPrefixes | None = None  # None: every sequence attends to its whole context itself
 
     @property
     def num_tokens(self) -> int:

@@ -11,12 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from penstock.core.model_config import ModelConfig
 from penstock.model.batch import Batch
-from penstock.model.ops import AttentionSpec, LayerKV, Linear, Ops, Rope
+from penstock.model.ops import AttentionSpec, LayerKV, Linear, Norm, Ops, Rope, Stream
 from penstock.model.rope import rope_tables
 from penstock.model.weights import Weights
 
@@ -35,8 +34,8 @@ class CausalLM(Protocol):
 
 
 class Layer(Protocol):
-    def __call__(self, delta: Tensor, residual: Tensor, kv: LayerKV, batch: Batch) -> Tensor:
-        """`delta` is the layer before's output, not yet added to `residual`; so is what is returned."""
+    def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
+        """Adds to the stream."""
 
 
 LayerLoader = Callable[[Weights, Rope, int], Layer]
@@ -53,14 +52,8 @@ def attention_spec(config: ModelConfig, layer: int) -> AttentionSpec:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Norm:
-    weight: Tensor
-    eps: float
-
-    @classmethod
-    def load(cls, weights: Weights, path: str) -> Norm:
-        return cls(weights.vector(f"{path}.weight", weights.config.hidden_size), weights.config.norm_eps)
+def load_norm(weights: Weights, path: str) -> Norm:
+    return Norm(weights.vector(f"{path}.weight", weights.config.hidden_size), weights.config.norm_eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +71,7 @@ class Attention:
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         return cls(
             ops=weights.ops,
-            norm=Norm.load(layer, "input_layernorm"),
+            norm=load_norm(layer, "input_layernorm"),
             qkv=weights.linear(
                 {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, config.hidden_size, bias=qkv_bias
             ),
@@ -87,9 +80,9 @@ class Attention:
             rope=rope,
         )
 
-    def __call__(self, delta: Tensor, residual: Tensor, kv: LayerKV, batch: Batch) -> Tensor:
-        qkv = self.ops.norm_linear(delta, residual, self.norm.weight, self.norm.eps, self.qkv)
-        return self.output(self.ops.attention(qkv, self.spec, self.rope, kv, batch))
+    def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
+        qkv = self.ops.norm_linear(stream, self.norm, self.qkv)
+        self.ops.add_linear(stream, self.ops.attention(qkv, self.spec, self.rope, kv, batch), self.output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +98,13 @@ class MLP:
         hidden, ffn = weights.config.hidden_size, weights.config.intermediate_size
         return cls(
             ops=weights.ops,
-            norm=Norm.load(layer, "post_attention_layernorm"),
+            norm=load_norm(layer, "post_attention_layernorm"),
             gate_up=weights.linear({"gate_proj": ffn, "up_proj": ffn}, hidden),
             down=weights.linear({"down_proj": hidden}, ffn),
         )
 
-    def __call__(self, delta: Tensor, residual: Tensor) -> Tensor:
-        gate_up = self.ops.norm_linear(delta, residual, self.norm.weight, self.norm.eps, self.gate_up)
-        return self.ops.silu_linear(gate_up, self.down)
+    def __call__(self, stream: Stream) -> None:
+        self.ops.feed_forward(stream, self.norm, self.gate_up, self.down)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +112,9 @@ class DecoderLayer:
     attention: Attention
     mlp: MLP
 
-    def __call__(self, delta: Tensor, residual: Tensor, kv: LayerKV, batch: Batch) -> Tensor:
-        return self.mlp(self.attention(delta, residual, kv, batch), residual)
+    def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
+        self.attention(stream, kv, batch)
+        self.mlp(stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +135,16 @@ class Decoder:
             ops=weights.ops,
             embedding=embedding,
             layers=_load_layers(weights, load_layer, progress),
-            norm=Norm.load(weights, "model.norm"),
+            norm=load_norm(weights, "model.norm"),
             head=head,
         )
 
     def __call__(self, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
         self.ops.begin(batch)
-        delta = self.embedding(batch.token_ids)  # [tokens, hidden]
-        residual = torch.zeros_like(delta)  # the first norm adds the embedding: every layer is alike
+        stream = Stream(self.embedding(batch.token_ids))
         for layer, layer_kv in zip(self.layers, kv, strict=True):
-            delta = layer(delta, residual, layer_kv, batch)
-        rows = batch.logit_rows
-        logits = self.ops.norm_linear(delta[rows], residual[rows], self.norm.weight, self.norm.eps, self.head)
-        return logits.float()  # [rows, vocab]
+            layer(stream, layer_kv, batch)
+        return self.ops.norm_linear(stream.at(batch.logit_rows), self.norm, self.head).float()  # [rows, vocab]
 
 
 def decoder_of(load_layer: LayerLoader) -> Family:
@@ -173,7 +163,7 @@ def _embedding_and_head(weights: Weights) -> tuple[Linear, Linear]:
         return weights.ops.tied(table)
     embedding = weights.ops.embedding(table)
     del table  # before the head is read: the two are the largest tensors there are
-    return embedding, weights.linear({"lm_head": vocab}, hidden)
+    return embedding, weights.ops.head(weights.tensor("lm_head.weight", vocab, hidden))
 
 
 def _load_layers(weights: Weights, load_layer: LayerLoader, progress: Progress) -> list[Layer]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from penstock.core.errors import ModelUnsupported
 from penstock.core.model_config import ModelConfig
 from penstock.hub.checkpoint import Checkpoint
@@ -9,7 +11,7 @@ from penstock.model.families import FAMILIES
 from penstock.model.layers import CausalLM, Progress
 from penstock.model.ops import Ops
 from penstock.model.random_weights import RandomCheckpoint
-from penstock.model.weights import Weights
+from penstock.model.weights import Weights, read_stored
 
 
 def load_model(checkpoint: Checkpoint, ops: Ops, *, progress: Progress | None = None) -> CausalLM:
@@ -19,7 +21,8 @@ def load_model(checkpoint: Checkpoint, ops: Ops, *, progress: Progress | None = 
     if family is None:
         known = ", ".join(sorted(FAMILIES))
         raise ModelUnsupported(f"architecture '{architecture}' is not supported; those that are: {known}")
-    weights = Weights(checkpoint, ops, checkpoint.tensor_names())
+    read = checkpoint.draw if isinstance(checkpoint, RandomCheckpoint) else partial(read_stored, checkpoint)
+    weights = Weights(checkpoint, read, ops, checkpoint.tensor_names())
     return family(weights, progress or (lambda done, total: None))
 
 

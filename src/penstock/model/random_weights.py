@@ -6,21 +6,29 @@ import math
 import zlib
 from pathlib import Path
 
-import numpy as np
+import torch
+from torch import Tensor
 
 from penstock.core.errors import ModelMissing
 from penstock.core.model_config import ModelConfig
-from penstock.hub.checkpoint import FloatArray, TokenizerFiles, TokenizerMetadata
+from penstock.hub.checkpoint import TokenizerFiles, TokenizerMetadata
+from penstock.hub.stored import FloatArray, StoredTensor
 
-_MOST_DRAWN = 1 << 22
+MOST_DRAWN_BY_CPU = 1 << 22
 
 
 class RandomCheckpoint:
-    """Holds every tensor that any family asks for; a tensor depends on the seed and its name alone."""
+    """Holds every tensor that any family asks for; a tensor depends on the seed and its name alone.
 
-    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+    With a tokenizer, a server can serve it as if it were a real model.
+    """
+
+    def __init__(
+        self, config: ModelConfig, seed: int = 0, tokenizer_source: TokenizerFiles | TokenizerMetadata | None = None
+    ) -> None:
         self._config = config
         self._seed = seed
+        self._tokenizer_source = tokenizer_source
         self._shapes = tensor_shapes(config)
 
     @property
@@ -33,20 +41,38 @@ class RandomCheckpoint:
 
     @property
     def tokenizer_source(self) -> TokenizerFiles | TokenizerMetadata:
-        raise ModelMissing("a random model has no tokenizer")
+        if self._tokenizer_source is None:
+            raise ModelMissing("a random model has no tokenizer")
+        return self._tokenizer_source
 
     def tensor_names(self) -> frozenset[str]:
         return frozenset(self._shapes)
 
+    def stored(self, name: str) -> StoredTensor:
+        return StoredTensor(self.tensor(name), "F32")
+
     def tensor(self, name: str) -> FloatArray:
+        array: FloatArray = self.draw(name, torch.device("cpu")).float().numpy()
+        return array
+
+    def kv_scales(self, layer: int) -> tuple[float, float]:
+        return 1.0, 1.0
+
+    def draw(self, name: str, device: torch.device) -> Tensor:
+        """One tensor on the device. A small model is the same on every device: its tensors are drawn by the CPU.
+
+        A CPU would take minutes over a large one, so those are drawn where they are wanted, and in bfloat16: each
+        kind of device has its own numbers then.
+        """
         shape = self._shapes[name]
-        draw = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
-        noise = draw.standard_normal(min(math.prod(shape), _MOST_DRAWN), dtype=np.float32)
-        noise = np.resize(noise, shape)  # of a large tensor the rest repeats: drawing billions takes minutes
+        is_large = math.prod(shape) >= MOST_DRAWN_BY_CPU
+        source = device if is_large else torch.device("cpu")
+        # Not the seed beside the name: of a seed, torch's generator for the CPU takes the lower 32 bits.
+        dice = torch.Generator(source).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
         # A linear keeps the size of what passes through it; a norm stays near one; a bias near zero.
-        if len(shape) == 2:
-            return noise * np.float32(shape[1] ** -0.5)
-        return noise * np.float32(0.1) + np.float32("norm" in name)
+        mean, deviation = (0.0, shape[1] ** -0.5) if len(shape) == 2 else (float("norm" in name), 0.1)
+        noise = torch.empty(shape, dtype=torch.bfloat16 if is_large else torch.float32, device=source)
+        return noise.normal_(mean, deviation, generator=dice).to(device)
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""From settings and a checkpoint to a runner: which device, which kernels, which number format, how many blocks.
+"""From settings and a checkpoint to a runner: which device, which kernels, which number formats, how many blocks.
 
 Every "auto" is resolved here, once; what it came to is in `Assembly`, for whoever prints it.
 """
@@ -6,9 +6,8 @@ Every "auto" is resolved here, once; what it came to is in `Assembly`, for whoev
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,16 +15,17 @@ from penstock.core.errors import ConfigError
 from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
 from penstock.hub.checkpoint import Checkpoint
-from penstock.model.layers import CausalLM
 from penstock.model.loading import load_model
 from penstock.model.ops import KVShape, LayerKV, Ops
-from penstock.model.ops.formats import choose_format
-from penstock.model.ops.reference import ReferenceOps
-from penstock.runner.memory import num_blocks
-from penstock.runner.runner import ModelRunner
+from penstock.runner.kernels import choose_kernels, compiling_ahead, make_runner
+from penstock.runner.memory import blocks_on_cpu, blocks_on_gpu, free_bytes
+from penstock.runner.precision import FP8, Quant, name
+from penstock.runner.profile import Limits, profile, told_if_too_large
 from penstock.sched.plan import Runner
 
 log = logging.getLogger("penstock.runner")
+
+Phase = Callable[[str, int, int], None]  # (name, parts done, parts in all; 0: unknown)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class Assembly:
     runner: Runner
     device: str
     kernels: str
-    number_format: str
+    number_format: str  # of activations, and of weights that are not quantized
+    quant: Quant  # of linear weights
+    kv_dtype: str
     num_blocks: int
     block_size: int
     max_num_seqs: int
@@ -52,50 +54,50 @@ class Assembly:
     kv_bytes: int
 
 
-def assemble(checkpoint: Checkpoint, settings: EngineSettings, phase: Callable[[str, int, int], None]) -> Assembly:
+def assemble(checkpoint: Checkpoint, settings: EngineSettings, phase: Phase) -> Assembly:
     config = checkpoint.config
-    max_model_len = _max_model_len(config, settings)
     device = _device(settings.device)
-    defaults = DEFAULTS[device.type]
-    block_size = settings.block_size or defaults.block_size
-    chunk_tokens = settings.chunk_tokens or defaults.chunk_tokens
-    max_num_seqs = min(settings.max_num_seqs or defaults.max_num_seqs, chunk_tokens)
+    limits = _limits(config, settings, DEFAULTS[device.type])
     phase("kernels", 0, 0)
-    ops, kernels, number_format = _ops(device, settings)
+    free_before_bytes = free_bytes(device)
+    kernels = choose_kernels(config, settings, device)
+    ops = kernels.make_ops()
     phase("weights", 0, config.num_layers)
-    model = load_model(checkpoint, ops, progress=lambda done, total: phase("weights", done, total))
-    phase("cache", 0, 0)
-    width = torch.empty((), dtype=ops.weight_dtype).element_size()
-    blocks = num_blocks(config, block_size, bytes_per_value=width, device=device, fraction=settings.memory_fraction)
-    shape = KVShape(config.num_layers, blocks, block_size, config.num_kv_heads, config.head_dim)
-    max_model_len = min(max_model_len, blocks * block_size)
-    kv = ops.allocate_kv(shape)
-    runner: Runner
-    if kernels == "triton":
-        phase("graphs", 0, 0)
-        runner = _gpu_runner(model, ops, kv, max_num_seqs, chunk_tokens, table_width=-(-max_model_len // block_size))
+    with told_if_too_large("the model", "use a smaller one, or quant fp8"), compiling_ahead(kernels, config, limits):
+        model = load_model(checkpoint, ops, progress=lambda done, total: phase("weights", done, total))
+    shape = KVShape(config.num_layers, 1, limits.block_size, config.num_kv_heads, config.head_dim)
+    block_bytes = limits.block_size * config.kv_bytes_per_token(ops.kv_dtype.itemsize)
+    if device.type == "cuda":
+        phase("profile", 0, 0)
+        with told_if_too_large("the largest step", "lower chunk_tokens or max_num_seqs"):
+            memory = profile(
+                lambda: make_runner(kernels, model, ops, _cache(ops, shape, checkpoint), limits),
+                device,
+                free_before_bytes,
+            )
+        blocks = blocks_on_gpu(memory, block_bytes, fraction=settings.memory_fraction)
     else:
-        runner = ModelRunner(model, ops, kv)
+        blocks = blocks_on_cpu(config.context_length, limits.block_size, block_bytes, fraction=settings.memory_fraction)
+    limits = _within(limits, blocks)
+    phase("cache", 0, 0)
+    kv = _cache(ops, replace(shape, num_blocks=blocks), checkpoint)
+    if device.type == "cuda":
+        phase("graphs", 0, 0)
+    runner = make_runner(kernels, model, ops, kv, limits)
     return Assembly(
         runner=runner,
         device=str(device),
-        kernels=kernels,
-        number_format=number_format,
+        kernels=kernels.name,
+        number_format=kernels.number_format,
+        quant=kernels.quant,
+        kv_dtype=name(ops.kv_dtype),
         num_blocks=blocks,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        chunk_tokens=chunk_tokens,
-        max_model_len=max_model_len,
-        kv_bytes=blocks * block_size * config.kv_bytes_per_token(width),
+        block_size=limits.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        chunk_tokens=limits.chunk_tokens,
+        max_model_len=limits.max_model_len,
+        kv_bytes=blocks * block_bytes,
     )
-
-
-def _max_model_len(config: ModelConfig, settings: EngineSettings) -> int:
-    wanted = settings.max_model_len or config.context_length
-    if wanted > config.context_length:  # there are no rotary angles beyond it
-        message = f"max_model_len is {wanted}, but the model's context ends at {config.context_length}"
-        raise ConfigError(message, param="max_model_len")
-    return wanted
 
 
 def _device(wanted: str) -> torch.device:
@@ -107,38 +109,32 @@ def _device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def _ops(device: torch.device, settings: EngineSettings) -> tuple[Ops, str, str]:
-    """The operations, what they are written in, and the number format they were chosen for."""
-    if device.type == "cuda":
-        dtype = torch.bfloat16 if settings.dtype == "auto" else getattr(torch, settings.dtype)
-        return *_gpu_ops(device, dtype), str(dtype).removeprefix("torch.")
-    if settings.dtype == "float16":
-        raise ConfigError("float16 is for GPUs; on a CPU use bfloat16 or float32", param="dtype")
-    threads = settings.threads or len(os.sched_getaffinity(0))
-    chosen = choose_format(settings.dtype, threads)
-    if chosen.fallback_reason is not None:
-        log.warning("no native kernels (%s); running on torch, which is slower", chosen.fallback_reason)
-    # The kernels have threads of their own; two pools would fight for the cores.
-    torch.set_num_threads(1 if chosen.kernels == "native" else threads)
-    return chosen.ops(threads), "native" if chosen.kernels == "native" else "torch", chosen.arithmetic
+def _limits(config: ModelConfig, settings: EngineSettings, defaults: Defaults) -> Limits:
+    max_model_len = settings.max_model_len or config.context_length
+    if max_model_len > config.context_length:  # there are no rotary angles beyond it
+        message = f"max_model_len is {max_model_len}, but the model's context ends at {config.context_length}"
+        raise ConfigError(message, param="max_model_len")
+    chunk_tokens = settings.chunk_tokens or defaults.chunk_tokens
+    return Limits(
+        block_size=settings.block_size or defaults.block_size,
+        max_num_seqs=min(settings.max_num_seqs or defaults.max_num_seqs, chunk_tokens),
+        chunk_tokens=chunk_tokens,
+        max_model_len=max_model_len,
+    )
 
 
-def _gpu_ops(device: torch.device, dtype: torch.dtype) -> tuple[Ops, str]:
-    try:
-        from penstock.model.ops.triton import TritonOps
-    except ModuleNotFoundError as error:
-        log.warning("no GPU kernels (%s); running on torch, which is slower", error)
-        return ReferenceOps(device, dtype), "torch"
-    return TritonOps(device, dtype), "triton"
+def _within(limits: Limits, num_blocks: int) -> Limits:
+    """A sequence must fit into the cache by itself."""
+    capacity = num_blocks * limits.block_size
+    if capacity < limits.max_model_len:
+        log.warning("max_model_len is %d, not %d: the KV cache has no room for more", capacity, limits.max_model_len)
+    return replace(limits, max_model_len=min(limits.max_model_len, capacity))
 
 
-def _gpu_runner(
-    model: CausalLM, ops: Ops, kv: list[LayerKV], max_num_seqs: int, chunk_tokens: int, *, table_width: int
-) -> Runner:
-    from penstock.model.ops.triton import TritonOps
-    from penstock.runner.cuda_runner import CudaRunner  # needs Triton, which only a GPU's torch brings
-
-    assert isinstance(ops, TritonOps)
-    runner = CudaRunner(model, ops, kv, max_num_seqs=max_num_seqs, chunk_tokens=chunk_tokens, table_width=table_width)
-    runner.capture()
-    return runner
+def _cache(ops: Ops, shape: KVShape, checkpoint: Checkpoint) -> list[LayerKV]:
+    """With the scales of the model's files, where what is stored is scaled."""
+    layers = ops.allocate_kv(shape)
+    if ops.kv_dtype is not FP8:
+        return layers
+    scales = [checkpoint.kv_scales(layer) for layer in range(shape.num_layers)]
+    return [replace(kv, key_scale=key, value_scale=value) for kv, (key, value) in zip(layers, scales, strict=True)]

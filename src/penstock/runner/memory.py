@@ -1,19 +1,63 @@
-"""How large the KV cache may be. Weights are loaded first; the cache gets a share of what is left, and no more."""
+"""How large the KV cache may be: a share of memory, less what everything else takes. Numbers in, blocks out."""
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from penstock.core.errors import ConfigError
-from penstock.core.model_config import ModelConfig
 
 _CPU_TOKENS = 16_384  # that the cache of a CPU has room for, or a whole context, unless told otherwise
 _CPU_FRACTION = 0.5  # of free memory: never more, even for that
-_GPU_FRACTION = 0.9
+_GPU_FRACTION = 0.9  # of all memory
+# Steps of changing sizes leave holes in the allocator's memory, and a kernel that is compiled later takes some.
+_GPU_MARGIN_BYTES = 256 << 20
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """A GPU's memory as its driver tells it, which counts all of a process, not only its tensors."""
+
+    total_bytes: int
+    free_before_bytes: int  # before this process put anything there: the rest is used by others
+    free_bytes: int  # beside weights, graphs and all that the largest step takes: see `profile`
+
+    @property
+    def taken_bytes(self) -> int:
+        return self.free_before_bytes - self.free_bytes
+
+
+def blocks_on_gpu(memory: GpuMemory, block_bytes: int, *, fraction: float | None) -> int:
+    """`fraction` is of the device's memory, for all that this process puts there. What others use is not ours."""
+    fraction = fraction or _GPU_FRACTION
+    left_bytes = min(int(fraction * memory.total_bytes) - memory.taken_bytes, memory.free_bytes)
+    blocks = (left_bytes - _GPU_MARGIN_BYTES) // block_bytes
+    if blocks < 1:
+        taken, allowed, free = (
+            f"{count / _GIB:.1f} GiB"
+            for count in (memory.taken_bytes, fraction * memory.total_bytes, memory.free_before_bytes)
+        )
+        raise ConfigError(
+            f"there is no memory left for a KV cache: the model and its largest step take {taken}, memory_fraction "
+            f"allows {allowed}, and {free} were free. Raise memory_fraction, or lower chunk_tokens or max_num_seqs",
+            param="memory_fraction",
+        )
+    return blocks
+
+
+def blocks_on_cpu(context_length: int, block_size: int, block_bytes: int, *, fraction: float | None) -> int:
+    """`fraction` is of free memory, for the cache alone: what weights take is taken already."""
+    blocks = int((fraction or _CPU_FRACTION) * free_bytes(torch.device("cpu"))) // block_bytes
+    if fraction is None:
+        blocks = min(blocks, -(-max(_CPU_TOKENS, context_length) // block_size))
+    if blocks < 1:
+        raise ConfigError("there is no memory left for a KV cache; free some, or use a smaller model")
+    return blocks
 
 
 def free_bytes(device: torch.device) -> int:
@@ -42,17 +86,3 @@ def _lines(path: Path) -> list[str]:
         return path.read_text().splitlines()
     except OSError:
         return []
-
-
-def num_blocks(
-    config: ModelConfig, block_size: int, *, bytes_per_value: int, device: torch.device, fraction: float | None
-) -> int:
-    """Blocks that fit; a model with room for less than one block is refused."""
-    block_bytes = block_size * config.kv_bytes_per_token(bytes_per_value)
-    share = fraction or (_GPU_FRACTION if device.type == "cuda" else _CPU_FRACTION)
-    blocks = int(share * free_bytes(device)) // block_bytes
-    if fraction is None and device.type == "cpu":
-        blocks = min(blocks, -(-max(_CPU_TOKENS, config.context_length) // block_size))
-    if blocks < 1:
-        raise ConfigError("there is no memory left for a KV cache; free some, or use a smaller model")
-    return blocks

@@ -16,7 +16,7 @@ from penstock.sched.plan import Sampled, SampleSpec, Slice, StepPlan, StepResult
 from penstock.sched.queue import Ranking, WaitingQueue
 from penstock.sched.sequence import Sequence
 
-_ADMISSION_SCAN = 64  # how deep to look past sequences that wait for a prefix another one is computing
+ADMISSION_SCAN = 64  # how deep to look past sequences that wait for a prefix another one is computing
 
 
 @dataclass
@@ -119,7 +119,7 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan, left: int, now: float) -> None:
         """Let waiting sequences in, best first, while there are tokens, places and blocks for them."""
-        for sequence in self._waiting.first(_ADMISSION_SCAN, now):
+        for sequence in self._waiting.first(ADMISSION_SCAN, now):
             if left <= 0:
                 return
             match = self.cache.match(sequence.hashes, sequence.token_ids, limit=len(sequence.token_ids) - 1)

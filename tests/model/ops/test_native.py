@@ -19,7 +19,7 @@ from torch import Tensor
 
 from penstock.core.errors import ModelUnsupported
 from penstock.core.model_config import ModelConfig
-from penstock.model.ops import AttentionSpec, KVShape, Ops, Rope
+from penstock.model.ops import AttentionSpec, KVShape, Norm, Ops, Rope, Stream
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import ARITHMETICS, NativeOps
 from penstock.model.ops.reference import ReferenceOps
@@ -119,10 +119,12 @@ def test_several_threads_may_pack_at_the_same_time(ops: NativeOps) -> None:
 def test_norms_and_swiglu_are_those_of_the_reference(float32_ops: NativeOps, m: int, n: int) -> None:
     ops, reference = float32_ops, ReferenceOps()
     x, residual, weight = torch.randn(m, n), torch.randn(m, n), torch.randn(n)
-    torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
-    ours, theirs = residual.clone(), residual.clone()
-    torch.testing.assert_close(ops.add_rms_norm(x, ours, weight, 1e-5), reference.add_rms_norm(x, theirs, weight, 1e-5))
-    assert torch.equal(ours, theirs)
+    norm = Norm(weight, 1e-5)
+    torch.testing.assert_close(ops.rms_norm(Stream(x), norm), reference.rms_norm(x, weight, 1e-5))
+    stream = Stream(residual.clone(), pending=x)
+    torch.testing.assert_close(ops.rms_norm(stream, norm), reference.rms_norm(residual + x, weight, 1e-5))
+    assert torch.equal(stream.residual, residual + x)
+    assert stream.pending is None
     gate_up = torch.cat((torch.linspace(-120, 120, m * n).view(m, n), x), dim=1)
     torch.testing.assert_close(ops.silu_mul(gate_up), reference.silu_mul(gate_up))
 

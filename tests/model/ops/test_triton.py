@@ -1,140 +1,17 @@
-"""Every Triton kernel equals the torch reference, on a GPU, or on none with TRITON_INTERPRET=1 in the environment."""
+"""Attention and cache writes of Triton's kernels equal the torch reference."""
 
 from __future__ import annotations
-
-import os
-import random
-from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from penstock.core.errors import ConfigError
 from penstock.core.model_config import ModelConfig
-from penstock.model.batch import Batch
 from penstock.model.loading import random_model
-from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Rope
+from penstock.model.ops import KVShape
 from penstock.model.ops.reference import ReferenceOps
+from tests.model.ops.triton_pair import DEVICE, DTYPES, Both, Heads, TritonOps, close, padded, rope, tensors
 from tests.model.paged import PagedSequence, make_batch
-
-pytest.importorskip("triton", reason="no Triton")
-from penstock.model.ops.triton import TritonOps
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("no CUDA device", allow_module_level=True)
-
-TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-if DEVICE == "cpu":
-    del TOLERANCES[torch.bfloat16]  # the interpreter cuts where the hardware rounds
-DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-
-
-def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    tolerance = TOLERANCES[theirs.dtype]
-    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
-
-
-@DTYPES
-@pytest.mark.parametrize(("rows", "columns"), [(1, 64), (3, 576), (17, 2048), (2, 5000), (5, 8192)])
-def test_norms_equal_the_reference(dtype: torch.dtype, rows: int, columns: int) -> None:
-    ours, theirs = TritonOps(DEVICE, dtype), ReferenceOps(DEVICE, dtype)
-    x, residual = torch.randn(2, rows, columns, device=DEVICE).to(dtype)
-    weight = torch.randn(columns, device=DEVICE).to(dtype)
-    close(ours.rms_norm(x, weight, 1e-5), theirs.rms_norm(x, weight, 1e-5))
-    residuals = residual.clone(), residual.clone()
-    found = ours.add_rms_norm(x, residuals[0], weight, 1e-5)
-    close(found, theirs.add_rms_norm(x, residuals[1], weight, 1e-5))
-    assert torch.equal(*residuals)
-
-
-@DTYPES
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize(("outputs", "inputs"), [(7, 64), (960, 576), (500, 4096), (33, 5000)])
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_linears_equal_the_reference(dtype: torch.dtype, rows: int, outputs: int, inputs: int, has_bias: bool) -> None:
-    weight = torch.randn(outputs, inputs) * inputs**-0.5
-    bias = torch.randn(outputs) if has_bias else None
-    x = torch.randn(rows, inputs, device=DEVICE).to(dtype)
-    close(TritonOps(DEVICE, dtype).linear(weight, bias)(x), ReferenceOps(DEVICE, dtype).linear(weight, bias)(x))
-
-
-@DTYPES
-@pytest.mark.parametrize(("rows", "columns"), [(1, 96), (5, 1536), (3, 14336)])
-def test_swiglu_equals_the_reference(dtype: torch.dtype, rows: int, columns: int) -> None:
-    gate_up = torch.randn(rows, 2 * columns, device=DEVICE).to(dtype)
-    close(TritonOps(DEVICE, dtype).silu_mul(gate_up), ReferenceOps(DEVICE, dtype).silu_mul(gate_up))
-
-
-@dataclass(frozen=True)
-class Heads:
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    window: int | None = None
-    norm: bool = False
-
-    def spec(self, dtype: torch.dtype) -> AttentionSpec:
-        def weight() -> torch.Tensor | None:
-            return torch.randn(self.head_dim, device=DEVICE).to(dtype) if self.norm else None
-
-        return AttentionSpec(
-            self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim**-0.5, self.window, weight(), weight()
-        )
-
-
-def rope(head_dim: int, context: int = 8192) -> Rope:
-    angles = torch.outer(torch.arange(context).float(), 0.5 ** torch.arange(head_dim // 2).float()).to(DEVICE)
-    return Rope(angles.cos(), angles.sin())
-
-
-@dataclass
-class Both:
-    """One paged cache twice, in our layout and in the reference's, with the same random content."""
-
-    heads: Heads
-    dtype: torch.dtype
-    block_size: int
-    num_blocks: int
-
-    def __post_init__(self) -> None:
-        self.ours, self.theirs = TritonOps(DEVICE, self.dtype), ReferenceOps(DEVICE, self.dtype)
-        shape = KVShape(2, self.num_blocks, self.block_size, self.heads.num_kv_heads, self.heads.head_dim)
-        self.our_kv, self.their_kv = self.ours.allocate_kv(shape)[1], self.theirs.allocate_kv(shape)[1]
-        for mine, other in zip(tensors(self.our_kv), tensors(self.their_kv), strict=True):
-            mine.copy_(torch.randn(mine.shape, device=DEVICE))
-            other.copy_(mine.transpose(1, 2))
-        self.free = random.Random(0).sample(range(self.num_blocks), self.num_blocks)
-
-    def work(self, lengths: list[tuple[int, int]]) -> list[tuple[PagedSequence, int]]:
-        """Sequences of (tokens computed, tokens to come), in scattered blocks."""
-        found = []
-        for computed, count in lengths:
-            blocks = [self.free.pop() for _ in range(-(-(computed + count) // self.block_size))]
-            found.append((PagedSequence([0] * (computed + count), blocks, computed), count))
-        return found
-
-    def check(self, work: list[tuple[PagedSequence, int]]) -> None:
-        spec, angles = self.heads.spec(self.dtype), rope(self.heads.head_dim)
-        batch = make_batch(work, device=DEVICE)
-        width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-        qkv = torch.randn(batch.num_tokens, width, device=DEVICE).to(self.dtype)
-        self.ours.begin(batch)
-        for _ in range(2):  # the second layer finds the plan as the first one left it
-            ours = self.ours.attention(qkv, spec, angles, self.our_kv, batch)
-        self.theirs.begin(batch)
-        theirs = self.theirs.attention(qkv, spec, angles, self.their_kv, batch)
-        close(ours, theirs)
-        for sequence, count in work:
-            if count > 1:  # values behind a chunk's end are cleared
-                self.their_kv.values[sequence.blocks[-1], (sequence.computed + count - 1) % self.block_size + 1 :] = 0.0
-        for mine, other in zip(tensors(self.our_kv), tensors(self.their_kv), strict=True):
-            close(mine.transpose(1, 2), other)
-
-
-def tensors(kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
-    return kv.keys, kv.values
-
 
 DECODES = [(0, 1), (1, 1), (15, 1), (16, 1), (200, 1), (63, 1), (64, 1)]
 CHUNKS = [(0, 2), (0, 33), (31, 40), (100, 17)]
@@ -237,20 +114,6 @@ def test_padding_sequence_writes_nothing() -> None:
     )
     changed = {block for block in range(40) if not torch.equal(before[block], both.our_kv.keys[block])}
     assert changed == {work[0][0].blocks[1]}
-
-
-def padded(batch: Batch) -> Batch:
-    """With one more sequence, of one token and no context."""
-    zero = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    return replace(
-        batch,
-        token_ids=torch.cat((batch.token_ids, zero)),
-        positions=torch.cat((batch.positions, zero)),
-        query_starts=torch.cat((batch.query_starts, batch.query_starts[-1:] + 1)),
-        context_lens=torch.cat((batch.context_lens, zero)),
-        block_tables=torch.cat((batch.block_tables, batch.block_tables[:1] * 0)),
-        num_decodes=batch.num_decodes + 1,
-    )
 
 
 def test_copied_blocks_appear_in_every_layer_and_nowhere_else() -> None:

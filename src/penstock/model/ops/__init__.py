@@ -1,14 +1,14 @@
 """The operations a transformer is made of, as one small interface with an implementation per device.
 
 `reference` is plain torch and runs anywhere; `native` is C for the CPU. All of one interface, held equal by tests.
-Activations are [tokens, features]. A layer makes five calls: norm and
-qkv, attention, output, norm and gate_up, SwiGLU and down.
+Activations are [tokens, features]. A layer makes four calls, each
+as large as it can be, so that an implementation may fuse what it likes: norm and qkv, attention, output, feed-forward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -33,6 +33,8 @@ class LayerKV:
     keys: Tensor
     values: Tensor
     block_size: int
+    key_scale: float = field(default=1.0, kw_only=True)  # what is stored in 8 bits was divided by it
+    value_scale: float = field(default=1.0, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,37 @@ def plain(weight: Tensor | Fp8Weight) -> Tensor:
     return weight.dequantized() if isinstance(weight, Fp8Weight) else weight
 
 
+@dataclass(frozen=True)
+class Norm:
+    """RMSNorm's weight, on the device in the activations' type."""
+
+    weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A product of FP8 numbers that is yet to be multiplied by its rows' and its columns' scales."""
+
+    values: Tensor  # [rows, columns]
+    row_scales: Tensor  # [rows] float32
+    column_scales: Tensor  # [columns] float32
+
+    def __getitem__(self, rows: Tensor) -> Scaled:
+        return Scaled(self.values[rows], self.row_scales[rows], self.column_scales)
+
+
+@dataclass
+class Stream:
+    """The residual stream of a step. What was last added to it may still be pending, for the next norm to add."""
+
+    residual: Tensor  # [tokens, hidden]
+    pending: Tensor | Scaled | None = None
+
+    def at(self, rows: Tensor) -> Stream:
+        return Stream(self.residual[rows], None if self.pending is None else self.pending[rows])
+
+
 class Linear(Protocol):
     """A weight that knows its own format. Built once by `Ops.linear`, called every step."""
 
@@ -89,26 +122,23 @@ class Ops(Protocol):
     def linear(self, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Linear:
         """Pack a [out, in] weight of any float type for this device. The caller drops its own copy."""
 
+    def head(self, table: Tensor) -> Linear:
+        """The product with a [vocab, hidden] table, which is never quantized."""
+
     def embedding(self, table: Tensor) -> Linear:
         """A lookup [tokens] int32 -> [tokens, hidden] from a float32 [vocab, hidden] table."""
 
     def tied(self, table: Tensor) -> tuple[Linear, Linear]:
         """(embedding, head) from one table, stored once where the implementation can."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def norm_linear(self, stream: Stream, norm: Norm, linear: Linear) -> Tensor:
+        """linear(norm(stream))"""
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """residual += x in place; the norm of the sum is returned."""
+    def add_linear(self, stream: Stream, x: Tensor, linear: Linear) -> None:
+        """stream += linear(x)"""
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """[tokens, 2 * ffn], gate first -> silu(gate) * up, [tokens, ffn]"""
-
-    def norm_linear(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, linear: Linear) -> Tensor:
-        """linear(add_rms_norm(x, residual, weight, eps)): together, since what the linear reads may not be what a
-        norm writes."""
-
-    def silu_linear(self, gate_up: Tensor, linear: Linear) -> Tensor:
-        """linear(silu_mul(gate_up))"""
+    def feed_forward(self, stream: Stream, norm: Norm, gate_up: Linear, down: Linear) -> None:
+        """stream += down(silu(gate) * up), where gate and up are the halves of gate_up(norm(stream))"""
 
     def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
         """Zeroed lazily by the operating system where possible: untouched blocks cost no memory."""

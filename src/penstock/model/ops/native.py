@@ -23,7 +23,7 @@ from torch import Tensor
 
 from penstock.core.errors import ModelUnsupported
 from penstock.model.batch import Batch
-from penstock.model.ops import AttentionSpec, Fp8Weight, KVShape, LayerKV, Linear, Rope, plain
+from penstock.model.ops import AttentionSpec, Fp8Weight, KVShape, LayerKV, Linear, Norm, Rope, Scaled, Stream, plain
 from penstock.model.ops.build import KernelsUnavailable, build_kernels
 
 # How weights and the cache are stored, and multiplied: in the order of `arithmetic_at` in product.c.
@@ -181,6 +181,9 @@ class NativeOps:
     def linear(self, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Linear:
         return NativeLinear(PackedWeight(self, plain(weight), bias))
 
+    def head(self, table: Tensor) -> Linear:
+        return self.linear(table)
+
     def embedding(self, table: Tensor) -> Linear:
         stored = table.to(self.weight_dtype)
         return lambda ids: F.embedding(ids, stored).float()
@@ -189,18 +192,16 @@ class NativeOps:
         packed = PackedWeight(self, table, None)
         return NativeLookup(packed), NativeLinear(packed)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        m, n = x.shape
-        out = torch.empty_like(x)
-        self.library.rms_norm(self.pool, x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), m, n, eps)
-        return out
-
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        m, n = x.shape
-        out = torch.empty_like(x)
+    def rms_norm(self, stream: Stream, norm: Norm) -> Tensor:
+        """The norm of the stream; what was pending is added to it."""
+        residual, pending = stream.residual, stream.pending
+        assert not isinstance(pending, Scaled)
+        (m, n), out = residual.shape, torch.empty_like(residual)
+        x, sums = (residual, None) if pending is None else (pending, residual)
         self.library.rms_norm(
-            self.pool, x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), m, n, eps
+            self.pool, x.data_ptr(), _pointer(sums), norm.weight.data_ptr(), out.data_ptr(), m, n, norm.eps
         )
+        stream.pending = None
         return out
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -209,11 +210,14 @@ class NativeOps:
         self.library.silu_mul(self.pool, gate_up.data_ptr(), out.data_ptr(), m, n // 2)
         return out
 
-    def norm_linear(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, linear: Linear) -> Tensor:
-        return linear(self.add_rms_norm(x, residual, weight, eps))
+    def norm_linear(self, stream: Stream, norm: Norm, linear: Linear) -> Tensor:
+        return linear(self.rms_norm(stream, norm))
 
-    def silu_linear(self, gate_up: Tensor, linear: Linear) -> Tensor:
-        return linear(self.silu_mul(gate_up))
+    def add_linear(self, stream: Stream, x: Tensor, linear: Linear) -> None:
+        stream.pending = linear(x)  # every sum is followed by a norm, which adds it on its way
+
+    def feed_forward(self, stream: Stream, norm: Norm, gate_up: Linear, down: Linear) -> None:
+        self.add_linear(stream, self.silu_mul(self.norm_linear(stream, norm, gate_up)), down)
 
     def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
         if shape.head_dim % 8 or shape.head_dim > MOST_HEAD_DIM:

@@ -1,7 +1,7 @@
 """The operations in plain torch: the readable truth that kernels are compared with, and the fallback without them.
 
-Runs on any device in float32, bfloat16 or float16. Norms and rotations are computed in float32, like Hugging Face's.
-The cache of a layer is [num_blocks, block_size, kv_heads, head_dim].
+Runs on any device in float32, bfloat16 or float16; the cache may be FP8. Norms and rotations are computed in float32,
+like Hugging Face's. The cache of a layer is [num_blocks, block_size, kv_heads, head_dim].
 """
 
 from __future__ import annotations
@@ -15,20 +15,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.model.batch import Batch
-from penstock.model.ops import AttentionSpec, Fp8Weight, KVShape, LayerKV, Linear, Rope, plain
+from penstock.model.ops import AttentionSpec, Fp8Weight, KVShape, LayerKV, Linear, Norm, Rope, Stream, plain
 
 
 class ReferenceOps:
-    def __init__(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        *,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         self.device = torch.device(device)
         self.weight_dtype = dtype
         self.activation_dtype = dtype
-        self.kv_dtype = dtype
+        self.kv_dtype = kv_dtype or dtype
         self._block_size = 1
         self._layout: BatchLayout | None = None  # of the step that was begun
 
     def linear(self, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Linear:
         return partial(F.linear, weight=self._store(plain(weight)), bias=None if bias is None else self._store(bias))
+
+    def head(self, table: Tensor) -> Linear:
+        return self.linear(table)
 
     def embedding(self, table: Tensor) -> Linear:
         return partial(F.embedding, weight=self._store(table))
@@ -42,19 +51,18 @@ class ReferenceOps:
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         return weight * wide.to(x.dtype)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        residual += x
-        return self.rms_norm(residual, weight, eps)
-
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def norm_linear(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, linear: Linear) -> Tensor:
-        return linear(self.add_rms_norm(x, residual, weight, eps))
+    def norm_linear(self, stream: Stream, norm: Norm, linear: Linear) -> Tensor:
+        return linear(self.rms_norm(stream.residual, norm.weight, norm.eps))
 
-    def silu_linear(self, gate_up: Tensor, linear: Linear) -> Tensor:
-        return linear(self.silu_mul(gate_up))
+    def add_linear(self, stream: Stream, x: Tensor, linear: Linear) -> None:
+        stream.residual += linear(x)
+
+    def feed_forward(self, stream: Stream, norm: Norm, gate_up: Linear, down: Linear) -> None:
+        self.add_linear(stream, self.silu_mul(self.norm_linear(stream, norm, gate_up)), down)
 
     def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
         self._block_size = shape.block_size
@@ -81,18 +89,19 @@ class ReferenceOps:
             k = self.rms_norm(k, spec.k_norm, spec.norm_eps)
         q, k = rotate(q, rope, batch.positions), rotate(k, rope, batch.positions)
 
-        kv.keys[layout.blocks, layout.offsets] = k
-        kv.values[layout.blocks, layout.offsets] = v
+        kv.keys[layout.blocks, layout.offsets] = as_stored(k, kv.key_scale, self.kv_dtype)
+        kv.values[layout.blocks, layout.offsets] = as_stored(v, kv.value_scale, self.kv_dtype)
         out = torch.empty_like(q)
         for group in layout.groups:
-            out[group.rows] = F.scaled_dot_product_attention(
+            found = F.scaled_dot_product_attention(
                 q[group.rows].transpose(1, 2),  # [sequences, heads, queries, dim]
-                kv.keys[group.blocks].flatten(1, 2).transpose(1, 2),  # [sequences, kv_heads, context, dim]
-                kv.values[group.blocks].flatten(1, 2).transpose(1, 2),
+                kv.keys[group.blocks].to(q.dtype).flatten(1, 2).transpose(1, 2),  # [sequences, kv_heads, context, dim]
+                kv.values[group.blocks].to(q.dtype).flatten(1, 2).transpose(1, 2),
                 attn_mask=group.mask(spec.window),
-                scale=spec.scale,
+                scale=spec.scale * kv.key_scale,
                 enable_gqa=True,
-            ).transpose(1, 2)
+            )
+            out[group.rows] = found.transpose(1, 2) * kv.value_scale
         return out.flatten(1)
 
     def copy_blocks(self, kv: list[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
@@ -110,6 +119,14 @@ def rotate(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
     cos, sin = rope.cos[positions].unsqueeze(1), rope.sin[positions].unsqueeze(1)  # [tokens, 1, dim / 2]
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def as_stored(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Keys or values as the cache keeps them: in 8 bits divided by the scale, and no larger than they can be."""
+    if dtype.itemsize > 1:
+        return x
+    most = torch.finfo(dtype).max
+    return (x.float() / scale).clamp(-most, most).to(dtype)
 
 
 class BatchLayout:

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigError
 from penstock.model.batch import Batch
-from penstock.model.ops import AttentionSpec, Fp8Weight, KVShape, LayerKV, Linear, Rope, plain
-from penstock.model.ops.triton import rowwise
+from penstock.model.ops import AttentionSpec, Fp8Weight, KVShape, LayerKV, Linear, Norm, Rope, Stream, plain
+from penstock.model.ops.triton import rowwise, thin
 from penstock.model.ops.triton.decode import attend_decodes
 from penstock.model.ops.triton.decode_plan import DecodePlan, plan_decodes
-from penstock.model.ops.triton.gemv import gemv
+from penstock.model.ops.triton.linears import FP8_MULTIPLE, FloatLinear, Fp8Linear, GpuLinear
 from penstock.model.ops.triton.prefill import attend_chunks
-from penstock.model.ops.triton.rotary import store_chunks
+from penstock.model.ops.triton.shared import attend_shared
+from penstock.model.ops.triton.store import store_chunks
 
 LEAST_BLOCK_SIZE = 16  # what a matrix product takes; 64 and more is fast
 
@@ -41,55 +42,65 @@ class TritonKV(LayerKV):
     pool: Tensor  # [layers, 2, num_blocks, kv_heads, block_size, head_dim]
 
 
-@dataclass(frozen=True)
-class GpuLinear:
-    """cuBLAS, but for a single row, which it reads the weights too slowly for."""
-
-    weight: Tensor  # [out, in]
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[0] == 1:
-            return gemv(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias)
-
-
 class TritonOps:
-    def __init__(self, device: torch.device | str, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device | str, dtype: torch.dtype, *, kv_dtype: torch.dtype | None = None) -> None:
         self.device = torch.device(device)
         self.weight_dtype = dtype
         self.activation_dtype = dtype
-        self.kv_dtype = dtype
+        self.kv_dtype = kv_dtype or dtype
         self._num_processors = (
             torch.cuda.get_device_properties(self.device).multi_processor_count if self.device.type == "cuda" else 1
+        )
+        # FP8 products give bfloat16, and came with Ada Lovelace.
+        self._has_fp8 = (
+            self.device.type == "cuda"
+            and dtype is torch.bfloat16
+            and torch.cuda.get_device_capability(self.device) >= (8, 9)
         )
         self._num_kv_heads = 1
         self._step: Step | None = None
 
     def linear(self, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Linear:
-        return GpuLinear(self._store(plain(weight)), None if bias is None else self._store(bias))
+        stored_bias = None if bias is None else self._store(bias)
+        if isinstance(weight, Fp8Weight) and self._multiplies_fp8(weight):
+            return self._fp8_linear(weight, stored_bias)
+        return FloatLinear(thin.Weight(self._store(plain(weight)), bias=stored_bias))
+
+    def head(self, table: Tensor) -> Linear:
+        return FloatLinear(thin.Weight(self._store(table)))
 
     def embedding(self, table: Tensor) -> Linear:
         return partial(F.embedding, weight=self._store(table))
 
     def tied(self, table: Tensor) -> tuple[Linear, Linear]:
         stored = self._store(table)
-        return partial(F.embedding, weight=stored), GpuLinear(stored, None)
+        return partial(F.embedding, weight=stored), FloatLinear(thin.Weight(stored))
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return rowwise.rms_norm(x, weight, eps)
+    def norm_linear(self, stream: Stream, norm: Norm, linear: Linear) -> Tensor:
+        return self._norm_product(stream, norm, linear, thin.Ending.NOTHING)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return rowwise.add_rms_norm(x, residual, weight, eps)
+    def add_linear(self, stream: Stream, x: Tensor, linear: Linear) -> None:
+        assert isinstance(linear, GpuLinear)
+        weight = linear.weight
+        if thin.fits(x.shape[0], weight.values):
+            assert stream.pending is None
+            thin.product(x, weight, ending=thin.Ending.ADD, into=stream.residual)
+        elif isinstance(linear, Fp8Linear) and weight.bias is None:
+            stream.pending = linear.product(rowwise.quantize(x, linear.quantization))
+        else:
+            stream.pending = linear(x)  # every sum is followed by a norm, which adds it on its way
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return rowwise.silu_mul(gate_up)
-
-    def norm_linear(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, linear: Linear) -> Tensor:
-        return linear(self.add_rms_norm(x, residual, weight, eps))
-
-    def silu_linear(self, gate_up: Tensor, linear: Linear) -> Tensor:
-        return linear(self.silu_mul(gate_up))
+    def feed_forward(self, stream: Stream, norm: Norm, gate_up: Linear, down: Linear) -> None:
+        assert isinstance(gate_up, GpuLinear)
+        assert isinstance(down, GpuLinear)
+        if thin.fits(stream.residual.shape[0], gate_up.weight.values):
+            self.add_linear(stream, self._norm_product(stream, norm, gate_up, thin.Ending.SWIGLU), down)
+            return
+        halves = self.norm_linear(stream, norm, gate_up)
+        if isinstance(down, Fp8Linear):
+            stream.pending = down.product(rowwise.silu_mul(halves, down.quantization))
+        else:
+            self.add_linear(stream, rowwise.silu_mul(halves), down)
 
     def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
         if shape.block_size % LEAST_BLOCK_SIZE:
@@ -113,7 +124,8 @@ class TritonOps:
             store_chunks(qkv, spec, rope, kv, batch)
             attend_chunks(qkv, spec, rope, kv, batch, out)
         if step.plan is not None:
-            attend_decodes(qkv, spec, rope, kv, batch, step.plan, out)
+            shared = attend_shared(qkv, spec, rope, kv, batch, out) if batch.shared else None
+            attend_decodes(qkv, spec, rope, kv, batch, step.plan, out, shared=shared)
         return out
 
     def copy_blocks(self, kv: list[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
@@ -125,7 +137,33 @@ class TritonOps:
         first = kv[0]
         assert isinstance(first, TritonKV)
         sources, destinations = ids.unbind(1)
-        first.pool[:, :, destinations] = first.pool[:, :, sources]
+        pool = first.pool.view(torch.int16)  # of any type: not every torch indexes FP8
+        pool[:, :, destinations] = pool[:, :, sources]
+
+    def _norm_product(self, stream: Stream, norm: Norm, linear: Linear, ending: thin.Ending) -> Tensor:
+        assert isinstance(linear, GpuLinear)
+        weight, num_rows = linear.weight, stream.residual.shape[0]
+        if thin.fits(num_rows, weight.values):
+            if stream.pending is None and thin.can_norm(num_rows, weight.values):
+                return thin.product(stream.residual, weight, norm=norm, ending=ending)
+            return thin.product(rowwise.rms_norm(stream, norm), weight, ending=ending)
+        assert ending is thin.Ending.NOTHING
+        if isinstance(linear, Fp8Linear):
+            rows = rowwise.rms_norm(stream, norm, linear.quantization)
+            return linear.scaled_product(rows, stream.residual.dtype)
+        return linear(rowwise.rms_norm(stream, norm))
+
+    def _multiplies_fp8(self, weight: Fp8Weight) -> bool:
+        """Others are widened: they work, and take twice the memory."""
+        return self._has_fp8 and all(size % FP8_MULTIPLE == 0 for size in weight.values.shape)
+
+    def _fp8_linear(self, weight: Fp8Weight, bias: Tensor | None) -> Fp8Linear:
+        values, scales = weight.values.to(self.device), weight.scales.to(self.device, torch.float32)
+        return Fp8Linear(
+            thin.Weight(values, scales, bias),
+            rowwise.Quantization(weight.input_scale),
+            torch.ones((), device=self.device),
+        )
 
     def _store(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.weight_dtype)

@@ -18,8 +18,10 @@ from torch import Tensor
 from penstock.model.batch import Batch
 from penstock.model.ops import AttentionSpec, LayerKV, Rope
 from penstock.model.ops.triton.decode_plan import DecodePlan
-from penstock.model.ops.triton.prefill import LOG2_E, keys_per_tile
-from penstock.model.ops.triton.rotary import load_rotated
+from penstock.model.ops.triton.heads import Rotation, Shape, as_stored, load_rotated
+from penstock.model.ops.triton.launch import overlaps, wait
+from penstock.model.ops.triton.prefill import keys_per_tile
+from penstock.model.ops.triton.softmax import LOG2_E, Partials, joined, load_partial, nothing_yet, store_partial
 
 
 @dataclass(frozen=True)
@@ -44,80 +46,75 @@ def attend_decodes(
     plan: DecodePlan,
     out: Tensor,
     tiling: Tiling | None = None,
+    *,
+    shared: Partials | None = None,
 ) -> None:
+    """`shared` is what `attend_shared` found in the prefixes that `batch.shared` tells of."""
+    assert (shared is None) == (batch.shared is None)
+    assert shared is None or spec.window is None, "a window may begin after a prefix"
     tiling = tiling or Tiling.of(qkv.dtype, spec.head_dim, kv.block_size)
+    shape = Shape.of(spec, kv, qkv.dtype)
     num_chunks = plan.chunks.shape[0]
-    group = spec.num_heads // spec.num_kv_heads
-    partial = qkv.new_empty(num_chunks, spec.num_heads, spec.head_dim, dtype=torch.float32)
-    statistics = qkv.new_empty(2, num_chunks, spec.num_heads, dtype=torch.float32)
     _attend_decodes_kernel[(spec.num_kv_heads, num_chunks)](
         qkv,
         out,
         kv.keys,
         kv.values,
-        rope.cos,
-        rope.sin,
-        spec.q_norm,
-        spec.k_norm,
+        Rotation.of(spec, rope),
         batch.block_tables,
         plan.chunks,
         plan.num_chunks,
         plan.arrivals,
-        partial,
-        statistics[0],
-        statistics[1],
+        Partials.empty(num_chunks, spec, qkv.device),
+        batch.shared.sequences if batch.shared else None,
+        shared,
         batch.block_tables.stride(0),
-        spec.scale * LOG2_E,
-        spec.norm_eps,
-        HEADS=spec.num_heads,
-        KV_HEADS=spec.num_kv_heads,
-        D=spec.head_dim,
-        BLOCK_SIZE=kv.block_size,
-        WINDOW=spec.window or 0,
-        NORM=spec.q_norm is not None,
-        PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32",
-        BLOCK_G=triton.next_power_of_2(group),
-        BLOCK_M=max(triton.next_power_of_2(group + 1), 16),  # the least that a matrix product takes
+        spec.scale * kv.key_scale * LOG2_E,
+        kv.key_scale,
+        kv.value_scale,
+        SHAPE=shape,
+        SHARED_TILE=batch.shared.tiles.shape[1] if batch.shared else 0,
+        OVERLAPS=shared is not None and overlaps(),
+        BLOCK_G=triton.next_power_of_2(shape.group),
+        BLOCK_M=max(triton.next_power_of_2(shape.group + 1), 16),  # the least that a matrix product takes
         BLOCK_N=tiling.keys,
-        BLOCK_D=max(triton.next_power_of_2(spec.head_dim), 16),
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
+        launch_pdl=shared is not None and overlaps(),
     )
 
 
-@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables_ptr"])
+@triton.jit(
+    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables_ptr", "shared_sequences_ptr"]
+)
 def _attend_decodes_kernel(
     qkv_ptr,
     out_ptr,
     keys_ptr,
     values_ptr,
-    cos_ptr,
-    sin_ptr,
-    q_norm_ptr,
-    k_norm_ptr,
+    rotation,
     block_tables_ptr,
     chunks_ptr,
     num_chunks_ptr,
     arrivals_ptr,
-    partial_ptr,
-    highest_ptr,
-    total_ptr,
+    partials,
+    shared_sequences_ptr,
+    shared_partials,
     table_stride,
     scale,
-    eps,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    NORM: tl.constexpr,
-    PRECISION: tl.constexpr,
+    key_scale,
+    value_scale,
+    SHAPE: tl.constexpr,
+    SHARED_TILE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
 ):
-    GROUP: tl.constexpr = HEADS // KV_HEADS
+    D: tl.constexpr = SHAPE.dim
+    BLOCK_D: tl.constexpr = SHAPE.block_dim
+    GROUP: tl.constexpr = SHAPE.group
+    WINDOW: tl.constexpr = SHAPE.window
     kv_head = tl.program_id(0)
     chunk = tl.program_id(1)
     chunk_ptr = chunks_ptr + chunk * 8
@@ -129,6 +126,7 @@ def _attend_decodes_kernel(
     first_chunk = tl.load(chunk_ptr + 5)
     last_chunk = tl.load(chunk_ptr + 6)
     if chunk >= tl.load(num_chunks_ptr):
+        wait(OVERLAPS)
         return
     is_last = chunk == last_chunk
     oldest = 0
@@ -140,8 +138,11 @@ def _attend_decodes_kernel(
         begin = tl.maximum(begin, oldest // BLOCK_N * BLOCK_N)
     end = tl.minimum(chunk_end, position)  # the new token is not read back
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
-    block = tl.load(table_ptr + begin // BLOCK_SIZE)
-    home = tl.load(table_ptr + position // BLOCK_SIZE).to(tl.int64)
+    block = tl.load(table_ptr + begin // SHAPE.block_size)
+    home = tl.load(table_ptr + position // SHAPE.block_size).to(tl.int64)
+    if SHARED_TILE:
+        first_piece = tl.load(shared_sequences_ptr + sequence * 3 + 1)
+        num_pieces = tl.load(shared_sequences_ptr + sequence * 3 + 2)
 
     # Rows of q are the heads that share this KV head, and behind them the new token's key; what that one attends to is
     # dropped.
@@ -149,111 +150,100 @@ def _attend_decodes_kernel(
     n = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     is_query = m < GROUP
-    head = tl.where(is_query, kv_head * GROUP + m, HEADS + kv_head)
-    token_ptr = qkv_ptr + row * ((HEADS + 2 * KV_HEADS) * D)
-    norms = q_norm_ptr
-    if NORM:
-        norms = tl.where(is_query, q_norm_ptr, k_norm_ptr)[:, None]
+    is_key = m == GROUP
+    head = tl.where(is_query, kv_head * GROUP + m, SHAPE.num_heads + kv_head)
+    token_ptr = qkv_ptr + row * SHAPE.qkv_width
+    norms = rotation.q_norm
+    if SHAPE.has_norm:
+        norms = tl.where(is_query, rotation.q_norm, rotation.k_norm)[:, None]
     positions = tl.zeros([BLOCK_M], tl.int32) + position
-    q = load_rotated(token_ptr + head * D, positions, m <= GROUP, cos_ptr, sin_ptr, norms, eps, D, NORM, BLOCK_D)
-    v_new = tl.load(token_ptr + (HEADS + KV_HEADS + kv_head) * D + d, mask=d < D, other=0.0)[None, :]
+    q = load_rotated(token_ptr + head * D, positions, m <= GROUP, rotation, norms, SHAPE)
+    v_new = tl.load(
+        token_ptr + (SHAPE.num_heads + SHAPE.num_kv_heads + kv_head) * D + d, mask=d < D, other=0.0
+    )[None, :]  # fmt: skip
+    # What a later step will read, this one attends to.
+    k_stored = as_stored(q, key_scale, keys_ptr.dtype.element_ty)
+    v_stored = as_stored(v_new, value_scale, values_ptr.dtype.element_ty)
+    q = tl.where(is_key[:, None], k_stored.to(q.dtype), q)
 
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    highest = tl.full([BLOCK_M], -1e30, tl.float32)  # finite: a window may hide all of a tile
+    acc, total, highest = nothing_yet(BLOCK_M, BLOCK_D)
     for start in tl.range(begin, end, BLOCK_N):
-        slot = ((block.to(tl.int64) * KV_HEADS + kv_head) * BLOCK_SIZE + start % BLOCK_SIZE) * D
+        slot = ((block.to(tl.int64) * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + start % SHAPE.block_size) * D
         # A block's id is loaded one turn ahead: the pipeline of tiles must not wait for it.
-        block = tl.load(table_ptr + (start + BLOCK_N) // BLOCK_SIZE, mask=start + BLOCK_N < end, other=0)
+        block = tl.load(table_ptr + (start + BLOCK_N) // SHAPE.block_size, mask=start + BLOCK_N < end, other=0)
         at = slot + n[:, None] * D + d[None, :]
         seen = start + n < end
         if WINDOW:
             seen &= start + n >= oldest
         mask = seen[:, None] & (d < D)[None, :]  # of values too: a stale slot may hold a NaN
-        k = tl.load(keys_ptr + at, mask=mask, other=0.0)
-        scores = tl.dot(q, k.T, input_precision=PRECISION) * scale
+        k = tl.load(keys_ptr + at, mask=mask, other=0.0).to(q.dtype)
+        scores = tl.dot(q, k.T, input_precision=SHAPE.precision) * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=1))
         weights = tl.exp2(scores - higher[:, None])
         decay = tl.exp2(highest - higher)
         total = total * decay + tl.sum(weights, axis=1)
-        v = tl.load(values_ptr + at, mask=mask, other=0.0)
-        acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
+        v = tl.load(values_ptr + at, mask=mask, other=0.0).to(q.dtype)
+        acc = tl.dot(weights.to(q.dtype), v, acc * decay[:, None], input_precision=SHAPE.precision)
         highest = higher
 
+    wait(OVERLAPS)  # until here nothing was written, and nothing read that `attend_shared` writes
+    if SHARED_TILE:
+        for piece in range(tl.where(chunk == first_chunk, num_pieces, 0)):
+            at = (first_piece + piece * SHARED_TILE) * SHAPE.num_heads + head
+            their_acc, their_total, their_highest = load_partial(shared_partials, at, is_query, D, BLOCK_D)
+            acc, total, highest = joined(acc, total, highest, their_acc, their_total, their_highest)
     if is_last:
-        slot = ((home * KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE) * D + d[None, :]
-        is_key = (m == GROUP)[:, None]
-        tl.store(keys_ptr + slot + tl.zeros_like(m)[:, None], q, mask=is_key & (d < D)[None, :])
-        tl.store(values_ptr + slot, v_new, mask=(d < D)[None, :])
-        scores = tl.dot(q, q.T, input_precision=PRECISION) * scale
-        score = tl.sum(tl.where((m == GROUP)[None, :], scores, 0.0), axis=1)
-        higher = tl.maximum(highest, score)
-        weight = tl.exp2(score - higher)
-        decay = tl.exp2(highest - higher)
-        total = total * decay + weight
-        acc = acc * decay[:, None] + weight[:, None] * v_new.to(tl.float32)
-        highest = higher
+        slot = (home * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + position % SHAPE.block_size
+        at = slot * D + d[None, :]
+        tl.store(keys_ptr + at + tl.zeros_like(m)[:, None], k_stored, mask=is_key[:, None] & (d < D)[None, :])
+        tl.store(values_ptr + at, v_stored, mask=(d < D)[None, :])
+        scores = tl.dot(q, q.T, input_precision=SHAPE.precision) * scale
+        score = tl.sum(tl.where(is_key[None, :], scores, 0.0), axis=1)
+        one = tl.full([BLOCK_M], 1.0, tl.float32)
+        acc, total, highest = joined(acc, total, highest, v_stored.to(tl.float32), one, score)
 
     num_chunks = last_chunk - first_chunk + 1
-    mask = is_query[:, None] & (d < D)[None, :]
+    out = out_ptr + row * (SHAPE.num_heads * D)
     if num_chunks == 1:
-        out = out_ptr + row * (HEADS * D) + head[:, None] * D + d[None, :]
-        tl.store(out, acc / total[:, None], mask=mask)
+        mask = is_query[:, None] & (d < D)[None, :]
+        tl.store(out + head[:, None] * D + d[None, :], acc * (value_scale / total)[:, None], mask=mask)
         return
 
-    mine = chunk * HEADS + head
-    tl.store(partial_ptr + mine[:, None] * D + d[None, :], acc, mask=mask)
-    tl.store(highest_ptr + mine, highest, mask=is_query)
-    tl.store(total_ptr + mine, total, mask=is_query)
+    store_partial(partials, chunk * SHAPE.num_heads + head, is_query, acc, total, highest, D, BLOCK_D)
     tl.debug_barrier()  # every thread's part is stored before one thread announces it
-    arrival_ptr = arrivals_ptr + sequence * KV_HEADS + kv_head
+    arrival_ptr = arrivals_ptr + sequence * SHAPE.num_kv_heads + kv_head
     if tl.atomic_add(arrival_ptr, 1, sem="acq_rel") == num_chunks - 1:
         tl.store(arrival_ptr, 0)
-        _join_chunks(
-            out_ptr + row * (HEADS * D), partial_ptr, highest_ptr, total_ptr, first_chunk, num_chunks, kv_head,
-            HEADS, GROUP, D, BLOCK_G, BLOCK_D,
-        )  # fmt: skip
+        _join_chunks(out, partials, first_chunk, num_chunks, kv_head, value_scale, SHAPE, BLOCK_G)
 
 
 @triton.jit
 def _join_chunks(
-    out_ptr,
-    partial_ptr,
-    highest_ptr,
-    total_ptr,
-    first_chunk,
-    num_chunks,
-    kv_head,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    out, partials, first_chunk, num_chunks, kv_head, value_scale, SHAPE: tl.constexpr, BLOCK_G: tl.constexpr
 ):
     """Weigh the chunks' results by their share of the softmax. Others wrote them: the L1 cache is passed by."""
     CHUNKS: tl.constexpr = 16  # at a time
+    D: tl.constexpr = SHAPE.dim
     g = tl.arange(0, BLOCK_G)
-    d = tl.arange(0, BLOCK_D)
-    head = kv_head * GROUP + g
-    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    total = tl.zeros([BLOCK_G], tl.float32)
-    highest = tl.full([BLOCK_G], -1e30, tl.float32)
+    d = tl.arange(0, SHAPE.block_dim)
+    head = kv_head * SHAPE.group + g
+    acc, total, highest = nothing_yet(BLOCK_G, SHAPE.block_dim)
     for base in range(0, num_chunks, CHUNKS):
         c = base + tl.arange(0, CHUNKS)
-        at = (first_chunk + c)[:, None] * HEADS + head[None, :]  # [chunks, heads]
-        inside = (c < num_chunks)[:, None] & (g < GROUP)[None, :]
-        theirs = tl.load(highest_ptr + at, mask=inside, other=-1e30, cache_modifier=".cg")
-        totals = tl.load(total_ptr + at, mask=inside, other=0.0, cache_modifier=".cg")
+        at = (first_chunk + c)[:, None] * SHAPE.num_heads + head[None, :]  # [chunks, heads]
+        inside = (c < num_chunks)[:, None] & (g < SHAPE.group)[None, :]
+        theirs = tl.load(partials.highest + at, mask=inside, other=-1e30, cache_modifier=".cg")
+        totals = tl.load(partials.total + at, mask=inside, other=0.0, cache_modifier=".cg")
         mask = inside[:, :, None] & (d < D)[None, None, :]
-        partial = tl.load(
-            partial_ptr + at[:, :, None] * D + d[None, None, :], mask=mask, other=0.0, cache_modifier=".cg"
+        values = tl.load(
+            partials.acc + at[:, :, None] * D + d[None, None, :], mask=mask, other=0.0, cache_modifier=".cg"
         )
         higher = tl.maximum(highest, tl.max(theirs, axis=0))
         weights = tl.exp2(theirs - higher[None, :])
         decay = tl.exp2(highest - higher)
         total = total * decay + tl.sum(totals * weights, axis=0)
-        acc = acc * decay[:, None] + tl.sum(partial * weights[:, :, None], axis=0)
+        acc = acc * decay[:, None] + tl.sum(values * weights[:, :, None], axis=0)
         highest = higher
-    out = out_ptr + head[:, None] * D + d[None, :]
-    tl.store(out, acc / total[:, None], mask=(g < GROUP)[:, None] & (d < D)[None, :])
+    mask = (g < SHAPE.group)[:, None] & (d < D)[None, :]
+    tl.store(out + head[:, None] * D + d[None, :], acc * (value_scale / total)[:, None], mask=mask)

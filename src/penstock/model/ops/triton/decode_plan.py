@@ -26,14 +26,17 @@ class DecodePlan:
     """Chunks of one step's decodes; those of a sequence lie together."""
 
     # [most chunks, 8] int32: sequence, its row in the batch, position of its new token, begin, end, and the sequence's
-    # first and last chunk. Begins and ends are multiples of SHORTEST_CHUNK: the last end may lie behind the context's.
+    # first and last chunk. Each is a multiple of SHORTEST_CHUNK long: the last end may lie behind the context's.
     chunks: Tensor
     num_chunks: Tensor  # [1] int32
     arrivals: Tensor  # [sequences * kv_heads] int32, all 0 between launches: chunks that are done
 
 
 def plan_decodes(batch: Batch, num_kv_heads: int, num_processors: int) -> DecodePlan:
-    """Launches one small kernel and reads nothing back. A sequence with a context of 0 is padding and gets no chunk."""
+    """Launches one small kernel and reads nothing back. A sequence with a context of 0 is padding and gets no chunk.
+
+    What a sequence shares with others is `attend_shared`'s: only what comes after it is cut.
+    """
     wanted = max(
         num_processors * _PROGRAMS_PER_PROCESSOR // num_kv_heads, int(batch.num_sequences * _CHUNKS_PER_SEQUENCE), 1
     )
@@ -47,6 +50,7 @@ def plan_decodes(batch: Batch, num_kv_heads: int, num_processors: int) -> Decode
     _plan_kernel[(1,)](
         batch.query_starts,
         batch.context_lens,
+        batch.shared.sequences if batch.shared else None,
         plan.chunks,
         plan.num_chunks,
         plan.arrivals,
@@ -61,11 +65,12 @@ def plan_decodes(batch: Batch, num_kv_heads: int, num_processors: int) -> Decode
 
 @triton.jit(
     do_not_specialize=["num_sequences", "wanted"],
-    do_not_specialize_on_alignment=["query_starts_ptr", "context_lens_ptr"],
+    do_not_specialize_on_alignment=["query_starts_ptr", "context_lens_ptr", "shared_sequences_ptr"],
 )
 def _plan_kernel(
     query_starts_ptr,
     context_lens_ptr,
+    shared_sequences_ptr,
     chunks_ptr,
     num_chunks_ptr,
     arrivals_ptr,
@@ -75,30 +80,34 @@ def _plan_kernel(
     SHORTEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    all_contexts = 0
+    all_tokens = 0
     for base in range(0, num_sequences, BLOCK):
-        s, rows, contexts = _decodes(base, query_starts_ptr, context_lens_ptr, num_sequences, BLOCK)
-        all_contexts += tl.sum(contexts, axis=0)
+        s, rows, begins, ends = _decodes(
+            base, query_starts_ptr, context_lens_ptr, shared_sequences_ptr, num_sequences, BLOCK
+        )
+        all_tokens += tl.sum(ends - begins, axis=0)
         for head in range(KV_HEADS):
             tl.store(arrivals_ptr + s * KV_HEADS + head, 0, mask=s < num_sequences)
-    longest = tl.maximum(tl.cdiv(all_contexts, wanted), SHORTEST)
+    longest = tl.maximum(tl.cdiv(all_tokens, wanted), SHORTEST)
 
     num_chunks = 0
     for base in range(0, num_sequences, BLOCK):
-        s, rows, contexts = _decodes(base, query_starts_ptr, context_lens_ptr, num_sequences, BLOCK)
+        s, rows, begins, ends = _decodes(
+            base, query_starts_ptr, context_lens_ptr, shared_sequences_ptr, num_sequences, BLOCK
+        )
         # As many as `longest` asks for, but of one length.
-        counts = tl.cdiv(contexts, longest)
-        chunk_lens = tl.cdiv(tl.cdiv(contexts, tl.maximum(counts, 1)), SHORTEST) * SHORTEST
-        counts = tl.cdiv(contexts, tl.maximum(chunk_lens, 1))
+        counts = tl.cdiv(ends - begins, longest)
+        chunk_lens = tl.cdiv(tl.cdiv(ends - begins, tl.maximum(counts, 1)), SHORTEST) * SHORTEST
+        counts = tl.cdiv(ends - begins, tl.maximum(chunk_lens, 1))
         firsts = num_chunks + tl.cumsum(counts, axis=0) - counts
         for i in range(tl.max(counts, axis=0)):
             inside = i < counts
             chunk_ptr = chunks_ptr + (firsts + i) * 8
             tl.store(chunk_ptr, s, mask=inside)
             tl.store(chunk_ptr + 1, rows, mask=inside)
-            tl.store(chunk_ptr + 2, contexts - 1, mask=inside)
-            tl.store(chunk_ptr + 3, i * chunk_lens, mask=inside)
-            tl.store(chunk_ptr + 4, (i + 1) * chunk_lens, mask=inside)
+            tl.store(chunk_ptr + 2, ends - 1, mask=inside)
+            tl.store(chunk_ptr + 3, begins + i * chunk_lens, mask=inside)
+            tl.store(chunk_ptr + 4, begins + (i + 1) * chunk_lens, mask=inside)
             tl.store(chunk_ptr + 5, firsts, mask=inside)
             tl.store(chunk_ptr + 6, firsts + counts - 1, mask=inside)
         num_chunks += tl.sum(counts, axis=0)
@@ -106,11 +115,17 @@ def _plan_kernel(
 
 
 @triton.jit
-def _decodes(base, query_starts_ptr, context_lens_ptr, num_sequences, BLOCK: tl.constexpr):
-    """BLOCK sequences, their rows in the batch and their contexts; those are 0 where a sequence is no decode."""
+def _decodes(base, query_starts_ptr, context_lens_ptr, shared_sequences_ptr, num_sequences, BLOCK: tl.constexpr):
+    """BLOCK sequences: their rows in the batch, where their own part of the context begins, and where it ends.
+
+    That is at 0 where a sequence is no decode.
+    """
     s = base + tl.arange(0, BLOCK)
     inside = s < num_sequences
-    starts = tl.load(query_starts_ptr + s, mask=inside, other=0)
-    ends = tl.load(query_starts_ptr + s + 1, mask=inside, other=0)
-    contexts = tl.load(context_lens_ptr + s, mask=inside, other=0)
-    return s, starts, tl.where(ends - starts == 1, contexts, 0)
+    rows = tl.load(query_starts_ptr + s, mask=inside, other=0)
+    next_rows = tl.load(query_starts_ptr + s + 1, mask=inside, other=0)
+    begins = tl.zeros([BLOCK], tl.int32)
+    if shared_sequences_ptr is not None:
+        begins = tl.load(shared_sequences_ptr + s * 3, mask=inside, other=0)
+    ends = tl.load(context_lens_ptr + s, mask=inside, other=0)
+    return s, rows, begins, tl.where(next_rows - rows == 1, ends, 0)

@@ -19,9 +19,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from penstock.model.batch import Batch
 from penstock.model.ops import AttentionSpec, LayerKV, Rope
-from penstock.model.ops.triton.rotary import BATCH_NUMBERS, BATCH_POINTERS, load_rotated, locate
-
-LOG2_E = 1.4426950408889634
+from penstock.model.ops.triton.heads import BATCH_NUMBERS, BATCH_POINTERS, Rotation, Shape, load_rotated
+from penstock.model.ops.triton.softmax import LOG2_E, nothing_yet
+from penstock.model.ops.triton.store import locate
 
 
 @dataclass(frozen=True)
@@ -54,49 +54,40 @@ def attend_chunks(
     tiling: Tiling | None = None,
 ) -> None:
     tiling = tiling or Tiling.of(qkv.dtype, spec.head_dim, kv.block_size)
-    group = spec.num_heads // spec.num_kv_heads
-    rows = max(tiling.rows, triton.next_power_of_2(group))
-    queries = rows // group
-    block_d = max(triton.next_power_of_2(spec.head_dim), 16)
-
-    def descriptor(cache: Tensor) -> TensorDescriptor:
-        return TensorDescriptor.from_tensor(cache.view(-1, spec.head_dim), [tiling.keys, block_d])
-
+    shape = Shape.of(spec, kv, qkv.dtype)
+    rows = max(tiling.rows, triton.next_power_of_2(shape.group))
+    queries = rows // shape.group
     # The longest contexts start first: programs are started from the last tile down, all its heads together.
     grid = (spec.num_kv_heads, batch.num_tokens // queries + batch.num_sequences)
     _attend_chunks_kernel[grid](
         qkv,
         out,
-        descriptor(kv.keys),
-        descriptor(kv.values),
-        rope.cos,
-        rope.sin,
-        spec.q_norm,
+        tiles_of(kv.keys, tiling.keys, shape),
+        tiles_of(kv.values, tiling.keys, shape),
+        Rotation.of(spec, rope),
         batch.query_starts,
         batch.context_lens,
         batch.block_tables,
         batch.block_tables.stride(0),
         batch.num_sequences,
-        spec.scale * LOG2_E,
-        spec.norm_eps,
-        HEADS=spec.num_heads,
-        KV_HEADS=spec.num_kv_heads,
-        D=spec.head_dim,
-        BLOCK_SIZE=kv.block_size,
-        WINDOW=spec.window or 0,
-        NORM=spec.q_norm is not None,
-        PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32",
+        spec.scale * kv.key_scale * LOG2_E,
+        kv.value_scale,
+        SHAPE=shape,
         QUERIES=queries,
         BLOCK_M=rows,
         BLOCK_N=tiling.keys,
-        BLOCK_D=block_d,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )
 
 
+def tiles_of(cache: Tensor, keys: int, shape: Shape) -> TensorDescriptor:
+    """The cache in tiles of `keys` slots, for the tensor memory accelerator."""
+    return TensorDescriptor.from_tensor(cache.view(-1, shape.dim), [keys, shape.block_dim])
+
+
 @triton.jit
-def _attend_tiles(
+def attend_tiles(
     acc,
     total,
     highest,
@@ -109,34 +100,31 @@ def _attend_tiles(
     table_ptr,
     kv_head,
     scale,
-    KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
+    SHAPE: tl.constexpr,
     MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Fold the keys from `begin`, the start of a tile, to `end` into the running softmax, in powers of two."""
+    """Fold the keys from `begin`, the start of a tile, to `end` into the running softmax."""
     # A block's id is loaded one turn ahead: the pipeline of tiles must not wait for it.
-    block = tl.load(table_ptr + begin // BLOCK_SIZE, mask=begin < end, other=0)
+    block = tl.load(table_ptr + begin // SHAPE.block_size, mask=begin < end, other=0)
     for start in tl.range(begin, end, BLOCK_N):
-        slot = (block * KV_HEADS + kv_head) * BLOCK_SIZE + start % BLOCK_SIZE
-        block = tl.load(table_ptr + (start + BLOCK_N) // BLOCK_SIZE, mask=start + BLOCK_N < end, other=0)
-        k = keys.load([slot, 0])
-        scores = tl.dot(q, k.T, input_precision=PRECISION)
+        slot = (block * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + start % SHAPE.block_size
+        block = tl.load(table_ptr + (start + BLOCK_N) // SHAPE.block_size, mask=start + BLOCK_N < end, other=0)
+        k = keys.load([slot, 0]).to(q.dtype)
+        scores = tl.dot(q, k.T, input_precision=SHAPE.precision)
         if MASKED:
             key = start + tl.arange(0, BLOCK_N)
             seen = key[None, :] <= positions[:, None]
-            if WINDOW:
-                seen &= key[None, :] > positions[:, None] - WINDOW
+            if SHAPE.window:
+                seen &= key[None, :] > positions[:, None] - SHAPE.window
             scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=1) * scale)
         weights = tl.exp2(scores * scale - higher[:, None])
         decay = tl.exp2(highest - higher)
         total = total * decay + tl.sum(weights, axis=1)
         acc = acc * decay[:, None]
-        v = values.load([slot, 0])
-        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+        v = values.load([slot, 0]).to(q.dtype)
+        acc = tl.dot(weights.to(q.dtype), v, acc, input_precision=SHAPE.precision)
         highest = higher
     return acc, total, highest
 
@@ -147,29 +135,22 @@ def _attend_chunks_kernel(
     out_ptr,
     keys,
     values,
-    cos_ptr,
-    sin_ptr,
-    norm_ptr,
+    rotation,
     query_starts_ptr,
     context_lens_ptr,
     block_tables_ptr,
     table_stride,
     num_sequences,
     scale,
-    eps,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    NORM: tl.constexpr,
-    PRECISION: tl.constexpr,
+    value_scale,
+    SHAPE: tl.constexpr,
     QUERIES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
 ):
-    GROUP: tl.constexpr = HEADS // KV_HEADS
+    D: tl.constexpr = SHAPE.dim
+    GROUP: tl.constexpr = SHAPE.group
+    WINDOW: tl.constexpr = SHAPE.window
     kv_head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     sequence, first = locate(tile, query_starts_ptr, num_sequences, QUERIES)
@@ -185,11 +166,11 @@ def _attend_chunks_kernel(
     inside = (m < QUERIES * GROUP) & (query < query_len)
     positions = before + query
     rows = (row + query).to(tl.int64)
-    heads = qkv_ptr + rows * ((HEADS + 2 * KV_HEADS) * D) + head * D
-    d = tl.arange(0, BLOCK_D)[None, :]
-    out = out_ptr + (rows * HEADS + head)[:, None] * D + d
+    d = tl.arange(0, SHAPE.block_dim)[None, :]
+    out = out_ptr + (rows * SHAPE.num_heads + head)[:, None] * D + d
     mask = inside[:, None] & (d < D)
-    q = load_rotated(heads, positions, inside, cos_ptr, sin_ptr, norm_ptr, eps, D, NORM, BLOCK_D)
+    heads = qkv_ptr + rows * SHAPE.qkv_width + head * D
+    q = load_rotated(heads, positions, inside, rotation, rotation.q_norm, SHAPE)
     # By way of memory that is this program's own: only an operand that was loaded is multiplied from shared memory.
     tl.store(out, q, mask=mask)
     tl.debug_barrier()
@@ -205,22 +186,20 @@ def _attend_chunks_kernel(
         begin = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         all_see_from = tl.minimum(tl.cdiv(tl.maximum(end - WINDOW, 0), BLOCK_N) * BLOCK_N, end)
 
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    highest = tl.full([BLOCK_M], -1e30, tl.float32)  # finite: a row may see nothing of its first tiles
+    acc, total, highest = nothing_yet(BLOCK_M, SHAPE.block_dim)
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
     if WINDOW:
-        acc, total, highest = _attend_tiles(
+        acc, total, highest = attend_tiles(
             acc, total, highest, q, positions, begin, all_see_from, keys, values, table_ptr, kv_head, scale,
-            KV_HEADS, BLOCK_SIZE, WINDOW, True, PRECISION, BLOCK_N,
+            SHAPE, True, BLOCK_N,
         )  # fmt: skip
-    acc, total, highest = _attend_tiles(
+    acc, total, highest = attend_tiles(
         acc, total, highest, q, positions, all_see_from, all_see_until, keys, values, table_ptr, kv_head, scale,
-        KV_HEADS, BLOCK_SIZE, WINDOW, False, PRECISION, BLOCK_N,
+        SHAPE, False, BLOCK_N,
     )  # fmt: skip
-    acc, total, highest = _attend_tiles(
+    acc, total, highest = attend_tiles(
         acc, total, highest, q, positions, tl.maximum(all_see_from, all_see_until), end, keys, values, table_ptr,
-        kv_head, scale, KV_HEADS, BLOCK_SIZE, WINDOW, True, PRECISION, BLOCK_N,
+        kv_head, scale, SHAPE, True, BLOCK_N,
     )  # fmt: skip
 
-    tl.store(out, acc / total[:, None], mask=mask)
+    tl.store(out, acc * (value_scale / total)[:, None], mask=mask)

@@ -1,74 +1,179 @@
-"""Norms and SwiGLU. Every row is its own; intermediate roundings are those of `reference`, so results agree to the bit
-up to the order of a sum."""
+"""Norms, SwiGLU, and rows in FP8. Every row is its own; intermediate roundings are those of `reference`, so results
+agree to the bit up to the order of a sum.
+
+Whoever feeds an FP8 product writes FP8: the largest number of a row becomes the largest that FP8 has, unless the
+checkpoint brings a scale.
+"""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import overload
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_SILU_COLUMNS = 2048  # that one program computes
+from penstock.model.ops import Norm, Scaled, Stream
+from penstock.model.ops.triton.launch import let_next_start, overlaps, wait
+
+FP8 = torch.float8_e4m3fn
+_SILU_COLUMNS = 2048  # that one program computes, if rows need not be seen whole
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    out = torch.empty_like(x)
-    _launch_norm(x, None, weight, eps, out)
-    return out
+@dataclass(frozen=True)
+class Quantization:
+    """How activations become FP8."""
+
+    scale: float | None  # what they are divided by; None: each row by its own
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    out = torch.empty_like(x)
-    _launch_norm(x, residual, weight, eps, out)
-    return out
+@dataclass(frozen=True)
+class Fp8Rows:
+    values: Tensor  # [rows, columns] float8_e4m3fn
+    scales: Tensor  # [rows] float32
+
+    @classmethod
+    def empty(cls, rows: int, columns: int, device: torch.device) -> Fp8Rows:
+        return cls(torch.empty(rows, columns, dtype=FP8, device=device), torch.empty(rows, device=device))
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty(rows, columns)
-    grid = (rows, triton.cdiv(columns, _SILU_COLUMNS))
-    _silu_mul_kernel[grid](gate_up, out, COLUMNS=columns, BLOCK=_SILU_COLUMNS, num_warps=8)
-    return out
-
-
-def _launch_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
-    assert x.is_contiguous()
-    rows, columns = x.shape
+@overload
+def rms_norm(stream: Stream, norm: Norm) -> Tensor: ...
+@overload
+def rms_norm(stream: Stream, norm: Norm, quantization: Quantization) -> Fp8Rows: ...
+def rms_norm(stream: Stream, norm: Norm, quantization: Quantization | None = None) -> Tensor | Fp8Rows:
+    """The norm of the stream; what was pending is added to it."""
+    residual, pending = stream.residual, stream.pending
+    rows, columns = residual.shape
+    out = Fp8Rows.empty(rows, columns, residual.device) if quantization else torch.empty_like(residual)
+    scaled = pending if isinstance(pending, Scaled) else None
+    values, scales = (out.values, out.scales) if isinstance(out, Fp8Rows) else (out, None)
     block = triton.next_power_of_2(columns)
-    warps = min(max(block // 512, 1), 16)  # 16 numbers a thread
     _rms_norm_kernel[(rows,)](
-        x, residual, weight, out, eps, COLUMNS=columns, ADD=residual is not None, BLOCK=block, num_warps=warps
-    )
+        residual, scaled.values if scaled else pending, scaled.row_scales if scaled else None,
+        scaled.column_scales if scaled else None, norm.weight, values, scales, norm.eps, _scale(quantization),
+        COLUMNS=columns, ADD=pending is not None, SCALED=scaled is not None, QUANTIZE=_kind(quantization), BLOCK=block,
+        OVERLAPS=overlaps(), num_warps=min(max(block // 512, 1), 16), launch_pdl=overlaps(),
+    )  # fmt: skip
+    stream.pending = None
+    return out
+
+
+@overload
+def silu_mul(gate_up: Tensor) -> Tensor: ...
+@overload
+def silu_mul(gate_up: Tensor, quantization: Quantization) -> Fp8Rows: ...
+def silu_mul(gate_up: Tensor, quantization: Quantization | None = None) -> Tensor | Fp8Rows:
+    """[rows, 2 * columns] -> silu(first half) * second half"""
+    rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
+    out = Fp8Rows.empty(rows, columns, gate_up.device) if quantization else gate_up.new_empty(rows, columns)
+    values, scales = (out.values, out.scales) if isinstance(out, Fp8Rows) else (out, None)
+    block = triton.next_power_of_2(columns) if quantization else _SILU_COLUMNS
+    _silu_mul_kernel[(rows, triton.cdiv(columns, block))](
+        gate_up, values, scales, _scale(quantization), COLUMNS=columns, QUANTIZE=_kind(quantization), BLOCK=block,
+        OVERLAPS=overlaps(), num_warps=16 if quantization else 8, launch_pdl=overlaps(),
+    )  # fmt: skip
+    return out
+
+
+def quantize(x: Tensor, quantization: Quantization) -> Fp8Rows:
+    rows, columns = x.shape
+    out = Fp8Rows.empty(rows, columns, x.device)
+    block = triton.next_power_of_2(columns)
+    _quantize_kernel[(rows,)](
+        x, out.values, out.scales, _scale(quantization), COLUMNS=columns, QUANTIZE=_kind(quantization), BLOCK=block,
+        OVERLAPS=overlaps(), num_warps=min(max(block // 512, 1), 16), launch_pdl=overlaps(),
+    )  # fmt: skip
+    return out
+
+
+_NOT, _BY_ROW, _BY_SCALE = 0, 1, 2
+
+
+def _kind(quantization: Quantization | None) -> int:
+    if quantization is None:
+        return _NOT
+    return _BY_ROW if quantization.scale is None else _BY_SCALE
+
+
+def _scale(quantization: Quantization | None) -> float:
+    return quantization.scale or 0.0 if quantization else 0.0
+
+
+@triton.jit
+def _write(x, row, column, inside, out_ptr, scales_ptr, scale, COLUMNS: tl.constexpr, QUANTIZE: tl.constexpr):
+    """A row of float32, or a part of one; the whole if it is quantized by its largest."""
+    at = row.to(tl.int64) * COLUMNS + column
+    if QUANTIZE == 0:
+        tl.store(out_ptr + at, x.to(out_ptr.dtype.element_ty), mask=inside)
+    else:
+        if QUANTIZE == 1:
+            scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12) / 448.0
+        tl.store(scales_ptr + row, scale)
+        rounded = tl.clamp(x / scale, -448.0, 448.0).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + at, rounded, mask=inside)
 
 
 @triton.jit
 def _rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, eps, COLUMNS: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr
-):
-    start = tl.program_id(0).to(tl.int64) * COLUMNS
+    residual_ptr, pending_ptr, row_scales_ptr, column_scales_ptr, weight_ptr, out_ptr, scales_ptr, eps, scale,
+    COLUMNS: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    let_next_start(OVERLAPS)
+    row = tl.program_id(0)
+    start = row.to(tl.int64) * COLUMNS
     column = tl.arange(0, BLOCK)
     inside = column < COLUMNS
-    x = tl.load(x_ptr + start + column, mask=inside, other=0.0)
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    wait(OVERLAPS)
+    x = tl.load(residual_ptr + start + column, mask=inside, other=0.0)
+    dtype = x.dtype
     if ADD:
-        x = (x.to(tl.float32) + tl.load(residual_ptr + start + column, mask=inside, other=0.0).to(tl.float32)).to(
-            x.dtype
-        )
+        pending = tl.load(pending_ptr + start + column, mask=inside, other=0.0).to(tl.float32)
+        if SCALED:
+            by_column = tl.load(column_scales_ptr + column, mask=inside, other=0.0)
+            pending = (pending * tl.load(row_scales_ptr + row) * by_column).to(dtype).to(tl.float32)
+        x = (x.to(tl.float32) + pending).to(dtype)
         tl.store(residual_ptr + start + column, x, mask=inside)
     wide = x.to(tl.float32)
     normed = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / COLUMNS + eps)
-    tl.store(out_ptr + start + column, weight * normed.to(x.dtype).to(tl.float32), mask=inside)
+    result = (weight * normed.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+    _write(result, row, column, inside, out_ptr, scales_ptr, scale, COLUMNS, QUANTIZE)
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up_ptr, out_ptr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def _silu_mul_kernel(
+    gate_up_ptr, out_ptr, scales_ptr, scale, COLUMNS: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    let_next_start(OVERLAPS)
+    row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < COLUMNS
-    gate = tl.load(gate_up_ptr + row * 2 * COLUMNS + column, mask=inside, other=0.0)
-    up = tl.load(gate_up_ptr + row * 2 * COLUMNS + COLUMNS + column, mask=inside, other=0.0)
+    gates = gate_up_ptr + row.to(tl.int64) * 2 * COLUMNS + column
+    wait(OVERLAPS)
+    gate = tl.load(gates, mask=inside, other=0.0)
+    up = tl.load(gates + COLUMNS, mask=inside, other=0.0)
     wide = gate.to(tl.float32)
     silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    tl.store(out_ptr + row * COLUMNS + column, silu.to(tl.float32) * up.to(tl.float32), mask=inside)
+    result = (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype).to(tl.float32)
+    _write(result, row, column, inside, out_ptr, scales_ptr, scale, COLUMNS, QUANTIZE)
+
+
+@triton.jit
+def _quantize_kernel(
+    x_ptr, out_ptr, scales_ptr, scale, COLUMNS: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    let_next_start(OVERLAPS)
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < COLUMNS
+    wait(OVERLAPS)
+    x = tl.load(x_ptr + row.to(tl.int64) * COLUMNS + column, mask=inside, other=0.0).to(tl.float32)
+    _write(x, row, column, inside, out_ptr, scales_ptr, scale, COLUMNS, QUANTIZE)

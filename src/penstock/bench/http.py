@@ -1,4 +1,4 @@
-"""`penstock bench cpu`, from servers to a report: the four workloads, ours and its peers in turns."""
+"""`penstock bench cpu` and `bench http`, from servers to a report: ours and its peers in turns."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from penstock.bench.servers import Server, attach, started
 from penstock.bench.workloads import Workload, single_token_words
 from penstock.core.errors import ConfigError
 from penstock.hub.progress import ProgressBar
-from penstock.hub.resolve import resolve
+from penstock.hub.resolve import describe
 from penstock.text.tokenizer import Tokenizer
 
 OURS = "penstock"
 
 
-def bench_cpu(
+def bench_http(
     *,
     model: str,
     urls: Sequence[tuple[str, str]],
-    serve: Sequence[str],
+    serve: Sequence[str] | None,
     workloads: Sequence[Workload],
     num_rounds: int,
     command: str,
 ) -> Report:
     """`urls` are (name, url) of servers that run already; `serve` is the command that starts ours, where none of them
-    is ours. `command` is what the user typed."""
-    checkpoint = resolve(model, progress=ProgressBar())  # pulled now, so that ready_s is that of a cached model
-    words = single_token_words(Tokenizer.load(checkpoint.tokenizer_source))
+    is ours; None: they are all there is. `command` is what the user typed."""
+    files = describe(model, progress=ProgressBar())  # pulled now, so that ready_s is that of a cached model
+    words = single_token_words(Tokenizer.load(files.tokenizer_source))
     seed = str(int(time.time()))  # a peer that was measured before must not find these prompts in its cache
     measurements = []
     with _servers(urls, serve) as servers:
@@ -57,12 +57,12 @@ def bench_cpu(
 
 
 @contextmanager
-def _servers(urls: Sequence[tuple[str, str]], serve: Sequence[str]) -> Iterator[list[Server]]:
+def _servers(urls: Sequence[tuple[str, str]], serve: Sequence[str] | None) -> Iterator[list[Server]]:
     """Ours first."""
     if len({name for name, _ in urls}) < len(urls):
         raise ConfigError("two servers have the same name", param="url")
     attached = sorted((attach(name, url) for name, url in urls), key=lambda server: server.name != OURS)
-    if attached and attached[0].name == OURS:
+    if serve is None or (attached and attached[0].name == OURS):
         yield attached
     else:
         with started(OURS, serve) as ours:

@@ -1,0 +1,28 @@
+"""How long each part of start-up took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class Phases:
+    """Called with each phase as it begins or moves on, it tells the next in line and keeps the time."""
+
+    def __init__(self, first: str, tell: Callable[[str, int, int], None]) -> None:
+        self._tell = tell
+        self._name = first
+        self._since_s = time.monotonic()
+        self.seconds: dict[str, float] = {}
+        tell(first, 0, 0)
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        if name != self._name:
+            self.close()
+            self._name = name
+        self._tell(name, done, total)
+
+    def close(self) -> None:
+        now_s = time.monotonic()
+        self.seconds[self._name] = round(now_s - self._since_s, 3)
+        self._since_s = now_s

@@ -1,0 +1,75 @@
+"""A Hugging Face directory but for its weights: config.json, and the files of the tokenizer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
+from penstock.core.model_config import ModelConfig
+from penstock.hub.checkpoint import TokenizerFiles
+from penstock.hub.fp8 import read_activations
+from penstock.hub.hf_config import model_config
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class HFDirectory:
+    """Says what a model is like. It may hold no weights at all: for benchmarks, random ones do."""
+
+    path: Path
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        config = self.read_config()
+        quantization = config.get("quantization_config")
+        is_fp8 = bool(quantization and read_activations(quantization))
+        return model_config(config, self.read_generation(), has_head=True, quantization="fp8" if is_fp8 else None)
+
+    @cached_property
+    def tokenizer_source(self) -> TokenizerFiles:
+        path = self.path / "tokenizer.json"
+        if not path.is_file():
+            raise ModelUnsupported(
+                f"{self.path} has no tokenizer.json; make one with "
+                "`transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"
+            )
+        config = {
+            **read_json(self.path / "special_tokens_map.json"),
+            **read_json(self.path / "tokenizer_config.json"),
+        }
+        return TokenizerFiles(path, config, self._chat_template(config))
+
+    def read_config(self) -> dict[str, Any]:
+        if not (self.path / CONFIG).is_file():
+            raise ModelMissing(f"{self.path} has no {CONFIG}; give a Hugging Face model directory or a .gguf file")
+        return read_json(self.path / CONFIG)
+
+    def read_generation(self) -> dict[str, Any]:
+        return read_json(self.path / "generation_config.json")
+
+    def _chat_template(self, config: dict[str, Any]) -> str | None:
+        file = self.path / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text()
+        template = config.get("chat_template")
+        if isinstance(template, list):  # several, by name
+            template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
+        return template
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise ModelCorrupt(f"{path} is not JSON ({error}); download it again") from None
+    if not isinstance(value, dict):
+        raise ModelCorrupt(f"{path} is not a JSON object; download it again")
+    return value

@@ -1,0 +1,67 @@
+"""A tensor in the number format of its file, and what it is in float32. Knows no file format and no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+NumberFormat = Literal["F32", "BF16", "F16", "F8_E4M3"]
+FloatArray = npt.NDArray[np.float32]
+
+# numpy has neither bfloat16 nor float8: such arrays hold the bits.
+STORED_AS: dict[NumberFormat, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "BF16": np.dtype("<u2"),
+    "F16": np.dtype("<f2"),
+    "F8_E4M3": np.dtype("u1"),
+}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    values: npt.NDArray[Any]  # C-contiguous, of the type in STORED_AS; maybe a read-only view of a mapped file
+    format: NumberFormat
+    scales: FloatArray | None = None  # [rows]: what each row of an F8_E4M3 weight is to be multiplied with
+    input_scale: float | None = None  # F8_E4M3: what activations are divided by; None: by what each row needs
+
+    def widened(self) -> FloatArray:
+        """The numbers themselves, in float32; a float32 tensor is not copied."""
+        if self.format == "BF16":
+            return _widen_bfloat16(self.values)
+        if self.format != "F8_E4M3":
+            return self.values.astype(np.float32, copy=False)
+        wide: FloatArray = e4m3_values()[self.values]
+        if self.scales is not None:
+            wide *= self.scales[:, None]
+        return wide
+
+
+def narrow_bfloat16(values: FloatArray) -> npt.NDArray[np.uint16]:
+    """Round to nearest, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    is_nan = np.isnan(values)
+    if is_nan.any():
+        rounded[is_nan] = 0x7FC0
+    return rounded
+
+
+def _widen_bfloat16(bits: npt.NDArray[Any]) -> FloatArray:
+    """A bfloat16 is the upper half of a float32."""
+    wide = bits.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
+
+
+@cache
+def e4m3_values() -> FloatArray:
+    """What each of the 256 bit patterns means: sign, four bits of exponent, three of mantissa; no infinities."""
+    bits = np.arange(256)
+    exponent, mantissa = bits >> 3 & 15, bits & 7
+    magnitude = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10))
+    magnitude[bits & 0x7F == 0x7F] = np.nan
+    return np.where(bits & 0x80, -magnitude, magnitude).astype(np.float32)

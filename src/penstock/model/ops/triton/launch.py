@@ -1,0 +1,41 @@
+"""Programmatic dependent launch: a kernel starts while the one before it still runs, and waits where it must.
+
+What a kernel does before `wait` overlaps the other's end: it may read weights, and whatever was there before the step's
+first kernel, but nothing that a kernel of this step writes, and it may write nothing.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@cache
+def overlaps() -> bool:
+    """Whether this device can: Hopper and later. Every kernel launched with `launch_pdl` waits before it ends."""
+    return (
+        os.environ.get("TRITON_INTERPRET") != "1"
+        and torch.cuda.is_available()
+        and torch.cuda.get_device_capability() >= (9, 0)
+    )
+
+
+@triton.jit
+def let_next_start(OVERLAPS: tl.constexpr):
+    """Once every program has said so, or ended, the next kernel's programs take the places that are free."""
+    if OVERLAPS:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait(OVERLAPS: tl.constexpr):
+    """For all kernels before this one, and what they wrote."""
+    if OVERLAPS:
+        gdc_wait()

@@ -1,0 +1,139 @@
+"""Which kernels a model runs on, and in which number formats. Whatever needs Triton is imported here, and late."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from penstock.core.errors import ConfigError
+from penstock.core.model_config import ModelConfig
+from penstock.core.settings import EngineSettings
+from penstock.hub.home import penstock_home
+from penstock.model.layers import CausalLM
+from penstock.model.loading import random_model
+from penstock.model.ops import KVShape, LayerKV, Ops
+from penstock.model.ops.formats import choose_format
+from penstock.model.ops.reference import ReferenceOps
+from penstock.runner.precision import Quant, fp8_obstacle, name, resolve_kv_dtype, resolve_quant
+from penstock.runner.profile import Limits, decode_step, largest_step
+from penstock.runner.runner import ModelRunner
+from penstock.sched.plan import Runner
+
+if TYPE_CHECKING:
+    from penstock.runner.cuda_runner import CudaRunner
+
+log = logging.getLogger("penstock.runner")
+
+_SMALL_VOCABULARY = 1024  # of the model that kernels are compiled with: a head of full size would take gigabytes
+
+
+@dataclass(frozen=True)
+class Kernels:
+    name: Literal["native", "torch", "triton"]  # what they are written in
+    number_format: str
+    quant: Quant
+    make_ops: Callable[[], Ops]
+
+
+def choose_kernels(config: ModelConfig, settings: EngineSettings, device: torch.device) -> Kernels:
+    return _on_gpu(config, settings, device) if device.type == "cuda" else _on_cpu(config, settings, device)
+
+
+def _on_gpu(config: ModelConfig, settings: EngineSettings, device: torch.device) -> Kernels:
+    dtype = torch.bfloat16 if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    has_triton = _has_triton()
+    obstacle = fp8_obstacle(device, has_triton=has_triton)
+    kv_dtype = resolve_kv_dtype(settings.kv_dtype, dtype, obstacle)
+    if dtype is not torch.bfloat16:
+        obstacle = obstacle or f"FP8 products give bfloat16, and dtype is {name(dtype)}"
+    quant = resolve_quant(settings.quant, config.quantization, obstacle)
+    if not has_triton:
+        return Kernels("torch", name(dtype), quant, partial(ReferenceOps, device, dtype))
+    return Kernels("triton", name(dtype), quant, partial(_triton_ops, quant, device, dtype, kv_dtype))
+
+
+def _on_cpu(config: ModelConfig, settings: EngineSettings, device: torch.device) -> Kernels:
+    obstacle = fp8_obstacle(device, has_triton=False)
+    quant = resolve_quant(settings.quant, config.quantization, obstacle)
+    resolve_kv_dtype(settings.kv_dtype, torch.float32, obstacle)  # as the activations, or refused
+    if settings.dtype == "float16":
+        raise ConfigError("float16 is for GPUs; on a CPU use bfloat16 or float32", param="dtype")
+    threads = settings.threads or len(os.sched_getaffinity(0))
+    chosen = choose_format(settings.dtype, threads)
+    if chosen.fallback_reason is not None:
+        log.warning("no native kernels (%s); running on torch, which is slower", chosen.fallback_reason)
+    # The kernels have threads of their own; two pools would fight for the cores.
+    torch.set_num_threads(1 if chosen.kernels == "native" else threads)
+    written_in: Literal["native", "torch"] = "native" if chosen.kernels == "native" else "torch"
+    return Kernels(written_in, chosen.arithmetic, quant, partial(chosen.ops, threads))
+
+
+def _has_triton() -> bool:
+    # Compiled kernels are kept where penstock keeps everything. Triton reads this when it is imported.
+    os.environ.setdefault("TRITON_CACHE_DIR", str(penstock_home() / "triton"))
+    try:
+        import penstock.model.ops.triton  # noqa: F401
+    except ModuleNotFoundError as error:
+        log.warning("no GPU kernels (%s); running on torch, which is slower", error)
+        return False
+    return True
+
+
+def _triton_ops(quant: Quant, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> Ops:
+    from penstock.quant.fp8 import Fp8Ops
+    from penstock.quant.wide import WideOps
+
+    return {"fp8": Fp8Ops, "none": WideOps}[quant](device, dtype, kv_dtype=kv_dtype)
+
+
+def make_runner(kernels: Kernels, model: CausalLM, ops: Ops, kv: list[LayerKV], limits: Limits) -> Runner:
+    """A GPU's has captured its graphs and done the largest step: it has taken all the memory it will ever need."""
+    if kernels.name == "triton":
+        captured = _triton_runner(model, ops, kv, limits)
+        captured.capture()
+        captured.submit(largest_step(limits)).result()
+        return captured
+    runner = ModelRunner(model, ops, kv)
+    if ops.device.type == "cuda":
+        runner.submit(largest_step(limits))
+    return runner
+
+
+def _triton_runner(model: CausalLM, ops: Ops, kv: list[LayerKV], limits: Limits) -> CudaRunner:
+    from penstock.model.ops.triton import TritonOps
+    from penstock.runner.cuda_runner import CudaRunner
+
+    assert isinstance(ops, TritonOps)
+    table_width = -(-limits.max_model_len // limits.block_size)
+    sizes = {"max_num_seqs": limits.max_num_seqs, "chunk_tokens": limits.chunk_tokens, "table_width": table_width}
+    return CudaRunner(model, ops, kv, **sizes)
+
+
+@contextmanager
+def compiling_ahead(kernels: Kernels, config: ModelConfig, limits: Limits) -> Iterator[None]:
+    """Meanwhile Triton compiles, in a thread: a new machine waits for its disk and for the compiler at once."""
+    if kernels.name != "triton":
+        yield
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="compile") as pool:
+        compiled = pool.submit(_compile, kernels.make_ops(), config, limits)
+        yield
+        compiled.result()
+
+
+def _compile(ops: Ops, config: ModelConfig, limits: Limits) -> None:
+    """Steps of every kind on one layer of the model's shape. No graphs: capturing forbids all others to allocate."""
+    single = replace(config, num_layers=1, windows=config.windows[:1], vocab_size=_SMALL_VOCABULARY)
+    shape = KVShape(1, 1, limits.block_size, config.num_kv_heads, config.head_dim)
+    runner = _triton_runner(random_model(single, ops), ops, ops.allocate_kv(shape), limits)
+    few = min(16, limits.max_num_seqs)
+    for step in (decode_step(1, limits), decode_step(few, limits), largest_step(limits)):
+        runner.submit(step).result()

@@ -1,0 +1,47 @@
+"""Which number formats weights and cache get: what was asked for, what the model's files have, what the device can."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+import torch
+
+from penstock.core.errors import ConfigError
+
+FP8 = torch.float8_e4m3fn
+Quant = Literal["none", "fp8"]
+
+_FIRST_WITH_FP8 = (8, 9)  # compute capability: Ada, Hopper and what came after
+
+log = logging.getLogger("penstock.runner")
+
+
+def fp8_obstacle(device: torch.device, *, has_triton: bool) -> str | None:
+    """Why nothing can be in FP8 here; None: it can."""
+    if device.type == "cpu":
+        return "a CPU has no FP8 arithmetic"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _FIRST_WITH_FP8:
+        return "this GPU, of compute capability {}.{}, has no FP8 arithmetic".format(*capability)
+    return None if has_triton else "FP8 needs Triton, which is not installed"
+
+
+def resolve_quant(wanted: Literal["auto", "none", "fp8"], stored: Quant | None, obstacle: str | None) -> Quant:
+    """`stored` is the files' own format. Files in FP8 run anywhere, widened if need be; a wish is met or refused."""
+    if wanted == "fp8" and obstacle:
+        raise ConfigError(f"quant is fp8, but {obstacle}", param="quant")
+    if wanted == "auto" and stored == "fp8" and obstacle:
+        log.warning("the model's FP8 weights are widened: %s", obstacle)
+        return "none"
+    return (stored or "none") if wanted == "auto" else wanted
+
+
+def resolve_kv_dtype(wanted: Literal["auto", "fp8"], activations: torch.dtype, obstacle: str | None) -> torch.dtype:
+    if wanted == "fp8" and obstacle:
+        raise ConfigError(f"kv_dtype is fp8, but {obstacle}", param="kv_dtype")
+    return FP8 if wanted == "fp8" else activations
+
+
+def name(dtype: torch.dtype) -> str:
+    return "fp8" if dtype is FP8 else str(dtype).removeprefix("torch.")

@@ -1,0 +1,82 @@
+"""A rehearsal before the KV cache is made: the engine does the most that it can ever be asked, on a cache of one block.
+
+What it takes meanwhile it will take again, so the cache gets the rest. Measured rather than computed, since libraries,
+kernels and captured graphs take memory that no formula knows.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from penstock.core.errors import ConfigError
+from penstock.core.sampling import SamplingParams
+from penstock.runner.memory import GpuMemory
+from penstock.sched.plan import Runner, SampleSpec, Slice, StepPlan
+from penstock.sched.scheduler import ADMISSION_SCAN
+
+# Nucleus sampling sorts the whole vocabulary, penalties copy the logits, and the API gives at most 20 logprobs.
+_DEAREST = SamplingParams(top_p=0.9, presence_penalty=0.1, num_logprobs=20)
+_DECODE_CONTEXT = 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds a step, and so the memory it takes."""
+
+    block_size: int
+    max_num_seqs: int
+    chunk_tokens: int
+    max_model_len: int
+
+
+def largest_step(limits: Limits) -> StepPlan:
+    """Prompts that fill a step, decodes in every place they leave, all of them sampled, and the most block copies.
+
+    All lie in block 0: what the numbers come to makes no difference to the memory they take.
+    """
+    longest = min(limits.chunk_tokens, limits.max_model_len)
+    whole, rest = divmod(limits.chunk_tokens, longest)
+    prompts = ([longest] * whole + [rest] * (rest > 0))[: limits.max_num_seqs]
+    decodes = decode_step(limits.max_num_seqs - len(prompts), limits).slices
+    slices = [_slice(f"prompt-{i}", 0, length, limits) for i, length in enumerate(sorted(prompts))]
+    return StepPlan(decodes + slices, [(0, 0)] * min(limits.max_num_seqs, ADMISSION_SCAN))
+
+
+def decode_step(num_decodes: int, limits: Limits) -> StepPlan:
+    """If they are many, it pays to read the context that they share once for all: that takes memory too."""
+    start = min(limits.max_model_len, _DECODE_CONTEXT) - 1
+    return StepPlan([_slice(f"decode-{i}", start, 1, limits) for i in range(num_decodes)])
+
+
+def _slice(request_id: str, start: int, num_tokens: int, limits: Limits) -> Slice:
+    end = start + num_tokens
+    sample = SampleSpec(_DEAREST, history=[0, 0], prompt_len=1, position=end)
+    return Slice(request_id, start, num_tokens, [0] * num_tokens, [0] * -(-end // limits.block_size), sample, epoch=0)
+
+
+def profile(rehearse: Callable[[], Runner], device: torch.device, free_before_bytes: int) -> GpuMemory:
+    """The device's memory beside a runner on a cache of one block, once `rehearse` has made it and run it.
+
+    Torch keeps what it was given, so all that was taken at any moment is still taken when this looks.
+    """
+    torch.cuda.empty_cache()
+    runner = rehearse()
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    del runner
+    gc.collect()
+    torch.cuda.empty_cache()
+    return GpuMemory(total_bytes, free_before_bytes, free_bytes)
+
+
+@contextmanager
+def told_if_too_large(what: str, advice: str) -> Iterator[None]:
+    """Start-up ends in one clear line where a device is too small."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise ConfigError(f"{what} does not fit into the device's memory; {advice}") from None

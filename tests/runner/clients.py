@@ -1,0 +1,97 @@
+"""Everybody at the other end of an engine in process: who asks what when, who goes away, and what each was answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from penstock.core.clock import MonotonicClock
+from penstock.core.request import FinishReason, Request, TokenLogprobs
+from penstock.engine.loop import EngineLoop
+from penstock.engine.messages import Abort, EngineStats, FromEngine, StepReport, Stop, Submit, ToEngine
+from penstock.kv.cache import KVCache
+from penstock.runner.assemble import Assembly
+from penstock.sched.budget import StepBudget
+from penstock.sched.scheduler import Scheduler
+
+MOST_IDLE_TURNS = 1000  # of the engine's loop, without a step
+
+
+@dataclass
+class Answer:
+    request: Request
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    cached_tokens: int = 0
+    finish: FinishReason | None = None
+
+
+Script = Callable[["Clients"], Iterator[list[ToEngine]]]  # what is said before each step; it may look at the clients
+
+
+class Clients:
+    """The engine's mailbox. When the script is over and all is answered, the engine is told to stop."""
+
+    def __init__(self, script: Script) -> None:
+        self._turns = script(self)
+        self.open: dict[str, Answer] = {}
+        self.finished: dict[str, Answer] = {}
+        self.num_aborted = 0
+        self.stats = EngineStats()
+        self._idle_turns = 0
+
+    def receive(self, *, wait: bool) -> list[ToEngine]:
+        self._idle_turns += 1
+        assert self._idle_turns < MOST_IDLE_TURNS, f"the engine does nothing, and {len(self.open)} wait for it"
+        messages = next(self._turns, None)
+        if messages is None:
+            return [Stop()] if wait else []
+        for message in messages:
+            match message:
+                case Submit(request):
+                    self.open[request.id] = Answer(request)
+                case Abort(request_id):
+                    del self.open[request_id]
+                    self.num_aborted += 1
+        return messages
+
+    def send(self, message: FromEngine) -> None:
+        assert isinstance(message, StepReport)
+        self.stats = message.stats
+        self._idle_turns = 0
+        for event in message.events:
+            assert event.error is None, event.error
+            answer = self.open[event.request_id]
+            answer.token_ids += event.token_ids
+            answer.logprobs += event.logprobs or []
+            answer.cached_tokens = event.cached_tokens or answer.cached_tokens
+            if event.finish is not None:
+                answer.finish = event.finish
+                self.finished[event.request_id] = self.open.pop(event.request_id)
+
+
+def one_after_the_other(requests: Iterable[Request], *, apart: int) -> Script:
+    """A request before every step that is a multiple of `apart`; all at once if that is 0."""
+
+    def script(_: Clients) -> Iterator[list[ToEngine]]:
+        if apart == 0:
+            yield [Submit(request) for request in requests]
+            return
+        for request in requests:
+            yield [Submit(request)]
+            yield from ([] for _ in range(apart - 1))
+
+    return script
+
+
+def serve(assembly: Assembly, clients: Clients, *, num_blocks: int) -> None:
+    """The engine's own loop over the assembled runner, with so many of its blocks, until all is answered."""
+    assert num_blocks <= assembly.num_blocks
+    cache = KVCache(num_blocks, assembly.block_size)
+    budget = StepBudget(assembly.chunk_tokens, target_s=None, floor=assembly.block_size)
+    scheduler = Scheduler(cache, budget, max_num_seqs=assembly.max_num_seqs)
+    EngineLoop(scheduler, assembly.runner, clients, MonotonicClock()).run()
+    assert not clients.open
+    assert not scheduler.has_work
+    assert cache.pool.num_free == num_blocks, "a block is still held"
+    assert not cache._pending, "a block is still announced"

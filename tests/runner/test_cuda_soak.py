@@ -1,0 +1,93 @@
+"""Long random traffic on the engine's own loop and a real runner: no wrong token, nothing left behind.
+
+On a GPU for SOAK_SECONDS (20); two seconds on a CPU, where it proves mostly itself. SOAK_SEED chooses other traffic.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from penstock.core.model_config import ModelConfig
+from penstock.model.random_weights import RandomCheckpoint
+from penstock.runner.assemble import Assembly
+from tests.runner.clients import Clients, serve
+from tests.runner.devices import NEEDS_GPU, assembled
+from tests.runner.judge import Judge
+from tests.runner.traffic import Limits, Traffic
+
+LEAST_TURNS = 500  # so that everything happens even on a machine that is slow
+
+
+@dataclass(frozen=True)
+class Soak:
+    device: str
+    config: ModelConfig
+    limits: Limits
+    block_size: int
+    num_blocks: int  # too few, by far, for all that is open
+    max_num_seqs: int
+    chunk_tokens: int
+    seconds: float
+
+    def assembled(self) -> Assembly:
+        return assembled(
+            self.config, self.device,
+            block_size=self.block_size, max_num_seqs=self.max_num_seqs, chunk_tokens=self.chunk_tokens,
+        )  # fmt: skip
+
+    def is_over(self) -> Callable[[int], bool]:
+        end_s = time.monotonic() + self.seconds
+        return lambda turns: turns >= LEAST_TURNS and time.monotonic() >= end_s
+
+
+def on_cpu(device: str, block_size: int) -> Soak:
+    config = ModelConfig(
+        architecture="llama", vocab_size=128, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4,
+        num_kv_heads=2, head_dim=16, context_length=256,
+    )  # fmt: skip
+    limits = Limits(128, max_model_len=256, prefix_len=120, tail_len=20, max_tokens=30, most_open=24)
+    return Soak(device, config, limits, block_size, 640 // block_size, 8, chunk_tokens=48, seconds=1.0)
+
+
+def on_gpu(block_size: int) -> Soak:
+    config = ModelConfig(
+        architecture="llama", vocab_size=500, hidden_size=512, intermediate_size=1024, num_layers=4, num_heads=8,
+        num_kv_heads=2, head_dim=64, context_length=1024,
+    )  # fmt: skip
+    limits = Limits(500, max_model_len=1024, prefix_len=700, tail_len=60, max_tokens=120, most_open=120)
+    seconds = float(os.environ.get("SOAK_SECONDS", "20")) / 2  # there are two
+    return Soak(
+        "cuda", config, limits, block_size, 8192 // block_size, max_num_seqs=48, chunk_tokens=512, seconds=seconds
+    )
+
+
+@pytest.mark.parametrize(
+    "soak",
+    [
+        pytest.param(on_cpu("cpu", 16), id="cpu"),
+        pytest.param(on_cpu("cpu-overlapped", 4), id="cpu-overlapped"),
+        pytest.param(on_gpu(16), id="cuda-16", marks=NEEDS_GPU),
+        pytest.param(on_gpu(64), id="cuda-64", marks=NEEDS_GPU),
+    ],
+)
+def test_no_token_is_wrong_and_nothing_is_left_behind(soak: Soak) -> None:
+    assembly = soak.assembled()
+    clients = Clients(Traffic(soak.limits, soak.is_over(), seed=int(os.environ.get("SOAK_SEED", "0"))))
+    serve(assembly, clients, num_blocks=soak.num_blocks)
+
+    judge = Judge(RandomCheckpoint(soak.config), longest=soak.config.context_length, device=assembly.device)
+    undecided = judge.check_all(clients)
+    copied = sum(answer.cached_tokens % soak.block_size > 0 for answer in clients.finished.values())
+    stats = clients.stats
+    print(
+        f"{soak.device}, blocks of {soak.block_size}: {stats.steps} steps, {len(clients.finished)} finished, "
+        f"{clients.num_aborted} aborted, {stats.generated_tokens} tokens ({undecided} undecided), {stats.preemptions} "
+        f"preemptions, {stats.cached_tokens} of {stats.prompt_tokens} prompt tokens cached, {copied} copies"
+    )
+    assert min(len(clients.finished), clients.num_aborted, stats.preemptions, stats.evictions, copied) > 0
+    assert stats.cached_tokens > 0.2 * stats.prompt_tokens
