@@ -79,7 +79,7 @@ class PagedDriver:
                 sequence.blocks.append(self._free.pop())
         batch = make_batch(work, device=self.ops.device, every_row=every_row)
         with torch.inference_mode():
-            logits = self.model(batch, self.kv)
+            logits = self.model(batch, self.kv).float()
         for sequence, count in work:
             sequence.computed += count
         return logits

@@ -26,7 +26,7 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
-class Request(msgspec.Struct, frozen=True, omit_defaults=True):
+class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     id: str
     prompt_ids: list[int]
     max_tokens: int  # resolved: never more than the context leaves room for
@@ -37,21 +37,21 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     namespace: str = ""  # prefix-cache isolation: part of every block hash
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The chosen token's log probability, and the most likely alternatives, best first."""
 
     logprob: float
     top: list[tuple[int, float]] = []
 
 
-class RequestTimings(msgspec.Struct, frozen=True, array_like=True):
+class RequestTimings(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Seconds spent in the engine, reported once with the first token."""
 
     queue_s: float  # from arrival in the engine to the first step that ran it
     prefill_s: float  # from there to the end of the step that made the first token
 
 
-class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
+class TokenEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """News of one request after one step: zero or more tokens, and perhaps its end."""
 
     request_id: str

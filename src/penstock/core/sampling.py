@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+class SamplingParams(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int | None = None

@@ -62,7 +62,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-class EngineStats(msgspec.Struct, frozen=True, array_like=True):
+class EngineStats(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The engine after a step. Counters run from the engine's start."""
 
     num_running: int = 0
@@ -81,7 +81,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     evictions: int = 0
 
 
-class StepReport(msgspec.Struct, frozen=True, tag=True):
+class StepReport(msgspec.Struct, frozen=True, gc=False, tag=True):
     events: list[TokenEvent]
     stats: EngineStats
 

@@ -30,7 +30,7 @@ class CausalLM(Protocol):
     def config(self) -> ModelConfig: ...
 
     def __call__(self, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
-        """Run one step: the cache is extended by the batch's tokens; float32 logits [rows, vocab] of its logit rows."""
+        """Run one step: the cache is extended by the batch's tokens; logits [rows, vocab] of its logit rows."""
 
 
 class Layer(Protocol):
@@ -144,7 +144,7 @@ class Decoder:
         stream = Stream(self.embedding(batch.token_ids))
         for layer, layer_kv in zip(self.layers, kv, strict=True):
             layer(stream, layer_kv, batch)
-        return self.ops.norm_linear(stream.at(batch.logit_rows), self.norm, self.head).float()  # [rows, vocab]
+        return self.ops.norm_linear(stream.at(batch.logit_rows), self.norm, self.head)
 
 
 def decoder_of(load_layer: LayerLoader) -> Family:

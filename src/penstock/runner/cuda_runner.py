@@ -19,6 +19,7 @@ from penstock.core.request import TokenLogprobs
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV
 from penstock.model.ops.triton import TritonOps
+from penstock.model.ops.triton.argmax import argmax
 from penstock.model.ops.triton.shared import pieces_wanted, sequences_per_tile
 from penstock.runner.device_inputs import Inputs, Sizes, as_batch, write
 from penstock.runner.device_sampler import choose, logprobs
@@ -133,7 +134,7 @@ class CudaRunner:
         self._send(sizes)
         num_decodes = sum(s.num_tokens == 1 for s in slices)
         logits = self._forward(sizes, num_decodes)
-        return logits, logits.argmax(dim=-1)
+        return logits, argmax(logits)
 
     def _replay(self, slices: list[Slice]) -> tuple[Tensor, Tensor]:
         size = self._ladder[bisect_left(self._ladder, len(slices))]
@@ -176,7 +177,7 @@ class CudaRunner:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             logits = self._forward(sizes, sizes.sequences)
-            best = logits.argmax(dim=-1)
+            best = argmax(logits)
         return DecodeGraph(sizes, graph, logits, best)
 
 

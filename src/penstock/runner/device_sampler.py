@@ -15,13 +15,14 @@ from penstock.sched.plan import SampleSpec
 
 def choose(logits: Tensor, best: Tensor, specs: list[SampleSpec]) -> Tensor:
     """One token id per row of `logits`, int32; `best` is their greedy choice."""
+    if all(spec.params.is_greedy and not reshapes(spec) for spec in specs):
+        return best
+    logits = logits.float()
     if any(reshapes(spec) for spec in specs):
         logits = logits.clone()
         for row, spec in zip(logits, specs, strict=True):
             reshape(row, spec)
         best = logits.argmax(dim=-1)
-    if all(spec.params.is_greedy for spec in specs):
-        return best.int()
     device = logits.device
     params = [spec.params for spec in specs]
     temperature = _column([p.temperature or 1.0 for p in params], device)
@@ -51,6 +52,7 @@ def _draw_truncated(scaled: Tensor, specs: list[SampleSpec], uniform: Tensor) ->
 
 def logprobs(row: Tensor, token_id: Tensor, count: int) -> Tensor:
     """[(id, log probability)] of the chosen token and then of the `count` best, float64, on the device."""
+    row = row.float()
     total = row.logsumexp(dim=-1)
     values, ids = row.topk(count)
     own = row[token_id.long()]

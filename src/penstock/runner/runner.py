@@ -35,6 +35,6 @@ class ModelRunner:
     def submit(self, plan: StepPlan) -> FinishedStep:
         if plan.copies:
             self._ops.copy_blocks(self._kv, plan.copies)
-        logits = self._model(build_batch(plan.slices, self._ops.device), self._kv)
+        logits = self._model(build_batch(plan.slices, self._ops.device), self._kv).float()
         sampled = iter(sample(logits, [s.sample for s in plan.slices if s.sample is not None]))
         return FinishedStep(StepResult([next(sampled) if s.sample is not None else None for s in plan.slices]))

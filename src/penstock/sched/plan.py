@@ -1,7 +1,8 @@
 """What the scheduler and the runner say to each other: one step's plan, and what came of it. Plain data.
 
 The runner reads a plan while it submits it and keeps nothing: the lists in it belong to the scheduler. They are msgspec
-structs because hundreds are made in every step, and nothing makes them faster.
+structs because hundreds are made in every step, and nothing makes them faster; the garbage collector need not look at
+them, since they hold no cycles.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from penstock.core.request import TokenLogprobs
 from penstock.core.sampling import SamplingParams
 
 
-class SampleSpec(msgspec.Struct, frozen=True):
+class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     """How to choose the token that follows a slice."""
 
     params: SamplingParams
@@ -25,7 +26,7 @@ class SampleSpec(msgspec.Struct, frozen=True):
     banned_ids: Sequence[int] = ()  # stop tokens that may not come yet
 
 
-class Slice(msgspec.Struct, frozen=True):
+class Slice(msgspec.Struct, frozen=True, gc=False):
     """One sequence's part of a step: tokens [start, start + num_tokens) of it."""
 
     request_id: str
@@ -42,7 +43,7 @@ class Slice(msgspec.Struct, frozen=True):
         return len(self.token_ids) < self.num_tokens
 
 
-class StepPlan(msgspec.Struct, frozen=True):
+class StepPlan(msgspec.Struct, frozen=True, gc=False):
     slices: list[Slice]
     copies: list[tuple[int, int]] = []  # (source, destination) blocks, before all else
 
@@ -51,12 +52,12 @@ class StepPlan(msgspec.Struct, frozen=True):
         return sum(s.num_tokens for s in self.slices)
 
 
-class Sampled(msgspec.Struct, frozen=True):
+class Sampled(msgspec.Struct, frozen=True, gc=False):
     token_ids: list[int]  # zero to k tokens
     logprobs: list[TokenLogprobs] | None = None
 
 
-class StepResult(msgspec.Struct, frozen=True):
+class StepResult(msgspec.Struct, frozen=True, gc=False):
     sampled: list[Sampled | None]  # one per slice of the plan; None where nothing was to be sampled
 
 

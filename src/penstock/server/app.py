@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock.api.asgi import Receive, Request, Route, Router, Scope, Send
@@ -33,6 +34,7 @@ class Replica:
 
     def open(self, model: ServedModel) -> None:
         """The engine is ready: take requests for its model."""
+        gc.freeze()  # what is loaded by now stays: the garbage collector need not stop a stream to look through it
         encoder = PromptEncoder(model, ThreadPoolExecutor(thread_name_prefix="tokenize"))
         openai = OpenAIRoutes(
             model,

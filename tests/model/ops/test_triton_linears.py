@@ -13,6 +13,7 @@ from penstock.model.ops.reference import ReferenceOps
 
 pytest.importorskip("triton", reason="no Triton")
 from penstock.model.ops.triton import TritonOps, rowwise, thin
+from penstock.model.ops.triton.argmax import argmax
 from penstock.quant.fp8 import Fp8Ops, quantized
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -94,6 +95,14 @@ def test_a_layers_linears_equal_the_reference(dtype: torch.dtype, rows: int, hid
     (ours, residual, pending), (theirs, expected, _) = results
     close(residual if pending is None else residual + pending, expected)
     close(ours, theirs)
+
+
+@DTYPES
+@pytest.mark.parametrize(("rows", "columns"), [(1, 5), (3, 8192), (2, 20_000)])
+def test_greedy_choice_is_the_first_of_the_largest(dtype: torch.dtype, rows: int, columns: int) -> None:
+    logits = torch.randint(-50, 50, (rows, columns), device=DEVICE).to(dtype)  # many are equal
+    assert argmax(logits).tolist() == [row.index(max(row)) for row in logits.tolist()]
+    assert argmax(torch.full_like(logits, torch.nan)).max() < columns
 
 
 def test_one_row_of_any_width_can_be_multiplied() -> None:

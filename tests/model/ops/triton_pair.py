@@ -92,8 +92,8 @@ class Both:
     def check(self, work: list[tuple[PagedSequence, int]], shared: SharedPrefixes | None = None) -> None:
         spec, angles = self.heads.spec(self.dtype), self.rope()
         batch = replace(make_batch(work, device=DEVICE), shared=shared)
-        qkv = self.qkv(batch.num_tokens)
         self.ours.begin(batch)
+        qkv = self.qkv(batch.num_tokens)  # as in a step: the plan is complete before a layer begins
         for _ in range(2):  # the second layer finds the plan as the first one left it
             ours = self.ours.attention(qkv, spec, angles, self.our_kv, batch)
         self.theirs.begin(batch)

@@ -74,7 +74,7 @@ def attend_decodes(
         kv.value_scale,
         SHAPE=shape,
         SHARED_TILE=batch.shared.tiles.shape[1] if batch.shared else 0,
-        OVERLAPS=shared is not None and overlaps(),
+        OVERLAPS=shared is not None and overlaps(),  # with `attend_shared`; to start before the linears end costs more
         BLOCK_G=triton.next_power_of_2(shape.group),
         BLOCK_M=max(triton.next_power_of_2(shape.group + 1), 16),  # the least that a matrix product takes
         BLOCK_N=tiling.keys,

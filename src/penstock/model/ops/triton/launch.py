@@ -1,7 +1,8 @@
 """Programmatic dependent launch: a kernel starts while the one before it still runs, and waits where it must.
 
-What a kernel does before `wait` overlaps the other's end: it may read weights, and whatever was there before the step's
-first kernel, but nothing that a kernel of this step writes, and it may write nothing.
+What a kernel does before `wait` overlaps the other's end: it may read weights, what earlier steps left in the cache,
+and the step's inputs and plan, which are complete before its first layer begins; but nothing that a layer of this
+step writes, and it may write nothing.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

@@ -36,7 +36,7 @@ class Tiling(NamedTuple):
     stages: int  # how many turns ahead weights are read
 
 
-TILING, FP8_TILING = Tiling(16, 2, 256, 4), Tiling(32, 4, 128, 4)
+TILING, FP8_TILING = Tiling(16, 2, 256, 4), Tiling(32, 4, 256, 3)
 
 
 class Ending(IntEnum):
@@ -57,13 +57,15 @@ class Weight:
 def fits(num_rows: int, weight: Tensor) -> bool:
     if num_rows == 1:
         return True
+    if num_rows > MOST_ROWS or weight.dtype is torch.float32:
+        return False
+    tiling = _tiling(weight)
     outputs, columns = weight.shape
-    return (
-        num_rows <= MOST_ROWS
-        and weight.dtype is not torch.float32
-        and outputs % 64 == 0
-        and columns % 512 == 0  # multiples of every tiling
-    )
+    return outputs % tiling.outputs == 0 and columns % (tiling.groups * tiling.columns) == 0
+
+
+def _tiling(weight: Tensor) -> Tiling:
+    return TILING if weight.element_size() == 2 else FP8_TILING
 
 
 def can_norm(num_rows: int, weight: Tensor) -> bool:
@@ -105,7 +107,7 @@ def _one_row(x: Tensor, weight: Weight, norm: Norm | None, ending: Ending, out: 
 def _few_rows(x: Tensor, weight: Weight, norm: Norm | None, ending: Ending, out: Tensor) -> None:
     assert norm is None
     outputs, columns = out.shape[1], weight.values.shape[1]
-    tiling = TILING if weight.scales is None else FP8_TILING
+    tiling = _tiling(weight.values)
     per_program = tiling.outputs // (2 if ending is Ending.SWIGLU else 1)
     _few_rows_kernel[(outputs // per_program,)](
         x, weight.values, weight.scales, weight.bias, out, x.shape[0], outputs, COLUMNS=columns,

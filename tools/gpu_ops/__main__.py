@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from .attention import decodes, prefills, shared, sweep_decode, sweep_plan, sweep_prefill
+from .linears import linears, products, small, sweep_thin
+
+PARTS: dict[str, Callable[[], None]] = {
+    "small": small,
+    "linears": linears,
+    "decode": decodes,
+    "shared": shared,
+    "prefill": prefills,
+    "products": products,
+    "sweep-thin": sweep_thin,
+    "sweep-decode": sweep_decode,
+    "sweep-plan": sweep_plan,
+    "sweep-prefill": sweep_prefill,
+}
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)  # a run that is cut short leaves what it has measured
+    for part in sys.argv[1:] or ["small", "linears", "decode", "shared", "prefill"]:
+        PARTS[part]()
