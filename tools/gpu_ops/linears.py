@@ -88,7 +88,7 @@ def linears() -> None:
         for fp8 in (False, True):
             chain = Chain(name, fp8=fp8)
             for rows in (1, 2, 8, 16, 32, 64, 256):
-                line = f"linears {chain.name} {rows:4} rows: {chain.rate(rows)}"
+                line = f"linears {chain.name:7} {rows:3} rows: {chain.rate(rows)}"
                 if rows <= thin.MOST_ROWS:
                     with patch.object(thin, "fits", lambda *_: False):
                         line += f", cuBLAS {tried(chain.rate, rows)}"
@@ -103,7 +103,7 @@ def sweep_thin() -> None:
             chain = Chain(name, fp8=fp8)
             for tiling in (thin.Tiling(*each) for each in numbers):
                 with patch.object(thin, "FP8_TILING" if fp8 else "TILING", tiling):
-                    print(f"{chain.name} 8 rows {tiling}: {tried(chain.rate, 8)}")
+                    print(f"{chain.name:7} 8 rows {tiling}: {tried(chain.rate, 8)}")
 
 
 def products() -> None:

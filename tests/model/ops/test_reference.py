@@ -84,7 +84,7 @@ def test_logits_do_not_depend_on_how_tokens_are_batched(
 ) -> None:
     ops = ReferenceOps()
     model = random_model(replace(TINY, windows=windows), ops)
-    driver = PagedDriver(model, ops, block_size=block_size, num_blocks=200)
+    driver = PagedDriver(model, ops, block_size=block_size, num_blocks=300)
     sequences = [driver.sequence([(7 * s + 3 * t) % 256 for t in range(sum(c))]) for s, c in enumerate(counts)]
     last: dict[int, torch.Tensor] = {}
     while any(counts):

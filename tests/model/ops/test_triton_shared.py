@@ -116,6 +116,8 @@ def test_captured_step_stays_right_as_groups_change(dtype: torch.dtype) -> None:
     captured = made(Sharing([30], [(0, 10 * i) for i in range(24)]))
     assert captured.shared is not None
     step()
+    both.theirs.begin(captured)
+    both.theirs.attention(qkv, spec, angles, both.their_kv, captured)  # later steps find these tokens in their blocks
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = step()
