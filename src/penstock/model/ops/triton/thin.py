@@ -24,7 +24,7 @@ from penstock.model.ops.triton.launch import let_next_start, overlaps, wait
 MOST_ROWS = 16
 # FP8 widens to float16 exactly, and fastest: rows that meet it become float16 too, and so much smaller that they can.
 SHRINK = tl.constexpr(0.0625)
-_MOST_COLUMNS = 16_384  # that a program holds of a weight's row
+_MOST_BYTES = 32_768  # that a program holds of a weight's row
 
 
 class Tiling(NamedTuple):
@@ -70,7 +70,7 @@ def _tiling(weight: Tensor) -> Tiling:
 
 def can_norm(num_rows: int, weight: Tensor) -> bool:
     """Whether the norm before a product can be part of it."""
-    return num_rows == 1 and weight.shape[1] <= _MOST_COLUMNS
+    return num_rows == 1 and weight.shape[1] * weight.element_size() <= _MOST_BYTES
 
 
 def product(
@@ -91,10 +91,12 @@ def product(
 
 def _one_row(x: Tensor, weight: Weight, norm: Norm | None, ending: Ending, out: Tensor) -> None:
     outputs, columns = out.shape[1], weight.values.shape[1]
-    tile = min(triton.next_power_of_2(columns), _MOST_COLUMNS)
-    # In flight, the fastest on an H200: 4 rows of 16-bit weights at 128 bytes a thread, 8 of FP8 at 256; less if long.
-    rows = (4 if weight.scales is None else 8) // (1 if tile <= 4096 else 2)
-    warps = rows * tile * weight.values.element_size() // (128 if weight.scales is None else 256) // 32
+    width = weight.values.element_size()
+    tile = min(triton.next_power_of_2(columns), _MOST_BYTES // width)
+    # In flight, the fastest on an H200: 4 rows of 16-bit weights at 128 bytes a thread, 8 of FP8 at 256; half if long.
+    rows, bytes_per_thread = (4, 128) if width == 2 else (8, 256)
+    rows //= 1 if tile * width <= 8192 else 2
+    warps = rows * tile * width // bytes_per_thread // 32
     rows //= 2 if ending is Ending.SWIGLU else 1
     _one_row_kernel[(triton.cdiv(outputs, rows),)](
         x, norm.weight if norm else None, weight.values, weight.scales, weight.bias, out, outputs,
