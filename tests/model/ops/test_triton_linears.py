@@ -14,7 +14,8 @@ from penstock.model.ops.reference import ReferenceOps
 pytest.importorskip("triton", reason="no Triton")
 from penstock.model.ops.triton import TritonOps, rowwise, thin
 from penstock.model.ops.triton.argmax import argmax
-from penstock.quant.fp8 import Fp8Ops, quantized
+from penstock.quant.e4m3 import quantized
+from penstock.quant.fp8 import Fp8Ops
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
