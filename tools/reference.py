@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from penstock.api.errors import STATUS_TABLE
+from penstock.api.errors import STATUS_TABLE, anthropic_status, anthropic_type
 from penstock.cli.flags import SECTIONS, flag, members, show
 from penstock.cli.main import parser
 from penstock.core.errors import all_errors
@@ -57,15 +57,18 @@ def _help(command: argparse.ArgumentParser) -> str:
 
 
 def errors_page() -> str:
-    lines = ["# Errors\n", 'Every error is JSON: `{"error": {"message", "type", "param", "code"}}`.']
-    lines += [
-        "`code` is stable; 429 and 503 carry `Retry-After`.\n",
-        "| code | HTTP status | type | class |",
-        "|---|---|---|---|",
+    lines = [
+        "# Errors\n",
+        'Every error is JSON: `{"error": {"message", "type", "param", "code"}}`, and at `/v1/messages` Anthropic\'s',
+        '`{"type": "error", "error": {"type", "message", "details": {"error_code", "param"}}, "request_id"}`.',
+        "`code` is stable; 429, 503 and 529 carry `Retry-After`.\n",
+        "| code | HTTP status | type | Anthropic | class |",
+        "|---|---|---|---|---|",
     ]
     for error in all_errors():
-        row = STATUS_TABLE[error]
-        lines.append(f"| `{error.code}` | {row.status} | `{row.type}` | `{error.__name__}` |")
+        row, status = STATUS_TABLE[error], anthropic_status(error(""))
+        theirs = f"{status} `{anthropic_type(status)}`"
+        lines.append(f"| `{error.code}` | {row.status} | `{row.type}` | {theirs} | `{error.__name__}` |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,6 +1,7 @@
 import json
 
 from penstock.api import sse
+from penstock.api.errors import ANTHROPIC
 from penstock.core.errors import EngineFailed
 
 
@@ -13,6 +14,17 @@ def test_an_error_event_holds_the_same_body_as_an_error_response() -> None:
     assert event.startswith(b"data: ")
     assert event.count(b"\n") == 2
     assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "engine_failed"
+
+
+def test_a_named_event_says_its_name_first() -> None:
+    assert sse.event(b"{}", b"ping") == b"event: ping\ndata: {}\n\n"
+
+
+def test_an_error_event_for_anthropics_clients_is_named() -> None:
+    event = sse.error_event(EngineFailed("died"), "r1", ANTHROPIC)
+    name, data = event.decode().splitlines()[:2]
+    assert name == "event: error"
+    assert json.loads(data.removeprefix("data: "))["request_id"] == "r1"
 
 
 def test_the_end_is_a_frame_of_its_own() -> None:

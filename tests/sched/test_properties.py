@@ -42,14 +42,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         prompt=prompts, max_tokens=st.integers(1, 12), namespace=st.sampled_from(["", "other"]),
         stop=st.integers(0, VOCAB - 1),
-        priority=st.sampled_from(Priority),
+        priority=st.sampled_from(Priority), num_made_elsewhere=st.sampled_from([0, 0, 3]),
     )  # fmt: skip
-    def submit(self, prompt: list[int], max_tokens: int, namespace: str, stop: int, priority: Priority) -> None:
+    def submit(
+        self, prompt: list[int], max_tokens: int, namespace: str, stop: int, priority: Priority, num_made_elsewhere: int
+    ) -> None:
         self.count += 1
+        output: list[int] = []
+        for _ in range(min(num_made_elsewhere, max_tokens - 1)):
+            output.append(fake_token([*prompt, *output], VOCAB))
         request = Request(
-            f"r{self.count}", prompt, max_tokens, namespace=namespace, stop_token_ids=[stop], priority=priority
-        )
-        self.open[request.id] = Client(request)
+            f"r{self.count}", prompt, max_tokens, namespace=namespace, stop_token_ids=[stop], priority=priority,
+            output_ids=output,
+        )  # fmt: skip
+        self.open[request.id] = Client(request, list(output))
         self.scheduler.submit(request, self.now)
 
     @precondition(lambda self: self.open)

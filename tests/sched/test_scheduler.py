@@ -1,8 +1,11 @@
+import pytest
+
 from penstock.core.request import FinishReason, Priority, Request, TokenEvent
+from penstock.core.sampling import SamplingParams
 from penstock.engine.fake import FakeRunner, fake_token
 from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
-from penstock.sched.plan import StepPlan
+from penstock.sched.plan import SampleSpec, StepPlan
 from penstock.sched.scheduler import Scheduler
 
 BLOCK = 4
@@ -178,3 +181,60 @@ def test_the_first_token_carries_its_timings_and_the_cached_tokens() -> None:
     assert first.timings is not None
     assert first.timings.queue_s == 0.5
     assert sum(e.timings is not None for e in bench.events) == 2
+
+
+# -- output that was made elsewhere
+
+
+def specs(output_ids: list[int]) -> list[SampleSpec]:
+    """How each token was asked for, with the history as it was then."""
+    bench = Bench()
+    params = SamplingParams(seed=7, presence_penalty=1.0, repetition_penalty=1.5)
+    bench.submit(
+        "a", [1, 2, 3], 10, sampling=params, min_tokens=6, stop_token_ids=[500], output_ids=output_ids
+    )  # fmt: skip
+    found = []
+    while bench.scheduler.has_work:
+        plan = bench.scheduler.plan(bench.now)
+        assert plan is not None
+        (spec,) = [planned.sample for planned in plan.slices]
+        assert spec is not None
+        found.append(SampleSpec(spec.params, list(spec.history), spec.prompt_len, spec.position, list(spec.banned_ids)))
+        bench.scheduler.commit(plan, bench.runner.submit(plan).result(), bench.now)
+    return found
+
+
+@pytest.mark.parametrize("num_made_elsewhere", [1, 5, 6, 9])
+def test_after_output_made_elsewhere_tokens_are_chosen_as_if_it_had_been_made_here(num_made_elsewhere: int) -> None:
+    undisturbed = specs([])
+    assert len(undisturbed) == 10
+    output_ids = list(undisturbed[-1].history[3:])[:num_made_elsewhere]
+    assert specs(output_ids) == undisturbed[num_made_elsewhere:]
+
+
+def test_the_first_token_made_here_tells_how_much_of_the_prompt_alone_was_cached() -> None:
+    bench = Bench()
+    prompt = list(range(10))
+    for name in ("a", "b"):
+        bench.submit(name, prompt, 30, output_ids=expected(prompt, 12))
+        bench.run()
+    first = {name: next(event for event in bench.events if event.request_id == name) for name in ("a", "b")}
+    assert first["a"].cached_tokens == 0
+    assert first["b"].cached_tokens == 10
+    assert first["b"].timings is not None
+    assert bench.outputs["b"] == expected(prompt, 30)[12:]
+
+
+def test_queued_tokens_are_those_that_no_step_has_taken_yet() -> None:
+    bench = Bench(chunk=8)
+    bench.submit("a", list(range(20)))
+    bench.submit("b", list(range(50, 60)))
+    assert bench.scheduler.queued_tokens == 30
+    bench.step()
+    assert bench.scheduler.queued_tokens == 22
+    bench.step()
+    assert bench.scheduler.queued_tokens == 14
+    bench.scheduler.abort("a")
+    assert bench.scheduler.queued_tokens == 10
+    bench.run()
+    assert bench.scheduler.queued_tokens == 0

@@ -40,4 +40,7 @@ def test_a_server_whose_model_is_loading_is_alive_but_not_ready() -> None:
             status, headers, body = ask(host, port, method, path)
             assert (status, json.loads(body)["error"]["code"]) == (503, "engine_unavailable")
             assert int(headers["retry-after"]) >= 1
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            status, _, body = ask(host, port, "POST", path)
+            assert (status, json.loads(body)["type"]) == (503, "error")
         assert ask(host, port, "GET", "/nowhere")[0] == 404

@@ -23,7 +23,12 @@ def test_pieces_give_what_cutting_the_whole_text_gives(pieces: list[str], stops:
     stream = StopStrings(stops, include)
     results = [stream.push(piece) for piece in pieces]
     text = "".join(text for text, _ in results) + stream.flush()
-    assert (text, any(hit for _, hit in results)) == cut("".join(pieces), stops, include)
+    whole = "".join(pieces)
+    assert (text, any(hit for _, hit in results)) == cut(whole, stops, include)
+    if stream.hit is not None:
+        assert stream.hit in stops
+        assert whole.startswith(text if include else text + stream.hit)
+    assert (stream.hit is not None) == any(hit for _, hit in results)
 
 
 @given(st.lists(letters, min_size=1), stop_lists)
@@ -41,7 +46,9 @@ def test_only_the_beginning_of_a_stop_is_held_back(pieces: list[str], stops: lis
 
 def test_the_stop_that_is_complete_first_wins() -> None:
     assert StopStrings(["abcd", "c"]).push("xabcd") == ("xab", True)
-    assert StopStrings(["\n\nUser:", ":"]).push("yes\n\nUser: no") == ("yes", True)
+    stream = StopStrings(["\n\nUser:", ":"])
+    assert stream.push("yes\n\nUser: no") == ("yes", True)
+    assert stream.hit == "\n\nUser:"
 
 
 def test_an_included_stop_is_the_end_of_the_text() -> None:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.api import sse
-from penstock.api.errors import error_body, error_headers, http_error
+from penstock.api.errors import OPENAI, Convention, error_headers
 from penstock.core.errors import BodyTooLarge, InvalidRequest, MethodNotAllowed, NotFound, PenstockError, RequestAborted
 
 Scope = MutableMapping[str, Any]
@@ -41,6 +41,7 @@ class Request:
         self.path: str = scope["path"]
         self.client: str | None = scope["client"][0] if scope.get("client") else None
         self.path_param = ""  # what stood in place of the route's {param}
+        self.convention = OPENAI  # the route's
         self.is_disconnected = False
         self._raw_headers: Headers = scope["headers"]
         self._receive = receive
@@ -55,6 +56,10 @@ class Request:
         """The client's own x-request-id if it is fit for logs and headers, else a fresh one."""
         wanted = self.headers.get("x-request-id", "")
         return wanted if _SANE_REQUEST_ID.fullmatch(wanted) else uuid.uuid4().hex
+
+    def error_event(self, error: PenstockError) -> bytes:
+        """An error in mid-stream, as this request's client reads it."""
+        return sse.error_event(error, self.id, self.convention)
 
     async def body(self, limit_bytes: int) -> bytes:
         """All of it. Raises BodyTooLarge as soon as that is certain, RequestAborted if the client goes away."""
@@ -112,8 +117,10 @@ async def json_response(send: Send, status: int, body: bytes, headers: Headers =
     await respond(send, status, body, [(b"content-type", b"application/json"), length, *headers])
 
 
-async def error_response(send: Send, error: PenstockError, headers: Headers = ()) -> None:
-    await json_response(send, http_error(error).status, error_body(error), [*error_headers(error), *headers])
+async def error_response(send: Send, error: PenstockError, request: Request, headers: Headers = ()) -> None:
+    convention = request.convention
+    body = convention.body(error, request.id)
+    await json_response(send, convention.status(error), body, [*error_headers(error), *headers])
 
 
 class SseStream:
@@ -123,8 +130,9 @@ class SseStream:
     the status line is long gone. The error goes on to the router.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, error_event: Callable[[PenstockError], bytes] = sse.error_event) -> None:
         self._send = send
+        self._error_event = error_event
 
     async def __aenter__(self) -> SseStream:
         await self.start()
@@ -135,7 +143,7 @@ class SseStream:
             return  # cancelled: nobody is waiting for more
         with contextlib.suppress(RequestAborted):
             if error is not None:
-                await self.write(sse.error_event(error if isinstance(error, PenstockError) else _internal_error()))
+                await self.write(self._error_event(error if isinstance(error, PenstockError) else _internal_error()))
             await self.close()
 
     async def start(self, headers: Headers = ()) -> None:
@@ -160,18 +168,19 @@ class Route(NamedTuple):
     method: str
     path: str  # may end in one {param}, which takes the whole rest of the path, slashes included
     handler: Handler
+    convention: Convention = OPENAI  # one for all methods of a path
 
 
 class Router:
     """The ASGI application: finds the handler, names the request, and answers for every error."""
 
     def __init__(self, routes: Iterable[Route], *, startup: Hook | None = None, shutdown: Hook | None = None) -> None:
-        self._exact: dict[str, dict[str, Handler]] = {}
-        self._prefixed: dict[str, dict[str, Handler]] = {}
+        self._exact: dict[str, dict[str, Route]] = {}
+        self._prefixed: dict[str, dict[str, Route]] = {}
         for route in routes:
             prefix, param, _ = route.path.partition("{")
             table = self._prefixed if param else self._exact
-            table.setdefault(prefix, {})[route.method] = route.handler
+            table.setdefault(prefix, {})[route.method] = route
         self._hooks = {"startup": startup, "shutdown": shutdown}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -196,24 +205,26 @@ class Router:
             await send.refuse(_internal_error(request.id))
 
     async def _dispatch(self, request: Request, send: Send) -> None:
-        handlers = self._find(request)
-        methods = sorted({*handlers, "OPTIONS"} | ({"HEAD"} if "GET" in handlers else set()))
+        routes = self._find(request)
+        request.convention = next(iter(routes.values())).convention
+        methods = sorted({*routes, "OPTIONS"} | ({"HEAD"} if "GET" in routes else set()))
         allow = [(b"allow", ", ".join(methods).encode())]
         method = "GET" if request.method == "HEAD" else request.method
-        if method in handlers:
-            await handlers[method](request, send)
+        if method in routes:
+            await routes[method].handler(request, send)
         elif method == "OPTIONS":
             await respond(send, 204, b"", allow)
         else:
-            await error_response(send, MethodNotAllowed(f"{request.method} is not allowed on {request.path}"), allow)
+            error = MethodNotAllowed(f"{request.method} is not allowed on {request.path}")
+            await error_response(send, error, request, allow)
 
-    def _find(self, request: Request) -> dict[str, Handler]:
-        if handlers := self._exact.get(request.path):
-            return handlers
-        for prefix, handlers in self._prefixed.items():
+    def _find(self, request: Request) -> dict[str, Route]:
+        if routes := self._exact.get(request.path):
+            return routes
+        for prefix, routes in self._prefixed.items():
             if request.path.startswith(prefix) and request.path != prefix:
                 request.path_param = request.path.removeprefix(prefix)
-                return handlers
+                return routes
         raise NotFound(f"there is nothing at {request.path}")
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
@@ -230,7 +241,7 @@ class Router:
 
 
 class _TaggedSend:
-    """The server's send, with x-request-id on every response and no body for HEAD.
+    """The server's send, with the request's id on every response and no body for HEAD.
 
     Sending to a client that has gone raises RequestAborted, whether the server noticed or `watch_disconnect` did.
     """
@@ -245,7 +256,9 @@ class _TaggedSend:
             raise RequestAborted("the client went away")
         if message["type"] == "http.response.start":
             self.has_started = True
-            message["headers"] = [*message["headers"], (b"x-request-id", self._request.id.encode())]
+            request_id = self._request.id.encode()
+            tags = [(name, request_id) for name in self._request.convention.id_headers]
+            message["headers"] = [*message["headers"], *tags]
         elif self._request.method == "HEAD":
             message["body"] = b""
         try:
@@ -261,7 +274,7 @@ class _TaggedSend:
         # Part of a body that is too large is still on its way; the connection is of no more use.
         closing = [(b"connection", b"close")] if isinstance(error, BodyTooLarge) else []
         with contextlib.suppress(RequestAborted):
-            await error_response(self, error, closing)
+            await error_response(self, error, self._request, closing)
 
 
 def _internal_error(request_id: str | None = None) -> PenstockError:

@@ -1,11 +1,13 @@
-"""The one table from error to HTTP status and OpenAI error type. Codes come from the error classes themselves.
+"""The one table from error to HTTP status and error type, and the two shapes in which clients read it.
 
-It knows nothing of sockets: `api/asgi.py` sends what is built here, and `api/sse.py` frames it in mid-stream.
+Codes come from the error classes themselves. It knows nothing of sockets: `api/asgi.py` sends what is built here, and
+`api/sse.py` frames it in mid-stream.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +19,7 @@ from penstock.core.errors import PenstockError
 class HttpError(NamedTuple):
     status: int
     type: str  # what OpenAI's clients show as `error.type`
+    anthropic_status: int | None = None  # where Anthropic has a status of its own
 
 
 STATUS_TABLE: dict[type[PenstockError], HttpError] = {
@@ -25,10 +28,20 @@ STATUS_TABLE: dict[type[PenstockError], HttpError] = {
     errors.ContextLengthExceeded: HttpError(400, "invalid_request_error"),
     errors.UnsupportedParameter: HttpError(400, "invalid_request_error"),
     errors.BodyTooLarge: HttpError(413, "invalid_request_error"),
+    errors.HeadersTooLarge: HttpError(431, "invalid_request_error"),
+    errors.RequestTimeout: HttpError(408, "invalid_request_error"),
+    errors.Unauthenticated: HttpError(401, "authentication_error"),
+    errors.PermissionDenied: HttpError(403, "permission_error"),
+    errors.Conflict: HttpError(409, "invalid_request_error"),
     errors.NotFound: HttpError(404, "not_found_error"),
     errors.ModelNotFound: HttpError(404, "not_found_error"),
+    errors.TenantNotFound: HttpError(404, "not_found_error"),
+    errors.KeyNotFound: HttpError(404, "not_found_error"),
     errors.MethodNotAllowed: HttpError(405, "invalid_request_error"),
-    errors.Overloaded: HttpError(429, "rate_limit_error"),
+    errors.Overloaded: HttpError(429, "rate_limit_error", anthropic_status=529),
+    errors.RateLimited: HttpError(429, "rate_limit_error"),
+    errors.BudgetExhausted: HttpError(429, "insufficient_quota", anthropic_status=402),
+    errors.StoreUnavailable: HttpError(503, "server_error"),
     errors.EngineUnavailable: HttpError(503, "server_error"),
     errors.EngineFailed: HttpError(500, "server_error"),
     errors.RequestAborted: HttpError(503, "server_error"),  # seen by a client only when the server is stopping
@@ -37,6 +50,19 @@ STATUS_TABLE: dict[type[PenstockError], HttpError] = {
     errors.ModelCorrupt: HttpError(500, "server_error"),
     errors.ModelUnsupported: HttpError(500, "server_error"),
     errors.ConfigError: HttpError(500, "server_error"),
+}
+
+# Anthropic's error types follow from the status.
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
 }
 
 _RETRYABLE = (429, 503)
@@ -55,6 +81,8 @@ def error_body(error: PenstockError) -> bytes:
         "param": error.param,
         "code": error.code,
     }
+    if error.reason is not None:
+        body["reason"] = error.reason
     return msgspec.json.encode({"error": body})
 
 
@@ -64,3 +92,38 @@ def error_headers(error: PenstockError) -> list[tuple[bytes, bytes]]:
         return []
     wait_s = _DEFAULT_RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
     return [(b"retry-after", b"%d" % max(1, math.ceil(wait_s)))]
+
+
+def anthropic_status(error: PenstockError) -> int:
+    row = http_error(error)
+    return row.status if row.anthropic_status is None else row.anthropic_status
+
+
+def anthropic_type(status: int) -> str:
+    return _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+
+
+def anthropic_error_body(error: PenstockError, request_id: str) -> bytes:
+    body = {
+        "type": anthropic_type(anthropic_status(error)),
+        "message": error.message,
+        "details": {"error_code": error.code, "param": error.param, "reason": error.reason},
+    }
+    return msgspec.json.encode({"type": "error", "error": body, "request_id": request_id})
+
+
+class Convention(NamedTuple):
+    """What a family of clients expects of an error, and in which headers it looks for the request's id."""
+
+    status: Callable[[PenstockError], int]
+    body: Callable[[PenstockError, str], bytes]  # of an error and the request's id
+    event_name: bytes | None  # of an error in mid-stream
+    id_headers: tuple[bytes, ...] = (b"x-request-id",)
+
+
+OPENAI = Convention(
+    status=lambda error: http_error(error).status, body=lambda error, _: error_body(error), event_name=None
+)
+ANTHROPIC = Convention(
+    anthropic_status, anthropic_error_body, event_name=b"error", id_headers=(b"x-request-id", b"request-id")
+)

@@ -36,7 +36,7 @@ def add_section(parser: argparse.ArgumentParser, section: str, *, leave_out: tup
 
 
 def settings_from(arguments: argparse.Namespace) -> Settings:
-    values: dict[str, Any] = _read(arguments.config) if arguments.config else {}
+    values: dict[str, Any] = read_config(arguments.config) if arguments.config else {}
     if arguments.model is not None:
         values["model"] = arguments.model
     for section in SECTIONS:
@@ -59,7 +59,7 @@ def show(default: object) -> str:
     return "auto" if default is None else str(default)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     import yaml  # not everywhere that a command runs without a file
 
     try:

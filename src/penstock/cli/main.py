@@ -10,6 +10,10 @@ from pathlib import Path
 from penstock import __version__
 from penstock.cli.bench import add_bench, run_bench
 from penstock.cli.flags import add_settings, settings_from
+from penstock.cli.gateway import add_gateway
+from penstock.cli.keys import add_keys, run_keys
+from penstock.cli.tenants import add_tenants, run_tenants
+from penstock.cli.usage import add_usage, run_usage
 from penstock.core.errors import PenstockError
 
 
@@ -24,6 +28,10 @@ def parser() -> argparse.ArgumentParser:
     }.items():
         command = commands.add_parser(name, help=text)
         command.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+        if name == "serve":
+            command.add_argument(
+                "--replicas", type=int, default=1, metavar="N", help="with more than one, behind a gateway (default: 1)"
+            )
         add_settings(command)
 
     pull = commands.add_parser("pull", help="fetch a model into the cache")
@@ -37,6 +45,10 @@ def parser() -> argparse.ArgumentParser:
     convert.add_argument("--to", choices=["hf"], default="hf", help="the format: a Hugging Face directory")
     convert.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     add_bench(commands)
+    add_gateway(commands)
+    add_tenants(commands)
+    add_keys(commands)
+    add_usage(commands)
     return root
 
 
@@ -55,6 +67,10 @@ def main(argv: list[str] | None = None) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Each command imports what it needs: `--help` and `pull` stay quick."""
     match arguments.command:
+        case "serve" if arguments.replicas > 1:
+            from penstock.cli.replicas import serve_replicas
+
+            serve_replicas(settings_from(arguments), arguments.replicas)
         case "serve" | "engine":
             from penstock.cli.serve import serve
 
@@ -70,6 +86,16 @@ def run(arguments: argparse.Namespace) -> None:
             convert(arguments.model, arguments.directory, arguments.dtype)
         case "bench":
             run_bench(arguments)
+        case "gateway":
+            from penstock.cli.gateway import run_gateway
+
+            run_gateway(arguments)
+        case "tenants":
+            run_tenants(arguments)
+        case "keys":
+            run_keys(arguments)
+        case "usage":
+            run_usage(arguments)
 
 
 if __name__ == "__main__":

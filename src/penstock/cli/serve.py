@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import socket
 import sys
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 
 import msgspec
@@ -17,7 +19,7 @@ import uvloop
 
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import ConfigError
-from penstock.core.settings import Settings
+from penstock.core.settings import ServerSettings, Settings
 from penstock.engine.client import EngineClient
 from penstock.engine.messages import EngineInfo, Loading
 from penstock.hub.checkpoint import Checkpoint
@@ -54,7 +56,8 @@ async def _serve(settings: Settings, files: ModelFiles, listener: socket.socket,
     engine = EngineClient(
         lambda theirs: launch(settings, theirs), clock, on_loading=_say_loading, on_report=recorder.engine_report
     )
-    replica = Replica(engine, recorder, clock, settings.server)
+    secret = settings.server.gateway_secret or os.environ.get("PENSTOCK_GATEWAY_SECRET")
+    replica = Replica(engine, recorder, clock, replace(settings.server, gateway_secret=secret))
     server = HttpServer(replica, engine, drain_timeout_s=settings.server.drain_timeout_s)
     weights = "random weights for" if settings.engine.load == "dummy" else "loading"
     print(f"{weights} {name} from {files.path}", flush=True)
@@ -92,24 +95,29 @@ async def _load(name: str, files: ModelFiles, engine: EngineClient) -> tuple[Ser
 
 async def launch(settings: Settings, theirs: socket.socket) -> asyncio.subprocess.Process:
     """The engine's process, with its end of the socket."""
+    settings = replace(settings, server=ServerSettings())  # arguments are for all to see, and these hold a secret
     encoded = msgspec.json.encode(settings).decode()
     arguments = ["-m", "penstock.cli.engine_process", str(theirs.fileno()), encoded]
     return await asyncio.create_subprocess_exec(sys.executable, *arguments, pass_fds=[theirs.fileno()])
 
 
 class HttpServer(uvicorn.Server):
-    """Told to stop, it lets requests finish for a while; then it stops the engine, and that ends the rest."""
+    """Told to stop, it gives back what another replica can carry on and lets the rest finish for a while; then it stops
+    the engine, and that ends everything."""
 
     def __init__(self, app: Replica, engine: EngineClient, *, drain_timeout_s: float) -> None:
+        self._drain = app.drain
         self._engine = engine
         self._drain_timeout_s = drain_timeout_s
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, http="httptools", ws="none", server_header=False,
+            proxy_headers=False,  # who may act as a gateway is judged by who really calls
             timeout_graceful_shutdown=int(drain_timeout_s) + _GOODBYE_S,
         )  # fmt: skip
         super().__init__(config)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._drain.begin(is_stopping=True)
         ending = asyncio.create_task(self._end_requests())
         try:
             await super().shutdown(sockets)

@@ -4,11 +4,21 @@
     ├── InvalidRequest            the client's fault; nothing was changed
     │   ├── ContextLengthExceeded     prompt (plus output limit) does not fit the model
     │   ├── UnsupportedParameter      understood, but not built or not possible here
-    │   └── BodyTooLarge
+    │   ├── BodyTooLarge
+    │   ├── HeadersTooLarge
+    │   └── RequestTimeout            the request itself did not arrive in time
+    ├── Unauthenticated           no key, or one that is unknown, revoked or expired
+    ├── PermissionDenied          the key is known, but not for this
+    ├── Conflict                  it is there already, or no longer in a state that allows this
     ├── NotFound                  no such path
-    │   └── ModelNotFound
+    │   ├── ModelNotFound
+    │   ├── TenantNotFound
+    │   └── KeyNotFound
     ├── MethodNotAllowed
     ├── Overloaded                try again later; carries retry_after_s
+    ├── RateLimited               one of the tenant's limits, named by `reason`; carries retry_after_s
+    ├── BudgetExhausted           the tenant's tokens or money for the day or month are spent; carries retry_after_s
+    ├── StoreUnavailable          the store of tenants and usage does not answer
     ├── EngineUnavailable         the engine is starting, restarting or draining; carries retry_after_s
     ├── EngineFailed              the engine died or a step failed while this request was running
     ├── RequestAborted            the client went away, or the server is shutting down
@@ -29,10 +39,18 @@ from typing import ClassVar
 class PenstockError(Exception):
     code: ClassVar[str] = "internal_error"
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        reason: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.reason = reason  # for programs: which limit, which shortage
         self.retry_after_s = retry_after_s
 
 
@@ -52,6 +70,26 @@ class BodyTooLarge(InvalidRequest):
     code = "body_too_large"
 
 
+class HeadersTooLarge(InvalidRequest):
+    code = "headers_too_large"
+
+
+class RequestTimeout(InvalidRequest):
+    code = "request_timeout"
+
+
+class Unauthenticated(PenstockError):
+    code = "unauthenticated"
+
+
+class PermissionDenied(PenstockError):
+    code = "permission_denied"
+
+
+class Conflict(PenstockError):
+    code = "conflict"
+
+
 class NotFound(PenstockError):
     code = "not_found"
 
@@ -60,12 +98,32 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class TenantNotFound(NotFound):
+    code = "tenant_not_found"
+
+
+class KeyNotFound(NotFound):
+    code = "key_not_found"
+
+
 class MethodNotAllowed(PenstockError):
     code = "method_not_allowed"
 
 
 class Overloaded(PenstockError):
     code = "overloaded"
+
+
+class RateLimited(PenstockError):
+    code = "rate_limited"
+
+
+class BudgetExhausted(PenstockError):
+    code = "budget_exhausted"
+
+
+class StoreUnavailable(PenstockError):
+    code = "store_unavailable"
 
 
 class EngineUnavailable(PenstockError):

@@ -35,6 +35,13 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     min_tokens: int = 0  # stop tokens are masked until this many were generated
     priority: Priority = Priority.NORMAL
     namespace: str = ""  # prefix-cache isolation: part of every block hash
+    output_ids: list[int] = []  # generated elsewhere: the answer goes on after them, as if they had been made here
+
+    def finish_after(self, num_generated: int, token_id: int) -> FinishReason | None:
+        """Whether the answer ends with `token_id`, the last of `num_generated`, the output made elsewhere included."""
+        if token_id in self.stop_token_ids and num_generated > self.min_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if num_generated >= self.max_tokens else None
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -58,6 +65,6 @@ class TokenEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
     token_ids: list[int] = []
     finish: FinishReason | None = None
     logprobs: list[TokenLogprobs] | None = None
-    cached_tokens: int | None = None  # prompt tokens taken from the prefix cache; set with the first token
-    timings: RequestTimings | None = None  # set with the first token
+    cached_tokens: int | None = None  # prompt tokens taken from the prefix cache; set with the first token made here
+    timings: RequestTimings | None = None  # likewise
     error: str | None = None  # with FinishReason.ERROR: what went wrong

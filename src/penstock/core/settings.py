@@ -55,6 +55,11 @@ class ServerSettings:
     max_open: Count = setting(512, "most choices being generated or queued; beyond it requests are refused with 429")
     max_body_bytes: Count = setting(8 << 20, "largest request body")
     deep_health_timeout_s: Seconds = setting(10.0, "how long /health/deep waits for its token")
+    gateway_secret: str | None = setting(
+        None,
+        "what a gateway must know to use this replica as its own; better in a file or in PENSTOCK_GATEWAY_SECRET than "
+        "on a command line; none: only gateways on this machine may",
+    )
     drain_timeout_s: Seconds = setting(30.0, "how long running requests may go on after SIGTERM")
 
 

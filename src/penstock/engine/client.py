@@ -33,6 +33,7 @@ from penstock.engine.messages import (
     Submit,
     ToEngine,
 )
+from penstock.engine.speed import StepSpeed
 
 log = logging.getLogger("penstock.engine")
 
@@ -116,6 +117,7 @@ class EngineClient:
         self.state = EngineState.STARTING
         self.info: EngineInfo | None = None
         self.stats = EngineStats()
+        self.speed = StepSpeed()
         self.restarts = 0
 
     async def start(self) -> EngineInfo:
@@ -233,6 +235,7 @@ class EngineClient:
 
     def _report(self, stats: EngineStats) -> None:
         self.stats = stats
+        self.speed.observe(stats)
         self._on_report(stats)
 
     def _deliver(self, event: TokenEvent) -> None:

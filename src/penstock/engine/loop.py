@@ -45,6 +45,7 @@ class EngineLoop:
         self._clock = clock
         self._steps = 0
         self._failed_steps = 0
+        self._last_commit_s = 0.0
         self._is_stopped = False
 
     def run(self) -> None:
@@ -86,12 +87,14 @@ class EngineLoop:
             return
         now = self._clock.now()
         elapsed_s = now - step.submitted_s
+        cost_s = now - max(step.submitted_s, self._last_commit_s)
+        self._last_commit_s = now
         self._steps += 1
         self._failed_steps = 0
         num_decodes = sum(s.num_tokens == 1 for s in step.plan.slices)
         self._scheduler.budget.observe(step.plan.num_tokens, num_decodes, elapsed_s)
         events = self._scheduler.commit(step.plan, result, now)
-        self._mailbox.send(StepReport(events, self._stats(step.plan, elapsed_s)))
+        self._mailbox.send(StepReport(events, self._stats(step.plan, elapsed_s, cost_s)))
 
     def _give_up(self, plan: StepPlan) -> None:
         """A step failed: those in it get an error, everybody else goes on."""
@@ -118,7 +121,7 @@ class EngineLoop:
         if aborted and not self._scheduler.has_work:  # no step will report that the engine is idle now
             self._mailbox.send(StepReport([], self._stats(None, 0.0)))
 
-    def _stats(self, plan: StepPlan | None, elapsed_s: float) -> EngineStats:
+    def _stats(self, plan: StepPlan | None, elapsed_s: float, cost_s: float = 0.0) -> EngineStats:
         scheduler = self._scheduler
         counters, pool = scheduler.counters, scheduler.cache.pool
         return EngineStats(
@@ -136,4 +139,6 @@ class EngineLoop:
             cached_tokens=counters.cached_tokens,
             generated_tokens=counters.generated_tokens,
             evictions=pool.counters.evictions,
+            cost_s=cost_s,
+            queued_tokens=scheduler.queued_tokens,
         )

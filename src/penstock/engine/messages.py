@@ -79,6 +79,8 @@ class EngineStats(msgspec.Struct, frozen=True, gc=False, array_like=True):
     cached_tokens: int = 0
     generated_tokens: int = 0
     evictions: int = 0
+    cost_s: float = 0.0  # of the last step: without the time it waited for the one before
+    queued_tokens: int = 0  # known and still to be computed before their sequences can generate
 
 
 class StepReport(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -32,6 +32,8 @@ class WaitingQueue:
     def __init__(self, ranking: Ranking) -> None:
         self._ranking = ranking
         self._classes: dict[Priority, list[Sequence]] = {priority: [] for priority in Priority}
+        self.num_tokens = 0  # of all who wait, counted as they came in
+        self._tokens: dict[str, int] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._classes.values()))
@@ -43,9 +45,12 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         """Into its class by arrival, so one that was preempted goes back to the place it came from."""
         insort(self._classes[sequence.request.priority], sequence, key=lambda s: s.order)
+        self._tokens[sequence.request.id] = len(sequence.token_ids)
+        self.num_tokens += len(sequence.token_ids)
 
     def remove(self, sequence: Sequence) -> None:
         self._classes[sequence.request.priority].remove(sequence)
+        self.num_tokens -= self._tokens.pop(sequence.request.id)
 
     def first(self, count: int, now: float) -> list[Sequence]:
         """Up to `count` sequences, best rank first."""

@@ -24,7 +24,7 @@ class SchedulerCounters:
     """Facts since the start, for whoever publishes them."""
 
     preemptions: int = 0
-    prompt_tokens: int = 0  # of sequences that were let in for the first time
+    prompt_tokens: int = 0  # of sequences that were let in for the first time, output made elsewhere included
     cached_tokens: int = 0  # of those, found in the prefix cache
     generated_tokens: int = 0
 
@@ -49,6 +49,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
+        self._prefill_left = 0  # tokens of running sequences that the last plan left for later steps
 
     @property
     def num_waiting(self) -> int:
@@ -59,6 +60,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def queued_tokens(self) -> int:
+        """Known and not planned yet: what a newcomer would stand behind."""
+        return self._waiting.num_tokens + self._prefill_left
+
+    @property
     def has_work(self) -> bool:
         return bool(self._sequences)
 
@@ -66,6 +72,7 @@ class Scheduler:
         """Queue a request. It must fit the cache by itself: `prompt + max_tokens` was checked at the door."""
         assert request.id not in self._sequences
         assert len(request.prompt_ids) + request.max_tokens <= self.cache.capacity_tokens
+        assert len(request.output_ids) < request.max_tokens
         self._arrivals += 1
         size = self.cache.pool.block_size
         sequence = Sequence(request, arrival_s=now, order=self._arrivals, block_size=size)
@@ -98,6 +105,7 @@ class Scheduler:
             left = max(left, self.budget.floor)
         for sequence in prefills:
             left -= self._extend(plan, sequence, min(sequence.num_wanted, left), now)
+        self._prefill_left = sum(s.num_wanted for s in prefills if s.table is not None and s.num_wanted > 1)
         if self.counters.preemptions == preemptions:  # else memory is short: who gave way now stays out for a step
             self._admit(plan, left, now)
         return plan if plan.slices else None
@@ -138,6 +146,8 @@ class Scheduler:
             count = min(sequence.num_wanted, left)
             plan.slices.append(self._slice(sequence, count))
             left -= count
+            if plan.slices[-1].sample is None:
+                self._prefill_left += sequence.num_wanted
 
     def _acquire(self, sequence: Sequence, match: PrefixMatch) -> BlockTable | None:
         """Blocks for all the tokens of a waiting sequence: one that is let in can always finish its prompt.
@@ -154,8 +164,8 @@ class Scheduler:
         sequence.num_computed = num_cached
         if sequence.first_run_s is None:
             sequence.first_run_s = now
-            sequence.num_cached = num_cached
-            self.counters.prompt_tokens += sequence.prompt_len
+            sequence.num_cached = min(num_cached, sequence.prompt_len)
+            self.counters.prompt_tokens += len(sequence.token_ids)
             self.counters.cached_tokens += num_cached
 
     def _displace(self, plan: StepPlan, newcomer: Sequence, now: float) -> bool:
@@ -227,7 +237,7 @@ class Scheduler:
 
     def _take(self, sequence: Sequence, sampled: Sampled, now: float) -> TokenEvent:
         sequence.num_in_flight -= 1
-        is_first = sequence.num_generated == 0
+        is_first = sequence.num_generated == len(sequence.request.output_ids)
         taken: list[int] = []
         finish: FinishReason | None = None
         for token_id in sampled.token_ids:
@@ -261,3 +271,5 @@ class Scheduler:
             sequence.table.release()
             sequence.table = None
             self._running.remove(sequence)
+        if not self._running:
+            self._prefill_left = 0

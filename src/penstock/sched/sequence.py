@@ -18,7 +18,7 @@ class Sequence:
         self.arrival_s = arrival_s
         self.order = order  # of arrival; breaks every tie
         self.prompt_len = len(request.prompt_ids)
-        self.token_ids = list(request.prompt_ids)
+        self.token_ids = [*request.prompt_ids, *request.output_ids]
         self.num_computed = 0
         self.num_in_flight = 0
         self.table: BlockTable | None = None
@@ -30,6 +30,7 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
+        """Here or, before it came here, elsewhere."""
         return len(self.token_ids) - self.prompt_len
 
     @property
@@ -50,10 +51,7 @@ class Sequence:
     def append(self, token_id: int) -> FinishReason | None:
         """Take one generated token; a stop token ends the sequence and is kept as its last."""
         self.token_ids.append(token_id)
-        generated = self.num_generated
-        if token_id in self.request.stop_token_ids and generated > self.request.min_tokens:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if generated >= self.request.max_tokens else None
+        return self.request.finish_after(self.num_generated, token_id)
 
     def preempt(self) -> None:
         """Give up all blocks; the known tokens stay and are computed again, or found in the cache, later."""

@@ -1,1 +1,1 @@
-"""One replica over HTTP: OpenAI routes, health, metrics. It is handed an engine client and never sees a tensor."""
+"""One replica over HTTP: both APIs, health, metrics. It is handed an engine client and never sees a tensor."""

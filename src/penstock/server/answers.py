@@ -1,12 +1,12 @@
-"""How an answer is written: as a stream of chunks or whole, in the form of its endpoint."""
+"""Answers as OpenAI's clients read them: a stream of chunks or whole, in the form of their endpoint."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from penstock.api import sse
-from penstock.api.asgi import Send, SseStream, json_response
 from penstock.api.openai import (
     ChatChunks,
     Choice,
@@ -37,44 +37,42 @@ COMPLETION = Form("completions", "cmpl", CompletionChunks, text_completion)
 
 
 @dataclass(frozen=True)
-class Answer:
+class CompletionAnswer:
     form: Form
     head: ResponseHead
-    generation: Generation
     openings: list[str]  # what the text of each choice begins with: the prompt, if it is to be echoed
+    generation: Generation
 
-    async def write(self, send: Send, pieces: AsyncIterator[list[Piece]]) -> None:
-        # The first news is awaited before a word is sent: until then a failure still has its own status.
-        first = await anext(pieces)
-        if self.generation.options.stream:
-            await self._stream(send, first, pieces)
-        else:
-            await self._respond(send, first, pieces)
+    def opening(self) -> list[bytes]:
+        chunks = [self._chunks.start(index) for index in range(len(self.openings))]
+        chunks += [self._chunks.text(index, opening) for index, opening in enumerate(self.openings) if opening]
+        return [sse.event(chunk) for chunk in chunks if chunk is not None]
 
-    async def _stream(self, send: Send, first: list[Piece], rest: AsyncIterator[list[Piece]]) -> None:
-        include_usage = self.generation.options.include_usage
-        chunks = self.form.chunks(self.head, include_usage=include_usage)
-        async with SseStream(send) as stream:
-            starts = [chunks.start(index) for index in range(len(self.openings))]
-            starts += [chunks.text(index, opening) for index, opening in enumerate(self.openings) if opening]
-            frames = [sse.event(chunk) for chunk in starts if chunk is not None]
-            await stream.write(b"".join([*frames, _frames(chunks, first)]))
-            async for pieces in rest:
-                if frame := _frames(chunks, pieces):
-                    await stream.write(frame)
-            if include_usage:
-                await stream.write(sse.event(chunks.usage(self.generation.usage)))
-            await stream.write(sse.DONE)
+    def events(self, piece: Piece) -> list[bytes]:
+        events = []
+        if piece.text or piece.logprobs:
+            events.append(sse.event(self._chunks.text(piece.index, piece.text, piece.logprobs)))
+        if piece.finish is not None:
+            events.append(sse.event(self._chunks.finish(piece.index, piece.finish)))
+        return events
 
-    async def _respond(self, send: Send, first: list[Piece], rest: AsyncIterator[list[Piece]]) -> None:
-        gathered = list(first)
-        async for pieces in rest:
-            gathered += pieces
+    def closing(self) -> list[bytes]:
+        usage = [sse.event(self._chunks.usage(self.generation.usage))] if self.generation.options.include_usage else []
+        return [*usage, sse.DONE]
+
+    def whole(self, pieces: list[Piece]) -> bytes:
         choices = [
-            _whole_choice(index, opening, [piece for piece in gathered if piece.index == index])
+            _whole_choice(index, opening, [piece for piece in pieces if piece.index == index])
             for index, opening in enumerate(self.openings)
         ]
-        await json_response(send, 200, self.form.whole(self.head, choices, self.generation.usage))
+        return self.form.whole(self.head, choices, self.generation.usage)
+
+    @cached_property
+    def _chunks(self) -> ChatChunks | CompletionChunks:
+        chunks = self.form.chunks(self.head, include_usage=self.generation.options.include_usage)
+        for index, num_characters in self.generation.resumed_characters.items():
+            chunks.resume(index, num_characters)
+        return chunks
 
 
 def _whole_choice(index: int, opening: str, pieces: list[Piece]) -> Choice:
@@ -83,13 +81,3 @@ def _whole_choice(index: int, opening: str, pieces: list[Piece]) -> Choice:
     finish = pieces[-1].finish or FinishReason.STOP
     text = opening + "".join(piece.text for piece in pieces)
     return Choice(index, text, finish, logprobs if has_logprobs else None)
-
-
-def _frames(chunks: ChatChunks | CompletionChunks, pieces: list[Piece]) -> bytes:
-    frames = []
-    for piece in pieces:
-        if piece.text or piece.logprobs:
-            frames.append(sse.event(chunks.text(piece.index, piece.text, piece.logprobs)))
-        if piece.finish is not None:
-            frames.append(sse.event(chunks.finish(piece.index, piece.finish)))
-    return b"".join(frames)

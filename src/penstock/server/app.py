@@ -6,11 +6,17 @@ import gc
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock.api.asgi import Receive, Request, Route, Router, Scope, Send
+from penstock.api.errors import ANTHROPIC, OPENAI
 from penstock.core.clock import Clock
 from penstock.core.errors import EngineUnavailable
 from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineClient
+from penstock.server.anthropic_routes import AnthropicRoutes
+from penstock.server.drain import Drain
+from penstock.server.exchange import Exchange
+from penstock.server.gateway_routes import GatewayRoutes
 from penstock.server.health_routes import HealthRoutes
+from penstock.server.incoming import GatewayTrust
 from penstock.server.openai_routes import OpenAIRoutes
 from penstock.server.prompts import PromptEncoder
 from penstock.server.recorder import Recorder
@@ -25,9 +31,16 @@ class Replica:
         self._recorder = recorder
         self._clock = clock
         self._settings = settings
-        self._health = HealthRoutes(engine, recorder, clock, deep_timeout_s=settings.deep_health_timeout_s).routes()
-        refusals = [Route(method, "/v1/{path}", self._refuse) for method in ("GET", "POST")]
-        self._router = Router([*self._health, *refusals], shutdown=engine.stop)
+        self.drain = Drain()
+        self._trust = GatewayTrust(settings.gateway_secret)
+        self._gateway = GatewayRoutes(engine, self.drain, self._trust, settings)
+        health = HealthRoutes(engine, recorder, clock, self.drain, deep_timeout_s=settings.deep_health_timeout_s)
+        self._always = [*health.routes(), *self._gateway.routes()]
+        paths = {"/v1/messages": ANTHROPIC, "/v1/messages/count_tokens": ANTHROPIC, "/v1/{path}": OPENAI}
+        refusals = [
+            Route(method, path, self._refuse, form) for path, form in paths.items() for method in ("GET", "POST")
+        ]
+        self._router = Router([*self._always, *refusals], shutdown=engine.stop)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._router(scope, receive, send)
@@ -35,17 +48,20 @@ class Replica:
     def open(self, model: ServedModel) -> None:
         """The engine is ready: take requests for its model."""
         gc.freeze()  # what is loaded by now stays: the garbage collector need not stop a stream to look through it
+        self._gateway.model = model.name
         encoder = PromptEncoder(model, ThreadPoolExecutor(thread_name_prefix="tokenize"))
-        openai = OpenAIRoutes(
+        exchange = Exchange(
             model,
             self._engine,
-            encoder,
             self._recorder,
             self._clock,
+            self.drain,
+            self._trust,
             max_open=self._settings.max_open,
             max_body_bytes=self._settings.max_body_bytes,
         )
-        self._router = Router([*openai.routes(), *self._health], shutdown=self._engine.stop)
+        openai, anthropic = (api(model, encoder, exchange).routes() for api in (OpenAIRoutes, AnthropicRoutes))
+        self._router = Router([*openai, *anthropic, *self._always], shutdown=self._engine.stop)
 
     async def _refuse(self, request: Request, send: Send) -> None:
         raise EngineUnavailable("the model is being loaded", retry_after_s=5.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.api.openai import GenerationOptions, ScoredToken
 from penstock.core.request import FinishReason, TokenEvent, TokenLogprobs
@@ -19,6 +19,9 @@ class Piece:
     text: str
     logprobs: list[ScoredToken] | None
     finish: FinishReason | None
+    stop: str | None = None  # the stop string that ended it
+    token_ids: list[int] = field(default_factory=list)  # all of the event's
+    cached_tokens: int = 0  # of the prompt; with the first tokens of a choice
 
 
 class ChoiceText:
@@ -29,6 +32,22 @@ class ChoiceText:
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, prompt_ids=prompt_ids, skip_special_tokens=skip)
         self._stops = StopStrings(options.stop, include=options.include_stop_str_in_output)
+        self._resumed_ids: list[int] | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """By a stop string."""
+        return self._stops.hit is not None
+
+    def resume(self, token_ids: list[int]) -> None:
+        """Take tokens whose text was sent by another replica. What it held back is held back here."""
+        self._resumed_ids = token_ids
+        self.num_tokens += len(token_ids)
+        self._stops.push(self._detokenizer.push(token_ids))
+
+    def resumed_characters(self) -> int:
+        """Of the tokens whose text another replica sent, each read by itself."""
+        return sum(len(self._tokenizer.token_text(token_id)) for token_id in self._resumed_ids or ())
 
     def take(self, event: TokenEvent) -> Piece:
         """The text of an event. A finish that the engine does not know of is a stop string."""
@@ -44,7 +63,9 @@ class ChoiceText:
             text += rest if is_stopped else rest + self._stops.flush()
             finish = FinishReason.STOP if is_stopped else finish
         scored = None if logprobs is None else self._score(token_ids, logprobs)
-        return Piece(self._index, text, scored, finish)
+        is_counted = self._resumed_ids is not None  # where the prompt was computed first
+        cached_tokens = 0 if is_counted else event.cached_tokens or 0
+        return Piece(self._index, text, scored, finish, self._stops.hit, event.token_ids, cached_tokens)
 
     def _score(self, token_ids: list[int], logprobs: list[TokenLogprobs]) -> list[ScoredToken]:
         return [

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
 
-from penstock.api.openai import CompletionRequest, GenerationRequest, Usage, for_choice
+from penstock.api.openai import CompletionRequest, GenerationRequest, Usage, check_token_ids, for_choice
+from penstock.api.relay import Resume
 from penstock.core.clock import Clock
-from penstock.core.errors import InvalidRequest, Overloaded
-from penstock.core.request import Request, RequestTimings
+from penstock.core.errors import InvalidRequest, Overloaded, PenstockError
+from penstock.core.request import Request, RequestTimings, TokenEvent, TokenLogprobs
 from penstock.engine.client import EngineClient, TokenStream
 from penstock.server.choices import ChoiceText, Piece
 from penstock.server.served_model import ServedModel
@@ -28,21 +28,35 @@ class Times:
 
 
 class Generation:
-    """Use it as a context manager: leaving it ends whatever still runs in the engine."""
+    """Use it as a context manager: leaving it ends whatever still runs in the engine.
+
+    With `resume` it goes on where another replica's ended; `replayed` is what came of the last tokens known from there.
+    """
 
     def __init__(
-        self, wanted: GenerationRequest, prompts: list[list[int]], model: ServedModel, request_id: str, times: Times
+        self,
+        wanted: GenerationRequest,
+        prompts: list[list[int]],
+        model: ServedModel,
+        request_id: str,
+        times: Times,
+        *,
+        fallback_seed: int,
+        resume: Resume | None = None,
     ) -> None:
         vocab_size = model.config.vocab_size
         self.options = wanted.to_options(vocab_size)
         self.times = times
         self.num_prompt_tokens = sum(map(len, prompts))
         self.num_cached_tokens = 0
-        sampling = wanted.to_sampling(vocab_size, fallback_seed=random.getrandbits(63))
+        self.num_resumed_tokens = 0
+        self.replayed: Piece | None = None
+        sampling = wanted.to_sampling(vocab_size, fallback_seed=fallback_seed)
         stop_token_ids = set(self.options.stop_token_ids)
         if not self.options.ignore_eos:
             stop_token_ids.update(model.config.eos_token_ids)
         is_explicit = not isinstance(wanted, CompletionRequest) or wanted.max_tokens is not None
+        outputs = resume.outputs() if resume else {}
         self._requests: list[Request] = []
         self._choices: dict[str, ChoiceText] = {}
         self._stream: TokenStream | None = None
@@ -58,9 +72,27 @@ class Generation:
                     min_tokens=self.options.min_tokens,
                     priority=self.options.priority,
                     namespace=self.options.namespace,
+                    output_ids=outputs.pop(index, []),
                 )
                 self._requests.append(request)
                 self._choices[request.id] = ChoiceText(index, prompt_ids, model.tokenizer, self.options)
+        if resume is not None:
+            if outputs or not self.options.stream:
+                raise InvalidRequest("resume: this is not the request that the stream was for", param="resume")
+            self._resume(resume, vocab_size)
+
+    def _resume(self, resume: Resume, vocab_size: int) -> None:
+        last = resume.units[-1] if resume.units else None
+        for index, request in enumerate(self._requests):
+            known, text = request.output_ids, self._choices[request.id]
+            check_token_ids(known, vocab_size, "resume")
+            self.num_resumed_tokens += len(known)
+            if last is not None and last.choice == index:
+                text.resume(known[: len(known) - len(last.token_ids)])
+                self.replayed = text.take(_again(request, last.token_ids))
+            elif known:
+                text.resume(known)
+        self.num_cached_tokens = sum(u.cached_tokens for u in resume.units if u.choice % self.options.n == 0)
 
     @property
     def num_choices(self) -> int:
@@ -74,18 +106,35 @@ class Generation:
     def usage(self) -> Usage:
         return Usage.of(self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens)
 
+    @property
+    def num_made_here(self) -> int:
+        """Output tokens, without those that another replica made."""
+        return self.num_output_tokens - self.num_resumed_tokens
+
+    @property
+    def resumed_characters(self) -> dict[int, int]:
+        """Where the log probabilities of each choice go on, if another replica began them."""
+        if not self.num_resumed_tokens or self._requests[0].sampling.num_logprobs is None:
+            return {}
+        return {index: text.resumed_characters() for index, text in enumerate(self._choices.values())}
+
     def start(self, engine: EngineClient, *, max_open: int) -> None:
         if self.num_choices > max_open:
             raise InvalidRequest(f"{self.num_choices} choices; this server generates at most {max_open} at a time")
         if engine.num_open + self.num_choices > max_open:
             raise Overloaded(f"{engine.num_open} generations are open already", retry_after_s=1.0)
-        self._stream = engine.open(self._requests)
+        self._stream = engine.open([request for request in self._requests if not self._is_over(request)])
         self._engine = engine
+
+    def give_back(self, error: PenstockError) -> None:
+        """End it here and now; whoever asked for it is told why."""
+        if self._stream is not None:
+            self._stream.fail(error)
 
     async def pieces(self, clock: Clock) -> AsyncIterator[list[Piece]]:
         """What comes of all choices, several pieces at a time where the reader is slower than the engine."""
         assert self._stream is not None
-        open_ids = set(self._choices)
+        open_ids = {request.id for request in self._requests if not self._is_over(request)}
         while open_ids:
             events = await self._stream.next()
             pieces = []
@@ -96,7 +145,7 @@ class Generation:
                     self.times.engine = event.timings
                 piece = self._choices[event.request_id].take(event)
                 if piece.index % self.options.n == 0:  # its siblings found the same prompt, which is counted once
-                    self.num_cached_tokens += event.cached_tokens or 0
+                    self.num_cached_tokens += piece.cached_tokens
                 if piece.finish is not None:
                     open_ids.discard(event.request_id)
                     self._engine.abort(event.request_id)
@@ -107,9 +156,24 @@ class Generation:
             if pieces:
                 yield pieces
 
+    def _is_over(self, request: Request) -> bool:
+        """Before it began here: another replica got to its end, if not to telling it."""
+        known = request.output_ids
+        is_finished = bool(known) and request.finish_after(len(known), known[-1]) is not None
+        return is_finished or self._choices[request.id].is_stopped
+
     def __enter__(self) -> Generation:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._stream is not None:
             self._stream.close()
+
+
+def _again(request: Request, token_ids: list[int]) -> TokenEvent:
+    """The event that another replica's engine gave for the last of a request's output. Its log probabilities are gone:
+    those here only hold the place of what the client has."""
+    known = request.output_ids
+    finish = request.finish_after(len(known), known[-1]) if known else None
+    has_logprobs = request.sampling.num_logprobs is not None
+    return TokenEvent(request.id, token_ids, finish, [TokenLogprobs(0.0)] * len(token_ids) if has_logprobs else None)

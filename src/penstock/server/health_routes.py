@@ -15,14 +15,18 @@ from penstock.core.request import Request as EngineRequest
 from penstock.core.sampling import SamplingParams
 from penstock.engine.client import EngineClient, EngineState
 from penstock.observe.prometheus import CONTENT_TYPE
+from penstock.server.drain import Drain
 from penstock.server.recorder import Recorder
 
 
 class HealthRoutes:
-    def __init__(self, engine: EngineClient, recorder: Recorder, clock: Clock, *, deep_timeout_s: float) -> None:
+    def __init__(
+        self, engine: EngineClient, recorder: Recorder, clock: Clock, drain: Drain, *, deep_timeout_s: float
+    ) -> None:
         self._engine = engine
         self._recorder = recorder
         self._clock = clock
+        self._drain = drain
         self._deep_timeout_s = deep_timeout_s
 
     def routes(self) -> list[Route]:
@@ -39,7 +43,8 @@ class HealthRoutes:
         await _answer(send, is_alive, engine=self._engine.state)
 
     async def ready(self, request: Request, send: Send) -> None:
-        await _answer(send, self._engine.state is EngineState.READY, engine=self._engine.state)
+        is_ready = self._engine.state is EngineState.READY and not self._drain.is_begun
+        await _answer(send, is_ready, engine=self._engine.state, draining=self._drain.is_begun)
 
     async def deep(self, request: Request, send: Send) -> None:
         """One real token, ahead of everybody: finds an engine that hangs though its process lives."""

@@ -1,53 +1,32 @@
-"""/v1/chat/completions, /v1/completions and /v1/models: read the request, run it, write the answer, note it."""
+"""/v1/chat/completions, /v1/completions and /v1/models."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from functools import partial
 
 from penstock.api.asgi import Request, Route, Send, json_response
 from penstock.api.openai import (
-    CompletionRequest,
     GenerationRequest,
     ModelCard,
     ResponseHead,
     model_list,
     model_object,
-    new_id,
     parse_chat,
     parse_completion,
 )
-from penstock.core.clock import Clock
-from penstock.engine.client import EngineClient
-from penstock.server.answers import CHAT, COMPLETION, Answer, Form
-from penstock.server.generation import Generation, Times
+from penstock.api.relay import Origin
+from penstock.server.answers import CHAT, COMPLETION, CompletionAnswer, Form
+from penstock.server.exchange import Ask, Exchange
+from penstock.server.incoming import Incoming
 from penstock.server.prompts import PromptEncoder
-from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
-
-Wanted = TypeVar("Wanted", bound=GenerationRequest)
 
 
 class OpenAIRoutes:
-    def __init__(
-        self,
-        model: ServedModel,
-        engine: EngineClient,
-        encoder: PromptEncoder,
-        recorder: Recorder,
-        clock: Clock,
-        *,
-        max_open: int,
-        max_body_bytes: int,
-    ) -> None:
+    def __init__(self, model: ServedModel, encoder: PromptEncoder, exchange: Exchange) -> None:
         self._model = model
-        self._engine = engine
         self._encoder = encoder
-        self._recorder = recorder
-        self._clock = clock
-        self._max_open = max_open
-        self._max_body_bytes = max_body_bytes
+        self._exchange = exchange
 
     def routes(self) -> list[Route]:
         return [
@@ -58,10 +37,10 @@ class OpenAIRoutes:
         ]
 
     async def chat(self, request: Request, send: Send) -> None:
-        await self._generate(request, send, CHAT, parse_chat, self._encoder.chat)
+        await self._exchange.generate(request, send, CHAT.route, self._read_chat)
 
     async def completions(self, request: Request, send: Send) -> None:
-        await self._generate(request, send, COMPLETION, parse_completion, self._encoder.completion)
+        await self._exchange.generate(request, send, COMPLETION.route, self._read_completion)
 
     async def models(self, request: Request, send: Send) -> None:
         await json_response(send, 200, model_list([self._card()]))
@@ -70,32 +49,29 @@ class OpenAIRoutes:
         self._model.check_name(request.path_param)
         await json_response(send, 200, model_object(self._card()))
 
-    async def _generate(
-        self,
-        request: Request,
-        send: Send,
-        form: Form,
-        parse: Callable[[bytes], Wanted],
-        encode: Callable[[Wanted], Awaitable[list[list[int]]]],
-    ) -> None:
-        with self._recorder.request(form.route, request.id) as record:
-            times = Times(self._clock.now())
-            wanted = parse(await request.body(self._max_body_bytes))
-            self._model.check_name(wanted.model)
-            prompts = await encode(wanted)
-            times.tokenized_s = self._clock.now()
-            # The client's id may repeat; what the engine calls the request must not.
-            with Generation(wanted, prompts, self._model, new_id(request.id), times) as generation:
-                record.follow(generation)
-                head = ResponseHead(new_id(form.id_prefix), self._model.name, int(time.time()))
-                openings = [text for text in self._echo(wanted, prompts) for _ in range(generation.options.n)]
-                generation.start(self._engine, max_open=self._max_open)
-                answer = Answer(form, head, generation, openings)
-                await request.while_connected(answer.write(send, generation.pieces(self._clock)))
+    async def _read_chat(self, incoming: Incoming) -> Ask:
+        wanted = parse_chat(incoming.body)
+        self._model.check_name(wanted.model)
+        return self._ask(CHAT, incoming.origin, wanted, await self._encoder.chat(wanted, incoming.prompt_ids))
 
-    def _echo(self, wanted: GenerationRequest, prompts: list[list[int]]) -> list[str]:
-        is_wanted = isinstance(wanted, CompletionRequest) and wanted.echo
-        return [self._model.tokenizer.decode(prompt_ids) if is_wanted else "" for prompt_ids in prompts]
+    async def _read_completion(self, incoming: Incoming) -> Ask:
+        wanted = parse_completion(incoming.body)
+        self._model.check_name(wanted.model)
+        prompts = await self._encoder.completion(wanted, incoming.prompt_ids)
+        echoed = [self._model.tokenizer.decode(prompt_ids) for prompt_ids in prompts] if wanted.echo else None
+        return self._ask(COMPLETION, incoming.origin, wanted, prompts, echoed)
+
+    def _ask(
+        self,
+        form: Form,
+        origin: Origin,
+        wanted: GenerationRequest,
+        prompts: list[list[int]],
+        echoed: list[str] | None = None,
+    ) -> Ask:
+        head = ResponseHead(f"{form.id_prefix}-{origin.id}", self._model.name, origin.created)
+        openings = [text for text in echoed or [""] * len(prompts) for _ in range(wanted.n or 1)]
+        return Ask(wanted, prompts, partial(CompletionAnswer, form, head, openings))
 
     def _card(self) -> ModelCard:
         return ModelCard(id=self._model.name, created=self._model.created, max_model_len=self._model.max_model_len)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from penstock.api.errors import http_error
+from penstock.api.errors import OPENAI, Convention
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
 from penstock.core.slo import Slo
@@ -36,7 +36,7 @@ class Recorder:
         self._open = 0
 
     @contextmanager
-    def request(self, route: str, request_id: str) -> Iterator[Record]:
+    def request(self, route: str, request_id: str, convention: Convention = OPENAI) -> Iterator[Record]:
         started_s = self._clock.now()
         record = Record()
         status, outcome = 500, "cancelled"
@@ -45,7 +45,7 @@ class Recorder:
             yield record
             status, outcome = 200, "ok"
         except PenstockError as error:
-            status, outcome = http_error(error).status, error.code
+            status, outcome = convention.status(error), error.code
             raise
         except Exception:
             outcome = PenstockError.code
@@ -88,7 +88,7 @@ class Recorder:
         if generation is None:
             log.info("id=%s route=%s outcome=%s total_ms=%.1f", request_id, route, outcome, 1e3 * total_s)
             return
-        times, tokens = generation.times, generation.num_output_tokens
+        times, tokens = generation.times, generation.num_made_here
         ttft_s = times.first_token_s - times.arrived_s if times.first_token_s is not None else None
         if ttft_s is not None and times.first_token_s is not None and times.last_token_s is not None:
             self._observe_ttft(generation, ttft_s)

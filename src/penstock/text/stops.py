@@ -18,19 +18,19 @@ class StopStrings:
         self._beginnings = frozenset(stop[:length] for stop in stops for length in range(1, len(stop)))
         self._longest_beginning = max((len(stop) - 1 for stop in stops), default=0)
         self._held = ""
-        self._is_hit = False
+        self.hit: str | None = None  # the stop that ended the text
 
     def push(self, text: str) -> tuple[str, bool]:
         """The text that can be sent, and whether a stop was hit; after a hit there is no more text."""
         if not self._stops:
             return text, False
-        if self._is_hit:
+        if self.hit is not None:
             return "", True
         text = self._held + text
         found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
             end, start = min(found)
-            self._held, self._is_hit = "", True
+            self._held, self.hit = "", text[start:end]
             return text[: end if self._include else start], True
         settled = len(text) - self._num_held(text)
         self._held = text[settled:]

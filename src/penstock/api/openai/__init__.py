@@ -1,9 +1,9 @@
 """The OpenAI wire format: requests in (`chat`, `completions`), answers out (`responses`, `chunks`, `models`)."""
 
-from penstock.api.openai.chat import ChatRequest, parse_chat
+from penstock.api.openai.chat import ChatRequest, Message, parse_chat
 from penstock.api.openai.chunks import ChatChunks, CompletionChunks
 from penstock.api.openai.completions import CompletionRequest, parse_completion
-from penstock.api.openai.generation import GenerationOptions, GenerationRequest, for_choice
+from penstock.api.openai.generation import GenerationOptions, GenerationRequest, check_token_ids, for_choice
 from penstock.api.openai.models import ModelCard, model_list, model_object
 from penstock.api.openai.responses import (
     Choice,
@@ -23,11 +23,13 @@ __all__ = [
     "CompletionRequest",
     "GenerationOptions",
     "GenerationRequest",
+    "Message",
     "ModelCard",
     "ResponseHead",
     "ScoredToken",
     "Usage",
     "chat_completion",
+    "check_token_ids",
     "for_choice",
     "model_list",
     "model_object",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.api.openai.decoding import NotBuilt, Refused, WireStruct, decode
+from penstock.api.decoding import NotBuilt, Refused, WireStruct, decode
 from penstock.api.openai.generation import GenerationRequest, PositiveCount
 from penstock.core.errors import UnsupportedParameter
 

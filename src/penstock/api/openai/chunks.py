@@ -39,6 +39,9 @@ class ChatChunks:
     def __init__(self, head: ResponseHead, *, include_usage: bool = False) -> None:
         self._frame = _Frame(head, "chat.completion.chunk", include_usage)
 
+    def resume(self, index: int, num_characters: int) -> None:
+        """The tokens that come next are scored after so many characters of others; here nobody asks where."""
+
     def start(self, index: int) -> bytes | None:
         return self._chunk(index, b'{"role":"assistant","content":""}')
 
@@ -69,6 +72,10 @@ class CompletionChunks:
     def __init__(self, head: ResponseHead, *, include_usage: bool = False) -> None:
         self._frame = _Frame(head, "text_completion", include_usage)
         self._text_offsets: dict[int, int] = {}  # per choice: where the next scored token begins
+
+    def resume(self, index: int, num_characters: int) -> None:
+        """The tokens that come next are scored after so many characters of others."""
+        self._text_offsets[index] = num_characters
 
     def start(self, index: int) -> bytes | None:
         return None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 import msgspec
 from msgspec import Meta
 
-from penstock.api.openai.decoding import NotBuilt, Refused, decode
+from penstock.api.decoding import NotBuilt, Refused, decode
 from penstock.api.openai.generation import GenerationRequest, TokenId, check_token_ids
 from penstock.core.errors import UnsupportedParameter
 

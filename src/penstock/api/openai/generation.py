@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.api.openai.decoding import NotBuilt, Refused, WireStruct
+from penstock.api.decoding import NotBuilt, Refused, WireStruct
 from penstock.core.errors import InvalidRequest
 from penstock.core.request import Priority
 from penstock.core.sampling import SamplingParams

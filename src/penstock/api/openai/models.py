@@ -1,8 +1,14 @@
-"""/v1/models: what a client sees of the models that are served."""
+"""/v1/models: what a client sees of the models that are served.
+
+OpenAI's and Anthropic's clients ask at the same path and skip fields they do not know, so one answer holds what both
+read.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -16,8 +22,25 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def model_object(card: ModelCard) -> bytes:
-    return msgspec.json.encode(card)
+    return msgspec.json.encode(_for_both(card))
 
 
 def model_list(cards: Sequence[ModelCard]) -> bytes:
-    return msgspec.json.encode({"object": "list", "data": cards})
+    page = {
+        "has_more": False,
+        "first_id": cards[0].id if cards else None,
+        "last_id": cards[-1].id if cards else None,
+    }
+    return msgspec.json.encode({"object": "list", "data": [_for_both(card) for card in cards], **page})
+
+
+def _for_both(card: ModelCard) -> dict[str, Any]:
+    for_anthropic = {
+        "type": "model",
+        "display_name": card.id,
+        "created_at": datetime.fromtimestamp(card.created, UTC),
+        "lifecycle": "active",
+        "max_input_tokens": card.max_model_len,
+        "max_tokens": card.max_model_len,
+    }
+    return msgspec.structs.asdict(card) | for_anthropic

@@ -1,0 +1,280 @@
+"""The one decision at the door. It knows the tenant's budget, the replicas' room, the queues and the expected TTFT.
+
+    decision = admission.submit(request, now, budget)      # Admit, Queued or Shed
+    admission.started(id, now)                             # its first token came
+    admission.finished(id, now, used)                      # for any reason, once
+    for decision in admission.poll(now): ...               # what became possible, what ran out of time
+
+Call `poll` after events and when `next_deadline` comes. Nothing here reads a clock or touches a socket.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from penstock.admission.decision import GRANTED, Admit, Budget, Decision, Queued, Shed, ShedReason
+from penstock.admission.ledger import Entry, Ledger, cost, limit_cost
+from penstock.admission.loads import ReplicaLoads
+from penstock.admission.queue import Line, ModelQueue
+from penstock.admission.refusal import LEAST_RETRY_S, dead_end, first_guess, retry_after_s, why_not_wait
+from penstock.admission.settings import AdmissionSettings
+from penstock.admission.shares import FAIR_SHARE, Shares, blocked_by
+from penstock.core.replica import ReplicaSnapshot
+from penstock.router.load import expected_ttft_s
+from penstock.router.request import EdgeRequest
+from penstock.router.router import Choice, Router
+
+_SCAN = 64  # how many blocked lines to look past
+_SOON_S = 0.5  # who comes back this much too early is let in
+
+
+class Used(NamedTuple):
+    """What a request really took."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+class _Model:
+    def __init__(self, settings: AdmissionSettings) -> None:
+        self.queue = ModelQueue(settings)
+        self.shares = Shares(settings)
+
+
+class Admission:
+    def __init__(self, router: Router | None = None, settings: AdmissionSettings | None = None) -> None:
+        self._router = router or Router()
+        self._settings = settings or AdmissionSettings()
+        self._loads = ReplicaLoads()
+        self._ledger = Ledger()
+        self._models: dict[str, _Model] = {}
+        self._deadlines: list[tuple[float, str, str]] = []  # deadline, request, model
+        self._news: list[Decision] = []
+
+    @property
+    def num_open(self) -> int:
+        return len(self._ledger)
+
+    def num_waiting(self, model: str) -> int:
+        found = self._models.get(model)
+        return len(found.queue) if found else 0
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When `poll` has something to do though nothing happens. May be early, never late."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    # -- replicas ----------------------------------------------------------------------------------------------------
+
+    def replica_changed(self, snapshot: ReplicaSnapshot) -> None:
+        self._loads.update(snapshot)
+
+    def replica_gone(self, replica_id: str) -> None:
+        self._loads.remove(replica_id)
+
+    def replicas(self, model: str) -> Sequence[ReplicaSnapshot]:
+        """What is believed of them now, this gateway's own traffic included."""
+        return self._loads.of_model(model)
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def submit(self, request: EdgeRequest, now: float, budget: Budget = GRANTED) -> Decision:
+        if budget.refused is not None:
+            return Shed(request, None, ShedReason.BUDGET, budget.retry_after_s, budget.refused)
+        model = self._models.get(request.model)
+        if model is None:
+            model = self._models[request.model] = _Model(self._settings)
+        replicas = self._loads.of_model(request.model)
+        usable, dropped = self._router.usable(request, replicas, now)
+        if not usable:
+            return dead_end(request, budget.reservation, replicas, dropped)
+        model.shares.seen(request, now)
+        if not model.queue:
+            choice = self._choose(request, usable, now, model.shares.ceiling(request, now), dropped)
+            if choice is not None:
+                model.queue.redeem(request)
+                model.queue.charge(request, limit_cost(request))
+                return self._admit(model, request, budget.reservation, choice, now, now)
+        return self._wait(model, request, budget.reservation, usable, now)
+
+    def started(self, request_id: str, now: float) -> None:
+        """Its first token came: its prompt is no longer in front of anyone."""
+        entry = self._ledger.get(request_id)
+        if entry is not None and entry.started_at is None:
+            self._loads.change(entry.replica_id, now, prefill_tokens=-self._prefill_counted(entry))
+            entry.started_at = now
+
+    def finished(self, request_id: str, now: float, used: Used | None = None) -> Entry | None:
+        """A request is over: done, failed, or its client gone, waiting or not. The entry to settle, the first time.
+
+        Without `used` it counts, for fairness, as having taken all that it might have.
+        """
+        entry = self._ledger.settle(request_id)
+        if entry is None:
+            for model in self._models.values():
+                model.queue.remove(request_id)
+            return None
+        request, model = entry.request, self._models[entry.request.model]
+        self._leave_replica(entry, now, used)
+        model.shares.release(request.tenant)
+        if used is not None:
+            model.queue.charge(request, min(0, cost(*used) - limit_cost(request)))
+        return entry
+
+    def reroute(self, request_id: str, now: float, avoid: frozenset[str], known_tokens: int) -> Choice | None:
+        """Another replica for an admitted request, before or after its first token; None: there is none.
+
+        It does not wait again: it was let in once, and goes to the best of those with room, or else of all.
+        """
+        entry = self._ledger.get(request_id)
+        if entry is None:
+            return None
+        request = replace(entry.request, avoid=avoid)
+        usable, dropped = self._router.usable(request, self._loads.of_model(request.model), now)
+        choice = self._choose(request, usable, now, 1.0, {}) or self._router.pick_among(request, usable, now, dropped)
+        if choice.replica is None:
+            return None
+        self._leave_replica(entry, now, None)
+        entry.replica_id, entry.sent_at = choice.replica.id, now
+        entry.sent_tokens, entry.started_at = known_tokens, None
+        self._loads.change(entry.replica_id, now, sequences=1, prefill_tokens=known_tokens, kv=request.kv_tokens)
+        return choice
+
+    def poll(self, now: float) -> list[Decision]:
+        """What was decided since the last call about requests that wait."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, request_id, name = heapq.heappop(self._deadlines)
+            self._give_up(self._models[name].queue, request_id, ShedReason.DEADLINE, now)
+        for model in self._models.values():
+            model.queue.expire_promises(now)
+            if model.queue:
+                self._dispatch(model, now)
+        news, self._news = self._news, []
+        return news
+
+    # -- deciding ----------------------------------------------------------------------------------------------------
+
+    def _choose(
+        self, request: EdgeRequest, usable: Sequence[ReplicaSnapshot], now: float, ceiling: float,
+        dropped: dict[str, str],
+    ) -> Choice | None:  # fmt: skip
+        """A pick among the replicas with room; None: none has room."""
+        if not usable:
+            return None
+        free = []
+        places_kept = self._models[request.model].shares.places_kept(request.tenant, len(usable))
+        for replica in usable:
+            reason = blocked_by(request, replica, ceiling, places_kept)
+            if reason is None:
+                free.append(replica)
+            else:
+                dropped[replica.id] = reason
+        return self._router.pick_among(request, free, now, dropped) if free else None
+
+    def _dispatch(self, model: _Model, now: float) -> None:
+        """Send what has room, in order. A line that is held back for the sake of others is looked past; at one that
+        finds the replicas really full everybody stops, so that nobody overtakes for being small."""
+        queue, blocked = model.queue, set[Line]()
+        while len(blocked) < _SCAN and (item := queue.next(now, blocked)) is not None:
+            request = item.request
+            ceiling = 1.0 if queue.is_overdue(item, now) else model.shares.ceiling(request, now)
+            usable, dropped = self._router.usable(request, self._loads.of_model(request.model), now)
+            choice = self._choose(request, usable, now, ceiling, dropped)
+            if choice is not None:
+                queue.give(item, now)
+                self._news.append(self._admit(model, request, item.reservation, choice, item.since, now))
+            elif not usable or ceiling < 1.0 or request.allowed is not None or FAIR_SHARE in dropped.values():
+                blocked.add(queue.line(request))
+            else:
+                return
+
+    def _admit(
+        self, model: _Model, request: EdgeRequest, reservation: str | None, choice: Choice, since: float, now: float
+    ) -> Admit:
+        assert choice.replica is not None
+        replica, tokens = choice.replica, request.prompt_tokens
+        waited_s = now - since
+        ttft_s = waited_s + expected_ttft_s(request, replica)
+        self._ledger.enter(Entry(request, reservation, replica.id, now, ttft_s, now, tokens))
+        self._loads.change(replica.id, now, sequences=1, prefill_tokens=tokens, kv=request.kv_tokens)
+        model.shares.hold(request.tenant)
+        return Admit(request, reservation, choice, replica.id, waited_s, ttft_s)
+
+    def _wait(
+        self, model: _Model, request: EdgeRequest, reservation: str | None, usable: Sequence[ReplicaSnapshot],
+        now: float,
+    ) -> Decision:  # fmt: skip
+        """Into the queue, unless that makes no sense."""
+        queue, rules = model.queue, self._settings.classes[request.priority]
+        patience_s = rules.max_wait_s if request.deadline is None else min(rules.max_wait_s, request.deadline - now)
+        guess = first_guess(request, usable)
+        wait_s = queue.wait_s(request, now, guess)
+        promise = queue.promised(request)
+        is_promised = promise is not None and promise.due <= now + _SOON_S
+        if is_promised:
+            if queue.length(request.priority) >= 2 * rules.max_length:
+                return Shed(request, reservation, ShedReason.QUEUE_FULL, wait_s)
+        else:
+            reason = why_not_wait(request, queue, usable, self._settings, wait_s, patience_s)
+            if reason is ShedReason.QUEUE_FULL and self._displace(queue, request, now):
+                reason = None
+            if reason is not None:
+                retry_s = retry_after_s(wait_s, queue.clear_s(request.priority, now), patience_s)
+                return self._refuse(queue, request, reservation, reason, retry_s, now)
+        if is_promised or request.fingerprint:
+            queue.redeem(request)
+        queue.push(request, reservation, now, now + patience_s, guess, is_promised=is_promised)
+        heapq.heappush(self._deadlines, (now + patience_s, request.id, request.model))
+        self._dispatch(model, now)
+        if request.id in queue:
+            return Queued(request, queue.length(request.priority), wait_s)
+        own = next(decision for decision in self._news if decision.request is request)
+        self._news.remove(own)
+        return own
+
+    def _refuse(
+        self, queue: ModelQueue, request: EdgeRequest, reservation: str | None, reason: ShedReason, retry_s: float,
+        now: float,
+    ) -> Shed:  # fmt: skip
+        """With a place kept for when it is told to come back; who comes too early is told the same time again."""
+        kept = queue.promised(request) if request.fingerprint else None
+        if kept is not None and kept.due > now:
+            return Shed(request, reservation, reason, kept.due - now)
+        queue.promise(request, now + retry_s)
+        return Shed(request, reservation, reason, retry_s)
+
+    def _displace(self, queue: ModelQueue, newcomer: EdgeRequest, now: float) -> bool:
+        victim = queue.victim(newcomer)
+        if victim is None:
+            return False
+        self._give_up(queue, victim.request.id, ShedReason.DISPLACED, now)
+        return True
+
+    def _give_up(self, queue: ModelQueue, request_id: str, reason: ShedReason, now: float) -> None:
+        """Refuse one that waits, if it still does."""
+        item = queue.remove(request_id)
+        if item is not None:
+            retry_s = max(LEAST_RETRY_S, queue.clear_s(item.request.priority, now) / 2)
+            self._news.append(self._refuse(queue, item.request, item.reservation, reason, retry_s, now))
+
+    def _leave_replica(self, entry: Entry, now: float, used: Used | None) -> None:
+        """What the replica no longer has to do. If a snapshot counted the request, take off what that counted."""
+        replica, kv = self._loads.get(entry.replica_id), entry.kv_tokens
+        if replica is not None and replica.taken_at >= entry.sent_at:
+            growth = int(replica.mean_output_tokens / 2)
+            kv = min(kv, (sum(used) if used is not None else entry.sent_tokens) + growth)
+        prefill = self._prefill_counted(entry)
+        self._loads.change(entry.replica_id, now, sequences=-1, prefill_tokens=-prefill, kv=-kv)
+
+    def _prefill_counted(self, entry: Entry) -> int:
+        """How much of its prompt is in what we believe its replica has to prefill: all, or what was left of it, by the
+        replica's speed, when the last snapshot was taken."""
+        replica = self._loads.get(entry.replica_id)
+        if replica is None or entry.started_at is not None:
+            return 0
+        done = replica.prefill_tokens_per_s * max(0.0, replica.taken_at - entry.sent_at)
+        return max(0, entry.sent_tokens - int(done))

@@ -1,0 +1,61 @@
+"""What admission answers: admit to a replica, wait here, or a refusal that says why and when to come back."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from penstock.router.request import EdgeRequest
+from penstock.router.router import Choice
+
+
+class ShedReason(enum.StrEnum):
+    BUDGET = "budget"  # the tenant's own limits; `Shed.detail` names the one
+    NO_REPLICA = "no_replica"  # none of the model's replicas takes work now
+    TOO_LARGE = "too_large"  # prompt and output limit fit no replica; to come back does not help
+    QUEUE_FULL = "queue_full"
+    KV_TIGHT = "kv_tight"
+    TOO_SLOW = "too_slow"  # it would wait longer than its deadline
+    DISPLACED = "displaced"  # it waited, and gave its place to a tenant that asks for less
+    DEADLINE = "deadline"  # it waited until its deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What the tenant's limiter said, before admission was asked."""
+
+    reservation: str | None = None  # returned with whatever is decided; whoever ends the request settles it
+    refused: str | None = None  # the limit that was hit
+    retry_after_s: float | None = None
+
+
+GRANTED = Budget()
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    request: EdgeRequest
+    reservation: str | None
+    choice: Choice
+    replica_id: str
+    waited_s: float
+    predicted_ttft_s: float  # from arrival: the wait here included
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    request: EdgeRequest
+    position: int  # in its class, counting from 1
+    predicted_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shed:
+    request: EdgeRequest
+    reservation: str | None
+    reason: ShedReason
+    retry_after_s: float | None  # None: to come back does not help
+    detail: str = ""
+
+
+Decision = Admit | Queued | Shed

@@ -1,0 +1,57 @@
+"""One entry per admitted request: what it holds where, for whom. Settled once, whatever the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.router.request import EdgeRequest
+
+OUTPUT_WEIGHT = 2  # a token of output keeps the device about as long as two of a prompt
+
+
+def cost(prompt_tokens: int, output_tokens: int) -> int:
+    """What fairness and forecasts count in."""
+    return prompt_tokens + OUTPUT_WEIGHT * output_tokens
+
+
+def limit_cost(request: EdgeRequest) -> int:
+    """The most a request can cost."""
+    return cost(request.prompt_tokens, request.max_tokens)
+
+
+@dataclass(slots=True)
+class Entry:
+    request: EdgeRequest
+    reservation: str | None
+    replica_id: str
+    admitted_at: float
+    predicted_ttft_s: float
+    sent_at: float  # to its present replica
+    sent_tokens: int  # what that replica had to prefill: after a move, more than the prompt
+    started_at: float | None = None  # its first token
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.request.kv_tokens
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self._open: dict[str, Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._open
+
+    def get(self, request_id: str) -> Entry | None:
+        return self._open.get(request_id)
+
+    def enter(self, entry: Entry) -> None:
+        assert entry.request.id not in self._open
+        self._open[entry.request.id] = entry
+
+    def settle(self, request_id: str) -> Entry | None:
+        """The entry, the first time; None ever after."""
+        return self._open.pop(request_id, None)

@@ -1,0 +1,61 @@
+"""When waiting makes no sense, and when to come back instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from penstock.admission.decision import Shed, ShedReason
+from penstock.admission.ledger import limit_cost
+from penstock.admission.queue import ModelQueue
+from penstock.admission.settings import AdmissionSettings
+from penstock.core.replica import ReplicaSnapshot
+from penstock.router.filters import fits_context
+from penstock.router.request import EdgeRequest
+
+LEAST_RETRY_S = 1.0
+_RECOVERY_S = 5.0  # when to ask again for a model that no replica serves now
+
+
+def dead_end(
+    request: EdgeRequest, reservation: str | None, replicas: Sequence[ReplicaSnapshot], dropped: Mapping[str, str]
+) -> Shed:
+    """None of the replicas takes it now; is there one that ever could?"""
+    if replicas and not any(fits_context(request, replica, 0.0) for replica in replicas):
+        return Shed(request, reservation, ShedReason.TOO_LARGE, None)
+    return Shed(request, reservation, ShedReason.NO_REPLICA, _RECOVERY_S, ", ".join(sorted(set(dropped.values()))))
+
+
+def why_not_wait(
+    request: EdgeRequest, queue: ModelQueue, usable: Sequence[ReplicaSnapshot], settings: AdmissionSettings,
+    wait_s: float, patience_s: float,
+) -> ShedReason | None:  # fmt: skip
+    """The reason to refuse it now. When KV is tight, long outputs and low classes are the first to go."""
+    rules = settings.classes[request.priority]
+    is_long = request.max_tokens >= settings.long_output_tokens
+    asked = queue.kv_tokens + request.kv_tokens + sum(replica.kv_used_tokens for replica in usable)
+    pressure = asked / sum(replica.kv_capacity_tokens for replica in usable)
+    if pressure > rules.kv_pressure * (0.5 if is_long else 1.0):
+        return ShedReason.KV_TIGHT
+    if wait_s > patience_s:
+        return ShedReason.TOO_SLOW
+    if queue.length(request.priority) >= rules.max_length:
+        return ShedReason.QUEUE_FULL
+    return None
+
+
+def retry_after_s(wait_s: float, clear_s: float, patience_s: float) -> float:
+    """So late that the line has become half as long, so early that there still is one: the other half is for errors.
+
+    `wait_s` counts the places already kept for others, so each who is refused is told a later time than the last.
+    """
+    return max(LEAST_RETRY_S, wait_s - min(clear_s, patience_s) / 2)
+
+
+def first_guess(request: EdgeRequest, usable: Sequence[ReplicaSnapshot]) -> float:
+    """Cost per second that such requests leave the queue with, by the replicas' speeds, before any was seen to."""
+    amount = limit_cost(request)
+    rate = 0.0
+    for replica in usable:
+        prefill_s = request.prompt_tokens / replica.prefill_tokens_per_s
+        rate += amount / (prefill_s + request.max_tokens / replica.decode_tokens_per_s)
+    return rate

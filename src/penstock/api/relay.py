@@ -1,0 +1,208 @@
+"""Streams that another replica can carry on: what a replica writes between its events, and what a gateway makes of it.
+
+A relayed stream is an ordinary SSE stream with comments in blocks of their own, which clients skip as they skip
+keep-alives:
+
+    : {"id":"5ad0…","created":1760000000,"seed":7,…}        once, first: the origin
+    data: {…}                                               events that need no token: the opening
+    : [0,[1024,17],96]                                      a unit: choice, token ids, and once per choice the prompt
+    data: {…}                                                 tokens found in the cache; then the events that come of it
+    : carry on: draining                                    instead of an end: the replica gives the stream back
+
+A unit and the events after it belong together: their text follows from the ids of all units so far, and an id whose
+text is held back comes with a later unit. So a cut stream is resumed from its units alone and the number of events that
+followed the last one; the next replica goes through the last unit again and leaves those events out.
+
+Nothing here knows a dialect: it sees blocks, and the bytes of a client's request as they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from penstock.core.errors import InvalidRequest, PenstockError
+
+HEADER = "x-penstock"  # from a gateway: one of the two
+STREAM = "stream"  # the body is the client's; a streamed answer is to be relayed
+ENVELOPE = "envelope"  # the body is an `Envelope`, and the answer is to be relayed
+SECRET_HEADER = "x-penstock-secret"
+
+TokenIds = list[Annotated[int, Meta(ge=0, le=2**31 - 1)]]
+_CARRY_ON = b": carry on: "
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What the first replica chose and every next one keeps."""
+
+    id: Annotated[str, Meta(pattern="^[0-9a-f]{1,64}$")]  # of the answer, without what its dialect puts before it
+    created: int  # Unix seconds
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # for a request that has none of its own
+    prompt_tokens: Annotated[int, Meta(ge=0)] = 0  # as they were counted
+
+
+class Unit(msgspec.Struct, frozen=True, array_like=True):
+    choice: Annotated[int, Meta(ge=0)]
+    token_ids: TokenIds
+    cached_tokens: int = 0
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """How far a stream has come."""
+
+    origin: Origin
+    units: list[Unit] = []  # those of which the client has at least one event
+    num_events: Annotated[int, Meta(ge=0)] = 0  # that the client has since the last unit, or since the start
+
+    def outputs(self) -> dict[int, list[int]]:
+        """The ids so far, by choice."""
+        found: dict[int, list[int]] = {}
+        for unit in self.units:
+            found.setdefault(unit.choice, []).extend(unit.token_ids)
+        return found
+
+
+class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    request: msgspec.Raw  # as the client sent it
+    prompt_ids: Annotated[list[Annotated[TokenIds, Meta(min_length=1)]], Meta(min_length=1)] | None = None
+    resume: Resume | None = None
+
+
+_envelopes = msgspec.json.Decoder(Envelope)
+_encode = msgspec.json.Encoder().encode
+
+
+def open_envelope(body: bytes) -> Envelope:
+    try:
+        envelope = _envelopes.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"this is not a gateway's envelope: {error}") from None
+    if envelope.resume is not None and envelope.resume.units and not envelope.resume.num_events:
+        raise InvalidRequest("resume.num_events: the last unit has no event, so it is not to be listed")
+    return envelope
+
+
+# -- the replica writes
+
+
+def origin_comment(origin: Origin) -> bytes:
+    return b": %b\n\n" % _encode(origin)
+
+
+def carry_on_comment(error: PenstockError) -> bytes:
+    return b"%b%b\n\n" % (_CARRY_ON, error.code.encode())
+
+
+class UnitWriter:
+    """Joins events with the ids they come of, leaving out the first `num_sent` events: the client has them."""
+
+    def __init__(self, num_sent: int = 0) -> None:
+        self._num_sent = num_sent
+        self._held: dict[int, tuple[list[int], int]] = {}  # per choice: ids that no event speaks of yet, cached tokens
+
+    def known(self, events: Sequence[bytes]) -> bytes:
+        """Events that come of no token, or of those of a unit that was sent already."""
+        skipped = min(self._num_sent, len(events))
+        self._num_sent -= skipped
+        return b"".join(events[skipped:])
+
+    def unit(self, choice: int, token_ids: list[int], cached_tokens: int, events: Sequence[bytes]) -> bytes:
+        if choice in self._held:
+            held_ids, held_cached = self._held.pop(choice)
+            token_ids, cached_tokens = held_ids + token_ids, held_cached + cached_tokens
+        if not events:
+            self._held[choice] = token_ids, cached_tokens
+            return b""
+        unit = (choice, token_ids, cached_tokens) if cached_tokens else (choice, token_ids)
+        return b": %b\n\n%b" % (_encode(unit), b"".join(events))
+
+
+# -- the gateway reads
+
+
+def is_whole(end: bytes) -> bool:
+    """Whether a relayed stream that has closed had come to its end; the last few of its blocks tell."""
+    return not end[:-2].rpartition(b"\n\n")[2].startswith(_CARRY_ON)
+
+
+class StreamRecord:
+    """A relayed stream as far as a gateway has forwarded it: whole blocks, appended as they pass.
+
+    Appending looks at nothing; every `fold_bytes` what came is folded into its units, about ten bytes a token.
+    """
+
+    def __init__(self, fold_bytes: int = 16 << 10) -> None:
+        self._fold_bytes = fold_bytes
+        self._origin = b""
+        self._units = bytearray()  # of what was folded: JSON, each with a comma after it
+        self._tail: list[bytes] = []
+        self._fresh_bytes = 0  # since the last fold
+
+    def append(self, blocks: bytes) -> None:
+        self._tail.append(blocks)
+        self._fresh_bytes += len(blocks)
+        if self._fresh_bytes > self._fold_bytes:
+            self._fold()
+
+    @property
+    def is_given_back(self) -> bool:
+        """The replica has closed the stream in good order, but before its end."""
+        blocks = self._blocks()
+        return bool(blocks) and blocks[-1].startswith(_CARRY_ON)
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """As the replica counted them; None: it has not said so yet."""
+        self._fold()
+        return msgspec.json.decode(self._origin, type=Origin).prompt_tokens if self._origin else None
+
+    @property
+    def num_tokens(self) -> int:
+        """Made for this stream, as far as it is known here; for streams that end without a usage."""
+        units = b"[%b]" % self._units_with(self._blocks())
+        return sum([len(unit.token_ids) for unit in msgspec.json.decode(units, type=list[Unit])])
+
+    def envelope(self, request: bytes, prompt_ids: bytes = b"null") -> bytes | None:
+        """What to send to the next replica, whose answer goes on in this record; None if this is no relayed stream.
+
+        `request` is the client's body and `prompt_ids` is JSON too.
+        """
+        blocks = self._blocks()
+        while blocks and blocks[-1].startswith(b":"):
+            blocks.pop()  # a unit without an event counts for nothing: the next replica says it again
+        self._tail = [block + b"\n\n" for block in blocks]
+        if not self._origin:
+            return None
+        num_events = 0
+        for block in blocks:
+            if block.startswith(b": ["):
+                num_events = 0
+            elif not block.startswith(b":"):
+                num_events += 1
+        return b'{"request":%b,"prompt_ids":%b,"resume":{"origin":%b,"units":[%b],"num_events":%d}}' % (
+            request, prompt_ids, self._origin, self._units_with(blocks), num_events,
+        )  # fmt: skip
+
+    def _blocks(self) -> list[bytes]:
+        self._fold()
+        return b"".join(self._tail).split(b"\n\n")[:-1]
+
+    def _units_with(self, blocks: list[bytes]) -> bytes:
+        units = [block[2:] for block in blocks if block.startswith(b": [")]
+        return bytes(self._units + b",".join(units)).removesuffix(b",")
+
+    def _fold(self) -> None:
+        """Into ids, up to the last unit but one: the last may have no event yet, and then the other one counts."""
+        stream = b"".join(self._tail)
+        if not self._origin and stream.startswith(b": {"):
+            end = stream.index(b"\n\n")
+            self._origin, stream = stream[2:end], stream[end + 2 :]
+        # JSON has no raw newlines, so this stands nowhere but before a unit.
+        parts = (b"\n\n" + stream).split(b"\n\n: [")
+        if len(parts) > 3:
+            self._units += b"".join([b"[%b," % part[: part.index(b"\n")] for part in parts[1:-2]])
+            stream = b": [%b\n\n: [%b" % (parts[-2], parts[-1])
+        self._tail, self._fresh_bytes = [stream], 0

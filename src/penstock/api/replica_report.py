@@ -1,0 +1,34 @@
+"""What a replica says of itself to a gateway, which makes its snapshot of it. Plain facts; what follows is policy.
+
+A report is a moment old when it is read. `steps` standing still while sequences run means that the engine hangs; a
+different `boot` means another process, with an empty cache.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ReplicaReport(msgspec.Struct, frozen=True):
+    boot: str  # of this server process
+    model: str
+    state: str  # of the engine: starting, ready, restarting, failed, stopped
+    is_draining: bool = False  # takes no new work
+
+    num_open: int = 0  # choices that the server has taken and not finished
+    num_waiting: int = 0  # sequences
+    num_running: int = 0
+    queued_tokens: int = 0  # known and still to be computed before their sequences can generate
+    kv_active_tokens: int = 0  # in blocks that sequences hold; what is merely cached counts as free
+    kv_capacity_tokens: int = 0
+
+    steps: int = 0  # of the engine since its start
+    restarts: int = 0  # of the engine
+    prefill_tokens_per_s: float | None = None  # None: not measured yet
+    decode_step_s: float | None = None  # a step in which every sequence made one token
+
+    max_open: int = 0
+    max_num_seqs: int = 0
+    chunk_tokens: int = 0
+    max_model_len: int = 0
+    block_size: int = 0

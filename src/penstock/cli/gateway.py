@@ -1,0 +1,31 @@
+"""`penstock gateway`: the public door in front of replicas and providers that run already."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_gateway(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("gateway", help="the public door: keys, limits, queues, and replicas behind it")
+    command.add_argument("--config", type=Path, metavar="FILE", required=True, help="YAML: see docs/gateway.md")
+    command.add_argument("--host", help="address to listen on")
+    command.add_argument("--port", type=int, help="port to listen on; 0 picks a free one")
+    command.add_argument("--store", metavar="URL", help="where tenants, keys and usage are")
+    command.add_argument("--allow-anonymous", action="store_true", default=None, help="see the setting of that name")
+    command.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+
+
+def run_gateway(arguments: argparse.Namespace) -> None:
+    import uvloop
+
+    from penstock.cli.flags import read_config
+    from penstock.cli.gateway_process import serve
+    from penstock.cli.store_flags import store_url
+    from penstock.core.config import build
+    from penstock.gateway.settings import GatewaySettings
+
+    given = {name: getattr(arguments, name) for name in ("host", "port", "store", "allow_anonymous")}
+    values = read_config(arguments.config) | {name: value for name, value in given.items() if value is not None}
+    settings = build(GatewaySettings, values)
+    uvloop.run(serve(settings, store_url(settings.store, None)))

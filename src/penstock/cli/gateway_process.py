@@ -1,0 +1,77 @@
+"""A gateway, put together and run until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import socket
+
+from penstock.admission.admission import Admission
+from penstock.core.errors import ConfigError
+from penstock.gateway.door import Books, Door
+from penstock.gateway.http.server import Server, bound_socket
+from penstock.gateway.settings import LOOPBACK, GatewaySettings, replicas_of, routes_of
+from penstock.tenancy.budgets import Budgets
+from penstock.tenancy.follower import Follower
+from penstock.tenancy.keys import KeyRing
+from penstock.tenancy.ledger import Ledger
+from penstock.tenancy.limits.limiter import LocalLimiter
+from penstock.tenancy.store import open_store
+
+_DRAIN_S = 30.0
+
+
+async def serve(settings: GatewaySettings, url: str) -> None:
+    pools = settings.pools()
+    routes = routes_of(pools)
+    loop = asyncio.get_running_loop()
+    keys, budgets = KeyRing(), Budgets()
+    # The follower has a store of its own: a revocation must not wait for a ledger's write.
+    with Ledger(open_store(url).usage, budgets) as ledger:
+        follower = Follower(open_store(url), lambda states: loop.call_soon_threadsafe(keys.apply, states))
+        with follower:
+            await asyncio.sleep(0)  # what the follower found first is applied
+            _refuse_to_be_open(settings, keys)
+            listener = _listen(settings)
+            books = Books(keys, LocalLimiter(), budgets, ledger)
+            door = Door(routes, replicas_of(pools), books, Admission())
+            server = Server(door)
+            try:
+                await server.listen(listener)
+                _say_ready(settings, listener, keys)
+                gc.freeze()
+                await _until_told()
+                await server.stop(_DRAIN_S)
+            finally:
+                door.close()
+
+
+def _refuse_to_be_open(settings: GatewaySettings, keys: KeyRing) -> None:
+    if settings.host not in LOOPBACK and not keys.has_had_tenants and not settings.allow_anonymous:
+        raise ConfigError(
+            f"there are no tenants, so anybody who can reach {settings.host} could use the models. Add one with "
+            "`penstock tenants add NAME` and `penstock keys create NAME`, or start with --allow-anonymous",
+            param="host",
+        )
+
+
+def _listen(settings: GatewaySettings) -> socket.socket:
+    try:
+        return bound_socket(settings.host, settings.port)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {settings.host} port {settings.port}: {error.strerror}") from None
+
+
+def _say_ready(settings: GatewaySettings, listener: socket.socket, keys: KeyRing) -> None:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    who = "for tenants with a key" if keys.has_had_tenants else "open to everybody here: there are no tenants yet"
+    print(f"penstock gateway at http://{shown}:{port}, {who}; models: {', '.join(settings.models)}", flush=True)
+
+
+async def _until_told() -> None:
+    told = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
+    await told.wait()

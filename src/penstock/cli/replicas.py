@@ -1,0 +1,111 @@
+"""`penstock serve MODEL --replicas N`: a gateway, and the replicas behind it as processes of this machine.
+
+A replica that dies is started again. They have a session of their own, so that a Ctrl-C reaches the gateway alone,
+which lets its streams end before it stops them; and they end when it does, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from penstock.cli.gateway_process import serve
+from penstock.cli.store_flags import store_url
+from penstock.core.settings import Settings
+from penstock.gateway.settings import GatewaySettings
+from penstock.hub.progress import ProgressBar
+from penstock.hub.resolve import default_name, resolve
+
+log = logging.getLogger("penstock")
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
+_STOP_S = 10.0
+_PR_SET_PDEATHSIG = 1
+
+
+def serve_replicas(settings: Settings, count: int) -> None:
+    """Until a signal ends it."""
+    resolve(settings.model, progress=ProgressBar())  # once, and not by every replica
+    name = settings.server.name or default_name(settings.model)
+    uvloop.run(_serve(settings, name, count, store_url(None, None)))
+
+
+async def _serve(settings: Settings, name: str, count: int, store: str) -> None:
+    ports = [_free_port() for _ in range(count)]
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    gateway = GatewaySettings(host=settings.server.host, port=settings.server.port, models={name: {"replicas": urls}})
+    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
+        keepers = [
+            asyncio.create_task(_keep(_write_config(settings, name, port, count, Path(directory)))) for port in ports
+        ]
+        try:
+            await serve(gateway, store)
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+
+
+def _write_config(settings: Settings, name: str, port: int, count: int, directory: Path) -> Path:
+    """JSON is YAML too."""
+    threads = settings.engine.threads or max(1, len(os.sched_getaffinity(0)) // count)
+    engine = replace(settings.engine, threads=threads)
+    server = replace(settings.server, host="127.0.0.1", port=port, name=name)
+    path = directory / f"replica-{port}.yaml"
+    path.write_bytes(msgspec.json.encode(asdict(replace(settings, engine=engine, server=server))))
+    return path
+
+
+async def _keep(config: Path) -> None:
+    """Runs one replica until it is cancelled."""
+    wait_s = _FIRST_WAIT_S
+    while True:
+        started_s = asyncio.get_running_loop().time()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock.cli.main", "engine", "--config", str(config), "--log-level", "warning",
+            stdout=asyncio.subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent,
+        )  # fmt: skip
+        try:
+            code = await process.wait()
+        except asyncio.CancelledError:
+            await _stop(process)
+            raise
+        if asyncio.get_running_loop().time() - started_s > _LONGEST_WAIT_S:
+            wait_s = _FIRST_WAIT_S
+        log.warning("a replica ended with status %s; it is started again in %.1f s", code, wait_s)
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), _STOP_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def _die_with_parent() -> None:
+    """In the child: Linux tells it when the gateway is gone, even by kill -9."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

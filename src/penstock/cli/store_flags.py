@@ -1,0 +1,94 @@
+"""What the commands about tenants have in common: which store, and how to print."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.tenancy.store import Store
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def add_store_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--store", metavar="URL",
+        help="sqlite:///path or postgresql://user@host/name (default: the config's `store`, $PENSTOCK_STORE, or "
+        "penstock.db in $PENSTOCK_HOME)",
+    )  # fmt: skip
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the gateway's YAML file; its `store` is used")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def store_url(flag: str | None, config: Path | None) -> str:
+    from penstock.cli.flags import read_config
+    from penstock.hub.home import penstock_home
+
+    configured = read_config(config).get("store") if config else None
+    if configured is not None and not isinstance(configured, str):
+        raise ConfigError(f"store in {config} is not a URL", param="store")
+    default = f"sqlite:///{penstock_home().absolute() / 'penstock.db'}"
+    return flag or configured or os.environ.get("PENSTOCK_STORE") or default
+
+
+def store_from(arguments: argparse.Namespace) -> Store:
+    from penstock.tenancy.store import open_store
+
+    return open_store(store_url(arguments.store, arguments.config))
+
+
+def print_json(value: Any) -> None:
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as they must be; numbers to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
+    is_number = [all(_looks_like_number(cell) for cell in column) for column in zip(*rows, strict=True)] or [
+        False
+    ] * len(head)
+    for row in (head, *rows):
+        cells = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, is_number, strict=True)
+        )
+        print("  ".join(cells).rstrip())
+
+
+def _looks_like_number(cell: str) -> bool:
+    return cell in ("", "-") or cell.replace(",", "").replace(".", "").isdecimal()
+
+
+def show_time(at_s: float | None) -> str:
+    return "-" if at_s is None else time.strftime("%Y-%m-%d %H:%M", time.gmtime(at_s))
+
+
+def duration(text: str) -> float:
+    """`90s`, `15m`, `24h`, `7d`: in seconds."""
+    if not (found := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 15m, 24h or 7d")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def moment(text: str) -> float:
+    """`2026-11-15`, `2026-11-15T12:00`, or how long ago: `24h`, `7d`. UTC unless it says otherwise."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        try:
+            return time.time() - duration(text)
+        except argparse.ArgumentTypeError:
+            message = f"{text!r} is neither a date such as 2026-11-15 nor a time ago such as 24h or 7d"
+            raise argparse.ArgumentTypeError(message) from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

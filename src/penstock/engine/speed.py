@@ -1,0 +1,32 @@
+"""How fast an engine is, from what it reports: prompt tokens per second, and the time of a step that only decodes."""
+
+from __future__ import annotations
+
+from penstock.engine.messages import EngineStats
+
+_KEEP = 0.95  # of what was known, at every step
+
+
+class StepSpeed:
+    """Recent steps count most. Prompts are measured as they go, beside the decodes that share their steps, because that
+    is how fast a queue gets shorter."""
+
+    def __init__(self) -> None:
+        self._prefill_tokens = 0.0
+        self._prefill_s = 0.0
+        self.decode_step_s: float | None = None
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        return self._prefill_tokens / self._prefill_s if self._prefill_s else None
+
+    def observe(self, stats: EngineStats) -> None:
+        if stats.cost_s <= 0:
+            return
+        prefill_tokens = stats.step_tokens - stats.step_sequences
+        if prefill_tokens > 0:
+            self._prefill_tokens = _KEEP * self._prefill_tokens + prefill_tokens
+            self._prefill_s = _KEEP * self._prefill_s + stats.cost_s
+        else:
+            known_s = stats.cost_s if self.decode_step_s is None else self.decode_step_s
+            self.decode_step_s = _KEEP * known_s + (1 - _KEEP) * stats.cost_s

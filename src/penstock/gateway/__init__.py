@@ -1,0 +1,1 @@
+"""The public door: who may enter, to which replica, and the bytes there and back."""

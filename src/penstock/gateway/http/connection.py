@@ -1,0 +1,292 @@
+"""One client's connection: bytes become requests, in order; answers go back, in order.
+
+Hot: a request that arrives in one read costs one feed of the parser and no timer. Deadlines are plain attributes that
+the server's sweep compares with the time; `door.now` is as old as the last sweep, which is exact enough for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from math import inf
+from typing import Protocol, cast
+
+import httptools
+
+from penstock.core.errors import BodyTooLarge, HeadersTooLarge, InvalidRequest, PenstockError, RequestTimeout
+from penstock.gateway.http import message
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.limits import ClientLimits
+from penstock.gateway.http.message import Request
+
+logger = logging.getLogger("penstock.gateway")
+
+_BETWEEN, _HEAD, _BODY = range(3)  # what of the next request has arrived: nothing, part of its head, part of its body
+_HEADER_OVERHEAD = 32  # as HTTP/2 counts, so that a limit on bytes is one on their number too
+
+
+class Door(Protocol):
+    """What a connection knows of the server it belongs to."""
+
+    limits: ClientLimits
+    now: float
+    is_draining: bool
+
+    def serve(self, exchange: Exchange) -> None: ...
+    def opened(self, connection: Connection) -> bool: ...
+    def closed(self, connection: Connection) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport
+        self._exchange: Exchange | None = None
+        self._waiting: deque[Exchange] = deque()  # pipelined requests, complete
+        self._refusal: PenstockError | None = None  # to be said once what came before is answered; then the end
+        self._is_closing = False  # nothing is read any more
+        self._is_advancing = False
+        self._is_reading = True
+        self._is_paused = False  # the client does not take what we send
+        self._unsent_bytes = 0
+        self._write_deadline = inf
+        # The request that is arriving
+        self._phase = self._timed_phase = _BETWEEN
+        self._read_deadline = inf
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._head_bytes = 0  # of what is parsed, with overhead
+        self._unparsed_bytes = 0  # of what was read while the head was incomplete
+        self._parts: list[bytes] = []
+        self._body_bytes = 0
+        self._owes_continue = False
+
+    # -- the transport's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._door.limits.max_unsent_bytes)
+        self._read_deadline = self._door.now + self._door.limits.head_timeout_s
+        if not self._door.opened(self):
+            self._is_closing = True
+            self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_closing:
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self._is_closing:  # what follows a request that closes the connection means nothing
+                self._refuse(self._refusal or InvalidRequest(f"this is not HTTP/1.1: {error}"))
+            return
+        if self._phase:
+            self._incomplete(len(data))
+
+    def eof_received(self) -> None:
+        """A client that has closed its side counts as gone: the transport closes now."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._is_closing = True
+        self._waiting.clear()
+        self._door.closed(self)
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.lost()
+        self._refusal = None  # its traceback holds us, and the parser holds our methods: cycles
+        del self._parser
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+        self._unsent_bytes = self._transport.get_write_buffer_size()
+        self._write_deadline = self._door.now + self._door.limits.stall_timeout_s
+        if self._exchange is not None and self._exchange.watcher is not None:
+            self._exchange.watcher.pause()
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._write_deadline = inf
+        if self._exchange is not None and self._exchange.watcher is not None:
+            self._exchange.watcher.resume()
+        elif self._exchange is None:
+            self._advance()
+
+    # -- the parser's callbacks
+
+    def on_message_begin(self) -> None:
+        self._phase = _HEAD
+        self._headers = {}
+        self._parts = []
+        self._target = b""
+        self._head_bytes = self._unparsed_bytes = self._body_bytes = 0
+
+    def on_url(self, part: bytes) -> None:
+        self._target += part
+        self._head_bytes += len(part)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+        self._head_bytes += len(name) + len(value) + _HEADER_OVERHEAD
+
+    def on_headers_complete(self) -> None:
+        self._phase = _BODY
+        headers = self._headers
+        if self._head_bytes > self._door.limits.max_head_bytes:
+            self._stop(self._head_too_large())
+        if self._parser.should_upgrade():
+            self._stop(InvalidRequest("this server does not change protocols"))
+        if int(headers.get(b"content-length", b"0")) > self._door.limits.max_body_bytes:
+            self._stop(self._too_large())
+        if headers.get(b"expect", b"").lower() == b"100-continue":
+            self._owes_continue = True
+
+    def on_body(self, part: bytes) -> None:
+        self._parts.append(part)
+        self._body_bytes += len(part)
+        if self._body_bytes > self._door.limits.max_body_bytes:
+            self._stop(self._too_large())
+
+    def on_message_complete(self) -> None:
+        parts = self._parts
+        body = (parts[0] if len(parts) == 1 else b"".join(parts)) if parts else b""
+        parser = self._parser
+        keep_alive = parser.should_keep_alive()
+        # Only HTTP/1.0 needs to say that it keeps the connection, and only 1.1 keeps it without a word.
+        speaks_chunked = (keep_alive and b"connection" not in self._headers) or parser.get_http_version() == "1.1"
+        request = Request(parser.get_method(), self._target, self._headers, body)
+        self._phase = self._timed_phase = _BETWEEN
+        self._owes_continue = False
+        self._parts = []
+        exchange = Exchange(self, request, keep_alive, speaks_chunked)
+        if self._exchange is None and not self._is_paused and not self._waiting:
+            self._exchange = exchange
+            self._door.serve(exchange)
+        elif not self._is_closing:
+            self._waiting.append(exchange)
+            self._read(False)  # what is held stays bounded by one read
+
+    # -- the exchange's side
+
+    def send(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def answered(self, close: bool) -> None:
+        self._exchange = None
+        if close or self._door.is_draining:
+            self._close()
+            return
+        self._read_deadline = self._door.now + self._door.limits.idle_timeout_s
+        self._timed_phase = _BETWEEN
+        if self._waiting or self._phase or self._refusal is not None:
+            self._advance()
+
+    def drop(self) -> None:
+        self._exchange = None
+        self._is_closing = True
+        self._transport.abort()
+
+    # -- the server's side
+
+    def sweep(self, now: float) -> None:
+        """Deadlines. A running exchange has its own, but for a client that takes nothing of it."""
+        if now >= self._write_deadline:
+            unsent_bytes = self._transport.get_write_buffer_size()
+            if unsent_bytes >= self._unsent_bytes:
+                self._transport.abort()
+                return
+            self._unsent_bytes = unsent_bytes
+            self._write_deadline = now + self._door.limits.stall_timeout_s
+        elif now >= self._read_deadline and self._exchange is None:
+            if self._is_closing or not self._phase:
+                self._transport.abort()
+            else:
+                self._refuse(RequestTimeout("the request did not arrive in time"))
+
+    def drain(self) -> None:
+        """Ends the connection as soon as nothing is owed to the client."""
+        if self._exchange is not None:
+            self._exchange.close_after()
+        elif not self._phase and not self._waiting:
+            self._close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # -- inside
+
+    def _advance(self) -> None:
+        """Hands out what waits. A loop, not a recursion: thousands may be waiting, each answered at once."""
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        while self._waiting and self._exchange is None and not self._is_paused and not self._is_closing:
+            self._exchange = exchange = self._waiting.popleft()
+            self._door.serve(exchange)
+        self._is_advancing = False
+        if self._exchange is None and not self._waiting and not self._is_closing:
+            if self._refusal is not None:
+                self._refuse(self._refusal)
+                return
+            self._read(True)
+            if self._phase:
+                self._incomplete(0)
+
+    def _incomplete(self, num_bytes: int) -> None:
+        """Part of a request has been read: from here it is timed, and what the parser may hold back is bounded."""
+        if self._phase != self._timed_phase:
+            self._timed_phase = self._phase
+            limits = self._door.limits
+            timeout_s = limits.head_timeout_s if self._phase == _HEAD else limits.body_timeout_s
+            self._read_deadline = self._door.now + timeout_s
+        if self._phase == _HEAD:
+            self._unparsed_bytes += num_bytes
+            if self._unparsed_bytes > self._door.limits.max_head_bytes:
+                self._refuse(self._head_too_large())
+        elif self._owes_continue and self._exchange is None:
+            self._owes_continue = False
+            self._transport.write(message.CONTINUE)
+
+    def _read(self, wanted: bool) -> None:
+        if wanted != self._is_reading and not self._transport.is_closing():
+            self._is_reading = wanted
+            (self._transport.resume_reading if wanted else self._transport.pause_reading)()
+
+    def _stop(self, refusal: PenstockError) -> None:
+        """From a callback of the parser: it reads no further."""
+        self._refusal = refusal
+        raise refusal
+
+    def _refuse(self, refusal: PenstockError) -> None:
+        self._refusal = refusal
+        if self._exchange is not None or self._waiting:
+            self._phase = _BETWEEN
+            self._read(False)  # the parser can take no more
+            return
+        status, headers, body = message.render_error(refusal)
+        self._transport.write(
+            b"%b%b%bcontent-length: %d\r\n\r\n%b"
+            % (message.status_line(status), headers, message.CLOSE, len(body), body)
+        )
+        self._linger()
+
+    def _linger(self) -> None:
+        """Closes our side only. Closing both with bytes unread would reset the connection, and the answer with it."""
+        self._is_closing = True
+        self._read_deadline = self._door.now + self._door.limits.linger_s
+        self._read(True)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _close(self) -> None:
+        self._is_closing = True
+        self._waiting.clear()
+        self._read_deadline = self._door.now + self._door.limits.stall_timeout_s
+        self._transport.close()
+
+    def _too_large(self) -> PenstockError:
+        return BodyTooLarge(f"the body is larger than the limit of {self._door.limits.max_body_bytes} bytes")
+
+    def _head_too_large(self) -> PenstockError:
+        return HeadersTooLarge(f"the headers are larger than the limit of {self._door.limits.max_head_bytes} bytes")

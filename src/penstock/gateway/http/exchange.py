@@ -1,0 +1,128 @@
+"""One request and its answer, as an application sees them.
+
+An exchange is answered once, whole or as a stream. It frames what it is given; what it is given is the caller's affair.
+When the client has gone every call is harmless and does nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from penstock.core.errors import PenstockError
+from penstock.gateway.http import message
+from penstock.gateway.http.message import LAST_CHUNK, Request
+
+
+class Watcher(Protocol):
+    """Who wants to know how the client fares. Called from the event loop, never from inside a call to the exchange,
+    but that `pause` may come from inside `start` and `write`."""
+
+    def client_gone(self) -> None:
+        """The client went away, or was dropped, before its answer was complete. Nothing comes after."""
+
+    def pause(self) -> None:
+        """The client reads too slowly: more than the limit is unsent. Write no more than what is in hand."""
+
+    def resume(self) -> None: ...
+
+
+class Channel(Protocol):
+    """The connection's side of an exchange."""
+
+    def send(self, data: bytes) -> None: ...
+    def answered(self, close: bool) -> None: ...
+    def drop(self) -> None: ...
+
+
+class Exchange:
+    __slots__ = ("_channel", "_is_bodyless", "_is_chunked", "_keep_alive", "_speaks_chunked", "is_started", "request",
+                 "watcher")  # fmt: skip
+
+    def __init__(self, channel: Channel, request: Request, keep_alive: bool, speaks_chunked: bool) -> None:
+        self.request = request
+        self.watcher: Watcher | None = None
+        self.is_started = False  # something was said; the status can no longer change
+        self._channel: Channel | None = channel
+        self._keep_alive = keep_alive
+        self._speaks_chunked = speaks_chunked
+        self._is_chunked = False
+        self._is_bodyless = False
+
+    @property
+    def is_open(self) -> bool:
+        """There is a client, and it has not got all of its answer."""
+        return self._channel is not None
+
+    def respond(self, status: int, headers: bytes, body: bytes) -> None:
+        """The whole answer. `headers` are lines as `message.render` makes them; length and framing are added here."""
+        self.start(status, headers, length=len(body), data=body, is_last=True)
+
+    def refuse(self, error: PenstockError) -> None:
+        self.respond(*message.render_error(error))
+
+    def start(
+        self, status: int, headers: bytes, *, length: int | None = None, data: bytes = b"", is_last: bool = False
+    ) -> None:
+        """Begins an answer whose body comes in pieces. Without a length it ends where the last piece says so."""
+        channel = self._channel
+        if channel is None:
+            return
+        assert not self.is_started, "an exchange is answered once"
+        self.is_started = True
+        framing = b""
+        if not message.has_body(status):
+            self._is_bodyless = True
+        elif length is not None:
+            framing = b"content-length: %d\r\n" % length
+        elif self._speaks_chunked:
+            self._is_chunked = True
+            framing = b"transfer-encoding: chunked\r\n"
+        else:
+            self._keep_alive = False  # the end of the connection is the end of the body
+        if self.request.method == b"HEAD":
+            self._is_bodyless = True
+        closing = b"" if self._keep_alive else message.CLOSE
+        channel.send(
+            b"%b%b%b%b\r\n%b" % (message.status_line(status), headers, framing, closing, self._framed(data, is_last))
+        )
+        if is_last:
+            self._over()
+
+    def write(self, data: bytes, is_last: bool = False) -> None:
+        channel = self._channel
+        if channel is None:
+            return
+        if framed := self._framed(data, is_last):
+            channel.send(framed)
+        if is_last:
+            self._over()
+
+    def abort(self) -> None:
+        """Drops the connection: a client that was promised more must not take what it has for the whole."""
+        channel, self._channel, self.watcher = self._channel, None, None
+        if channel is not None:
+            channel.drop()
+
+    def close_after(self) -> None:
+        """This answer is the connection's last, if it has not begun yet."""
+        self._keep_alive = self._keep_alive and self.is_started
+
+    def lost(self) -> None:
+        """For the connection: the client is gone."""
+        watcher, self._channel, self.watcher = self.watcher, None, None
+        if watcher is not None:
+            watcher.client_gone()
+
+    def _framed(self, data: bytes, is_last: bool) -> bytes:
+        if self._is_bodyless:
+            return b""
+        if not self._is_chunked:
+            return data
+        if not data:  # an empty chunk would be the last one
+            return LAST_CHUNK if is_last else b""
+        return b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if is_last else b"%x\r\n%b\r\n" % (len(data), data)
+
+    def _over(self) -> None:
+        channel, self._channel, self.watcher = self._channel, None, None
+        if channel is not None:
+            channel.answered(close=not self._keep_alive)

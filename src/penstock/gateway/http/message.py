@@ -1,0 +1,64 @@
+"""Requests and response heads as plain data, and how a response is written down. Knows no socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import NamedTuple
+
+from penstock.api.errors import error_body, error_headers, http_error
+from penstock.core.errors import PenstockError
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+LAST_CHUNK = b"0\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+CLOSE = b"connection: close\r\n"
+JSON = b"content-type: application/json\r\n"
+
+_STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+
+
+class Request:
+    """What a client sent, complete. The body is the client's bytes, untouched (joined, where it came in pieces)."""
+
+    __slots__ = ("body", "headers", "method", "target")
+
+    def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: bytes) -> None:
+        self.method = method
+        self.target = target
+        self.headers = headers  # by lower-case name; of a repeated header the last
+        self.body = body
+
+    @property
+    def path(self) -> bytes:
+        return self.target.partition(b"?")[0]
+
+    @property
+    def query(self) -> bytes:
+        return self.target.partition(b"?")[2]
+
+
+class ResponseHead(NamedTuple):
+    """What an upstream says before the body."""
+
+    status: int
+    headers: dict[bytes, bytes]  # by lower-case name; of a repeated header the last
+
+
+def status_line(status: int) -> bytes:
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
+
+
+def has_body(status: int) -> bool:
+    return status >= 200 and status not in (204, 304)
+
+
+def render(headers: Headers) -> bytes:
+    """Header lines as they go on the wire."""
+    return b"".join(b"%b: %b\r\n" % pair for pair in headers)
+
+
+def render_error(error: PenstockError) -> tuple[int, bytes, bytes]:
+    """Status, header lines and body of the answer to a request that cannot be served."""
+    return http_error(error).status, JSON + render(error_headers(error)), error_body(error)

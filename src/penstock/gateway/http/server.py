@@ -1,0 +1,124 @@
+"""The gateway's listening side: accepts clients, keeps their deadlines, and ends in an orderly way.
+
+It hands every complete request to one synchronous callable, `app(exchange)`. What that does is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+
+from penstock.core.errors import PenstockError
+from penstock.gateway.http.connection import Connection
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.limits import TICK_S, ClientLimits
+
+logger = logging.getLogger("penstock.gateway")
+
+App = Callable[[Exchange], None]
+
+_BACKLOG = 4096
+
+
+class Server:
+    def __init__(self, app: App, limits: ClientLimits | None = None) -> None:
+        self.limits = limits or ClientLimits()
+        self.now = 0.0  # the loop's time at the last sweep
+        self.is_draining = False
+        self._app = app
+        self._connections: set[Connection] = set()
+        self._listeners: list[asyncio.Server] = []
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._all_closed: asyncio.Future[None] | None = None
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._connections)
+
+    async def listen(self, sock: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
+        """Starts to accept on a bound socket (`bound_socket`). More than one may be listened on."""
+        self._listeners.append(
+            await asyncio.get_running_loop().create_server(
+                lambda: Connection(self), sock=sock, ssl=tls, backlog=_BACKLOG
+            )
+        )
+        if self._sweep_timer is None:
+            self._sweep()
+
+    async def stop(self, grace_s: float = 30.0) -> int:
+        """Accepts no more, lets what runs finish, and after `grace_s` drops the rest; returns how many were dropped."""
+        for listener in self._listeners:
+            listener.close()
+        self.is_draining = True
+        for connection in list(self._connections):
+            connection.drain()
+        await self._wait_closed(grace_s)
+        num_dropped = len(self._connections)
+        for connection in list(self._connections):
+            connection.abort()
+        await self._wait_closed(TICK_S)
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+        return num_dropped
+
+    # -- the connections' side
+
+    def serve(self, exchange: Exchange) -> None:
+        try:
+            self._app(exchange)
+        except PenstockError as error:
+            self._give_up(exchange, error)
+        except Exception:
+            logger.exception("the gateway failed on %s %s", exchange.request.method, exchange.request.path)
+            self._give_up(exchange, PenstockError("internal error"))
+
+    def opened(self, connection: Connection) -> bool:
+        if self.is_draining or len(self._connections) >= self.limits.max_connections:
+            return False
+        self._connections.add(connection)
+        return True
+
+    def closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if self._all_closed is not None and not self._connections and not self._all_closed.done():
+            self._all_closed.set_result(None)
+
+    # -- inside
+
+    @staticmethod
+    def _give_up(exchange: Exchange, error: PenstockError) -> None:
+        if exchange.is_started:
+            exchange.abort()
+        else:
+            exchange.refuse(error)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.now = now = loop.time()
+        for connection in list(self._connections):
+            connection.sweep(now)
+        self._sweep_timer = loop.call_later(TICK_S, self._sweep)
+
+    async def _wait_closed(self, timeout_s: float) -> None:
+        if not self._connections:
+            return
+        self._all_closed = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._all_closed], timeout=timeout_s)
+
+
+def bound_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """A TCP socket to listen on; port 0 picks a free one. A shared one lets several processes take turns on a port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock

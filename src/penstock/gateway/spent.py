@@ -1,0 +1,47 @@
+"""What a request used, read from the end of its answer: the one place of a stream that is looked into."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+_decode = json.JSONDecoder().raw_decode
+_KEY = b'"usage":'
+
+
+class TokenUsage(NamedTuple):
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+
+def find_usage(tail: bytes) -> TokenUsage | None:
+    """The last usage in these bytes, in OpenAI's words or in Anthropic's; None: there is none."""
+    end = len(tail)
+    while (at := tail.rfind(_KEY, 0, end)) >= 0:
+        end = at
+        try:
+            found, _ = _decode(tail[at + len(_KEY) :].decode(errors="replace").lstrip())
+        except ValueError:
+            continue  # cut off by the beginning of the next event
+        if isinstance(found, dict):
+            return _usage(found)
+    return None
+
+
+def _usage(found: dict[str, object]) -> TokenUsage:
+    details = found.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else found.get("cache_read_input_tokens")
+    return TokenUsage(
+        _number(found.get("prompt_tokens", found.get("input_tokens"))),
+        _number(found.get("completion_tokens", found.get("output_tokens"))),
+        _number(cached),
+    )
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0

@@ -1,0 +1,108 @@
+"""/v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from penstock.api.anthropic import (
+    MessageHead,
+    MessagesRequest,
+    Stop,
+    Usage,
+    events,
+    message,
+    parse_count_tokens,
+    parse_messages,
+    token_count,
+)
+from penstock.api.asgi import Request, Route, Send, json_response
+from penstock.api.errors import ANTHROPIC
+from penstock.core.errors import ContextLengthExceeded
+from penstock.core.request import FinishReason
+from penstock.server.choices import Piece
+from penstock.server.exchange import Ask, Exchange
+from penstock.server.generation import Generation
+from penstock.server.incoming import Incoming
+from penstock.server.prompts import PromptEncoder
+from penstock.server.served_model import ServedModel
+
+
+class AnthropicRoutes:
+    def __init__(self, model: ServedModel, encoder: PromptEncoder, exchange: Exchange) -> None:
+        self._model = model
+        self._encoder = encoder
+        self._exchange = exchange
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/v1/messages", self.messages, ANTHROPIC),
+            Route("POST", "/v1/messages/count_tokens", self.count_tokens, ANTHROPIC),
+        ]
+
+    async def messages(self, request: Request, send: Send) -> None:
+        await self._exchange.generate(request, send, "messages", self._read)
+
+    async def count_tokens(self, request: Request, send: Send) -> None:
+        body = await self._exchange.reply(request, "count_tokens", self._count)
+        await json_response(send, 200, body)
+
+    async def _read(self, incoming: Incoming) -> Ask:
+        wanted = parse_messages(incoming.body)
+        self._model.check_name(wanted.model)
+        chat = wanted.to_chat()
+        prompts = await self._encoder.chat(chat, incoming.prompt_ids)
+        chat = msgspec.structs.replace(chat, max_tokens=self._fit_output(wanted, len(prompts[0])))
+        head = MessageHead(f"msg_{incoming.origin.id}", self._model.name)
+        return Ask(chat, prompts, partial(MessageAnswer, head, wanted.max_tokens))
+
+    async def _count(self, body: bytes) -> bytes:
+        wanted = parse_count_tokens(body)
+        self._model.check_name(wanted.model)
+        return token_count(await self._encoder.count_chat(wanted.to_chat()))
+
+    def _fit_output(self, wanted: MessagesRequest, num_prompt_tokens: int) -> int:
+        """Clients of this API must name a limit and often name a high one: it is cut to what the prompt leaves, and an
+        answer that ends there says so. More than the model can ever hold is refused."""
+        longest = self._model.max_model_len
+        if wanted.max_tokens > longest:
+            raise ContextLengthExceeded(
+                f"max_tokens: {wanted.max_tokens} is more than this model's context of {longest} tokens",
+                param="max_tokens",
+            )
+        return self._model.fit_output(num_prompt_tokens, wanted.max_tokens, is_explicit=False)
+
+
+@dataclass(frozen=True)
+class MessageAnswer:
+    head: MessageHead
+    max_tokens: int  # the client's own limit
+    generation: Generation
+
+    def opening(self) -> list[bytes]:
+        return events.start(self.head, self._usage())
+
+    def events(self, piece: Piece) -> list[bytes]:
+        text = [events.text(piece.text)] if piece.text else []
+        return text if piece.finish is None else text + events.end(self._stop(piece), self._usage())
+
+    def closing(self) -> list[bytes]:
+        return []
+
+    def whole(self, pieces: list[Piece]) -> bytes:
+        text = "".join(piece.text for piece in pieces)
+        return message(self.head, text, self._stop(pieces[-1]), self._usage())
+
+    def _usage(self) -> Usage:
+        generation = self.generation
+        return Usage.of(generation.num_prompt_tokens, generation.num_output_tokens, generation.num_cached_tokens)
+
+    def _stop(self, last: Piece) -> Stop:
+        if last.stop is not None:
+            return Stop("stop_sequence", last.stop)
+        if last.finish is not FinishReason.LENGTH:
+            return Stop("end_turn")
+        is_at_limit = self.generation.num_output_tokens >= self.max_tokens
+        return Stop("max_tokens" if is_at_limit else "model_context_window_exceeded")

@@ -1,0 +1,152 @@
+"""One exchange with a client, whichever API it speaks: read the request, run it, write the answer, note it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from penstock.api import relay
+from penstock.api.asgi import Request, Send, SseStream, json_response
+from penstock.api.openai import GenerationRequest, new_id
+from penstock.core.clock import Clock
+from penstock.engine.client import EngineClient
+from penstock.server.choices import Piece
+from penstock.server.drain import Drain
+from penstock.server.generation import Generation, Times
+from penstock.server.incoming import GatewayTrust, Incoming
+from penstock.server.recorder import Recorder
+from penstock.server.served_model import ServedModel
+
+
+class Answer(Protocol):
+    """An answer in the form of its endpoint: a stream of events, or whole."""
+
+    def opening(self) -> list[bytes]: ...
+
+    def events(self, piece: Piece) -> list[bytes]: ...
+
+    def closing(self) -> list[bytes]: ...
+
+    def whole(self, pieces: list[Piece]) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a request comes down to."""
+
+    wanted: GenerationRequest
+    prompts: list[list[int]]
+    answer: Callable[[Generation], Answer]
+
+
+class Exchange:
+    def __init__(
+        self,
+        model: ServedModel,
+        engine: EngineClient,
+        recorder: Recorder,
+        clock: Clock,
+        drain: Drain,
+        trust: GatewayTrust,
+        *,
+        max_open: int,
+        max_body_bytes: int,
+    ) -> None:
+        self._model = model
+        self._engine = engine
+        self._recorder = recorder
+        self._clock = clock
+        self._drain = drain
+        self._trust = trust
+        self._max_open = max_open
+        self._max_body_bytes = max_body_bytes
+
+    async def generate(
+        self, request: Request, send: Send, route: str, read: Callable[[Incoming], Awaitable[Ask]]
+    ) -> None:
+        with self._recorder.request(route, request.id, request.convention) as record:
+            times = Times(self._clock.now())
+            incoming = self._trust.read(request, await request.body(self._max_body_bytes))
+            ask = await read(incoming)
+            times.tokenized_s = self._clock.now()
+            # The client's id may repeat; what the engine calls the request must not.
+            generation = Generation(
+                ask.wanted, ask.prompts, self._model, new_id(request.id), times,
+                fallback_seed=incoming.origin.seed, resume=incoming.resume,
+            )  # fmt: skip
+            with generation, self._drain.admit(generation, is_relayed=incoming.is_relayed):
+                record.follow(generation)
+                generation.start(self._engine, max_open=self._max_open)
+                answer = ask.answer(generation)
+                await request.while_connected(self._answer(request, send, incoming, generation, answer))
+
+    async def reply(self, request: Request, route: str, read: Callable[[bytes], Awaitable[bytes]]) -> bytes:
+        """The answer to a request that needs no engine."""
+        with self._recorder.request(route, request.id, request.convention):
+            return await read(await request.body(self._max_body_bytes))
+
+    async def _answer(
+        self, request: Request, send: Send, incoming: Incoming, generation: Generation, answer: Answer
+    ) -> None:
+        news = generation.pieces(self._clock)
+        # The first news is awaited before a word is sent: until then a failure still has its own status.
+        pieces: list[Piece] = await anext(news, [])
+        if not generation.options.stream:
+            async for more in news:
+                pieces += more
+            await json_response(send, 200, answer.whole(pieces))
+            return
+        writer = _Relayed(answer, incoming, generation) if incoming.is_relayed else _Plain(answer)
+        async with SseStream(send, writer.error_event or request.error_event) as stream:
+            await stream.write(writer.opening() + writer.frame(pieces))
+            async for pieces in news:
+                if frame := writer.frame(pieces):
+                    await stream.write(frame)
+            if closing := writer.closing():
+                await stream.write(closing)
+
+
+class _Plain:
+    """The events of an answer, as a client reads them."""
+
+    error_event = None  # the client's own kind
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def opening(self) -> bytes:
+        return b"".join(self._answer.opening())
+
+    def frame(self, pieces: list[Piece]) -> bytes:
+        return b"".join([event for piece in pieces for event in self._answer.events(piece)])
+
+    def closing(self) -> bytes:
+        return b"".join(self._answer.closing())
+
+
+class _Relayed:
+    """The same with what another replica needs to carry it on; or carried on, without what the client has."""
+
+    error_event = staticmethod(relay.carry_on_comment)
+
+    def __init__(self, answer: Answer, incoming: Incoming, generation: Generation) -> None:
+        self._answer = answer
+        self._origin = msgspec.structs.replace(incoming.origin, prompt_tokens=generation.num_prompt_tokens)
+        self._is_resumed = incoming.resume is not None
+        self._replayed = generation.replayed
+        self._units = relay.UnitWriter(incoming.resume.num_events if incoming.resume else 0)
+
+    def opening(self) -> bytes:
+        events = self._answer.opening() if self._replayed is None else self._answer.events(self._replayed)
+        origin = b"" if self._is_resumed else relay.origin_comment(self._origin)
+        return origin + self._units.known(events)
+
+    def frame(self, pieces: list[Piece]) -> bytes:
+        answer, units = self._answer, self._units
+        return b"".join([units.unit(p.index, p.token_ids, p.cached_tokens, answer.events(p)) for p in pieces])
+
+    def closing(self) -> bytes:
+        return self._units.known(self._answer.closing())

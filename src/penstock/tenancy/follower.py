@@ -1,0 +1,71 @@
+"""A thread that keeps a gateway's view of tenants and keys as new as the store.
+
+It hands every change to `apply`, in order; the gateway passes it on to its event loop. When the store does not answer,
+what was known stays in force and the thread tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+
+from penstock.core.errors import StoreUnavailable
+from penstock.tenancy.keys import TenantState
+from penstock.tenancy.store import Store
+
+log = logging.getLogger(__name__)
+
+_WAIT_S = 0.2  # for news, before a look at whether to stop
+_RETRY_S = 1.0
+
+
+class Follower:
+    """Give it a store of its own: one that a ledger is writing through would let it wait."""
+
+    def __init__(self, store: Store, apply: Callable[[Iterable[TenantState]], object]) -> None:
+        self._store = store
+        self._apply = apply
+        self._revision = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tenant follower", daemon=True)
+
+    def start(self) -> Follower:
+        """Everything there is has been handed over when this returns; what follows comes from the thread."""
+        self._catch_up()
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._follow()
+            except StoreUnavailable as error:
+                log.warning("tenants and keys stay as they were last known: %s", error.message)
+                self._stopping.wait(_RETRY_S)
+
+    def _follow(self) -> None:
+        with self._store.watch() as watch:
+            while not self._stopping.is_set():
+                self._catch_up()  # before the first wait too: something may have come before the watch
+                while not (watch.wait(_WAIT_S) or self._stopping.is_set()):
+                    pass
+
+    def _catch_up(self) -> None:
+        changes = self._store.changes(self._revision)
+        if changes.tenants:
+            self._apply(changes.tenants)
+        self._revision = changes.revision
+
+    def __enter__(self) -> Follower:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,150 @@
+"""API keys: made once, shown once, kept as a hash; and the ring of them that every request is looked up in.
+
+A key is `psk_<id>_<secret>`. The id is no secret: it names the key in lists and logs. The secret has 190 random bits,
+so one SHA-256 is enough at rest: slow hashes protect secrets that people choose, and nobody can guess these. The ring
+finds a key by its hash. What a lookup compares is never the secret but its hash, which a caller can neither choose nor
+steer towards a stored one, so its timing tells nothing. Nothing here does I/O or reads a clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import string
+from collections.abc import Iterable
+from hashlib import sha256
+
+from msgspec import Struct
+
+from penstock.core.errors import InvalidRequest, PermissionDenied, Unauthenticated
+from penstock.tenancy.tenants import Tenant
+
+_ALPHABET = string.ascii_letters + string.digits  # nothing that ends a word: a double click selects the whole key
+_ID_LENGTH = 10
+_SECRET_LENGTH = 32
+_KEY = re.compile(rf"psk_([0-9A-Za-z]{{{_ID_LENGTH}}})(?:_[0-9A-Za-z]*)?")
+_CREDENTIALS = (
+    (re.compile(r"(psk_[0-9A-Za-z]{1,10})[0-9A-Za-z_]*"), r"\1_…"),
+    (re.compile(r"(\bBearer\s+)(?!psk_)[^\s\"',;]+", re.IGNORECASE), r"\1…"),
+    (re.compile(r"(\bx-api-key['\"]?\s*[:=,]\s*b?['\"]?)(?!psk_)[^\s\"',;]+", re.IGNORECASE), r"\1…"),
+    (re.compile(r"\b(sk-(?:[a-z]{2,8}-)?)[A-Za-z0-9_-]{8,}"), r"\1…"),  # a provider's
+    (re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*):[^\s/@]+@"), r"\1:…@"),  # a password in a URL
+)
+
+
+class ApiKey(Struct, frozen=True, omit_defaults=True):
+    """What is kept of a key. It can recognise the key and cannot reproduce it."""
+
+    id: str
+    tenant_id: str
+    hash: str  # SHA-256 of the whole key, in hex
+    name: str = ""  # for people
+    created_at: float = 0.0
+    expires_at: float | None = None
+    revoked_at: float | None = None
+
+    @property
+    def prefix(self) -> str:
+        """The part of the key that may be shown."""
+        return f"psk_{self.id}"
+
+
+class NewKey(Struct, frozen=True):
+    secret: str  # the key itself; this object is the only place that has it
+    record: ApiKey
+
+    def __repr__(self) -> str:
+        return f"NewKey({self.record.prefix}_…)"
+
+
+class Caller(Struct, frozen=True, gc=False):
+    """Whose request this is."""
+
+    tenant: Tenant
+    key_id: str
+    expires_at: float = float("inf")
+
+
+class TenantState(Struct, frozen=True):
+    """One tenant as a change feed tells it: as it is now, with the keys that are not revoked. None: it is gone."""
+
+    tenant_id: str
+    tenant: Tenant | None
+    keys: tuple[ApiKey, ...] = ()
+
+
+def new_key(tenant_id: str, *, now_s: float, name: str = "", expires_at: float | None = None) -> NewKey:
+    key_id, random = _random(_ID_LENGTH), _random(_SECRET_LENGTH)
+    secret = f"psk_{key_id}_{random}"
+    record = ApiKey(key_id, tenant_id, sha256(secret.encode()).hexdigest(), name, now_s, expires_at)
+    return NewKey(secret, record)
+
+
+def key_id_of(text: str) -> str:
+    """The id in whatever somebody has of a key: its id, its prefix or all of it."""
+    if found := _KEY.fullmatch(text):
+        return found[1]
+    if len(text) == _ID_LENGTH and text.isalnum() and text.isascii():
+        return text
+    raise InvalidRequest("that is no key id: it looks like psk_ and ten letters and digits, as `keys list` shows")
+
+
+class KeyRing:
+    """Every usable key in memory. Belongs to one thread: the one that answers requests."""
+
+    def __init__(self) -> None:
+        self._callers: dict[bytes, Caller] = {}
+        self._hashes: dict[str, list[bytes]] = {}  # of each tenant; a tenant without keys has an empty list
+        self.has_had_tenants = False  # never False again: removing the last tenant must not open the door to everybody
+
+    def authenticate(self, key: bytes, now_s: float) -> Caller:
+        """Who sent this key, at `now_s` of wall-clock time."""
+        caller = self._callers.get(sha256(key).digest())
+        if caller is None or now_s >= caller.expires_at:
+            raise Unauthenticated("this API key is not known; it may have been revoked or have expired")
+        if not caller.tenant.is_active:
+            raise PermissionDenied(f"tenant '{caller.tenant.id}' is not active")
+        return caller
+
+    def tenants(self) -> dict[str, Tenant]:
+        """Those that have a key, by id."""
+        return {caller.tenant.id: caller.tenant for caller in self._callers.values()}
+
+    def apply(self, states: Iterable[TenantState]) -> None:
+        for state in states:
+            for stale in self._hashes.pop(state.tenant_id, ()):
+                del self._callers[stale]
+            if state.tenant is not None:
+                self.has_had_tenants = True
+                self._add(state.tenant, state.keys)
+
+    def _add(self, tenant: Tenant, keys: Iterable[ApiKey]) -> None:
+        added = self._hashes[tenant.id] = []
+        for key in keys:
+            digest = bytes.fromhex(key.hash)
+            self._callers[digest] = Caller(tenant, key.id, float("inf") if key.expires_at is None else key.expires_at)
+            added.append(digest)
+
+
+def redact(text: str) -> str:
+    """The text with every credential in it cut down to what may be shown."""
+    for pattern, shown in _CREDENTIALS:
+        text = pattern.sub(shown, text)
+    return text
+
+
+class RedactCredentials(logging.Filter):
+    """On a log's output, it sees to it that no key is written, whoever logs it; tracebacks included."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = redact(record.getMessage()), None
+        if record.exc_info and not record.exc_text:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        if record.exc_text:
+            record.exc_text = redact(record.exc_text)
+        return True
+
+
+def _random(length: int) -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(length))

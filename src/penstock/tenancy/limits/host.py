@@ -1,0 +1,154 @@
+"""The limiter of a host, served to the other gateway processes there over a Unix socket.
+
+It owns nothing but connections: the limits are a `LocalLimiter`. A lease is the connection. When a process dies the
+kernel closes its socket, and all it held is settled at once with what it last reported; one that hangs is cut off after
+`LEASE_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+from time import monotonic
+from typing import cast
+
+from penstock.tenancy.limits.account import Reservation
+from penstock.tenancy.limits.limiter import LocalLimiter
+from penstock.tenancy.limits.quota import Refusal
+from penstock.tenancy.limits.wire import (
+    Ask,
+    Frames,
+    Granted,
+    Progress,
+    Refused,
+    Release,
+    Reserve,
+    Restore,
+    Settle,
+    Told,
+    decode_asks,
+    frame,
+)
+
+LEASE_S = 8.0
+FORGET_S = 60.0  # a host that last wrote its stamp longer ago has nothing left in any window that matters
+
+
+class HostLock:
+    """Held by the serving process as long as it lives; the kernel lets go of it whatever the end.
+
+    The file also carries the last time its holder was alive, so that the next one knows whether anything may have been
+    given out just before it came.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = None
+
+    def acquire(self) -> bool:
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            return False
+        self._fd = fd
+        return True
+
+    def known_since(self, now: float) -> float | None:
+        """None if nobody served lately; else now: nothing is known of what a predecessor gave out up to this moment."""
+        assert self._fd is not None
+        stamp = os.pread(self._fd, 32, 0)
+        if not stamp or not stamp.strip().isdigit():
+            return None
+        return None if 0 <= now - int(stamp) > FORGET_S else now
+
+    def stamp(self, now: float) -> None:
+        assert self._fd is not None
+        os.pwrite(self._fd, b"%020d" % now, 0)
+
+    def release(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+class Guest(asyncio.Protocol):
+    """One connected process and what it holds."""
+
+    def __init__(self, limiter: LocalLimiter, guests: set[Guest]) -> None:
+        self._limiter = limiter
+        self._guests = guests
+        self._frames = Frames()
+        self._held: dict[int, Reservation] = {}
+        self.heard_at = monotonic()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # not by birth: uvloop has its own
+        self._guests.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._guests.discard(self)
+        for held in self._held.values():
+            self._limiter.settle(held, held.used)
+        self._held.clear()
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_at = monotonic()
+        told: list[Told] = []
+        try:
+            for body in self._frames.feed(data):
+                for ask in decode_asks(body):
+                    self._answer(ask, told)
+        except ValueError:  # msgspec's errors too: whoever this is, it is not one of us
+            self.transport.abort()
+            return
+        if told:
+            self.transport.write(frame(told))
+
+    def _answer(self, ask: Ask, told: list[Told]) -> None:
+        if isinstance(ask, Reserve):
+            answer = self._limiter.reserve(
+                ask.tenant, ask.quota, ask.tokens, caller=ask.caller, may_claim=ask.may_claim
+            )
+            if isinstance(answer, Refusal):
+                told.append(Refused(ask.id, answer))
+            else:
+                self._held[ask.id] = answer
+                told.append(Granted(ask.id))
+        elif isinstance(ask, Restore):
+            self._held[ask.id] = held = self._limiter.restore(ask.tenant, ask.quota, ask.tokens)
+            held.used = ask.used
+        elif isinstance(ask, Progress):
+            if (open_one := self._held.get(ask.id)) is not None:
+                open_one.used = ask.used
+        elif isinstance(ask, Settle):
+            if (ended := self._held.pop(ask.id, None)) is not None:
+                self._limiter.settle(ended, ask.used)
+        elif isinstance(ask, Release) and (never_ran := self._held.pop(ask.id, None)) is not None:
+            self._limiter.release(never_ran)
+
+
+def _clear(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+
+
+async def serve(path: Path, lock: HostLock, limiter: LocalLimiter) -> None:
+    """Until cancelled. The lock is held, so a socket file that is there is a dead host's. The directory guards it."""
+    guests: set[Guest] = set()
+    _clear(path)
+    server = await asyncio.get_running_loop().create_unix_server(lambda: Guest(limiter, guests), str(path))
+    try:
+        while True:
+            lock.stamp(monotonic())
+            for guest in [guest for guest in guests if monotonic() - guest.heard_at > LEASE_S]:
+                guest.transport.abort()
+            await asyncio.sleep(1.0)
+    finally:
+        server.close()
+        for guest in list(guests):
+            guest.transport.abort()

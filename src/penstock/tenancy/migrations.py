@@ -1,0 +1,76 @@
+"""The schema, as numbered steps that only go forward. Both databases run the same statements.
+
+Every process runs them when it opens the store; the database's lock lets one at a time through, and the others find
+nothing left to do. A step that was released is never edited: what is wrong with it is mended by the next.
+"""
+
+from __future__ import annotations
+
+from penstock.core.errors import ConfigError
+from penstock.tenancy.database import Database
+
+TENANTS_AND_KEYS = (
+    # Every change to tenants or keys takes the next number under this row's lock, so numbers are committed in order:
+    # who has seen revision n has seen everything up to it.
+    "CREATE TABLE store_revision (id INTEGER PRIMARY KEY, value BIGINT NOT NULL)",
+    "INSERT INTO store_revision (id, value) VALUES (1, 0)",
+    "CREATE TABLE tenants (id TEXT PRIMARY KEY, document TEXT NOT NULL)",
+    """CREATE TABLE api_keys (
+        id TEXT PRIMARY KEY,
+        tenant_id TEXT NOT NULL REFERENCES tenants (id) ON DELETE CASCADE,
+        hash TEXT NOT NULL UNIQUE,
+        name TEXT NOT NULL,
+        created_at DOUBLE PRECISION NOT NULL,
+        expires_at DOUBLE PRECISION,
+        revoked_at DOUBLE PRECISION
+    )""",
+    "CREATE INDEX api_keys_by_tenant ON api_keys (tenant_id)",
+    # When a tenant or its keys last changed; a removed tenant's row stays, so that followers hear of it.
+    "CREATE TABLE tenant_changes (tenant_id TEXT PRIMARY KEY, revision BIGINT NOT NULL)",
+    "CREATE INDEX tenant_changes_by_revision ON tenant_changes (revision)",
+)
+
+USAGE = (
+    # Usage outlives its tenant: nothing here refers to the tables above.
+    """CREATE TABLE usage_by_hour (
+        tenant_id TEXT NOT NULL,
+        hour BIGINT NOT NULL,
+        model TEXT NOT NULL,
+        key_id TEXT NOT NULL,
+        requests BIGINT NOT NULL,
+        input_tokens BIGINT NOT NULL,
+        cached_tokens BIGINT NOT NULL,
+        output_tokens BIGINT NOT NULL,
+        cost_nanos BIGINT NOT NULL,
+        PRIMARY KEY (tenant_id, hour, model, key_id)
+    )""",
+    # What budgets are checked against: `2026-11-15` and `2026-11` are periods.
+    """CREATE TABLE spending (
+        period TEXT NOT NULL,
+        tenant_id TEXT NOT NULL,
+        tokens BIGINT NOT NULL,
+        cost_nanos BIGINT NOT NULL,
+        PRIMARY KEY (period, tenant_id)
+    )""",
+    # Requests already counted, for as long as somebody may report them again.
+    "CREATE TABLE settled_requests (request_id TEXT PRIMARY KEY, settled_at BIGINT NOT NULL)",
+    "CREATE INDEX settled_requests_by_time ON settled_requests (settled_at)",
+)
+
+MIGRATIONS = (TENANTS_AND_KEYS, USAGE)
+
+
+def migrate(database: Database) -> int:
+    """Bring the schema up to date; how many steps were taken."""
+    with database.migrating() as execute:
+        execute("CREATE TABLE IF NOT EXISTS migrations (version INTEGER PRIMARY KEY)")
+        done = int(execute("SELECT COALESCE(MAX(version), 0) FROM migrations")[0][0])
+        if done > len(MIGRATIONS):
+            raise ConfigError(
+                f"the store has schema {done}, made by a newer penstock; this one knows {len(MIGRATIONS)}"
+            )
+        for version, statements in enumerate(MIGRATIONS[done:], start=done + 1):
+            for statement in statements:
+                execute(statement)
+            execute("INSERT INTO migrations (version) VALUES (?)", (version,))
+    return len(MIGRATIONS) - done

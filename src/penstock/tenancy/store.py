@@ -1,0 +1,242 @@
+"""Where tenants, keys and usage are kept, for every gateway and command: `open_store(url)`.
+
+    sqlite:///relative/path, sqlite:////absolute/path     the processes of one host
+    postgresql://user@host/name                           any number of hosts
+
+Every change to a tenant or its keys takes the next revision, in the order in which changes are committed, and wakes the
+watches. A follower asks for the changes since the revision it has seen and gets each changed tenant whole, as it is
+now: what it applies twice or late is still right. The store blocks; it is for commands and for threads of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from penstock.core.errors import ConfigError, Conflict, InvalidRequest, KeyNotFound, PenstockError, TenantNotFound
+from penstock.tenancy.database import Database, Execute, Watch
+from penstock.tenancy.keys import ApiKey, NewKey, TenantState, new_key, redact
+from penstock.tenancy.migrations import migrate
+from penstock.tenancy.tenants import Label, Tenant, tenant_from, with_changes
+from penstock.tenancy.usage import UsageBook
+
+_KEY_COLUMNS = ", ".join(f"api_keys.{column}" for column in ApiKey.__struct_fields__)
+
+
+class Changes(Struct, frozen=True):
+    revision: int  # what to ask from the next time
+    tenants: tuple[TenantState, ...]
+
+
+class Store:
+    """Safe to use from several threads, and by any number of processes at once."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._clock = clock
+        self.usage = UsageBook(database)
+
+    # Tenants
+
+    def add_tenant(self, values: Mapping[str, Any]) -> Tenant:
+        tenant = tenant_from({**values, "created_at": self._clock()})
+        with self._database.writing() as execute:
+            self._changed(execute, tenant.id)
+            if execute("SELECT 1 FROM tenants WHERE id = ?", (tenant.id,)):
+                raise Conflict(f"there is a tenant '{tenant.id}' already", param="id")
+            execute("INSERT INTO tenants (id, document) VALUES (?, ?)", (tenant.id, _encode(tenant)))
+        return tenant
+
+    def tenant(self, tenant_id: str) -> Tenant:
+        with self._database.reading() as execute:
+            return _tenant(execute, tenant_id)
+
+    def tenants(self) -> list[Tenant]:
+        with self._database.reading() as execute:
+            return [_decode(document) for (document,) in execute("SELECT document FROM tenants ORDER BY id")]
+
+    def update_tenant(self, tenant_id: str, values: Mapping[str, Any]) -> Tenant:
+        """As a merge patch; what two processes change at once is both kept."""
+        with self._database.writing() as execute:
+            self._changed(execute, tenant_id)
+            tenant = with_changes(_tenant(execute, tenant_id), values)
+            execute("UPDATE tenants SET document = ? WHERE id = ?", (_encode(tenant), tenant_id))
+        return tenant
+
+    def remove_tenant(self, tenant_id: str) -> None:
+        """The tenant and its keys. What it used stays on record, under its id."""
+        with self._database.writing() as execute:
+            self._changed(execute, tenant_id)
+            _tenant(execute, tenant_id)
+            execute("DELETE FROM tenants WHERE id = ?", (tenant_id,))
+
+    # Keys
+
+    def create_key(self, tenant_id: str, *, name: str = "", expires_at: float | None = None) -> NewKey:
+        label = _label(name)
+        with self._database.writing() as execute:
+            self._changed(execute, tenant_id)
+            _tenant(execute, tenant_id)
+            key = new_key(tenant_id, now_s=self._clock(), name=label, expires_at=expires_at)
+            _insert_key(execute, key.record)
+        return key
+
+    def keys(self, tenant_id: str | None = None) -> list[ApiKey]:
+        """Oldest first, the revoked ones too."""
+        where, parameters = ("WHERE tenant_id = ? ", (tenant_id,)) if tenant_id is not None else ("", ())
+        with self._database.reading() as execute:
+            if tenant_id is not None:
+                _tenant(execute, tenant_id)
+            rows = execute(f"SELECT {_KEY_COLUMNS} FROM api_keys {where}ORDER BY tenant_id, created_at, id", parameters)
+        return [ApiKey(*row) for row in rows]
+
+    def revoke_key(self, key_id: str) -> ApiKey:
+        """At once, for every gateway. Twice is once."""
+        with self._database.writing() as execute:
+            key = self._changing_key(execute, key_id)
+            return self._end_key(execute, key, grace_s=0)
+
+    def rotate_key(self, key_id: str, *, grace_s: float = 0.0) -> NewKey:
+        """A new key in place of this one, which ends at once or is still good for `grace_s`."""
+        with self._database.writing() as execute:
+            old = self._changing_key(execute, key_id)
+            now_s = self._clock()
+            if old.revoked_at is not None or (old.expires_at is not None and old.expires_at <= now_s):
+                raise Conflict(f"key {old.prefix} has ended already; create a new one")
+            key = new_key(old.tenant_id, now_s=now_s, name=old.name, expires_at=old.expires_at)
+            _insert_key(execute, key.record)
+            self._end_key(execute, old, grace_s=grace_s)
+        return key
+
+    # What changed
+
+    def changes(self, since: int = 0) -> Changes:
+        """Every tenant that changed after revision `since`, as it is now."""
+        with self._database.reading() as execute:
+            revision = execute("SELECT value FROM store_revision")[0][0]
+            if revision == since:
+                return Changes(revision, ())
+            changed = "tenant_changes WHERE tenant_changes.revision > ?"
+            ids = execute(f"SELECT tenant_id FROM {changed}", (since,))
+            documents: dict[str, str] = dict(
+                execute(f"SELECT id, document FROM tenants WHERE id IN (SELECT tenant_id FROM {changed})", (since,))
+            )
+            keys: dict[str, list[ApiKey]] = {}
+            for row in execute(
+                f"SELECT {_KEY_COLUMNS} FROM api_keys "
+                f"WHERE revoked_at IS NULL AND tenant_id IN (SELECT tenant_id FROM {changed})",
+                (since,),
+            ):
+                keys.setdefault(row[1], []).append(ApiKey(*row))
+        return Changes(revision, tuple(_state(id, documents.get(id), keys.get(id, ())) for (id,) in ids))
+
+    def watch(self) -> closing[Watch]:
+        return closing(self._database.watch())
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _changed(self, execute: Execute, tenant_id: str) -> None:
+        """First in every change: the counter's row is locked until the commit, so changes come one after another."""
+        ((revision,),) = execute("UPDATE store_revision SET value = value + 1 RETURNING value")
+        execute(
+            "INSERT INTO tenant_changes (tenant_id, revision) VALUES (?, ?) "
+            "ON CONFLICT (tenant_id) DO UPDATE SET revision = excluded.revision",
+            (tenant_id, revision),
+        )
+        self._database.notify(execute)
+
+    def _changing_key(self, execute: Execute, key_id: str) -> ApiKey:
+        """A key's tenant never changes, so it may be read before the lock; the rest is read after it."""
+        if not (found := execute("SELECT tenant_id FROM api_keys WHERE id = ?", (key_id,))):
+            raise KeyNotFound(f"there is no key psk_{key_id}")
+        self._changed(execute, found[0][0])
+        rows = execute(f"SELECT {_KEY_COLUMNS} FROM api_keys WHERE id = ?", (key_id,))
+        if not rows:  # its tenant was removed in between
+            raise KeyNotFound(f"there is no key psk_{key_id}")
+        return ApiKey(*rows[0])
+
+    def _end_key(self, execute: Execute, key: ApiKey, *, grace_s: float) -> ApiKey:
+        now_s = self._clock()
+        if grace_s > 0:
+            ended = msgspec.structs.replace(key, expires_at=min(now_s + grace_s, key.expires_at or float("inf")))
+        else:
+            ended = msgspec.structs.replace(key, revoked_at=key.revoked_at or now_s)
+        execute(
+            "UPDATE api_keys SET expires_at = ?, revoked_at = ? WHERE id = ?",
+            (ended.expires_at, ended.revoked_at, key.id),
+        )
+        return ended
+
+
+def open_store(url: str) -> Store:
+    """The store at this URL, its schema up to date."""
+    database = open_database(url)
+    try:
+        migrate(database)
+    except PenstockError:
+        database.close()
+        raise
+    return Store(database)
+
+
+def open_database(url: str) -> Database:
+    scheme, _, path = url.partition("://")
+    if scheme == "sqlite" and path.startswith("/") and len(path) > 1:
+        from penstock.tenancy.sqlite import SqliteDatabase
+
+        return SqliteDatabase(Path(path[1:]).expanduser())
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from penstock.tenancy.postgres import PostgresDatabase
+        except ImportError:
+            raise ConfigError("a PostgreSQL store needs psycopg: pip install 'penstock[postgres]'") from None
+        return PostgresDatabase(url)
+    raise ConfigError(
+        f"'{redact(url)}' is no store: it is sqlite:///path or postgresql://user@host/name", param="store"
+    )
+
+
+def _tenant(execute: Execute, tenant_id: str) -> Tenant:
+    if not (rows := execute("SELECT document FROM tenants WHERE id = ?", (tenant_id,))):
+        raise TenantNotFound(f"there is no tenant '{tenant_id}'")
+    return _decode(rows[0][0])
+
+
+def _state(tenant_id: str, document: str | None, keys: list[ApiKey] | tuple[()]) -> TenantState:
+    return TenantState(tenant_id, None if document is None else _decode(document), tuple(keys))
+
+
+def _insert_key(execute: Execute, key: ApiKey) -> None:
+    columns = ApiKey.__struct_fields__
+    execute(
+        f"INSERT INTO api_keys ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})",
+        msgspec.structs.astuple(key),
+    )
+
+
+def _encode(tenant: Tenant) -> str:
+    return msgspec.json.encode(tenant).decode()
+
+
+def _decode(document: str) -> Tenant:
+    return msgspec.json.decode(document, type=Tenant)
+
+
+def _label(text: str) -> str:
+    try:
+        return msgspec.convert(text, Label)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"name: {error}", param="name") from None

@@ -1,0 +1,189 @@
+"""What was used, on disk: appended once per request whatever happens, kept as sums per hour, read by day or by hour."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Literal, TypeVar
+
+from msgspec import Struct
+
+from penstock.tenancy.database import MAX_ROWS, Database, Execute, placeholders
+
+HOUR_S = 3600
+DAY_S = 24 * HOUR_S
+REMEMBER_S = 2 * DAY_S  # for how long a request reported again is still recognised
+
+
+class Usage(Struct, frozen=True, gc=False):
+    """What one finished request used."""
+
+    request_id: str
+    tenant_id: str
+    key_id: str
+    model: str
+    at_s: float  # when it ended, seconds since 1970
+    input_tokens: int = 0  # cached ones included
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    cost_nanos: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+
+class UsageSum(Struct, frozen=True):
+    """What a tenant used of one model within an hour, a day, or all the time that was asked about."""
+
+    start_s: int
+    model: str
+    requests: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    cost_nanos: int
+
+
+class Spent(Struct, frozen=True, gc=False):
+    tokens: int = 0
+    cost_nanos: int = 0
+
+
+T = TypeVar("T")
+TenantPeriod = tuple[str, str]  # a tenant's id, and a day `2026-11-15` or a month `2026-11`
+
+
+NOTHING = Spent()
+
+
+def periods(at_s: float) -> tuple[str, str]:
+    """The day and the month, in UTC, that this time belongs to."""
+    day = time.strftime("%Y-%m-%d", time.gmtime(at_s))
+    return day, day[:7]
+
+
+def spent_by_period(usages: Iterable[Usage]) -> dict[TenantPeriod, Spent]:
+    return _spent(_sums_by_hour(usages))
+
+
+class UsageBook:
+    """Blocks: for commands and for threads of their own."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def append(self, batch: Iterable[Usage], *, now_s: float) -> int:
+        """Count each request that was not counted before; how many those were."""
+        usages = {usage.request_id: usage for usage in batch}
+        # Rows are locked in one order by everybody, or two gateways could wait for each other for ever.
+        ordered = [usages[request_id] for request_id in sorted(usages)]
+        with self._database.writing() as execute:
+            new = [usage for chunk in _chunks(ordered) for usage in _not_seen(execute, chunk, now_s)]
+            by_hour = _sums_by_hour(new)
+            _add(execute, "usage_by_hour", _HOUR_KEYS, _HOUR_SUMS, by_hour)
+            by_period = {key: (spent.tokens, spent.cost_nanos) for key, spent in _spent(by_hour).items()}
+            _add(execute, "spending", _PERIOD_KEYS, _PERIOD_SUMS, by_period)
+        return len(new)
+
+    def sums(
+        self, tenant_id: str, *, since_s: float, until_s: float, by: Literal["hour", "day", "all"] = "day"
+    ) -> list[UsageSum]:
+        """Per model and period, oldest first. `since_s` counts from the beginning of its hour."""
+        start = {"hour": "hour", "day": f"hour / {DAY_S} * {DAY_S}", "all": "0"}[by]
+        totals = ", ".join(f"CAST(SUM({column}) AS BIGINT)" for column in _HOUR_SUMS)
+        with self._database.reading() as execute:
+            rows = execute(
+                f"SELECT {start} AS start_s, model, {totals} FROM usage_by_hour "
+                "WHERE tenant_id = ? AND hour >= ? AND hour < ? GROUP BY 1, 2 ORDER BY 1, 2",
+                (tenant_id, _hour(since_s), until_s),
+            )
+        return [UsageSum(*row) for row in rows]
+
+    def spending(self, names: Sequence[str], tenant_ids: Iterable[str] | None = None) -> dict[TenantPeriod, Spent]:
+        """What was spent in these periods, by everybody or by these tenants."""
+        columns = "SELECT tenant_id, period, tokens, cost_nanos FROM spending WHERE period IN "
+        wanted = placeholders(1, len(names))
+        with self._database.reading() as execute:
+            if tenant_ids is None:
+                rows = execute(columns + wanted, names)
+            else:
+                rows = []
+                for chunk in _chunks(tenant_ids):
+                    sql = f"{columns}{wanted} AND tenant_id IN {placeholders(1, len(chunk))}"
+                    rows += execute(sql, (*names, *chunk))
+        return {(tenant_id, period): Spent(tokens, nanos) for tenant_id, period, tokens, nanos in rows}
+
+    def forget_settled(self, *, now_s: float) -> None:
+        """Let go of request ids that nobody reports again; the sums stay."""
+        with self._database.writing() as execute:
+            execute("DELETE FROM settled_requests WHERE settled_at < ?", (int(now_s - REMEMBER_S),))
+
+
+_HOUR_KEYS = ("tenant_id", "hour", "model", "key_id")
+_HOUR_SUMS = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost_nanos")
+_PERIOD_KEYS = ("tenant_id", "period")
+_PERIOD_SUMS = ("tokens", "cost_nanos")
+
+Sums = dict[tuple[str, int, str, str], list[int]]
+
+
+def _not_seen(execute: Execute, usages: Sequence[Usage], now_s: float) -> Iterator[Usage]:
+    rows = execute(
+        f"INSERT INTO settled_requests (request_id, settled_at) VALUES {placeholders(len(usages), 2)} "
+        "ON CONFLICT DO NOTHING RETURNING request_id",
+        [value for usage in usages for value in (usage.request_id, int(now_s))],
+    )
+    new = {request_id for (request_id,) in rows}
+    return (usage for usage in usages if usage.request_id in new)
+
+
+def _sums_by_hour(usages: Iterable[Usage]) -> Sums:
+    """In the order of _HOUR_SUMS. Plain, since it runs once for every request there is."""
+    sums: Sums = {}
+    for usage in usages:
+        key = (usage.tenant_id, _hour(usage.at_s), usage.model, usage.key_id)
+        if (total := sums.get(key)) is None:
+            total = sums[key] = [0, 0, 0, 0, 0]
+        total[0] += 1
+        total[1] += usage.input_tokens
+        total[2] += usage.cached_tokens
+        total[3] += usage.output_tokens
+        total[4] += usage.cost_nanos
+    return sums
+
+
+def _spent(by_hour: Sums) -> dict[TenantPeriod, Spent]:
+    """Days and months are made of hours."""
+    spent: dict[TenantPeriod, Spent] = {}
+    for (tenant_id, hour, *_), (_, input_tokens, _, output_tokens, cost_nanos) in by_hour.items():
+        for period in periods(hour):
+            before = spent.get((tenant_id, period), NOTHING)
+            after = Spent(before.tokens + input_tokens + output_tokens, before.cost_nanos + cost_nanos)
+            spent[tenant_id, period] = after
+    return spent
+
+
+def _add(
+    execute: Execute, table: str, keys: Sequence[str], columns: Sequence[str], sums: Mapping[Any, Sequence[int]]
+) -> None:
+    """Add to the rows that are there, or make them."""
+    updates = ", ".join(f"{column} = {table}.{column} + excluded.{column}" for column in columns)
+    for chunk in _chunks(sorted(sums)):
+        execute(
+            f"INSERT INTO {table} ({', '.join((*keys, *columns))}) "
+            f"VALUES {placeholders(len(chunk), len(keys) + len(columns))} "
+            f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {updates}",
+            [value for key in chunk for value in (*key, *sums[key])],
+        )
+
+
+def _hour(at_s: float) -> int:
+    return int(at_s) // HOUR_S * HOUR_S
+
+
+def _chunks(values: Iterable[T]) -> Iterator[list[T]]:
+    remaining = iter(values)
+    while chunk := list(islice(remaining, MAX_ROWS)):
+        yield chunk

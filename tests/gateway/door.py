@@ -1,0 +1,106 @@
+"""A gateway in front of replicas that are real but for the model, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import openai
+import uvloop
+
+from penstock.admission.admission import Admission
+from penstock.gateway.door import Books, Door
+from penstock.gateway.http.server import Server, bound_socket
+from penstock.gateway.settings import ModelSettings, replicas_of, routes_of
+from penstock.tenancy.budgets import Budgets
+from penstock.tenancy.keys import KeyRing, TenantState, new_key
+from penstock.tenancy.limits.limiter import LocalLimiter
+from penstock.tenancy.tenants import tenant_from
+from penstock.tenancy.usage import Usage
+from tests.server.replica import NAME, Replica, eventually
+
+
+@dataclass
+class UsageList:
+    usages: list[Usage] = field(default_factory=list)
+
+    def record(self, usage: Usage) -> None:
+        self.usages.append(usage)
+
+
+@dataclass
+class Gateway:
+    port: int
+    loop: asyncio.AbstractEventLoop
+    door: Door
+    keys: KeyRing
+    ledger: UsageList
+
+    @cached_property
+    def openai(self) -> openai.OpenAI:
+        return self.client("none")
+
+    def client(self, key: str) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def add_tenant(self, tenant_id: str, **values: Any) -> str:
+        """Its key."""
+        key = new_key(tenant_id, now_s=0.0)
+        state = TenantState(tenant_id, tenant_from({"id": tenant_id, **values}), (key.record,))
+        self.call(lambda: self.keys.apply([state]))
+        return key.secret
+
+    def call(self, function: Any) -> Any:
+        """In the gateway's own thread."""
+
+        async def run() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+
+    def is_idle(self) -> bool:
+        riders = [replica.riders for replica in self.door.replicas.values()]
+        return self.door.admission.num_open == 0 and not any(riders)
+
+
+@contextlib.contextmanager
+def gateway(*replicas: Replica, more: dict[str, ModelSettings] | None = None) -> Iterator[Gateway]:
+    urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
+    pools = {NAME: ModelSettings(replicas=urls), **(more or {})}
+    started: list[Gateway] = []
+    ready = threading.Event()
+
+    async def serve() -> None:
+        keys, ledger = KeyRing(), UsageList()
+        books = Books(keys, LocalLimiter(), Budgets(), ledger)
+        door = Door(routes_of(pools), replicas_of(pools), books, Admission())
+        server = Server(door)
+        listener = bound_socket("127.0.0.1", 0)
+        await server.listen(listener)
+        stopped = asyncio.Event()
+        started.append(Gateway(listener.getsockname()[1], asyncio.get_running_loop(), door, keys, ledger))
+        started[0].stop = stopped.set  # type: ignore[attr-defined]
+        ready.set()
+        await stopped.wait()
+        await server.stop(0.1)
+        door.close()
+
+    thread = threading.Thread(target=lambda: uvloop.run(serve()))
+    thread.start()
+    assert ready.wait(10)
+    found = started[0]
+    try:
+        eventually(lambda: all(replica.snapshot.state == "ready" for replica in found.door.replicas.values()))
+        yield found
+    finally:
+        found.loop.call_soon_threadsafe(found.stop)  # type: ignore[attr-defined]
+        thread.join(10)

@@ -1,0 +1,187 @@
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from penstock.gateway.http.call import FailureKind
+from penstock.gateway.http.forward import End
+from penstock.gateway.http.limits import UpstreamLimits
+from tests.gateway.http.scripted import EVENTS, Stream, answering, chunk, until, whole
+
+
+@contextmanager
+def not_accepting() -> Iterator[int]:
+    """A port whose queue of connections is full: the next one waits."""
+    with ExitStack() as open_sockets:
+        listener = open_sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        open_sockets.enter_context(socket.create_connection(listener.getsockname()))
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "is_after"),
+    [
+        (b"", FailureKind.CLOSED, False),
+        (b"HTTP/1.1 200 O", FailureKind.BROKEN, False),
+        (whole(b"12345")[:-5], FailureKind.BROKEN, False),  # a head alone has shown the client nothing
+        (whole(b"12345")[:-2], FailureKind.BROKEN, True),
+        (EVENTS, FailureKind.BROKEN, False),
+        (EVENTS + b"9\r\ndata", FailureKind.BROKEN, False),
+        (EVENTS + chunk(b"data: 1\n\n") + b"9\r\ndata", FailureKind.BROKEN, True),
+        (EVENTS + chunk(b"data: 1\n\n"), FailureKind.BROKEN, True),
+        (EVENTS + chunk(b"data: 1\n\n") + b"zz\r\n", FailureKind.MALFORMED, False),  # nothing of a wrong read is used
+        (b"SSH-2.0-OpenSSH\r\n", FailureKind.MALFORMED, False),
+        (
+            b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n",
+            FailureKind.MALFORMED,
+            False,
+        ),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 99_999, FailureKind.MALFORMED, False),
+    ],
+)
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_upstream_that_dies_at_any_stage_is_reported_as_it_was(stand, answer, kind, is_after, is_reset):
+    async def script(stream: Stream) -> None:
+        await stream.request()
+        await stream.send(answer)
+        await asyncio.sleep(0.02)
+        if is_reset:
+            stream.reset()
+
+    one = await stand(script)
+    client = await one.client()
+    await client.post()
+    if is_after:
+        assert await client.head()
+        rest = await client.reader.read()
+        assert not rest.endswith(b"0\r\n\r\n")
+    else:
+        response = await client.response()
+        assert (response.status, json.loads(response.body)["error"]["code"]) == (503, "engine_unavailable")
+        await client.post()  # the client's connection is as good as before
+        assert (await client.response()).status == 503
+    outcome = one.gateway.outcomes[0]
+    assert (outcome.end, outcome.failure.kind) == (End.FAILED_AFTER if is_after else End.FAILED_BEFORE, kind)
+    assert outcome.failure.was_sent
+
+
+async def test_nobody_listening_is_known_not_to_have_been_sent(stand):
+    one = await stand(answering)
+    await one.upstreams[0].stop()
+    client = await one.client()
+    await client.post()
+    assert (await client.response()).status == 503
+    failure = one.gateway.outcomes[0].failure
+    assert (failure.kind, failure.was_sent) == (FailureKind.REFUSED, False)
+
+
+async def test_upstream_that_never_accepts_times_out(stand):
+    one = await stand(answering, upstream_limits=UpstreamLimits(connect_timeout_s=0.1))
+    with not_accepting() as one.gateway.upstreams[0].port:
+        client = await one.client()
+        await client.post()
+        assert (await client.response()).status == 503
+    failure = one.gateway.outcomes[0].failure
+    assert (failure.kind, failure.was_sent) == (FailureKind.CONNECT_TIMEOUT, False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [(b"", FailureKind.FIRST_BYTE_TIMEOUT), (EVENTS + chunk(b"data: 1\n\n"), FailureKind.SILENCE)],
+)
+async def test_silent_upstreams_are_given_up(stand, answer, kind):
+    async def script(stream: Stream) -> None:
+        await stream.request()
+        await stream.send(answer)
+        await stream.request()
+
+    one = await stand(script, upstream_limits=UpstreamLimits(first_byte_timeout_s=0.2, silence_timeout_s=0.2))
+    client = await one.client()
+    await client.post()
+    assert await client.head()
+    await until(lambda: len(one.gateway.outcomes) == 1)
+    assert one.gateway.outcomes[0].failure.kind is kind
+    await until(lambda: one.upstreams[0].num_lost == 1)
+
+
+async def test_connection_closed_while_unused_is_replaced_once_and_nobody_notices(stand):
+    bodies: list[bytes] = []
+
+    async def script(stream: Stream) -> None:
+        """Answers once, and closes as the second request arrives: the race of every keep-alive timeout."""
+        bodies.append(await stream.request())
+        await stream.send(whole(b"fine"))
+        await stream.head()
+        stream.reset()
+
+    one = await stand(script)
+    client = await one.client()
+    for number in range(3):
+        await client.post(b"%d" % number)
+        assert (await client.response()).body == b"fine"
+    assert bodies == [b"0", b"1", b"2"]
+    assert one.upstreams[0].num_accepted == 3
+
+
+async def test_a_fresh_connection_that_is_closed_is_not_tried_again(stand):
+    async def script(stream: Stream) -> None:
+        await stream.request()
+
+    one = await stand(script)
+    client = await one.client()
+    await client.post()
+    assert (await client.response()).status == 503
+    assert one.upstreams[0].num_accepted == 1
+
+
+async def test_unused_connections_are_closed_in_time_and_bounded_in_number(stand):
+    one = await stand(answering, upstream_limits=UpstreamLimits(keep_alive_s=0.3, max_idle=3))
+    clients = [await one.client() for _ in range(6)]
+    await asyncio.gather(*(client.post() for client in clients))
+    await asyncio.gather(*(client.response() for client in clients))
+    way = one.gateway.upstreams[0]
+    assert way.num_idle <= 3
+    await until(lambda: way.num_open == 0)
+
+
+@pytest.mark.parametrize("when", ["before the answer", "in mid-stream"])
+async def test_client_that_goes_cancels_upstream_within_100_ms(stand, when):
+    lost_s: list[float] = []
+
+    async def script(stream: Stream) -> None:
+        await stream.request()
+        if when == "in mid-stream":
+            await stream.send(EVENTS + chunk(b"data: 1\n\n"))
+        try:
+            await stream.head()
+        finally:
+            lost_s.append(time.perf_counter())
+
+    one = await stand(script)
+    client = await one.client()
+    await client.post()
+    if when == "in mid-stream":
+        await client.head()
+    await asyncio.sleep(0.03)
+    client.close()
+    began_s = time.perf_counter()
+    await until(lambda: len(lost_s) == 1)
+    assert lost_s[0] - began_s < 0.1
+    assert one.gateway.outcomes[0].end is End.CLIENT_GONE
+    assert one.gateway.upstreams[0].num_open == 0
+
+
+async def test_client_that_goes_while_we_connect_ends_the_attempt(stand):
+    one = await stand(answering)
+    with not_accepting() as one.gateway.upstreams[0].port:
+        client = await one.client()
+        await client.post()
+        await asyncio.sleep(0.03)
+        assert one.gateway.upstreams[0].num_open == 1
+        client.close()
+        await until(lambda: one.gateway.upstreams[0].num_open == 0, timeout_s=0.2)
+    assert one.gateway.outcomes[0].end is End.CLIENT_GONE

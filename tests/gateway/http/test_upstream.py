@@ -1,0 +1,108 @@
+import asyncio
+import ssl
+import subprocess
+
+import pytest
+
+from penstock.core.errors import ConfigError
+from penstock.gateway.http.call import Failure, FailureKind
+from penstock.gateway.http.message import ResponseHead
+from penstock.gateway.http.upstream import Upstream
+
+
+class Collecting:
+    """A receiver that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.over = asyncio.get_running_loop().create_future()
+        self.status = 0
+        self.body = b""
+
+    def head(self, head: ResponseHead) -> None:
+        self.status = head.status
+
+    def data(self, data: bytes, is_last: bool) -> None:
+        self.body += data
+        if is_last:
+            self.over.set_result(None)
+
+    def failed(self, failure: Failure) -> None:
+        self.over.set_result(failure)
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    paths = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-keyout", paths[0], "-out", paths[1], "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return paths
+
+
+async def test_providers_are_reached_over_tls_and_their_certificates_checked(certificate):
+    key, cert = certificate
+    theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    theirs.load_cert_chain(cert, key)
+    heads: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                heads.append(await reader.readuntil(b"\r\n\r\n"))
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        except asyncio.IncompleteReadError:
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=theirs)
+    url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
+
+    trusting = Upstream.from_url(url, tls=ssl.create_default_context(cafile=cert))
+    for _ in range(2):
+        got = Collecting()
+        trusting.send(b"POST", b"/v1/x", b"authorization: Bearer k\r\n", b"", got)
+        assert await got.over is None
+        assert (got.status, got.body) == (200, b"ok")
+    assert trusting.num_idle == 1
+    assert b"host: localhost:" in heads[0]
+    assert b"authorization: Bearer k" in heads[0]
+
+    doubting = Upstream.from_url(url)
+    got = Collecting()
+    doubting.send(b"POST", b"/", b"", b"", got)
+    failure = await got.over
+    assert (failure.kind, failure.was_sent) == (FailureKind.REFUSED, False)
+    trusting.close()
+    doubting.close()
+    server.close()
+
+
+async def test_closing_the_pool_fails_what_is_in_flight():
+    server = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
+    way = Upstream("127.0.0.1", server.sockets[0].getsockname()[1])
+    connected, connecting = Collecting(), Collecting()
+    way.send(b"POST", b"/", b"", b"", connected)
+    await asyncio.sleep(0.02)
+    way.send(b"POST", b"/", b"", b"", connecting)
+    way.close()
+    assert (await connected.over).kind is FailureKind.CLOSED
+    assert (await connecting.over).kind is FailureKind.REFUSED
+    await asyncio.sleep(0)
+    assert way.num_open == 0
+    server.close()
+
+
+async def test_cancelled_calls_are_heard_of_no_more():
+    way = Upstream("127.0.0.1", 1)
+    got = Collecting()
+    way.send(b"POST", b"/", b"", b"", got).cancel()
+    await asyncio.sleep(0.02)
+    assert not got.over.done()
+    assert way.num_open == 0
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "localhost:8000", "http://"])
+def test_only_http_addresses_are_upstreams(url):
+    with pytest.raises(ConfigError, match="not the address"):
+        Upstream.from_url(url)

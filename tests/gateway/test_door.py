@@ -1,0 +1,190 @@
+"""The door with real clients, in front of two replicas that are real but for the model."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.gateway.door import Gateway, gateway
+from tests.server.replica import NAME, Replica, eventually, serving
+
+MESSAGES: Any = [{"role": "user", "content": "the first and the second"}]
+
+
+@pytest.fixture(scope="module")
+def replicas() -> Iterator[list[Replica]]:
+    with serving(step_s=0.005) as one, serving(step_s=0.005) as two:
+        yield [one, two]
+
+
+@pytest.fixture
+def door(replicas: list[Replica]) -> Iterator[Gateway]:
+    with gateway(*replicas) as found:
+        yield found
+        eventually(found.is_idle)
+        eventually(lambda: all(replica.is_idle() for replica in replicas))
+
+
+def streamed(client: openai.OpenAI, **options: Any) -> Iterator[Any]:
+    return iter(
+        client.chat.completions.create(model=NAME, messages=MESSAGES, stream=True, **{"max_tokens": 60} | options)
+    )
+
+
+def text_of(chunks: Iterator[Any]) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def busy(replicas: list[Replica]) -> Replica:
+    return next(replica for replica in replicas if replica.engine.num_open)
+
+
+def test_answers_are_the_replicas_own(door: Gateway, replicas: list[Replica]) -> None:
+    expected = replicas[0].answer(MESSAGES, 20)
+    found = door.openai.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=20, temperature=0)
+    assert found.choices[0].message.content == expected
+    assert text_of(streamed(door.openai, max_tokens=20, temperature=0)) == expected
+    assert [model.id for model in door.openai.models.list()] == [NAME]
+
+
+@pytest.mark.parametrize("how", ["engine killed", "drained"])
+def test_a_stream_goes_on_elsewhere_when_its_replica_cannot(how: str) -> None:
+    with serving(step_s=0.01) as one, serving(step_s=0.01) as two, gateway(one, two) as door:
+        whole = text_of(streamed(door.openai, temperature=1, seed=3))
+        chunks = streamed(door.openai, temperature=1, seed=3, stream_options={"include_usage": True})
+        seen = [next(chunks) for _ in range(10)]
+        hurt = busy([one, two])
+        hurt.kill_engine() if how == "engine killed" else hurt.call("POST", "/v1/penstock/drain")
+        seen += chunks
+        assert text_of(iter(seen)) == whole
+        assert len({chunk.id for chunk in seen}) == 1
+        usage = seen[-1].usage
+        assert usage is not None
+        assert usage.completion_tokens == door.ledger.usages[-1].output_tokens
+        eventually(door.is_idle)
+
+
+def test_replicas_share_the_work(door: Gateway, replicas: list[Replica]) -> None:
+    streams = [streamed(door.openai, temperature=0) for _ in range(6)]
+    for stream in streams:
+        next(stream)
+    assert all(replica.engine.num_open for replica in replicas)
+    assert len({text_of(stream) for stream in streams}) == 1
+
+
+def test_a_client_that_leaves_is_not_worked_for(door: Gateway, replicas: list[Replica]) -> None:
+    stream = door.openai.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=400, stream=True)
+    next(iter(stream))
+    stream.close()
+    eventually(lambda: all(replica.is_idle() for replica in replicas))
+    eventually(lambda: bool(door.ledger.usages))
+    (usage,) = door.ledger.usages
+    assert usage.input_tokens == len(replicas[0].prompt_ids(MESSAGES))  # counted, not bounded
+    assert 1 <= usage.output_tokens < 400
+
+
+def test_usage_is_what_the_answer_says_streamed_or_not(door: Gateway) -> None:
+    key = door.add_tenant("acme")
+    client = door.client(key)
+    told = client.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=10).usage
+    assert told is not None
+    text_of(streamed(client, max_tokens=10, seed=1))  # which is told no usage
+    eventually(lambda: len(door.ledger.usages) == 2)
+    assert [(u.tenant_id, u.input_tokens) for u in door.ledger.usages] == [("acme", told.prompt_tokens)] * 2
+    assert door.ledger.usages[0].output_tokens == told.completion_tokens
+
+
+def test_keys_are_asked_for_once_there_is_a_tenant(door: Gateway) -> None:
+    key = door.add_tenant("acme")
+    for wrong in ("none", key + "x"):
+        with pytest.raises(openai.AuthenticationError):
+            door.client(wrong).models.list()
+    assert door.client(key).models.list()
+
+
+def test_what_a_tenant_may_not_use_does_not_exist_for_it(door: Gateway) -> None:
+    client = door.client(door.add_tenant("acme", models=["other-*"]))
+    assert not client.models.list().data
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.chat.completions.create(model=NAME, messages=MESSAGES)
+    assert refused.value.param == "model"
+
+
+def test_limits_are_told_with_a_reason_and_a_time(door: Gateway) -> None:
+    client = door.client(door.add_tenant("acme", limits={"concurrency": 1}))
+    stream = streamed(client, max_tokens=100)
+    next(stream)
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=5)
+    assert refused.value.body["reason"] == "concurrency"  # type: ignore[index]
+    assert int(refused.value.response.headers["retry-after"]) >= 1
+    list(stream)
+    time.sleep(0.05)
+    assert client.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=5)
+
+
+def test_tokens_that_were_not_used_come_back(door: Gateway) -> None:
+    client = door.client(door.add_tenant("acme", limits={"tokens_per_minute": 60_000, "burst_s": 1.0}))
+    for _ in range(5):  # each reserves most of the burst
+        client.chat.completions.create(
+            model=NAME, messages=MESSAGES, max_tokens=300, extra_body={"stop_token_ids": list(range(3, 100))}
+        )
+
+
+def test_a_tenants_output_limit_holds_where_the_client_sets_none(door: Gateway) -> None:
+    client = door.client(door.add_tenant("acme", limits={"max_output": 7, "max_input": 4000}))
+    found = client.chat.completions.create(model=NAME, messages=MESSAGES, extra_body={"ignore_eos": True})
+    assert found.usage is not None
+    assert found.usage.completion_tokens == 7
+    with pytest.raises(openai.BadRequestError, match="limit is 7"):
+        client.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=8)
+    with pytest.raises(openai.BadRequestError, match="limit is 4000"):
+        client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": "x" * 5000}])
+
+
+def test_wrong_requests_get_typed_errors_and_change_nothing(door: Gateway, replicas: list[Replica]) -> None:
+    at_gateway = Replica("127.0.0.1", door.port, replicas[0].model, replicas[0].engine, [])
+    for body in (b"", b"[]", b"{", b'{"model":5}', b'{"model":"small","max_tokens":"many"}'):
+        status, _, answer = at_gateway.call("POST", "/v1/chat/completions", body)
+        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert at_gateway.call("GET", "/v1/chat/completions")[0] == 405
+    assert at_gateway.call("GET", "/nothing")[0] == 404
+    status, _, answer = at_gateway.call("POST", "/v1/messages", b"{}")
+    assert (status, answer["type"]) == (400, "error")
+    # What only a replica can judge, it does.
+    status, _, answer = at_gateway.post("/v1/chat/completions", messages=[])
+    assert (status, answer["error"]["code"]) == (400, "invalid_request")
+
+
+def test_no_replica_is_told_with_a_time_to_come_back() -> None:
+    with serving() as only, gateway(only) as door:
+        only.call("POST", "/v1/penstock/drain")
+        eventually(lambda: all(replica.snapshot.state == "draining" for replica in door.door.replicas.values()))
+        with pytest.raises(openai.InternalServerError) as refused:
+            door.openai.chat.completions.create(model=NAME, messages=MESSAGES)
+        assert refused.value.status_code == 503
+        assert int(refused.value.response.headers["retry-after"]) >= 1
+
+
+def test_more_than_the_replicas_can_hold_waits_its_turn(replicas: list[Replica]) -> None:
+    with gateway(*replicas) as door:
+        answers: list[str] = []
+
+        def ask() -> None:
+            found = door.openai.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=10, temperature=0)
+            answers.append(json.dumps(found.choices[0].message.content))
+
+        threads = [threading.Thread(target=ask) for _ in range(60)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert len(answers) == 60
+        assert len(set(answers)) == 1
+        eventually(door.is_idle)

@@ -1,0 +1,67 @@
+import pytest
+
+from penstock.core.errors import ConfigError, ModelNotFound
+from penstock.router.routes import Failure, Fallback, PoolShare, Route, RouteTable
+
+TABLE = RouteTable(
+    [
+        Route(
+            "chat", (PoolShare("chat-v1", 0.9), PoolShare("chat-v2", 0.1)), versions={"v1": "chat-v1", "v2": "chat-v2"},
+            aliases=("gpt-4o",),
+            fallbacks=(
+                Fallback("long", frozenset({Failure.CONTEXT_LENGTH})),
+                Fallback("backup", frozenset({Failure.ERROR, Failure.SLOW})),
+                Fallback("provider"),
+            ),
+            slow_after_s=2.0,
+        ),
+        Route("long", (PoolShare("long"),), fallbacks=(Fallback("provider"),)),
+        Route("backup", (PoolShare("backup"),)),
+        Route("provider", (PoolShare("openai/gpt-4o"),)),
+    ]
+)  # fmt: skip
+
+
+def after(failure: Failure, *tried: str) -> str | None:
+    route = TABLE.next_after(failure, tried)
+    return route.name if route else None
+
+
+def test_a_model_is_found_by_name_alias_and_version() -> None:
+    assert TABLE.find("chat") is TABLE.find("gpt-4o")
+    assert {TABLE.find("chat@v2").pool(draw) for draw in (0.0, 0.5, 0.99)} == {"chat-v2"}
+
+
+def test_a_name_that_is_none_gets_a_hint_from_what_may_be_seen() -> None:
+    with pytest.raises(ModelNotFound, match="did you mean 'chat'"):
+        TABLE.find("chatt")
+    with pytest.raises(ModelNotFound) as caught:
+        TABLE.find("chatt", visible=["long"])
+    assert "chat'?" not in caught.value.message
+
+
+def test_pools_share_a_route_by_weight() -> None:
+    picks = [TABLE.find("chat").pool(i / 1000) for i in range(1000)]
+    assert picks.count("chat-v2") == pytest.approx(100, abs=1)
+
+
+def test_each_failure_has_its_own_way_through_the_chain() -> None:
+    assert after(Failure.CONTEXT_LENGTH, "chat") == "long"
+    assert after(Failure.ERROR, "chat") == "backup"
+    assert after(Failure.SLOW, "gpt-4o") == "backup"
+    assert after(Failure.ERROR, "chat", "backup") == "provider"
+    assert after(Failure.CONTEXT_LENGTH, "chat", "long") == "provider"
+    assert after(Failure.ERROR, "chat@v2") == "backup"
+
+
+def test_a_chain_ends_and_never_goes_round() -> None:
+    assert after(Failure.ERROR, "chat", "backup", "provider") is None
+    assert after(Failure.ERROR, "backup") is None
+    assert after(Failure.CONTEXT_LENGTH, "chat", "long", "provider") is None
+
+
+def test_a_table_that_cannot_work_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no route"):
+        RouteTable([Route("a", (PoolShare("a"),), fallbacks=(Fallback("b"),))])
+    with pytest.raises(ConfigError, match="two routes"):
+        RouteTable([Route("a", (PoolShare("a"),)), Route("b", (PoolShare("b"),), aliases=("a",))])

@@ -1,0 +1,157 @@
+"""What only a gateway may ask, and what becomes of streams when a replica drains or its engine dies."""
+
+import http.client
+import json
+import threading
+
+import pytest
+
+from penstock.api.relay import StreamRecord
+from penstock.api.replica_report import ReplicaReport
+from penstock.core.settings import ServerSettings
+from tests.server.relaying import ask, asking, block_ends, carry_on, events
+from tests.server.replica import NAME, Replica, eventually, serving
+
+SNAPSHOT, DRAIN, COMPLETIONS = "/v1/penstock/snapshot", "/v1/penstock/drain", "/v1/completions"
+
+
+def body(**more: object) -> bytes:
+    wanted = {"model": NAME, "prompt": "on and on", "stream": True, "temperature": 0, "ignore_eos": True, **more}
+    return json.dumps(wanted).encode()
+
+
+def snapshot(replica: Replica) -> dict[str, object]:
+    status, _, found = replica.call("GET", SNAPSHOT)
+    assert status == 200
+    assert set(found) == set(ReplicaReport.__struct_fields__)
+    return dict(found)
+
+
+# -- what it says of itself
+
+
+def test_a_snapshot_tells_load_limits_and_speed(slow_replica: Replica) -> None:
+    idle = snapshot(slow_replica)
+    assert (idle["model"], idle["state"], idle["is_draining"]) == (NAME, "ready", False)
+    assert (idle["num_running"], idle["kv_active_tokens"], idle["kv_capacity_tokens"]) == (0, 0, 2048)
+    assert (idle["max_num_seqs"], idle["chunk_tokens"], idle["max_model_len"], idle["block_size"]) == (64, 64, 2048, 4)
+    with asking((slow_replica.host, slow_replica.port), COMPLETIONS, body(max_tokens=1500, n=2)) as response:
+        response.readline()
+        eventually(lambda: snapshot(slow_replica)["num_running"] == 2)
+        busy = snapshot(slow_replica)
+        assert (busy["num_open"], busy["queued_tokens"]) == (2, 0)
+        assert busy["kv_active_tokens"] > 0  # type: ignore[operator]
+        eventually(lambda: snapshot(slow_replica)["steps"] > busy["steps"])  # type: ignore[operator]
+        eventually(lambda: snapshot(slow_replica)["decode_step_s"] is not None)
+        speed = snapshot(slow_replica)
+        assert 0.01 <= speed["decode_step_s"] < 0.1  # type: ignore[operator]
+        assert speed["prefill_tokens_per_s"] > 0  # type: ignore[operator]
+        assert speed["boot"] == idle["boot"]
+    eventually(slow_replica.is_idle)
+
+
+def test_snapshots_are_pushed_when_they_change(slow_replica: Replica) -> None:
+    connection = http.client.HTTPConnection(slow_replica.host, slow_replica.port, timeout=10)
+    connection.request("GET", "/v1/penstock/snapshots")
+    response = connection.getresponse()
+    first = json.loads(response.readline()[6:])
+    assert first["num_running"] == 0
+    response.readline()
+    with asking((slow_replica.host, slow_replica.port), COMPLETIONS, body(max_tokens=1000)) as running:
+        running.readline()
+        seen = json.loads(response.readline()[6:])
+    assert seen["num_running"] == 1
+    assert seen["steps"] > first["steps"]
+    connection.close()
+    eventually(slow_replica.is_idle)
+
+
+# -- who may ask
+
+
+def test_with_a_secret_only_who_knows_it_is_a_gateway() -> None:
+    with serving(ServerSettings(gateway_secret="open sesame")) as replica:
+        plain = replica.post(COMPLETIONS, prompt="x", max_tokens=2)
+        assert plain[0] == 200
+        for offered in ({}, {"x-penstock-secret": "sesame"}, {"x-penstock-secret": "é"}):
+            for method, path, mode in [
+                ("GET", SNAPSHOT, {}),
+                ("GET", "/v1/penstock/snapshots", {}),
+                ("POST", DRAIN, {}),
+                ("POST", COMPLETIONS, {"x-penstock": "stream"}),
+                ("POST", COMPLETIONS, {"x-penstock": "envelope"}),
+            ]:
+                status, _, answer = replica.call(method, path, body() if method == "POST" else None, **mode, **offered)
+                assert (status, answer["error"]["code"]) == (403, "permission_denied")
+                assert "sesame" not in json.dumps(answer)
+        known = {"x-penstock-secret": "open sesame"}
+        assert replica.call("GET", SNAPSHOT, **known)[0] == 200
+        status, _, stream = replica.call("POST", COMPLETIONS, body(max_tokens=3), **known, **{"x-penstock": "stream"})
+        assert status == 200
+        assert stream.startswith(b": {")
+
+
+def test_a_mode_nobody_knows_is_refused(replica: Replica) -> None:
+    status, _, answer = replica.call("POST", COMPLETIONS, body(), **{"x-penstock": "teleport"})
+    assert (status, answer["error"]["code"]) == (400, "invalid_request")
+
+
+# -- going away
+
+
+@pytest.mark.parametrize("end", ["drain", "engine"])
+def test_streams_of_a_gateway_are_given_back_and_go_on_elsewhere(end: str, replica: Replica) -> None:
+    asked = body(max_tokens=200)
+    record = StreamRecord()
+    with serving(step_s=0.01) as leaving:
+        with asking((leaving.host, leaving.port), COMPLETIONS, asked) as response:
+            forwarded = b"".join(response.readline() for _ in range(40))
+            if end == "drain":
+                status, _, report = leaving.call("POST", DRAIN)
+                assert (status, report["is_draining"]) == (200, True)
+            else:
+                leaving.kill_engine()
+            forwarded += response.read()
+        record.append(forwarded)
+        assert record.is_given_back
+        assert b"error" not in b"".join(events(forwarded))
+        eventually(lambda: leaving.engine.num_open == 0)
+    rest = carry_on(record, (replica.host, replica.port), COMPLETIONS, asked)
+    texts = [json.loads(event[6:])["choices"][0]["text"] for event in events(forwarded + rest)[:-1]]
+    whole = ask((replica.host, replica.port), COMPLETIONS, asked)
+    assert "".join(texts) == "".join(json.loads(event[6:])["choices"][0]["text"] for event in events(whole)[:-1])
+    assert len(block_ends(rest)) > 10
+
+
+def test_a_draining_replica_takes_nothing_new_and_lets_others_finish() -> None:
+    with serving(step_s=0.01) as replica:
+        texts: list[bytes] = []
+        plain = threading.Thread(
+            target=lambda: texts.append(ask((replica.host, replica.port), COMPLETIONS, body(max_tokens=60), None))
+        )
+        plain.start()
+        eventually(lambda: replica.engine.stats.num_running == 1)
+        assert replica.call("POST", DRAIN)[0] == 200
+        status, headers, answer = replica.post(COMPLETIONS, prompt="more")
+        assert (status, answer["error"]["code"]) == (503, "engine_unavailable")
+        assert int(headers["retry-after"]) >= 1
+        assert replica.call("GET", "/ready")[0] == 503
+        assert replica.call("GET", "/health")[0] == 200
+        plain.join()
+        assert texts[0].endswith(b"data: [DONE]\n\n")
+
+
+def test_an_answer_that_is_not_streamed_is_refused_in_time_to_be_asked_for_elsewhere() -> None:
+    with serving(step_s=0.01) as replica:
+        answers: list[int] = []
+
+        def wait() -> None:
+            with asking((replica.host, replica.port), COMPLETIONS, body(stream=False, max_tokens=1500)) as response:
+                answers.append(response.status)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        eventually(lambda: replica.engine.stats.num_running == 1)
+        replica.call("POST", DRAIN)
+        waiting.join(2)
+        assert answers == [503]

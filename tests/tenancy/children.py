@@ -1,0 +1,102 @@
+"""What tests run in processes of their own: `python -m tests.tenancy.children NAME URL …`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from penstock.core.errors import Unauthenticated
+from penstock.tenancy.budgets import Budgets
+from penstock.tenancy.follower import Follower
+from penstock.tenancy.keys import KeyRing
+from penstock.tenancy.ledger import Ledger
+from penstock.tenancy.store import open_store
+from penstock.tenancy.usage import Usage
+
+
+def child(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.tenancy.children", *words]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def line_from(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def run_at_once(children: list[subprocess.Popen[str]]) -> None:
+    """Each says that it is ready, and waits for all to be; none may fail."""
+    assert [line_from(process) for process in children] == ["ready"] * len(children)
+    for process in children:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in children:
+        _, complaint = process.communicate(timeout=30)
+        assert process.returncode == 0, complaint
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def administer(url: str, name: str, num_rounds: str) -> None:
+    """Tenants and keys come and go, and everybody changes the one tenant that all share."""
+    say("ready")
+    sys.stdin.readline()  # so that all begin at once, with opening the store
+    with open_store(url) as store:
+        for index in range(int(num_rounds)):
+            store.add_tenant({"id": f"{name}-{index}"})
+            keys = [store.create_key(f"{name}-{index}") for _ in range(2)]
+            store.revoke_key(keys[0].record.id)
+            store.update_tenant("shared", {"limits": {"max_input" if name == "a" else "max_output": index + 1}})
+
+
+def follow(url: str, key: str) -> None:
+    """Says when a key stops working here, in seconds since 1970."""
+    ring = KeyRing()
+    with open_store(url) as store, Follower(store, ring.apply):
+        ring.authenticate(key.encode(), time.time())
+        say("ready")
+        while True:
+            try:
+                ring.authenticate(key.encode(), now_s := time.time())
+            except Unauthenticated:
+                say(repr(now_s))
+                return
+            time.sleep(0.001)
+
+
+def use(url: str, prefix: str) -> None:
+    """Records usage for ever, saying when each request ended."""
+    with open_store(url) as store, Ledger(store.usage, Budgets()) as ledger:
+        number = 0
+        while True:
+            now_s = time.time()
+            ledger.record(Usage(f"{prefix}-{number}", "acme", "key", "m", now_s, input_tokens=3, output_tokens=4))
+            say(repr(now_s))
+            number += 1
+            time.sleep(0.005)
+
+
+def settle(url: str, num_rounds: str) -> None:
+    """Reports the same requests as everybody else, some in another order."""
+    say("ready")
+    sys.stdin.readline()
+    with open_store(url) as store:
+        for index in range(int(num_rounds)):
+            batch = [Usage(f"r-{index}-{i}", f"t-{i % 7}", "key", "m", time.time(), input_tokens=1) for i in range(50)]
+            store.usage.append(reversed(batch) if os.getpid() % 2 else batch, now_s=time.time())
+
+
+if __name__ == "__main__":
+    programs: dict[str, Callable[..., None]] = {
+        "administer": administer,
+        "follow": follow,
+        "use": use,
+        "settle": settle,
+    }
+    programs[sys.argv[1]](*sys.argv[2:])
