@@ -44,6 +44,7 @@ from penstock.tenancy.tenants import Tenant
 from penstock.tenancy.usage import Usage
 
 ANYBODY = Caller(Tenant(id="anonymous", adapters=("*",)), key_id="")
+_TRIPPED_S = 0.5  # how often a provider's breaker is looked at
 _POLL_S = 0.05  # how often the queues are looked at while somebody waits
 
 
@@ -74,7 +75,7 @@ class Door:
         self._quotas: dict[Tenant, Quota | None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._started_s = int(time.time())
-        self._followers = [Follower(replica, self._replica_changed) for replica in self.replicas.values()]
+        self._followers = [Follower(replica, self.replica_changed) for replica in self.replicas.values()]
 
     def close(self) -> None:
         for follower in self._followers:
@@ -215,9 +216,6 @@ class Door:
             )
         )
 
-    def answered(self, replica: Replica, is_success: bool) -> None:
-        """What a replica's answers say of it."""
-
     @staticmethod
     def id_header(request_id: str) -> bytes:
         return b"x-request-id: %b\r\n" % request_id.encode()
@@ -230,8 +228,11 @@ class Door:
 
     # -- the queues
 
-    def _replica_changed(self, replica: Replica) -> None:
-        self.admission.replica_changed(replica.snapshot)
+    def replica_changed(self, replica: Replica) -> None:
+        snapshot = replica.seen(self.now())
+        self.admission.replica_changed(snapshot)
+        if snapshot.is_tripped and not snapshot.reports:  # it will not say when to look again
+            asyncio.get_running_loop().call_later(_TRIPPED_S, self.replica_changed, replica)
         if self._waiting:
             self._decide()
 

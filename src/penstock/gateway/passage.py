@@ -24,6 +24,7 @@ from penstock.core.errors import (
     RateLimited,
 )
 from penstock.gateway.asked import Asked, Surface
+from penstock.gateway.health.breaker import Attempt
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.forward import End, Forwarding, Outcome, forward
 from penstock.gateway.http.message import JSON, ResponseHead, render
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _MOST_TRIES = 3
 _TRY_ELSEWHERE = (429, 500, 502, 503, 504, 529)  # from a replica: another may do better
+_BUSY = (429, 503, 529)  # it works, and says that it cannot now
 _STREAM_HEADER = render([(relay.HEADER.encode(), relay.STREAM.encode())])
 _ENVELOPE_HEADER = render([(relay.HEADER.encode(), relay.ENVELOPE.encode())])
 
@@ -58,6 +60,7 @@ class Passage:
         self._is_open = True
         self._held: Held | None = None
         self._replica: Replica | None = None
+        self._attempt: Attempt | None = None
         self._tried: set[str] = set()
         self._forwarding: Forwarding | None = None
         self._record: StreamRecord | None = None
@@ -113,6 +116,7 @@ class Passage:
         self._replica = replica
         self._tried.add(replica.id)
         replica.riders.add(self)
+        self._attempt = replica.breaker.begin(self._door.now())
         headers, body = replica.headers, self._body
         if envelope is not None:
             headers, body = headers + _ENVELOPE_HEADER, envelope
@@ -141,7 +145,7 @@ class Passage:
 
     def _done(self, outcome: Outcome) -> None:
         self._forwarding = None
-        self._leave_replica(is_success=outcome.end in (End.COMPLETED, End.UNFINISHED, End.CLIENT_GONE))
+        self._leave_replica(_blames_replica(outcome))
         match outcome.end:
             case End.COMPLETED | End.CLIENT_GONE:
                 self._close(self._usage(outcome) or self._upper_bound(outcome))
@@ -158,7 +162,7 @@ class Passage:
         self._forwarding.cancel()
         self._forwarding = None
         self._exchange.watcher = self
-        self._leave_replica(is_success=False)
+        self._leave_replica(is_blamed=True)
         self._carry_on() if self._exchange.is_started else self._try_again()
 
     def _try_again(self) -> None:
@@ -192,11 +196,22 @@ class Passage:
             return None
         return door.replicas[choice.replica.id]
 
-    def _leave_replica(self, *, is_success: bool) -> None:
+    def _leave_replica(self, is_blamed: bool | None) -> None:
+        """None: what happened says nothing about the replica."""
         replica, self._replica = self._replica, None
-        if replica is not None:
-            replica.riders.discard(self)
-            self._door.answered(replica, is_success)
+        if replica is None:
+            return
+        replica.riders.discard(self)
+        attempt, self._attempt, now = self._attempt, None, self._door.now()
+        if attempt is None:
+            return
+        was_tripped = replica.breaker.is_tripped(now)
+        if is_blamed is None:
+            attempt.abandoned(now)
+        else:
+            attempt.failed(now) if is_blamed else attempt.succeeded(now)
+        if replica.breaker.is_tripped(now) != was_tripped:
+            self._door.replica_changed(replica)
 
     # -- the client
 
@@ -249,6 +264,14 @@ class Passage:
             else:
                 self._door.limiter.settle(self._held, usage.total)
         self._door.finished(self.request.id, used)
+
+
+def _blames_replica(outcome: Outcome) -> bool | None:
+    if outcome.end is End.CLIENT_GONE:
+        return None
+    if outcome.end is End.DECLINED:
+        return None if outcome.status in _BUSY else True
+    return outcome.end in (End.FAILED_BEFORE, End.FAILED_AFTER)
 
 
 def _refusal(shed: Shed) -> PenstockError:

@@ -15,6 +15,8 @@ import msgspec
 from penstock.api import relay
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.replica import UNBOUNDED, ReplicaSnapshot, ReplicaState
+from penstock.gateway.health.breaker import BreakerSettings, CircuitBreaker
+from penstock.gateway.health.slow_start import SlowStart, SlowStartSettings
 from penstock.gateway.http.call import Call, Failure
 from penstock.gateway.http.message import ResponseHead, render
 from penstock.gateway.http.upstream import Upstream
@@ -40,12 +42,28 @@ class Replica:
         self.riders: set[Rider] = set()
         self.snapshot = ReplicaSnapshot(id=url, url=url, models=(model,), state=ReplicaState.OUT)
         self.relays = False  # streams can be carried on: it is a penstock replica
+        self.breaker = CircuitBreaker(BreakerSettings())
+        self._slow_start = SlowStart(SlowStartSettings())
+        self._was_ready = False
         headers = [(b"content-type", b"application/json")]
         if key is not None:
             headers.append((b"authorization", b"Bearer " + key.encode()))
         if secret is not None:
             headers.append((relay.SECRET_HEADER.encode(), secret.encode()))
         self.headers = render(headers)
+
+    def heard(self, snapshot: ReplicaSnapshot, now: float) -> None:
+        """One that comes back starts slowly: its cache is cold, and what took it out may do so again."""
+        if snapshot.state is ReplicaState.READY and self.snapshot.state is ReplicaState.OUT and self._was_ready:
+            self._slow_start.begin(now)
+        self._was_ready |= snapshot.state is ReplicaState.READY
+        self.snapshot = snapshot
+
+    def seen(self, now: float) -> ReplicaSnapshot:
+        """What it said, and what this gateway thinks of it."""
+        return msgspec.structs.replace(
+            self.snapshot, is_tripped=self.breaker.is_tripped(now), share=self._slow_start.share(now)
+        )
 
 
 Changed = Callable[[Replica], None]
@@ -137,7 +155,7 @@ class Follower:
         self._timer = self._loop.call_later(_RETRY_S, self._connect)
 
     def _tell(self, snapshot: ReplicaSnapshot) -> None:
-        self._replica.snapshot = snapshot
+        self._replica.heard(snapshot, self._loop.time())
         self._changed(self._replica)
 
 

@@ -1,0 +1,145 @@
+"""`penstock serve MODEL --replicas 2` as a user starts it: keys by command, streams that outlive their replicas."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+pytestmark = pytest.mark.slow
+
+MESSAGES: Any = [{"role": "user", "content": "Tell me of a river."}]
+
+
+@dataclass
+class Served:
+    process: subprocess.Popen[str]
+    url: str
+    store: str
+
+    def client(self, key: str = "none") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+
+    def replicas(self) -> list[psutil.Process]:
+        """The servers; the engine of each is its child."""
+        children = psutil.Process(self.process.pid).children()
+        return [child for child in children if "engine" in child.cmdline()]
+
+    def command(self, *words: str) -> str:
+        command = [sys.executable, "-m", "penstock.cli.main", *words, "--store", self.store]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def open_streams(replica: psutil.Process) -> int:
+    ports = [c.laddr.port for c in replica.net_connections("tcp") if c.status == "LISTEN"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/v1/penstock/snapshot", timeout=5) as answer:
+        return int(json.load(answer)["num_open"])
+
+
+def is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    directory: Path = tmp_path_factory.mktemp("gateway")
+    store = f"sqlite:///{directory / 'tenants.db'}"
+    command = [sys.executable, "-m", "penstock.cli.main", "serve", "smollm2", "--replicas", "2", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--dtype", "float32"],
+        stdout=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | {"PENSTOCK_STORE": store},
+    )  # fmt: skip
+    assert process.stdout is not None
+    found = re.search(r"http://\S+:\d+", process.stdout.readline())
+    assert found is not None
+    served = Served(process, found.group(), store)
+    until(lambda: is_ready(served.url))
+    yield served
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert not [child for child in psutil.Process().children(recursive=True) if "penstock.cli.main" in child.cmdline()]
+
+
+def text(client: openai.OpenAI, seed: int, at_token: Callable[[int], object] = lambda _: None) -> str:
+    stream = client.chat.completions.create(
+        model="smollm2", messages=MESSAGES, temperature=0.9, seed=seed, max_tokens=60, stream=True
+    )
+    pieces: list[str] = []
+    for chunk in stream:
+        pieces.append(chunk.choices[0].delta.content or "")
+        at_token(len(pieces))
+    return "".join(pieces)
+
+
+def all_ready(served: Served) -> bool:
+    try:
+        return len(served.replicas()) == 2 and all(open_streams(replica) >= 0 for replica in served.replicas())
+    except (OSError, IndexError, psutil.Error):
+        return False
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_eight_streams_outlive_a_replica(served: Served, how: signal.Signals) -> None:
+    until(lambda: all_ready(served))
+    client = served.client()
+    expected = [text(client, seed) for seed in range(8)]
+    found: dict[int, str] = {}
+    half_way = threading.Barrier(9)
+
+    def ask(seed: int) -> None:
+        found[seed] = text(client, seed, lambda count: half_way.wait(60) if count == 12 else None)
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    half_way.wait(60)
+    victim = max(served.replicas(), key=open_streams)
+    assert open_streams(victim) > 0
+    victim.send_signal(how)
+    for thread in threads:
+        thread.join(60)
+    if how is signal.SIGSTOP:
+        victim.send_signal(signal.SIGCONT)
+    assert [found[seed] for seed in range(8)] == expected
+
+
+def test_a_tenants_key_works_from_its_creation_to_its_revocation(served: Served) -> None:
+    served.command("tenants", "add", "acme", "--requests-per-minute", "600", "--max-output", "20")
+    key = served.command("keys", "create", "acme")
+    time.sleep(0.2)
+    with pytest.raises(openai.AuthenticationError):
+        served.client().models.list()
+    told = served.client(key).chat.completions.create(model="smollm2", messages=MESSAGES, max_tokens=5).usage
+    assert told is not None
+    time.sleep(1.0)
+    (row,) = json.loads(served.command("usage", "acme", "--json"))["usage"]
+    assert (row["input_tokens"], row["output_tokens"]) == (told.prompt_tokens, told.completion_tokens)
+    served.command("keys", "revoke", key.split("_")[1])
+    time.sleep(0.2)
+    with pytest.raises(openai.AuthenticationError):
+        served.client(key).models.list()
