@@ -6,18 +6,27 @@ import asyncio
 import gc
 import signal
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from typing import TYPE_CHECKING
 
 from penstock.admission.admission import Admission
 from penstock.core.errors import ConfigError
 from penstock.gateway.door import Books, Door
 from penstock.gateway.http.server import Server, bound_socket
 from penstock.gateway.settings import LOOPBACK, GatewaySettings, replicas_of, routes_of
+from penstock.hub.home import penstock_home
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.follower import Follower
 from penstock.tenancy.keys import KeyRing
 from penstock.tenancy.ledger import Ledger
-from penstock.tenancy.limits.limiter import LocalLimiter
+from penstock.tenancy.limits.limiter import Limiter
+from penstock.tenancy.limits.shared import SharedLimiter
 from penstock.tenancy.store import open_store
+
+if TYPE_CHECKING:
+    from penstock.tenancy.limits.redis import RedisLimiter
 
 _DRAIN_S = 30.0
 
@@ -34,17 +43,36 @@ async def serve(settings: GatewaySettings, url: str) -> None:
             await asyncio.sleep(0)  # what the follower found first is applied
             _refuse_to_be_open(settings, keys)
             listener = _listen(settings)
-            books = Books(keys, LocalLimiter(), budgets, ledger)
-            door = Door(routes, replicas_of(pools), books, Admission())
-            server = Server(door)
-            try:
-                await server.listen(listener)
-                _say_ready(settings, listener, keys)
-                gc.freeze()
-                await _until_told()
-                await server.stop(_DRAIN_S)
-            finally:
-                door.close()
+            async with _limiter(settings, url) as limiter:
+                door = Door(routes, replicas_of(pools), Books(keys, limiter, budgets, ledger), Admission())
+                server = Server(door)
+                try:
+                    await server.listen(listener)
+                    _say_ready(settings, listener, keys)
+                    gc.freeze()
+                    await _until_told()
+                    await server.stop(_DRAIN_S)
+                finally:
+                    door.close()
+
+
+@asynccontextmanager
+async def _limiter(settings: GatewaySettings, store: str) -> AsyncIterator[Limiter]:
+    """Gateways that have the same tenants count together: those of a host by themselves, others with Redis."""
+    limiter: SharedLimiter | RedisLimiter
+    if settings.limiter is None:
+        directory = penstock_home() / "limits" / sha256(store.encode()).hexdigest()[:12]
+        directory.mkdir(parents=True, exist_ok=True)
+        limiter = SharedLimiter(directory)
+    else:
+        from penstock.tenancy.limits.redis import RedisLimiter  # an extra: penstock[redis]
+
+        limiter = RedisLimiter(settings.limiter, on_loss=settings.without_limiter)
+    await limiter.start()
+    try:
+        yield limiter
+    finally:
+        await limiter.close()
 
 
 def _refuse_to_be_open(settings: GatewaySettings, keys: KeyRing) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -44,6 +44,12 @@ class GatewaySettings:
     host: str = setting("127.0.0.1", "address to listen on")
     port: Annotated[int, Meta(ge=0, le=65535)] = setting(8000, "port to listen on; 0 picks a free one")
     store: str | None = setting(None, "where tenants, keys and usage are: sqlite:///path or postgresql://…")
+    limiter: str | None = setting(
+        None, "who counts: auto, all gateways of this host and store together; redis://…, those of all hosts"
+    )
+    without_limiter: Literal["closed", "open"] = setting(
+        "closed", "when Redis does not answer: refuse, or let everybody in"
+    )
     allow_anonymous: bool = setting(False, "listen beyond loopback though there are no tenants: anybody may use it")
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
