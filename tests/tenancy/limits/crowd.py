@@ -53,13 +53,17 @@ class Crowd:
     def count(self, word: str) -> int:
         return sum(line[0] == word for line in self.lines())
 
+    def broken_promises(self) -> int:
+        """Until the first process ends: it may be the host, and told times do not survive a new one."""
+        return sum(float(line[1]) < self.busy()[1] for line in self.lines() if line[0] == "broken")
+
     def excess(self) -> float:
         return worst_excess(self.admissions(), PER_S, BURST)
 
     def busy(self) -> tuple[float, float]:
-        """From when the burst of the start is gone until the first of the clients stops."""
+        """From when the burst of the start is gone until clients stop because their next time is after the end."""
         spans = [(float(line[1]), float(line[3])) for line in self.lines() if line[0] == "from"]
-        return max(begin for begin, _ in spans) + 1.5, min(end for _, end in spans) - 0.2
+        return max(begin for begin, _ in spans) + 1.0, min(end for _, end in spans) - 1.5
 
     def share_used(self, begin: float, end: float) -> float:
         """Of the bare rate, without the burst, between two times."""

@@ -18,14 +18,14 @@ from penstock.tenancy.limits.limiter import Limiter
 from penstock.tenancy.limits.quota import Quota, Rate, Reason, Refusal
 
 QUANTUM_S = 0.1
-QUOTA = Quota(tokens=Rate(60_000, burst_s=1.0), concurrency=64)
+QUOTA = Quota(tokens=Rate(60_000, burst_s=2.0), concurrency=64)
 TENANT = "acme"
 
 
 async def client(limiter: Limiter, name: int, until: float, ids: itertools.count[int]) -> None:
     rng = random.Random(name)
     while monotonic() < until:
-        id, tokens, told = next(ids), rng.randint(20, 200), False
+        id, tokens, told = next(ids), rng.randint(5, 40), False
         while monotonic() < until:
             asked = monotonic()
             answer = limiter.reserve(TENANT, QUOTA, tokens, caller=name)
@@ -41,9 +41,11 @@ async def client(limiter: Limiter, name: int, until: float, ids: itertools.count
                 break
             say("refused", answered, answer.reason, answer.retry_after_s)
             if told and not answer.is_due and answer.reason is not Reason.UNAVAILABLE:
-                say("broken", answered, name, id)
+                say("broken", asked)
             told = answer.reason is not Reason.UNAVAILABLE
-            await asyncio.sleep(min(answer.retry_after_s or 0, max(0, until - monotonic())))
+            if (back_at := monotonic() + (answer.retry_after_s or 0)) > until:
+                return
+            await asyncio.sleep(back_at - monotonic())
 
 
 def say(*words: object) -> None:

@@ -15,7 +15,7 @@
 -- Integers up to 2^53 are exact here: debts up to 150 million tokens.
 
 local ACCOUNT, OPEN, PLACES, CALLERS, HOLDERS, SINCE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local UNIT, US, PER_CALLER, IN_ALL, MEMORY, SWEEP_US = 60000000, 1000000, 64, 1024, 10, 500000
+local UNIT, US, PER_CALLER, IN_ALL, MEMORY, EARLY, SWEEP_US = 60000000, 1000000, 64, 1024, 10, 5000, 500000
 local call, max, min, floor = redis.call, math.max, math.min, math.floor
 local op, now = ARGV[1], tonumber(ARGV[2])
 if now == 0 then
@@ -160,7 +160,7 @@ end
 local function keep(caller, costs, earliest, quantum)
   local packed, waiting = call('HGET', CALLERS, caller), num_places()
   local mine = packed and cmsgpack.unpack(packed) or {0, 0}
-  if mine[1] >= PER_CALLER and mine[2] > now then return mine[2] end
+  if mine[1] >= PER_CALLER and mine[2] > now then return mine[2] + EARLY end
   if waiting >= IN_ALL then return max(account.last_due, now + quantum) end
   local due = max(earliest, account.barrier)
   for k, b in ipairs(account.buckets) do
@@ -172,7 +172,7 @@ local function keep(caller, costs, earliest, quantum)
       if costs[k] > b.capacity then due = max(due, account.last_due + account.grace) end
     end
   end
-  due = now + max(1, ceil_div(due - now, quantum)) * quantum
+  due = now + max(1, ceil_div(due + EARLY - now, quantum)) * quantum - EARLY
   for k, b in ipairs(account.buckets) do
     if b.rate > 0 then
       if waiting == 0 then
@@ -188,7 +188,7 @@ local function keep(caller, costs, earliest, quantum)
   account.last_due = max(account.last_due, due)
   insert(caller, costs, due)
   call('HSET', CALLERS, caller, cmsgpack.pack({mine[1] + 1, max(mine[2], due)}))
-  return due
+  return due + EARLY
 end
 
 -- account.py ------------------------------------------------------------------------------------------------------------

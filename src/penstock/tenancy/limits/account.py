@@ -6,7 +6,7 @@ Pure: time is an argument, in integer microseconds. It knows no tenant's name, n
 from __future__ import annotations
 
 from penstock.tenancy.limits.bucket import Bucket
-from penstock.tenancy.limits.places import Place, PlaceBook
+from penstock.tenancy.limits.places import EARLY, Place, PlaceBook
 from penstock.tenancy.limits.quota import UNIT, US, Quota, Rate, Reason, Refusal
 
 _GRACE = 2 * US  # long enough for a round trip over the world and a new TLS connection
@@ -16,7 +16,7 @@ _MEMORY = 10  # requests or so, in the mean time that one stays open
 def grace_of(quota: Quota) -> int:
     """How late one may come. A short burst holds little, so it cannot hold it for long."""
     burst_s = min((rate.burst_s for rate in (quota.requests, quota.tokens) if rate is not None), default=10.0)
-    return min(_GRACE, round(burst_s * US / 4))
+    return min(_GRACE, round(burst_s * US / 4)) + EARLY
 
 
 class Reservation:
@@ -168,8 +168,8 @@ class Account:
         earliest = now
         if reason is Reason.CONCURRENCY and self.quota.concurrency is not None:
             earliest += self._mean_open * (1 + len(self._places.by_due)) // self.quota.concurrency
-        due = self._places.keep(caller, costs, now, earliest, self._quantum)
-        return Refusal(reason, (due - now) / US)
+        told = self._places.keep(caller, costs, now, earliest, self._quantum)
+        return Refusal(reason, (told - now) / US)
 
     def _reason(self, costs: tuple[int, ...]) -> Reason:
         short = [b for b, cost in zip(self._buckets, costs, strict=True) if b.level < b.need(cost)]

@@ -31,6 +31,8 @@ from operator import attrgetter
 
 from penstock.tenancy.limits.bucket import Bucket
 
+EARLY = 5_000  # µs before the told time at which a place is due: some timers fire early
+
 _due = attrgetter("due")
 
 
@@ -80,22 +82,23 @@ class PlaceBook:
         return None
 
     def keep(self, caller: int, costs: tuple[int, ...], now: int, earliest: int, quantum: int) -> int:
-        """Promises a place not before `earliest`, a whole number of quanta from now; returns when it is due."""
+        """Promises a place not before `earliest`; returns the time to tell, a whole number of quanta from now."""
         mine = self._by_caller.get(caller)
         if mine is not None and len(mine) >= self.PER_CALLER and mine[-1].due > now:
-            return mine[-1].due
+            return mine[-1].due + EARLY
         if len(self.by_due) >= self.IN_ALL:
             return max(self._last_due, now + quantum)
         due = max(earliest, self._barrier)
         for index, cost in enumerate(costs):
             due = max(due, self._payable(index, cost, now))
-        place = Place(caller, costs, now + max(1, _ceil(due - now, quantum)) * quantum)
+        told = now + max(1, _ceil(due + EARLY - now, quantum)) * quantum
+        place = Place(caller, costs, told - EARLY)
         for index, cost in enumerate(costs):
             self._note(index, cost, place.due, now)
         self._last_due = max(self._last_due, place.due)
         insort(self.by_due, place, key=_due)
         insort(self._by_caller.setdefault(caller, []), place, key=_due)
-        return place.due
+        return told
 
     def extend(self, place: Place, now: int) -> None:
         """Its caller came in time and must still wait for a slot: its grace begins again."""

@@ -12,7 +12,9 @@ is tried again with growing pauses; then what is open is registered again and wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import logging
 import random
 import secrets
 from importlib.resources import files
@@ -31,6 +33,8 @@ LEASE_S = 8.0
 BEAT_S = 2.0
 TIMEOUT_S = 1.0
 PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+
+log = logging.getLogger(__name__)
 
 SCRIPT = (files("penstock.tenancy.limits") / "account.lua").read_text()
 
@@ -111,6 +115,7 @@ class RedisLimiter:
         self._script = ""
         self._run_id = ""  # another one after a restart
         self.is_connected = False
+        self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -119,11 +124,18 @@ class RedisLimiter:
         self._tasks = [asyncio.create_task(self._work()), asyncio.create_task(self._beat())]
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._redis.aclose()
+        """What ended is still told, if Redis answers."""
+        self._is_closing = True
+        self._wake.set()
+        work, beat = self._tasks
+        beat.cancel()
+        await asyncio.wait([work], timeout=TIMEOUT_S)
+        work.cancel()
+        await asyncio.gather(work, beat, return_exceptions=True)
         self._lose(self._calls)
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(TIMEOUT_S):  # a connection that was cut off in mid-call may never say goodbye
+                await self._redis.aclose()
 
     def reserve(
         self, tenant: str, quota: Quota, tokens: int, *, caller: int = 0, may_claim: bool = True
@@ -168,7 +180,7 @@ class RedisLimiter:
     async def _work(self) -> None:
         """One batch after the other; what cannot be delivered waits here until Redis is back."""
         pauses = itertools.chain(PAUSES_S, itertools.repeat(PAUSES_S[-1]))
-        while True:
+        while not self._is_closing or (self._calls and self.is_connected):
             if not self.is_connected:
                 await asyncio.sleep(next(pauses) * random.uniform(0.8, 1.2))
                 await self._connect()
@@ -179,7 +191,8 @@ class RedisLimiter:
             batch, self._calls = self._calls, []
             try:
                 results = await self._run(batch)
-            except (RedisError, OSError):
+            except Exception as error:  # the outermost loop; uvloop has its own errors for a lost connection
+                log.warning("the limiter lost Redis: %s", error)
                 self._lose(batch)
             else:
                 for call, result in zip(batch, results, strict=True):
@@ -201,7 +214,8 @@ class RedisLimiter:
             self._script = await self._redis.script_load(SCRIPT)
             self._run_id = (await self._redis.info("server"))["run_id"]
             await self._run([self._heartbeat(), *restores])
-        except (RedisError, OSError):
+        except Exception as error:
+            log.debug("no Redis for the limiter: %s", error)
             return
         self.is_connected = True
         self._wake.set()

@@ -238,4 +238,5 @@ class _Link(asyncio.Protocol):
 
     def _flush(self) -> None:
         batch, self._batch = self._batch, []
-        self._transport.write(frame(batch))
+        if not self._transport.is_closing():  # else the host is gone, and the next one is told what matters
+            self._transport.write(frame(batch))
