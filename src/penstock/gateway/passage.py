@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 from penstock.admission.admission import Used
 from penstock.admission.decision import Admit, Decision, Queued, Shed, ShedReason
@@ -32,13 +31,15 @@ from penstock.gateway.replicas import Replica
 from penstock.gateway.spent import TokenUsage, find_usage
 from penstock.router.request import EdgeRequest
 from penstock.tenancy.limits.limiter import Answer, Held
-from penstock.tenancy.limits.quota import Refusal
+from penstock.tenancy.limits.quota import Quota, Refusal
 
 if TYPE_CHECKING:
     from penstock.gateway.door import Door
     from penstock.tenancy.keys import Caller
 
 _MOST_TRIES = 3
+_WAIT_S, _MOST_WAITS = 0.05, 200
+_RETRY_COUNT = b"x-stainless-retry-count"  # of OpenAI's and Anthropic's clients: 0 on a first try
 _TRY_ELSEWHERE = (429, 500, 502, 503, 504, 529)  # from a replica: another may do better
 _BUSY = (429, 503, 529)  # it works, and says that it cannot now
 _STREAM_HEADER = render([(relay.HEADER.encode(), relay.STREAM.encode())])
@@ -59,6 +60,7 @@ class Passage:
         self._body = body
         self._is_open = True
         self._held: Held | None = None
+        self._num_waits = 0  # for a slot that was promised
         self._replica: Replica | None = None
         self._attempt: Attempt | None = None
         self._tried: set[str] = set()
@@ -73,17 +75,30 @@ class Passage:
         quota = self._door.quota(self._caller.tenant)
         if quota is None:
             self._submit()
+        else:
+            self._reserve(quota)
+
+    def _reserve(self, quota: Quota) -> None:
+        if not self._is_open:
             return
         answer = self._door.limiter.reserve(
-            self._caller.tenant.id, quota, self.request.kv_tokens, caller=crc32(self._body) | 1
+            self._caller.tenant.id,
+            quota,
+            self.request.kv_tokens,
+            caller=self.request.fingerprint,
+            may_claim=self._exchange.request.headers.get(_RETRY_COUNT) != b"0",
         )
         if isinstance(answer, asyncio.Future):
-            answer.add_done_callback(lambda done: self._reserved(done.result()))
+            answer.add_done_callback(lambda done: self._reserved(done.result(), quota))
         else:
-            self._reserved(answer)
+            self._reserved(answer, quota)
 
-    def _reserved(self, answer: Answer) -> None:
+    def _reserved(self, answer: Answer, quota: Quota) -> None:
         if isinstance(answer, Refusal):
+            if answer.is_due and self._num_waits < _MOST_WAITS:  # it came as told: a slot is about to be free
+                self._num_waits += 1
+                asyncio.get_running_loop().call_later(_WAIT_S, self._reserve, quota)
+                return
             self._refuse(
                 RateLimited(
                     f"this tenant's limit is reached: {answer.reason.value}",
