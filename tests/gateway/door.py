@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -73,9 +73,9 @@ class Gateway:
 
 
 @contextlib.contextmanager
-def gateway(*replicas: Replica, more: dict[str, ModelSettings] | None = None) -> Iterator[Gateway]:
+def gateway(*replicas: Replica, aliases: Sequence[str] = ()) -> Iterator[Gateway]:
     urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
-    pools = {NAME: ModelSettings(replicas=urls), **(more or {})}
+    pools = {NAME: ModelSettings(replicas=urls, aliases=list(aliases))}
     started: list[Gateway] = []
     ready = threading.Event()
 

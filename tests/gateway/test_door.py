@@ -70,6 +70,13 @@ def test_a_stream_goes_on_elsewhere_when_its_replica_cannot(how: str) -> None:
         eventually(door.is_idle)
 
 
+def test_an_alias_is_served_by_the_model_it_stands_for(replicas: list[Replica]) -> None:
+    with gateway(*replicas, aliases=["default"]) as door:
+        found = door.openai.chat.completions.create(model="default", messages=MESSAGES, max_tokens=5, temperature=0)
+        assert found.choices[0].message.content == replicas[0].answer(MESSAGES, 5)
+        eventually(lambda: [usage.model for usage in door.ledger.usages] == [NAME])
+
+
 def test_replicas_share_the_work(door: Gateway, replicas: list[Replica]) -> None:
     streams = [streamed(door.openai, temperature=0) for _ in range(6)]
     for stream in streams:

@@ -27,7 +27,7 @@ from penstock.core.errors import (
     Unauthenticated,
 )
 from penstock.core.replica import UNBOUNDED, ReplicaState
-from penstock.gateway.asked import SURFACES, Asked, Surface, read, with_output_limit
+from penstock.gateway.asked import SURFACES, Asked, Surface, read, with_model, with_output_limit
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.message import JSON, render
 from penstock.gateway.passage import Passage
@@ -121,9 +121,12 @@ class Door:
                 reason="max_input",
             )
         draw = randbits(32) / 2**32
+        pool = route.pool(draw)
+        if asked.model != pool:
+            body = with_model(body, pool)
         request = EdgeRequest(
             id=request_id,
-            model=route.pool(draw),
+            model=pool,
             prompt_tokens=prompt_tokens,
             max_tokens=output_tokens * asked.num_choices,
             tenant=tenant.id,
@@ -200,7 +203,7 @@ class Door:
         if self._waiting:
             self._decide()
 
-    def closed(self, passage: Passage, caller: Caller, model: str, usage: TokenUsage | None) -> None:
+    def closed(self, passage: Passage, caller: Caller, usage: TokenUsage | None) -> None:
         if usage is None:
             return
         self._books.ledger.record(
@@ -208,7 +211,7 @@ class Door:
                 request_id=passage.request.id,
                 tenant_id=caller.tenant.id,
                 key_id=caller.key_id,
-                model=model,
+                model=passage.request.model,
                 at_s=time.time(),
                 input_tokens=usage.input_tokens,
                 cached_tokens=usage.cached_tokens,

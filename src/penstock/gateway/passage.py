@@ -272,7 +272,7 @@ class Passage:
         self._is_open = False
         self._exchange.watcher = None
         used = Used(usage.input_tokens, usage.output_tokens) if usage is not None else None
-        self._door.closed(self, self._caller, self._asked.model, usage)
+        self._door.closed(self, self._caller, usage)
         if self._held is not None:
             if usage is None:
                 self._door.limiter.release(self._held)

@@ -6,7 +6,6 @@ models:
   smollm2:
     replicas: [http://127.0.0.1:9001, http://127.0.0.1:9002]
     aliases: [default]
-    fallback: [gpt-4o-mini]
   gpt-4o-mini:
     replicas: [https://api.openai.com]
     key_env: OPENAI_API_KEY
@@ -25,7 +24,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.settings import setting
 from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.replicas import Replica
-from penstock.router.routes import Fallback, PoolShare, Route, RouteTable
+from penstock.router.routes import PoolShare, Route, RouteTable
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -34,7 +33,6 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class ModelSettings:
     replicas: list[str] = field(default_factory=list)  # URLs of penstock replicas, or of OpenAI-compatible servers
     aliases: list[str] = field(default_factory=list)
-    fallback: list[str] = field(default_factory=list)  # models to try when this one cannot answer, in order
     key_env: str | None = None  # the environment variable with the key that the servers want
     secret_env: str | None = None  # the one with the replicas' gateway_secret
 
@@ -60,15 +58,7 @@ class GatewaySettings:
 
 
 def routes_of(pools: dict[str, ModelSettings]) -> RouteTable:
-    return RouteTable(
-        Route(
-            name,
-            (PoolShare(name),),
-            aliases=tuple(pool.aliases),
-            fallbacks=tuple(Fallback(other) for other in pool.fallback),
-        )
-        for name, pool in pools.items()
-    )
+    return RouteTable(Route(name, (PoolShare(name),), aliases=tuple(pool.aliases)) for name, pool in pools.items())
 
 
 def replicas_of(pools: dict[str, ModelSettings]) -> list[Replica]:

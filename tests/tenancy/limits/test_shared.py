@@ -111,7 +111,7 @@ def test_four_processes_with_64_clients_get_the_rate_and_never_more(tmp_path: Pa
     finally:
         crowd.stop()
     assert crowd.excess() <= 0
-    assert crowd.share_used(*crowd.busy()) >= 0.8  # 0.95 on a machine of its own; exact in test_account
+    assert crowd.share_used(*crowd.busy()) >= 0.95
     assert crowd.broken_promises() == 0
     assert crowd.count("refused") > 100
 
@@ -129,4 +129,4 @@ def test_killing_the_process_that_serves_the_limiter_breaks_no_window(tmp_path: 
     assert crowd.excess() <= 0
     after = [admission.answered for admission in crowd.admissions() if admission.answered > killed_at + 0.01]
     assert min(after) < killed_at + 2
-    assert crowd.share_used(killed_at + 2, crowd.busy()[1]) >= 0.7  # of under three seconds, on whatever machine
+    assert crowd.share_used(killed_at + 2, crowd.busy()[1]) >= 0.95
