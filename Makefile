@@ -5,8 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2
 ARGS ?=
+TOOLS ?= ../shared/tools/gateway
 
-.PHONY: install serve test check format bench bench-cpu lock clean
+.PHONY: install serve test check format bench bench-cpu bench-gateway lock clean
 
 install: $(VENV)/.installed
 
@@ -33,6 +34,12 @@ bench: bench-cpu
 
 bench-cpu: $(VENV)/.installed-dev  ## ARGS="--url llama.cpp=http://127.0.0.1:9001" measures a peer in the same run
 	$(BIN)/penstock bench cpu --write docs/benchmarks.md $(ARGS)
+
+bench-gateway: $(VENV)/.installed-dev  ## TOOLS=DIR has lgen.c and fakeup.c; ARGS="--peer 'vllm-router=…'" measures a peer too
+	$(BIN)/penstock bench gateway --tools $(TOOLS) --write docs/benchmarks.md $(ARGS)
+
+drill-%: $(VENV)/.installed-dev  ## survival, limits, refusals, spike, slow_clients, fuzz: real processes, attacked
+	$(BIN)/python -m tools.drills.$* $(ARGS)
 
 lock: $(VENV)/.installed
 	$(BIN)/python tools/lock.py

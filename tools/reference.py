@@ -13,7 +13,9 @@ from penstock.cli.flags import SECTIONS, flag, members, show
 from penstock.cli.main import parser
 from penstock.core.errors import all_errors
 from penstock.core.settings import Settings
-from penstock.observe.catalog import CATALOG
+from penstock.gateway.settings import GatewaySettings
+from penstock.observe.catalog import CATALOG, Metric
+from penstock.observe.gateway_catalog import GATEWAY_CATALOG
 
 DIRECTORY = Path(__file__).parent.parent / "docs" / "reference"
 HEAD = "<!-- Written by tools/reference.py from the code. Do not edit. -->\n\n"
@@ -33,7 +35,18 @@ def config_page() -> str:
                 f"| `{section}.{field.name}` | `{flag(field.name)}` | {kind} | {default} | {field.metadata['help']} |"
             )
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_gateway_settings(), ""])
+
+
+def _gateway_settings() -> list[str]:
+    kinds = get_type_hints(GatewaySettings)
+    lines = ["## Of a gateway\n", "`penstock gateway --config penstock.yaml`: [its page](../gateway.md).\n"]
+    lines += ["| key | type | default | |", "|---|---|---|---|"]
+    for field in dataclasses.fields(GatewaySettings):
+        if "help" in field.metadata:
+            kind, default = _type_name(kinds[field.name]), f"`{show(field.default)}`"
+            lines.append(f"| `{field.name}` | {kind} | {default} | {field.metadata['help']} |")
+    return lines
 
 
 def _type_name(kind: Any) -> str:
@@ -73,16 +86,15 @@ def errors_page() -> str:
 
 
 def metrics_page() -> str:
-    lines = [
-        "# Metrics\n",
-        "At `/metrics`, in the Prometheus format.\n",
-        "| name | kind | labels | |",
-        "|---|---|---|---|",
-    ]
-    for metric in CATALOG:
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
-    return "\n".join(lines) + "\n"
+    lines = ["# Metrics\n", "At `/metrics`, in the Prometheus format.\n"]
+    for title, catalog in (("Of a replica", CATALOG), ("Of a gateway", GATEWAY_CATALOG)):
+        lines += [f"## {title}\n", "| name | kind | labels | |", "|---|---|---|---|", *map(_metric_row, catalog), ""]
+    return "\n".join(lines)
+
+
+def _metric_row(metric: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |"
 
 
 PAGES = {"config.md": config_page, "cli.md": cli_page, "errors.md": errors_page, "metrics.md": metrics_page}

@@ -135,10 +135,34 @@ def test_tenants_take_turns_by_what_they_were_given() -> None:
         admission.submit(each, 0.0)
     order = []
     for _ in range(8):
-        admission.finished(running, 1.0, Used(100, 100))
+        is_modest = running in {each.id for each in modest}
+        admission.finished(running, 1.0, Used(50, 50) if is_modest else Used(100, 100))
         (running,) = sent(admission, 1.0)
         order.append("g" if running in {each.id for each in greedy} else "m")
     assert "".join(order[:6]).count("m") == 4  # half the size, twice as often
+
+
+def test_a_tenant_whose_answers_are_longer_than_expected_pays_for_them_with_its_next_turns() -> None:
+    admission = door(replica(max_sequences=1))
+    (running,) = fill(admission, 1)
+    long = [request("long", output=100, expected_output=10) for _ in range(4)]
+    plain = [request("plain", output=10) for _ in range(8)]
+    for each in (*long, *plain):
+        admission.submit(each, 0.0)
+    order = []
+    for _ in range(6):
+        is_long = running in {each.id for each in long}
+        admission.finished(running, 1.0, Used(100, 100) if is_long else Used(100, 10))
+        (running,) = sent(admission, 1.0)
+        order.append("l" if running in {each.id for each in long} else "p")
+    assert order.count("p") == 4
+
+
+def test_an_output_that_nobody_limits_counts_as_what_is_expected_of_it() -> None:
+    """Else one chat without a limit would fill a replica, by its context alone."""
+    admission = door(replica(max_sequences=64, kv_capacity_tokens=4000, max_context_tokens=4000))
+    for _ in range(10):
+        assert isinstance(admission.submit(request(output=3800, expected_output=100, context_tokens=101), 0.0), Admit)
 
 
 def test_what_was_reserved_and_not_used_is_given_back_to_the_tenant() -> None:
@@ -269,7 +293,7 @@ def test_an_entry_is_settled_once() -> None:
     decision = admission.submit(request(), 0.0, Budget(reservation="r"))
     entry = admission.finished(decision.request.id, 1.0, Used(100, 20))
     assert entry is not None
-    assert (entry.reservation, entry.replica_id, entry.kv_tokens) == ("r", "a", 200)
+    assert (entry.reservation, entry.replica_id, entry.request.kv_tokens) == ("r", "a", 200)
     assert admission.finished(decision.request.id, 2.0, Used(100, 20)) is None
     assert admission.replicas("m")[0].sequences == 0
 
@@ -289,3 +313,14 @@ def test_an_admitted_request_moves_without_waiting_again() -> None:
     assert admission.reroute(decision.request.id, 2.0, frozenset({"a", "b"}), known_tokens=150) is None
     admission.finished(decision.request.id, 3.0)
     assert {r.id: r.sequences for r in admission.replicas("m")} == {here: 1, there: 2}
+
+
+def test_what_has_begun_goes_to_a_replica_with_an_open_breaker_rather_than_nowhere() -> None:
+    admission = door(replica("a"), replica("b", is_tripped=True))
+    (id,) = fill(admission, 1)
+    assert admission.reroute(id, 1.0, frozenset({"a"}), known_tokens=150) is None
+    choice = admission.reroute(id, 1.0, frozenset({"a"}), known_tokens=150, is_begun=True)
+    assert choice is not None
+    assert choice.replica is not None
+    assert choice.replica.id == "b"
+    assert admission.reroute(id, 2.0, frozenset({"a", "b"}), known_tokens=150, is_begun=True) is None

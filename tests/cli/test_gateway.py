@@ -51,6 +51,11 @@ def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+def engine_of(replica: psutil.Process) -> psutil.Process:
+    (engine,) = (child for child in replica.children() if "penstock.cli.engine_process" in child.cmdline())
+    return engine
+
+
 def open_streams(replica: psutil.Process) -> int:
     ports = [c.laddr.port for c in replica.net_connections("tcp") if c.status == "LISTEN"]
     with urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/v1/penstock/snapshot", timeout=5) as answer:
@@ -103,8 +108,9 @@ def all_ready(served: Served) -> bool:
         return False
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_eight_streams_outlive_a_replica(served: Served, how: signal.Signals) -> None:
+@pytest.mark.parametrize("how", ["killed", "stopped", "engine stopped"])
+def test_eight_streams_outlive_a_replica(served: Served, how: str) -> None:
+    """The last kind answers all it is asked, but makes no token."""
     until(lambda: all_ready(served))
     client = served.client()
     expected = [text(client, seed) for seed in range(8)]
@@ -120,11 +126,14 @@ def test_eight_streams_outlive_a_replica(served: Served, how: signal.Signals) ->
     half_way.wait(60)
     victim = max(served.replicas(), key=open_streams)
     assert open_streams(victim) > 0
-    victim.send_signal(how)
+    hurt = engine_of(victim) if how == "engine stopped" else victim
+    hurt.send_signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
     for thread in threads:
         thread.join(60)
-    if how is signal.SIGSTOP:
-        victim.send_signal(signal.SIGCONT)
+    if how == "engine stopped":
+        assert open_streams(victim) <= 1  # it still answers; the one is a deep probe
+    if how != "killed":
+        hurt.send_signal(signal.SIGCONT)
     assert [found[seed] for seed in range(8)] == expected
 
 
@@ -143,3 +152,25 @@ def test_a_tenants_key_works_from_its_creation_to_its_revocation(served: Served)
     time.sleep(0.2)
     with pytest.raises(openai.AuthenticationError):
         served.client(key).models.list()
+
+
+def test_a_tenants_prompts_are_counted_and_cached_for_it_alone(served: Served) -> None:
+    prompt: Any = [{"role": "user", "content": "Größe: the river runs past the mill, 12345 stones, and on. " * 60}]
+    keys = []
+    for name in ("north", "south"):
+        served.command("tenants", "add", name, "--max-input", "2000", "--tokens-per-minute", "60000")
+        keys.append(served.command("keys", "create", name))
+    time.sleep(0.5)
+
+    def ask(key: str) -> Any:
+        return served.client(key).chat.completions.create(model="smollm2", messages=prompt, max_tokens=2).usage
+
+    told = ask(keys[0])
+    assert len(prompt[0]["content"]) > 2000 > told.prompt_tokens
+    again = [ask(keys[0]) for _ in range(4)]  # of two replicas one has seen it
+    assert max(found.prompt_tokens_details.cached_tokens for found in again) > 1000
+    assert ask(keys[1]).prompt_tokens_details.cached_tokens == 0
+    served.command("tenants", "set", "south", "--max-input", str(told.prompt_tokens - 1))
+    time.sleep(0.5)
+    with pytest.raises(openai.BadRequestError, match=f"has {told.prompt_tokens} tokens"):
+        ask(keys[1])

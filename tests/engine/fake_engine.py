@@ -37,6 +37,7 @@ class Options(msgspec.Struct):
     max_num_seqs: int = 64
     vocab_size: int = VOCAB_SIZE
     overlaps: bool = False
+    routing_tokens: int = 0
     start: Literal["ready", "failed", "exit", "hang"] = "ready"
 
 
@@ -78,13 +79,14 @@ def main() -> None:
         mailbox.send(Failed("model_unsupported", "no such family"))
     if options.start != "ready":
         sys.exit(1)
-    cache = KVCache(options.num_blocks, options.block_size)
+    cache = KVCache(options.num_blocks, options.block_size, routing_tokens=options.routing_tokens)
     budget = StepBudget(options.chunk_tokens, target_s=None, floor=options.block_size)
     scheduler = Scheduler(cache, budget, max_num_seqs=options.max_num_seqs)
     info = EngineInfo(
         device="fake", number_format="int", quant="none", kv_dtype="int", kernels="none",
         num_blocks=options.num_blocks, block_size=options.block_size, max_num_seqs=options.max_num_seqs,
         chunk_tokens=options.chunk_tokens, max_model_len=cache.capacity_tokens, kv_bytes=0,
+        routing_tokens=options.routing_tokens,
     )  # fmt: skip
     mailbox.send(Ready(info))
     EngineLoop(scheduler, SlowRunner(options), mailbox, MonotonicClock()).run()

@@ -14,7 +14,9 @@ import openai
 import uvloop
 
 from penstock.admission.admission import Admission
+from penstock.admission.settings import AdmissionSettings
 from penstock.gateway.door import Books, Door
+from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.http.server import Server, bound_socket
 from penstock.gateway.settings import ModelSettings, replicas_of, routes_of
 from penstock.tenancy.budgets import Budgets
@@ -73,16 +75,24 @@ class Gateway:
 
 
 @contextlib.contextmanager
-def gateway(*replicas: Replica, aliases: Sequence[str] = ()) -> Iterator[Gateway]:
+def gateway(
+    *replicas: Replica,
+    aliases: Sequence[str] = (),
+    pools: dict[str, ModelSettings] | None = None,
+    health: HealthSettings | None = None,
+    admission: AdmissionSettings | None = None,
+    waits: bool = True,
+) -> Iterator[Gateway]:
+    """In front of `replicas`, or of whatever `pools` name; it waits until all of them are ready."""
     urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
-    pools = {NAME: ModelSettings(replicas=urls, aliases=list(aliases))}
+    pools = pools or {NAME: ModelSettings(replicas=urls, aliases=list(aliases))}
     started: list[Gateway] = []
     ready = threading.Event()
 
     async def serve() -> None:
         keys, ledger = KeyRing(), UsageList()
         books = Books(keys, LocalLimiter(), Budgets(), ledger)
-        door = Door(routes_of(pools), replicas_of(pools), books, Admission())
+        door = Door(routes_of(pools), replicas_of(pools, health), books, Admission(settings=admission))
         server = Server(door)
         listener = bound_socket("127.0.0.1", 0)
         await server.listen(listener)
@@ -99,7 +109,8 @@ def gateway(*replicas: Replica, aliases: Sequence[str] = ()) -> Iterator[Gateway
     assert ready.wait(10)
     found = started[0]
     try:
-        eventually(lambda: all(replica.snapshot.state == "ready" for replica in found.door.replicas.values()))
+        if waits:
+            eventually(lambda: all(replica.snapshot.state == "ready" for replica in found.door.replicas.values()))
         yield found
     finally:
         found.loop.call_soon_threadsafe(found.stop)  # type: ignore[attr-defined]

@@ -9,7 +9,8 @@ import torch
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
 from penstock.core.model_config import ModelConfig
-from penstock.hub.checkpoint import Checkpoint, TokenizerMetadata
+from penstock.core.tokenizer_source import TokenizerMetadata
+from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.stored import FloatArray
 from penstock.model.families import FAMILIES
 from penstock.model.loading import load_model, random_model

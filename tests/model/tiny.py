@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from penstock.core.model_config import ModelConfig, RopeScaling
-from penstock.hub.checkpoint import TokenizerFiles, TokenizerMetadata
+from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
 from penstock.hub.stored import FloatArray, StoredTensor
 
 SHAPE: dict[str, Any] = {

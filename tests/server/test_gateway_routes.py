@@ -6,9 +6,11 @@ import threading
 
 import pytest
 
+from penstock.api import model_text
 from penstock.api.relay import StreamRecord
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.settings import ServerSettings
+from penstock.text.tokenizer import Tokenizer
 from tests.server.relaying import ask, asking, block_ends, carry_on, events
 from tests.server.replica import NAME, Replica, eventually, serving
 
@@ -48,6 +50,21 @@ def test_a_snapshot_tells_load_limits_and_speed(slow_replica: Replica) -> None:
         assert speed["prefill_tokens_per_s"] > 0  # type: ignore[operator]
         assert speed["boot"] == idle["boot"]
     eventually(slow_replica.is_idle)
+
+
+def test_the_tokenizer_and_the_template_are_handed_over_under_their_digest(slow_replica: Replica) -> None:
+    eventually(lambda: snapshot(slow_replica)["text"] != "")
+    status, headers, found = slow_replica.call("GET", model_text.PATH)
+    digest = snapshot(slow_replica)["text"]
+    assert (status, headers["etag"]) == (200, f'"{digest}"')
+    model = slow_replica.model
+    same = Tokenizer.from_json(found["tokenizer"], found["special_tokens"])
+    text = "größer 日本 🙂 <s> 12345"
+    ids = model.tokenizer.encode(text, add_special_tokens=True)
+    assert same.encode(text, add_special_tokens=True) == ids
+    assert same.count([text, ""], add_special_tokens=True) == [len(ids), 0]
+    assert found["chat_template"] == model.chat_template.source
+    assert (found["vocab_size"], found["bos_token_id"]) == (model.config.vocab_size, model.config.bos_token_id)
 
 
 def test_snapshots_are_pushed_when_they_change(slow_replica: Replica) -> None:

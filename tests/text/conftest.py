@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.hub.checkpoint import TokenizerMetadata
+from penstock.core.tokenizer_source import TokenizerMetadata
 from penstock.hub.gguf import GGUFCheckpoint
 from penstock.hub.pull import pull
 from penstock.text.tokenizer import Tokenizer

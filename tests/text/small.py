@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from penstock.hub.checkpoint import TokenizerMetadata
+from penstock.core.tokenizer_source import TokenizerMetadata
 from penstock.text.tokenizer import Tokenizer
 
 CORPUS = [

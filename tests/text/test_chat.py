@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import InvalidRequest, ModelUnsupported
-from penstock.hub.checkpoint import TokenizerMetadata
+from penstock.core.tokenizer_source import TokenizerMetadata
 from penstock.text.chat import ChatTemplate
 
 CHATML = """{%- for message in messages %}

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
-from penstock.hub.checkpoint import TokenizerMetadata
+from penstock.core.tokenizer_source import TokenizerMetadata
 from penstock.text.tokenizer import Tokenizer
 from tests.text import small
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
-from penstock.hub.checkpoint import TokenizerFiles
+from penstock.core.tokenizer_source import TokenizerFiles
 from penstock.text.tokenizer import Tokenizer
 from tests.text import small
 

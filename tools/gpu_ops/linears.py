@@ -102,7 +102,7 @@ def sweep_thin() -> None:
         for fp8 in (False, True):
             chain = Chain(name, fp8=fp8)
             for tiling in (thin.Tiling(*each) for each in numbers):
-                with patch.object(thin, "FP8_TILING" if fp8 else "TILING", tiling):
+                with patch.object(thin, "_tiling", lambda *_, tiling=tiling: tiling):
                     print(f"{chain.name:7} 8 rows {tiling}: {tried(chain.rate, 8)}")
 
 

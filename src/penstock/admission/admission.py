@@ -17,13 +17,14 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from penstock.admission.decision import GRANTED, Admit, Budget, Decision, Queued, Shed, ShedReason
-from penstock.admission.ledger import Entry, Ledger, cost, limit_cost
+from penstock.admission.ledger import Entry, Ledger, cost, expected_cost
 from penstock.admission.loads import ReplicaLoads
 from penstock.admission.queue import Line, ModelQueue
 from penstock.admission.refusal import LEAST_RETRY_S, dead_end, first_guess, retry_after_s, why_not_wait
 from penstock.admission.settings import AdmissionSettings
 from penstock.admission.shares import FAIR_SHARE, Shares, blocked_by
 from penstock.core.replica import ReplicaSnapshot
+from penstock.core.request import Priority
 from penstock.router.load import expected_ttft_s
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice, Router
@@ -59,9 +60,11 @@ class Admission:
     def num_open(self) -> int:
         return len(self._ledger)
 
-    def num_waiting(self, model: str) -> int:
+    def num_waiting(self, model: str, priority: Priority | None = None) -> int:
         found = self._models.get(model)
-        return len(found.queue) if found else 0
+        if found is None:
+            return 0
+        return len(found.queue) if priority is None else found.queue.length(priority)
 
     @property
     def next_deadline(self) -> float | None:
@@ -97,7 +100,7 @@ class Admission:
             choice = self._choose(request, usable, now, model.shares.ceiling(request, now), dropped)
             if choice is not None:
                 model.queue.redeem(request)
-                model.queue.charge(request, limit_cost(request))
+                model.queue.charge(request, expected_cost(request))
                 return self._admit(model, request, budget.reservation, choice, now, now)
         return self._wait(model, request, budget.reservation, usable, now)
 
@@ -105,7 +108,8 @@ class Admission:
         """Its first token came: its prompt is no longer in front of anyone."""
         entry = self._ledger.get(request_id)
         if entry is not None and entry.started_at is None:
-            self._loads.change(entry.replica_id, now, prefill_tokens=-self._prefill_counted(entry))
+            counted = _prefill_counted(entry, self._loads.base(entry.replica_id))
+            self._loads.change(entry.replica_id, now, 0, -counted, 0)
             entry.started_at = now
 
     def finished(self, request_id: str, now: float, used: Used | None = None) -> Entry | None:
@@ -122,26 +126,34 @@ class Admission:
         self._leave_replica(entry, now, used)
         model.shares.release(request.tenant)
         if used is not None:
-            model.queue.charge(request, min(0, cost(*used) - limit_cost(request)))
+            model.queue.settle(request, cost(*used) - expected_cost(request))
         return entry
 
-    def reroute(self, request_id: str, now: float, avoid: frozenset[str], known_tokens: int) -> Choice | None:
+    def reroute(
+        self, request_id: str, now: float, avoid: frozenset[str], known_tokens: int, *, is_begun: bool = False
+    ) -> Choice | None:
         """Another replica for an admitted request, before or after its first token; None: there is none.
 
-        It does not wait again: it was let in once, and goes to the best of those with room, or else of all.
+        It does not wait again: it was let in once, and goes to the best of those with room, or else of all. One that
+        has begun goes to a replica whose breaker is open rather than nowhere: that may fail, an end surely does.
         """
         entry = self._ledger.get(request_id)
         if entry is None:
             return None
         request = replace(entry.request, avoid=avoid)
-        usable, dropped = self._router.usable(request, self._loads.of_model(request.model), now)
+        replicas = self._loads.of_model(request.model)
+        usable, dropped = self._router.usable(request, replicas, now)
+        if not usable and is_begun:
+            replicas = [replace(replica, is_tripped=False) for replica in replicas]
+            usable, dropped = self._router.usable(request, replicas, now)
         choice = self._choose(request, usable, now, 1.0, {}) or self._router.pick_among(request, usable, now, dropped)
         if choice.replica is None:
             return None
         self._leave_replica(entry, now, None)
         entry.replica_id, entry.sent_at = choice.replica.id, now
-        entry.sent_tokens, entry.started_at = known_tokens, None
-        self._loads.change(entry.replica_id, now, sequences=1, prefill_tokens=known_tokens, kv=request.kv_tokens)
+        entry.sent_tokens, entry.started_at = known_tokens - choice.matched_tokens, None
+        self._loads.change(entry.replica_id, now, 1, entry.sent_tokens, request.kv_tokens)
+        self._router.routed(request, choice, now)
         return choice
 
     def poll(self, now: float) -> list[Decision]:
@@ -167,9 +179,12 @@ class Admission:
             return None
         free = []
         places_kept = self._models[request.model].shares.places_kept(request.tenant, len(usable))
+        saved = self._router.saved_tokens(request, usable, now)
         for replica in usable:
-            reason = blocked_by(request, replica, ceiling, places_kept)
-            if reason is None:
+            reason = None
+            if replica.sequences:
+                reason = blocked_by(request, replica, ceiling, places_kept, saved.get(replica.id, 0))
+            if reason is None:  # who fits a replica at all fits an empty one
                 free.append(replica)
             else:
                 dropped[replica.id] = reason
@@ -196,11 +211,12 @@ class Admission:
         self, model: _Model, request: EdgeRequest, reservation: str | None, choice: Choice, since: float, now: float
     ) -> Admit:
         assert choice.replica is not None
-        replica, tokens = choice.replica, request.prompt_tokens
+        replica, tokens = choice.replica, request.prompt_tokens - choice.matched_tokens
         waited_s = now - since
-        ttft_s = waited_s + expected_ttft_s(request, replica)
+        ttft_s = waited_s + expected_ttft_s(request, replica, choice.matched_tokens)
         self._ledger.enter(Entry(request, reservation, replica.id, now, ttft_s, now, tokens))
-        self._loads.change(replica.id, now, sequences=1, prefill_tokens=tokens, kv=request.kv_tokens)
+        self._loads.change(replica.id, now, 1, tokens, request.kv_tokens)
+        self._router.routed(request, choice, now)
         model.shares.hold(request.tenant)
         return Admit(request, reservation, choice, replica.id, waited_s, ttft_s)
 
@@ -263,18 +279,19 @@ class Admission:
 
     def _leave_replica(self, entry: Entry, now: float, used: Used | None) -> None:
         """What the replica no longer has to do. If a snapshot counted the request, take off what that counted."""
-        replica, kv = self._loads.get(entry.replica_id), entry.kv_tokens
-        if replica is not None and replica.taken_at >= entry.sent_at:
+        replica, kv = self._loads.base(entry.replica_id), entry.request.kv_tokens
+        if replica is None:
+            return
+        if replica.taken_at >= entry.sent_at:
             growth = int(replica.mean_output_tokens / 2)
             kv = min(kv, (sum(used) if used is not None else entry.sent_tokens) + growth)
-        prefill = self._prefill_counted(entry)
-        self._loads.change(entry.replica_id, now, sequences=-1, prefill_tokens=-prefill, kv=-kv)
+        self._loads.change(entry.replica_id, now, -1, -_prefill_counted(entry, replica), -kv)
 
-    def _prefill_counted(self, entry: Entry) -> int:
-        """How much of its prompt is in what we believe its replica has to prefill: all, or what was left of it, by the
-        replica's speed, when the last snapshot was taken."""
-        replica = self._loads.get(entry.replica_id)
-        if replica is None or entry.started_at is not None:
-            return 0
-        done = replica.prefill_tokens_per_s * max(0.0, replica.taken_at - entry.sent_at)
-        return max(0, entry.sent_tokens - int(done))
+
+def _prefill_counted(entry: Entry, replica: ReplicaSnapshot | None) -> int:
+    """How much of its prompt is in what we believe its replica has to prefill: all, or what was left of it, by the
+    replica's speed, when the last snapshot was taken."""
+    if replica is None or entry.started_at is not None:
+        return 0
+    age_s = replica.taken_at - entry.sent_at
+    return max(0, entry.sent_tokens - int(replica.prefill_tokens_per_s * age_s)) if age_s > 0 else entry.sent_tokens

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
@@ -20,8 +21,7 @@ class ShedReason(enum.StrEnum):
     DEADLINE = "deadline"  # it waited until its deadline
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True):
     """What the tenant's limiter said, before admission was asked."""
 
     reservation: str | None = None  # returned with whatever is decided; whoever ends the request settles it
@@ -32,8 +32,7 @@ class Budget:
 GRANTED = Budget()
 
 
-@dataclass(frozen=True, slots=True)
-class Admit:
+class Admit(msgspec.Struct, frozen=True):
     request: EdgeRequest
     reservation: str | None
     choice: Choice
@@ -42,15 +41,13 @@ class Admit:
     predicted_ttft_s: float  # from arrival: the wait here included
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
+class Queued(msgspec.Struct, frozen=True):
     request: EdgeRequest
     position: int  # in its class, counting from 1
     predicted_wait_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Shed:
+class Shed(msgspec.Struct, frozen=True):
     request: EdgeRequest
     reservation: str | None
     reason: ShedReason

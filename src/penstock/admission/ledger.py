@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from penstock.router.request import EdgeRequest
 
@@ -14,13 +14,12 @@ def cost(prompt_tokens: int, output_tokens: int) -> int:
     return prompt_tokens + OUTPUT_WEIGHT * output_tokens
 
 
-def limit_cost(request: EdgeRequest) -> int:
-    """The most a request can cost."""
-    return cost(request.prompt_tokens, request.max_tokens)
+def expected_cost(request: EdgeRequest) -> int:
+    """What a request will probably cost; its end settles the difference."""
+    return cost(request.prompt_tokens, request.output_tokens)
 
 
-@dataclass(slots=True)
-class Entry:
+class Entry(msgspec.Struct, gc=False):
     request: EdgeRequest
     reservation: str | None
     replica_id: str
@@ -29,10 +28,6 @@ class Entry:
     sent_at: float  # to its present replica
     sent_tokens: int  # what that replica had to prefill: after a move, more than the prompt
     started_at: float | None = None  # its first token
-
-    @property
-    def kv_tokens(self) -> int:
-        return self.request.kv_tokens
 
 
 class Ledger:

@@ -20,28 +20,39 @@ class Change(NamedTuple):
 
 
 class _Load:
-    def __init__(self, base: ReplicaSnapshot) -> None:
-        self.current = base
-        self._changes: deque[Change] = deque()
+    """The snapshot is made anew when somebody looks: three events of a request are one."""
 
-    def add(self, change: Change) -> None:
-        self._changes.append(change)
-        now = self.current
-        self.current = now.with_sent(
-            now.sent_sequences + change.sequences,
-            now.sent_prefill_tokens + change.prefill_tokens,
-            now.sent_kv_tokens + change.kv_tokens,
-        )
+    __slots__ = ("_changes", "_current", "_kv_tokens", "_prefill_tokens", "_sequences", "base")
+
+    def __init__(self, base: ReplicaSnapshot) -> None:
+        self.base = base  # what it said itself
+        self._changes: deque[Change] = deque()  # of one that reports: the others' next snapshot counts nothing
+        self._sequences = self._prefill_tokens = self._kv_tokens = 0
+        self._current: ReplicaSnapshot | None = base
+
+    @property
+    def current(self) -> ReplicaSnapshot:
+        current = self._current
+        if current is None:
+            current = self._current = self.base.with_sent(self._sequences, self._prefill_tokens, self._kv_tokens)
+        return current
+
+    def add(self, at: float, sequences: int, prefill_tokens: int, kv_tokens: int) -> None:
+        if self.base.reports:
+            self._changes.append(Change(at, sequences, prefill_tokens, kv_tokens))
+        self._sequences += sequences
+        self._prefill_tokens += prefill_tokens
+        self._kv_tokens += kv_tokens
+        self._current = None
 
     def rebase(self, base: ReplicaSnapshot) -> None:
+        self.base = base
+        self._current = None
         while self._changes and self._changes[0].at <= base.taken_at:
-            self._changes.popleft()
-        left = self._changes
-        self.current = base.with_sent(
-            sum(change.sequences for change in left),
-            sum(change.prefill_tokens for change in left),
-            sum(change.kv_tokens for change in left),
-        )
+            counted = self._changes.popleft()
+            self._sequences -= counted.sequences
+            self._prefill_tokens -= counted.prefill_tokens
+            self._kv_tokens -= counted.kv_tokens
 
 
 class ReplicaLoads:
@@ -52,9 +63,10 @@ class ReplicaLoads:
     def of_model(self, model: str) -> Sequence[ReplicaSnapshot]:
         return [load.current for load in self._by_model.get(model, ())]
 
-    def get(self, replica_id: str) -> ReplicaSnapshot | None:
+    def base(self, replica_id: str) -> ReplicaSnapshot | None:
+        """What it last said, without what happened since."""
         load = self._loads.get(replica_id)
-        return load.current if load is not None else None
+        return load.base if load is not None else None
 
     def update(self, snapshot: ReplicaSnapshot) -> None:
         load = self._loads.get(snapshot.id)
@@ -62,7 +74,7 @@ class ReplicaLoads:
             self._loads[snapshot.id] = load = _Load(snapshot)
             self._index()
             return
-        has_moved = load.current.models != snapshot.models
+        has_moved = load.base.models != snapshot.models
         load.rebase(snapshot)
         if has_moved:
             self._index()
@@ -71,13 +83,13 @@ class ReplicaLoads:
         if self._loads.pop(replica_id, None) is not None:
             self._index()
 
-    def change(self, replica_id: str, at: float, *, sequences: int = 0, prefill_tokens: int = 0, kv: int = 0) -> None:
+    def change(self, replica_id: str, at: float, sequences: int, prefill_tokens: int, kv_tokens: int) -> None:
         load = self._loads.get(replica_id)
         if load is not None:
-            load.add(Change(at, sequences, prefill_tokens, kv))
+            load.add(at, sequences, prefill_tokens, kv_tokens)
 
     def _index(self) -> None:
         self._by_model = {}
         for load in self._loads.values():
-            for model in load.current.models:
+            for model in load.base.models:
                 self._by_model.setdefault(model, []).append(load)

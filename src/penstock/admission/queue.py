@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from penstock.admission.ledger import limit_cost
+from penstock.admission.ledger import expected_cost
 from penstock.admission.pace import Pace
 from penstock.admission.promises import Promise, Promises
 from penstock.admission.settings import AdmissionSettings
@@ -106,7 +106,7 @@ class ModelQueue:
             deadline,
             self._orders,
             is_promised,
-            limit_cost(request),
+            expected_cost(request),
         )
         if not self._waiting:
             self.pace.begin(now, guess)
@@ -145,20 +145,21 @@ class ModelQueue:
         self.charge(item.request, item.cost)
 
     def charge(self, request: EdgeRequest, amount: float) -> None:
-        """Count what a tenant was given; negative gives back what it did not use."""
-        line = self.line(request)
-        if amount > 0:
-            start = max(line.counter, self._virtual[request.priority])
-            self._virtual[request.priority] = start
-            line.counter = start + amount
-        else:
-            line.counter += amount
+        """Count what a tenant was given."""
+        line, virtual = self.line(request), self._virtual
+        start = line.counter if line.counter > virtual[request.priority] else virtual[request.priority]
+        virtual[request.priority] = start
+        line.counter = start + amount
+
+    def settle(self, request: EdgeRequest, difference: float) -> None:
+        """What it was given turned out to be so much more, or less."""
+        self.line(request).counter += difference
 
     # -- kept places -------------------------------------------------------------------------------------------------
 
     def promise(self, request: EdgeRequest, due: float) -> bool:
         """Keep a place for a refused request that comes back when it is due. False: too many are kept already."""
-        amount = limit_cost(request)
+        amount = expected_cost(request)
         is_kept = self._promises.make((request.priority, request.tenant, request.fingerprint), due, amount)
         if is_kept:
             self.line(request).promised_cost += amount
@@ -213,7 +214,7 @@ class ModelQueue:
             rate = line.pace.rate(now)
         else:
             rate = (self.pace.rate(now) if self._waiting else guess) / self._num_sharers(line)
-        return (line.backlog + limit_cost(request)) / rate
+        return (line.backlog + expected_cost(request)) / rate
 
     def clear_s(self, priority: Priority, now: float) -> float:
         """How long until those of a class that wait now are gone."""
@@ -223,7 +224,7 @@ class ModelQueue:
 
     def victim(self, newcomer: EdgeRequest) -> Waiting | None:
         """Who gives way in a full class: the longest output of the tenant that has most waiting. None: the newcomer."""
-        amount = limit_cost(newcomer)
+        amount = expected_cost(newcomer)
         lines = [line for line in self._lines.values() if line.priority == newcomer.priority and line.items]
         heaviest = max(lines, key=lambda line: line.waiting_cost)
         if heaviest.tenant == newcomer.tenant or self.line(newcomer).waiting_cost + amount >= heaviest.waiting_cost:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from penstock.admission.decision import Shed, ShedReason
-from penstock.admission.ledger import limit_cost
+from penstock.admission.ledger import expected_cost
 from penstock.admission.queue import ModelQueue
 from penstock.admission.settings import AdmissionSettings
 from penstock.core.replica import ReplicaSnapshot
-from penstock.router.filters import fits_context
+from penstock.router.filters import that_fit_context
 from penstock.router.request import EdgeRequest
 
 LEAST_RETRY_S = 1.0
@@ -20,7 +20,7 @@ def dead_end(
     request: EdgeRequest, reservation: str | None, replicas: Sequence[ReplicaSnapshot], dropped: Mapping[str, str]
 ) -> Shed:
     """None of the replicas takes it now; is there one that ever could?"""
-    if replicas and not any(fits_context(request, replica, 0.0) for replica in replicas):
+    if replicas and not that_fit_context(request, replicas, 0.0):
         return Shed(request, reservation, ShedReason.TOO_LARGE, None)
     return Shed(request, reservation, ShedReason.NO_REPLICA, _RECOVERY_S, ", ".join(sorted(set(dropped.values()))))
 
@@ -53,9 +53,9 @@ def retry_after_s(wait_s: float, clear_s: float, patience_s: float) -> float:
 
 def first_guess(request: EdgeRequest, usable: Sequence[ReplicaSnapshot]) -> float:
     """Cost per second that such requests leave the queue with, by the replicas' speeds, before any was seen to."""
-    amount = limit_cost(request)
+    amount = expected_cost(request)
     rate = 0.0
     for replica in usable:
         prefill_s = request.prompt_tokens / replica.prefill_tokens_per_s
-        rate += amount / (prefill_s + request.max_tokens / replica.decode_tokens_per_s)
+        rate += amount / (prefill_s + request.output_tokens / replica.decode_tokens_per_s)
     return rate

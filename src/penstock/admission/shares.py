@@ -63,13 +63,14 @@ class Shares:
         return 1.0 + 2.0 * math.sqrt(lighter / num_replicas)
 
 
-def blocked_by(request: EdgeRequest, replica: ReplicaSnapshot, ceiling: float, places_kept: float) -> str | None:
+def blocked_by(
+    request: EdgeRequest, replica: ReplicaSnapshot, ceiling: float, places_kept: float, saved_tokens: int = 0
+) -> str | None:
     """What the replica has too little of for this request now; None: it may be sent there.
 
-    Its waiting prefill stays under about one step's budget: the rest waits here, where order can still change.
+    Its waiting prefill stays under about one step's budget: the rest waits here, where order can still change. Who
+    finds much of its prompt there may wait behind as much as that saves: it is there as soon as anywhere.
     """
-    if replica.sequences == 0:
-        return None  # who fits a replica at all fits an empty one
     part = ceiling * replica.share
     places = part * replica.max_sequences - replica.sequences
     if places < 1.0:
@@ -77,6 +78,6 @@ def blocked_by(request: EdgeRequest, replica: ReplicaSnapshot, ceiling: float, p
     kv_places = (part * replica.kv_capacity_tokens - replica.kv_used_tokens) / request.kv_tokens
     if kv_places < 1.0:
         return "kv"
-    if replica.prefill_queued >= part * replica.step_tokens:
+    if replica.prefill_queued - saved_tokens >= part * replica.step_tokens:
         return "prefill"
     return FAIR_SHARE if places_kept and min(places, kv_places) < 1.0 + places_kept else None

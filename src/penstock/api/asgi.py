@@ -263,7 +263,9 @@ class _TaggedSend:
             message["body"] = b""
         try:
             await self._send(message)
-        except OSError:
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "handler is closed" not in str(error):  # uvloop's closed transport
+                raise
             self._request.is_disconnected = True
             raise RequestAborted("the client went away") from None
 

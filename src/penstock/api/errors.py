@@ -26,6 +26,8 @@ STATUS_TABLE: dict[type[PenstockError], HttpError] = {
     errors.PenstockError: HttpError(500, "server_error"),
     errors.InvalidRequest: HttpError(400, "invalid_request_error"),
     errors.ContextLengthExceeded: HttpError(400, "invalid_request_error"),
+    errors.InvalidValue: HttpError(422, "invalid_request_error"),
+    errors.TooLargeForLimit: HttpError(400, "invalid_request_error"),
     errors.UnsupportedParameter: HttpError(400, "invalid_request_error"),
     errors.BodyTooLarge: HttpError(413, "invalid_request_error"),
     errors.HeadersTooLarge: HttpError(431, "invalid_request_error"),

@@ -30,6 +30,7 @@ HEADER = "x-penstock"  # from a gateway: one of the two
 STREAM = "stream"  # the body is the client's; a streamed answer is to be relayed
 ENVELOPE = "envelope"  # the body is an `Envelope`, and the answer is to be relayed
 SECRET_HEADER = "x-penstock-secret"
+NAMESPACE_HEADER = "x-penstock-namespace"  # from a gateway: whose prefixes these are, and nobody else's
 
 TokenIds = list[Annotated[int, Meta(ge=0, le=2**31 - 1)]]
 _CARRY_ON = b": carry on: "
@@ -72,6 +73,7 @@ class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _envelopes = msgspec.json.Decoder(Envelope)
+_units = msgspec.json.Decoder(list[Unit])
 _encode = msgspec.json.Encoder().encode
 
 
@@ -138,6 +140,7 @@ class StreamRecord:
         self._fold_bytes = fold_bytes
         self._origin = b""
         self._units = bytearray()  # of what was folded: JSON, each with a comma after it
+        self._num_counted, self._counted_bytes = 0, 0  # ids, and the part of the units that they are in
         self._tail: list[bytes] = []
         self._fresh_bytes = 0  # since the last fold
 
@@ -162,8 +165,10 @@ class StreamRecord:
     @property
     def num_tokens(self) -> int:
         """Made for this stream, as far as it is known here; for streams that end without a usage."""
-        units = b"[%b]" % self._units_with(self._blocks())
-        return sum([len(unit.token_ids) for unit in msgspec.json.decode(units, type=list[Unit])])
+        blocks = self._blocks()
+        self._num_counted += _num_ids(bytes(self._units[self._counted_bytes :]))
+        self._counted_bytes = len(self._units)
+        return self._num_counted + _num_ids(b",".join([block[2:] for block in blocks if block.startswith(b": [")]))
 
     def envelope(self, request: bytes, prompt_ids: bytes = b"null") -> bytes | None:
         """What to send to the next replica, whose answer goes on in this record; None if this is no relayed stream.
@@ -206,3 +211,8 @@ class StreamRecord:
             self._units += b"".join([b"[%b," % part[: part.index(b"\n")] for part in parts[1:-2]])
             stream = b": [%b\n\n: [%b" % (parts[-2], parts[-1])
         self._tail, self._fresh_bytes = [stream], 0
+
+
+def _num_ids(units: bytes) -> int:
+    """In units with commas between or after them."""
+    return sum(len(unit.token_ids) for unit in _units.decode(b"[%b]" % units.removesuffix(b",")))

@@ -32,3 +32,4 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     chunk_tokens: int = 0
     max_model_len: int = 0
     block_size: int = 0
+    text: str = ""  # the digest of its `ModelText`; empty: it cannot be had yet

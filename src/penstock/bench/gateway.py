@@ -49,6 +49,7 @@ class Candidate:
 
     name: str
     command: str
+    key: str | None = None  # that its clients must show
 
 
 @dataclass(frozen=True)
@@ -93,18 +94,18 @@ def run_rounds(
     with ExitStack() as running:
         ports = [_free_port() for _ in range(NUM_UPSTREAMS)]
         running.enter_context(_process(_pinned(LOAD_CORE, [str(tools / "fakeup"), *map(str, ports)]), ports[0]))
-        gateways: list[tuple[str, int, int]] = []
+        gateways: list[tuple[Candidate, int, int]] = []
         for candidate in candidates:
             port = _free_port()
             command = _pinned(GATEWAY_CORE, _filled(candidate.command, port, ports))
-            gateways.append((candidate.name, port, running.enter_context(_process(command, port))))
+            gateways.append((candidate, port, running.enter_context(_process(command, port, candidate.key))))
         for round_ in range(num_rounds):
             turn = round_ % len(gateways)
             for load in loads:
-                for name, port, pid in [*gateways[turn:], *gateways[:turn]]:
-                    yield _measure(tools, name, load, port, pid, seconds)
+                for candidate, port, pid in [*gateways[turn:], *gateways[:turn]]:
+                    yield _measure(tools, candidate, load, port, pid, seconds)
                 if load.name == "rate100":
-                    yield _measure(tools, DIRECT, load, ports[0], None, seconds)
+                    yield _measure(tools, Candidate(DIRECT, ""), load, ports[0], None, seconds)
 
 
 def markdown(runs: Sequence[Run], candidates: Sequence[Candidate], loads: Sequence[Load]) -> str:
@@ -153,20 +154,22 @@ def _mid(values: Iterable[float]) -> str:
     return f"{median(values):,.0f}"
 
 
-def _measure(tools: Path, name: str, load: Load, port: int, pid: int | None, seconds: float) -> Run:
+def _measure(tools: Path, candidate: Candidate, load: Load, port: int, pid: int | None, seconds: float) -> Run:
     before = tree_usage(pid).cpu_s if pid is not None else 0.0
     command = [str(tools / "lgen"), "-p", str(port), "-t", str(seconds), "-G", str(NUM_PROMPTS), *load.arguments]
+    if candidate.key is not None:
+        command += ["-a", candidate.key]
     told = subprocess.run(_pinned(LOAD_CORE, command), check=True, capture_output=True, text=True).stdout
     after = tree_usage(pid) if pid is not None else None
     cpu_s, rss_bytes = (after.cpu_s - before, after.rss_bytes) if after is not None else (0.0, 0)
-    return Run(name, load.name, cpu_s, rss_bytes, json.loads(told))
+    return Run(candidate.name, load.name, cpu_s, rss_bytes, json.loads(told))
 
 
 @contextmanager
-def _process(command: Sequence[str], port: int) -> Iterator[int]:
+def _process(command: Sequence[str], port: int, key: str | None = None) -> Iterator[int]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        _wait_ready(process, port)
+        _wait_ready(process, port, key)
         yield process.pid
     finally:
         process.terminate()
@@ -177,7 +180,7 @@ def _process(command: Sequence[str], port: int) -> Iterator[int]:
             process.wait()
 
 
-def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
+def _wait_ready(process: subprocess.Popen[bytes], port: int, key: str | None) -> None:
     """Routers listen before they know their workers: only a good answer counts."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline_s:
@@ -188,7 +191,8 @@ def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
                 body = b'{"model":"fake-model","messages":[{"role":"user","content":"hello"}]}'
                 sock.sendall(
                     b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-                    b"content-length: %d\r\n\r\n%b" % (len(body), body)
+                    b"%bcontent-length: %d\r\n\r\n%b"
+                    % (f"authorization: Bearer {key}\r\n".encode() if key else b"", len(body), body)
                 )
                 if sock.recv(12) == b"HTTP/1.1 200":
                     return

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.cli.bench_gateway import add_bench_gateway, bench_gateway
 from penstock.cli.flags import add_section
 from penstock.core.errors import ConfigError
 
@@ -21,6 +22,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     http = kinds.add_parser("http", help="the workloads of a GPU, through the HTTP APIs of servers that run already")
     _add_http(http, "W1, W1b, W2, W4, W6")
     _add_engine(kinds.add_parser("engine", help="one device: the engine in process, with random weights of a shape"))
+    add_bench_gateway(kinds.add_parser("gateway", help="our gateway and others in turns, in front of a fake upstream"))
 
 
 def _add_http(parser: argparse.ArgumentParser, workloads: str) -> None:
@@ -55,6 +57,8 @@ def run_bench(arguments: argparse.Namespace) -> None:
         from penstock.cli.bench_engine import bench_engine
 
         bench_engine(arguments)
+    elif arguments.bench == "gateway":
+        bench_gateway(arguments)
     else:
         _bench_http(arguments)
 

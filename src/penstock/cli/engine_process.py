@@ -16,6 +16,7 @@ import msgspec
 from penstock.cli.phases import Phases
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import PenstockError
+from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.settings import Settings
 from penstock.engine.loop import EngineLoop
 from penstock.engine.mailbox import Disconnected, Mailbox
@@ -44,7 +45,9 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
     phases.close()
     floor = max(assembly.block_size, assembly.chunk_tokens // 8)
     budget = StepBudget(assembly.chunk_tokens, target_s=settings.slo.tpot_s, floor=floor)
-    cache = KVCache(assembly.num_blocks, assembly.block_size, share_prefixes=engine.prefix_cache)
+    cache = KVCache(
+        assembly.num_blocks, assembly.block_size, share_prefixes=engine.prefix_cache, routing_tokens=ROUTING_TOKENS
+    )
     scheduler = Scheduler(cache, budget, max_num_seqs=assembly.max_num_seqs, patience_s=settings.slo.ttft_s)
     info = EngineInfo(
         device=assembly.device,
@@ -59,6 +62,7 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
         max_model_len=assembly.max_model_len,
         kv_bytes=assembly.kv_bytes,
         startup_s=phases.seconds,
+        routing_tokens=cache.routing.size if cache.routing is not None else 0,
     )
     return EngineLoop(scheduler, assembly.runner, mailbox, MonotonicClock()), info
 

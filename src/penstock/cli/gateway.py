@@ -11,6 +11,11 @@ def add_gateway(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.add_argument("--config", type=Path, metavar="FILE", required=True, help="YAML: see docs/gateway.md")
     command.add_argument("--host", help="address to listen on")
     command.add_argument("--port", type=int, help="port to listen on; 0 picks a free one")
+    command.add_argument("--admin-host", help="address of the admin port (default: 127.0.0.1)")
+    command.add_argument("--admin-port", type=int, help="port of the admin API and /metrics; see the setting")
+    command.add_argument(
+        "--request-log", action=argparse.BooleanOptionalAction, default=None, help="a line in the log for each request"
+    )
     command.add_argument("--store", metavar="URL", help="where tenants, keys and usage are")
     command.add_argument("--allow-anonymous", action="store_true", default=None, help="see the setting of that name")
     command.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
@@ -25,7 +30,8 @@ def run_gateway(arguments: argparse.Namespace) -> None:
     from penstock.core.config import build
     from penstock.gateway.settings import GatewaySettings
 
-    given = {name: getattr(arguments, name) for name in ("host", "port", "store", "allow_anonymous")}
+    names = ("host", "port", "admin_host", "admin_port", "request_log", "store", "allow_anonymous")
+    given = {name: getattr(arguments, name) for name in names}
     values = read_config(arguments.config) | {name: value for name, value in given.items() if value is not None}
     settings = build(GatewaySettings, values)
     uvloop.run(serve(settings, store_url(settings.store, None)))

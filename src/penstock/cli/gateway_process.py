@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from penstock.admission.admission import Admission
+from penstock.cli.admin_port import administered
+from penstock.cli.logs import log_the_uncaught, write_lines_bare
 from penstock.core.errors import ConfigError
+from penstock.gateway import request_log
 from penstock.gateway.door import Books, Door
 from penstock.gateway.http.server import Server, bound_socket
+from penstock.gateway.recorder import GatewayRecorder
+from penstock.gateway.request_log import RequestLog
 from penstock.gateway.settings import LOOPBACK, GatewaySettings, replicas_of, routes_of
 from penstock.hub.home import penstock_home
+from penstock.tenancy.admins import AdminRing
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.follower import Follower
 from penstock.tenancy.keys import KeyRing
@@ -29,31 +37,53 @@ if TYPE_CHECKING:
     from penstock.tenancy.limits.redis import RedisLimiter
 
 _DRAIN_S = 30.0
+_SWITCH_S = 0.0005  # how long a thread that renders a long prompt may keep the event loop waiting
 
 
 async def serve(settings: GatewaySettings, url: str) -> None:
+    log_the_uncaught()
+    sys.setswitchinterval(_SWITCH_S)
     pools = settings.pools()
     routes = routes_of(pools)
     loop = asyncio.get_running_loop()
-    keys, budgets = KeyRing(), Budgets()
+    keys, admins, budgets = KeyRing(), AdminRing(), Budgets()
+    prices = {name: pool.price for name, pool in pools.items()}
     # The follower has a store of its own: a revocation must not wait for a ledger's write.
     with Ledger(open_store(url).usage, budgets) as ledger:
-        follower = Follower(open_store(url), lambda states: loop.call_soon_threadsafe(keys.apply, states))
-        with follower:
+        follower = Follower(
+            open_store(url),
+            lambda states: loop.call_soon_threadsafe(keys.apply, states),
+            lambda found: loop.call_soon_threadsafe(admins.apply, found),
+        )
+        with follower, _request_log(settings) as lines:
             await asyncio.sleep(0)  # what the follower found first is applied
             _refuse_to_be_open(settings, keys)
             listener = _listen(settings)
             async with _limiter(settings, url) as limiter:
-                door = Door(routes, replicas_of(pools), Books(keys, limiter, budgets, ledger), Admission())
-                server = Server(door)
+                books = Books(keys, limiter, budgets, ledger, prices)
+                replicas = replicas_of(pools, settings.health)
+                door = Door(routes, replicas, books, Admission(), GatewayRecorder(lines))
                 try:
-                    await server.listen(listener)
-                    _say_ready(settings, listener, keys)
-                    gc.freeze()
-                    await _until_told()
-                    await server.stop(_DRAIN_S)
+                    async with administered(settings, url, door, routes, prices, admins, keys) as (app, notice):
+                        server = Server(app)
+                        await server.listen(listener)
+                        _say_ready(settings, listener, keys)
+                        print(notice, flush=True)
+                        gc.freeze()
+                        await _until_told()
+                        await server.stop(_DRAIN_S)
                 finally:
                     door.close()
+
+
+@contextmanager
+def _request_log(settings: GatewaySettings) -> Iterator[RequestLog | None]:
+    if not settings.request_log or not request_log.log.isEnabledFor(logging.INFO):
+        yield None
+        return
+    write_lines_bare(request_log.log.name)
+    with RequestLog() as found:
+        yield found
 
 
 @asynccontextmanager

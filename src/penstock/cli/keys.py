@@ -7,6 +7,7 @@ import sys
 import time
 
 from penstock.cli.store_flags import add_store_flags, duration, print_json, print_table, show_time, store_from
+from penstock.tenancy.documents import key_document, new_key_document
 from penstock.tenancy.keys import ApiKey, NewKey, key_id_of
 
 
@@ -59,7 +60,7 @@ def run_keys(arguments: argparse.Namespace) -> None:
 def _hand_over(key: NewKey, as_json: bool) -> None:
     record = key.record
     if as_json:
-        print_json({"key": key.secret, **_document(record)})
+        print_json(new_key_document(key))
     else:
         print(key.secret)
     print(f"key {record.prefix} for tenant {record.tenant_id}: keep it now, it cannot be shown again", file=sys.stderr)
@@ -67,7 +68,7 @@ def _hand_over(key: NewKey, as_json: bool) -> None:
 
 def _list(keys: list[ApiKey], as_json: bool) -> None:
     if as_json:
-        print_json([_document(key) for key in keys])
+        print_json([key_document(key) for key in keys])
     elif not keys:
         print("no keys yet: penstock keys create TENANT", file=sys.stderr)
     else:
@@ -84,8 +85,3 @@ def _state(key: ApiKey, now_s: float) -> str:
     if key.expires_at is None:
         return "active"
     return f"{'active until' if now_s < key.expires_at else 'expired'} {show_time(key.expires_at)}"
-
-
-def _document(key: ApiKey) -> dict[str, object]:
-    """Without the hash: nobody needs it outside the store."""
-    return {name: getattr(key, name) for name in ApiKey.__struct_fields__ if name != "hash"}

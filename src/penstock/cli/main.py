@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from pathlib import Path
 
 from penstock import __version__
+from penstock.cli.admins import add_admins, run_admins
 from penstock.cli.bench import add_bench, run_bench
 from penstock.cli.flags import add_settings, settings_from
 from penstock.cli.gateway import add_gateway
 from penstock.cli.keys import add_keys, run_keys
+from penstock.cli.logs import configure_logs
 from penstock.cli.tenants import add_tenants, run_tenants
 from penstock.cli.usage import add_usage, run_usage
 from penstock.core.errors import PenstockError
+from penstock.observe.redaction import redact
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,17 +51,17 @@ def parser() -> argparse.ArgumentParser:
     add_tenants(commands)
     add_keys(commands)
     add_usage(commands)
+    add_admins(commands)
     return root
 
 
 def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
-    level = getattr(arguments, "log_level", "info").upper()
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    configure_logs(getattr(arguments, "log_level", "info"))
     try:
         run(arguments)
     except PenstockError as error:
-        sys.exit(f"penstock: {error.message}")
+        sys.exit(f"penstock: {redact(error.message)}")
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -96,6 +98,8 @@ def run(arguments: argparse.Namespace) -> None:
             run_keys(arguments)
         case "usage":
             run_usage(arguments)
+        case "admins":
+            run_admins(arguments)
 
 
 if __name__ == "__main__":

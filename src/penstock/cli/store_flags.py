@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import time
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, InvalidValue
+from penstock.tenancy import times
 
 if TYPE_CHECKING:
     from penstock.tenancy.store import Store
-
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def add_store_flags(parser: argparse.ArgumentParser) -> None:
@@ -75,20 +72,16 @@ def show_time(at_s: float | None) -> str:
 
 
 def duration(text: str) -> float:
-    """`90s`, `15m`, `24h`, `7d`: in seconds."""
-    if not (found := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 15m, 24h or 7d")
-    return float(found[1]) * _UNITS_S[found[2]]
+    return _said(times.duration, text)
 
 
 def moment(text: str) -> float:
-    """`2026-11-15`, `2026-11-15T12:00`, or how long ago: `24h`, `7d`. UTC unless it says otherwise."""
+    return _said(times.moment, text)
+
+
+def _said(parse: Callable[[str], float], text: str) -> float:
+    """argparse repeats the message of its own kind of error only."""
     try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        try:
-            return time.time() - duration(text)
-        except argparse.ArgumentTypeError:
-            message = f"{text!r} is neither a date such as 2026-11-15 nor a time ago such as 24h or 7d"
-            raise argparse.ArgumentTypeError(message) from None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        return parse(text)
+    except InvalidValue as error:
+        raise argparse.ArgumentTypeError(error.message) from None

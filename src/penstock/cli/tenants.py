@@ -9,7 +9,8 @@ from typing import Any
 
 from penstock.cli.flags import flag
 from penstock.cli.store_flags import add_store_flags, print_json, print_table, show_time, store_from
-from penstock.tenancy.tenants import Budget, Limits, PriorityClass, Tenant
+from penstock.tenancy.documents import tenant_document
+from penstock.tenancy.tenants import Budget, CacheScope, Limits, PriorityClass, Tenant
 
 _HELP = {
     "requests_per_minute": "requests per minute",
@@ -62,6 +63,9 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--priority", choices=[str(one) for one in PriorityClass], help="(default: standard)", **given)
     command.add_argument(
+        "--cache", choices=[str(one) for one in CacheScope], help="prompts kept in the cache (default: own)", **given
+    )
+    command.add_argument(
         "--active", dest="is_active", action=argparse.BooleanOptionalAction, help="whether its keys work", **given
     )
 
@@ -89,21 +93,21 @@ def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
         section, dot, name = key.partition(".")
         if dot:
             values.setdefault(section, {})[name] = Limits().burst_s if name == "burst_s" and value is None else value
-        elif key in ("name", "models", "adapters", "priority", "is_active"):
+        elif key in ("name", "models", "adapters", "priority", "cache", "is_active"):
             values[key] = value
     return values
 
 
 def _tell(tenant: Tenant, arguments: argparse.Namespace, done: str) -> None:
     if arguments.json:
-        print_json(_document(tenant))
+        print_json(tenant_document(tenant))
     else:
         print(f"{done} tenant {tenant.id}")
 
 
 def _show(tenant: Tenant, as_json: bool) -> None:
     if as_json:
-        print_json(_document(tenant))
+        print_json(tenant_document(tenant))
         return
     rows = {
         "id": tenant.id,
@@ -111,6 +115,7 @@ def _show(tenant: Tenant, as_json: bool) -> None:
         "active": "yes" if tenant.is_active else "no",
         "created": show_time(tenant.created_at),
         "priority": tenant.priority,
+        "cache": tenant.cache,
         "models": _joined(tenant.models),
         "adapters": _joined(tenant.adapters),
     }
@@ -126,7 +131,7 @@ def _show(tenant: Tenant, as_json: bool) -> None:
 
 def _list(tenants: list[Tenant], as_json: bool) -> None:
     if as_json:
-        print_json([_document(tenant) for tenant in tenants])
+        print_json([tenant_document(tenant) for tenant in tenants])
         return
     if not tenants:
         print("no tenants yet: penstock tenants add NAME", file=sys.stderr)
@@ -146,14 +151,6 @@ def _list(tenants: list[Tenant], as_json: bool) -> None:
             for tenant in tenants
         ],
     )
-
-
-def _document(tenant: Tenant) -> dict[str, Any]:
-    """Every field, the defaults too."""
-    fields = {name: getattr(tenant, name) for name in Tenant.__struct_fields__}
-    for section in ("limits", "budget"):
-        fields[section] = {name: getattr(fields[section], name) for name in fields[section].__struct_fields__}
-    return fields
 
 
 def _joined(names: tuple[str, ...]) -> str:

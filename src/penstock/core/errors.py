@@ -3,6 +3,8 @@
     PenstockError
     ├── InvalidRequest            the client's fault; nothing was changed
     │   ├── ContextLengthExceeded     prompt (plus output limit) does not fit the model
+    │   ├── InvalidValue              well-formed, but a value is not one that can be kept
+    │   ├── TooLargeForLimit          more tokens than the tenant's rate limit ever grants at once
     │   ├── UnsupportedParameter      understood, but not built or not possible here
     │   ├── BodyTooLarge
     │   ├── HeadersTooLarge
@@ -60,6 +62,14 @@ class InvalidRequest(PenstockError):
 
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class InvalidValue(InvalidRequest):
+    code = "invalid_value"
+
+
+class TooLargeForLimit(InvalidRequest):
+    code = "too_large_for_limit"
 
 
 class UnsupportedParameter(InvalidRequest):

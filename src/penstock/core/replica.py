@@ -7,11 +7,14 @@ made. What is old is not idle: `state_at` calls a replica that nobody has heard 
 from __future__ import annotations
 
 import enum
+from math import inf
 
 import msgspec
+from msgspec.structs import force_setattr
 
 STALE_AFTER_S = 1.0  # four polls missed, at four polls a second
 GONE_AFTER_S = 30.0
+_KV_LEAST_LEFT = 0.01  # a cache that is fuller counts as this full
 UNBOUNDED = 1 << 40  # tokens; the size of what does not say its size, such as a provider
 
 
@@ -57,22 +60,35 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     sent_prefill_tokens: int = 0
     sent_kv_tokens: int = 0
 
-    @property
-    def sequences(self) -> int:
-        count = self.running + self.waiting + self.sent_sequences
-        return count if count > 0 else 0
+    # what follows from the numbers; nobody gives these. Stored: every pick reads them of every replica
+    sequences: int = 0
+    prefill_queued: int = 0
+    kv_used_tokens: float = 0.0
+    kv_pressure: float = 0.0  # 0 empty, 1 half full, without bound as it fills: as the wait of a queue near saturation
+    queue_s: float = 0.0
+    step_s: float = 0.0  # of decoding, for a token of each running sequence
+    fresh_until: float = 0.0  # after it the numbers are stale
 
-    @property
-    def prefill_queued(self) -> int:
-        tokens = self.prefill_tokens + self.sent_prefill_tokens
-        return tokens if tokens > 0 else 0
-
-    @property
-    def kv_used_tokens(self) -> float:
-        """With growth: a running sequence is, on average, half way through its output."""
-        growth = self.running * self.mean_output_tokens / 2
-        tokens = self.kv_active_tokens + growth + self.sent_kv_tokens
-        return tokens if tokens > 0.0 else 0.0
+    def __post_init__(self) -> None:
+        sequences = self.running + self.waiting + self.sent_sequences
+        queued = self.prefill_tokens + self.sent_prefill_tokens
+        # With growth: a running sequence is, on average, half way through its output.
+        kv = self.kv_active_tokens + self.running * self.mean_output_tokens / 2 + self.sent_kv_tokens
+        queued = queued if queued > 0 else 0
+        kv = kv if kv > 0.0 else 0.0
+        left = 1.0 - kv / self.kv_capacity_tokens
+        step_s = self.running / self.decode_tokens_per_s
+        force_setattr(self, "sequences", sequences if sequences > 0 else 0)
+        force_setattr(self, "prefill_queued", queued)
+        force_setattr(self, "kv_used_tokens", kv)
+        force_setattr(self, "kv_pressure", 1.0 / left - 1.0 if left > _KV_LEAST_LEFT else 1.0 / _KV_LEAST_LEFT - 1.0)
+        force_setattr(self, "step_s", step_s)
+        queue_s = queued / self.prefill_tokens_per_s + step_s
+        excess = sequences + 1 - self.max_sequences
+        if excess > 0:  # beyond its last place a replica frees one for every mean output that it decodes
+            queue_s += excess * self.mean_output_tokens / self.decode_tokens_per_s
+        force_setattr(self, "queue_s", queue_s)
+        force_setattr(self, "fresh_until", self.taken_at + STALE_AFTER_S if self.reports else inf)
 
     @property
     def kv_free_tokens(self) -> float:

@@ -19,6 +19,7 @@ import msgspec
 from penstock.core.clock import Clock
 from penstock.core.errors import EngineFailed, EngineUnavailable, PenstockError, RequestAborted, all_errors
 from penstock.core.request import FinishReason, Request, TokenEvent
+from penstock.engine.cache_contents import CacheContents
 from penstock.engine.mailbox import FrameReader, frame
 from penstock.engine.messages import (
     Abort,
@@ -119,6 +120,7 @@ class EngineClient:
         self.stats = EngineStats()
         self.speed = StepSpeed()
         self.restarts = 0
+        self.cache = CacheContents()
 
     async def start(self) -> EngineInfo:
         """Start the process and wait until it is ready; raises if it cannot be."""
@@ -216,17 +218,21 @@ class EngineClient:
             self._enter(EngineState.RESTARTING)
         self._fail_streams(EngineFailed("the engine process died while running this request"))
         self._report(EngineStats())
+        self.cache.begin(0)
 
     def _receive(self, message: FromEngine) -> None:
         match message:
-            case StepReport(events, stats):
+            case StepReport(events, stats, changes):
                 self._report(stats)
+                if changes is not None:
+                    self.cache.take(changes.stored, changes.removed)
                 for event in events:
                     self._deliver(event)
             case Loading():
                 self._on_loading(message)
             case Ready(info):
                 self.info = info
+                self.cache.begin(info.routing_tokens)
                 self._enter(EngineState.READY)
                 if self.restarts:
                     log.info("the engine process runs again")

@@ -13,7 +13,7 @@ from typing import Protocol
 from penstock.core.clock import Clock
 from penstock.core.request import FinishReason, TokenEvent
 from penstock.engine.mailbox import Disconnected
-from penstock.engine.messages import Abort, EngineStats, FromEngine, StepReport, Stop, Submit, ToEngine
+from penstock.engine.messages import Abort, CacheChanges, EngineStats, FromEngine, StepReport, Stop, Submit, ToEngine
 from penstock.sched.plan import Runner, StepHandle, StepPlan
 from penstock.sched.scheduler import Scheduler
 
@@ -94,7 +94,7 @@ class EngineLoop:
         num_decodes = sum(s.num_tokens == 1 for s in step.plan.slices)
         self._scheduler.budget.observe(step.plan.num_tokens, num_decodes, elapsed_s)
         events = self._scheduler.commit(step.plan, result, now)
-        self._mailbox.send(StepReport(events, self._stats(step.plan, elapsed_s, cost_s)))
+        self._report(events, self._stats(step.plan, elapsed_s, cost_s))
 
     def _give_up(self, plan: StepPlan) -> None:
         """A step failed: those in it get an error, everybody else goes on."""
@@ -105,7 +105,7 @@ class EngineLoop:
         ended = [s.request_id for s in plan.slices if self._scheduler.abort(s.request_id)]
         message = "the engine failed while running this request"
         events = [TokenEvent(request_id, finish=FinishReason.ERROR, error=message) for request_id in ended]
-        self._mailbox.send(StepReport(events, self._stats(plan, 0.0)))
+        self._report(events, self._stats(plan, 0.0))
 
     def _read_mail(self, *, wait: bool) -> None:
         messages = self._mailbox.receive(wait=wait)
@@ -119,7 +119,12 @@ class EngineLoop:
                 case Stop():
                     self._is_stopped = True
         if aborted and not self._scheduler.has_work:  # no step will report that the engine is idle now
-            self._mailbox.send(StepReport([], self._stats(None, 0.0)))
+            self._report([], self._stats(None, 0.0))
+
+    def _report(self, events: list[TokenEvent], stats: EngineStats) -> None:
+        routing = self._scheduler.cache.routing
+        changes = routing.changes() if routing is not None else None
+        self._mailbox.send(StepReport(events, stats, CacheChanges(*changes) if changes is not None else None))
 
     def _stats(self, plan: StepPlan | None, elapsed_s: float, cost_s: float = 0.0) -> EngineStats:
         scheduler = self._scheduler

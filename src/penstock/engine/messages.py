@@ -40,6 +40,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     chunk_tokens: int
     max_model_len: int
     kv_bytes: int
+    routing_tokens: int = 0  # in a routing block; 0: it does not say what its cache holds
     startup_s: dict[str, float] = {}  # phase by phase
 
 
@@ -83,9 +84,17 @@ class EngineStats(msgspec.Struct, frozen=True, gc=False, array_like=True):
     queued_tokens: int = 0  # known and still to be computed before their sequences can generate
 
 
-class StepReport(msgspec.Struct, frozen=True, gc=False, tag=True):
+class CacheChanges(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Routing blocks that the cache holds since now, and those that it no longer holds."""
+
+    stored: list[int]
+    removed: list[int]
+
+
+class StepReport(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=True):
     events: list[TokenEvent]
     stats: EngineStats
+    cache: CacheChanges | None = None
 
 
 FromEngine = Loading | Ready | Failed | StepReport

@@ -1,7 +1,6 @@
 """What the door must know of a request's body, and nothing else: the rest is for the replica to read.
 
-Sizes are bounds, not counts: a token is at least one byte, and what a chat template adds around a message is less than
-the JSON around it.
+How many tokens that is, `sizes` knows.
 """
 
 from __future__ import annotations
@@ -25,6 +24,8 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     n: Annotated[int, Meta(ge=1, le=1024)] | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
+    chat_template_kwargs: msgspec.Raw | None = None  # may make a template say anything
+    prompt: msgspec.Raw = msgspec.Raw()  # of /v1/completions: there may be many
 
     @property
     def output_limit(self) -> int | None:
@@ -33,7 +34,8 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def num_choices(self) -> int:
-        return self.n or 1
+        """Each is as long as the output limit lets it: n for every prompt."""
+        return (self.n or 1) * _num_prompts(bytes(self.prompt))
 
     @property
     def session(self) -> str | None:
@@ -45,16 +47,18 @@ class Surface(msgspec.Struct, frozen=True):
     """One of the paths that generate: which clients speak it, and what they mean by saying nothing."""
 
     path: bytes
+    name: str  # in metrics and logs
     convention: Convention
     default_output: int | None  # tokens, if the client sets no limit; None: as many as the context leaves
+    last_event: bytes  # of a stream
 
 
 SURFACES = {
     surface.path: surface
     for surface in (
-        Surface(b"/v1/chat/completions", OPENAI, None),
-        Surface(b"/v1/completions", OPENAI, 16),
-        Surface(b"/v1/messages", ANTHROPIC, None),
+        Surface(b"/v1/chat/completions", "chat/completions", OPENAI, None, b"data: [DONE]"),
+        Surface(b"/v1/completions", "completions", OPENAI, 16, b"data: [DONE]"),
+        Surface(b"/v1/messages", "messages", ANTHROPIC, None, b"event: message_stop"),
     )
 }
 
@@ -79,7 +83,15 @@ def with_model(body: bytes, model: str) -> bytes:
 
 
 def with_output_limit(body: bytes, limit: int) -> bytes:
-    """The client's bytes with a limit where it set none. It goes first: every object has a first brace."""
-    start = body.index(b"{") + 1
-    comma = b"" if body[start:].lstrip()[:1] == b"}" else b","
-    return b'%b"max_tokens":%d%b%b' % (body[:start], limit, comma, body[start:])
+    """The client's bytes with a limit where it set none. It goes last, so it counts though the client wrote null."""
+    end = body.rindex(b"}")
+    comma = b"" if body[:end].rstrip()[-1:] == b"{" else b","
+    return b'%b%b"max_tokens":%d}' % (body[:end], comma, limit)
+
+
+def _num_prompts(prompt: bytes) -> int:
+    """A list of token ids is one prompt; one of texts, or of lists of ids, is many."""
+    if prompt[:1] != b"[":
+        return 1
+    parts = msgspec.json.decode(prompt, type=list[msgspec.Raw])
+    return max(1, sum(bytes(part).lstrip()[:1] in (b'"', b"[") for part in parts))

@@ -9,47 +9,49 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from secrets import randbits, token_hex
-from typing import Protocol
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
 from zlib import crc32
 
 from penstock.admission.admission import Admission, Used
 from penstock.api.errors import OPENAI, Convention, error_headers
 from penstock.api.openai.models import ModelCard, model_list
 from penstock.core.errors import (
-    ContextLengthExceeded,
     InvalidRequest,
     MethodNotAllowed,
     ModelNotFound,
     NotFound,
     PenstockError,
+    RequestAborted,
     Unauthenticated,
 )
-from penstock.core.replica import UNBOUNDED, ReplicaState
-from penstock.gateway.asked import SURFACES, Asked, Surface, read, with_model, with_output_limit
+from penstock.core.replica import ReplicaState
+from penstock.gateway.asked import SURFACES, Asked, Surface, read
+from penstock.gateway.bill import Bill, Recorder
+from penstock.gateway.fallback import Chain
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.message import JSON, render
+from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.passage import Passage
+from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.replicas import Follower, Replica
 from penstock.gateway.retries import RetryBudget
-from penstock.gateway.spent import TokenUsage
+from penstock.gateway.sizes import Pool, Size, body_for
+from penstock.gateway.standing import Standing, Standings
+from penstock.router.learning import OutputLengths
 from penstock.router.request import EdgeRequest
 from penstock.router.routes import Route, RouteTable
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.keys import Caller, KeyRing
 from penstock.tenancy.limits.limiter import Limiter
-from penstock.tenancy.limits.quota import Quota, Rate
-from penstock.tenancy.tenants import Tenant
-from penstock.tenancy.usage import Usage
+from penstock.tenancy.prices import Price
+from penstock.tenancy.tenants import CacheScope, Tenant
 
-ANYBODY = Caller(Tenant(id="anonymous", adapters=("*",)), key_id="")
-_TRIPPED_S = 0.5  # how often a provider's breaker is looked at
+ANYBODY = Caller(Tenant(id="anonymous", adapters=("*",), cache=CacheScope.SHARED), key_id="")
+_COUNTING_THREADS = 2  # for prompts that are long and in doubt
 _POLL_S = 0.05  # how often the queues are looked at while somebody waits
-
-
-class Recorder(Protocol):
-    def record(self, usage: Usage) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -60,19 +62,30 @@ class Books:
     limiter: Limiter
     budgets: Budgets
     ledger: Recorder
+    prices: Mapping[str, Price] = field(default_factory=dict)  # by pool
 
 
 class Door:
-    def __init__(self, routes: RouteTable, replicas: Iterable[Replica], books: Books, admission: Admission) -> None:
+    def __init__(
+        self, routes: RouteTable, replicas: Iterable[Replica], books: Books, admission: Admission,
+        recorder: GatewayRecorder | None = None,
+    ) -> None:  # fmt: skip
         self.admission = admission
+        self.recorder = recorder or GatewayRecorder()
         self.limiter = books.limiter
         self.replicas: Mapping[str, Replica] = {replica.id: replica for replica in replicas}
         self.retries = RetryBudget()
+        self.lengths = OutputLengths()
+        self.random = Random()  # names requests and draws for picks: no secret hangs on it
         self.now = asyncio.get_running_loop().time
-        self._routes = routes
+        self.routes = routes
         self._books = books
         self._waiting: dict[str, Passage] = {}
-        self._quotas: dict[Tenant, Quota | None] = {}
+        self._standings = Standings(routes)
+        self._threads = ThreadPoolExecutor(_COUNTING_THREADS, thread_name_prefix="count")
+        names = [replica.model for replica in self.replicas.values()]
+        names += [share.pool for route in routes.routes.values() for share in route.pools]
+        self.pools = {name: Pool(self._threads) for name in names}
         self._timer: asyncio.TimerHandle | None = None
         self._started_s = int(time.time())
         self._followers = [Follower(replica, self.replica_changed) for replica in self.replicas.values()]
@@ -82,6 +95,7 @@ class Door:
             follower.close()
         for replica in self.replicas.values():
             replica.upstream.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -91,7 +105,7 @@ class Door:
         request = exchange.request
         surface = SURFACES.get(request.path)
         convention = surface.convention if surface is not None else OPENAI
-        request_id = token_hex(12)
+        request_id = f"{self.random.getrandbits(96):024x}"
         try:
             if surface is None:
                 self._look(exchange, request_id)
@@ -101,42 +115,58 @@ class Door:
                 self._enter(exchange, surface, request_id)
         except PenstockError as error:
             self.refuse(exchange, convention, error, request_id)
+            if surface is not None:
+                self.recorder.turned_away(request_id, surface.name, error)
 
     def _enter(self, exchange: Exchange, surface: Surface, request_id: str) -> None:
         caller = self._authenticate(exchange)
         tenant = caller.tenant
+        standing = self._standings.of(tenant)
         body = exchange.request.body
         asked = read(body)
-        route = self._route(tenant, asked.model)
-        self._books.budgets.check(tenant, time.time())
-        prompt_tokens = len(body)
-        output_tokens = self._output_tokens(tenant, surface, asked)
-        if output_tokens is None:
-            output_tokens = self._context_left(route, prompt_tokens)
-        elif asked.output_limit is None and output_tokens != surface.default_output:
-            body = with_output_limit(body, output_tokens)
-        if tenant.limits.max_input is not None and prompt_tokens > tenant.limits.max_input:
-            raise ContextLengthExceeded(
-                f"the prompt may have {prompt_tokens} tokens; this tenant's limit is {tenant.limits.max_input}",
-                reason="max_input",
-            )
-        draw = randbits(32) / 2**32
-        pool = route.pool(draw)
-        if asked.model != pool:
-            body = with_model(body, pool)
+        route = self._route(standing, asked.model)
+        if tenant.budget.is_bounded:
+            self._books.budgets.check(tenant, time.time())
+        inquiry = Inquiry(request_id, exchange, surface, caller, asked, route, self.random.random())
+        pool = self.pools[route.pool(inquiry.draw)]
+        size = Size(pool, surface.path, body, asked, self.output_tokens(tenant, surface, asked))
+        if size.is_in_doubt(tenant.limits.max_input):
+            size.count(partial(self._counted, inquiry, standing, size))
+        else:
+            self._let_in(inquiry, standing, size)
+
+    def _counted(self, inquiry: Inquiry, standing: Standing, size: Size, error: PenstockError | None) -> None:
+        try:
+            if not inquiry.exchange.is_open:
+                raise RequestAborted("the client went away")
+            if error is not None:
+                raise error
+            self._let_in(inquiry, standing, size)
+        except PenstockError as refused:
+            self.refuse(inquiry.exchange, inquiry.surface.convention, refused, inquiry.id)
+            self.recorder.turned_away(inquiry.id, inquiry.surface.name, refused)
+
+    def _let_in(self, inquiry: Inquiry, standing: Standing, size: Size) -> None:
+        tenant, asked, route, pool = standing.tenant, inquiry.asked, inquiry.route, inquiry.route.pool(inquiry.draw)
+        size.check(tenant.limits.max_input)
+        body = body_for(pool, inquiry, size)
+        expected = self.lengths.expected(tenant.id, pool, size.max_tokens)
         request = EdgeRequest(
-            id=request_id,
+            id=inquiry.id,
             model=pool,
-            prompt_tokens=prompt_tokens,
-            max_tokens=output_tokens * asked.num_choices,
+            prompt_tokens=size.prompt,
+            max_tokens=size.max_tokens if size.output is not None else expected,
+            expected_output=expected,
             tenant=tenant.id,
             priority=tenant.priority.priority,
             session=asked.session,
-            draw=draw,
+            draw=inquiry.draw,
             fingerprint=crc32(body) | 1,
+            context_tokens=size.context_tokens,
         )
         self.retries.earn()
-        Passage(self, exchange, surface, caller, asked, request, body).begin()
+        chain = Chain(self, inquiry, standing.models, size.output) if route.fallbacks else None
+        Passage(self, inquiry, request, size, body, standing.quota, chain).begin()
 
     def _authenticate(self, exchange: Exchange) -> Caller:
         keys = self._books.keys
@@ -149,19 +179,15 @@ class Door:
             raise Unauthenticated("an API key is needed: Authorization: Bearer psk_… or x-api-key")
         return keys.authenticate(key.strip(), time.time())
 
-    def _route(self, tenant: Tenant, name: str) -> Route:
+    def _route(self, standing: Standing, name: str) -> Route:
         """What a tenant may not use does not exist for it."""
-        visible = self._visible(tenant)
-        route = self._routes.find(name, visible)
-        if route.name.partition("@")[0] not in visible:
+        route = self.routes.find(name, standing.models)
+        if route.name.partition("@")[0] not in standing.models:
             raise ModelNotFound(f"no model '{name}'", param="model")
         return route
 
-    def _visible(self, tenant: Tenant) -> list[str]:
-        return [name for name in self._routes.routes if tenant.may_use_model(name)]
-
     @staticmethod
-    def _output_tokens(tenant: Tenant, surface: Surface, asked: Asked) -> int | None:
+    def output_tokens(tenant: Tenant, surface: Surface, asked: Asked) -> int | None:
         """Of one choice; None: nobody has set a limit, so it is what the context leaves."""
         most = tenant.limits.max_output
         wanted = asked.output_limit or surface.default_output
@@ -173,24 +199,7 @@ class Door:
             raise InvalidRequest(f"max_tokens is {wanted}; this tenant's limit is {most}", param="max_tokens")
         return wanted
 
-    def _context_left(self, route: Route, prompt_tokens: int) -> int:
-        pools = {share.pool for share in route.pools}
-        contexts = [
-            replica.snapshot.max_context_tokens
-            for replica in self.replicas.values()
-            if replica.model in pools and replica.snapshot.max_context_tokens < UNBOUNDED
-        ]
-        return max(1, max(contexts, default=4096) - prompt_tokens)
-
     # -- what passages need
-
-    def quota(self, tenant: Tenant) -> Quota | None:
-        """None: nothing is limited, and the limiter need not be asked."""
-        if tenant not in self._quotas:
-            if len(self._quotas) > 10_000:  # of tenants as they once were
-                self._quotas.clear()
-            self._quotas[tenant] = _quota(tenant)
-        return self._quotas[tenant]
 
     def waits(self, passage: Passage) -> None:
         self._waiting[passage.request.id] = passage
@@ -203,21 +212,8 @@ class Door:
         if self._waiting:
             self._decide()
 
-    def closed(self, passage: Passage, caller: Caller, usage: TokenUsage | None) -> None:
-        if usage is None:
-            return
-        self._books.ledger.record(
-            Usage(
-                request_id=passage.request.id,
-                tenant_id=caller.tenant.id,
-                key_id=caller.key_id,
-                model=passage.request.model,
-                at_s=time.time(),
-                input_tokens=usage.input_tokens,
-                cached_tokens=usage.cached_tokens,
-                output_tokens=usage.output_tokens,
-            )
-        )
+    def bill(self, inquiry: Inquiry) -> Bill:
+        return Bill(self._books.ledger, self._books.prices, inquiry)
 
     @staticmethod
     def id_header(request_id: str) -> bytes:
@@ -232,10 +228,8 @@ class Door:
     # -- the queues
 
     def replica_changed(self, replica: Replica) -> None:
-        snapshot = replica.seen(self.now())
-        self.admission.replica_changed(snapshot)
-        if snapshot.is_tripped and not snapshot.reports:  # it will not say when to look again
-            asyncio.get_running_loop().call_later(_TRIPPED_S, self.replica_changed, replica)
+        self.admission.replica_changed(replica.seen(self.now()))
+        self.pools[replica.model].replica_changed(replica)
         if self._waiting:
             self._decide()
 
@@ -267,18 +261,8 @@ class Door:
                     200 if is_ready else 503, headers, b'{"ready":%b}' % (b"true" if is_ready else b"false")
                 )
             case b"/v1/models":
-                visible = self._visible(self._authenticate(exchange).tenant)
+                visible = self._standings.of(self._authenticate(exchange).tenant).models
                 cards = [ModelCard(id=name, created=self._started_s) for name in visible]
                 exchange.respond(200, headers, model_list(cards))
             case _:
                 raise NotFound(f"no such path: {request.path.decode(errors='replace')}")
-
-
-def _quota(tenant: Tenant) -> Quota | None:
-    limits = tenant.limits
-    quota = Quota(
-        requests=Rate(limits.requests_per_minute, limits.burst_s) if limits.requests_per_minute else None,
-        tokens=Rate(limits.tokens_per_minute, limits.burst_s) if limits.tokens_per_minute else None,
-        concurrency=limits.concurrency,
-    )
-    return None if quota == Quota() else quota

@@ -1,7 +1,7 @@
-"""One request on its way through the door: its limits, its place in the queue, the replica, the answer, the bill.
+"""One request on its way through the door: its toll, its place in the queue, the replica, the answer, the bill.
 
-Everything here is called back from the event loop and returns at once. Whatever the end, `_close` runs once: the
-reservation is settled, the ledger's entry closed, the usage recorded.
+Everything here is called back from the event loop and returns at once. Whatever the end, `_close` runs once: the toll
+is settled, the admission's entry closed, the usage recorded.
 """
 
 from __future__ import annotations
@@ -9,61 +9,69 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from penstock.admission.admission import Used
-from penstock.admission.decision import Admit, Decision, Queued, Shed, ShedReason
+from penstock.admission.decision import Admit, Decision, Queued
 from penstock.api import relay
 from penstock.api.relay import StreamRecord, is_whole
 from penstock.api.sse import error_event
-from penstock.core.errors import (
-    ContextLengthExceeded,
-    EngineFailed,
-    EngineUnavailable,
-    Overloaded,
-    PenstockError,
-    RateLimited,
-)
-from penstock.gateway.asked import Asked, Surface
-from penstock.gateway.health.breaker import Attempt
-from penstock.gateway.http.exchange import Exchange
+from penstock.core.errors import EngineFailed, EngineUnavailable, PenstockError
+from penstock.gateway import refusals
+from penstock.gateway.course import Course
+from penstock.gateway.fallback import Chain, failure_of_answer, failure_of_shed
 from penstock.gateway.http.forward import End, Forwarding, Outcome, forward
 from penstock.gateway.http.message import JSON, ResponseHead, render
+from penstock.gateway.inquiry import Inquiry
+from penstock.gateway.recorder import Ending, ending_of
 from penstock.gateway.replicas import Replica
+from penstock.gateway.sizes import Size
 from penstock.gateway.spent import TokenUsage, find_usage
+from penstock.gateway.stay import Stay, is_replicas_fault
+from penstock.gateway.toll import Toll
 from penstock.router.request import EdgeRequest
-from penstock.tenancy.limits.limiter import Answer, Held
-from penstock.tenancy.limits.quota import Quota, Refusal
+from penstock.router.routes import Failure
+from penstock.tenancy.limits.quota import Quota
 
 if TYPE_CHECKING:
     from penstock.gateway.door import Door
-    from penstock.tenancy.keys import Caller
 
 _MOST_TRIES = 3
-_WAIT_S, _MOST_WAITS = 0.05, 200
-_RETRY_COUNT = b"x-stainless-retry-count"  # of OpenAI's and Anthropic's clients: 0 on a first try
+_BACKOFF_S = 0.05  # at most, before the second try; doubled for the third
+_MOST_MOVES = 10  # of a stream that has begun: one that ends every replica it comes to must not meet them all
 _TRY_ELSEWHERE = (429, 500, 502, 503, 504, 529)  # from a replica: another may do better
-_BUSY = (429, 503, 529)  # it works, and says that it cannot now
+_NAMESPACE = relay.NAMESPACE_HEADER.encode()
 _STREAM_HEADER = render([(relay.HEADER.encode(), relay.STREAM.encode())])
 _ENVELOPE_HEADER = render([(relay.HEADER.encode(), relay.ENVELOPE.encode())])
 
 
 class Passage:
+    __slots__ = ("_bill", "_body", "_chain", "_course", "_declined", "_door", "_exchange", "_forwarding", "_inquiry",
+                 "_is_open", "_num_moves", "_record", "_size", "_stay", "_toll", "_tried", "is_stream",
+                 "request")  # fmt: skip
+
     def __init__(
-        self, door: Door, exchange: Exchange, surface: Surface, caller: Caller, asked: Asked, request: EdgeRequest,
-        body: bytes,
+        self, door: Door, inquiry: Inquiry, request: EdgeRequest, size: Size, body: bytes, quota: Quota | None,
+        chain: Chain | None,
     ) -> None:  # fmt: skip
+        """`body`: as its replicas are sent it; `chain`: of models, where its route has fallbacks."""
         self.request = request
+        self.is_stream = bool(inquiry.asked.stream)
         self._door = door
-        self._exchange = exchange
-        self._surface = surface
-        self._caller = caller
-        self._asked = asked
+        self._inquiry = inquiry
+        self._exchange = inquiry.exchange
+        self._size = size
         self._body = body
+        self._chain = chain
+        self._toll = (
+            Toll(door.limiter, quota, inquiry, size, request.fingerprint, self._paid) if quota is not None else None
+        )
+        self._bill = door.bill(inquiry)
+        self._course = Course(door.now())
         self._is_open = True
-        self._held: Held | None = None
-        self._num_waits = 0  # for a slot that was promised
-        self._replica: Replica | None = None
-        self._attempt: Attempt | None = None
-        self._tried: set[str] = set()
+        self._stay: Stay | None = None  # at a replica
+        self._tried: set[str] = set()  # replicas, since one last answered
+        self._num_moves = 0
         self._forwarding: Forwarding | None = None
         self._record: StreamRecord | None = None
         self._declined: Outcome | None = None
@@ -72,48 +80,23 @@ class Passage:
 
     def begin(self) -> None:
         self._exchange.watcher = self
-        quota = self._door.quota(self._caller.tenant)
-        if quota is None:
+        if self._toll is None:
             self._submit()
         else:
-            self._reserve(quota)
+            self._toll.pay()
 
-    def _reserve(self, quota: Quota) -> None:
-        if not self._is_open:
+    def _paid(self, error: PenstockError | None) -> None:
+        if error is not None:
+            self._refuse(error)
             return
-        answer = self._door.limiter.reserve(
-            self._caller.tenant.id,
-            quota,
-            self.request.kv_tokens,
-            caller=self.request.fingerprint,
-            may_claim=self._exchange.request.headers.get(_RETRY_COUNT) != b"0",
-        )
-        if isinstance(answer, asyncio.Future):
-            answer.add_done_callback(lambda done: self._reserved(done.result(), quota))
-        else:
-            self._reserved(answer, quota)
-
-    def _reserved(self, answer: Answer, quota: Quota) -> None:
-        if isinstance(answer, Refusal):
-            if answer.is_due and self._num_waits < _MOST_WAITS:  # it came as told: a slot is about to be free
-                self._num_waits += 1
-                asyncio.get_running_loop().call_later(_WAIT_S, self._reserve, quota)
-                return
-            self._refuse(
-                RateLimited(
-                    f"this tenant's limit is reached: {answer.reason.value}",
-                    reason=answer.reason.value,
-                    retry_after_s=answer.retry_after_s,
-                )
-            )
-            return
-        self._held = answer
-        if not self._is_open:  # the client left while the limiter was asked
-            self._door.limiter.release(answer)
-            return
+        size = self._size
+        if size.exact is not None:
+            self.request = replace(self.request, prompt_tokens=size.prompt, context_tokens=size.context_tokens)
         self._submit()
 
     def _submit(self) -> None:
+        if self._chain is not None:
+            self._chain.watch(self._too_slow)
         self.decided(self._door.admission.submit(self.request, self._door.now()))
 
     def decided(self, decision: Decision) -> None:
@@ -121,31 +104,34 @@ class Passage:
             self._send(self._door.replicas[decision.replica_id])
         elif isinstance(decision, Queued):
             self._door.waits(self)
-        else:
-            self._refuse(_refusal(decision))
+        elif not self._fall_back(failure_of_shed(decision.reason)):
+            self._refuse(refusals.shed(decision, self._size))
 
     # -- to a replica and back
 
     def _send(self, replica: Replica, envelope: bytes | None = None) -> None:
         """`envelope`: the stream has begun elsewhere, and this is how far it has come."""
-        self._replica = replica
+        now = self._door.now()
+        self._stay = Stay(replica, self, now)
+        self._course.sent(replica.id, now)
         self._tried.add(replica.id)
-        replica.riders.add(self)
-        self._attempt = replica.breaker.begin(self._door.now())
         headers, body = replica.headers, self._body
+        if replica.relays:
+            headers += b"%b: %b\r\n" % (_NAMESPACE, self._inquiry.caller.tenant.namespace.encode())
         if envelope is not None:
             headers, body = headers + _ENVELOPE_HEADER, envelope
-        elif self._asked.stream and replica.relays:
+        elif self.is_stream and replica.relays:
             self._record = StreamRecord()
+            self._bill.follow(self._record, self.request.model, self._toll.progress if self._toll else None)
             headers += _STREAM_HEADER
         self._forwarding = forward(
             self._exchange,
             replica.upstream,
-            target=self._surface.path,
+            target=self._inquiry.surface.path,
             headers=headers,
             body=body,
             done=self._done,
-            extra_headers=self._door.id_header(self.request.id),
+            extra_headers=self._headers(),
             wanted=self._wanted,
             tap=self._record.append if self._record is not None else None,
             is_whole=is_whole if self._record is not None else None,
@@ -155,84 +141,136 @@ class Passage:
         """An answer of an overloaded or broken replica is kept back while another can be tried."""
         if head.status in _TRY_ELSEWHERE or (self._exchange.is_started and head.status != 200):
             return False
-        self._door.admission.started(self.request.id, self._door.now())
+        if self._chain is not None and self._chain.holds_back(head.status):
+            return False
+        if len(self._tried) > 1 and self._stay is not None:
+            self._tried = {self._stay.replica.id}
+        now = self._door.now()
+        self._course.answered(now)
+        self._door.admission.started(self.request.id, now)
         return True
 
     def _done(self, outcome: Outcome) -> None:
         self._forwarding = None
-        self._leave_replica(_blames_replica(outcome))
+        self._leave_replica(is_replicas_fault(outcome))
         match outcome.end:
-            case End.COMPLETED | End.CLIENT_GONE:
-                self._close(self._usage(outcome) or self._upper_bound(outcome))
+            case End.COMPLETED if outcome.status == 200:
+                self._close(self._usage(outcome))
+            case End.COMPLETED:
+                self._close(None, Ending.REFUSED, f"replica_{outcome.status}")
+            case End.CLIENT_GONE:
+                has_all = self._inquiry.surface.last_event in outcome.tail  # many do not wait for the end in form
+                usage = self._usage(outcome) or TokenUsage(*self._size.most_used)  # nobody knows how much it was
+                self._close(usage, Ending.OK if has_all else Ending.CLIENT_GONE)
             case End.FAILED_AFTER | End.UNFINISHED:
                 self._carry_on()
             case _:
                 self._declined = outcome if outcome.end is End.DECLINED else None
-                self._carry_on() if self._exchange.is_started else self._try_again()
+                if self._exchange.is_started:
+                    self._carry_on()
+                elif self._chain is not None and self._chain.holds_back(outcome.status):
+                    self._turned_down(outcome)
+                else:
+                    self._try_again()
 
     def replica_lost(self) -> None:
         """Its replica hangs, or is gone without its connection saying so."""
+        if self._stop_forwarding(is_blamed=True):
+            self._carry_on() if self._exchange.is_started else self._try_again()
+
+    def _stop_forwarding(self, is_blamed: bool | None) -> bool:
         if self._forwarding is None:
-            return
+            return False
         self._forwarding.cancel()
         self._forwarding = None
         self._exchange.watcher = self
-        self._leave_replica(is_blamed=True)
-        self._carry_on() if self._exchange.is_started else self._try_again()
+        self._leave_replica(is_blamed)
+        return True
+
+    def _leave_replica(self, is_blamed: bool | None) -> None:
+        stay, self._stay = self._stay, None
+        if stay is not None and stay.end(is_blamed, self._door.now()):
+            self._door.replica_changed(stay.replica)
 
     def _try_again(self) -> None:
         """The client has seen nothing yet."""
-        replica = self._next_replica(self.request.prompt_tokens)
+        may_retry = len(self._tried) < _MOST_TRIES and self._door.retries.take()
+        replica = self._next_replica(self.request.prompt_tokens) if may_retry else None
         if replica is not None:
-            self._send(replica)
+            self._door.recorder.retried(self.request.model)
+            self._exchange.watcher = self
+            backoff_s = _BACKOFF_S * 2 ** (len(self._tried) - 1) * self._door.random.random()
+            asyncio.get_running_loop().call_later(backoff_s, self._retry, replica)
+        elif self._fall_back(Failure.ERROR):
+            pass
         elif self._declined is not None and self._declined.status is not None:
             self._pass_on_declined(self._declined)
         else:
             self._refuse(EngineUnavailable("no replica could take this request", retry_after_s=1.0))
 
+    def _retry(self, replica: Replica) -> None:
+        if self._is_open:
+            self._send(replica)
+
     def _carry_on(self) -> None:
-        """The client has seen a part: the rest must follow it without a gap, or the stream ends with an error."""
+        """The client has seen a part: the rest must follow it without a gap, or the stream ends with an error.
+
+        The retry budget has no say: hundreds of streams may lose their replica at once, and each is owed its rest.
+        """
         record = self._record
-        envelope = record.envelope(self._body) if record is not None else None
+        self._num_moves += 1
+        envelope = record.envelope(self._body) if record is not None and self._num_moves <= _MOST_MOVES else None
         replica = self._next_replica(self.request.kv_tokens) if envelope is not None else None
         if replica is not None and replica.relays:
+            self._door.recorder.carried_on(self.request.model)
             self._send(replica, envelope)
             return
         error = EngineFailed("the replica failed in the middle of the answer")
-        self._exchange.write(error_event(error, self.request.id, self._surface.convention), is_last=True)
-        self._close(self._usage(None))
+        self._exchange.write(error_event(error, self.request.id, self._inquiry.surface.convention), is_last=True)
+        self._close(self._usage(None), *ending_of(error))
 
     def _next_replica(self, known_tokens: int) -> Replica | None:
-        if not self._is_open or len(self._tried) >= _MOST_TRIES or not self._door.retries.take():
+        if not self._is_open:
             return None
-        door = self._door
-        choice = door.admission.reroute(self.request.id, door.now(), frozenset(self._tried), known_tokens)
+        door, tried = self._door, frozenset(self._tried)
+        is_begun = self._exchange.is_started
+        choice = door.admission.reroute(self.request.id, door.now(), tried, known_tokens, is_begun=is_begun)
         if choice is None or choice.replica is None:
             return None
         return door.replicas[choice.replica.id]
 
-    def _leave_replica(self, is_blamed: bool | None) -> None:
-        """None: what happened says nothing about the replica."""
-        replica, self._replica = self._replica, None
-        if replica is None:
-            return
-        replica.riders.discard(self)
-        attempt, self._attempt, now = self._attempt, None, self._door.now()
-        if attempt is None:
-            return
-        was_tripped = replica.breaker.is_tripped(now)
-        if is_blamed is None:
-            attempt.abandoned(now)
-        else:
-            attempt.failed(now) if is_blamed else attempt.succeeded(now)
-        if replica.breaker.is_tripped(now) != was_tripped:
-            self._door.replica_changed(replica)
+    # -- to another model
+
+    def _turned_down(self, outcome: Outcome) -> None:
+        """An answer that no other replica of this model would change, but the next model might."""
+        failure = failure_of_answer(outcome.status, outcome.tail)
+        if failure is None or not self._fall_back(failure):
+            self._pass_on_declined(outcome)
+
+    def _too_slow(self) -> None:
+        if self._is_open and not self._exchange.is_started:
+            self._fall_back(Failure.SLOW)
+
+    def _fall_back(self, failure: Failure) -> bool:
+        """On to the next model of the chain, if there is one, as if that had been asked for. What is reserved stays."""
+        move = self._chain.move(failure, self.request) if self._chain is not None else None
+        if move is None:
+            return False
+        self._stop_forwarding(is_blamed=None)
+        self._door.finished(self.request.id, Used(self.request.prompt_tokens, 0))
+        self._door.recorder.fell_back(self.request.model, move.request.model, failure.value)
+        self.request, self._size, self._body = move
+        self._tried, self._record, self._declined = set(), None, None
+        self._bill.stop()
+        self._course.starts_over()
+        self._submit()
+        return True
 
     # -- the client
 
     def client_gone(self) -> None:
         """It left before anything was forwarded: waiting for the limiter, for a place, or for another replica."""
-        self._close(None)
+        self._close(None, Ending.CLIENT_GONE)
 
     def pause(self) -> None:
         pass  # nothing is being written
@@ -242,15 +280,21 @@ class Passage:
 
     # -- out
 
+    def _headers(self) -> bytes:
+        headers = self._door.id_header(self.request.id)
+        return headers if self._chain is None else headers + self._chain.header
+
     def _refuse(self, error: PenstockError) -> None:
-        self._door.refuse(self._exchange, self._surface.convention, error, self.request.id)
-        self._close(None)
+        self._door.refuse(self._exchange, self._inquiry.surface.convention, error, self.request.id)
+        self._door.recorder.refused(error)
+        self._close(None, *ending_of(error))
 
     def _pass_on_declined(self, outcome: Outcome) -> None:
         """Every replica said no: the client gets the last one's answer."""
         assert outcome.status is not None
-        self._exchange.respond(outcome.status, JSON + self._door.id_header(self.request.id), outcome.tail)
-        self._close(None)
+        self._exchange.respond(outcome.status, JSON + self._headers(), outcome.tail)
+        ending = Ending.FAILED if outcome.status >= 500 else Ending.REFUSED
+        self._close(None, ending, f"replica_{outcome.status}")
 
     def _usage(self, outcome: Outcome | None) -> TokenUsage | None:
         if outcome is not None and outcome.status != 200:
@@ -258,46 +302,24 @@ class Passage:
         found = find_usage(outcome.tail) if outcome is not None else None
         if found is None and self._record is not None and (prompt := self._record.prompt_tokens) is not None:
             found = TokenUsage(prompt, self._record.num_tokens)
+        if found is not None:
+            self._size.learn(found.input_tokens)
         return found
 
-    def _upper_bound(self, outcome: Outcome) -> TokenUsage | None:
-        """Of a client that left before it was told: a replica has worked for it, and nobody knows how much."""
-        if outcome.end is not End.CLIENT_GONE:
-            return None
-        return TokenUsage(self.request.prompt_tokens, self.request.max_tokens)
-
-    def _close(self, usage: TokenUsage | None) -> None:
+    def _close(self, usage: TokenUsage | None, ending: Ending = Ending.OK, reason: str = "") -> None:
         if not self._is_open:
             return
         self._is_open = False
         self._exchange.watcher = None
-        used = Used(usage.input_tokens, usage.output_tokens) if usage is not None else None
-        self._door.closed(self, self._caller, usage)
-        if self._held is not None:
-            if usage is None:
-                self._door.limiter.release(self._held)
-            else:
-                self._door.limiter.settle(self._held, usage.total)
-        self._door.finished(self.request.id, used)
-
-
-def _blames_replica(outcome: Outcome) -> bool | None:
-    if outcome.end is End.CLIENT_GONE:
-        return None
-    if outcome.end is End.DECLINED:
-        return None if outcome.status in _BUSY else True
-    return outcome.end in (End.FAILED_BEFORE, End.FAILED_AFTER)
-
-
-def _refusal(shed: Shed) -> PenstockError:
-    if shed.reason is ShedReason.TOO_LARGE:
-        return ContextLengthExceeded("prompt and output limit fit no replica of this model")
-    if shed.reason is ShedReason.NO_REPLICA:
-        return EngineUnavailable(
-            "no replica of this model is ready", reason=shed.reason.value, retry_after_s=shed.retry_after_s
-        )
-    return Overloaded(
-        f"too much is asked of this model: {shed.reason.value}",
-        reason=shed.reason.value,
-        retry_after_s=shed.retry_after_s,
-    )
+        if self._chain is not None:
+            self._chain.close()
+        door, request = self._door, self.request
+        if usage is not None:
+            self._bill.close(request.model, usage)
+            door.lengths.learn(request.tenant, request.model, usage.output_tokens)
+        else:
+            self._bill.stop()
+        if self._toll is not None:
+            self._toll.settle(usage.total if usage is not None else None)
+        door.finished(request.id, Used(usage.input_tokens, usage.output_tokens) if usage is not None else None)
+        door.recorder.ended(self._course.facts(self._inquiry, request.model, usage, ending, reason, door.now()))

@@ -1,7 +1,8 @@
 """The replicas a gateway sends work to: how to reach each, and what it last said of itself.
 
-A penstock replica pushes a report whenever it changes; one that falls silent is stale, then out (`core.replica`). A
-server that has no such reports is a provider: it counts as ready and as large as it likes, and its failures speak.
+A penstock replica pushes a report whenever it changes; one that falls silent is stale, then out (`core.replica`), and
+one that reports work without steps hangs. A server that has no such reports is a provider: as large as it likes, and
+asked at an interval whether it is there.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import msgspec
 from penstock.api import relay
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.replica import UNBOUNDED, ReplicaSnapshot, ReplicaState
-from penstock.gateway.health.breaker import BreakerSettings, CircuitBreaker
-from penstock.gateway.health.slow_start import SlowStart, SlowStartSettings
+from penstock.gateway.health.probe import Prober
+from penstock.gateway.health.replica_health import ReplicaHealth
+from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.http.call import Call, Failure
 from penstock.gateway.http.message import ResponseHead, render
 from penstock.gateway.http.upstream import Upstream
 
-_RETRY_S = 0.25
-_SILENT_S = 3.0  # without a report, though they come every second: it hangs
+_RETRY_S, _MOST_RETRY_S = 0.25, 1.0
+_LOOK_S = 0.5  # how often a provider is looked at: its breaker and its share change by time alone
+_NEEDS_SECRET = b'"permission_denied"'  # so says a penstock replica to a gateway that does not know its secret
 _DECODE_SPEED = 2000.0  # tokens per second, of a replica that has measured nothing yet
 
 _reports = msgspec.json.Decoder(ReplicaReport)
@@ -31,20 +34,31 @@ _reports = msgspec.json.Decoder(ReplicaReport)
 class Rider(Protocol):
     """A request that is at a replica."""
 
+    is_stream: bool
+
     def replica_lost(self) -> None: ...
 
 
 class Replica:
-    def __init__(self, url: str, *, model: str, upstream: Upstream, key: str | None, secret: str | None) -> None:
-        self.id = url
+    def __init__(
+        self, url: str, *, model: str, upstream: Upstream, key: str | None = None, secret: str | None = None,
+        health: HealthSettings | None = None, probe_every_s: float | None = None,
+        deep_probe_every_s: float | None = None, id: str | None = None, served_as: str | None = None,
+    ) -> None:  # fmt: skip
+        """`model`: the pool it is in; `served_as`: what it calls the model itself, if that is another name."""
+        self.id = id or url
         self.model = model
+        self.served_as = served_as or model
         self.upstream = upstream
         self.riders: set[Rider] = set()
-        self.snapshot = ReplicaSnapshot(id=url, url=url, models=(model,), state=ReplicaState.OUT)
+        self.text = ""  # the digest of its tokenizer and chat template; empty: it has not said
         self.relays = False  # streams can be carried on: it is a penstock replica
-        self.breaker = CircuitBreaker(BreakerSettings())
-        self._slow_start = SlowStart(SlowStartSettings())
-        self._was_ready = False
+        self.health = ReplicaHealth(health)
+        self.breaker = self.health.breaker
+        self.probe_every_s = probe_every_s  # None: as all are
+        self.deep_probe_every_s = deep_probe_every_s
+        self._said = ReplicaSnapshot(id=self.id, url=url, models=(model,), state=ReplicaState.OUT)
+        self.snapshot = self._said  # with what this gateway thinks of it
         headers = [(b"content-type", b"application/json")]
         if key is not None:
             headers.append((b"authorization", b"Bearer " + key.encode()))
@@ -52,39 +66,49 @@ class Replica:
             headers.append((relay.SECRET_HEADER.encode(), secret.encode()))
         self.headers = render(headers)
 
-    def heard(self, snapshot: ReplicaSnapshot, now: float) -> None:
-        """One that comes back starts slowly: its cache is cold, and what took it out may do so again."""
-        if snapshot.state is ReplicaState.READY and self.snapshot.state is ReplicaState.OUT and self._was_ready:
-            self._slow_start.begin(now)
-        self._was_ready |= snapshot.state is ReplicaState.READY
-        self.snapshot = snapshot
+    @property
+    def url(self) -> str:
+        return self._said.url
+
+    def heard(self, said: ReplicaSnapshot) -> None:
+        self._said = said
+
+    def lost(self) -> None:
+        self._said = msgspec.structs.replace(self._said, state=ReplicaState.OUT)
 
     def seen(self, now: float) -> ReplicaSnapshot:
-        """What it said, and what this gateway thinks of it."""
-        return msgspec.structs.replace(
-            self.snapshot, is_tripped=self.breaker.is_tripped(now), share=self._slow_start.share(now)
-        )
+        self.snapshot = self.health.mark(self._said, now)
+        return self.snapshot
+
+    def send_riders_away(self) -> None:
+        """It hangs, or is gone: what it has of ours goes on elsewhere."""
+        for rider in list(self.riders):
+            rider.replica_lost()
 
 
 Changed = Callable[[Replica], None]
 
 
 class Follower:
-    """Reads one replica's reports for as long as the gateway runs."""
+    """Reads one replica's reports for as long as the gateway runs; of a server that has none, sees to its probes."""
 
     def __init__(self, replica: Replica, changed: Changed) -> None:
         self._replica = replica
         self._changed = changed
         self._loop = asyncio.get_running_loop()
+        self._silent_after_s = replica.health.settings.silent_after_s
         self._call: Call | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._prober: asyncio.Task[None] | None = None
+        self._head: ResponseHead | None = None
         self._rest = b""
-        self._has_reports = False
-        self._is_penstock = False
+        self._retry_s = _RETRY_S
         self._heard_at = self._loop.time()
         self._connect()
 
     def close(self) -> None:
+        if self._prober is not None:
+            self._prober.cancel()
         if self._timer is not None:
             self._timer.cancel()
         if self._call is not None:
@@ -93,19 +117,22 @@ class Follower:
     # -- what the replica says
 
     def head(self, head: ResponseHead) -> None:
-        content_type = head.headers.get(b"content-type", b"")
-        self._has_reports = head.status == 200 and content_type.startswith(b"text/event-stream")
-        self._is_penstock = self._has_reports or head.status in (403, 503)  # a secret is missing; it is just starting
+        self._head = head
         self._rest = b""
 
     def data(self, data: bytes, is_last: bool) -> None:
         self._heard_at = self._loop.time()
-        if self._has_reports:
-            *events, self._rest = (self._rest + data).split(b"\n\n")
+        assert self._head is not None
+        self._rest += data
+        content_type = self._head.headers.get(b"content-type", b"")
+        has_reports = self._head.status == 200 and content_type.startswith(b"text/event-stream")
+        if has_reports:
+            *events, self._rest = self._rest.split(b"\n\n")
             if events:
                 self._take(events[-1])
         if is_last:
-            self._lost() if self._is_penstock else self._is_provider()
+            is_unclear = has_reports or self._head.status >= 500 or _NEEDS_SECRET in self._rest
+            self._lost() if is_unclear else self._is_provider()
 
     def failed(self, failure: Failure) -> None:
         self._lost()
@@ -118,45 +145,77 @@ class Follower:
         self._watch()
 
     def _watch(self) -> None:
-        if self._loop.time() - self._heard_at > _SILENT_S:
+        if self._loop.time() - self._heard_at > self._silent_after_s:
             if self._call is not None:
                 self._call.cancel()
             self._lost()
             return
-        self._timer = self._loop.call_later(_SILENT_S / 4, self._watch)
+        self._timer = self._loop.call_later(self._silent_after_s / 4, self._watch)
 
     def _take(self, event: bytes) -> None:
         try:
             report = _reports.decode(event.removeprefix(b"data: "))
         except msgspec.DecodeError:
             return
-        self._replica.relays = True
-        self._tell(_snapshot(self._replica, report, self._heard_at))
+        replica = self._replica
+        replica.relays = True
+        replica.text = report.text
+        self._retry_s = _RETRY_S
+        if self._prober is None:
+            prober = self._new_prober(replica.health.settings.deep_probe_every_s)
+            self._prober = self._loop.create_task(prober.watch_engine())
+        is_lost = replica.health.hangs(report, self._heard_at)
+        replica.heard(_snapshot(replica, report, self._heard_at))
+        self._changed(replica)
+        if is_lost:
+            replica.send_riders_away()
 
     def _is_provider(self) -> None:
-        """It is asked no more; how much it can take, and whether it works, its answers tell."""
+        """How much it can take, its answers tell; whether it is there, probes, unless they are not wanted."""
         if self._timer is not None:
             self._timer.cancel()
+        self._call = None
         replica = self._replica
-        self._tell(
+        if replica.probe_every_s != 0:
+            replica.health.await_probe()
+            self._prober = self._loop.create_task(self._new_prober(0.0).watch_server())
+        replica.heard(
             ReplicaSnapshot(
-                id=replica.id, url=replica.id, models=(replica.model,), state=ReplicaState.READY, reports=False,
+                id=replica.id, url=replica.url, models=(replica.model,), state=ReplicaState.READY, reports=False,
                 max_sequences=UNBOUNDED, step_tokens=UNBOUNDED,
             )
         )  # fmt: skip
+        self._look()
+
+    def _look(self) -> None:
+        self._changed(self._replica)
+        self._timer = self._loop.call_later(_LOOK_S, self._look)
+
+    def _new_prober(self, deep_every_s: float) -> Prober:
+        replica = self._replica
+        every_s, own_deep_s = replica.probe_every_s, replica.deep_probe_every_s
+        return Prober(
+            replica,
+            self._probed,
+            every_s=replica.health.settings.probe_every_s if every_s is None else every_s,
+            deep_every_s=deep_every_s if own_deep_s is None else own_deep_s,
+        )
+
+    def _probed(self) -> None:
+        replica = self._replica
+        self._changed(replica)
+        if replica.relays and not replica.health.is_in:
+            replica.send_riders_away()
 
     def _lost(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._call = None
-        self._tell(msgspec.structs.replace(self._replica.snapshot, state=ReplicaState.OUT))
-        for rider in list(self._replica.riders):
-            rider.replica_lost()
-        self._timer = self._loop.call_later(_RETRY_S, self._connect)
-
-    def _tell(self, snapshot: ReplicaSnapshot) -> None:
-        self._replica.heard(snapshot, self._loop.time())
+        self._replica.lost()
         self._changed(self._replica)
+        self._replica.send_riders_away()
+        self._timer = self._loop.call_later(self._retry_s, self._connect)
+        self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)
 
 
 def _snapshot(replica: Replica, report: ReplicaReport, heard_at: float) -> ReplicaSnapshot:
@@ -168,7 +227,7 @@ def _snapshot(replica: Replica, report: ReplicaReport, heard_at: float) -> Repli
     step_s = report.decode_step_s
     return ReplicaSnapshot(
         id=replica.id,
-        url=replica.id,
+        url=replica.url,
         models=(replica.model,),
         taken_at=heard_at,
         max_sequences=min(report.max_num_seqs, report.max_open) or 1,
@@ -177,7 +236,7 @@ def _snapshot(replica: Replica, report: ReplicaReport, heard_at: float) -> Repli
         step_tokens=report.chunk_tokens or 1,
         prefill_tokens_per_s=report.prefill_tokens_per_s or 2000.0,
         decode_tokens_per_s=max(report.num_running, 1) / step_s if step_s else _DECODE_SPEED,
-        waiting=report.num_waiting,
+        waiting=max(report.num_waiting, report.num_open - report.num_running),  # the engine counts after a step
         running=report.num_running,
         prefill_tokens=report.queued_tokens,
         kv_active_tokens=report.kv_active_tokens,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _SHARE = 0.2
-_MOST = 50.0  # in hand: a replica that dies takes all its requests with it
+_MOST = 512.0  # in hand: a replica that dies takes all its requests with it
 
 
 class RetryBudget:

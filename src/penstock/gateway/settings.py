@@ -9,12 +9,14 @@ models:
   gpt-4o-mini:
     replicas: [https://api.openai.com]
     key_env: OPENAI_API_KEY
+    fallback: [smollm2]
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import astuple, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -22,19 +24,37 @@ from msgspec import Meta
 from penstock.core.config import build
 from penstock.core.errors import ConfigError
 from penstock.core.settings import setting
+from penstock.core.slo import Seconds
+from penstock.gateway.health.settings import HealthSettings, Period
 from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.replicas import Replica
-from penstock.router.routes import PoolShare, Route, RouteTable
+from penstock.gateway.route_settings import pool_name, rule_set, versions_of
+from penstock.router.routes import Failure, Fallback, PoolShare, Route, RouteTable
+from penstock.tenancy.prices import Price
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_PAID_PROBE_S = 60.0  # a server that wants a key is somebody else's, and asked rarely
 
 
 @dataclass(frozen=True)
 class ModelSettings:
+    """A model has replicas, or versions that have them, or rules that lead to other models."""
+
     replicas: list[str] = field(default_factory=list)  # URLs of penstock replicas, or of OpenAI-compatible servers
+    served_as: str | None = None  # the name that the replicas know it by; auto: the one it has here
+    versions: dict[str, Any] = field(default_factory=dict)  # each with a weight, replicas, and what is not as above
+    rules: list[dict[str, Any]] = field(default_factory=list)  # the first that fires says where to
+    default: str | None = None  # where to when none fires
+    dry_run: bool = False  # all go to the default; it is shown where they would have gone
     aliases: list[str] = field(default_factory=list)
     key_env: str | None = None  # the environment variable with the key that the servers want
     secret_env: str | None = None  # the one with the replicas' gateway_secret
+    fallback: list[str] = field(default_factory=list)  # models to go on to, in this order, when this one cannot
+    fallback_on: list[Literal["error", "slow", "context"]] = field(default_factory=lambda: ["error", "slow", "context"])
+    price: Price = field(default_factory=Price)  # per million tokens: input, output, and cached if that is cheaper
+    slow_after_s: Seconds | None = None  # time to the first byte after which the next model is tried; none: never
+    probe_every_s: Period | None = None  # of servers without reports; auto: health's, with a key 60; 0: never
+    deep_probe_every_s: Period | None = None  # auto: of penstock replicas health's, of others never
 
 
 @dataclass(frozen=True)
@@ -49,6 +69,12 @@ class GatewaySettings:
         "closed", "when Redis does not answer: refuse, or let everybody in"
     )
     allow_anonymous: bool = setting(False, "listen beyond loopback though there are no tenants: anybody may use it")
+    admin_host: str = setting("127.0.0.1", "address of the admin port")
+    admin_port: Annotated[int, Meta(ge=0, le=65535)] | None = setting(
+        None, "port of the admin API and /metrics; 0 picks a free one; not set: on loopback the same, else none"
+    )
+    request_log: bool = setting(True, "a line in the log for each request")
+    health: HealthSettings = field(default_factory=HealthSettings)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def pools(self) -> dict[str, ModelSettings]:
@@ -57,19 +83,70 @@ class GatewaySettings:
         return {name: build(ModelSettings, values, where=f"models.{name}.") for name, values in self.models.items()}
 
 
-def routes_of(pools: dict[str, ModelSettings]) -> RouteTable:
-    return RouteTable(Route(name, (PoolShare(name),), aliases=tuple(pool.aliases)) for name, pool in pools.items())
+_OF_THE_MODEL = ("aliases", "fallback", "fallback_on", "slow_after_s", "versions", "rules", "default", "dry_run")
 
 
-def replicas_of(pools: dict[str, ModelSettings]) -> list[Replica]:
+def pools_of(models: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
+    """Every version is a pool of its own, `model@version`: the model's settings, with the version's in their place."""
+    found = {}
+    for name, model in models.items():
+        if model.rules:
+            continue
+        plain = replace(model, versions={}, served_as=model.served_as or name)
+        for version, (_, own) in versions_of(name, model.versions).items():
+            where = f"models.{name}.versions.{version}."
+            for key in own.keys() & _OF_THE_MODEL:
+                raise ConfigError(f"'{key}' is a setting of '{name}', not of one version", param=f"{where}{key}")
+            built = build(ModelSettings, own, where=where)
+            found[pool_name(name, version)] = replace(plain, **{key: getattr(built, key) for key in own})
+        if not model.versions:
+            found[name] = plain
+        elif model.replicas:
+            raise ConfigError(f"'{name}' has versions, and replicas that are of none", param=f"models.{name}.replicas")
+    return found
+
+
+def routes_of(models: dict[str, ModelSettings]) -> RouteTable:
+    return RouteTable(_route(name, model) for name, model in models.items())
+
+
+def _route(name: str, model: ModelSettings) -> Route:
+    after = frozenset(map(Failure, model.fallback_on))
+    rules = rule_set(name, model.rules, model.default, dry_run=model.dry_run) if model.rules else None
+    if rules is not None and (model.replicas or model.versions or model.fallback):
+        raise ConfigError(f"'{name}' has rules: replicas and fallbacks are for the models they lead to", param="rules")
+    versions = versions_of(name, model.versions)
+    shares = [PoolShare(pool_name(name, version), *astuple(one.share)) for version, one in versions.items()]
+    return Route(
+        name,
+        tuple(shares) if shares or rules is not None else (PoolShare(name),),
+        versions={version: pool_name(name, version) for version in versions},
+        aliases=tuple(model.aliases),
+        fallbacks=tuple(Fallback(other, after) for other in model.fallback),
+        slow_after_s=model.slow_after_s,
+        rules=rules,
+    )
+
+
+def replicas_of(models: dict[str, ModelSettings], health: HealthSettings | None = None) -> list[Replica]:
+    pools = pools_of(models)
+    counts = Counter(url for pool in pools.values() for url in pool.replicas)
     found = []
     for name, pool in pools.items():
         if not pool.replicas:
             raise ConfigError(f"model '{name}' has no replicas", param=f"models.{name}.replicas")
         key, secret = _from_environment(pool.key_env), _from_environment(pool.secret_env)
+        probe_every_s = pool.probe_every_s
+        if probe_every_s is None and key is not None:
+            probe_every_s = _PAID_PROBE_S
         found += [
-            Replica(url, model=name, upstream=Upstream.from_url(url), key=key, secret=secret) for url in pool.replicas
-        ]
+            Replica(
+                url, model=name, served_as=pool.served_as, upstream=Upstream.from_url(url), key=key, secret=secret, health=health,
+                probe_every_s=probe_every_s, deep_probe_every_s=pool.deep_probe_every_s,
+                id=url if counts[url] == 1 else f"{url}#{name}",  # one provider may have many models
+            )
+            for url in pool.replicas
+        ]  # fmt: skip
     return found
 
 

@@ -26,18 +26,21 @@ def find_usage(tail: bytes) -> TokenUsage | None:
         end = at
         try:
             found, _ = _decode(tail[at + len(_KEY) :].decode(errors="replace").lstrip())
-        except ValueError:
-            continue  # cut off by the beginning of the next event
+        except (ValueError, RecursionError):
+            continue  # cut off by the beginning of the next event, or nobody's usage
         if isinstance(found, dict):
             return _usage(found)
     return None
 
 
 def _usage(found: dict[str, object]) -> TokenUsage:
+    """Anthropic counts a prompt in parts: what came from a cache, or went into one, is not among its input tokens."""
     details = found.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else found.get("cache_read_input_tokens")
+    parts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    prompt = [found.get(part) for part in parts] if "prompt_tokens" not in found else [found["prompt_tokens"]]
     return TokenUsage(
-        _number(found.get("prompt_tokens", found.get("input_tokens"))),
+        sum(map(_number, prompt)),
         _number(found.get("completion_tokens", found.get("output_tokens"))),
         _number(cached),
     )

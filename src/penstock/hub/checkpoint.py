@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.core.model_config import ModelConfig
+from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
 from penstock.hub.stored import FloatArray, StoredTensor
-
-
-@dataclass(frozen=True)
-class TokenizerFiles:
-    """A Hugging Face tokenizer: tokenizer.json and what lies around it."""
-
-    tokenizer_json: Path
-    config: dict[str, Any]  # tokenizer_config.json with special_tokens_map.json; may be empty
-    chat_template: str | None
-
-
-@dataclass(frozen=True)
-class TokenizerMetadata:
-    """A tokenizer described by GGUF metadata: the `tokenizer.*` keys, as plain Python values."""
-
-    metadata: dict[str, Any]
-    chat_template: str | None
 
 
 class Checkpoint(Protocol):

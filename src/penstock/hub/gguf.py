@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
 from penstock.core.model_config import ModelConfig, RopeScaling
-from penstock.hub.checkpoint import TokenizerMetadata
+from penstock.core.tokenizer_source import TokenizerMetadata
 from penstock.hub.families import FAMILY_FILES
 from penstock.hub.gguf_file import GGUFFile
 from penstock.hub.stored import FloatArray, StoredTensor

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
 from penstock.core.model_config import ModelConfig
-from penstock.hub.checkpoint import TokenizerFiles
+from penstock.core.tokenizer_source import TokenizerFiles
 from penstock.hub.fp8 import check_scales, input_scale_name, kv_scale_names, read_activations
 from penstock.hub.hf_config import model_config
 from penstock.hub.hf_directory import HFDirectory, read_json

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
 from penstock.core.model_config import ModelConfig
-from penstock.hub.checkpoint import TokenizerFiles
+from penstock.core.tokenizer_source import TokenizerFiles
 from penstock.hub.fp8 import read_activations
 from penstock.hub.hf_config import model_config
 

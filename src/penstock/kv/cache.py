@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.core.hashing import BlockHash, block_hash, root_hash
+from penstock.core.hashing import BlockHash, block_hash, chain_routing, root_hash, routing_root
 from penstock.kv.pool import BlockPool
+from penstock.kv.routing import RoutingBlocks
 
 
 class TokenHashes:
@@ -19,7 +20,9 @@ class TokenHashes:
 
     def __init__(self, namespace: str, block_size: int) -> None:
         self._root = root_hash(namespace)
+        self._namespace = namespace
         self._block_size = block_size
+        self._routing: list[int] = []  # once somebody asked
         self.hashes: list[BlockHash] = []
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -31,6 +34,14 @@ class TokenHashes:
 
     def parent(self, index: int) -> BlockHash:
         return self.hashes[index - 1] if index else self._root
+
+    def routing_hash(self, index: int, token_ids: Sequence[int], size: int) -> int:
+        """Of the routing block that ends at `(index + 1) * size` of these tokens."""
+        known = self._routing
+        if index >= len(known):
+            parent = known[-1] if known else routing_root(self._namespace)
+            known += chain_routing(parent, token_ids[len(known) * size :], size)
+        return known[index]
 
 
 @dataclass(frozen=True)
@@ -67,10 +78,13 @@ class BlockTable:
         """Make every block found whose content is complete now that `num_computed` tokens are in the cache."""
         if not self._cache.shares_prefixes:
             return
-        size = self._cache.pool.block_size
+        size, routing = self._cache.pool.block_size, self._cache.routing
         for index in range(self._num_published, min(num_computed // size, len(hashes.hashes))):
             tokens = token_ids[index * size : (index + 1) * size]
-            self._cache.pool.publish(self.block_ids[index], hashes.hashes[index], hashes.parent(index), tokens)
+            own = hashes.hashes[index]
+            is_new = self._cache.pool.publish(self.block_ids[index], own, hashes.parent(index), tokens)
+            if routing is not None and is_new and (index + 1) % routing.parts == 0:
+                routing.name(own, hashes.routing_hash(index // routing.parts, token_ids, routing.size))
             self._num_published = index + 1
         while self._announced and self._cache.pool.find(self._announced[0]) is not None:
             self._cache.retract(self._announced.pop(0))
@@ -84,9 +98,18 @@ class BlockTable:
 
 
 class KVCache:
-    def __init__(self, num_blocks: int, block_size: int, *, share_prefixes: bool = True) -> None:
+    """With `routing_tokens` it knows which routing blocks it holds; whoever asks for that must go on asking.
+
+    It does not if blocks cannot be shared, or if routing blocks are not made of whole blocks.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, share_prefixes: bool = True, routing_tokens: int = 0
+    ) -> None:
         self.pool = BlockPool(num_blocks, block_size)
         self.shares_prefixes = share_prefixes
+        can_route = share_prefixes and routing_tokens >= block_size and routing_tokens % block_size == 0
+        self.routing = RoutingBlocks(self.pool, routing_tokens) if can_route else None
         self._pending: Counter[BlockHash] = Counter()  # prompt blocks that running sequences are about to compute
 
     def blocks_for(self, num_tokens: int) -> int:

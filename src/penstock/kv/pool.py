@@ -36,6 +36,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict((i, None) for i in range(num_blocks))
         self._by_hash: dict[BlockHash, int] = {}
         self._children: dict[BlockHash, list[int]] = {}  # parent's hash -> published blocks that follow it
+        self._noted: list[BlockHash] | None = None
 
     @property
     def num_free(self) -> int:
@@ -76,19 +77,45 @@ class BlockPool:
                 if block.hash is None:  # nothing to find in it: first to be reused
                     self._free.move_to_end(block_id, last=False)
 
-    def publish(self, block_id: int, own: BlockHash, parent: BlockHash, token_ids: Sequence[int]) -> None:
-        """Make a complete block findable. If its content is known already, the older block stays the one found."""
+    def publish(self, block_id: int, own: BlockHash, parent: BlockHash, token_ids: Sequence[int]) -> bool:
+        """Make a complete block findable. False: its content is known already, and the older block is the one found."""
         if own in self._by_hash:
-            return
+            return False
         block = self._blocks[block_id]
         assert block.references > 0
         assert block.hash is None
         block.hash, block.parent, block.token_ids = own, parent, tuple(token_ids)
         self._by_hash[own] = block_id
         self._children.setdefault(parent, []).append(block_id)
+        if self._noted is not None and own in self._children:
+            self._noted.append(own)
+        return True
 
     def find(self, block_hash: BlockHash) -> int | None:
         return self._by_hash.get(block_hash)
+
+    def has_run(self, last: BlockHash, length: int) -> bool:
+        """Whether this block and those before it, `length` in all, can be found."""
+        by_hash, blocks, own = self._by_hash, self._blocks, last
+        for _ in range(length):
+            block_id = by_hash.get(own)
+            if block_id is None or (parent := blocks[block_id].parent) is None:
+                return False
+            own = parent
+        return True
+
+    def following(self, parent: BlockHash) -> list[BlockHash]:
+        """The published blocks that come next after `parent`, whether or not that one can be found."""
+        children = self._children.get(parent)
+        if children is None:
+            return []
+        return [own for block_id in children if (own := self._blocks[block_id].hash) is not None]
+
+    def note_changes(self) -> list[BlockHash]:
+        """From now on the hash of every block that can no longer be found is added to this list, and of every one that
+        can be found again while blocks that follow it still are."""
+        self._noted = []
+        return self._noted
 
     def find_partial(self, parent: BlockHash, token_ids: Sequence[int]) -> tuple[int, int] | None:
         """The published block after `parent` that agrees with `token_ids` longest: (block, tokens in common)."""
@@ -105,6 +132,8 @@ class BlockPool:
             return
         self.counters.evictions += 1
         del self._by_hash[block.hash]
+        if self._noted is not None:
+            self._noted.append(block.hash)
         siblings = self._children[block.parent]
         siblings.remove(block_id)
         if not siblings:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.core.errors import ModelMissing
 from penstock.core.model_config import ModelConfig
-from penstock.hub.checkpoint import TokenizerFiles, TokenizerMetadata
+from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
 from penstock.hub.stored import FloatArray, StoredTensor
 
 MOST_DRAWN_BY_CPU = 1 << 22

@@ -1,61 +1,83 @@
-"""Who can take a request at all. A filter is a reason and a test; the first test that fails names the reason."""
+"""Who can take a request at all. A filter is a reason and a function to the replicas it keeps; the first one that
+drops a replica names the reason. Where nothing is to be tested it returns what it was given."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from penstock.core.replica import STALE_AFTER_S, ReplicaSnapshot, ReplicaState
+from penstock.core.replica import ReplicaSnapshot, ReplicaState
+from penstock.router.prefix_index import PrefixIndex
 from penstock.router.request import EdgeRequest
 
-Test = Callable[[EdgeRequest, ReplicaSnapshot, float], bool]
+Replicas = Sequence[ReplicaSnapshot]
+Keep = Callable[[EdgeRequest, Replicas, float], Replicas]
+
+_HOLDERS, _DRAWN = 32, 64  # of very many replicas: how many of each kind are scored
+
+_READY = ReplicaState.READY
+_WORKING = (ReplicaState.READY, ReplicaState.DEGRADED)
 
 
 class Filter(NamedTuple):
     reason: str  # why a replica was dropped
-    keeps: Test
+    keep: Keep
 
 
-def serves_model(request: EdgeRequest, replica: ReplicaSnapshot, now: float) -> bool:
-    return request.model in replica.models
+def that_serve_model(request: EdgeRequest, replicas: Replicas, now: float) -> Replicas:
+    model = request.model
+    return [replica for replica in replicas if model in replica.models]
 
 
-def takes_work(request: EdgeRequest, replica: ReplicaSnapshot, now: float) -> bool:
-    if replica.state is ReplicaState.READY and now - replica.taken_at <= STALE_AFTER_S:
-        return True  # nearly always, and ten times as fast
-    return replica.state_at(now) in (ReplicaState.READY, ReplicaState.DEGRADED)
+def that_take_work(request: EdgeRequest, replicas: Replicas, now: float) -> Replicas:
+    # The first half holds nearly always, and is ten times as fast.
+    return [r for r in replicas if (r.state is _READY and now <= r.fresh_until) or r.state_at(now) in _WORKING]
 
 
-def is_not_tripped(request: EdgeRequest, replica: ReplicaSnapshot, now: float) -> bool:
-    return not replica.is_tripped
+def that_are_not_tripped(request: EdgeRequest, replicas: Replicas, now: float) -> Replicas:
+    return [replica for replica in replicas if not replica.is_tripped]
 
 
-def fits_context(request: EdgeRequest, replica: ReplicaSnapshot, now: float) -> bool:
-    tokens = request.prompt_tokens + request.max_tokens
-    return tokens <= replica.max_context_tokens and tokens <= replica.kv_capacity_tokens
+def that_fit_context(request: EdgeRequest, replicas: Replicas, now: float) -> Replicas:
+    tokens = request.context_tokens
+    if tokens is None:
+        tokens = request.prompt_tokens + request.max_tokens
+    return [r for r in replicas if tokens <= r.max_context_tokens and tokens <= r.kv_capacity_tokens]
 
 
-def is_allowed(request: EdgeRequest, replica: ReplicaSnapshot, now: float) -> bool:
-    return (request.allowed is None or replica.id in request.allowed) and replica.id not in request.avoid
+def that_are_allowed(request: EdgeRequest, replicas: Replicas, now: float) -> Replicas:
+    allowed, avoid = request.allowed, request.avoid
+    if allowed is None and not avoid:
+        return replicas
+    return [r for r in replicas if (allowed is None or r.id in allowed) and r.id not in avoid]
 
 
-MODEL = Filter("other_model", serves_model)
-STATE = Filter("not_ready", takes_work)
-BREAKER = Filter("breaker_open", is_not_tripped)
-CONTEXT = Filter("context_too_short", fits_context)
-ALLOW_LIST = Filter("not_allowed", is_allowed)
+MODEL = Filter("other_model", that_serve_model)
+STATE = Filter("not_ready", that_take_work)
+BREAKER = Filter("breaker_open", that_are_not_tripped)
+CONTEXT = Filter("context_too_short", that_fit_context)
+ALLOW_LIST = Filter("not_allowed", that_are_allowed)
 
 DEFAULT_FILTERS = (MODEL, STATE, BREAKER, CONTEXT, ALLOW_LIST)
 
 
-def prefer_ready(replicas: Sequence[ReplicaSnapshot], now: float) -> Sequence[ReplicaSnapshot]:
+def prefer_ready(replicas: Replicas, now: float) -> Replicas:
     """The degraded are for when nobody else is left."""
-    ready = [r for r in replicas if r.state is ReplicaState.READY and now - r.taken_at <= STALE_AFTER_S]
-    return ready or replicas
+    return [r for r in replicas if r.state is _READY and now <= r.fresh_until] or replicas
 
 
-def prefer_warm(replicas: Sequence[ReplicaSnapshot], draw: float) -> Sequence[ReplicaSnapshot]:
+def prefer_warm(replicas: Replicas, draw: float) -> Replicas:
     """Slow start: a replica with a share of 0.3 takes part in three picks of ten, unless nobody else is left."""
     luck = (draw * 997.0) % 1.0  # the tie-break reads the same draw: the multiple keeps the two independent
-    warm = [r for r in replicas if r.share > luck]
-    return warm or replicas
+    return [r for r in replicas if r.share > luck] or replicas
+
+
+def narrowed(request: EdgeRequest, replicas: Replicas, index: PrefixIndex) -> Replicas:
+    """Of very many: those who hold most of the prompt, and a drawn part of the others to spread the load over."""
+    step = len(replicas) // _DRAWN
+    first = int(request.draw * 991.0 % 1.0 * step)
+    holders = set(index.holders(request.hashes, _HOLDERS))
+    drawn = replicas[first::step]
+    if not holders:
+        return drawn
+    return [r for r in replicas if r.id in holders] + [r for r in drawn if r.id not in holders]

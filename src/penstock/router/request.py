@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.request import Priority
 
 
 class EdgeRequest(msgspec.Struct, frozen=True, gc=False):
     id: str
     model: str  # the pool it was routed to
-    prompt_tokens: int  # counted, or bounded from above
+    prompt_tokens: int  # counted, or estimated
     max_tokens: int  # the output limit
     tenant: str = ""
     priority: Priority = Priority.NORMAL
@@ -20,7 +23,23 @@ class EdgeRequest(msgspec.Struct, frozen=True, gc=False):
     fingerprint: int = 0  # equal for a request and its retry, so that who was told to come back is known again
     allowed: frozenset[str] | None = None  # replica ids; None: all
     avoid: frozenset[str] = frozenset()  # replica ids that were tried already
+    context_tokens: int | None = None  # what its longest sequence surely needs; None: all that it may
+    hashes: Sequence[int] = ()  # of the prompt's routing blocks, from its beginning; none: not known, or too short
+    block_tokens: int = ROUTING_TOKENS  # in each of them
+    expected_output: int = 0  # tokens, by what such requests had or a hint; 0: not known
+
+    def tokens_of(self, blocks: int) -> int:
+        """The prompt's tokens in its first blocks, as far as they need not be computed: the last one always is."""
+        tokens = blocks * self.block_tokens
+        return tokens if tokens < self.prompt_tokens else self.prompt_tokens - 1
+
+    @property
+    def output_tokens(self) -> int:
+        """What it probably comes to."""
+        expected, most = self.expected_output, self.max_tokens
+        return expected if 0 < expected < most else most
 
     @property
     def kv_tokens(self) -> int:
-        return self.prompt_tokens + self.max_tokens
+        """What it probably fills."""
+        return self.prompt_tokens + self.output_tokens

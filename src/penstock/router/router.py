@@ -2,56 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from penstock.core.replica import ReplicaSnapshot
-from penstock.router.filters import DEFAULT_FILTERS, Filter, prefer_ready, prefer_warm
-from penstock.router.pickers import Picker, best
+from penstock.router.filters import DEFAULT_FILTERS, Filter, narrowed, prefer_ready, prefer_warm
+from penstock.router.prefix_index import PrefixIndex
 from penstock.router.request import EdgeRequest
-from penstock.router.scorers import Scorer, least_loaded, session_affinity
+from penstock.router.strategies import RoutingSettings, Strategy
+
+_NOBODY: Mapping[str, int] = {}
+_MANY = 128  # candidates; more are not all scored
 
 
-class Weighted(NamedTuple):
-    name: str
-    weight: float
-    scorer: Scorer
-
-
-@dataclass(slots=True)
-class Choice:
+class Choice(msgspec.Struct):
     """A pick and why: kept with the request, shown in the console, replayed against other policies."""
 
     replica: ReplicaSnapshot | None  # None: every replica was dropped
     candidates: Sequence[ReplicaSnapshot] = ()
-    scores: dict[str, list[float]] = field(default_factory=dict)  # by scorer, in the order of the candidates
-    totals: list[float] = field(default_factory=list)
-    dropped: dict[str, str] = field(default_factory=dict)  # replica id to reason
-
-
-# A session's replica wins over any difference in load that bounded load lets stand.
-DEFAULT_SCORERS = (Weighted("least_loaded", 1.0, least_loaded), Weighted("session", 2.0, session_affinity()))
+    scores: dict[str, list[float]] = {}  # by scorer that had something to say, in the order of the candidates
+    totals: list[float] = []
+    dropped: dict[str, str] = {}  # replica id to reason
+    strategy: str = ""
+    matched: Mapping[str, int] = {}  # replica id to how many of the prompt's first blocks it holds
+    matched_tokens: int = 0  # what the picked one holds of the prompt
+    is_approximate: bool = False  # that is by what was sent there, or with events missing, not by what it says
 
 
 class Router:
+    """One strategy for all models, or one for each that has its own; one index of who holds what for all of them."""
+
     def __init__(
-        self,
-        filters: Sequence[Filter] = DEFAULT_FILTERS,
-        scorers: Sequence[Weighted] = DEFAULT_SCORERS,
-        picker: Picker = best,
-    ) -> None:
+        self, strategy: Strategy | None = None, by_model: Mapping[str, Strategy] | None = None,
+        filters: Sequence[Filter] = DEFAULT_FILTERS, index: PrefixIndex | None = None,
+    ) -> None:  # fmt: skip
+        self.index = index if index is not None else PrefixIndex()
+        self._strategy = strategy or RoutingSettings().build(self.index)
+        self._by_model = by_model or {}
         self._filters = tuple(filters)
-        self._scorers = tuple(scorers)
-        self._picker = picker
+
+    @classmethod
+    def from_settings(cls, routing: RoutingSettings, by_model: Mapping[str, RoutingSettings]) -> Router:
+        index = PrefixIndex()
+        return cls(routing.build(index), {name: own.build(index) for name, own in by_model.items()}, index=index)
 
     def usable(
         self, request: EdgeRequest, replicas: Sequence[ReplicaSnapshot], now: float
     ) -> tuple[Sequence[ReplicaSnapshot], dict[str, str]]:
         """Those that pass every filter, and for each other one the reason."""
         dropped: dict[str, str] = {}
-        for reason, keeps in self._filters:
-            kept = [replica for replica in replicas if keeps(request, replica, now)]
+        for reason, keep in self._filters:
+            kept = keep(request, replicas, now)
             if len(kept) != len(replicas):
                 ids = {replica.id for replica in kept}
                 dropped.update((replica.id, reason) for replica in replicas if replica.id not in ids)
@@ -62,19 +64,50 @@ class Router:
         usable, dropped = self.usable(request, replicas, now)
         return self.pick_among(request, usable, now, dropped)
 
+    def saved_tokens(self, request: EdgeRequest, replicas: Sequence[ReplicaSnapshot], now: float) -> Mapping[str, int]:
+        """The tokens of its prompt that each replica need not compute, where the model's strategy goes by that."""
+        index = self._by_model.get(request.model, self._strategy).index if request.hashes else None
+        if index is None:
+            return _NOBODY
+        index.expire(now)
+        return {name: request.tokens_of(blocks) for name, blocks in index.held(request.hashes, replicas).items()}
+
     def pick_among(
         self, request: EdgeRequest, usable: Sequence[ReplicaSnapshot], now: float, dropped: dict[str, str]
     ) -> Choice:
         """Score and pick, for who has already filtered."""
+        strategy = self._by_model.get(request.model, self._strategy)
         if not usable:
-            return Choice(None, dropped=dropped)
+            return Choice(None, dropped=dropped, strategy=strategy.name)
+        index = strategy.index if request.hashes else None
+        if index is not None:
+            index.expire(now)
+            if len(usable) > _MANY:
+                usable = narrowed(request, usable, index)
         usable = prefer_warm(prefer_ready(usable, now), request.draw)
         scores: dict[str, list[float]] = {}
         totals: list[float] = []
-        for name, weight, scorer in self._scorers:
-            scores[name] = values = scorer(request, usable)
+        for name, weight, scorer in strategy.scorers:
+            values = scorer(request, usable)
+            if values is None:
+                continue
+            scores[name] = values
             if totals:
                 totals = [total + weight * value for total, value in zip(totals, values, strict=True)]
             else:
                 totals = [weight * value for value in values]
-        return Choice(usable[self._picker(totals, request.draw)], usable, scores, totals, dropped)
+        if not totals:
+            totals = [0.0] * len(usable)
+        picked = usable[strategy.picker(totals, request.draw)]
+        choice = Choice(picked, usable, scores, totals, dropped, strategy.name)
+        if index is not None and (matched := index.held(request.hashes, usable)):
+            choice.matched = matched
+            choice.matched_tokens = request.tokens_of(matched.get(picked.id, 0))
+            choice.is_approximate = not index.is_exact(picked.id)
+        return choice
+
+    def routed(self, request: EdgeRequest, choice: Choice, now: float) -> None:
+        """The request goes where the choice says: to be called for every one that is sent, before the next pick."""
+        routed = self._by_model.get(request.model, self._strategy).routed
+        if routed is not None and choice.replica is not None:
+            routed(request, choice.replica, now)

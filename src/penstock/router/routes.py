@@ -1,22 +1,25 @@
 """From the name a client asked for to the pools that serve it, and where to go when a route fails.
 
-A route is data. It knows pools by name only; which replicas are in a pool is for the snapshots to say.
+A route is data. It knows pools by name only; which replicas are in a pool is for the snapshots to say. Who decides by
+what a request is like (`rules`) has no pools, but names the route it goes on to.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from penstock.core.config import nearest
 from penstock.core.errors import ConfigError, ModelNotFound
+from penstock.router.lots import is_among, race
+from penstock.router.rules import RuleSet
 
 
 class Failure(enum.StrEnum):
-    ERROR = "error"  # no replica, or every try before the first byte failed
-    SLOW = "slow"  # the first token is expected, or was seen, to take longer than the route allows
-    CONTEXT_LENGTH = "context_length"
+    ERROR = "error"  # no replica, too much is asked of them, or every try before the first byte failed
+    SLOW = "slow"  # the first byte takes longer than the route allows
+    CONTEXT_LENGTH = "context"
 
 
 ANY_FAILURE = frozenset(Failure)
@@ -28,6 +31,7 @@ class PoolShare:
 
     pool: str
     weight: float = 1.0
+    shadow: float = 0.0  # of the traffic of the other pools, how much it is sent a copy of
 
 
 @dataclass(frozen=True)
@@ -43,16 +47,40 @@ class Route:
     versions: dict[str, str] = field(default_factory=dict)  # "name@version" asks for this pool alone
     aliases: tuple[str, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
-    slow_after_s: float | None = None  # expected TTFT from which on a fallback for slowness is tried
+    slow_after_s: float | None = None  # to the first byte; from then on a fallback for slowness is tried
+    rules: RuleSet | None = None  # it has these instead of pools
+    version_of: str | None = None  # of "name@version": the name
+    revision: int = 0  # of the weights; 0: as the file has them
 
-    def pool(self, draw: float) -> str:
-        """The pool whose part of [0, 1) the draw falls in."""
-        left = draw * sum(share.weight for share in self.pools)
-        for share in self.pools:
-            left -= share.weight
-            if left < 0:
-                return share.pool
-        return self.pools[-1].pool
+    @property
+    def model(self) -> str:
+        """The name that a tenant must be allowed."""
+        return self.name if self.version_of is None else self.version_of
+
+    def pool(self, lot: float) -> str:
+        """The pool that a lot in [0, 1) falls to, always the same while the weights are: a session has one lot."""
+        pools = self.pools
+        return pools[0].pool if len(pools) == 1 else race(lot, [(share.pool, share.weight) for share in pools])
+
+    def shadows(self, lot: float, pool: str) -> list[str]:
+        """The pools that are sent a copy of what `pool` answered."""
+        shares = self.pools
+        return [s.pool for s in shares if s.shadow and s.pool != pool and is_among(lot, s.pool, s.shadow)]
+
+    def with_shares(self, weights: Mapping[str, float], shadows: Mapping[str, float], revision: int) -> Route:
+        """By version. What is not named stays, what is not known is nobody's; weights that come to nothing are none."""
+        versions = {pool: version for version, pool in self.versions.items()}
+        pools = tuple(
+            replace(
+                share,
+                weight=weights.get(versions.get(share.pool, ""), share.weight),
+                shadow=shadows.get(versions.get(share.pool, ""), share.shadow),
+            )
+            for share in self.pools
+        )
+        if not sum(share.weight for share in pools):
+            return self
+        return replace(self, pools=pools, revision=revision)
 
 
 class RouteTable:
@@ -66,16 +94,28 @@ class RouteTable:
             for alias in route.aliases:
                 self._add(alias, route)
             for name, pool in pinned.items():
-                self._add(name, Route(name, (PoolShare(pool),), fallbacks=route.fallbacks))
+                alone = (PoolShare(pool),)
+                self._add(name, replace(route, name=name, pools=alone, versions={}, aliases=(), version_of=route.name))
         for route in self.routes.values():
             for fallback in route.fallbacks:
-                if fallback.route not in self._names:
-                    raise ConfigError(f"route '{route.name}' falls back to '{fallback.route}', which is no route")
+                self._check(f"route '{route.name}' falls back to", fallback.route)
+            for target in route.rules.targets if route.rules is not None else ():
+                self._check(f"the rules of '{route.name}' lead to", target)
 
     def _add(self, name: str, route: Route) -> None:
         if name in self._names:
             raise ConfigError(f"'{name}' names two routes: '{self._names[name].name}' and '{route.name}'")
         self._names[name] = route
+
+    def _check(self, what: str, name: str) -> None:
+        if name not in self._names:
+            raise ConfigError(f"{what} '{name}', which is no route")
+        if self._names[name].rules is not None:
+            raise ConfigError(f"{what} '{name}', which has rules of its own: where that ends could not be seen here")
+
+    def with_routes(self, changed: Iterable[Route]) -> RouteTable:
+        """Another table, with these in place of those of their names."""
+        return RouteTable((self.routes | {route.name: route for route in changed}).values())
 
     def find(self, name: str, visible: Iterable[str] | None = None) -> Route:
         """By name, alias or name@version. The hint names only what the tenant may see."""

@@ -1,6 +1,7 @@
 """How good each replica is for a request: functions from (request, snapshots) to numbers in [0, 1].
 
-A scorer does not know its weight, nor the other scorers. A new policy is a new function.
+A scorer does not know its weight, nor the other scorers; about some requests it has nothing to say. A new policy is a
+new function, and a line in `strategies`.
 """
 
 from __future__ import annotations
@@ -11,18 +12,86 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from penstock.core.replica import ReplicaSnapshot
-from penstock.router.load import load_s
+from penstock.core.request import Priority
+from penstock.router.load import Load
+from penstock.router.prefix_index import PrefixIndex
 from penstock.router.request import EdgeRequest
 
-Scorer = Callable[[EdgeRequest, Sequence[ReplicaSnapshot]], list[float]]
+Scorer = Callable[[EdgeRequest, Sequence[ReplicaSnapshot]], list[float] | None]
 
 _HALF_AT_S = 0.2  # the default TTFT target: a replica that takes this long is half as good as an idle one
 _SPREAD, _MASK = 0xFF51AFD7ED558CCD, (1 << 64) - 1
+_GOLDEN = 0.6180339887498949  # its multiples are as evenly spread over [0, 1) as can be
 
 
-def least_loaded(request: EdgeRequest, replicas: Sequence[ReplicaSnapshot]) -> list[float]:
+def by_load(load: Load) -> Callable[[EdgeRequest, Sequence[ReplicaSnapshot]], list[float]]:
     """An absolute scale, so that a difference of a millisecond never weighs as much as one of a second."""
-    return [_HALF_AT_S / (_HALF_AT_S + load_s(request, replica)) for replica in replicas]
+    queue, kv, output_weight = load.queue, load.kv_pressure, load.output
+
+    def score(request: EdgeRequest, replicas: Sequence[ReplicaSnapshot]) -> list[float]:
+        tokens = request.prompt_tokens
+        output = output_weight * request.output_tokens if request.expected_output else 0.0
+        return [
+            _HALF_AT_S
+            / (
+                _HALF_AT_S
+                + queue * r.queue_s
+                + tokens / r.prefill_tokens_per_s
+                + kv * r.kv_pressure
+                + output * r.step_s
+            )
+            for r in replicas
+        ]
+
+    return score
+
+
+least_loaded = by_load(Load())
+
+
+def fewest_sequences(request: EdgeRequest, replicas: Sequence[ReplicaSnapshot]) -> list[float]:
+    return [1.0 / (1 + replica.sequences) for replica in replicas]
+
+
+def by_prefix(index: PrefixIndex, load: Load) -> Scorer:
+    """What a replica's load score gains by the prefill that it need not do, since it holds the prompt's beginning.
+
+    With the score of the same load it adds up to that of the time that really remains: a match is worth what it saves,
+    next to a long queue little, and a hot prefix gets a second home as soon as its first is busy for longer than that.
+    """
+
+    base = by_load(load)
+
+    def score(request: EdgeRequest, replicas: Sequence[ReplicaSnapshot]) -> list[float] | None:
+        found = index.held(request.hashes, replicas) if request.hashes else None
+        if not found:
+            return None
+        scores = [0.0] * len(replicas)
+        at = [i for i, replica in enumerate(replicas) if replica.id in found]
+        for i, loaded in zip(at, base(request, [replicas[i] for i in at]), strict=True):
+            replica = replicas[i]
+            saved_s = request.tokens_of(found[replica.id]) / replica.prefill_tokens_per_s
+            scores[i] = _HALF_AT_S / (_HALF_AT_S / loaded - saved_s) - loaded
+        return scores
+
+    return score
+
+
+def by_priority(load: Load) -> Scorer:
+    """For a high priority load counts once more; a low one is spread over replicas that are at worst half as good as
+    the best, so that the best is free when somebody comes who needs it. About the normal one it says nothing."""
+    base = by_load(load)
+
+    def score(request: EdgeRequest, replicas: Sequence[ReplicaSnapshot]) -> list[float] | None:
+        if request.priority is Priority.NORMAL:
+            return None
+        scores = base(request, replicas)
+        if request.priority is Priority.HIGH:
+            return scores
+        draw = request.draw
+        return [score * ((draw + i * _GOLDEN) % 1.0) for i, score in enumerate(scores)]
+
+    return score
 
 
 def session_affinity(load_factor: float = 1.25, slack: int = 4) -> Scorer:
@@ -33,10 +102,10 @@ def session_affinity(load_factor: float = 1.25, slack: int = 4) -> Scorer:
     number of sequences (and `slack`, so that small numbers do not scatter a session) is passed over for the next.
     """
 
-    def score(request: EdgeRequest, replicas: Sequence[ReplicaSnapshot]) -> list[float]:
-        scores = [0.0] * len(replicas)
+    def score(request: EdgeRequest, replicas: Sequence[ReplicaSnapshot]) -> list[float] | None:
         if request.session is None:
-            return scores
+            return None
+        scores = [0.0] * len(replicas)
         session = _stable_hash(request.session)
         loads = [replica.sequences for replica in replicas]
         most = math.ceil(load_factor * (sum(loads) + 1) / len(loads)) + slack
@@ -49,6 +118,11 @@ def session_affinity(load_factor: float = 1.25, slack: int = 4) -> Scorer:
         return scores
 
     return score
+
+
+def unless_hashed(scorer: Scorer) -> Scorer:
+    """A session is a guess about who has the beginning of a prompt. Where that is known nobody needs to guess."""
+    return lambda request, replicas: None if request.hashes else scorer(request, replicas)
 
 
 @lru_cache(maxsize=4096)

@@ -12,6 +12,7 @@ from penstock.core.errors import EngineUnavailable
 from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineClient
 from penstock.server.anthropic_routes import AnthropicRoutes
+from penstock.server.block_routes import BlockRoutes
 from penstock.server.drain import Drain
 from penstock.server.exchange import Exchange
 from penstock.server.gateway_routes import GatewayRoutes
@@ -35,7 +36,8 @@ class Replica:
         self._trust = GatewayTrust(settings.gateway_secret)
         self._gateway = GatewayRoutes(engine, self.drain, self._trust, settings)
         health = HealthRoutes(engine, recorder, clock, self.drain, deep_timeout_s=settings.deep_health_timeout_s)
-        self._always = [*health.routes(), *self._gateway.routes()]
+        blocks = BlockRoutes(engine, self.drain, self._trust)
+        self._always = [*health.routes(), *self._gateway.routes(), *blocks.routes()]
         paths = {"/v1/messages": ANTHROPIC, "/v1/messages/count_tokens": ANTHROPIC, "/v1/{path}": OPENAI}
         refusals = [
             Route(method, path, self._refuse, form) for path, form in paths.items() for method in ("GET", "POST")
@@ -48,8 +50,9 @@ class Replica:
     def open(self, model: ServedModel) -> None:
         """The engine is ready: take requests for its model."""
         gc.freeze()  # what is loaded by now stays: the garbage collector need not stop a stream to look through it
-        self._gateway.model = model.name
-        encoder = PromptEncoder(model, ThreadPoolExecutor(thread_name_prefix="tokenize"))
+        pool = ThreadPoolExecutor(thread_name_prefix="tokenize")
+        self._gateway.open(model, pool)
+        encoder = PromptEncoder(model, pool)
         exchange = Exchange(
             model,
             self._engine,

@@ -75,7 +75,7 @@ class Exchange:
             # The client's id may repeat; what the engine calls the request must not.
             generation = Generation(
                 ask.wanted, ask.prompts, self._model, new_id(request.id), times,
-                fallback_seed=incoming.origin.seed, resume=incoming.resume,
+                fallback_seed=incoming.origin.seed, resume=incoming.resume, namespace=incoming.namespace,
             )  # fmt: skip
             with generation, self._drain.admit(generation, is_relayed=incoming.is_relayed):
                 record.follow(generation)

@@ -2,6 +2,7 @@
 
 GET  /v1/penstock/snapshot     a ReplicaReport
 GET  /v1/penstock/snapshots    the same as server-sent events: on change, at most every 50 ms, at least every 250
+GET  /v1/penstock/text         the model's tokenizer and chat template, a ModelText
 POST /v1/penstock/drain        take no new work and give relayed streams back; answers at once with a snapshot
 """
 
@@ -9,16 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from concurrent.futures import Executor, Future
 
 import msgspec
 
-from penstock.api import sse
+from penstock.api import model_text, sse
 from penstock.api.asgi import Request, Route, Send, SseStream, json_response
+from penstock.api.model_text import ModelText
 from penstock.api.replica_report import ReplicaReport
+from penstock.core.errors import EngineUnavailable
 from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineClient
 from penstock.server.drain import Drain
 from penstock.server.incoming import GatewayTrust
+from penstock.server.served_model import ServedModel
 
 _PERIOD_S = 0.05
 _MOST_PERIODS = 5  # without news: a gateway takes a replica that is silent for a second for a sick one
@@ -28,15 +33,21 @@ encode = msgspec.json.Encoder().encode
 
 class GatewayRoutes:
     def __init__(self, engine: EngineClient, drain: Drain, trust: GatewayTrust, settings: ServerSettings) -> None:
-        self.model = ""  # as long as it is loading
+        self._model = ""  # as long as it is loading
+        self._text: Future[tuple[bytes, str]] | None = None  # encoded, and its digest
         self._engine = engine
         self._drain = drain
         self._trust = trust
         self._max_open = settings.max_open
         self._boot = uuid.uuid4().hex
 
+    def open(self, model: ServedModel, pool: Executor) -> None:
+        self._model = model.name
+        self._text = pool.submit(_text_of, model)
+
     def routes(self) -> list[Route]:
         return [
+            Route("GET", model_text.PATH, self.text),
             Route("GET", "/v1/penstock/snapshot", self.snapshot),
             Route("GET", "/v1/penstock/snapshots", self.snapshots),
             Route("POST", "/v1/penstock/drain", self.drain),
@@ -50,6 +61,13 @@ class GatewayRoutes:
         self._trust.check(request)
         await request.body(0)
         await request.while_connected(self._push(send))
+
+    async def text(self, request: Request, send: Send) -> None:
+        self._trust.check(request)
+        if self._text is None:
+            raise EngineUnavailable("the model is being loaded", retry_after_s=5.0)
+        body, digest = await asyncio.wrap_future(self._text)
+        await json_response(send, 200, body, [(b"etag", b'"%b"' % digest.encode())])
 
     async def drain(self, request: Request, send: Send) -> None:
         self._trust.check(request)
@@ -74,7 +92,7 @@ class GatewayRoutes:
         engine, stats, info = self._engine, self._engine.stats, self._engine.info
         report = ReplicaReport(
             boot=self._boot,
-            model=self.model,
+            model=self._model,
             state=engine.state,
             is_draining=self._drain.is_begun,
             num_open=engine.num_open,
@@ -86,6 +104,7 @@ class GatewayRoutes:
             prefill_tokens_per_s=engine.speed.prefill_tokens_per_s,
             decode_step_s=engine.speed.decode_step_s,
             max_open=self._max_open,
+            text=self._text.result()[1] if self._text is not None and self._text.done() else "",
         )
         if info is None:
             return report
@@ -99,3 +118,16 @@ class GatewayRoutes:
             max_model_len=info.max_model_len,
             block_size=info.block_size,
         )
+
+
+def _text_of(model: ServedModel) -> tuple[bytes, str]:
+    encoded = model_text.encode(
+        ModelText(
+            tokenizer=model.tokenizer.to_json(),
+            special_tokens=model.tokenizer.special_tokens(),
+            chat_template=model.chat_template.source,
+            vocab_size=model.config.vocab_size,
+            bos_token_id=model.config.bos_token_id,
+        )
+    )
+    return encoded, model_text.digest(encoded)

@@ -10,6 +10,7 @@ from penstock.api.openai import CompletionRequest, GenerationRequest, Usage, che
 from penstock.api.relay import Resume
 from penstock.core.clock import Clock
 from penstock.core.errors import InvalidRequest, Overloaded, PenstockError
+from penstock.core.hashing import cache_namespace
 from penstock.core.request import Request, RequestTimings, TokenEvent, TokenLogprobs
 from penstock.engine.client import EngineClient, TokenStream
 from penstock.server.choices import ChoiceText, Piece
@@ -43,6 +44,7 @@ class Generation:
         *,
         fallback_seed: int,
         resume: Resume | None = None,
+        namespace: str = "",
     ) -> None:
         vocab_size = model.config.vocab_size
         self.options = wanted.to_options(vocab_size)
@@ -71,7 +73,7 @@ class Generation:
                     stop_token_ids=sorted(stop_token_ids),
                     min_tokens=self.options.min_tokens,
                     priority=self.options.priority,
-                    namespace=self.options.namespace,
+                    namespace=cache_namespace(namespace, self.options.namespace),
                     output_ids=outputs.pop(index, []),
                 )
                 self._requests.append(request)

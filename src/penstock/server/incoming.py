@@ -25,6 +25,7 @@ class Incoming:
     is_relayed: bool = False  # a streamed answer is to be one that another replica can carry on
     prompt_ids: list[list[int]] | None = None  # rendered and tokenized at the gateway
     resume: relay.Resume | None = None
+    namespace: str = ""  # the gateway's tenant, whose prefixes are its own
 
 
 class GatewayTrust:
@@ -40,17 +41,18 @@ class GatewayTrust:
             raise PermissionDenied("this is for gateways on this machine; for others set gateway_secret")
 
     def read(self, request: Request, body: bytes) -> Incoming:
-        mode = request.headers.get(relay.HEADER)
-        if mode is None:
+        mode, namespace = (request.headers.get(name) for name in (relay.HEADER, relay.NAMESPACE_HEADER))
+        if mode is None and namespace is None:
             return Incoming(body, new_origin())
         self.check(request)
-        if mode == relay.STREAM:
-            return Incoming(body, new_origin(), is_relayed=True)
+        namespace = namespace or ""
+        if mode is None or mode == relay.STREAM:
+            return Incoming(body, new_origin(), is_relayed=mode is not None, namespace=namespace)
         if mode != relay.ENVELOPE:
             raise InvalidRequest(f"{relay.HEADER}: expected '{relay.STREAM}' or '{relay.ENVELOPE}'")
         envelope = relay.open_envelope(body)
         origin = envelope.resume.origin if envelope.resume else new_origin()
-        return Incoming(bytes(envelope.request), origin, True, envelope.prompt_ids, envelope.resume)
+        return Incoming(bytes(envelope.request), origin, True, envelope.prompt_ids, envelope.resume, namespace)
 
 
 def new_origin() -> relay.Origin:

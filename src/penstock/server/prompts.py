@@ -10,6 +10,7 @@ from typing import TypeVar
 from penstock.api.openai import ChatRequest, CompletionRequest
 from penstock.core.errors import InvalidRequest
 from penstock.server.served_model import ServedModel
+from penstock.text.prompts import render
 
 T = TypeVar("T")
 
@@ -44,22 +45,8 @@ class PromptEncoder:
         return [self._model.fit_prompt(ids, keep_last=keep_last, param="prompt") for ids in found]
 
     async def _encode_chat(self, request: ChatRequest) -> list[int]:
-        (prompt_ids,) = await self._encode([self._render(request)], add_special_tokens=False)
+        (prompt_ids,) = await self._encode([render(self._model.chat_template, request)], add_special_tokens=False)
         return prompt_ids
-
-    def _render(self, request: ChatRequest) -> str:
-        messages = request.conversation()
-        variables = {key: value for key, value in (request.chat_template_kwargs or {}).items() if key != "messages"}
-        text = self._model.chat_template.render(
-            messages, **variables | {"add_generation_prompt": request.opens_answer()}
-        )
-        if request.continue_final_message:  # what the template puts after the last words would end the answer
-            last = messages[-1]["content"].strip()
-            end = text.rfind(last)
-            if not last or end < 0:
-                raise InvalidRequest("the final message cannot be continued with this template", param="messages")
-            text = text[: end + len(last)]
-        return text
 
     async def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
         encode: Callable[[], list[list[int]]] = lambda: self._model.tokenizer.encode_batch(  # noqa: E731

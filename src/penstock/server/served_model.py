@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from penstock.core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from penstock.core.model_config import ModelConfig
 from penstock.text.chat import ChatTemplate
+from penstock.text.prompts import kept_ids
 from penstock.text.tokenizer import Tokenizer
 
 
@@ -25,12 +26,7 @@ class ServedModel:
 
     def fit_prompt(self, prompt_ids: list[int], *, keep_last: int | None, param: str) -> list[int]:
         """The prompt as the model will see it: never empty, cut only where the client asked for it."""
-        if keep_last is not None:
-            prompt_ids = prompt_ids[-keep_last:]
-        if not prompt_ids:
-            if self.config.bos_token_id is None:
-                raise InvalidRequest("the prompt is empty", param=param)
-            prompt_ids = [self.config.bos_token_id]
+        prompt_ids = kept_ids(prompt_ids, keep_last=keep_last, bos_token_id=self.config.bos_token_id, param=param)
         if max(prompt_ids) >= self.config.vocab_size:  # a tokenizer may know more words than the model has rows for
             raise InvalidRequest(f"the text has a token, {max(prompt_ids)}, that this model does not know", param=param)
         if len(prompt_ids) >= self.max_model_len:

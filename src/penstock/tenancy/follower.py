@@ -1,6 +1,6 @@
-"""A thread that keeps a gateway's view of tenants and keys as new as the store.
+"""A thread that keeps a gateway's view of tenants, keys and admins as new as the store.
 
-It hands every change to `apply`, in order; the gateway passes it on to its event loop. When the store does not answer,
+It hands every change on, in order; the gateway passes it on to its event loop. When the store does not answer,
 what was known stays in force and the thread tries again.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 
 from penstock.core.errors import StoreUnavailable
+from penstock.tenancy.admins import AdminKey
 from penstock.tenancy.keys import TenantState
 from penstock.tenancy.store import Store
 
@@ -24,9 +25,15 @@ _RETRY_S = 1.0
 class Follower:
     """Give it a store of its own: one that a ledger is writing through would let it wait."""
 
-    def __init__(self, store: Store, apply: Callable[[Iterable[TenantState]], object]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        apply: Callable[[Iterable[TenantState]], object],
+        apply_admins: Callable[[Iterable[AdminKey]], object] = lambda _: None,
+    ) -> None:
         self._store = store
         self._apply = apply
+        self._apply_admins = apply_admins
         self._revision = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tenant follower", daemon=True)
@@ -60,6 +67,8 @@ class Follower:
         changes = self._store.changes(self._revision)
         if changes.tenants:
             self._apply(changes.tenants)
+        if changes.admins is not None:
+            self._apply_admins(changes.admins)
         self._revision = changes.revision
 
     def __enter__(self) -> Follower:

@@ -8,7 +8,6 @@ steer towards a stored one, so its timing tells nothing. Nothing here does I/O o
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
 import string
@@ -17,20 +16,13 @@ from hashlib import sha256
 
 from msgspec import Struct
 
-from penstock.core.errors import InvalidRequest, PermissionDenied, Unauthenticated
+from penstock.core.errors import InvalidValue, PermissionDenied, Unauthenticated
 from penstock.tenancy.tenants import Tenant
 
 _ALPHABET = string.ascii_letters + string.digits  # nothing that ends a word: a double click selects the whole key
-_ID_LENGTH = 10
-_SECRET_LENGTH = 32
-_KEY = re.compile(rf"psk_([0-9A-Za-z]{{{_ID_LENGTH}}})(?:_[0-9A-Za-z]*)?")
-_CREDENTIALS = (
-    (re.compile(r"(psk_[0-9A-Za-z]{1,10})[0-9A-Za-z_]*"), r"\1_…"),
-    (re.compile(r"(\bBearer\s+)(?!psk_)[^\s\"',;]+", re.IGNORECASE), r"\1…"),
-    (re.compile(r"(\bx-api-key['\"]?\s*[:=,]\s*b?['\"]?)(?!psk_)[^\s\"',;]+", re.IGNORECASE), r"\1…"),
-    (re.compile(r"\b(sk-(?:[a-z]{2,8}-)?)[A-Za-z0-9_-]{8,}"), r"\1…"),  # a provider's
-    (re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*):[^\s/@]+@"), r"\1:…@"),  # a password in a URL
-)
+ID_LENGTH = 10
+SECRET_LENGTH = 32
+_KEY = re.compile(rf"psk_([0-9A-Za-z]{{{ID_LENGTH}}})(?:_[0-9A-Za-z]*)?")
 
 
 class ApiKey(Struct, frozen=True, omit_defaults=True):
@@ -75,7 +67,7 @@ class TenantState(Struct, frozen=True):
 
 
 def new_key(tenant_id: str, *, now_s: float, name: str = "", expires_at: float | None = None) -> NewKey:
-    key_id, random = _random(_ID_LENGTH), _random(_SECRET_LENGTH)
+    key_id, random = random_text(ID_LENGTH), random_text(SECRET_LENGTH)
     secret = f"psk_{key_id}_{random}"
     record = ApiKey(key_id, tenant_id, sha256(secret.encode()).hexdigest(), name, now_s, expires_at)
     return NewKey(secret, record)
@@ -85,9 +77,9 @@ def key_id_of(text: str) -> str:
     """The id in whatever somebody has of a key: its id, its prefix or all of it."""
     if found := _KEY.fullmatch(text):
         return found[1]
-    if len(text) == _ID_LENGTH and text.isalnum() and text.isascii():
+    if len(text) == ID_LENGTH and text.isalnum() and text.isascii():
         return text
-    raise InvalidRequest("that is no key id: it looks like psk_ and ten letters and digits, as `keys list` shows")
+    raise InvalidValue("that is no key id: it looks like psk_ and ten letters and digits, as `keys list` shows")
 
 
 class KeyRing:
@@ -127,24 +119,5 @@ class KeyRing:
             added.append(digest)
 
 
-def redact(text: str) -> str:
-    """The text with every credential in it cut down to what may be shown."""
-    for pattern, shown in _CREDENTIALS:
-        text = pattern.sub(shown, text)
-    return text
-
-
-class RedactCredentials(logging.Filter):
-    """On a log's output, it sees to it that no key is written, whoever logs it; tracebacks included."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = redact(record.getMessage()), None
-        if record.exc_info and not record.exc_text:
-            record.exc_text = logging.Formatter().formatException(record.exc_info)
-        if record.exc_text:
-            record.exc_text = redact(record.exc_text)
-        return True
-
-
-def _random(length: int) -> str:
+def random_text(length: int) -> str:
     return "".join(secrets.choice(_ALPHABET) for _ in range(length))

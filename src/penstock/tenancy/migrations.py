@@ -57,7 +57,19 @@ USAGE = (
     "CREATE INDEX settled_requests_by_time ON settled_requests (settled_at)",
 )
 
-MIGRATIONS = (TENANTS_AND_KEYS, USAGE)
+ADMINS = (
+    # A row is never deleted: its revision tells followers that it changed.
+    """CREATE TABLE admin_keys (
+        id TEXT PRIMARY KEY,
+        name TEXT NOT NULL,
+        hash TEXT NOT NULL UNIQUE,
+        created_at DOUBLE PRECISION NOT NULL,
+        revoked_at DOUBLE PRECISION,
+        revision BIGINT NOT NULL
+    )""",
+)
+
+MIGRATIONS = (TENANTS_AND_KEYS, USAGE, ADMINS)
 
 
 def migrate(database: Database) -> int:

@@ -19,10 +19,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from penstock.core.errors import ConfigError, Conflict, InvalidRequest, KeyNotFound, PenstockError, TenantNotFound
+from penstock.core.errors import ConfigError, Conflict, InvalidValue, KeyNotFound, PenstockError, TenantNotFound
+from penstock.observe.redaction import redact
+from penstock.tenancy.admins import AdminBook, AdminKey, admins_changed
 from penstock.tenancy.database import Database, Execute, Watch
-from penstock.tenancy.keys import ApiKey, NewKey, TenantState, new_key, redact
+from penstock.tenancy.keys import ApiKey, NewKey, TenantState, new_key
 from penstock.tenancy.migrations import migrate
+from penstock.tenancy.revisions import next_revision
 from penstock.tenancy.tenants import Label, Tenant, tenant_from, with_changes
 from penstock.tenancy.usage import UsageBook
 
@@ -32,6 +35,7 @@ _KEY_COLUMNS = ", ".join(f"api_keys.{column}" for column in ApiKey.__struct_fiel
 class Changes(Struct, frozen=True):
     revision: int  # what to ask from the next time
     tenants: tuple[TenantState, ...]
+    admins: tuple[AdminKey, ...] | None = None  # all of them, if one changed
 
 
 class Store:
@@ -40,6 +44,7 @@ class Store:
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
         self._database = database
         self._clock = clock
+        self.admins = AdminBook(database, clock)
         self.usage = UsageBook(database)
 
     # Tenants
@@ -117,7 +122,7 @@ class Store:
     # What changed
 
     def changes(self, since: int = 0) -> Changes:
-        """Every tenant that changed after revision `since`, as it is now."""
+        """Every tenant that changed after revision `since`, as it is now; and the admins, if one did."""
         with self._database.reading() as execute:
             revision = execute("SELECT value FROM store_revision")[0][0]
             if revision == since:
@@ -134,7 +139,8 @@ class Store:
                 (since,),
             ):
                 keys.setdefault(row[1], []).append(ApiKey(*row))
-        return Changes(revision, tuple(_state(id, documents.get(id), keys.get(id, ())) for (id,) in ids))
+            admins = admins_changed(execute, since)
+        return Changes(revision, tuple(_state(id, documents.get(id), keys.get(id, ())) for (id,) in ids), admins)
 
     def watch(self) -> closing[Watch]:
         return closing(self._database.watch())
@@ -149,14 +155,12 @@ class Store:
         self.close()
 
     def _changed(self, execute: Execute, tenant_id: str) -> None:
-        """First in every change: the counter's row is locked until the commit, so changes come one after another."""
-        ((revision,),) = execute("UPDATE store_revision SET value = value + 1 RETURNING value")
+        """First in every change."""
         execute(
             "INSERT INTO tenant_changes (tenant_id, revision) VALUES (?, ?) "
             "ON CONFLICT (tenant_id) DO UPDATE SET revision = excluded.revision",
-            (tenant_id, revision),
+            (tenant_id, next_revision(self._database, execute)),
         )
-        self._database.notify(execute)
 
     def _changing_key(self, execute: Execute, key_id: str) -> ApiKey:
         """A key's tenant never changes, so it may be read before the lock; the rest is read after it."""
@@ -239,4 +243,4 @@ def _label(text: str) -> str:
     try:
         return msgspec.convert(text, Label)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"name: {error}", param="name") from None
+        raise InvalidValue(f"name: {error}", param="name") from None

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct
 
 from penstock.core.config import nearest
-from penstock.core.errors import InvalidRequest
+from penstock.core.errors import InvalidValue
 from penstock.core.request import Priority
 
 TenantId = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]
@@ -36,6 +36,13 @@ class PriorityClass(enum.StrEnum):
     @property
     def priority(self) -> Priority:
         return _PRIORITIES[self]
+
+
+class CacheScope(enum.StrEnum):
+    """Whose prompts a tenant's may find in the prefix cache."""
+
+    OWN = "own"  # nobody else can see, not even by the time an answer takes, what the tenant has asked
+    SHARED = "shared"  # with all other tenants that share
 
 
 _PRIORITIES = {
@@ -80,11 +87,17 @@ class Tenant(Struct, frozen=True, omit_defaults=True):
     models: tuple[Label, ...] = ("*",)
     adapters: tuple[Label, ...] = ()
     priority: PriorityClass = PriorityClass.STANDARD
+    cache: CacheScope = CacheScope.OWN
     is_active: bool = True  # not active: its keys are refused
     created_at: float = 0.0  # seconds since 1970, set by the store
 
     def may_use_model(self, name: str) -> bool:
         return _allows(self.models, name)
+
+    @property
+    def namespace(self) -> str:
+        """Of the prefix cache."""
+        return self.id if self.cache is CacheScope.OWN else ""
 
     def may_use_adapter(self, name: str) -> bool:
         return _allows(self.adapters, name)
@@ -102,7 +115,7 @@ def tenant_from(values: Mapping[str, Any]) -> Tenant:
     try:
         return msgspec.convert(values, Tenant)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"tenant: {error}") from None
+        raise InvalidValue(f"tenant: {error}") from None
 
 
 def with_changes(tenant: Tenant, values: Mapping[str, Any]) -> Tenant:
@@ -114,7 +127,7 @@ def with_changes(tenant: Tenant, values: Mapping[str, Any]) -> Tenant:
         merged[key] = {**(old if isinstance(old, dict) else {}), **value} if is_section else value
     changed = tenant_from(merged)
     if changed.id != tenant.id:
-        raise InvalidRequest("a tenant's id never changes", param="id")
+        raise InvalidValue("a tenant's id never changes", param="id")
     return changed
 
 
@@ -126,6 +139,6 @@ def _refuse_unknown(values: object, kind: type[Struct], section: str | None) -> 
         if key not in known:
             hint = nearest(str(key), known)
             path = f"{section}.{key}" if section else str(key)
-            raise InvalidRequest(
+            raise InvalidValue(
                 f"tenant: unknown field '{path}'" + (f"; did you mean '{hint}'?" if hint else ""), param=path
             )

@@ -17,9 +17,9 @@ REMEMBER_S = 2 * DAY_S  # for how long a request reported again is still recogni
 
 
 class Usage(Struct, frozen=True, gc=False):
-    """What one finished request used."""
+    """What one request used, or a part of it."""
 
-    request_id: str
+    request_id: str  # of a part, one of its own
     tenant_id: str
     key_id: str
     model: str
@@ -28,6 +28,7 @@ class Usage(Struct, frozen=True, gc=False):
     cached_tokens: int = 0
     output_tokens: int = 0
     cost_nanos: int = 0
+    requests: int = 1  # 0: the request goes on
 
     @property
     def tokens(self) -> int:
@@ -146,7 +147,7 @@ def _sums_by_hour(usages: Iterable[Usage]) -> Sums:
         key = (usage.tenant_id, _hour(usage.at_s), usage.model, usage.key_id)
         if (total := sums.get(key)) is None:
             total = sums[key] = [0, 0, 0, 0, 0]
-        total[0] += 1
+        total[0] += usage.requests
         total[1] += usage.input_tokens
         total[2] += usage.cached_tokens
         total[3] += usage.output_tokens

@@ -23,6 +23,7 @@ from penstock.core.errors import InvalidRequest, ModelUnsupported
 class ChatTemplate:
     def __init__(self, template: str | None, *, bos_token: str | None = None, eos_token: str | None = None) -> None:
         """None is a model without a template: it cannot chat."""
+        self.source = template
         self._template = _compile(template) if template is not None else None
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         # A token that a model does not have stays undefined, which renders as nothing; None would render as "None".

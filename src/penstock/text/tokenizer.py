@@ -7,14 +7,15 @@ answer reads the same whether it was streamed or not.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from penstock.core.errors import ModelCorrupt
-from penstock.hub.checkpoint import TokenizerFiles, TokenizerMetadata
-from penstock.text import gguf_tokenizer
+from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
+from penstock.text import gguf_tokenizer, token_bounds
 from penstock.text.token_bytes import TokenBytes
 
 
@@ -35,6 +36,14 @@ class Tokenizer:
         if isinstance(source, TokenizerMetadata):
             return cls(*gguf_tokenizer.build(source.metadata))
         return cls(_read(source.tokenizer_json), _special_tokens(source.config))
+
+    @classmethod
+    def from_json(cls, text: str, special_tokens: Mapping[str, str]) -> Tokenizer:
+        """The tokenizer that said `to_json` and `special_tokens`."""
+        try:
+            return cls(tokenizers.Tokenizer.from_str(text), special_tokens)
+        except Exception as error:  # the library raises nothing narrower
+            raise ModelCorrupt(f"this is not a tokenizer: {error}") from None
 
     @property
     def vocab_size(self) -> int:
@@ -61,6 +70,15 @@ class Tokenizer:
         """The tokenizer.json that makes the same tokenizer."""
         return self._backend.to_str()
 
+    @cached_property
+    def growth(self) -> int:
+        """A text of plain ASCII has at most as many tokens as bytes, any other at most this many times as many."""
+        return token_bounds.growth(self._backend)
+
+    def divider(self, text: str) -> str | None:
+        """A special token of `text` at which texts can be cut and counted in parts; see `token_bounds`."""
+        return token_bounds.divider(self._backend, text)
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """`add_special_tokens` runs the post-processor (Llama 3 adds its BOS); special tokens spelled out in the
         text are always recognized."""
@@ -69,6 +87,10 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def count(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
+        """How many tokens each text has: `encode_batch` without the ids, of which a long text has many."""
+        return list(map(len, self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         skipped = self.special_ids if skip_special_tokens else frozenset()

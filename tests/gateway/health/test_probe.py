@@ -1,73 +1,167 @@
-import asyncio
+"""A gateway's replicas, followed for real: servers that say nothing of themselves, and engines that hang."""
 
-from penstock.core.clock import MonotonicClock
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import openai
+import pytest
+
+from penstock.core.config import build
+from penstock.core.errors import ConfigError
 from penstock.core.replica import ReplicaState
-from penstock.gateway.health.probe import Prober
-from penstock.gateway.health.replica_health import ReplicaHealth
+from penstock.gateway.health.settings import HealthSettings
+from penstock.gateway.replicas import Replica as Followed
+from penstock.gateway.settings import GatewaySettings, ModelSettings, replicas_of
+from tests.gateway.door import Gateway, gateway
+from tests.gateway.provider import Provider, providing
+from tests.server.replica import NAME, Replica, eventually, serving
+
+QUICK = HealthSettings(probe_every_s=0.05, probe_timeout_s=0.5)
+HUNG_SOON = HealthSettings(hung_after_s=0.4)
+MESSAGES: Any = [{"role": "user", "content": "the first and the second"}]
 
 
-class Scripted:
-    """A replica whose answers are set by hand."""
-
-    def __init__(self) -> None:
-        self.ready: bool | None = True  # None: no answer at all
-        self.drains = False
-        self.token = False
-
-    async def is_ready(self) -> bool:
-        if self.ready is None:
-            await asyncio.sleep(60)
-        return bool(self.ready)
-
-    async def is_draining(self) -> bool:
-        if not self.drains:
-            raise ConnectionRefusedError
-        return True
-
-    async def makes_a_token(self) -> bool:
-        return self.token
+def one_model(provider: Provider, **options: Any) -> dict[str, ModelSettings]:
+    return {"m": ModelSettings(replicas=[provider.url], **options)}
 
 
-def state(health: ReplicaHealth) -> ReplicaState:
-    return health.state(0.0, 0.0)
+def only(door: Gateway) -> Followed:
+    (replica,) = door.door.replicas.values()
+    return replica
 
 
-async def test_probes_take_a_silent_replica_out_and_bring_it_back() -> None:
-    replica, health = Scripted(), ReplicaHealth()
-    prober = Prober(replica, health, MonotonicClock(), timeout_s=0.01)
-    assert await prober.probe()
-    assert state(health) is ReplicaState.READY
-    replica.ready = None
-    assert [await prober.probe() for _ in range(3)] == [False] * 3
-    assert state(health) is ReplicaState.OUT
-    replica.ready = True
-    await prober.probe()
-    await prober.probe()
-    assert state(health) is ReplicaState.READY
-    replica.ready, replica.drains = False, True
-    assert await prober.probe()
-    assert state(health) is ReplicaState.DRAINING
+def ask(door: Gateway, model: str = "m", **options: Any) -> str | None:
+    found = door.openai.chat.completions.create(model=model, messages=MESSAGES, **{"max_tokens": 5} | options)
+    return found.choices[0].message.content
 
 
-async def test_a_hung_replica_is_asked_for_a_token() -> None:
-    replica, health = Scripted(), ReplicaHealth()
-    prober = Prober(replica, health, MonotonicClock())
-    await prober.probe()
-    health.watchdog.observe(1, 7, 0.0)
-    health.watchdog.observe(1, 7, 10.0)
-    assert not await prober.probe()
-    assert state(health) is ReplicaState.OUT
-    replica.token = True
-    assert await prober.probe()
-    assert state(health) is ReplicaState.READY
+# -- servers without reports
 
 
-async def test_the_loop_goes_on_whatever_happens() -> None:
-    replica, health = Scripted(), ReplicaHealth()
-    replica.ready = False
-    task = asyncio.create_task(Prober(replica, health, MonotonicClock(), every_s=0.01).run())
-    await asyncio.sleep(0.05)
-    replica.ready = True
-    await asyncio.sleep(0.1)
-    task.cancel()
-    assert state(health) is ReplicaState.READY
+@pytest.mark.parametrize(("health", "expected"), [(200, {"/health"}), (404, {"/health", "/v1/models"})])
+def test_a_server_is_asked_for_what_it_knows(health: int, expected: set[str]) -> None:
+    with providing(health=health) as provider, gateway(pools=one_model(provider), health=QUICK) as door:
+        eventually(lambda: len(provider.probes) > 4)
+        assert set(provider.probes) == expected
+        assert provider.probes.count("/health") == 1 or health == 200
+        assert ask(door) == "hello"
+
+
+@pytest.mark.parametrize("status", [500, 401])
+def test_a_server_that_never_passed_a_probe_gets_nothing(status: int) -> None:
+    with providing(models=status) as provider, gateway(pools=one_model(provider), health=QUICK, waits=False) as door:
+        eventually(lambda: len(provider.probes) > 2)
+        with pytest.raises(openai.InternalServerError, match="no replica of this model is ready"):
+            ask(door)
+        assert not provider.asked
+        provider.models = 200
+        eventually(lambda: only(door).snapshot.state is ReplicaState.READY)
+        assert ask(door) == "hello"
+
+
+def test_three_failed_probes_take_a_server_out_and_two_that_pass_bring_it_back_slowly() -> None:
+    with providing() as provider, gateway(pools=one_model(provider), health=QUICK) as door:
+        provider.models = 500
+        num_probes = len(provider.probes)
+        eventually(lambda: only(door).snapshot.state is ReplicaState.OUT)
+        assert len(provider.probes) - num_probes >= 3
+        provider.models = 200
+        num_probes = len(provider.probes)
+        eventually(lambda: only(door).snapshot.state is ReplicaState.READY)
+        assert len(provider.probes) - num_probes >= 2
+        first_share = only(door).snapshot.share
+        assert first_share < 0.2
+        eventually(lambda: only(door).snapshot.share > first_share)  # by time alone
+
+
+def test_a_server_that_is_not_to_be_probed_is_not() -> None:
+    with providing(models=500) as provider, gateway(pools=one_model(provider, probe_every_s=0), health=QUICK) as door:
+        assert ask(door) == "hello"
+        assert not provider.probes
+
+
+def test_a_server_with_a_key_is_asked_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", "secret")
+    pools = {"paid": ModelSettings(replicas=["https://api.example.com"], key_env="SOME_KEY")}
+    assert [replica.probe_every_s for replica in replicas_of(pools)] == [60.0]
+
+
+def test_a_deep_probe_finds_a_server_that_answers_and_generates_nothing() -> None:
+    with providing(status=500) as provider:
+        pools = one_model(provider, deep_probe_every_s=0.05)
+        with gateway(pools=pools, health=QUICK) as door:
+            eventually(lambda: only(door).snapshot.state is ReplicaState.OUT)
+            assert provider.asked[0]["max_tokens"] == 1
+            provider.status = 200
+            eventually(lambda: only(door).snapshot.state is ReplicaState.READY)
+
+
+# -- penstock replicas
+
+
+def stop_engine(replica: Replica) -> int:
+    pid = replica.processes[-1].pid
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def by_port(door: Gateway, replica: Replica) -> Followed:
+    return door.door.replicas[f"http://{replica.host}:{replica.port}"]
+
+
+def test_streams_go_on_when_an_engine_hangs_behind_a_server_that_lives() -> None:
+    with serving(step_s=0.01) as one, serving(step_s=0.01) as two, gateway(one, two, health=HUNG_SOON) as door:
+        options: dict[str, Any] = {"model": NAME, "messages": MESSAGES, "max_tokens": 100, "temperature": 0}
+        options["extra_body"] = {"ignore_eos": True}
+        whole = door.openai.chat.completions.create(**options).choices[0].message.content
+        found: list[str] = []
+
+        def stream() -> None:
+            chunks = door.openai.chat.completions.create(stream=True, **options)
+            found.append("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
+
+        threads = [threading.Thread(target=stream) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: one.engine.num_open > 1 and one.engine.stats.num_running > 1)
+        pid = stop_engine(one)
+        try:
+            hung = by_port(door, one)
+            eventually(lambda: hung.snapshot.state is ReplicaState.OUT, within_s=10)
+            assert one.call("GET", "/health")[0] == 200
+            assert one.call("GET", "/ready")[0] == 200
+            for thread in threads:
+                thread.join(10)
+            assert found == [whole] * 6
+            time.sleep(0.3)
+            assert hung.snapshot.state is ReplicaState.OUT  # though its reports keep coming, and it has nothing to do
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        eventually(lambda: hung.snapshot.state is ReplicaState.READY, within_s=10)
+        assert hung.snapshot.share < 0.5
+        eventually(door.is_idle)
+
+
+@pytest.mark.slow
+def test_an_engine_that_hangs_while_idle_is_found_by_deep_probes() -> None:
+    health = HealthSettings(deep_probe_every_s=0.1, deep_probe_timeout_s=0.2, hung_after_s=60.0, out_after=2)
+    with serving() as one, gateway(one, health=health) as door:
+        pid = stop_engine(one)
+        try:
+            eventually(lambda: only(door).snapshot.state is ReplicaState.OUT, within_s=10)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        eventually(lambda: only(door).snapshot.state is ReplicaState.READY, within_s=10)
+
+
+def test_health_is_set_in_one_group() -> None:
+    values = {"health": {"hung_after_s": 5.0, "breaker": {"open_s": 1.0}, "slow_start": {"ramp_s": 3.0}}}
+    settings = build(GatewaySettings, values)
+    assert (settings.health.hung_after_s, settings.health.breaker.open_s) == (5.0, 1.0)
+    with pytest.raises(ConfigError, match=r"did you mean 'health.hung_after_s'"):
+        build(GatewaySettings, {"health": {"hang_after_s": 5.0}})

@@ -1,110 +1,146 @@
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from penstock.api.replica_report import ReplicaReport
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.gateway.health.replica_health import ReplicaHealth
 from penstock.gateway.health.slow_start import SlowStart
-from penstock.gateway.health.watchdog import Watchdog
+
+SAID = ReplicaSnapshot(id="a")
+SILENT = ReplicaSnapshot(id="a", reports=False)
+GONE = ReplicaSnapshot(id="a", state=ReplicaState.OUT)
 
 
-def well(now: float = 0.0) -> ReplicaHealth:
-    health = ReplicaHealth(is_known=True)
-    health.probe_passed(now)
-    return health
+def state(health: ReplicaHealth, said: ReplicaSnapshot = SAID, now: float = 0.0) -> ReplicaState:
+    return health.mark(said, now).state
 
 
-def test_a_new_replica_is_out_until_a_probe_passes_and_then_ramps_up() -> None:
+def share(health: ReplicaHealth, now: float, said: ReplicaSnapshot = SAID) -> float:
+    return round(health.mark(said, now).share, 2)
+
+
+def report(steps: int, num_running: int = 1, **values: Any) -> ReplicaReport:
+    speed: dict[str, Any] = {"prefill_tokens_per_s": 1000.0, "chunk_tokens": 500, "decode_step_s": 0.1} | values
+    return ReplicaReport(boot="b", model="m", state="ready", steps=steps, num_running=num_running, **speed)
+
+
+def test_one_that_is_there_from_the_first_is_not_cold_and_one_that_comes_later_is() -> None:
+    assert share(ReplicaHealth(), 0.0) == 1.0
+    late = ReplicaHealth()
+    assert state(late, GONE) is ReplicaState.OUT
+    assert [share(late, 1.0 + s) for s in (0, 10, 20, 30, 99)] == [0.1, 0.4, 0.7, 1.0, 1.0]
+
+
+def test_one_that_comes_back_starts_slowly() -> None:
     health = ReplicaHealth()
-    assert health.state(0.0, 0.0) is ReplicaState.OUT
-    health.probe_passed(1.0)
-    assert health.state(1.0, 1.0) is ReplicaState.READY
-    assert [round(health.share(1.0 + s), 2) for s in (0, 10, 20, 30, 99)] == [0.1, 0.4, 0.7, 1.0, 1.0]
+    health.mark(SAID, 0.0)
+    health.mark(GONE, 5.0)
+    assert share(health, 10.0) == 0.1
 
 
-def test_a_replica_that_ran_before_the_gateway_did_is_not_cold() -> None:
-    assert well().share(0.0) == 1.0
+def test_a_server_without_reports_is_out_until_it_was_asked_and_not_cold_then() -> None:
+    health = ReplicaHealth()
+    health.await_probe()
+    assert state(health, SILENT) is ReplicaState.OUT
+    health.probed(True)
+    assert state(health, SILENT) is ReplicaState.READY
+    assert share(health, 0.0, SILENT) == 1.0
 
 
 def test_three_failures_in_a_row_are_out_and_two_successes_back_with_a_slow_start() -> None:
-    health = well()
-    for _ in range(2):
-        health.probe_failed(1.0)
-    health.probe_passed(1.5)
-    for _ in range(2):
-        health.probe_failed(2.0)
-    assert health.state(2.0, 2.0) is ReplicaState.READY
-    health.probe_failed(2.0)
-    assert health.state(2.0, 2.0) is ReplicaState.OUT
-    health.probe_passed(3.0)
-    assert health.state(3.0, 3.0) is ReplicaState.OUT
-    health.probe_passed(4.0)
-    assert health.state(4.0, 4.0) is ReplicaState.READY
-    assert health.share(4.0) == pytest.approx(0.1)
+    health = ReplicaHealth()
+    for is_well in (False, False, True, False, False):
+        health.probed(is_well)
+    assert state(health) is ReplicaState.READY
+    health.probed(False)
+    assert state(health) is ReplicaState.OUT
+    health.probed(True)
+    assert state(health) is ReplicaState.OUT
+    health.probed(True)
+    assert state(health, now=4.0) is ReplicaState.READY
+    assert share(health, 4.0) == 0.1
 
 
 @given(st.lists(st.booleans(), max_size=60))
 def test_in_and_out_by_any_sequence_of_probes(outcomes: list[bool]) -> None:
     health, is_in, passed, failed = ReplicaHealth(), False, 1, 0
+    health.await_probe()
     for outcome in outcomes:
-        (health.probe_passed if outcome else health.probe_failed)(0.0)
+        health.probed(outcome)
         passed, failed = (passed + 1, 0) if outcome else (0, failed + 1)
         is_in = (is_in or passed >= 2) and failed < 3
-        assert (health.state(0.0, 0.0) is ReplicaState.READY) == is_in
+        assert (state(health) is ReplicaState.READY) == is_in
 
 
-def test_what_says_that_it_drains_is_not_failing() -> None:
-    health = well()
-    for _ in range(10):
-        health.draining()
-    assert health.state(0.0, 0.0) is ReplicaState.DRAINING
-    health.probe_passed(1.0)
-    assert health.state(1.0, 1.0) is ReplicaState.READY
-
-
-def test_old_numbers_and_a_breaker_that_is_not_closed_mean_degraded() -> None:
-    health = well()
-    assert health.state(taken_at=0.0, now=1.5) is ReplicaState.DEGRADED
-    assert health.state(taken_at=0.0, now=31.0) is ReplicaState.OUT
+def test_what_it_says_of_itself_stands_while_nothing_speaks_against_it() -> None:
+    draining = ReplicaSnapshot(id="a", state=ReplicaState.DRAINING, running=3)
+    health = ReplicaHealth()
     for _ in range(5):
         attempt = health.breaker.begin(2.0)
         assert attempt is not None
         attempt.failed(2.0)
-    marked = health.mark(ReplicaSnapshot(id="a", taken_at=2.0, running=3), 2.0)
-    assert (marked.state, marked.is_tripped, marked.running) == (ReplicaState.DEGRADED, True, 3)
-    assert not health.mark(marked, 7.0).is_tripped
+    marked = health.mark(draining, 2.0)
+    assert (marked.state, marked.is_tripped, marked.running) == (ReplicaState.DRAINING, True, 3)
+    assert not health.mark(draining, 7.0).is_tripped
 
 
-def test_a_replica_that_answers_but_makes_no_tokens_is_out_until_it_makes_one() -> None:
-    health = well()
+def test_a_replica_that_answers_but_makes_no_steps_is_out_until_it_made_tokens() -> None:
+    health = ReplicaHealth()
+    found = [health.hangs(report(70), second / 4) for second in range(60)]
+    assert found.index(True) == 40  # after ten seconds
+    assert found.count(True) == 1
+    assert state(health) is ReplicaState.OUT
+    health.probed(True)
+    assert state(health) is ReplicaState.OUT
+    health.probed(True)
+    assert state(health, now=13.0) is ReplicaState.READY
+    assert share(health, 13.0) == 0.1
+    assert not health.hangs(report(72), 13.0)
+
+
+@pytest.mark.parametrize(("num_running", "steps_per_s"), [(0, 0), (3, 1)])
+def test_who_is_idle_or_steps_does_not_hang(num_running: int, steps_per_s: int) -> None:
+    health = ReplicaHealth()
+    assert not any(health.hangs(report(second * steps_per_s, num_running), float(second)) for second in range(100))
+
+
+def test_one_that_stands_still_is_degraded_before_it_counts_as_hung() -> None:
+    health = ReplicaHealth()
+    states = []
     for second in range(12):
-        health.probe_passed(float(second))
-        health.watchdog.observe(sequences=3, steps=70, now=float(second))
-    assert health.state(11.0, 11.0) is ReplicaState.OUT
-    assert health.needs_deep_probe
-    for _ in range(5):
-        health.probe_passed(12.0)
-    assert health.state(12.0, 12.0) is ReplicaState.OUT
-    health.deep_probe_passed(13.0)
-    assert health.state(13.0, 13.0) is ReplicaState.READY
-    assert health.share(13.0) == pytest.approx(0.1)
+        health.hangs(report(70), float(second))
+        states.append(state(health, now=float(second)))
+    assert states == [ReplicaState.READY] * 3 + [ReplicaState.DEGRADED] * 7 + [ReplicaState.OUT] * 2
+    recovering = ReplicaHealth()
+    for second, steps in enumerate((70, 70, 70, 70, 71)):
+        recovering.hangs(report(steps), float(second))
+    assert state(recovering) is ReplicaState.READY
 
 
-@pytest.mark.parametrize(("sequences", "steps_per_s", "token_every_s"), [(0, 0, 0), (3, 1, 0), (3, 0, 5)])
-def test_who_is_idle_or_steps_or_sends_tokens_is_not_hung(sequences: int, steps_per_s: int, token_every_s: int) -> None:
-    watchdog = Watchdog()
-    for second in range(100):
-        if token_every_s and second % token_every_s == 0:
-            watchdog.saw_token(float(second))
-        assert not watchdog.observe(sequences, second * steps_per_s, float(second))
+def test_work_that_the_engine_has_not_taken_counts_too() -> None:
+    health = ReplicaHealth()
+    assert any(health.hangs(report(7, 0, num_open=1), float(second)) for second in range(12))
+
+
+def test_a_slow_machine_has_the_time_its_steps_take_and_a_new_one_more() -> None:
+    def found_after_s(**values: Any) -> int:
+        health = ReplicaHealth()
+        return next(second for second in range(1000) if health.hangs(report(7, **values), float(second)))
+
+    assert found_after_s() == 10
+    assert found_after_s(prefill_tokens_per_s=100.0) == 21  # four steps of 500 tokens
+    assert found_after_s(prefill_tokens_per_s=0.0) == 60  # nothing measured yet
 
 
 def test_a_long_idle_replica_has_the_whole_time_for_its_first_step() -> None:
-    watchdog = Watchdog(hung_after_s=10.0)
-    watchdog.observe(0, 5, 0.0)
-    watchdog.observe(0, 5, 100.0)
-    assert not watchdog.observe(1, 5, 105.0)
-    assert watchdog.observe(1, 5, 110.0)
+    health = ReplicaHealth()
+    assert not health.hangs(report(5, 0), 0.0)
+    assert not health.hangs(report(5, 0), 100.0)
+    assert not health.hangs(report(5, 1), 105.0)
+    assert health.hangs(report(5, 1), 110.0)
 
 
 @given(st.lists(st.floats(0, 60), min_size=1, max_size=20))

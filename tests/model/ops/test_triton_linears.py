@@ -137,6 +137,20 @@ def test_fp8_product_is_that_of_its_numbers(rows: int, has_bias: bool, input_sca
 
 
 @GPU
+@pytest.mark.parametrize("rows", [1, 8, 9])
+@pytest.mark.parametrize("outputs", [4128, 6144, 10240])  # programs for one, two and more of 132 processors
+@pytest.mark.parametrize("fp8", [True, False])
+def test_few_rows_of_a_wide_model(rows: int, outputs: int, fp8: bool) -> None:
+    torch.manual_seed(0)
+    ops, columns = (Fp8Ops if fp8 else TritonOps)(DEVICE, torch.bfloat16), 4608
+    stored = weight(outputs, columns).cuda()
+    seen = quantized(stored).dequantized() if fp8 else stored.bfloat16().float()
+    x, norms = rows_of(rows, columns, torch.bfloat16), norm(columns, torch.bfloat16)
+    normed = ReferenceOps(DEVICE, torch.bfloat16).rms_norm(x, norms.weight, norms.eps)
+    assert relative_error(ops.norm_linear(Stream(x), norms, ops.linear(stored)), normed.float() @ seen.T) < 4e-3
+
+
+@GPU
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_fp8_layer_is_close_to_the_float_one(rows: int) -> None:
     torch.manual_seed(0)

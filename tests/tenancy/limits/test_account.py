@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from penstock.tenancy.limits.account import Account, Reservation
-from penstock.tenancy.limits.quota import US, Quota, Rate, Reason, Refusal
+from penstock.tenancy.limits.quota import NOBODY, US, Quota, Rate, Reason, Refusal
 from tests.tenancy.limits.windows import Admission, worst_excess
 
 GRACE_US = 2 * US
@@ -29,7 +29,7 @@ class PoliteCallers(RuleBasedStateMachine):
         self.callers = itertools.count(1)
 
     def ask(self, tokens: int, caller: int) -> Reservation | Refusal:
-        answer = self.account.reserve(tokens, caller, True, self.now)
+        answer = self.account.reserve(tokens, caller, self.now)
         if isinstance(answer, Reservation):
             self.open.append(answer)
         return answer
@@ -96,7 +96,7 @@ class Crowd:
                 self.admitted.append((held.admitted, used))
                 heapq.heappush(events, (now, next(order), "ask", None, caller, self.size()))
                 continue
-            answer = self.account.reserve(tokens, caller, True, now)
+            answer = self.account.reserve(tokens, caller, now)
             if isinstance(answer, Reservation):
                 ends = now + self.random.randint(US // 100, 5 * US)
                 heapq.heappush(events, (ends, next(order), "end", answer, caller, tokens))
@@ -137,11 +137,11 @@ def test_64_greedy_callers_get_the_rate_and_no_window_gets_more(manners: str, se
 def test_a_thousand_refused_callers_that_never_return_cost_no_rate() -> None:
     account = Account(Quota(tokens=Rate(6000)), now=0)
     for caller in range(1000):
-        account.reserve(100, caller, True, 0)
+        account.reserve(100, caller, 0)
     got, now = 0, 0
     while now < 300 * US:
         now += US // 20
-        answer = account.reserve(100, 5000, True, now)
+        answer = account.reserve(100, 5000, now)
         if isinstance(answer, Reservation):
             got += 100
             account.settle(answer, 100, now)
@@ -150,8 +150,8 @@ def test_a_thousand_refused_callers_that_never_return_cost_no_rate() -> None:
 
 def test_all_limits_are_taken_together_or_not_at_all() -> None:
     account = Account(Quota(Rate(6), Rate(6000), concurrency=5), now=0)
-    assert isinstance(account.reserve(10, 0, True, 0), Reservation)
-    refused = account.reserve(10, 1, True, 0)
+    assert isinstance(account.reserve(10, 0, 0), Reservation)
+    refused = account.reserve(10, 1, 0)
     assert isinstance(refused, Refusal)
     assert refused.reason is Reason.REQUESTS
     assert account.in_use == 1
@@ -161,59 +161,65 @@ def test_all_limits_are_taken_together_or_not_at_all() -> None:
 
 def test_a_request_above_a_minutes_worth_is_refused_for_ever() -> None:
     account = Account(Quota(tokens=Rate(600)), now=0)
-    assert account.reserve(601, 0, True, 0) == Refusal(Reason.TOO_LARGE, None)
-    assert isinstance(account.reserve(600, 0, True, 0), Reservation)
+    assert account.reserve(601, 0, 0) == Refusal(Reason.TOO_LARGE, None)
+    assert isinstance(account.reserve(600, 0, 0), Reservation)
+
+
+def test_nothing_is_kept_for_one_that_will_not_come_back() -> None:
+    account = Account(Quota(tokens=Rate(600)), now=0)
+    assert account.reserve(60, 0, 0)
+    assert account.reserve(90, NOBODY, 0) == Refusal(Reason.TOKENS, None)
+    assert isinstance(account.reserve(40, 1, 0), Reservation)  # as if nobody had asked
 
 
 def test_one_request_a_minute_is_one_request_a_minute() -> None:
     """Not one request fits the burst, so each needs a full bucket; the grace of the place before may delay it."""
     account = Account(Quota(requests=Rate(1)), now=0)
-    admitted = [s for s in range(600) if isinstance(account.reserve(5, 0, True, s * US), Reservation)]
+    admitted = [s for s in range(600) if isinstance(account.reserve(5, 0, s * US), Reservation)]
     assert all(60 <= later - earlier <= 63 for earlier, later in itertools.pairwise(admitted))
 
 
 def test_a_slot_that_is_free_goes_to_who_was_told_and_came() -> None:
     account = Account(Quota(concurrency=1), now=0)
-    first = account.reserve(1, 1, True, 0)
+    first = account.reserve(1, 1, 0)
     assert isinstance(first, Reservation)
-    refused = account.reserve(1, 2, True, 0)
+    refused = account.reserve(1, 2, 0)
     assert isinstance(refused, Refusal)
     assert refused.reason is Reason.CONCURRENCY
     told = round((refused.retry_after_s or 0) * US)
-    again = account.reserve(1, 2, True, told)
+    again = account.reserve(1, 2, told)
     assert isinstance(again, Refusal)
     assert again.is_due
     account.settle(first, 1, told + 1)
-    assert isinstance(account.reserve(1, 3, True, told + 2), Refusal), "a newcomer stands behind"
-    assert isinstance(account.reserve(1, 2, True, told + 3), Reservation)
+    assert isinstance(account.reserve(1, 3, told + 2), Refusal), "a newcomer stands behind"
+    assert isinstance(account.reserve(1, 2, told + 3), Reservation)
 
 
 def test_an_early_caller_waits_for_its_own_time_and_a_first_try_claims_nothing() -> None:
     account = Account(Quota(tokens=Rate(600)), now=0)
-    account.reserve(100, 1, True, 0)
-    refused = account.reserve(49, 7, True, 0)
+    account.reserve(100, 1, 0)
+    refused = account.reserve(49, 7, 0)
     assert isinstance(refused, Refusal)
     assert refused.retry_after_s == 5.0
-    assert isinstance(account.reserve(49, 7, True, 4 * US), Refusal)
-    assert isinstance(account.reserve(49, 7, False, 5 * US), Refusal)
-    assert isinstance(account.reserve(49, 7, True, 5 * US), Reservation)
+    assert isinstance(account.reserve(49, 7, 4 * US), Refusal)
+    assert isinstance(account.reserve(49, 7, 5 * US), Reservation)
 
 
 def test_what_spilled_after_a_place_ran_out_is_not_given_to_a_newcomer() -> None:
     """Two requests a minute, none of which fits the burst; the second place must find a full bucket at its time."""
     account = Account(Quota(requests=Rate(2), tokens=Rate(60)), now=0)
-    account.reserve(52, 1, True, 0)
-    account.reserve(30, 2, True, 37 * US)  # its place is never claimed
-    refused = account.reserve(0, 3, True, 37 * US)
+    account.reserve(52, 1, 0)
+    account.reserve(30, 2, 37 * US)  # its place is never claimed
+    refused = account.reserve(0, 3, 37 * US)
     assert isinstance(refused, Refusal)
-    assert isinstance(account.reserve(0, 4, True, 77 * US), Refusal)
+    assert isinstance(account.reserve(0, 4, 77 * US), Refusal)
     told = 37 * US + round((refused.retry_after_s or 0) * US)
-    assert isinstance(account.reserve(0, 3, True, told), Reservation)
+    assert isinstance(account.reserve(0, 3, told), Reservation)
 
 
 def test_settling_twice_and_releasing_after_settling_do_nothing() -> None:
     account = Account(Quota(Rate(60), Rate(600), 4), now=0)
-    held = account.reserve(100, 0, True, 0)
+    held = account.reserve(100, 0, 0)
     assert isinstance(held, Reservation)
     account.settle(held, 40, 0)
     account.settle(held, 0, 0)
@@ -225,7 +231,7 @@ def test_settling_twice_and_releasing_after_settling_do_nothing() -> None:
 
 def test_limits_that_change_keep_what_is_owed_and_what_is_open() -> None:
     account = Account(Quota(tokens=Rate(600)), now=0)
-    held = account.reserve(100, 0, True, 0)
+    held = account.reserve(100, 0, 0)
     assert isinstance(held, Reservation)
     account.change(Quota(Rate(60), Rate(1200), 3), now=0)
     assert account.in_use == 1

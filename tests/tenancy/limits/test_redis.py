@@ -12,7 +12,7 @@ from redis import Redis
 
 from penstock.tenancy.limits.account import Account, Reservation
 from penstock.tenancy.limits.limiter import Answer, Held
-from penstock.tenancy.limits.quota import US, Quota, Rate, Reason, Refusal
+from penstock.tenancy.limits.quota import NOBODY, US, Quota, Rate, Reason, Refusal
 from penstock.tenancy.limits.redis import SCRIPT, RedisLimiter, keys, limits
 from tests.tenancy.limits.crowd import Crowd
 from tests.tenancy.limits.valkey import ValkeyProcess
@@ -75,9 +75,9 @@ def test_the_script_and_the_account_give_the_same_answers(valkey: ValkeyProcess,
             continue
         per_minute = 1000 if quota.tokens is None else quota.tokens.per_minute
         tokens = rng.choice([rng.randint(0, per_minute // 50), rng.randint(0, per_minute + 5)])
-        caller, may_claim = rng.randint(0, 3), rng.random() < 0.9
-        mine = account.reserve(tokens, caller, may_claim, now)
-        arguments = [*limits(quota), US, tokens, caller, int(may_claim)]
+        caller = rng.randint(NOBODY, 3)
+        mine = account.reserve(tokens, caller, now)
+        arguments = [*limits(quota), US, tokens, caller]
         theirs = run(names, ["reserve", now, f"id{step}", "me", *arguments])
         if isinstance(mine, Reservation):
             assert theirs == [1]

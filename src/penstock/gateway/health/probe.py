@@ -1,72 +1,98 @@
-"""The loop that asks one replica how it is, and tells its health. How it is asked is the dialect's affair."""
+"""Asks one replica how it is, for as long as the gateway runs, and tells its health.
+
+A server that sends no reports is asked over /health or, where that is nothing it knows, /v1/models: both are free.
+Deep probes, a real token, are for what reports and answers cannot show: an engine that hangs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
-from penstock.core.clock import Clock
-from penstock.gateway.health.replica_health import ReplicaHealth
+import msgspec
 
-PROBE_EVERY_S = 1.0
-PROBE_TIMEOUT_S = 5.0
-DEEP_TIMEOUT_S = 15.0
+from penstock.core.replica import ReplicaSnapshot, ReplicaState
+from penstock.gateway.health.ask import ask
+from penstock.gateway.health.replica_health import ReplicaHealth
+from penstock.gateway.http.upstream import Upstream
+
+_SOON_S = 1.0
+_UNKNOWN = (404, 405, 501)  # there is no such path
+_NO_KEY = 401  # every request would fail as well
+_BUSY = 429  # it works, and for somebody
 
 
 class Probed(Protocol):
-    """A replica that can be asked. False or an exception: it is not well."""
-
-    async def is_ready(self) -> bool: ...
-
-    async def is_draining(self) -> bool:
-        """Asked when it is not ready."""
-
-    async def makes_a_token(self) -> bool: ...
+    served_as: str
+    upstream: Upstream
+    headers: bytes
+    health: ReplicaHealth
+    snapshot: ReplicaSnapshot
 
 
 class Prober:
-    """After a failure it asks sooner, so that three in a row take seconds, not a minute."""
-
-    def __init__(
-        self, replica: Probed, health: ReplicaHealth, clock: Clock, *,
-        every_s: float = PROBE_EVERY_S, timeout_s: float = PROBE_TIMEOUT_S, deep_timeout_s: float = DEEP_TIMEOUT_S,
-    ) -> None:  # fmt: skip
+    def __init__(self, replica: Probed, changed: Callable[[], None], *, every_s: float, deep_every_s: float) -> None:
         self._replica = replica
-        self._health = health
-        self._clock = clock
+        self._changed = changed
         self._every_s = every_s
-        self._timeout_s = timeout_s
-        self._deep_timeout_s = deep_timeout_s
+        self._deep_every_s = deep_every_s
+        self._target = b"/health"
+        self._now = asyncio.get_running_loop().time
 
-    async def run(self) -> None:
-        """For ever; the task group it runs in ends it."""
+    async def watch_server(self) -> None:
+        """For ever. One that failed is asked again soon, then ever more rarely: three in a row take seconds."""
+        health = self._replica.health
+        deep_at = self._now() + self._deep_every_s if self._deep_every_s else float("inf")
+        soon_s = _SOON_S
         while True:
-            is_well = await self.probe()
-            await asyncio.sleep(self._every_s if is_well else self._every_s / 4)
+            is_deep = self._now() >= deep_at  # until one passes: a shallow one would hide what it found
+            is_well = await (self._completes() if is_deep else self._answers())
+            if is_well and is_deep:
+                deep_at = self._now() + self._deep_every_s
+            self._tell(is_well)
+            soon_s = _SOON_S if is_well or health.is_in else 2 * soon_s
+            await asyncio.sleep(self._every_s if is_well and health.is_in else min(soon_s, self._every_s))
 
-    async def probe(self) -> bool:
-        return await (self._ask_deep() if self._health.needs_deep_probe else self._ask())
+    async def watch_engine(self) -> None:
+        """For ever. A penstock replica: it is asked when it has been idle for long, and when it is out for hanging."""
+        replica, health = self._replica, self._replica.health
+        steps, stepped_at = -1, self._now()
+        while True:
+            await asyncio.sleep(_SOON_S)
+            if health.is_in:
+                if replica.snapshot.steps != steps:
+                    steps, stepped_at = replica.snapshot.steps, self._now()
+                is_due = self._now() - stepped_at >= self._deep_every_s > 0
+                if not is_due or replica.snapshot.state is not ReplicaState.READY:
+                    continue
+            is_well = await self._engine_steps()
+            if is_well:
+                stepped_at = self._now()
+            self._tell(is_well)
 
-    async def _ask(self) -> bool:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                if await self._replica.is_ready():
-                    self._health.probe_passed(self._clock.now())
-                    return True
-                if await self._replica.is_draining():
-                    self._health.draining()
-                    return True
-        except Exception:  # whatever goes wrong in asking: an answer in itself
-            pass
-        self._health.probe_failed(self._clock.now())
-        return False
+    def _tell(self, is_well: bool) -> None:
+        self._replica.health.probed(is_well)
+        self._changed()
 
-    async def _ask_deep(self) -> bool:
-        try:
-            async with asyncio.timeout(self._deep_timeout_s):
-                is_well = await self._replica.makes_a_token()
-        except Exception:
-            is_well = False
-        if is_well:
-            self._health.deep_probe_passed(self._clock.now())
-        return is_well
+    async def _answers(self) -> bool:
+        """Any answer is one but that it fails, or does not know us."""
+        while True:
+            status = await self._ask(b"GET", self._target)
+            if status in _UNKNOWN and self._target == b"/health":
+                self._target = b"/v1/models"
+                continue
+            return status is not None and status < 500 and status != _NO_KEY
+
+    async def _engine_steps(self) -> bool:
+        return await self._ask(b"GET", b"/health/deep", is_deep=True) == 200
+
+    async def _completes(self) -> bool:
+        wanted = {"model": self._replica.served_as, "messages": [{"role": "user", "content": "1"}], "max_tokens": 1}
+        body = msgspec.json.encode(wanted)
+        return await self._ask(b"POST", b"/v1/chat/completions", body, is_deep=True) in (200, _BUSY)
+
+    async def _ask(self, method: bytes, target: bytes, body: bytes = b"", *, is_deep: bool = False) -> int | None:
+        replica, settings = self._replica, self._replica.health.settings
+        timeout_s = settings.deep_probe_timeout_s if is_deep else settings.probe_timeout_s
+        return await ask(replica.upstream, method, target, replica.headers, body, timeout_s=timeout_s)

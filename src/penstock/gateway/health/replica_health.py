@@ -1,96 +1,82 @@
-"""All that is known of one replica's health, as one state, one share and one flag on its snapshot.
+"""What this gateway thinks of one replica, as one state, one share and one flag on its snapshot.
 
-Three probes that fail in a row take it out and two that pass bring it back, with a slow start. Told that it is draining
-it is left alone; hung, it comes back by a deep probe only.
+Three probes that fail in a row take it out and two that pass bring it back. One that hangs is out at once, and comes
+back by the same two, which are deep ones then; one that may be about to hang is degraded. Whoever comes back, or comes
+late, starts slowly: its cache is cold, and what took it out may do so again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from msgspec.structs import replace
 
-from penstock.core.replica import GONE_AFTER_S, STALE_AFTER_S, ReplicaSnapshot, ReplicaState
-from penstock.gateway.health.breaker import BreakerSettings, BreakerState, CircuitBreaker
-from penstock.gateway.health.slow_start import SlowStart, SlowStartSettings
-from penstock.gateway.health.watchdog import HUNG_AFTER_S, Watchdog
+from penstock.api.replica_report import ReplicaReport
+from penstock.core.replica import ReplicaSnapshot, ReplicaState
+from penstock.gateway.health.breaker import CircuitBreaker
+from penstock.gateway.health.settings import HealthSettings
+from penstock.gateway.health.slow_start import SlowStart
+from penstock.gateway.health.watchdog import Watchdog
 
-
-@dataclass(frozen=True)
-class HealthSettings:
-    out_after: int = 3  # failed probes in a row
-    back_after: int = 2  # passed probes in a row; a replica that was never in needs one
-    stale_after_s: float = STALE_AFTER_S
-    gone_after_s: float = GONE_AFTER_S
-    hung_after_s: float = HUNG_AFTER_S
-    breaker: BreakerSettings = field(default_factory=BreakerSettings)
-    slow_start: SlowStartSettings = field(default_factory=SlowStartSettings)
+_SUSPECT = 0.25  # of the time after which it hangs: new work goes elsewhere if it can
 
 
 class ReplicaHealth:
-    def __init__(self, settings: HealthSettings | None = None, *, is_known: bool = False) -> None:
-        """`is_known`: it was in use before this gateway was; it is not cold, though it has to pass a probe."""
-        self._settings = settings or HealthSettings()
-        self.breaker = CircuitBreaker(self._settings.breaker)
-        self.watchdog = Watchdog(self._settings.hung_after_s)
-        self._slow_start = SlowStart(self._settings.slow_start)
-        self._is_in = False
-        self._is_draining = False
-        self._is_cold = not is_known
-        self._passed = self._settings.back_after - 1  # a replica that was never in needs one
-        self._failed = 0
-
-    @property
-    def needs_deep_probe(self) -> bool:
-        return self.watchdog.is_hung
-
-    def probe_passed(self, now: float) -> None:
-        self._failed = 0
-        self._is_draining = False
-        if self._is_in:
-            return
-        self._passed += 1
-        if self._passed >= self._settings.back_after:
-            self._is_in = True
-            self._warm_up(now)
-
-    def probe_failed(self, now: float) -> None:
+    def __init__(self, settings: HealthSettings | None = None) -> None:
+        self.settings = settings or HealthSettings()
+        self.breaker = CircuitBreaker(self.settings.breaker)
+        self.is_in = True
+        self._is_suspect = False
+        self._watchdog = Watchdog(self.settings.hung_after_s)
+        self._slow_start = SlowStart(self.settings.slow_start)
+        self._is_asked = True  # or what it says of itself is enough
         self._passed = 0
-        self._failed += 1
-        if self._failed >= self._settings.out_after:
-            self._is_in = False
-            self._is_cold = True
-
-    def draining(self) -> None:
-        """It said so: alive, and taking nothing new. What runs there goes on."""
         self._failed = 0
-        self._is_draining = True
+        self._last: ReplicaState | None = None  # None: nothing is known yet, so it may have been in use for long
 
-    def deep_probe_passed(self, now: float) -> None:
-        if self.watchdog.is_hung:
-            self._is_cold = True
-            self.watchdog.deep_probe_passed(now)
-            self._warm_up(now)
+    def await_probe(self) -> None:
+        """It says nothing of itself: out until it was asked once."""
+        self.is_in = self._is_asked = False
+        self._passed = self.settings.back_after - 1
 
-    def state(self, taken_at: float, now: float) -> ReplicaState:
-        age_s = now - taken_at
-        if not self._is_in or self.watchdog.is_hung or age_s > self._settings.gone_after_s:
-            return ReplicaState.OUT
-        if self._is_draining:
-            return ReplicaState.DRAINING
-        if age_s > self._settings.stale_after_s or self.breaker.state(now) is not BreakerState.CLOSED:
-            return ReplicaState.DEGRADED
-        return ReplicaState.READY
+    def probed(self, is_well: bool) -> None:
+        self._is_asked = True
+        self._passed, self._failed = (self._passed + 1, 0) if is_well else (0, self._failed + 1)
+        if self._failed >= self.settings.out_after:
+            self.is_in = False
+        elif self._passed >= self.settings.back_after:
+            self.is_in = True
 
-    def share(self, now: float) -> float:
-        return self._slow_start.share(now)
+    def hangs(self, report: ReplicaReport, now: float) -> bool:
+        """Whether this report is the one too many. From then on it is out until probes bring it back."""
+        if not self.is_in:
+            return False
+        stalled = self._watchdog.stalled(
+            sequences=max(report.num_open, report.num_waiting + report.num_running),
+            steps=report.steps,
+            step_s=_longest_step_s(report),
+            now=now,
+        )
+        self._is_suspect = _SUSPECT <= stalled < 1.0
+        if stalled < 1.0:
+            return False
+        self.is_in, self._passed = False, 0
+        self._watchdog = Watchdog(self.settings.hung_after_s)
+        return True
 
-    def mark(self, snapshot: ReplicaSnapshot, now: float) -> ReplicaSnapshot:
-        """The snapshot with what this gateway thinks of the replica."""
-        state, share, is_tripped = self.state(snapshot.taken_at, now), self.share(now), self.breaker.is_tripped(now)
-        return replace(snapshot, state=state, share=share, is_tripped=is_tripped)
-
-    def _warm_up(self, now: float) -> None:
-        if self._is_cold:
-            self._is_cold = False
+    def mark(self, said: ReplicaSnapshot, now: float) -> ReplicaSnapshot:
+        """What it said, and what is thought of it."""
+        state = said.state if self.is_in else ReplicaState.OUT
+        if state is ReplicaState.READY and self._is_suspect:
+            state = ReplicaState.DEGRADED
+        if state is ReplicaState.READY and self._last is ReplicaState.OUT:
             self._slow_start.begin(now)
+        if self._is_asked:
+            self._last = state
+        return replace(
+            said, state=state, share=self._slow_start.share(now), is_tripped=self.breaker.is_tripped(now)
+        )  # fmt: skip
+
+
+def _longest_step_s(report: ReplicaReport) -> float | None:
+    if not report.prefill_tokens_per_s:
+        return None
+    return report.chunk_tokens / report.prefill_tokens_per_s + (report.decode_step_s or 0.0)

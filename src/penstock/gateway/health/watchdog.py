@@ -1,38 +1,31 @@
-"""Finds the replica that answers /health and makes no tokens: its device hangs, its process does not know.
+"""Finds the replica that answers and makes no tokens: its device hangs, its process does not know.
 
-It has something to do, its step counter stands still and no stream of ours got a token, for longer than any step may
-take. Once found it stays out until a deep probe, a real token, says that it is back.
+It has something to do and its step counter stands still, for longer than any of its steps may take.
 """
 
 from __future__ import annotations
 
-HUNG_AFTER_S = 10.0
+_MANY_STEPS = 4.0  # of the longest kind: a replica on a slow machine is slow, not hung
+_UNMEASURED = 6.0  # times as long, before its first steps: they may compile kernels
 
 
 class Watchdog:
-    def __init__(self, hung_after_s: float = HUNG_AFTER_S) -> None:
+    def __init__(self, hung_after_s: float) -> None:
         self._hung_after_s = hung_after_s
         self._steps: int | None = None
-        self._idle_or_moving_at: float | None = None  # the last time that nothing was wrong
-        self._is_hung = False
+        self._well_at: float | None = None  # the last time that it had nothing to do, or had done something
 
-    @property
-    def is_hung(self) -> bool:
-        return self._is_hung
+    def stalled(self, *, sequences: int, steps: int, step_s: float | None, now: float) -> float:
+        """By a report: how much of the longest time it may stand still is over; from 1 on it hangs.
 
-    def saw_token(self, now: float) -> None:
-        """A stream of ours got one."""
-        self._idle_or_moving_at = now
-
-    def observe(self, sequences: int, steps: int, now: float) -> bool:
-        """What the replica reports, or what we know it to have when it reports nothing. Is it hung?"""
-        if sequences == 0 or steps != self._steps or self._idle_or_moving_at is None:
-            self._idle_or_moving_at = now
+        `step_s`: what its longest step should take; None: nobody knows yet.
+        """
+        if sequences == 0 or steps != self._steps or self._well_at is None:
+            self._well_at = now
         self._steps = steps
-        if now - self._idle_or_moving_at >= self._hung_after_s:
-            self._is_hung = True
-        return self._is_hung
+        return (now - self._well_at) / self._patience_s(step_s)
 
-    def deep_probe_passed(self, now: float) -> None:
-        self._is_hung = False
-        self._idle_or_moving_at = now
+    def _patience_s(self, step_s: float | None) -> float:
+        if step_s is None:
+            return _UNMEASURED * self._hung_after_s
+        return max(self._hung_after_s, _MANY_STEPS * step_s)

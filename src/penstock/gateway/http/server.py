@@ -21,6 +21,7 @@ logger = logging.getLogger("penstock.gateway")
 App = Callable[[Exchange], None]
 
 _BACKLOG = 4096
+_UNSENT_BYTES = 256 << 10  # that the kernel takes for a client that does not read; left alone it takes megabytes
 
 
 class Server:
@@ -40,6 +41,8 @@ class Server:
 
     async def listen(self, sock: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
         """Starts to accept on a bound socket (`bound_socket`). More than one may be listened on."""
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # of the sockets that it accepts, too
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         self._listeners.append(
             await asyncio.get_running_loop().create_server(
                 lambda: Connection(self), sock=sock, ssl=tls, backlog=_BACKLOG

@@ -9,13 +9,14 @@
 --      6 since    which run of Redis this is, and since when it knows anything
 -- ARGV 1 operation, 2 now in µs or 0 for this server's clock, then the operation's own:
 --      reserve  id holder requests_rate requests_capacity tokens_rate tokens_capacity concurrency largest grace quantum
---               tokens caller may_claim
+--               tokens caller
 --      restore  id holder (the same quota) tokens used
 --      settle   id used        release  id        progress  id used        beat  holder lease run_id
 -- Integers up to 2^53 are exact here: debts up to 150 million tokens.
 
 local ACCOUNT, OPEN, PLACES, CALLERS, HOLDERS, SINCE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local UNIT, US, PER_CALLER, IN_ALL, MEMORY, EARLY, SWEEP_US = 60000000, 1000000, 64, 1024, 10, 5000, 500000
+local NOBODY = '-1'
 local call, max, min, floor = redis.call, math.max, math.min, math.floor
 local op, now = ARGV[1], tonumber(ARGV[2])
 if now == 0 then
@@ -310,16 +311,17 @@ end
 local function refuse(quota, tokens, costs, caller)
   if account.buckets[2].rate > 0 and tokens * UNIT > quota.largest then return {0, 'too_large_for_burst', 0, 0} end
   local reason, earliest = why(quota, costs), now
+  if caller == NOBODY then return {0, reason, 0, 0} end
   if reason == 'concurrency' then
     earliest = earliest + floor(account.mean_open * (1 + num_places()) / quota.concurrency)
   end
   return {0, reason, keep(caller, costs, earliest, quota.quantum) - now, 0}
 end
 
-local function reserve(id, holder, quota, tokens, caller, may_claim)
+local function reserve(id, holder, quota, tokens, caller)
   local costs = {account.buckets[1].rate > 0 and UNIT or 0, account.buckets[2].rate > 0 and tokens * UNIT or 0}
   local is_free = num_places() == 0
-  local place = not is_free and may_claim and due_for(caller, costs)
+  local place = not is_free and due_for(caller, costs)
   if place and not fits(quota, costs) then
     call('ZREM', PLACES, place.member)
     insert(caller, place.costs, now)
@@ -348,7 +350,7 @@ if op == 'reserve' then
   local quota = read_quota(5)
   set_up(quota, since)
   sweep()
-  local answer = reserve(id, ARGV[4], quota, tonumber(ARGV[13]), ARGV[14], ARGV[15] == '1')
+  local answer = reserve(id, ARGV[4], quota, tonumber(ARGV[13]), ARGV[14])
   save()
   return answer
 elseif op == 'restore' then

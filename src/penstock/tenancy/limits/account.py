@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from penstock.tenancy.limits.bucket import Bucket
 from penstock.tenancy.limits.places import EARLY, Place, PlaceBook
-from penstock.tenancy.limits.quota import UNIT, US, Quota, Rate, Reason, Refusal
+from penstock.tenancy.limits.quota import NOBODY, UNIT, US, Quota, Rate, Reason, Refusal
 
 _GRACE = 2 * US  # long enough for a round trip over the world and a new TLS connection
 _MEMORY = 10  # requests or so, in the mean time that one stays open
@@ -68,8 +68,8 @@ class Account:
         refilled = rate.capacity if self._known_since is None else (now - self._known_since) * rate.per_minute
         return Bucket(rate.per_minute, rate.capacity, now, owed=max(0, rate.capacity - refilled))
 
-    def reserve(self, tokens: int, caller: int, may_claim: bool, now: int) -> Reservation | Refusal:
-        """`caller` tells a returning request from others; `may_claim` is false for one surely never refused."""
+    def reserve(self, tokens: int, caller: int, now: int) -> Reservation | Refusal:
+        """`caller` tells a returning request from others."""
         self._advance(now)
         places = self._places
         if not places.by_due:  # the way of nearly every request: nobody of this tenant waits
@@ -77,7 +77,7 @@ class Account:
                 return self._take(tokens, now)
             return self._refuse(tokens, self._costs(tokens), caller, now)
         costs = self._costs(tokens)
-        place = places.due_for(caller, costs, now) if may_claim else None
+        place = places.due_for(caller, costs, now)
         if place is not None:
             return self._claim(place, tokens, costs, now)
         if self._has_room_behind_places(tokens, costs, now):
@@ -165,6 +165,8 @@ class Account:
         if self.tokens is not None and tokens * UNIT > self._largest_tokens:
             return Refusal(Reason.TOO_LARGE, None)
         reason = self._reason(costs)
+        if caller == NOBODY:
+            return Refusal(reason, None)
         earliest = now
         if reason is Reason.CONCURRENCY and self.quota.concurrency is not None:
             earliest += self._mean_open * (1 + len(self._places.by_due)) // self.quota.concurrency

@@ -111,9 +111,7 @@ class Guest(asyncio.Protocol):
 
     def _answer(self, ask: Ask, told: list[Told]) -> None:
         if isinstance(ask, Reserve):
-            answer = self._limiter.reserve(
-                ask.tenant, ask.quota, ask.tokens, caller=ask.caller, may_claim=ask.may_claim
-            )
+            answer = self._limiter.reserve(ask.tenant, ask.quota, ask.tokens, caller=ask.caller)
             if isinstance(answer, Refusal):
                 told.append(Refused(ask.id, answer))
             else:

@@ -27,13 +27,11 @@ Answer = Held | Refusal
 
 
 class Limiter(Protocol):
-    def reserve(
-        self, tenant: str, quota: Quota, tokens: int, *, caller: int = 0, may_claim: bool = True
-    ) -> Answer | asyncio.Future[Answer]:
+    def reserve(self, tenant: str, quota: Quota, tokens: int, *, caller: int = 0) -> Answer | asyncio.Future[Answer]:
         """Takes one request and `tokens` (the prompt's, plus the output limit) from all limits together, or nothing.
 
         `caller` is what a request keeps when it comes back after a refusal (a checksum of its body, say): a place is
-        kept for it under this number. `may_claim` is false where the client says that this is its first try.
+        kept for it under this number.
         """
 
     def progress(self, held: Held, used: int) -> None:
@@ -58,16 +56,14 @@ class LocalLimiter:
         self._accounts: dict[str, Account] = {}
         self._sweep_at = SWEEP_EVERY
 
-    def reserve(
-        self, tenant: str, quota: Quota, tokens: int, *, caller: int = 0, may_claim: bool = True
-    ) -> Reservation | Refusal:
+    def reserve(self, tenant: str, quota: Quota, tokens: int, *, caller: int = 0) -> Reservation | Refusal:
         now = int(self._clock() * US)
         account = self._accounts.get(tenant)
         if account is None:
             account = self._open(tenant, quota, now)
         elif account.quota is not quota and account.quota != quota:
             account.change(quota, now)
-        return account.reserve(tokens, caller, may_claim, now)
+        return account.reserve(tokens, caller, now)
 
     def progress(self, held: Held, used: int) -> None:
         assert isinstance(held, Reservation)

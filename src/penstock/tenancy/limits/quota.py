@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+NOBODY = -1  # the caller that will not come back: nothing is kept for it when it is refused
 US = 1_000_000  # microseconds, the limiter's time, in a second
 UNIT = 60 * US  # one token or request in a bucket's integers: `per_minute` units flow in each microsecond
 

@@ -137,12 +137,10 @@ class RedisLimiter:
             async with asyncio.timeout(TIMEOUT_S):  # a connection that was cut off in mid-call may never say goodbye
                 await self._redis.aclose()
 
-    def reserve(
-        self, tenant: str, quota: Quota, tokens: int, *, caller: int = 0, may_claim: bool = True
-    ) -> Answer | asyncio.Future[Answer]:
+    def reserve(self, tenant: str, quota: Quota, tokens: int, *, caller: int = 0) -> Answer | asyncio.Future[Answer]:
         held = SharedReservation(f"{self._name}.{next(self._ids)}", tenant, quota, tokens)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        asked = self._about("reserve", held, tokens, caller, int(may_claim))
+        asked = self._about("reserve", held, tokens, caller)
         call = _Call(tenant, asked, held, answer)
         if not self.is_connected:
             return self._without_redis(call)
@@ -263,5 +261,5 @@ class RedisLimiter:
         assert held is not None
         if self._on_loss == "closed":
             return Refusal(Reason.UNAVAILABLE, 1.0)
-        caller, may_claim = int(call.arguments[-2]), bool(call.arguments[-1])
-        return self._alone.reserve(held.tenant, held.quota, held.tokens, caller=caller, may_claim=may_claim)
+        caller = int(call.arguments[-1])
+        return self._alone.reserve(held.tenant, held.quota, held.tokens, caller=caller)

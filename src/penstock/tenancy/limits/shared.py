@@ -95,12 +95,10 @@ class SharedLimiter:
     def is_host(self) -> bool:
         return self._local is not None
 
-    def reserve(
-        self, tenant: str, quota: Quota, tokens: int, *, caller: int = 0, may_claim: bool = True
-    ) -> Answer | asyncio.Future[Answer]:
+    def reserve(self, tenant: str, quota: Quota, tokens: int, *, caller: int = 0) -> Answer | asyncio.Future[Answer]:
         if self._local is not None:
-            return self._local.reserve(tenant, quota, tokens, caller=caller, may_claim=may_claim)
-        ask = Reserve(next(self._ids), tenant, quota, tokens, caller, may_claim)
+            return self._local.reserve(tenant, quota, tokens, caller=caller)
+        ask = Reserve(next(self._ids), tenant, quota, tokens, caller)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._pending[ask.id] = _Pending(ask, answer, monotonic())
         self._send(ask)
@@ -155,9 +153,7 @@ class SharedLimiter:
         for pending in self._pending.values():
             ask = pending.ask
             if not pending.answer.done():
-                pending.answer.set_result(
-                    local.reserve(ask.tenant, ask.quota, ask.tokens, caller=ask.caller, may_claim=ask.may_claim)
-                )
+                pending.answer.set_result(local.reserve(ask.tenant, ask.quota, ask.tokens, caller=ask.caller))
         self._pending.clear()
         self._ready.set()
         await serve(self._socket, self._lock, local)

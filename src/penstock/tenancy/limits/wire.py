@@ -21,7 +21,6 @@ class Reserve(msgspec.Struct, array_like=True, tag=0):
     quota: Quota
     tokens: int
     caller: int
-    may_claim: bool
 
 
 class Settle(msgspec.Struct, array_like=True, tag=1):

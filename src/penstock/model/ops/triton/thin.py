@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ MOST_ROWS = 16
 # FP8 widens to float16 exactly, and fastest: rows that meet it become float16 too, and so much smaller that they can.
 SHRINK = tl.constexpr(0.0625)
 _MOST_BYTES = 32_768  # that a program holds of a weight's row
+_WIDE = 4096  # more inputs and outputs than that
 
 
 class Tiling(NamedTuple):
@@ -36,7 +38,8 @@ class Tiling(NamedTuple):
     stages: int  # how many turns ahead weights are read
 
 
-TILING, FP8_TILING = Tiling(16, 2, 256, 4), Tiling(32, 4, 256, 3)
+TILING = Tiling(16, 2, 256, 4)
+FP8_OUTPUTS = 32
 
 
 class Ending(IntEnum):
@@ -59,18 +62,47 @@ def fits(num_rows: int, weight: Tensor) -> bool:
         return True
     if num_rows > MOST_ROWS or weight.dtype is torch.float32:
         return False
-    tiling = _tiling(weight)
+    return _divides(_tiling(num_rows, weight), weight)
+
+
+def _divides(tiling: Tiling, weight: Tensor) -> bool:
     outputs, columns = weight.shape
     return outputs % tiling.outputs == 0 and columns % (tiling.groups * tiling.columns) == 0
 
 
-def _tiling(weight: Tensor) -> Tiling:
-    return TILING if weight.element_size() == 2 else FP8_TILING
+def _tiling(num_rows: int, weight: Tensor) -> Tiling:
+    return TILING if weight.element_size() == 2 else _fp8_tiling(num_rows, weight.shape[0] // FP8_OUTPUTS)
+
+
+def _fp8_tiling(num_rows: int, num_programs: int) -> Tiling:
+    """The more programs share a processor, the less each can read ahead."""
+    if num_rows > 8:  # which take as much of the shared memory as the weights
+        return Tiling(FP8_OUTPUTS, 2, 256, 4)
+    if num_programs <= _num_processors():
+        return Tiling(FP8_OUTPUTS, 4, 128, 6)
+    if num_programs <= 2 * _num_processors():
+        return Tiling(FP8_OUTPUTS, 2, 256, 5)
+    return Tiling(FP8_OUTPUTS, 4, 128, 4)
+
+
+@cache
+def _num_processors() -> int:
+    return torch.cuda.get_device_properties().multi_processor_count
 
 
 def can_norm(num_rows: int, weight: Tensor) -> bool:
     """Whether the norm before a product can be part of it."""
-    return num_rows == 1 and weight.shape[1] * weight.element_size() <= _MOST_BYTES
+    return num_rows == 1 and not _is_wide(weight) and weight.shape[1] * weight.element_size() <= _MOST_BYTES
+
+
+def _is_wide(weight: Tensor) -> bool:
+    """Whether one row is multiplied as several are, by tensor cores: of a wide model, rows of weights are so long that
+    a program of `_one_row` has too few of them, and is busier with the norm and with widening FP8 than with reading.
+
+    All linears of a model are wide or none is: the two kernels slow each other down where they alternate, probably
+    because what one takes of a processor as shared memory is missing as the cache of the other.
+    """
+    return weight.element_size() <= 2 and min(weight.shape) > _WIDE and _divides(_tiling(1, weight), weight)
 
 
 def product(
@@ -84,7 +116,7 @@ def product(
     """x [rows, in], normed if there is a norm, times the weight: [rows, out], or `into` with that added."""
     outputs = weight.values.shape[0] // (2 if ending is Ending.SWIGLU else 1)
     out = x.new_empty(x.shape[0], outputs) if into is None else into
-    launch = _one_row if x.shape[0] == 1 else _few_rows
+    launch = _one_row if x.shape[0] == 1 and not _is_wide(weight.values) else _few_rows
     launch(x, weight, norm, ending, out)
     return out
 
@@ -109,7 +141,7 @@ def _one_row(x: Tensor, weight: Weight, norm: Norm | None, ending: Ending, out: 
 def _few_rows(x: Tensor, weight: Weight, norm: Norm | None, ending: Ending, out: Tensor) -> None:
     assert norm is None
     outputs, columns = out.shape[1], weight.values.shape[1]
-    tiling = _tiling(weight.values)
+    tiling = _tiling(x.shape[0], weight.values)
     per_program = tiling.outputs // (2 if ending is Ending.SWIGLU else 1)
     _few_rows_kernel[(outputs // per_program,)](
         x, weight.values, weight.scales, weight.bias, out, x.shape[0], outputs, COLUMNS=columns,

@@ -1,0 +1,33 @@
+"""What a replica hands to a gateway so that both count a prompt alike: its model's tokenizer and chat template.
+
+It is named by its digest, which every report of the replica repeats: who has that digest need not ask again.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import msgspec
+
+PATH = "/v1/penstock/text"
+
+
+class ModelText(msgspec.Struct, frozen=True):
+    tokenizer: str  # a tokenizer.json
+    special_tokens: dict[str, str]  # texts by name: bos_token, …
+    chat_template: str | None
+    vocab_size: int  # of the model, which may have fewer rows than its tokenizer has words
+    bos_token_id: int | None
+
+
+_decoder = msgspec.json.Decoder(ModelText)
+encode = msgspec.json.Encoder().encode
+
+
+def decode(body: bytes) -> ModelText:
+    """Raises msgspec.DecodeError."""
+    return _decoder.decode(body)
+
+
+def digest(encoded: bytes) -> str:
+    return blake2b(encoded, digest_size=12).hexdigest()

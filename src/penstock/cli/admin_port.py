@@ -1,0 +1,78 @@
+"""Where the admin API and /metrics are: on loopback beside the models, elsewhere on a port of their own or nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from penstock.core.errors import ConfigError
+from penstock.gateway.admin.api import AdminApi
+from penstock.gateway.admin.guard import Guard
+from penstock.gateway.admin.resources import MAX_BODY_BYTES
+from penstock.gateway.door import Door
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.limits import ClientLimits
+from penstock.gateway.http.server import App, Server, bound_socket
+from penstock.gateway.settings import LOOPBACK, GatewaySettings
+from penstock.gateway.state import routes_shown, state_of
+from penstock.router.routes import RouteTable
+from penstock.tenancy.admins import AdminRing
+from penstock.tenancy.keys import KeyRing
+from penstock.tenancy.prices import Price
+from penstock.tenancy.store import open_store
+
+_GOODBYE_S = 1.0
+
+
+@asynccontextmanager
+async def administered(
+    settings: GatewaySettings, store_url: str, door: Door, routes: RouteTable, prices: Mapping[str, Price],
+    admins: AdminRing, keys: KeyRing,
+) -> AsyncIterator[tuple[App, str]]:  # fmt: skip
+    """What the public port serves: the door, on loopback with the admin API beside it; and where that is, in words."""
+    has_own_port = settings.admin_port is not None
+    if not has_own_port and settings.host not in LOOPBACK:
+        yield door, "the admin API and /metrics are not served: admin_port is not set"
+        return
+    host = settings.admin_host if has_own_port else settings.host
+    guard = Guard(admins, keys, is_loopback=host in LOOPBACK)
+    with open_store(store_url) as store:
+        api = AdminApi(
+            store, guard, door.recorder,
+            lambda: state_of(door.replicas.values(), door.admission, door.now()), routes_shown(routes, prices),
+            has_own_port=has_own_port,
+        )  # fmt: skip
+        try:
+            if settings.admin_port is None:
+                where = f"the admin API is under /admin/v1, {_who(guard)}"
+                yield lambda exchange: _beside(api, door, exchange), where
+            else:
+                server = Server(api, ClientLimits(max_body_bytes=MAX_BODY_BYTES))
+                address = await _listen(server, settings.admin_host, settings.admin_port)
+                yield door, f"the admin API is at {address}/admin/v1, {_who(guard)}"
+                await server.stop(_GOODBYE_S)
+        finally:
+            api.close()
+
+
+def _beside(api: AdminApi, door: Door, exchange: Exchange) -> None:
+    if AdminApi.owns(exchange.request.target):
+        api(exchange)
+    else:
+        door(exchange)
+
+
+async def _listen(server: Server, host: str, port: int) -> str:
+    try:
+        listener = bound_socket(host, port)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}", param="admin_port") from None
+    await server.listen(listener)
+    name, number = listener.getsockname()[:2]
+    return f"http://{f'[{name}]' if ':' in name else name}:{number}"
+
+
+def _who(guard: Guard) -> str:
+    return (
+        "open to everybody here: there are no tenants and no admins yet" if guard.is_open else "for admins with a key"
+    )

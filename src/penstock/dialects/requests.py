@@ -1,0 +1,120 @@
+"""A client's OpenAI request as one kind of server wants it: only the members that differ are looked at.
+
+For a server that wants nothing special the client's bytes go out untouched. Servers that do not speak OpenAI at all
+are `native`'s.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from zlib import crc32
+
+import msgspec
+
+from penstock.core.request import Priority
+from penstock.dialects.dialect import Dialect
+
+Members = dict[str, msgspec.Raw]
+
+_decode = msgspec.json.Decoder(Members).decode
+_encode = msgspec.json.encode
+_TRUE = msgspec.Raw(b"true")
+_USAGE = msgspec.Raw(b'{"include_usage":true}')
+
+
+class Adapter(NamedTuple):
+    name: str
+    path: str = ""  # where the server finds it, for those that want to be told
+
+
+class Wishes(NamedTuple):
+    """What the gateway adds to a request. The default adds nothing."""
+
+    priority: Priority = Priority.NORMAL
+    salt: str = ""  # of the cache: prompts of different salts never share
+    request_id: str = ""
+    adapter: Adapter | None = None
+    usage: bool = False  # a stream shall end with what it used, though its client did not ask
+
+
+NOTHING = Wishes()
+
+
+def needs_change(dialect: Dialect, wishes: Wishes) -> bool:
+    """Without opening the request."""
+    return bool(
+        dialect.renamed
+        or dialect.dropped
+        or dialect.model
+        or wishes.adapter
+        or (wishes.usage and dialect.has_stream_usage)
+        or (wishes.salt and dialect.salt)
+        or (wishes.request_id and dialect.request_id)
+        or (wishes.priority is not Priority.NORMAL and dialect.priority)
+    )
+
+
+def outgoing(dialect: Dialect, body: bytes, wishes: Wishes = NOTHING) -> bytes:
+    """The request as it goes out; the very same bytes where nothing differs."""
+    if not needs_change(dialect, wishes):
+        return body
+    members = _decode(body)
+    was = dict(members)
+    for name, other in dialect.renamed.items():
+        if name in members:
+            value = members.pop(name)
+            members.setdefault(other, value)
+    for name in dialect.dropped:
+        members.pop(name, None)
+    _add(dialect, members, wishes)
+    return body if members == was else _encode(members)
+
+
+def priority_of(dialect: Dialect, priority: Priority) -> int | None:
+    """As its scheduler counts: some run the lower number first and some the higher. None: it knows no such thing."""
+    field = dialect.priority
+    if field is None:
+        return None
+    return field.high * (Priority.NORMAL - priority)
+
+
+def refuses_priority(dialect: Dialect, status: int, body: bytes) -> bool:
+    """Whether a refusal says that the server does not schedule by priority: it must not be sent there again."""
+    return dialect.priority is not None and 400 <= status < 500 and dialect.priority.refusal in body
+
+
+def _add(dialect: Dialect, members: Members, wishes: Wishes) -> None:
+    if dialect.model is not None:
+        members["model"] = _raw(dialect.model)
+    if dialect.priority is not None and (number := priority_of(dialect, wishes.priority)):
+        members[dialect.priority.name] = _raw(number)
+    if dialect.salt is not None and wishes.salt:
+        members[dialect.salt] = _raw(wishes.salt)
+    if dialect.request_id is not None and wishes.request_id:
+        members[dialect.request_id] = _raw(wishes.request_id)
+    if wishes.adapter is not None and dialect.lora is not None:
+        _select(members, dialect, wishes.adapter)
+    if wishes.usage and dialect.has_stream_usage and members.get("stream") == _TRUE:
+        members["stream_options"] = _with_usage(members.get("stream_options"))
+
+
+def _select(members: Members, dialect: Dialect, adapter: Adapter) -> None:
+    assert dialect.lora is not None
+    match dialect.lora.select:
+        case "model" | "lora_path" as member:
+            members[member] = _raw(adapter.name)
+        case "lora_request" as member:
+            number = crc32(adapter.name.encode()) & 0x7FFFFFFF or 1
+            members[member] = _raw({"lora_name": adapter.name, "lora_int_id": number, "lora_path": adapter.path})
+        case None:
+            pass
+
+
+def _with_usage(options: msgspec.Raw | None) -> msgspec.Raw:
+    if options is None or bytes(options) == b"null":
+        return _USAGE
+    return _raw(_decode(bytes(options)) | {"include_usage": _TRUE})
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(_encode(value))

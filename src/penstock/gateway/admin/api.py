@@ -1,0 +1,125 @@
+"""The admin API and /metrics as an application: who may, which resource, and the answer as JSON.
+
+The store blocks, so what is asked of it runs in one thread of its own, one request after another, and never on the
+event loop; how the gateway stands is read on the loop, at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from penstock.core.errors import MethodNotAllowed, NotFound, Overloaded, PenstockError
+from penstock.gateway.admin.guard import Guard
+from penstock.gateway.admin.resources import RESOURCES, Action, AdminCall, Answer
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.message import JSON, render
+from penstock.gateway.recorder import GatewayRecorder
+from penstock.gateway.state import GatewayState, RouteView
+from penstock.observe.prometheus import CONTENT_TYPE
+from penstock.tenancy.store import Store
+
+log = logging.getLogger("penstock.gateway.admin")
+
+_MAX_PENDING = 64
+_TEXT = render([(b"content-type", CONTENT_TYPE.encode())])
+_NO_STORE = render([(b"cache-control", b"no-store")])  # a new key is among the answers
+
+
+class AdminApi:
+    def __init__(
+        self, store: Store, guard: Guard, recorder: GatewayRecorder, look: Callable[[], GatewayState],
+        routes: list[RouteView], *, has_own_port: bool,
+    ) -> None:  # fmt: skip
+        """`has_own_port`: whoever reaches it may read the metrics; beside the models' routes a key is asked for."""
+        self._store = store
+        self._guard = guard
+        self._recorder = recorder
+        self._look = look
+        self._live: dict[tuple[str | None, ...], Callable[[], object]] = {
+            ("replicas",): lambda: {"replicas": look().replicas},
+            ("queues",): lambda: {"queues": look().queues},
+            ("routes",): lambda: {"routes": routes},
+        }
+        self._has_own_port = has_own_port
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="admin")
+        self._num_pending = 0
+
+    @staticmethod
+    def owns(target: bytes) -> bool:
+        return target.startswith((b"/admin/", b"/metrics"))
+
+    def __call__(self, exchange: Exchange) -> None:
+        request = exchange.request
+        if request.path == b"/metrics":
+            self._metrics(exchange)
+        elif request.path.startswith(b"/admin/v1/"):
+            admin = self._guard.check(request)
+            self._administer(exchange, AdminCall(request), "-" if admin is None else admin.name)
+        elif request.path == b"/health":
+            exchange.respond(200, JSON, b'{"status":"ok"}')
+        else:
+            raise NotFound(f"no such path: {request.path.decode(errors='replace')}")
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    # -- resources
+
+    def _administer(self, exchange: Exchange, call: AdminCall, admin: str) -> None:
+        live, actions = self._live.get(call.shape), RESOURCES.get(call.shape)
+        is_readable = all(part.isprintable() for part in call.path)  # databases differ in what they make of a NUL
+        if (live is None and actions is None) or not is_readable:
+            raise NotFound(f"no such path: {exchange.request.path.decode(errors='replace')}")
+        if live is not None and call.method == "GET":
+            _respond(exchange, Answer(200, live()))
+        elif actions is not None and call.method in actions:
+            self._in_thread(exchange, call, actions[call.method], admin)
+        else:
+            raise MethodNotAllowed(f"this path takes {', '.join(actions or ['GET'])}")
+
+    def _in_thread(self, exchange: Exchange, call: AdminCall, action: Action, admin: str) -> None:
+        if self._num_pending >= _MAX_PENDING:
+            raise Overloaded("too many admin requests wait for the store", retry_after_s=1.0)
+        self._num_pending += 1
+
+        def done(future: asyncio.Future[Answer]) -> None:
+            self._num_pending -= 1
+            if future.cancelled():
+                return
+            error = future.exception()
+            if error is None:
+                _respond(exchange, future.result())
+            elif isinstance(error, PenstockError):
+                exchange.refuse(error)
+            else:
+                log.error("the admin API failed on %s %s", call.method, exchange.request.path, exc_info=error)
+                exchange.refuse(PenstockError("internal error"))
+            if call.method != "GET":
+                outcome = "done" if error is None else getattr(error, "code", PenstockError.code)
+                path = exchange.request.path.decode(errors="replace")  # as it came: a decoded one may hold line ends
+                log.info("admin=%s %s %s: %s", admin, call.method, path, outcome)
+
+        work = asyncio.get_running_loop().run_in_executor(self._thread, action, self._store, call)
+        work.add_done_callback(done)
+
+    # -- metrics
+
+    def _metrics(self, exchange: Exchange) -> None:
+        if not self._has_own_port:
+            self._guard.check(exchange.request)
+        if exchange.request.method not in (b"GET", b"HEAD"):
+            raise MethodNotAllowed("/metrics takes GET")
+        self._recorder.look(self._look())
+        # Thousands of lines: not on the loop, and not behind a store that may hang.
+        text = asyncio.get_running_loop().run_in_executor(None, self._recorder.render)
+        text.add_done_callback(lambda done: exchange.respond(200, _TEXT, done.result()))
+
+
+def _respond(exchange: Exchange, answer: Answer) -> None:
+    body = b"" if answer.document is None else msgspec.json.encode(answer.document)
+    exchange.respond(answer.status, JSON + _NO_STORE, body)

@@ -1,0 +1,77 @@
+"""What one request is charged: at its end, and of a long stream every second, so that a gateway that dies at any
+moment has charged for all but the last."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from penstock.api.relay import StreamRecord
+from penstock.gateway.inquiry import Inquiry
+from penstock.gateway.spent import TokenUsage
+from penstock.tenancy.prices import FREE, Price
+from penstock.tenancy.usage import Usage
+
+_EVERY_S = 0.9
+_NOTHING = TokenUsage(0, 0)
+
+Charged = Callable[[int], None]
+
+
+class Recorder(Protocol):
+    def record(self, usage: Usage) -> object: ...
+
+
+class Bill:
+    __slots__ = ("_charged", "_inquiry", "_ledger", "_num_parts", "_prices", "_timer")
+
+    def __init__(self, ledger: Recorder, prices: Mapping[str, Price], inquiry: Inquiry) -> None:
+        self._ledger = ledger
+        self._prices = prices
+        self._inquiry = inquiry
+        self._charged = _NOTHING
+        self._num_parts = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def follow(self, record: StreamRecord, model: str, charged: Charged | None) -> None:
+        """From now on the stream is charged as it goes; `charged` is told how many tokens that are so far."""
+        self.stop()
+        self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self._look, record, model, charged)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close(self, model: str, usage: TokenUsage) -> None:
+        self.stop()
+        self._charge(model, usage, self._inquiry.id, requests=1)
+
+    def _look(self, record: StreamRecord, model: str, charged: Charged | None) -> None:
+        self.follow(record, model, charged)
+        prompt_tokens = record.prompt_tokens
+        if prompt_tokens is None:
+            return
+        usage = TokenUsage(prompt_tokens, record.num_tokens)
+        if usage.total > self._charged.total:
+            self._num_parts += 1
+            self._charge(model, usage, f"{self._inquiry.id}/{self._num_parts}", requests=0)
+            if charged is not None:
+                charged(usage.total)
+
+    def _charge(self, model: str, usage: TokenUsage, id: str, requests: int) -> None:
+        before, self._charged = self._charged, usage
+        tokens = [max(0, now - then) for now, then in zip(usage, before, strict=True)]
+        caller = self._inquiry.caller
+        price = self._prices.get(model, FREE)
+        input_tokens, output_tokens, cached_tokens = tokens
+        self._ledger.record(
+            Usage(
+                id, caller.tenant.id, caller.key_id, model, time.time(), input_tokens, cached_tokens, output_tokens,
+                price.nanos(usage.input_tokens, usage.cached_tokens, usage.output_tokens)
+                - price.nanos(before.input_tokens, before.cached_tokens, before.output_tokens),
+                requests,
+            )
+        )  # fmt: skip

@@ -1,0 +1,54 @@
+"""When and where things happened to one request: taken down as it goes, told at its end."""
+
+from __future__ import annotations
+
+from penstock.gateway.inquiry import Inquiry
+from penstock.gateway.recorder import Ending, RequestFacts
+from penstock.gateway.spent import TokenUsage
+
+
+class Course:
+    __slots__ = ("_began", "_first_at", "_num_sent", "_sent_at", "_sent_to")
+
+    def __init__(self, now: float) -> None:
+        self._began = now
+        self._sent_at: float | None = None  # to its first replica
+        self._sent_to = ""  # the last one
+        self._num_sent = 0
+        self._first_at: float | None = None  # an answer began
+
+    def sent(self, replica_id: str, now: float) -> None:
+        if self._sent_at is None:
+            self._sent_at = now
+        self._sent_to = replica_id
+        self._num_sent += 1
+
+    def answered(self, now: float) -> None:
+        if self._first_at is None:
+            self._first_at = now
+
+    def starts_over(self) -> None:
+        """What was answered so far, the client did not see."""
+        self._first_at = None
+
+    def facts(
+        self, inquiry: Inquiry, model: str, usage: TokenUsage | None, ending: Ending, reason: str, now: float
+    ) -> RequestFacts:
+        began, sent_at, first_at = self._began, self._sent_at, self._first_at
+        return RequestFacts(
+            inquiry.id,
+            inquiry.surface.name,
+            ending,
+            reason,
+            inquiry.caller.tenant.id,
+            inquiry.caller.key_id,
+            model,
+            self._sent_to,
+            usage.input_tokens if usage is not None else 0,
+            usage.cached_tokens if usage is not None else 0,
+            usage.output_tokens if usage is not None else 0,
+            sent_at - began if sent_at is not None else None,
+            first_at - began if first_at is not None and inquiry.asked.stream else None,
+            now - began,
+            self._num_sent,
+        )

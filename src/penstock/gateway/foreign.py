@@ -1,0 +1,280 @@
+"""Follows a replica that is not penstock's: finds out what it is, asks how busy it is, and whether it is there.
+
+What it says is read by its dialect's tables. A reading that does not come, or does not say how busy the server is, is
+none: the last one grows old, and old is degraded, never idle. A server that cannot say it at all is counted by what
+this gateway sent it. One whose steps stand still while it has work hangs, whatever its health path answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from penstock.api.replica_report import ReplicaReport
+from penstock.core.replica import STALE_AFTER_S, ReplicaSnapshot, ReplicaState
+from penstock.dialects import detect, reading
+from penstock.dialects.dialect import Dialect, Document, Signal
+from penstock.dialects.engines.openai import OPENAI
+from penstock.dialects.standing import Answer, Standing, standing
+from penstock.gateway.fetch import fetch
+from penstock.gateway.health.replica_health import ReplicaHealth
+from penstock.gateway.http.call import Failure, FailureKind
+from penstock.gateway.http.upstream import Upstream
+
+LEAST_POLL_S = 0.25
+_FACTS_EVERY_S = 30.0
+_SPEED_OVER_S = 60.0  # speed is measured between now and about then
+_SOON_S = 1.0  # a server that is not ready is looked at so often
+_UNKNOWN = (404, 405, 501)
+_REFUSED = (FailureKind.REFUSED, FailureKind.CONNECT_TIMEOUT)
+
+_log = logging.getLogger(__name__)
+
+
+class Followed(Protocol):
+    """What it needs of a `gateway.replicas.Replica`."""
+
+    id: str
+    model: str
+    upstream: Upstream
+    headers: bytes
+    health: ReplicaHealth
+    probe_every_s: float | None
+    deep_probe_every_s: float | None
+
+    @property
+    def url(self) -> str: ...
+    def heard(self, said: ReplicaSnapshot) -> None: ...
+    def lost(self) -> None: ...
+    def send_riders_away(self) -> None: ...
+
+
+class _Earlier(NamedTuple):
+    at: float
+    values: reading.Values
+
+
+class ForeignFollower:
+    """Begins at once and ends with `close`. `dialect` is None until it is known, unless it was given."""
+
+    def __init__(
+        self, replica: Followed, changed: Callable[[], None], *, dialect: Dialect | None = None,
+        poll_every_s: float = LEAST_POLL_S, metrics: Upstream | None = None,
+    ) -> None:  # fmt: skip
+        """`metrics`: where its numbers are, if neither where requests go nor at the usual port."""
+        self.dialect = dialect
+        self.standing: Standing | None = None  # None: nobody has asked yet
+        self._replica = replica
+        self._changed = changed
+        self._poll_every_s = min(max(poll_every_s, LEAST_POLL_S), STALE_AFTER_S / 2)
+        self._metrics = metrics
+        self._others: dict[int, Upstream] = {}  # by port
+        self._document: Document | None = None  # where it says how busy it is
+        self._facts: dict[Signal, float] = {}
+        self._progress = reading.Progress()
+        self._earlier: list[_Earlier] = []
+        self._complaint = ""
+        self._is_ready = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._tasks = [self._loop.create_task(self._watch()), self._loop.create_task(self._listen())]
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for upstream in self._others.values():
+            upstream.close()
+
+    # -- whether it is there
+
+    async def _watch(self) -> None:
+        replica = self._replica
+        every_s = replica.probe_every_s or replica.health.settings.probe_every_s
+        deep_every_s = replica.deep_probe_every_s or float("inf")
+        deep_at = self._loop.time() + deep_every_s
+        replica.health.await_probe()
+        while True:
+            hung = self.standing is Standing.READY and not replica.health.is_in
+            is_deep = hung or self._loop.time() >= deep_at  # until one passes: a shallow one would hide what it found
+            await self._probe(is_deep)
+            is_well = self.standing is Standing.READY
+            if is_deep and is_well:
+                deep_at = self._loop.time() + deep_every_s
+            self._changed()
+            await asyncio.sleep(every_s if is_well and replica.health.is_in else min(_SOON_S, every_s))
+
+    async def _probe(self, is_deep: bool) -> None:
+        if self.dialect is None:
+            await self._detect()
+        dialect, replica = self.dialect or OPENAI, self._replica
+        answer = await (self._ask_deep(dialect) if is_deep else self._ask(dialect.health.path))
+        is_refused = isinstance(answer, Failure) and answer.kind in _REFUSED
+        was_ready = self.standing in (Standing.READY, Standing.FAILING)
+        found = standing(
+            dialect, None if isinstance(answer, Failure) else answer, is_refused=is_refused, was_ready=was_ready
+        )
+        if was_ready and found in (Standing.GONE, Standing.STARTING):
+            replica.lost()
+            replica.send_riders_away()
+        self.standing = found
+        is_ready = found is Standing.READY and self.dialect is not None
+        self._is_ready.set() if is_ready else self._is_ready.clear()
+        if found is not Standing.STARTING:  # to start is no failure, and no success
+            replica.health.probed(found is Standing.READY)
+
+    async def _detect(self) -> None:
+        replica = self._replica
+        answers: dict[str, Answer] = {}
+        for path in detect.paths(replica.model):
+            answer = await self._ask(path.encode())
+            if isinstance(answer, Failure):
+                if answer.kind in _REFUSED:
+                    return
+            elif answer.status == 503:
+                return  # it starts: what it is, it will say
+            else:
+                answers[path] = answer
+        if answers:
+            self.dialect = detect.detect(answers, replica.model)
+            _log.info("%s speaks %s", replica.id, self.dialect.name)
+
+    async def _ask_deep(self, dialect: Dialect) -> Answer | Failure:
+        timeout_s = self._replica.health.settings.deep_probe_timeout_s
+        if dialect.health.deep is not None:
+            return await self._ask(dialect.health.deep, timeout_s=timeout_s)
+        wanted = {"model": self._replica.model, "prompt": "1", "max_tokens": 1}
+        return await self._ask(b"/v1/completions", timeout_s=timeout_s, body=msgspec.json.encode(wanted))
+
+    # -- what it says
+
+    async def _listen(self) -> None:
+        facts_at = 0.0
+        while True:
+            if not self._is_ready.is_set():
+                facts_at = 0.0  # it may be another when it comes back
+                await self._is_ready.wait()
+            began, dialect = self._loop.time(), self.dialect
+            assert dialect is not None
+            if began >= facts_at:
+                await self._learn(dialect)
+                facts_at = began + _FACTS_EVERY_S
+            if self._document is not None:
+                await self._poll(dialect, self._document)
+            self._changed()
+            await asyncio.sleep(max(0.0, began + self._poll_every_s - self._loop.time()))
+
+    async def _learn(self, dialect: Dialect) -> None:
+        """What hardly changes, and where it says what does."""
+        for document in dialect.facts:
+            answer = await self._ask(document.path, self._upstream(document))
+            if isinstance(answer, Answer) and answer.status == 200:
+                self._facts |= reading.read(document, answer.body)
+        if self._document is None:
+            self._document = await self._load_document(dialect)
+        if self._document is None:
+            self._hear(dialect, {}, None)
+
+    async def _load_document(self, dialect: Dialect) -> Document | None:
+        """The first that it knows; None: it says nothing of the kind."""
+        for document in dialect.loads if dialect.has_load else ():
+            answer = await self._ask(document.path, self._upstream(document))
+            if isinstance(answer, Answer) and answer.status in _UNKNOWN:
+                continue
+            return document
+        return None
+
+    async def _poll(self, dialect: Dialect, document: Document) -> None:
+        """A reading counts from when it was asked for: what was sent since then cannot be in it."""
+        sent_at = self._loop.time()
+        values = await self._read(document)
+        if values is not None:
+            self._hear(dialect, values, sent_at)
+
+    async def _read(self, document: Document) -> dict[Signal, float] | None:
+        answer = await self._ask(document.path, self._upstream(document), timeout_s=STALE_AFTER_S)
+        if isinstance(answer, Failure) or answer.status != 200:
+            self._complain(f"{document.path.decode()}: {answer[1] if isinstance(answer, Failure) else answer.status}")
+            return None
+        values = reading.read(document, answer.body)
+        if missing := reading.missing(document, values):
+            self._complain(f"{document.path.decode()} does not say {' and '.join(missing)}")
+            return None
+        self._complain("")
+        return values
+
+    def _hear(self, dialect: Dialect, said: dict[Signal, float], sent_at: float | None) -> None:
+        replica, values = self._replica, self._facts | said
+        snapshot = reading.snapshot(
+            dialect, values, self._before(values), id=replica.id, url=replica.url, model=replica.model, taken_at=sent_at
+        )
+        is_lost = False
+        if sent_at is not None:
+            report = self._report(values, snapshot)
+            snapshot = msgspec.structs.replace(snapshot, steps=report.steps)
+            is_lost = replica.health.hangs(report, self._loop.time())
+        replica.heard(snapshot)
+        if is_lost:
+            _log.warning("%s has work and makes no step", replica.id)
+            replica.send_riders_away()
+
+    def _report(self, values: reading.Values, snapshot: ReplicaSnapshot) -> ReplicaReport:
+        """For the watchdog, which is more patient with one that has computed nothing yet."""
+        return ReplicaReport(
+            boot="",
+            model=snapshot.models[0],
+            state="ready" if snapshot.state is ReplicaState.READY else "asleep",
+            num_waiting=snapshot.waiting,
+            num_running=snapshot.running,
+            steps=self._progress.steps(values),
+            chunk_tokens=snapshot.step_tokens,
+            prefill_tokens_per_s=reading.prefill_rate(values, {}) or (2000.0 if self._has_worked(values) else None),
+        )
+
+    @staticmethod
+    def _has_worked(values: reading.Values) -> bool:
+        return any(values.get(signal) for signal in (Signal.STEPS, Signal.DECODE_TOKENS, Signal.DECODE_RATE))
+
+    def _before(self, values: reading.Values) -> reading.Values:
+        """A reading of about a minute ago. A server that began anew counts from nothing: older readings go."""
+        now, earlier = self._loop.time(), self._earlier
+        if earlier and any(values.get(signal, 0.0) < earlier[-1].values.get(signal, 0.0) for signal in _TOTALS):
+            earlier.clear()
+        if not earlier or now - earlier[-1].at >= _SPEED_OVER_S / 4:
+            earlier.append(_Earlier(now, values))
+        while len(earlier) > 1 and now - earlier[1].at >= _SPEED_OVER_S:
+            earlier.pop(0)
+        return earlier[0].values if now > earlier[0].at else {}
+
+    # -- asking
+
+    async def _ask(
+        self, path: bytes, upstream: Upstream | None = None, *, timeout_s: float | None = None,
+        body: bytes | None = None,
+    ) -> Answer | Failure:  # fmt: skip
+        replica = self._replica
+        timeout_s = timeout_s or replica.health.settings.probe_timeout_s
+        return await fetch(upstream or replica.upstream, path, replica.headers, timeout_s=timeout_s, body=body)
+
+    def _upstream(self, document: Document) -> Upstream:
+        if document.port is None:
+            return self._replica.upstream
+        if self._metrics is not None:
+            return self._metrics
+        if document.port not in self._others:
+            self._others[document.port] = Upstream(self._replica.upstream.host, document.port)
+        return self._others[document.port]
+
+    def _complain(self, what: str) -> None:
+        """Once for each new reason."""
+        if what and what != self._complaint:
+            _log.warning("%s does not say how busy it is: %s", self._replica.id, what)
+        self._complaint = what
+
+
+_TOTALS = (
+    Signal.STEPS, Signal.PROMPT_TOKENS, Signal.PROMPTS, Signal.PREFILL_TOKENS, Signal.PREFILL_SECONDS,
+    Signal.DECODE_TOKENS, Signal.DECODE_SECONDS,
+)  # fmt: skip

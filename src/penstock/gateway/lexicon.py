@@ -1,0 +1,166 @@
+"""What a gateway knows of one model's words: how many tokens a request's prompt has, or at most can have.
+
+It is made of what a replica of the model hands over (`api.model_text`), and counts as that replica does, because both
+parse with `api` and render with `text`. It blocks: who must not wait asks from a thread. It knows no tenant.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from threading import Lock
+
+from penstock.api.anthropic import parse_messages
+from penstock.api.model_text import ModelText
+from penstock.api.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from penstock.core.errors import InvalidRequest
+from penstock.core.replica import UNBOUNDED
+from penstock.text.chat import ChatTemplate
+from penstock.text.prompts import num_kept, render
+from penstock.text.tokenizer import Tokenizer
+
+_LONG = 4096  # characters; a shorter text is counted faster than its beginning is looked up
+_TURNS = 32  # how many turns back a conversation is looked for
+_REMEMBERED = 10_000  # of each kind: about 2 MB
+
+CHAT, COMPLETION, MESSAGES = b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"
+_PARSERS: dict[bytes, Callable[[bytes], ChatRequest | CompletionRequest]] = {
+    CHAT: parse_chat,
+    COMPLETION: parse_completion,
+    MESSAGES: lambda body: parse_messages(body).to_chat(),
+}
+
+
+class Lexicon:
+    def __init__(self, text: ModelText, digest: str) -> None:
+        """Takes a while for a large vocabulary."""
+        self.digest = digest
+        self._tokenizer = tokenizer = Tokenizer.from_json(text.tokenizer, text.special_tokens)
+        self._template = ChatTemplate(text.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+        self._growth = tokenizer.growth
+        self._vocab_size = text.vocab_size
+        self._bos_token_id = text.bos_token_id
+        self._counts = _Memo()  # of whole requests: who was refused comes back with the same
+        self._prefixes = _Memo()  # of conversations up to their last turn
+        self._divider: str | None = None
+        self._divider = tokenizer.divider(self._example())
+        self._overhead = self._most_overhead()
+
+    def bound(self, body: bytes) -> int:
+        """Never less than `count`, and found at once; UNBOUNDED where this model's template allows none."""
+        if self._growth > 1 and (not body.isascii() or b"\\u" in body):
+            return len(body) * self._growth + self._overhead
+        return len(body) + self._overhead
+
+    def count(self, path: bytes, body: bytes) -> int:
+        """What the replica will call the prompt's tokens. Raises what the replica would: InvalidRequest."""
+        key = blake2b(path + body, digest_size=16).digest()
+        known = self._counts.get(key)
+        if known is None:
+            known = self._count(_PARSERS[path](body))
+            self._counts.put(key, known)
+        return known
+
+    # -- counting
+
+    def _count(self, request: ChatRequest | CompletionRequest) -> int:
+        if isinstance(request, ChatRequest):
+            param, counts = "messages", [self._count_text(render(self._template, request))]
+        else:
+            param, counts = "prompt", self._count_prompts(request)
+        return num_kept(counts, keep_last=request.truncate_prompt_tokens, bos_token_id=self._bos_token_id, param=param)
+
+    def _count_prompts(self, request: CompletionRequest) -> list[int]:
+        prompts = request.prompts(self._vocab_size)
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        counts = iter(self._tokenizer.count(texts, add_special_tokens=True))
+        return [next(counts) if isinstance(prompt, str) else len(prompt) for prompt in prompts]
+
+    def _count_text(self, text: str) -> int:
+        """A conversation that has grown by a turn is counted from where it was the last time."""
+        ends = self._turns(text) if len(text) >= _LONG else []
+        if not ends:
+            return self._tokenizer.count([text], add_special_tokens=False)[0]
+        hasher, start, names = blake2b(digest_size=16), 0, []
+        for end in ends:
+            hasher.update(text[start:end].encode(errors="surrogatepass"))
+            names.append(hasher.digest())
+            start = end
+        known, known_end = 0, 0
+        for name, end in zip(reversed(names), reversed(ends), strict=True):
+            if (found := self._prefixes.get(name)) is not None:
+                known, known_end = found, end
+                break
+        parts = [text[known_end : ends[-1]], text[ends[-1] :]]
+        middle, last = self._tokenizer.count(parts, add_special_tokens=False)
+        self._prefixes.put(names[-1], known + middle)
+        return known + middle + last
+
+    def _turns(self, text: str) -> list[int]:
+        """Where the last turns begin."""
+        divider, found, end = self._divider, list[int](), len(text)
+        if divider is not None:
+            while len(found) < _TURNS and (end := text.rfind(divider, 0, end)) > 0:
+                found.append(end)
+        return found[::-1]
+
+    # -- the template
+
+    def _example(self) -> str:
+        """A conversation, so that the token which begins each turn is seen; empty if the model cannot chat."""
+        try:
+            return render(self._template, parse_chat(_chat("user", "assistant", "user")))
+        except InvalidRequest:
+            return ""
+
+    def _most_overhead(self) -> int:
+        """By how many tokens a prompt may exceed the bytes of its request: a template may bring words of its own.
+
+        They are brought once: where more messages or longer ones make it more, nothing bounds the template.
+        """
+        overheads = [self._overhead_of(bodies) for bodies in (_SHORT, _MANY, _WIDE)]
+        return UNBOUNDED if max(overheads[1:]) > overheads[0] else overheads[0]
+
+    def _overhead_of(self, bodies: Iterable[bytes]) -> int:
+        most = 0
+        for body in bodies:
+            try:
+                most = max(most, self._count(parse_chat(body)) - len(body))
+            except InvalidRequest:
+                continue  # not every template takes every conversation
+        return most
+
+
+class _Memo:
+    """Counts by the digest of what was counted, the latest used; for several threads."""
+
+    def __init__(self, most: int = _REMEMBERED) -> None:
+        self._most = most
+        self._counts: OrderedDict[bytes, int] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, name: bytes) -> int | None:
+        with self._lock:
+            found = self._counts.get(name)
+            if found is not None:
+                self._counts.move_to_end(name)
+            return found
+
+    def put(self, name: bytes, count: int) -> None:
+        with self._lock:
+            self._counts[name] = count
+            if len(self._counts) > self._most:
+                self._counts.popitem(last=False)
+
+
+def _chat(*roles: str, content: str = "") -> bytes:
+    """The shortest request for such a conversation."""
+    messages = ",".join(f'{{"role":"{role}","content":{json.dumps(content, ensure_ascii=False)}}}' for role in roles)
+    return f'{{"model":"m","messages":[{messages}]}}'.encode()
+
+
+_SHORT = [_chat("user"), _chat("system", "user"), _chat("system"), _chat("assistant"), _chat("tool")]
+_MANY = [_chat(*["user", "assistant"] * 50), _chat(*["user"] * 100), _chat("system", *["tool"] * 100)]
+_WIDE = [_chat("user", content="".join(map(chr, range(0x20, 0x2FF))) * 3)]  # about a token for every byte

@@ -1,0 +1,176 @@
+"""What a gateway tells the world of its requests: counts for /metrics and a line in the log for each.
+
+It is told facts, once per request, at its end; nothing here is called per chunk, and what can be read when somebody
+asks (queues, replicas, open streams) is not counted at all. It decides nothing and knows no socket.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from penstock.api.errors import http_error
+from penstock.core.errors import BudgetExhausted, PenstockError, RateLimited
+from penstock.core.replica import ReplicaState
+from penstock.gateway.health.breaker import BreakerState
+from penstock.gateway.request_log import RequestLog
+from penstock.gateway.state import GatewayState
+from penstock.observe import gateway_catalog as catalog
+from penstock.observe.tallies import Count, Spread, Tallies
+
+_MAX_TENANTS = 200  # with series of their own
+_OTHERS = "other"
+_KINDS = ("input", "cached", "output")  # of tokens
+
+
+class Ending(StrEnum):
+    OK = "ok"
+    REFUSED = "refused"  # by the gateway, or by a replica that says the request is wrong
+    FAILED = "failed"
+    CLIENT_GONE = "client_gone"
+
+
+class RequestFacts(NamedTuple):
+    """One request, over. Times are in seconds from its arrival; None: it did not get so far."""
+
+    id: str
+    surface: str
+    ending: Ending
+    reason: str = ""  # of what is not ok; from a fixed set, never a client's words
+    tenant: str = ""
+    key_id: str = ""
+    model: str = ""
+    replica: str = ""
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    queue_s: float | None = None
+    ttft_s: float | None = None  # of streams
+    total_s: float | None = None
+    num_tries: int = 0
+
+
+class _Tokens:
+    __slots__ = ("cached", "input", "output")
+
+    def __init__(self, input: Count, cached: Count, output: Count) -> None:
+        self.input, self.cached, self.output = input, cached, output
+
+    def add(self, facts: RequestFacts) -> None:
+        self.input.value += facts.input_tokens
+        self.cached.value += facts.cached_tokens
+        self.output.value += facts.output_tokens
+
+
+class _Model(NamedTuple):
+    ttft: Spread
+    total: Spread
+    queue: Spread
+    tokens: _Tokens
+
+
+class GatewayRecorder:
+    """Belongs to the event loop's thread; only `render` may run in another."""
+
+    def __init__(self, log: RequestLog | None = None) -> None:
+        self._log = log
+        self._tallies = Tallies(catalog.GATEWAY_CATALOG)
+        self._ended: dict[tuple[str, str, str, str], Count] = {}
+        self._models: dict[str, _Model] = {}
+        self._tenants: dict[str, _Tokens] = {}
+        self.render = self._tallies.exposition
+
+    # -- facts
+
+    def ended(self, facts: RequestFacts) -> None:
+        key = (facts.model, facts.surface, facts.ending, facts.reason)
+        count = self._ended.get(key)
+        if count is None:
+            count = self._ended[key] = self._tallies.count(catalog.REQUESTS, *map(str, key))
+        count.value += 1
+        if facts.queue_s is not None:  # it was sent to a replica
+            self._measure(facts)
+        if self._log is not None:
+            self._log.append(facts)
+
+    def turned_away(self, request_id: str, surface: str, error: PenstockError) -> None:
+        """At the door, before anybody worked for it."""
+        ending, reason = ending_of(error)
+        self.refused(error)
+        self.ended(RequestFacts(request_id, surface, ending, reason))
+
+    def refused(self, error: PenstockError) -> None:
+        if isinstance(error, RateLimited | BudgetExhausted):
+            self._tallies.count(catalog.LIMIT_REFUSALS, error.reason or error.code).value += 1
+
+    def retried(self, model: str) -> None:
+        self._tallies.count(catalog.RETRIES, model).value += 1
+
+    def carried_on(self, model: str) -> None:
+        self._tallies.count(catalog.CARRIED_ON, model).value += 1
+
+    def fell_back(self, model: str, to: str, reason: str) -> None:
+        self._tallies.count(catalog.FALLBACKS, model, to, reason).value += 1
+
+    # -- what can be seen without counting
+
+    def look(self, state: GatewayState) -> None:
+        """Takes down how things stand, before `render`."""
+        replace, named = self._tallies.replace, {(one.model, one.id): one for one in state.replicas}
+        of_model = {queue.model: [one for one in state.replicas if one.model == queue.model] for queue in state.queues}
+        replace(catalog.REQUESTS_OPEN, {(model,): sum(one.in_flight for one in of_model[model]) for model in of_model})
+        replace(catalog.STREAMS_OPEN, {(model,): sum(one.streams for one in of_model[model]) for model in of_model})
+        replace(
+            catalog.QUEUE_LENGTH, {(q.model, name): count for q in state.queues for name, count in q.waiting.items()}
+        )
+        replace(catalog.REPLICA_REQUESTS, {key: one.in_flight for key, one in named.items()})
+        replace(
+            catalog.REPLICA_STATE,
+            {(*key, str(state)): int(state == one.state) for key, one in named.items() for state in ReplicaState},
+        )
+        replace(
+            catalog.REPLICA_BREAKER,
+            {(*key, str(state)): int(state == one.breaker) for key, one in named.items() for state in BreakerState},
+        )
+        if self._log is not None:
+            self._tallies.count(catalog.LOG_LINES_LOST).value = self._log.num_lost
+
+    # -- inside
+
+    def _measure(self, facts: RequestFacts) -> None:
+        model = self._models.get(facts.model)
+        if model is None:
+            model = self._models[facts.model] = self._open(facts.model)
+        assert facts.queue_s is not None
+        model.queue.observe(facts.queue_s)
+        if facts.ttft_s is not None:
+            model.ttft.observe(facts.ttft_s)
+        if facts.ending is Ending.OK and facts.total_s is not None:
+            model.total.observe(facts.total_s)
+        if facts.input_tokens or facts.output_tokens:
+            model.tokens.add(facts)
+            tenant = self._tenants.get(facts.tenant)
+            if tenant is None:
+                tenant = self._tenant(facts.tenant)
+            tenant.add(facts)
+
+    def _open(self, model: str) -> _Model:
+        spread, count = self._tallies.spread, self._tallies.count
+        return _Model(
+            spread(catalog.TTFT, model), spread(catalog.REQUEST_LATENCY, model), spread(catalog.QUEUE_WAIT, model),
+            _Tokens(*(count(catalog.TOKENS, model, kind) for kind in _KINDS)),
+        )  # fmt: skip
+
+    def _tenant(self, tenant: str) -> _Tokens:
+        """What has a name keeps it: a series that moved to the others and back would be no counter."""
+        name = tenant if len(self._tenants) < _MAX_TENANTS else _OTHERS
+        found = _Tokens(*(self._tallies.count(catalog.TENANT_TOKENS, name, kind) for kind in _KINDS))
+        if name is not _OTHERS:
+            self._tenants[tenant] = found
+        return found
+
+
+def ending_of(error: PenstockError) -> tuple[Ending, str]:
+    """How a request ended that was answered with this error, and why."""
+    is_ours = http_error(error).status >= 500
+    return Ending.FAILED if is_ours else Ending.REFUSED, error.reason or error.code

@@ -1,0 +1,197 @@
+"""How large a request is: what is reserved for it, what its replica is expected to be busy with, whether it fits.
+
+Cheap numbers first: a bound for limits, an estimate for load. Only where the bound leaves a doubt is the prompt
+counted, and then everything follows from the count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from penstock.core.errors import ContextLengthExceeded, Overloaded, PenstockError, RequestAborted
+from penstock.core.replica import UNBOUNDED, ReplicaState
+from penstock.gateway.asked import Asked, with_model, with_output_limit
+from penstock.gateway.inquiry import Inquiry
+from penstock.gateway.lexicon import COMPLETION, MESSAGES
+from penstock.gateway.model_texts import ModelTexts
+from penstock.gateway.prompt_tokens import PromptTokens
+from penstock.gateway.replicas import Replica
+
+_UNKNOWN_OUTPUT = 4096  # tokens, where neither a client nor a context limits it
+_MOST_COUNTING = 64  # prompts of a model in the threads' queue; each may take a good part of a second
+
+log = logging.getLogger(__name__)
+
+
+class Pool:
+    """What the replicas of one model have in common: its words, and how much they hold."""
+
+    def __init__(self, threads: Executor, served_as: str = "") -> None:
+        """`served_as`: the model's name at its replicas."""
+        self.served_as = served_as
+        self.tokens = PromptTokens(threads)
+        self.texts = ModelTexts(self.tokens, threads)
+        self.least_context = UNBOUNDED
+        self.most_context = UNBOUNDED
+        self._contexts: dict[str, int] = {}
+
+    def replica_changed(self, replica: Replica) -> None:
+        self.texts.replica_changed(replica)
+        snapshot = replica.snapshot
+        if snapshot.state is not ReplicaState.OUT and self._contexts.get(replica.id) != snapshot.max_context_tokens:
+            self._contexts[replica.id] = snapshot.max_context_tokens
+            self.least_context, self.most_context = min(self._contexts.values()), max(self._contexts.values())
+
+    def context_left(self, prompt_tokens: int) -> int:
+        return max(1, self.most_context - prompt_tokens) if self.most_context < UNBOUNDED else _UNKNOWN_OUTPUT
+
+
+class Size:
+    __slots__ = ("_body", "_is_cut", "_is_put_in", "_num_prompts", "_path", "choices", "exact", "is_final", "most",
+                 "output", "pool", "prompt")  # fmt: skip
+
+    def __init__(self, pool: Pool, path: bytes, body: bytes, asked: Asked, output: int | None) -> None:
+        """`output` is the limit of one choice; None: nobody has set any."""
+        self.pool = pool
+        self.output = output
+        self.exact: int | None = None
+        lexicon, n = pool.tokens.lexicon, asked.n or 1
+        self.is_final = lexicon is None  # nothing more exact can be had
+        self.choices = choices = n if path != COMPLETION else asked.num_choices
+        self._num_prompts = choices // n
+        self._path = path
+        self._body = body
+        # Where the context does not leave so much: cut to what it does, and not refused.
+        self._is_cut = asked.output_limit is None or path == MESSAGES
+        self._is_put_in = asked.output_limit is None and output is not None and path != COMPLETION
+        if lexicon is None:
+            most = len(body)
+        else:
+            most = lexicon.bound(body) if asked.chat_template_kwargs is None else UNBOUNDED
+        context = pool.most_context * self._num_prompts  # no model takes more than that
+        self.most = most if most < context else context  # tokens of the prompt: a bound, or as many as it has
+        estimate = pool.tokens.estimate(len(body))
+        self.prompt = estimate if estimate < self.most else self.most  # as such prompts have, or as it has
+
+    def is_in_doubt(self, max_input: int | None) -> bool:
+        if self.is_final:
+            return False
+        if max_input is not None and self.most > max_input:
+            return True
+        if self._num_prompts > 1:
+            return False
+        if self._is_put_in:  # and refused by the replica if it does not fit, which its client has not deserved
+            return self.most + self.fitting_output > self.pool.least_context
+        return self.prompt + self._least_output > self.pool.least_context  # else it is for the replica to judge
+
+    def check(self, max_input: int | None) -> None:
+        """Whether a tenant may ask so much at all."""
+        if max_input is None or self.most <= max_input:
+            return
+        if self.exact is not None:
+            raise ContextLengthExceeded(
+                f"the prompt has {self.exact} tokens; this tenant's limit is {max_input}", reason="max_input"
+            )
+        if self.prompt > max_input:
+            raise ContextLengthExceeded(
+                f"the prompt has about {self.prompt} tokens, judging by earlier ones (the model's tokenizer is "
+                f"not known here); this tenant's limit is {max_input}",
+                reason="max_input",
+            )
+
+    def count(self, then: Callable[[PenstockError | None], None]) -> None:
+        """Called back at once for a short prompt, from the event loop for a long one; with what is wrong with it."""
+        tokens = self.pool.tokens
+        self.is_final = True
+        if tokens.num_counting >= _MOST_COUNTING:
+            then(Overloaded("too many prompts wait to be counted", reason="counting", retry_after_s=1.0))
+            return
+        try:
+            counted = tokens.count(self._path, self._body)
+        except Exception as error:  # the tokenizer is foreign code and raises nothing narrower
+            then(_told(error))
+            return
+        if isinstance(counted, int):
+            self._is(counted)
+            then(None)
+        else:
+            counted.add_done_callback(lambda done: then(self._counted(done)))
+
+    def _counted(self, done: asyncio.Future[int]) -> PenstockError | None:
+        if done.cancelled():
+            return RequestAborted("the gateway is stopping")
+        if (error := done.exception()) is not None:
+            return _told(error)
+        self._is(done.result())
+        return None
+
+    def _is(self, tokens: int) -> None:
+        self.exact = self.most = self.prompt = tokens
+
+    # -- what follows
+
+    @property
+    def max_tokens(self) -> int:
+        """Of all choices together, as far as the context may let them."""
+        output = self.output
+        if output is None or self._is_cut:
+            left = self.pool.context_left(self.prompt)
+            output = left if output is None or output > left else output
+        return output * self.choices
+
+    @property
+    def reserved(self) -> int:
+        """Never less than what it will use: no choice is longer than a context."""
+        context, output = self.pool.most_context, self.output
+        if output is None:
+            if context == UNBOUNDED:
+                return self.most + self.choices * _UNKNOWN_OUTPUT
+            if self.exact is None:
+                return self.choices * context
+            return self.most + self.choices * max(0, context - self.most)
+        total, limit = self.most + self.choices * output, self.choices * context
+        return total if total < limit else limit
+
+    @property
+    def most_used(self) -> tuple[int, int]:
+        """Tokens of prompt and output, of a request of which nobody could tell."""
+        prompt = self.most if self.most < UNBOUNDED else self.prompt
+        return prompt, max(0, self.reserved - self.most)
+
+    @property
+    def context_tokens(self) -> int:
+        """What it surely needs of a replica's context: that of one choice."""
+        return (self.exact if self.exact is not None and self._num_prompts == 1 else 1) + self._least_output
+
+    @property
+    def _least_output(self) -> int:
+        return 1 if self._is_cut or self.output is None else self.output
+
+    @property
+    def fitting_output(self) -> int:
+        """An output limit that the client did not ask for: it must not be what its request is refused for."""
+        assert self.output is not None
+        return self.output if self.exact is None else max(1, min(self.output, self.pool.most_context - self.exact))
+
+    def learn(self, prompt_tokens: int) -> None:
+        self.pool.tokens.learn(len(self._body), prompt_tokens)
+
+
+def body_for(inquiry: Inquiry, size: Size) -> bytes:
+    """A client's request as the replicas of the size's pool are sent it."""
+    body, asked = inquiry.body, inquiry.asked
+    if asked.output_limit is None and size.output not in (None, inquiry.surface.default_output):
+        body = with_output_limit(body, size.fitting_output)
+    name = size.pool.served_as
+    return body if asked.model == name else with_model(body, name)
+
+
+def _told(error: BaseException) -> PenstockError | None:
+    """What is wrong with the request is told; if it is the tokenizer that fails, the bound has to do."""
+    if isinstance(error, PenstockError):
+        return error
+    log.error("a prompt could not be counted", exc_info=error)
+    return None

@@ -1,0 +1,42 @@
+"""What follows from what a tenant is: worked out once for each, not for every request. Knows no clock and no socket."""
+
+from __future__ import annotations
+
+from penstock.router.routes import RouteTable
+from penstock.tenancy.limits.quota import Quota, Rate
+from penstock.tenancy.tenants import Tenant
+
+_MOST = 10_000
+
+
+class Standing:
+    __slots__ = ("models", "quota", "tenant")
+
+    def __init__(self, tenant: Tenant, routes: RouteTable) -> None:
+        self.tenant = tenant
+        self.models = [name for name in routes.routes if tenant.may_use_model(name)]  # what exists for it
+        self.quota = _quota(tenant)  # None: nothing is limited, and the limiter need not be asked
+
+
+class Standings:
+    def __init__(self, routes: RouteTable) -> None:
+        self._routes = routes
+        self._known: dict[str, Standing] = {}
+
+    def of(self, tenant: Tenant) -> Standing:
+        found = self._known.get(tenant.id)
+        if found is None or found.tenant is not tenant:  # a tenant that changes is another object
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            found = self._known[tenant.id] = Standing(tenant, self._routes)
+        return found
+
+
+def _quota(tenant: Tenant) -> Quota | None:
+    limits = tenant.limits
+    quota = Quota(
+        requests=Rate(limits.requests_per_minute, limits.burst_s) if limits.requests_per_minute else None,
+        tokens=Rate(limits.tokens_per_minute, limits.burst_s) if limits.tokens_per_minute else None,
+        concurrency=limits.concurrency,
+    )
+    return None if quota == Quota() else quota

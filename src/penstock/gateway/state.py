@@ -1,0 +1,101 @@
+"""How a gateway stands at this moment, as plain data: for /metrics and for the admin API. Read in the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from penstock.admission.admission import Admission
+from penstock.admission.settings import CLASS_NAMES
+from penstock.core.replica import UNBOUNDED
+from penstock.gateway.replicas import Replica
+from penstock.observe.redaction import redact
+from penstock.router.routes import RouteTable
+from penstock.tenancy.prices import Price
+
+
+class ReplicaView(Struct, frozen=True):
+    id: str
+    model: str
+    kind: str  # penstock, or a provider: that says nothing of itself
+    state: str
+    breaker: str
+    share: float  # below one while it starts slowly
+    in_flight: int  # requests of this gateway
+    streams: int  # those of them that are streams
+    running: int  # of everybody's, as it last said
+    waiting: int
+    prefill_tokens: int
+    kv_active_tokens: int
+    kv_capacity_tokens: int | None
+    max_context_tokens: int | None
+    heard_s_ago: float | None
+
+
+class QueueView(Struct, frozen=True):
+    model: str
+    waiting: dict[str, int]  # by class
+
+
+class RouteView(Struct, frozen=True):
+    name: str
+    aliases: tuple[str, ...]
+    pools: dict[str, float]  # and their weights
+    versions: dict[str, str]
+    fallbacks: tuple[str, ...]
+    price: Price | None
+
+
+class GatewayState(Struct, frozen=True):
+    replicas: list[ReplicaView]
+    queues: list[QueueView]
+
+
+def state_of(replicas: Iterable[Replica], admission: Admission, now: float) -> GatewayState:
+    views = [_replica(replica, now) for replica in replicas]
+    models = sorted({view.model for view in views})
+    return GatewayState(views, [QueueView(model, _waiting(admission, model)) for model in models])
+
+
+def routes_shown(routes: RouteTable, prices: Mapping[str, Price]) -> list[RouteView]:
+    return [
+        RouteView(
+            name=route.name,
+            aliases=route.aliases,
+            pools={share.pool: share.weight for share in route.pools},
+            versions=route.versions,
+            fallbacks=tuple(fallback.route for fallback in route.fallbacks),
+            price=prices.get(route.name),
+        )
+        for route in routes.routes.values()
+    ]
+
+
+def _waiting(admission: Admission, model: str) -> dict[str, int]:
+    return {name: admission.num_waiting(model, priority) for name, priority in CLASS_NAMES.items()}
+
+
+def _replica(replica: Replica, now: float) -> ReplicaView:
+    seen = replica.seen(now)
+    return ReplicaView(
+        id=redact(replica.id),
+        model=replica.model,
+        kind="penstock" if seen.reports else "provider",
+        state=str(seen.state_at(now)),
+        breaker=str(replica.breaker.state(now)),
+        share=seen.share,
+        in_flight=len(replica.riders),
+        streams=sum(rider.is_stream for rider in replica.riders),
+        running=seen.running,
+        waiting=seen.waiting,
+        prefill_tokens=seen.prefill_tokens,
+        kv_active_tokens=seen.kv_active_tokens,
+        kv_capacity_tokens=_bounded(seen.kv_capacity_tokens),
+        max_context_tokens=_bounded(seen.max_context_tokens),
+        heard_s_ago=round(now - seen.taken_at, 3) if seen.reports and seen.taken_at else None,
+    )
+
+
+def _bounded(tokens: int) -> int | None:
+    return None if tokens >= UNBOUNDED else tokens

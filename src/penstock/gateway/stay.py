@@ -1,0 +1,42 @@
+"""One request at one replica: counted there as long as it lasts, and told to its circuit breaker once."""
+
+from __future__ import annotations
+
+from penstock.gateway.http.forward import End, Outcome
+from penstock.gateway.replicas import Replica, Rider
+
+_BUSY = (429, 503, 529)  # it works, and says that it cannot now
+
+
+class Stay:
+    __slots__ = ("_attempt", "_rider", "replica")
+
+    def __init__(self, replica: Replica, rider: Rider, now: float) -> None:
+        self.replica = replica
+        self._rider = rider
+        self._attempt = replica.breaker.begin(now)
+        replica.riders.add(rider)
+
+    def end(self, is_blamed: bool | None, now: float) -> bool:
+        """None: what happened says nothing about the replica. Returns whether its breaker opened or closed by it."""
+        breaker = self.replica.breaker
+        self.replica.riders.discard(self._rider)
+        if self._attempt is None:
+            return False
+        was_tripped = breaker.is_tripped(now)
+        if is_blamed is None:
+            self._attempt.abandoned(now)
+        else:
+            self._attempt.failed(now) if is_blamed else self._attempt.succeeded(now)
+        return breaker.is_tripped(now) != was_tripped
+
+
+def is_replicas_fault(outcome: Outcome) -> bool | None:
+    """None: it says nothing about the replica."""
+    match outcome.end:
+        case End.CLIENT_GONE:
+            return None
+        case End.DECLINED:
+            return None if outcome.status in _BUSY or (outcome.status or 0) < 500 else True
+        case _:
+            return outcome.end in (End.FAILED_BEFORE, End.FAILED_AFTER)

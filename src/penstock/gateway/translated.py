@@ -1,0 +1,146 @@
+"""The way to a replica that is not penstock's: requests go out in its dialect, answers come back in OpenAI's.
+
+An `Upstream` like any other, so who forwards through it knows nothing of dialects. Where a dialect differs in nothing,
+bytes go through untouched. Streams are always asked for their usage; if the client did not want that, it comes back as
+a comment, which clients skip and the books read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from uuid import uuid4
+
+from penstock.api.errors import error_body, http_error
+from penstock.core.errors import EngineFailed, PenstockError
+from penstock.dialects.dialect import Dialect
+from penstock.dialects.native import CHAT, COMPLETIONS, NativeAnswer, Render, translate
+from penstock.dialects.requests import Wishes, outgoing
+from penstock.dialects.standing import Answer, Verdict, judge
+from penstock.dialects.usage import hide_usage
+from penstock.gateway.http.call import Call, Failure, Receiver
+from penstock.gateway.http.message import ResponseHead
+from penstock.gateway.http.upstream import Upstream
+
+_ASKS_USAGE = re.compile(rb'"include_usage"\s*:\s*true')
+_WITH_USAGE = Wishes(usage=True)
+_JSON = {b"content-type": b"application/json"}
+_EVENTS = {b"content-type": b"text/event-stream"}
+_MOST_BYTES = 32 << 20  # of an answer that is translated whole
+
+
+class ForeignUpstream(Upstream):
+    """`dialect` may be set late, when it is known; until then nothing is changed."""
+
+    dialect: Dialect | None = None
+    render: Render | None = None  # of the model's chat template, for servers that take text only
+
+    def send(self, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
+        dialect = self.dialect
+        if dialect is None or method != b"POST" or target not in (CHAT, COMPLETIONS):
+            return super().send(method, target, headers, body, receiver)
+        if dialect.native is None:
+            changed = outgoing(dialect, body, _WITH_USAGE)
+            if changed is not body and not _ASKS_USAGE.search(body):
+                receiver = _HidesUsage(receiver)
+            return super().send(method, target, headers, changed, receiver)
+        try:
+            call = translate(
+                dialect.native, target, body, request_id=f"cmpl-{uuid4().hex}", created=int(time.time()),
+                render=self.render,
+            )  # fmt: skip
+        except PenstockError as error:
+            return self._refuse(error, receiver)
+        receiver = _Translates(receiver, dialect, call.answer, call.is_stream)
+        return super().send(method, call.target, headers, call.body, receiver)
+
+    def _refuse(self, error: PenstockError, receiver: Receiver) -> Call:
+        """Answers in the server's place, and as late as a server would."""
+        call = Call(self, receiver, b"", b"", is_head_only=False)
+
+        def answer() -> None:
+            told, call.receiver = call.receiver, None
+            if told is not None:
+                told.head(ResponseHead(http_error(error).status, _JSON))
+                told.data(error_body(error), True)
+
+        asyncio.get_running_loop().call_soon(answer)
+        return call
+
+
+class _HidesUsage:
+    """Receiver of a stream whose client did not ask for its usage."""
+
+    __slots__ = ("_receiver", "_rest")
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._rest: bytes | None = b""  # None: this is no stream
+
+    def head(self, head: ResponseHead) -> None:
+        if not head.headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+            self._rest = None
+        elif b"content-length" in head.headers:
+            headers = {name: value for name, value in head.headers.items() if name != b"content-length"}
+            head = ResponseHead(head.status, headers)
+        self._receiver.head(head)
+
+    def data(self, data: bytes, is_last: bool) -> None:
+        if self._rest is not None:
+            data = self._rest + data
+            end = len(data) if is_last else max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
+            whole = end >= 4  # no event is shorter
+            self._rest, data = (data[end:], hide_usage(data[:end])) if whole else (data, b"")
+        self._receiver.data(data, is_last)
+
+    def failed(self, failure: Failure) -> None:
+        self._receiver.failed(failure)
+
+
+class _Translates:
+    """Receiver of a native answer. An error, or a whole answer, is read to its end first."""
+
+    def __init__(self, receiver: Receiver, dialect: Dialect, answer: NativeAnswer, is_stream: bool) -> None:
+        self._receiver = receiver
+        self._dialect = dialect
+        self._answer = answer
+        self._is_stream = is_stream
+        self._head: ResponseHead | None = None
+        self._body = b""
+
+    def head(self, head: ResponseHead) -> None:
+        self._head = head
+        self._is_stream = self._is_stream and head.status == 200
+        if self._is_stream:
+            self._receiver.head(ResponseHead(200, _EVENTS))
+
+    def data(self, data: bytes, is_last: bool) -> None:
+        if self._is_stream:
+            translated = self._answer.feed(data)
+            self._receiver.data(translated + self._answer.end() if is_last else translated, is_last)
+            return
+        if len(self._body) <= _MOST_BYTES:
+            self._body += data
+        if is_last:
+            self._tell()
+
+    def failed(self, failure: Failure) -> None:
+        self._receiver.failed(failure)
+
+    def _tell(self) -> None:
+        assert self._head is not None
+        status, headers = self._head
+        answer = Answer(status, headers, self._body)
+        if status == 200:
+            try:
+                body = self._answer.whole(self._body)
+            except PenstockError as error:
+                status, body = http_error(error).status, error_body(error)
+        else:
+            if judge(self._dialect, answer, time.time()).verdict is Verdict.OVERLOADED:
+                status = 429 if status == 429 else 503
+            body = error_body(EngineFailed(self._body[:1000].decode(errors="replace") or f"status {status}"))
+        kept = {name: headers[name] for name in (b"retry-after",) if name in headers}
+        self._receiver.head(ResponseHead(status, _JSON | kept))
+        self._receiver.data(body, True)

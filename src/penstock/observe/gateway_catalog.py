@@ -1,0 +1,70 @@
+"""Every metric a gateway exports. Labels are names that the operator chose or that the code knows, never a client's
+words, so that nobody outside decides how many series there are."""
+
+from __future__ import annotations
+
+from penstock.observe.catalog import LATENCY_BUCKETS_S, Metric
+
+REQUESTS = Metric(
+    "penstock_gateway_requests_total", "counter",
+    "Requests to the models that ended, and how: ok, refused, failed or client_gone, with a reason for what was not "
+    "ok. The model is empty where none was found.", ("model", "surface", "outcome", "reason"),
+)  # fmt: skip
+REQUESTS_OPEN = Metric("penstock_gateway_requests_open", "gauge", "Requests at replicas now.", ("model",))
+STREAMS_OPEN = Metric("penstock_gateway_streams_open", "gauge", "Streams at replicas now.", ("model",))
+TTFT = Metric(
+    "penstock_gateway_ttft_seconds", "histogram", "Time from a streamed request's arrival to its answer's beginning.",
+    ("model",), LATENCY_BUCKETS_S,
+)  # fmt: skip
+REQUEST_LATENCY = Metric(
+    "penstock_gateway_request_seconds", "histogram", "Time from a request's arrival to its end, of those that were ok.",
+    ("model",), LATENCY_BUCKETS_S,
+)  # fmt: skip
+QUEUE_WAIT = Metric(
+    "penstock_gateway_queue_wait_seconds", "histogram",
+    "Time from a request's arrival until it was first sent to a replica: the limiter and the queue.", ("model",),
+    LATENCY_BUCKETS_S,
+)  # fmt: skip
+TOKENS = Metric(
+    "penstock_gateway_tokens_total", "counter",
+    "Tokens used, by kind: input (cached ones included), cached, output.", ("model", "kind"),
+)  # fmt: skip
+TENANT_TOKENS = Metric(
+    "penstock_gateway_tenant_tokens_total", "counter",
+    "The same by tenant: the first 200 that this process saw by name, all others together as `other`.",
+    ("tenant", "kind"),
+)  # fmt: skip
+RETRIES = Metric(
+    "penstock_gateway_retries_total", "counter", "Requests sent to another replica before their first byte.", ("model",)
+)
+CARRIED_ON = Metric(
+    "penstock_gateway_streams_carried_on_total", "counter",
+    "Streams that went on at another replica when theirs could not.", ("model",),
+)  # fmt: skip
+FALLBACKS = Metric(
+    "penstock_gateway_fallbacks_total", "counter", "Requests that went to another model of their chain, and why.",
+    ("model", "to", "reason"),
+)  # fmt: skip
+LIMIT_REFUSALS = Metric(
+    "penstock_gateway_limit_refusals_total", "counter", "Requests refused for a tenant's own limits and budgets.",
+    ("reason",),
+)  # fmt: skip
+QUEUE_LENGTH = Metric(
+    "penstock_gateway_queue_length", "gauge", "Requests that wait at the gateway.", ("model", "class")
+)
+REPLICA_STATE = Metric(
+    "penstock_gateway_replica_state", "gauge", "1 for the state a replica is in, as this gateway sees it.",
+    ("model", "replica", "state"),
+)  # fmt: skip
+REPLICA_BREAKER = Metric(
+    "penstock_gateway_replica_breaker", "gauge", "1 for the state of a replica's circuit breaker.",
+    ("model", "replica", "state"),
+)  # fmt: skip
+REPLICA_REQUESTS = Metric(
+    "penstock_gateway_replica_requests", "gauge", "Requests of this gateway at a replica now.", ("model", "replica")
+)
+LOG_LINES_LOST = Metric(
+    "penstock_gateway_log_lines_lost_total", "counter", "Request log lines dropped because nobody took them in time."
+)
+
+GATEWAY_CATALOG: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -1,0 +1,86 @@
+"""What past requests tell of the next: how long a tenant's answers are, how fast a server is that does not say.
+
+Means that forget, in bounded memory. Who calls tells them what was; they read no clock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from penstock.core.replica import ReplicaSnapshot
+
+_MEMORY = 50  # requests that a mean goes back
+_MOST_TENANTS = 10_000  # of each model; then the longest unseen is forgotten
+_TRUST = 5  # requests of a tenant's own that count as much as the model's mean
+_FIRST_OUTPUT = 256.0
+
+
+class DecayingMean:
+    """The mean of the first requests, then one that forgets: the last `_MEMORY` are two thirds of it."""
+
+    __slots__ = ("count", "value")
+
+    def __init__(self, value: float = 0.0) -> None:
+        self.value = value
+        self.count = 0
+
+    def add(self, value: float) -> None:
+        self.count = min(self.count + 1, _MEMORY)
+        self.value += (value - self.value) / self.count
+
+
+class OutputLengths:
+    """The output tokens to expect of a tenant's request to a model."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, DecayingMean] = {}
+        self._tenants: OrderedDict[tuple[str, str], DecayingMean] = OrderedDict()
+
+    def learn(self, tenant: str, model: str, output_tokens: int) -> None:
+        own = self._tenants.get((tenant, model))
+        if own is None:
+            own = self._tenants[tenant, model] = DecayingMean()
+            if len(self._tenants) > _MOST_TENANTS:
+                self._tenants.popitem(last=False)
+        else:
+            self._tenants.move_to_end((tenant, model))
+        own.add(output_tokens)
+        self._models.setdefault(model, DecayingMean(_FIRST_OUTPUT)).add(output_tokens)
+
+    def expected(self, tenant: str, model: str, max_tokens: int, hint: int | None = None) -> int:
+        """A hint of the client's counts before what was learnt; neither goes beyond the limit. Never zero."""
+        if hint is None:
+            of_model = self._models.get(model)
+            mean = _FIRST_OUTPUT if of_model is None else of_model.value
+            own = self._tenants.get((tenant, model))
+            if own is not None:
+                mean += (own.value - mean) * own.count / (own.count + _TRUST)
+            hint = round(mean)
+        return max(1, min(hint, max_tokens))
+
+
+class ObservedSpeeds:
+    """Of servers without reports: tokens of prompts per second of waiting for the first byte, of output per second
+    from there. What a snapshot says of a server that does report is left alone."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[DecayingMean, DecayingMean, DecayingMean, DecayingMean]] = {}
+
+    def learn(self, replica_id: str, prompt_tokens: int, ttft_s: float, output_tokens: int, decode_s: float) -> None:
+        seen = self._seen.get(replica_id)
+        if seen is None:
+            seen = self._seen[replica_id] = (DecayingMean(), DecayingMean(), DecayingMean(), DecayingMean())
+        for mean, value in zip(seen, (prompt_tokens, ttft_s, output_tokens, decode_s), strict=True):
+            mean.add(value)
+
+    def forget(self, replica_id: str) -> None:
+        self._seen.pop(replica_id, None)
+
+    def speeds(self, snapshot: ReplicaSnapshot) -> tuple[float, float]:
+        """Of prefill and of decoding, in tokens per second, the latter of all its sequences of ours together."""
+        seen = self._seen.get(snapshot.id)
+        if seen is None or snapshot.reports:
+            return snapshot.prefill_tokens_per_s, snapshot.decode_tokens_per_s
+        prompt, ttft_s, output, decode_s = (mean.value for mean in seen)
+        one_sequence = output / max(decode_s, 1e-3)
+        return max(1.0, prompt / max(ttft_s, 1e-3)), max(1.0, one_sequence * max(1, snapshot.sequences))

@@ -1,0 +1,57 @@
+"""How a request becomes the text and the ids that the model sees: what a replica generates from and a gateway counts.
+
+It knows no API: a chat is whatever can say what `Chat` asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from penstock.core.errors import InvalidRequest
+from penstock.text.chat import ChatTemplate
+
+
+class Chat(Protocol):
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
+
+    @property
+    def continue_final_message(self) -> bool | None: ...
+
+    def conversation(self) -> list[dict[str, str]]: ...
+
+    def opens_answer(self) -> bool: ...
+
+
+def render(template: ChatTemplate, chat: Chat) -> str:
+    messages = chat.conversation()
+    variables = {key: value for key, value in (chat.chat_template_kwargs or {}).items() if key != "messages"}
+    text = template.render(messages, **variables | {"add_generation_prompt": chat.opens_answer()})
+    if chat.continue_final_message:  # what the template puts after the last words would end the answer
+        last = messages[-1]["content"].strip()
+        end = text.rfind(last)
+        if not last or end < 0:
+            raise InvalidRequest("the final message cannot be continued with this template", param="messages")
+        text = text[: end + len(last)]
+    return text
+
+
+def kept_ids(ids: list[int], *, keep_last: int | None, bos_token_id: int | None, param: str) -> list[int]:
+    """Cut where the client asked for it, and never empty."""
+    if keep_last is not None:
+        ids = ids[-keep_last:]
+    return ids if ids else [_first_id(bos_token_id, param)]
+
+
+def num_kept(num_tokens: Sequence[int], *, keep_last: int | None, bos_token_id: int | None, param: str) -> int:
+    """Of several prompts together: the lengths of what `kept_ids` would leave of each."""
+    if not all(num_tokens):
+        _first_id(bos_token_id, param)
+    return sum(max(1, num if keep_last is None else min(num, keep_last)) for num in num_tokens)
+
+
+def _first_id(bos_token_id: int | None, param: str) -> int:
+    if bos_token_id is None:
+        raise InvalidRequest("the prompt is empty", param=param)
+    return bos_token_id

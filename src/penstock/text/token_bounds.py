@@ -1,0 +1,62 @@
+"""What can be said of a text's tokens without making them: how many at most, and where a text may be cut in two.
+
+A token is at least one byte of the normalized text, so a text has at most as many tokens as that has bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+_MOST_GROWTH = 18  # of any normalizer that is known; U+FDFA grows to 33 bytes from 3 under NFKC
+_GROWTH = {"NFC": 3, "NFD": 3, "Prepend": 1, "Strip": 1, "StripAccents": 1}
+
+
+def growth(backend: tokenizers.Tokenizer) -> int:
+    """How many times as many bytes normalization may make of a text; of plain ASCII none makes more."""
+    return max((_growth(step) for step in _steps(backend)), default=1)
+
+
+def _growth(step: dict[str, Any]) -> int:
+    match step:
+        case {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}:
+            return 1  # the mark is a word of every vocabulary that uses it
+        case {"type": kind}:
+            return _GROWTH.get(kind, _MOST_GROWTH)
+    return _MOST_GROWTH
+
+
+def _steps(backend: tokenizers.Tokenizer) -> Iterator[dict[str, Any]]:
+    if backend.normalizer is None:
+        return
+    normalizer = json.loads(backend.normalizer.__getstate__())
+    yield from normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]
+
+
+def divider(backend: tokenizers.Tokenizer, text: str) -> str | None:
+    """The special token of `text` at which any text can be cut before each of its occurrences: the tokens of the parts
+    are together the tokens of the whole. None: it has none that surely does this.
+
+    Added tokens are found in the raw text before anything else is done, leftmost first. So a cut is safe before one
+    that is found wherever it stands: no other reaches into it, it eats no space around it, and it is not normalized.
+    """
+    added = list(backend.get_added_tokens_decoder().values())
+    found = [token.content for token in added if _is_plain(token) and token.content in text]
+    safe = [one for one in found if not any(_meet(one, other.content) for other in added)]
+    return max(safe, key=text.count, default=None)
+
+
+def _is_plain(token: AddedToken) -> bool:
+    return token.special and not (token.lstrip or token.rstrip or token.single_word or token.normalized)
+
+
+def _meet(one: str, other: str) -> bool:
+    """Whether two tokens can share characters of a text, without being the same at the same place."""
+    if one != other and (one in other or other in one):
+        return True
+    shortest = min(len(one), len(other))
+    return any(one[-n:] == other[:n] or other[-n:] == one[:n] for n in range(1, shortest))

@@ -1,0 +1,93 @@
+"""`penstock gateway` as a user starts it, in front of replicas that are real but for the model."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.server.replica import Replica
+
+
+@dataclass
+class RealGateway:
+    process: subprocess.Popen[str]
+    url: str
+    admin_url: str | None  # of a port of its own
+    notice: str
+    log: Path
+    store: str
+
+    def ask(
+        self, method: str, path: str, body: object = None, *, key: str | None = None, url: str | None = None,
+        **headers: str,
+    ) -> tuple[int, Any]:  # fmt: skip
+        """Status and body, as JSON where it is JSON."""
+        if key is not None:
+            headers["authorization"] = f"Bearer {key}"
+        connection = http.client.HTTPConnection((url or self.url).removeprefix("http://"), timeout=30)
+        with contextlib.closing(connection):
+            data = body if isinstance(body, bytes | None) else json.dumps(body)
+            connection.request(method, path, data, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        is_json = answer.headers.get("content-type") == "application/json"
+        return answer.status, json.loads(content) if content and is_json else content
+
+    def command(self, *words: str) -> str:
+        command = [sys.executable, "-m", "penstock.cli.main", *words, "--store", self.store]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> float:
+    """How long it took."""
+    began_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began_s + timeout_s
+        time.sleep(0.01)
+    return time.monotonic() - began_s
+
+
+@contextlib.contextmanager
+def real_gateway(
+    directory: Path, *replicas: Replica, price: dict[str, float] | None = None, level: str = "debug", **settings: Any
+) -> Iterator[RealGateway]:
+    """Gateways of one directory have one store."""
+    store = f"sqlite:///{directory / 'tenants.db'}"
+    urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
+    number = len(list(directory.glob("*.yaml")))
+    config, log = directory / f"{number}.yaml", directory / f"{number}.log"
+    models = {"small": {"replicas": urls, "price": price or {}}}
+    config.write_text(yaml.safe_dump({"port": 0, "store": store, "models": models, **settings}))
+    with log.open("w") as complaints:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli.main", "gateway", "--config", str(config), "--log-level", level],
+            stdout=subprocess.PIPE, stderr=complaints, text=True, env=os.environ | {"PENSTOCK_HOME": str(directory)},
+        )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        door, notice = process.stdout.readline(), process.stdout.readline()
+        found, admin = re.search(r"http://\S+?:\d+", door), re.search(r"http://\S+?:\d+", notice)
+        assert found is not None, log.read_text()
+        url = found.group().replace("0.0.0.0", "127.0.0.1")
+        gateway = RealGateway(process, url, admin and admin.group(), notice.strip(), log, store)
+        until(lambda: gateway.ask("GET", "/ready")[0] == 200)
+        yield gateway
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.request import Priority
+from penstock.dialects.dialect import Dialect
+from penstock.dialects.engines import DIALECTS
+from penstock.dialects.engines.openai import OPENAI
+from penstock.dialects.engines.sglang import SGLANG
+from penstock.dialects.engines.tgi import TGI
+from penstock.dialects.engines.trtllm import TRTLLM
+from penstock.dialects.engines.vllm import VLLM
+from penstock.dialects.requests import NOTHING, Adapter, Wishes, outgoing, priority_of, refuses_priority
+
+ASKED = {"model": "m", "messages": [{"role": "user", "content": 'é "include_usage": true'}], "stream": True}
+BODY = json.dumps(ASKED, indent=1).encode()
+
+
+def sent(dialect: Dialect, wishes: Wishes = NOTHING, **more: Any) -> dict[str, Any]:
+    found = json.loads(outgoing(dialect, json.dumps(ASKED | more).encode(), wishes))
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "llamacpp", "openai", "penstock"])
+def test_where_nothing_differs_the_clients_bytes_go_out(name: str) -> None:
+    assert outgoing(DIALECTS[name], BODY) is BODY
+
+
+def test_the_sign_of_a_priority_is_the_engines() -> None:
+    assert [priority_of(VLLM, priority) for priority in Priority] == [-1, 0, 1]  # the lower number sooner
+    assert [priority_of(SGLANG, priority) for priority in Priority] == [1, 0, -1]  # the higher number sooner
+    assert priority_of(OPENAI, Priority.HIGH) is None
+    assert sent(VLLM, Wishes(priority=Priority.HIGH))["priority"] == -1
+    assert sent(SGLANG, Wishes(priority=Priority.HIGH))["priority"] == 1
+    assert "priority" not in sent(OPENAI, Wishes(priority=Priority.HIGH))
+
+
+def test_a_normal_request_names_no_priority_for_some_servers_refuse_any() -> None:
+    assert outgoing(VLLM, BODY, Wishes(priority=Priority.NORMAL)) is BODY
+
+
+def test_a_server_that_schedules_first_come_first_served_is_understood() -> None:
+    said = b'{"error":{"message":"Got priority 1 but priority scheduling is not enabled","code":400}}'
+    assert refuses_priority(VLLM, 400, said)
+    assert not refuses_priority(VLLM, 400, b'{"error":{"message":"max_tokens is too large"}}')
+    assert not refuses_priority(OPENAI, 400, said)
+
+
+def test_a_tenants_cache_is_its_own_where_the_engine_can_keep_it_apart() -> None:
+    assert sent(VLLM, Wishes(salt="acme"))["cache_salt"] == "acme"
+    assert sent(TRTLLM, Wishes(salt="acme"))["cache_salt"] == "acme"
+    assert sent(OPENAI, Wishes(salt="acme")) == ASKED
+
+
+def test_a_stream_is_asked_for_its_usage_and_keeps_its_other_options() -> None:
+    wishes = Wishes(usage=True)
+    assert sent(VLLM, wishes)["stream_options"] == {"include_usage": True}
+    kept = sent(VLLM, wishes, stream_options={"include_usage": False, "continuous_usage_stats": True})
+    assert kept["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    assert sent(VLLM, wishes, stream_options=None)["stream_options"] == {"include_usage": True}
+    assert "stream_options" not in sent(VLLM, wishes, stream=False)
+
+
+def test_tgi_is_told_what_it_knows() -> None:
+    found = sent(TGI, max_completion_tokens=5, user="u", temperature=0.5)
+    assert found == ASKED | {"model": "tgi", "max_tokens": 5, "temperature": 0.5}
+
+
+def test_an_adapter_is_selected_as_each_engine_does_it() -> None:
+    wishes = Wishes(adapter=Adapter("sql", "/adapters/sql"))
+    assert sent(VLLM, wishes)["model"] == "sql"
+    assert sent(TGI, wishes)["model"] == "sql"
+    assert sent(SGLANG, wishes) == ASKED | {"lora_path": "sql"}
+    request = sent(TRTLLM, wishes)["lora_request"]
+    assert (request["lora_name"], request["lora_path"]) == ("sql", "/adapters/sql")
+    assert request["lora_int_id"] > 0
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(), lambda inner: st.lists(inner), max_leaves=5
+)
+
+
+@given(st.dictionaries(st.text(), values), st.sampled_from(list(DIALECTS.values())))
+def test_what_is_not_ours_stays_as_it_was(members: dict[str, Any], dialect: Dialect) -> None:
+    ours = {"priority", "cache_salt", "rid", "model", "stream_options", *dialect.renamed, *dialect.renamed.values()}
+    wishes = Wishes(Priority.LOW, "salt", "id", Adapter("a"), usage=True)
+    found = json.loads(outgoing(dialect, json.dumps(members).encode(), wishes))
+    for name in members.keys() - ours - set(dialect.dropped) - {"lora_path", "lora_request"}:
+        assert found[name] == members[name]

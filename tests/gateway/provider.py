@@ -1,0 +1,98 @@
+"""A small OpenAI-compatible server that does as it is told: answers, fails, dawdles, or is not there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Provider:
+    port: int = 0
+    says: str = "hello"
+    status: int = 200  # of what it generates
+    error: str = "it broke"
+    code: str | None = None
+    delay_s: float = 0.0  # before it answers
+    health: int = 404  # the status of GET /health
+    models: int = 200  # and of GET /v1/models
+    asked: list[dict[str, Any]] = field(default_factory=list)  # the bodies
+    probes: list[str] = field(default_factory=list)
+    num_left: int = 0  # clients that went before they were answered
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextlib.contextmanager
+def providing(**options: Any) -> Iterator[Provider]:
+    provider = Provider(**options)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _speaking_for(provider))
+    server.daemon_threads = True
+    provider.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield provider
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _speaking_for(provider: Provider) -> type[BaseHTTPRequestHandler]:
+    class Speaker(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            statuses = {"/health": provider.health, "/v1/models": provider.models}
+            if self.path in statuses:
+                provider.probes.append(self.path)
+            self._answer(statuses.get(self.path, 404), {})
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            provider.asked.append(asked)
+            time.sleep(provider.delay_s)
+            try:
+                self._generate(asked)
+            except OSError:
+                provider.num_left += 1
+
+        def _generate(self, asked: dict[str, Any]) -> None:
+            usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+            common = {"id": "x", "created": 1, "model": asked["model"]}
+            if provider.status != 200:
+                error = {"message": provider.error, "code": provider.code, "type": "some_error"}
+                self._answer(provider.status, {"error": error})
+            elif asked.get("stream"):
+                delta = {"index": 0, "delta": {"role": "assistant", "content": provider.says}, "finish_reason": "stop"}
+                chunk = common | {"object": "chat.completion.chunk", "choices": [delta], "usage": usage}
+                events = b"data: " + json.dumps(chunk).encode() + b"\n\ndata: [DONE]\n\n"
+                self._send(200, "text/event-stream", events)
+            else:
+                message = {"role": "assistant", "content": provider.says}
+                choice = {"index": 0, "message": message, "finish_reason": "stop"}
+                self._answer(200, common | {"object": "chat.completion", "choices": [choice], "usage": usage})
+
+        def _answer(self, status: int, content: object) -> None:
+            self._send(status, "application/json", json.dumps(content).encode())
+
+        def _send(self, status: int, content_type: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("content-type", content_type)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    return Speaker

@@ -1,0 +1,77 @@
+"""What a request is charged, while it goes on and at its end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.api.relay import Origin, StreamRecord, origin_comment
+from penstock.gateway.asked import SURFACES, Asked
+from penstock.gateway.bill import Bill
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.message import Request
+from penstock.gateway.inquiry import Inquiry
+from penstock.gateway.spent import TokenUsage
+from penstock.router.routes import PoolShare, Route
+from penstock.tenancy.keys import Caller
+from penstock.tenancy.prices import Price
+from penstock.tenancy.tenants import Tenant
+from penstock.tenancy.usage import Usage
+
+
+class Client:
+    def send(self, data: bytes) -> None: ...
+    def answered(self, close: bool) -> None: ...
+    def drop(self) -> None: ...
+
+
+class Book:
+    def __init__(self) -> None:
+        self.usages: list[Usage] = []
+
+    def record(self, usage: Usage) -> None:
+        self.usages.append(usage)
+
+
+def inquiry() -> Inquiry:
+    request = Request(b"POST", b"/v1/chat/completions", {}, b"{}")
+    return Inquiry(
+        "ab", Exchange(Client(), request, True, True), SURFACES[request.path], Caller(Tenant(id="acme"), "key"),
+        Asked(model="m", stream=True), Route("m", (PoolShare("m"),)), 0.5,
+    )  # fmt: skip
+
+
+def record_of(num_tokens: int) -> StreamRecord:
+    record = StreamRecord()
+    record.append(origin_comment(Origin("0", 1, 2, prompt_tokens=30)))
+    for token_id in range(num_tokens):
+        record.append(b": [0,[%d]]\n\ndata: {}\n\n" % token_id)
+    return record
+
+
+async def test_a_stream_is_charged_every_second_and_the_parts_are_the_whole() -> None:
+    book, told = Book(), list[int]()
+    bill = Bill(book, {"m": Price(input=1.0, output=2.0)}, inquiry())
+    record = record_of(5)
+    bill.follow(record, "m", told.append)
+    await asyncio.sleep(1.0)
+    assert [(u.request_id, u.input_tokens, u.output_tokens, u.requests) for u in book.usages] == [("ab/1", 30, 5, 0)]
+    record.append(b": [0,[7,8]]\n\ndata: {}\n\n")
+    await asyncio.sleep(0.9)
+    bill.close("m", TokenUsage(30, 9, cached_tokens=16))
+    await asyncio.sleep(1.0)
+    assert [(u.request_id, u.input_tokens, u.output_tokens, u.requests) for u in book.usages[1:]] == [
+        ("ab/2", 0, 2, 0),
+        ("ab", 0, 2, 1),
+    ]
+    assert told == [35, 37]
+    assert sum(u.cost_nanos for u in book.usages) == Price(input=1.0, output=2.0).nanos(30, 16, 9)
+    assert sum(u.cached_tokens for u in book.usages) == 16
+
+
+async def test_a_short_request_is_charged_once() -> None:
+    book = Book()
+    bill = Bill(book, {}, inquiry())
+    bill.follow(record_of(3), "m", None)
+    bill.close("m", TokenUsage(30, 3))
+    await asyncio.sleep(1.0)
+    assert [(u.request_id, u.tokens, u.requests) for u in book.usages] == [("ab", 33, 1)]

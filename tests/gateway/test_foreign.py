@@ -1,0 +1,280 @@
+"""One contract for every kind of server: small fakes of those that cannot run here, and llama.cpp itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from penstock.core.replica import UNBOUNDED
+from penstock.dialects.dialect import Signal
+from penstock.dialects.standing import Standing
+from penstock.gateway.http.call import FailureKind
+from penstock.gateway.spent import find_usage
+from penstock.hub.pull import pull
+from tests.dialects.servers import FAKES, WORDS, FakeServer, FakeSglang, FakeTgi, FakeTriton, FakeTrtllm, FakeVllm
+from tests.gateway.following import Following, Rider, eventually, following
+
+fakes = pytest.mark.parametrize("kind", FAKES, ids=lambda kind: kind.__name__)
+with_load = pytest.mark.parametrize(
+    "kind", [kind for kind in FAKES if kind is not FakeTriton], ids=lambda kind: kind.__name__
+)
+
+
+@contextlib.asynccontextmanager
+async def followed(fake: FakeServer, **options: Any) -> AsyncIterator[Following]:
+    with fake:
+        async with following(fake.url, metrics=fake.url, **options) as found:
+            found.upstream.render = lambda messages: messages[-1]["content"]
+            yield found
+
+
+async def meets_the_contract(found: Following, dialect: str) -> None:
+    """Recognised, read, asked and left as every server must be."""
+    await eventually(lambda: found.state == "ready", 60)
+    assert found.follower.dialect is not None
+    assert found.follower.dialect.name == dialect
+    assert found.seen.models == (found.replica.model,)
+
+    said = await found.ask(prompt="Once upon a time", max_tokens=3)
+    assert said.status == 200
+    assert said.json["choices"][0]["finish_reason"] == "length"
+    assert said.json["usage"]["completion_tokens"] == 3
+    said = await found.ask("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}], max_tokens=3)
+    assert said.json["choices"][0]["message"]["content"]
+    assert said.json["usage"]["completion_tokens"] == 3
+
+    streamed = await found.ask(prompt="Once upon a time", max_tokens=3, stream=True)
+    assert streamed.headers[b"content-type"].startswith(b"text/event-stream")
+    assert streamed.body.endswith(b"data: [DONE]\n\n")
+    events = [json.loads(event[6:]) for event in streamed.body.split(b"\n\n")[:-2] if event.startswith(b"data: ")]
+    assert all(event["choices"] for event in events)  # the client did not ask for its usage
+    usage = find_usage(streamed.body)
+    assert usage is not None
+    assert usage.output_tokens == 3
+
+
+@fakes
+async def test_a_fake_meets_the_contract(kind: type[FakeServer]) -> None:
+    async with followed(kind()) as found:
+        await meets_the_contract(found, kind.dialect)
+
+
+@with_load
+async def test_how_busy_it_is_is_read_from_the_server(kind: type[FakeServer]) -> None:
+    async with followed(kind(running=5, waiting=2)) as found:
+        await eventually(lambda: found.seen.running == 5)
+        assert found.seen.waiting == 2
+        assert 8000 <= found.seen.kv_active_tokens < 8100
+        assert found.seen.kv_capacity_tokens == 16_000
+        assert found.seen.reports
+
+
+async def test_a_server_that_cannot_say_how_busy_it_is_is_counted_by_what_was_sent() -> None:
+    async with followed(FakeTriton(waiting=9)) as found:
+        await eventually(lambda: found.state == "ready")
+        assert not found.seen.reports
+        assert found.seen.max_sequences == UNBOUNDED
+
+
+async def test_a_server_without_metrics_is_used_and_counted_by_what_was_sent() -> None:
+    async with followed(FakeVllm(has_metrics=False)) as found:
+        await eventually(lambda: found.state == "ready")
+        assert not found.seen.reports
+        assert found.seen.max_context_tokens == 4096  # that it did say
+
+
+async def test_facts_come_from_where_each_server_keeps_them() -> None:
+    async with followed(FakeSglang()) as found:
+        await eventually(lambda: found.state == "ready")
+        assert (found.seen.max_context_tokens, found.seen.max_sequences, found.seen.step_tokens) == (4096, 48, 256)
+    async with followed(FakeTgi()) as found:
+        await eventually(lambda: found.state == "ready")
+        assert (found.seen.max_context_tokens, found.seen.max_sequences) == (4096, 128)
+
+
+async def test_metrics_that_stop_coming_mean_degraded_and_never_idle() -> None:
+    fake = FakeVllm(running=5)
+    async with followed(fake) as found:
+        await eventually(lambda: found.seen.running == 5)
+        fake.has_metrics = False
+        await eventually(lambda: found.state == "degraded", 3)
+        assert found.seen.running == 5
+        fake.has_metrics = True
+        await eventually(lambda: found.state == "ready", 3)
+
+
+async def test_it_is_asked_four_times_a_second_and_no_more() -> None:
+    fake = FakeVllm()
+    async with followed(fake) as found:
+        await eventually(lambda: found.state == "ready")
+        before = fake.num_polls
+        await asyncio.sleep(1.0)
+        assert 3 <= fake.num_polls - before <= 5
+
+
+@fakes
+async def test_one_that_starts_is_waited_for_and_one_that_is_gone_is_out_at_once(kind: type[FakeServer]) -> None:
+    fake = kind(is_starting=True)
+    # vLLM does not listen before it is ready; asked while it starts it refuses
+    dialect = None if kind is FakeVllm else kind.dialect
+    async with followed(fake, dialect=dialect) as found:
+        if kind is not FakeVllm:
+            await eventually(lambda: found.follower.standing is Standing.STARTING)
+            assert found.state == "out"
+        fake.is_starting = False
+        await eventually(lambda: found.state == "ready")
+        rider = Rider()
+        found.replica.riders.add(rider)
+        fake.kill()
+        await eventually(lambda: found.follower.standing is Standing.GONE, 3)
+        assert found.state == "out"
+        assert rider.is_lost
+        with fake:  # on the same port
+            await eventually(lambda: found.state == "ready")
+
+
+async def test_a_trtllm_that_starts_again_is_not_called_failing() -> None:
+    fake = FakeTrtllm()
+    async with followed(fake) as found:
+        await eventually(lambda: found.state == "ready")
+        fake.is_starting = True
+        await eventually(lambda: found.follower.standing is Standing.STARTING)
+        assert found.state == "out"
+
+
+@fakes
+async def test_an_overloaded_server_says_so_in_a_way_that_sends_the_request_elsewhere(kind: type[FakeServer]) -> None:
+    fake = kind()
+    async with followed(fake) as found:
+        await eventually(lambda: found.state == "ready")
+        fake.is_overloaded = True
+        said = await found.ask(prompt="Hi")
+        assert said.status in (429, 503, 529)
+
+
+@pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])
+@fakes
+async def test_a_client_that_leaves_stops_the_work(kind: type[FakeServer], is_stream: bool) -> None:
+    fake = kind(token_s=0.05)
+    async with followed(fake) as found:
+        await eventually(lambda: found.follower.dialect is not None)
+        body = json.dumps({"model": "m", "prompt": "Hi", "stream": is_stream}).encode()
+        call, _ = found.send("/v1/completions", body)
+        await eventually(lambda: fake.running == 1)
+        call.cancel()
+        await eventually(lambda: fake.num_left == 1)
+        assert fake.running == 0
+
+
+@pytest.mark.parametrize("kind", [FakeVllm, FakeSglang, FakeTgi], ids=lambda kind: kind.__name__)
+async def test_one_whose_steps_stand_still_hangs_though_its_health_is_good(kind: type[FakeServer]) -> None:
+    fake = kind(running=1)
+    async with followed(fake) as found:
+        await eventually(lambda: found.state == "ready")
+        rider = Rider()
+        found.replica.riders.add(rider)
+        await asyncio.sleep(0.8)
+        assert found.state == "ready"
+        fake.is_hung = True
+        await eventually(lambda: rider.is_lost)  # no step, and no first token
+        assert found.state == "out"
+        fake.is_hung = False
+        await eventually(lambda: found.state == "ready")  # deep probes have brought it back
+
+
+async def test_a_request_that_its_server_cannot_be_told_is_refused_here() -> None:
+    async with followed(FakeTriton(), dialect="triton") as found:
+        await eventually(lambda: found.state == "ready")
+        said = await found.ask(prompt="Hi", tools=[{}])
+        assert said.status == 400
+        assert said.json["error"]["param"] == "tools"
+        call, received = found.send("/v1/completions", b"{")
+        call.cancel()
+        await asyncio.sleep(0.02)
+        assert received.status == 0  # who has left is told nothing
+
+
+async def test_tgi_without_the_messages_api_is_asked_over_generate() -> None:
+    async with followed(FakeTgi(), dialect="tgi-generate") as found:
+        await meets_the_contract(found, "tgi-generate")
+        said = await found.ask(prompt="Hi", max_tokens=50)
+        assert said.json["choices"][0]["text"] == "".join(WORDS)
+
+
+async def test_who_refuses_connections_is_told_apart_from_who_is_overloaded() -> None:
+    fake = FakeVllm()
+    with fake:
+        pass
+    async with following(fake.url, dialect="vllm") as found:
+        said = await found.ask(prompt="Hi")
+        assert said.failure is not None
+        assert said.failure.kind is FailureKind.REFUSED
+        assert not said.failure.was_sent
+
+
+# -- the real one
+
+_SERVE = """
+import signal, sys
+from xllamacpp import CommonParams, Server
+params = CommonParams()
+params.model.path, params.port = sys.argv[1], int(sys.argv[2])
+params.endpoint_metrics = params.endpoint_slots = True
+params.n_parallel, params.n_ctx, params.verbosity = 2, 1024, 0
+params.cpuparams.n_threads = 2
+server = Server(params)
+signal.pause()
+"""
+
+
+@pytest.fixture(scope="module")
+def llamacpp() -> Any:
+    if find_spec("xllamacpp") is None:
+        pytest.skip("xllamacpp is not installed: pip install xllamacpp")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    model = str(pull("smollm2", progress=lambda *_: None))
+    process = subprocess.Popen([sys.executable, "-c", _SERVE, model, str(port)], env=os.environ)
+    yield f"http://127.0.0.1:{port}"
+    process.terminate()
+    process.wait(10)
+
+
+@pytest.mark.slow
+async def test_llamacpp_meets_the_contract(llamacpp: str) -> None:
+    async with following(llamacpp, model="smollm2") as found:
+        await meets_the_contract(found, "llamacpp")
+        assert (found.seen.max_sequences, found.seen.max_context_tokens) == (2, 512)
+        calls = [
+            found.send("/v1/completions", b'{"model":"smollm2","prompt":"Once","max_tokens":200,"stream":true}')[0]
+            for _ in range(3)
+        ]
+        await eventually(lambda: (found.seen.running, found.seen.waiting) == (2, 1), 30)
+        steps = found.seen.steps
+        await eventually(lambda: found.seen.steps > steps, 30)
+        for call in calls:
+            call.cancel()
+        await eventually(lambda: found.seen.sequences == 0, 30)  # clients that leave end the work
+
+
+@pytest.mark.slow
+async def test_llamacpp_without_metrics_has_slots(llamacpp: str) -> None:
+    from penstock.dialects import reading
+    from penstock.dialects.engines.llamacpp import SLOTS
+    from penstock.gateway.fetch import fetch
+    from penstock.gateway.http.upstream import Upstream
+
+    upstream = Upstream.from_url(llamacpp)
+    answer = await fetch(upstream, SLOTS.path, b"", timeout_s=5)
+    upstream.close()
+    assert reading.read(SLOTS, answer[2]) == {Signal.RUNNING: 0.0}

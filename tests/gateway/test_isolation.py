@@ -1,0 +1,130 @@
+"""One tenant sees nothing of another: not its cache, not its models, not its usage, whatever it asks and sends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.api import relay
+from penstock.core.settings import ServerSettings
+from tests.gateway.door import Gateway, gateway
+from tests.server.replica import NAME, Replica, eventually, serving
+
+PROMPT: Any = [{"role": "user", "content": "a long prompt that is the same for everybody who asks for it here " * 5}]
+
+
+@pytest.fixture(scope="module")
+def replica() -> Iterator[Replica]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def door(replica: Replica) -> Iterator[Gateway]:
+    with gateway(replica) as found:
+        yield found
+        eventually(found.is_idle)
+
+
+def cached(door: Gateway, key: str, prompt: Any = PROMPT, headers: Any = None, **more: Any) -> int:
+    client = door.client(key)
+    found = client.chat.completions.create(
+        model=NAME, messages=prompt, max_tokens=2, extra_body=more, extra_headers=headers
+    )
+    assert found.usage is not None
+    details = found.usage.prompt_tokens_details
+    return (details.cached_tokens or 0) if details is not None else 0
+
+
+def cached_in_stream(door: Gateway, key: str, prompt: Any) -> int:
+    stream = door.client(key).chat.completions.create(
+        model=NAME, messages=prompt, max_tokens=2, stream=True, stream_options={"include_usage": True}
+    )
+    usage = [chunk.usage for chunk in stream][-1]
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    return usage.prompt_tokens_details.cached_tokens or 0
+
+
+def test_a_prompt_is_found_again_by_who_sent_it_and_by_nobody_else(door: Gateway) -> None:
+    one, other = door.add_tenant("one"), door.add_tenant("other")
+    assert cached(door, one) == 0
+    assert cached(door, one) > 100
+    assert cached_in_stream(door, one, PROMPT) > 100
+    assert cached(door, other) == 0
+    assert cached_in_stream(door, other, PROMPT) > 100  # its own, by now
+
+
+def test_tenants_that_share_find_each_others_and_nobody_elses(door: Gateway) -> None:
+    prompt = [{"role": "user", "content": "shared: " + PROMPT[0]["content"]}]
+    shares, too, own = (
+        door.add_tenant("shares", cache="shared"),
+        door.add_tenant("too", cache="shared"),
+        door.add_tenant("own"),
+    )
+    assert cached(door, shares, prompt) == 0
+    assert cached(door, too, prompt) > 100
+    assert cached(door, own, prompt) == 0
+
+
+def test_a_client_cannot_name_another_tenants_namespace(door: Gateway) -> None:
+    prompt = [{"role": "user", "content": "named: " + PROMPT[0]["content"]}]
+    victim, thief = door.add_tenant("victim"), door.add_tenant("thief", cache="shared")
+    assert cached(door, victim, prompt, cache_salt="salt") == 0
+    assert cached(door, victim, prompt) == 0  # its salts keep its own apart
+    for salt in ("victim", "6:victim", "6:victimsalt", "victimsalt", "victim\0"):
+        assert cached(door, thief, prompt, cache_salt=salt) == 0
+        assert cached(door, thief, prompt, cache_salt=salt, headers={relay.NAMESPACE_HEADER: "victim"}) > 100  # its own
+    assert cached(door, victim, prompt) > 100
+
+
+def test_only_a_gateway_may_name_a_namespace() -> None:
+    body = {"messages": PROMPT, "max_tokens": 2, "model": NAME}
+    with serving(ServerSettings(gateway_secret="s3cret")) as replica:
+        named = {relay.NAMESPACE_HEADER: "one"}
+        status, _, answer = replica.call("POST", "/v1/chat/completions", body, **named)
+        assert (status, answer["error"]["code"]) == (403, "permission_denied")
+        status, _, answer = replica.call("GET", "/v1/penstock/text")
+        assert (status, answer["error"]["code"]) == (403, "permission_denied")
+        named[relay.SECRET_HEADER] = "s3cret"
+        assert replica.call("POST", "/v1/chat/completions", body, **named)[0] == 200
+        assert replica.call("POST", "/v1/chat/completions", body)[0] == 200
+
+
+def test_no_path_shows_a_tenant_what_is_anothers(door: Gateway) -> None:
+    one = door.add_tenant("one", models=[NAME])
+    other = door.add_tenant("other", models=["else-*"])
+    answer = door.client(one).chat.completions.create(model=NAME, messages=PROMPT, max_tokens=2)
+    request_id = answer._request_id or ""
+    assert request_id
+
+    def get(path: str, key: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=5)
+        connection.request("GET", path, headers={"authorization": f"Bearer {key}"})
+        found = connection.getresponse()
+        text = found.read().decode()
+        connection.close()
+        return found.status, text
+
+    assert json.loads(get("/v1/models", other)[1])["data"] == []
+    paths = [
+        f"/v1/models/{NAME}", f"/v1/requests/{request_id}", f"/v1/chat/completions/{answer.id}", "/v1/usage",
+        "/v1/tenants", "/v1/penstock/snapshot", "/v1/penstock/text", "/v1/adapters", "/admin", "/metrics/..",
+    ]  # fmt: skip
+    for path in paths:
+        status, text = get(path, other)
+        assert status == 404, path
+        assert "one" not in text.replace("none", "")
+        assert request_id not in text.replace(path, "")
+    # A request's id is the gateway's own: a client's cannot make two requests look like one in anybody's books.
+    named = door.client(one).chat.completions.create(
+        model=NAME, messages=PROMPT, max_tokens=2, extra_headers={"x-request-id": "chosen"}
+    )
+    assert named._request_id != "chosen"
+    eventually(lambda: len(door.ledger.usages) == 2)
+    assert len({usage.request_id for usage in door.ledger.usages}) == 2
+    assert {usage.tenant_id for usage in door.ledger.usages} == {"one"}

@@ -1,0 +1,297 @@
+"""Whatever is lost on the way, the gateway's picture of a replica's KV cache is exact again within a second.
+
+The replica is real but for the model. Between it and the gateway stands a proxy that cuts, stalls and swallows.
+"""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+import pytest
+
+from penstock.api import kv_blocks
+from penstock.api.kv_blocks import BlockNews, pack
+from penstock.api.sse import event
+from penstock.core.hashing import routing_hashes
+from penstock.gateway.http.upstream import Upstream
+from penstock.gateway.kv_follower import KvFollower
+from tests.server.replica import Replica, serving
+from tests.server.test_block_routes import SIZE, ask
+
+ID = "r1"
+
+
+class Mirror:
+    """The plainest index there is."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, set[int]] = {}
+        self.resets = 0
+        self.largest = 0  # number of hashes at a time
+
+    def reset(self, replica_id: str, hashes: Sequence[int]) -> None:
+        self.held[replica_id] = set()
+        self.resets += 1
+        self.stored(replica_id, hashes)
+
+    def stored(self, replica_id: str, hashes: Sequence[int]) -> None:
+        self.held[replica_id] |= set(hashes)
+        self.largest = max(self.largest, len(hashes))
+
+    def removed(self, replica_id: str, hashes: Sequence[int]) -> None:
+        self.held[replica_id] -= set(hashes)
+
+    def forget(self, replica_id: str) -> None:
+        self.held.pop(replica_id, None)
+
+
+class Proxy:
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.swallows = False  # the next change, or sign of life, that the replica tells is lost
+        self.losses = 0
+        self.flows = asyncio.Event()  # else everything stands still
+        self.flows.set()
+        self.connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        up_reader, up_writer = await asyncio.open_connection(self._replica.host, self._replica.port)
+        self._writers |= {writer, up_writer}
+        up_writer.write(await reader.readuntil(b"\r\n\r\n"))
+        with contextlib.suppress(OSError):
+            while data := await up_reader.read(1 << 20):
+                await self.flows.wait()
+                if self.swallows and b"after" in data:
+                    self.swallows = False
+                    self.losses += 1
+                    continue
+                writer.write(data)
+        self._writers -= {writer, up_writer}
+        for each in (writer, up_writer):
+            each.close()
+
+    def cut(self) -> None:
+        self.losses += 1
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def proxy_to(replica: Replica) -> AsyncIterator[tuple[Proxy, Upstream]]:
+    proxy = Proxy(replica)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    upstream = Upstream("127.0.0.1", server.sockets[0].getsockname()[1])
+    try:
+        yield proxy, upstream
+    finally:
+        upstream.close()
+        proxy.cut()
+        server.close()
+
+
+async def soon(condition: Callable[[], bool], within_s: float = 1.0) -> float:
+    """How long it took."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < within_s, "it never happened"
+        await asyncio.sleep(0.005)
+    return time.monotonic() - started
+
+
+@pytest.fixture(scope="module")
+def telling() -> Iterator[Replica]:
+    with serving(routing_tokens=SIZE, num_blocks=64) as found:
+        yield found
+
+
+def test_the_mirror_is_exact_after_any_mix_of_losses(telling: Replica) -> None:
+    asyncio.run(losing(telling, random.Random(1), 30))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 8))
+def test_the_mirror_is_exact_after_many_losses(telling: Replica, seed: int) -> None:
+    asyncio.run(losing(telling, random.Random(seed), 100))
+
+
+async def losing(telling: Replica, chance: random.Random, num_acts: int) -> None:
+    mirror = Mirror()
+    held = telling.engine.cache.hashes.keys
+    async with proxy_to(telling) as (proxy, upstream):
+        follower = KvFollower(ID, upstream, b"", mirror, SIZE)
+        for _ in range(num_acts):
+            match chance.choice(["ask", "ask", "ask", "cut", "swallow", "swallow"]):
+                case "ask":  # over time many times what the cache holds, with much in common
+                    prompt = [chance.randrange(3)] * chance.randrange(8, 120) + [chance.randrange(9)] * 40
+                    await asyncio.to_thread(ask, telling, prompt)
+                case "cut":
+                    proxy.cut()
+                case "swallow":
+                    proxy.swallows = True
+            await asyncio.sleep(chance.choice([0.0, 0.02, 0.1]))
+            if chance.random() < 0.2:
+                await soon(lambda: mirror.held.get(ID) == held())
+        proxy.swallows = False
+        await soon(lambda: mirror.held.get(ID) == held() and follower.is_exact)
+        assert held()
+        assert proxy.losses > num_acts // 5
+        follower.close()
+        assert mirror.held == {}
+
+
+def test_an_engine_that_starts_again_is_followed_on_the_same_connection() -> None:
+    async def drill(replica: Replica) -> None:
+        mirror = Mirror()
+        async with proxy_to(replica) as (proxy, upstream):
+            follower = KvFollower(ID, upstream, b"", mirror, SIZE)
+            names = await asyncio.to_thread(ask, replica, [3] * 64)
+            await soon(lambda: mirror.held.get(ID) == set(names))
+            replica.kill_engine()
+            await soon(lambda: ID not in mirror.held)
+            await soon(lambda: mirror.held.get(ID) == set(), 5.0)
+            await asyncio.to_thread(ask, replica, [4] * 64)
+            await soon(lambda: mirror.held.get(ID) == replica.engine.cache.hashes.keys() != set())
+            assert (proxy.connections, follower.is_exact) == (1, True)
+            follower.close()
+
+    with serving(routing_tokens=SIZE) as replica:
+        asyncio.run(drill(replica))
+
+
+def test_a_silent_connection_is_given_up_and_what_is_known_is_kept_until_the_next_snapshot(telling: Replica) -> None:
+    async def drill() -> None:
+        mirror = Mirror()
+        async with proxy_to(telling) as (proxy, upstream):
+            follower = KvFollower(ID, upstream, b"", mirror, SIZE)
+            await asyncio.to_thread(ask, telling, [6] * 64)
+            await soon(lambda: mirror.held.get(ID) == telling.engine.cache.hashes.keys())
+            known = set(mirror.held[ID])
+            proxy.flows.clear()
+            await soon(lambda: proxy.connections == 2, 2.0)
+            assert mirror.held[ID] == known
+            assert not follower.is_exact
+            proxy.flows.set()
+            await soon(lambda: follower.is_exact)
+            assert mirror.resets == 2
+            follower.close()
+
+    asyncio.run(drill())
+
+
+def test_a_replica_that_is_gone_is_forgotten_and_found_again() -> None:
+    async def drill() -> None:
+        mirror = Mirror()
+        upstream: Upstream | None = None
+        follower: KvFollower | None = None
+        for tokens in ([1] * 64, [2] * 48):
+            with serving(routing_tokens=SIZE) as replica:
+                await asyncio.to_thread(ask, replica, tokens)
+                if upstream is None:
+                    upstream = Upstream(replica.host, replica.port)
+                    follower = KvFollower(ID, upstream, b"", mirror, SIZE)
+                else:
+                    upstream.port = replica.port  # as a name is moved to another server
+                held = replica.engine.cache.hashes.keys()
+                await soon(lambda: mirror.held.get(ID) == held)  # noqa: B023
+                assert held == set(routing_hashes("", tokens, SIZE))
+                upstream.close()
+                upstream.port = 1
+                await soon(lambda: ID not in mirror.held)
+        assert follower is not None
+        follower.close()
+
+    asyncio.run(drill())
+
+
+def test_blocks_of_another_size_are_of_no_use_and_taken_for_none(telling: Replica) -> None:
+    async def drill() -> None:
+        mirror = Mirror()
+        async with proxy_to(telling) as (proxy, upstream):
+            follower = KvFollower(ID, upstream, b"", mirror, 4 * SIZE)
+            await asyncio.to_thread(ask, telling, [8] * 64)
+            await asyncio.sleep(0.2)
+            assert not follower.is_exact
+            assert (mirror.held, proxy.connections) == ({}, 1)
+            follower.close()
+
+    asyncio.run(drill())
+
+
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def scripted(answer: bytes) -> AsyncIterator[tuple[Upstream, list[float]]]:
+    """A server that says this, and then nothing; and when it was asked."""
+    asked: list[float] = []
+
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(time.monotonic())
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(say, "127.0.0.1", 0)
+    upstream = Upstream("127.0.0.1", server.sockets[0].getsockname()[1])
+    try:
+        yield upstream, asked
+    finally:
+        upstream.close()
+        server.close()
+
+
+def test_a_server_that_has_no_such_news_is_not_asked_again_and_again() -> None:
+    async def drill() -> None:
+        async with scripted(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n") as (upstream, asked):
+            mirror = Mirror()
+            follower = KvFollower(ID, upstream, b"", mirror, SIZE)
+            await asyncio.sleep(0.5)
+            assert (len(asked), mirror.held, follower.is_exact) == (1, {}, False)
+            follower.close()
+
+    asyncio.run(drill())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        BlockNews("b", 9, after=8),  # a gap
+        BlockNews("c", 8, after=7),  # another process's
+        b"data: nonsense\n\n",
+    ],
+)
+def test_news_that_do_not_follow_are_not_believed(wrong: BlockNews | bytes) -> None:
+    async def drill() -> None:
+        begin = event(kv_blocks.encode(BlockNews("b", 7, size=SIZE, hashes=pack([1, 2]))))
+        tail = wrong if isinstance(wrong, bytes) else event(kv_blocks.encode(wrong))
+        async with scripted(STREAM + begin + b": a comment\n\n" + tail) as (upstream, asked):
+            follower = KvFollower(ID, upstream, b"", Mirror(), SIZE)
+            await soon(lambda: len(asked) == 3)
+            assert asked[2] - asked[0] > 0.15  # not in a hurry
+            follower.close()
+
+    asyncio.run(drill())
+
+
+def test_a_large_snapshot_is_told_in_slices_and_what_follows_waits_for_them() -> None:
+    async def drill() -> None:
+        chance = random.Random(1)
+        hashes = [chance.getrandbits(64) for _ in range(16_000)]
+        begin = BlockNews("b", 7, size=SIZE, hashes=pack(hashes))
+        change = BlockNews("b", 8, after=7, stored=pack([5]), removed=pack(hashes[-2:]))
+        answer = STREAM + event(kv_blocks.encode(begin)) + event(kv_blocks.encode(change))
+        async with scripted(answer) as (upstream, _):
+            mirror = Mirror()
+            follower = KvFollower(ID, upstream, b"", mirror, SIZE)
+            await soon(lambda: follower.is_exact)
+            assert mirror.held[ID] == {*hashes[:-2], 5}
+            assert mirror.largest <= 512
+            follower.close()
+
+    asyncio.run(drill())

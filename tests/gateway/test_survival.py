@@ -1,0 +1,64 @@
+"""Streams that lose their replica: all at once, again and again, and with breakers open."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tools.drills.call import Call, begin, post
+
+from tests.gateway.door import Gateway, gateway
+from tests.server.replica import NAME, Replica, eventually, serving
+
+ROOMY = {"num_blocks": 8192, "max_num_seqs": 128, "chunk_tokens": 512}
+
+
+def asked(number: int, tokens: int) -> bytes:
+    body: dict[str, Any] = {"model": NAME, "prompt": f"stream {number}", "max_tokens": tokens, "temperature": 0}
+    return post("/v1/completions", body | {"stream": True, "ignore_eos": True})
+
+
+async def streams(door: Gateway, count: int, tokens: int) -> list[Call]:
+    calls = [await begin(door.port, asked(number, tokens)) for number in range(count)]
+    await asyncio.gather(*(call.at_event(5) for call in calls))
+    return calls
+
+
+async def whole_texts(calls: list[Call]) -> list[str]:
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(call.ended for call in calls))
+    assert all(call.is_whole and call.body.endswith(b"data: [DONE]\n\n") for call in calls)
+    assert all(len({event["id"] for event in call.events()}) == 1 for call in calls)
+    return [call.text for call in calls]
+
+
+def busy(replicas: list[Replica]) -> Replica:
+    return max(replicas, key=lambda replica: replica.engine.num_open)
+
+
+async def test_more_streams_than_may_be_retried_outlive_their_replica() -> None:
+    with serving(step_s=0.01, **ROOMY) as one, serving(step_s=0.01, **ROOMY) as two, gateway(one, two) as door:
+        expected = await whole_texts(await streams(door, 120, 40))
+        calls = await streams(door, 120, 40)
+        hurt = busy([one, two])
+        assert hurt.engine.num_open > 50
+        hurt.kill_engine()
+        assert await whole_texts(calls) == expected
+        eventually(door.is_idle)
+
+
+@pytest.mark.slow
+async def test_a_stream_returns_to_a_replica_that_failed_it_before() -> None:
+    with serving(step_s=0.01, **ROOMY) as one, serving(step_s=0.01, **ROOMY) as two, gateway(one, two) as door:
+        expected = await whole_texts(await streams(door, 1, 500))
+        calls = await streams(door, 1, 500)
+        for event in (40, 80, 120):
+            hurt = busy([one, two])
+            assert hurt.engine.num_open == 1
+            hurt.kill_engine()
+            await calls[0].at_event(event)
+            await asyncio.to_thread(eventually, lambda hurt=hurt: hurt.engine.state == "ready", 10.0)
+            await asyncio.sleep(0.2)  # until the gateway has heard of it
+        assert await whole_texts(calls) == expected
+        eventually(door.is_idle)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.router.lots import is_among, lot_of, race
+
+_random = Random(7)
+LOTS = [_random.random() for _ in range(40_000)]
+lots = st.floats(0, 1, exclude_max=True)
+weights = st.lists(st.floats(0, 1000), min_size=2, max_size=6).filter(any)
+
+
+def runners(weights: list[float]) -> list[tuple[str, float]]:
+    return [(f"m@v{number}", weight) for number, weight in enumerate(weights, start=1)]
+
+
+def shares(weights: list[float]) -> list[float]:
+    won = [race(lot, runners(weights)) for lot in LOTS]
+    return [won.count(name) / len(won) for name, _ in runners(weights)]
+
+
+@pytest.mark.parametrize("weights", [[90, 10], [1, 1, 1], [0, 1, 3], [50, 30, 15, 5], [0, 0, 1, 1], [0, 7]])
+def test_everybody_gets_what_its_weight_says(weights: list[float]) -> None:
+    expected = [weight / sum(weights) for weight in weights]
+    assert shares(weights) == pytest.approx(expected, abs=0.01)  # four deviations
+
+
+@pytest.mark.parametrize("percent", range(0, 101, 7))
+def test_of_two_the_shares_are_exact(percent: int) -> None:
+    won = [race(number / 1000, runners([100 - percent, percent])) for number in range(1000)]
+    assert won.count("m@v2") == pytest.approx(10 * percent, abs=1)
+
+
+@given(lots, weights)
+def test_the_same_lot_falls_to_the_same_one_and_never_to_one_without_weight(lot: float, weights: list[float]) -> None:
+    winner = race(lot, runners(weights))
+    assert winner == race(lot, runners(weights))
+    assert dict(runners(weights))[winner] > 0
+
+
+@given(lots, weights, st.data())
+def test_who_is_raised_takes_and_nobody_else_moves(lot: float, weights: list[float], data: st.DataObject) -> None:
+    number = data.draw(st.integers(0, len(weights) - 1))
+    raised = [*weights[:number], weights[number] + data.draw(st.floats(0.1, 1000)), *weights[number + 1 :]]
+    before, after = race(lot, runners(weights)), race(lot, runners(raised))
+    assert after in (before, f"m@v{number + 1}")
+
+
+@given(lots, st.lists(st.integers(0, 100), min_size=2, max_size=8))
+def test_a_canary_that_grows_lets_nobody_go(lot: float, percents: list[int]) -> None:
+    """Of two versions, in steps up and down: who is with the canary at some share is with it at every larger one."""
+    with_canary = [race(lot, runners([100 - percent, percent])) == "m@v2" for percent in sorted(percents)]
+    assert all(now <= then for now, then in pairwise(with_canary))
+
+
+@given(lots, weights)
+def test_a_version_that_is_added_moves_nobody_until_it_has_weight(lot: float, weights: list[float]) -> None:
+    assert race(lot, runners([*weights, 0.0])) == race(lot, runners(weights))
+
+
+def test_sessions_are_spread_evenly_and_each_has_its_lot() -> None:
+    found = [lot_of(f"acme/{number}") for number in range(10_000)]
+    assert [lot_of(f"acme/{number}") for number in range(10_000)] == found
+    assert sum(lot < 0.1 for lot in found) == pytest.approx(1000, abs=100)
+    assert all(0 <= lot < 1 for lot in found)
+
+
+def test_a_sample_is_independent_of_who_won() -> None:
+    won = [lot for lot in LOTS if race(lot, runners([50, 50])) == "m@v1"]
+    assert sum(is_among(lot, "m@v2", 0.05) for lot in won) / len(won) == pytest.approx(0.05, abs=0.006)
+    assert all(is_among(lot, "m@v2", 1.0) and not is_among(lot, "m@v2", 0.0) for lot in LOTS[:1000])

@@ -1,0 +1,13 @@
+"""Drills: real gateways, real replicas and a store, each a process of its own, attacked and counted from outside.
+
+    python -m tools.drills.survival      hundreds of streams while replicas are killed, stopped and drained
+    python -m tools.drills.limits        a tenant's tokens by the minute, with four gateways, one of them killed
+    python -m tools.drills.refusals      whether a Retry-After holds, for limits and for load
+    python -m tools.drills.spike         what one tenant's tenfold spike does to the others
+    python -m tools.drills.slow_clients  hundreds of clients that stop reading, and some that leave
+    python -m tools.drills.fuzz          wrong requests by the thousand
+
+Each prints a table and exits with 1 if a promise was broken; short versions are slow tests. They know penstock by its
+command and by HTTP alone. The replicas are penstock's own, with a model so small that two cores carry hundreds of
+streams.
+"""

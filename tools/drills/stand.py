@@ -1,0 +1,188 @@
+"""Where a drill takes place: replicas, gateways and tenants, as an operator makes them: by command."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tests.server.replica import NAME
+from tests.text.small import byte_level, load
+
+MODEL = "drill"
+PACED = NAME  # the model of paced replicas
+LARGE = 1 << 19  # tokens of context, and so of KV cache: room for hundreds of long streams
+_PENSTOCK = "penstock.cli.main"
+_SHAPE = {
+    "model_type": "llama", "vocab_size": 600, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "eos_token_id": 2,
+}  # fmt: skip
+_TEMPLATE = "{% for message in messages %}<s>{{ message.role }}: {{ message.content }}</s>{% endfor %}"
+
+
+class Process:
+    """One command that serves."""
+
+    def __init__(self, words: list[str], log: Path, environment: dict[str, str]) -> None:
+        self.log = log
+        command = [sys.executable, "-m", *words]
+        with log.open("w") as stderr:
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True,
+                env=os.environ | environment,
+            )  # fmt: skip
+        self.port = self._read_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(psutil.Process(self.pid).memory_info().rss)
+
+    def signal(self, number: signal.Signals) -> None:
+        """To it and to its engine."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+            return json.load(answer)
+
+    def post(self, path: str) -> Any:
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, method="POST"), timeout=5) as answer:
+            return json.load(answer)
+
+    def num_open(self) -> int:
+        """Of a replica: what it works on."""
+        return int(self.get("/v1/penstock/snapshot")["num_open"])
+
+    def is_ready(self) -> bool:
+        try:
+            self.get("/ready")
+        except OSError:
+            return False
+        return True
+
+    def complaints(self) -> list[str]:
+        """What no log should have."""
+        return re.findall(r".*(?:Traceback|Exception|Error:|never retrieved).*", self.log.read_text())
+
+    def end(self) -> None:
+        self.signal(signal.SIGCONT)
+        self._process.terminate()
+        try:
+            self._process.wait(3)
+        except subprocess.TimeoutExpired:
+            self.signal(signal.SIGKILL)
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _read_port(self) -> int:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if found := re.search(r"http://[^\s:]+:(\d+)", line):
+                return int(found[1])
+        raise RuntimeError(f"it did not start: {self.log.read_text()}")
+
+
+class Stand:
+    def __init__(self, directory: Path, context: int) -> None:
+        self.directory = directory
+        self.store = f"sqlite:///{directory / 'penstock.db'}"
+        self.processes: list[Process] = []
+        self.model = directory / MODEL
+        self.model.mkdir()
+        (self.model / "config.json").write_text(json.dumps(_SHAPE | {"max_position_embeddings": context}))
+        (self.model / "tokenizer.json").write_text(load(byte_level()).to_json())
+        (self.model / "tokenizer_config.json").write_text(json.dumps({"chat_template": _TEMPLATE}))
+
+    def replica(self, *flags: str) -> Process:
+        words = [
+            _PENSTOCK,
+            "engine",
+            str(self.model),
+            "--load",
+            "dummy",
+            "--dtype",
+            "float32",
+            "--threads",
+            "1",
+            "--port",
+            "0",
+        ]
+        return self._start("replica", [*words, "--log-level", "warning", *flags])
+
+    def paced_replica(self, **options: float) -> Process:
+        return self._start("paced", ["tools.drills.paced_replica", json.dumps(options)])
+
+    def gateway(self, *replicas: Process, model: str = MODEL, **settings: Any) -> Process:
+        values = {"port": 0, "store": self.store, "models": {model: {"replicas": [r.url for r in replicas]}}}
+        path = self.directory / f"gateway-{len(self.processes)}.yaml"
+        path.write_text(json.dumps(values | settings))  # which is YAML too
+        found = self._start("gateway", [_PENSTOCK, "gateway", "--config", str(path), "--log-level", "warning"])
+        if replicas:
+            until(found.is_ready)
+        return found
+
+    def tenant(self, name: str, *flags: str) -> str:
+        """Its key."""
+        self.command("tenants", "add", name, *flags)
+        return self.command("keys", "create", name)
+
+    def usage(self, tenant: str) -> dict[str, int]:
+        return dict(json.loads(self.command("usage", tenant, "--by", "all", "--json"))["total"])
+
+    def command(self, *words: str) -> str:
+        command = [sys.executable, "-m", _PENSTOCK, *words, "--store", self.store]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def complaints(self) -> list[str]:
+        return [line for process in self.processes for line in process.complaints()]
+
+    def close(self) -> None:
+        for process in reversed(self.processes):
+            process.end()
+
+    def _start(self, kind: str, words: list[str]) -> Process:
+        log = self.directory / f"{kind}-{len(self.processes)}.log"
+        found = Process(words, log, {"PENSTOCK_STORE": self.store})
+        self.processes.append(found)
+        return found
+
+
+@contextlib.contextmanager
+def stand(directory: Path, *, context: int = LARGE) -> Iterator[Stand]:
+    found = Stand(directory, context)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> float:
+    """How long it took."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > timeout_s:
+            raise TimeoutError("it never happened")
+        time.sleep(0.02)
+    return time.monotonic() - began
