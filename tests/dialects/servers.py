@@ -6,7 +6,9 @@ contract is asked of them and of the real server that can run here (`test_contra
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 import time
 from dataclasses import dataclass, field
@@ -44,11 +46,12 @@ class FakeServer:
     asked: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
     num_left: int = 0  # clients that went before their answer was complete
     num_polls: int = 0
+    connections: set[socket.socket] = field(default_factory=set)
 
     dialect: ClassVar[str]
 
     def __enter__(self) -> FakeServer:
-        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), _speaking_for(self))
+        self._server = _Listening(("127.0.0.1", self.port), _speaking_for(self))
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
@@ -64,6 +67,9 @@ class FakeServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+        for connection in list(self.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     @property
     def url(self) -> str:
@@ -220,8 +226,9 @@ class FakeTgi(FakeServer):
         words = WORDS[: asked["parameters"].get("max_new_tokens", 100)]
         reason = "length" if len(words) < len(WORDS) else "eos_token"
         details = {"finish_reason": reason, "generated_tokens": len(words), "input_length": PROMPT_TOKENS}
-        if path == "/generate":
-            return False, [json.dumps({"generated_text": "".join(words), "details": details}).encode()]
+        if path == "/generate" or (path == "/" and not asked.get("stream")):
+            whole: Any = {"generated_text": "".join(words), "details": details | {"prefill": [], "tokens": []}}
+            return False, [json.dumps([whole] if path == "/" else whole).encode()]
         events = []
         for index, word in enumerate(words):
             is_end = index == len(words) - 1
@@ -252,8 +259,14 @@ class FakeTriton(FakeServer):
     def overloaded(self) -> Reply:
         return as_json({"error": "Exceeds maximum queue size"}, 400)
 
+    def refusal(self, path: str, asked: dict[str, Any]) -> Reply | None:
+        for name, value in asked.get("parameters", {}).items():
+            if not isinstance(value, int | bool | str):
+                return as_json({"error": f"parameter '{name}' has invalid type"}, 400)
+        return None
+
     def answer(self, path: str, asked: dict[str, Any]) -> tuple[bool, list[bytes]]:
-        given = asked | asked.get("parameters", {})
+        given = asked | json.loads(asked.get("sampling_parameters", "{}"))
         is_stream = path.endswith("/generate_stream")
         assert given["stream"] is is_stream
         words = WORDS[: int(given.get("max_tokens", 100))]
@@ -319,9 +332,24 @@ def _openai(model: str, path: str, asked: dict[str, Any]) -> tuple[bool, list[by
     return True, [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks] + [b"data: [DONE]\n\n"]
 
 
+class _Listening(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients leave as they like."""
+
+
 def _speaking_for(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
     class Speaker(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def setup(self) -> None:
+            super().setup()
+            fake.connections.add(self.connection)
+
+        def finish(self) -> None:
+            fake.connections.discard(self.connection)
+            with contextlib.suppress(OSError):
+                super().finish()
 
         def log_message(self, *_: object) -> None:
             pass

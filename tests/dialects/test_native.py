@@ -45,10 +45,8 @@ def test_requests_are_put_as_each_server_wants_them() -> None:
     assert asked.target == b"/v2/models/m/generate_stream"
     sent = json.loads(asked.body)
     assert sent["text_input"] == "Hi"
-    assert (
-        sent["parameters"] | {"max_tokens": 5, "temperature": 0.5, "stop": ["a", "b"], "stream": True}
-        == sent["parameters"]
-    )
+    assert sent["stream"] is True
+    assert json.loads(sent["sampling_parameters"]) == {"max_tokens": 5, "temperature": 0.5, "stop": ["a", "b"]}
     asked = call(TRITON_TRTLLM, max_completion_tokens=5, stop="a")
     assert asked.target == b"/v2/models/m/generate"
     assert json.loads(asked.body).items() >= {"text_input": "Hi", "max_tokens": 5, "stop_words": "a"}.items()

@@ -121,6 +121,16 @@ def test_speed_is_that_of_lately_where_enough_has_happened() -> None:
     assert reading.prefill_rate({}, {}) is None
 
 
+def test_a_reading_of_a_minute_ago_is_kept_until_the_server_begins_anew() -> None:
+    lately = reading.Lately(over_s=60.0)
+    readings = [(float(at), {Signal.STEPS: float(at)}) for at in range(0, 300, 5)]
+    assert lately.before(readings[0][1], 0.0) == {}
+    for at, values in readings[1:]:
+        before = lately.before(values, at)[Signal.STEPS]
+        assert at - 80.0 <= before <= max(0.0, at - 60.0)
+    assert lately.before({Signal.STEPS: 1.0}, 300.0) == {}
+
+
 def test_without_a_counter_of_steps_work_that_moves_is_a_step() -> None:
     progress = reading.Progress()
     first = progress.steps({Signal.RUNNING: 1.0, Signal.KV_USED_TOKENS: 100.0})

@@ -18,7 +18,7 @@ from penstock.admission.settings import AdmissionSettings
 from penstock.gateway.door import Books, Door
 from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.http.server import Server, bound_socket
-from penstock.gateway.settings import ModelSettings, replicas_of, routes_of
+from penstock.gateway.settings import ModelSettings, pools_of, replicas_of, routes_of
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.keys import KeyRing, TenantState, new_key
 from penstock.tenancy.limits.limiter import LocalLimiter
@@ -91,7 +91,8 @@ def gateway(
 
     async def serve() -> None:
         keys, ledger = KeyRing(), UsageList()
-        books = Books(keys, LocalLimiter(), Budgets(), ledger)
+        prices = {name: pool.price for name, pool in pools_of(pools).items()}
+        books = Books(keys, LocalLimiter(), Budgets(), ledger, prices)
         door = Door(routes_of(pools), replicas_of(pools, health), books, Admission(settings=admission))
         server = Server(door)
         listener = bound_socket("127.0.0.1", 0)

@@ -77,7 +77,6 @@ class Following:
         return str(self.seen.state_at(asyncio.get_running_loop().time()))
 
     def send(self, path: str, body: bytes) -> tuple[Call, Received]:
-        self.upstream.dialect = self.follower.dialect
         received = Received()
         return self.upstream.send(b"POST", path.encode(), self.replica.headers, body, received), received
 

@@ -50,6 +50,7 @@ def providing(**options: Any) -> Iterator[Provider]:
 def _speaking_for(provider: Provider) -> type[BaseHTTPRequestHandler]:
     class Speaker(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # head and body are two writes
 
         def log_message(self, *_: object) -> None:
             pass

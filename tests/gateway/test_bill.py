@@ -36,7 +36,7 @@ def inquiry() -> Inquiry:
     request = Request(b"POST", b"/v1/chat/completions", {}, b"{}")
     return Inquiry(
         "ab", Exchange(Client(), request, True, True), SURFACES[request.path], Caller(Tenant(id="acme"), "key"),
-        Asked(model="m", stream=True), Route("m", (PoolShare("m"),)), 0.5,
+        Asked(model="m", stream=True), Route("m", (PoolShare("m"),)), 0.5, 0.5,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ import pytest
 from penstock.core.replica import UNBOUNDED
 from penstock.dialects.dialect import Signal
 from penstock.dialects.standing import Standing
+from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.http.call import FailureKind
 from penstock.gateway.spent import find_usage
 from penstock.hub.pull import pull
@@ -113,6 +114,17 @@ async def test_metrics_that_stop_coming_mean_degraded_and_never_idle() -> None:
         await eventually(lambda: found.state == "ready", 3)
 
 
+async def test_metrics_under_names_that_nobody_knows_mean_degraded_too() -> None:
+    class Renamed(FakeVllm):
+        def documents(self) -> dict[str, Any]:
+            status, headers, body = super().documents()["/metrics"]
+            return super().documents() | {"/metrics": (status, headers, body.replace(b"_requests_", b"_reqs_"))}
+
+    async with followed(Renamed()) as found:
+        await eventually(lambda: found.state == "degraded")
+        assert found.seen.reports
+
+
 async def test_it_is_asked_four_times_a_second_and_no_more() -> None:
     fake = FakeVllm()
     async with followed(fake) as found:
@@ -152,6 +164,16 @@ async def test_a_trtllm_that_starts_again_is_not_called_failing() -> None:
         assert found.state == "out"
 
 
+async def test_one_that_dies_between_two_probes_is_out_at_the_next_reading() -> None:
+    fake = FakeVllm()
+    rare = HealthSettings(probe_every_s=60.0)
+    async with followed(fake, health=rare) as found:
+        await eventually(lambda: found.state == "ready")
+        fake.kill()
+        await eventually(lambda: found.follower.standing is Standing.GONE, 1.0)
+        assert found.state == "out"
+
+
 @fakes
 async def test_an_overloaded_server_says_so_in_a_way_that_sends_the_request_elsewhere(kind: type[FakeServer]) -> None:
     fake = kind()
@@ -176,7 +198,7 @@ async def test_a_client_that_leaves_stops_the_work(kind: type[FakeServer], is_st
         assert fake.running == 0
 
 
-@pytest.mark.parametrize("kind", [FakeVllm, FakeSglang, FakeTgi], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [FakeVllm, FakeSglang], ids=["counts its steps", "does not"])
 async def test_one_whose_steps_stand_still_hangs_though_its_health_is_good(kind: type[FakeServer]) -> None:
     fake = kind(running=1)
     async with followed(fake) as found:

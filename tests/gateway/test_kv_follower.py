@@ -29,11 +29,13 @@ class Mirror:
     def __init__(self) -> None:
         self.held: dict[str, set[int]] = {}
         self.resets = 0
+        self.is_exact = False
         self.largest = 0  # number of hashes at a time
 
     def reset(self, replica_id: str, hashes: Sequence[int]) -> None:
         self.held[replica_id] = set()
         self.resets += 1
+        self.is_exact = True
         self.stored(replica_id, hashes)
 
     def stored(self, replica_id: str, hashes: Sequence[int]) -> None:
@@ -42,6 +44,9 @@ class Mirror:
 
     def removed(self, replica_id: str, hashes: Sequence[int]) -> None:
         self.held[replica_id] -= set(hashes)
+
+    def lost_track(self, replica_id: str) -> None:
+        self.is_exact = False
 
     def forget(self, replica_id: str) -> None:
         self.held.pop(replica_id, None)
@@ -174,9 +179,10 @@ def test_a_silent_connection_is_given_up_and_what_is_known_is_kept_until_the_nex
             await soon(lambda: proxy.connections == 2, 2.0)
             assert mirror.held[ID] == known
             assert not follower.is_exact
+            assert not mirror.is_exact
             proxy.flows.set()
             await soon(lambda: follower.is_exact)
-            assert mirror.resets == 2
+            assert (mirror.resets, mirror.is_exact) == (2, True)
             follower.close()
 
     asyncio.run(drill())

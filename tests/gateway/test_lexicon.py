@@ -133,11 +133,11 @@ def test_what_the_replica_would_refuse_is_refused() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    memo = lexicons._Memo(most=3)
+    memo = lexicons._Memo[int](most=3)
     for number in range(10):
         memo.put(b"%d" % number, number)
         memo.get(b"0")
-    assert len(memo._counts) == 3
+    assert len(memo) == 3
     assert memo.get(b"9") == 9
 
 

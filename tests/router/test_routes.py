@@ -65,3 +65,21 @@ def test_a_table_that_cannot_work_is_refused() -> None:
         RouteTable([Route("a", (PoolShare("a"),), fallbacks=(Fallback("b"),))])
     with pytest.raises(ConfigError, match="two routes"):
         RouteTable([Route("a", (PoolShare("a"),)), Route("b", (PoolShare("b"),), aliases=("a",))])
+
+
+def test_weights_that_change_make_another_table_and_leave_the_first_as_it_was() -> None:
+    chat = TABLE.find("chat")
+    changed = TABLE.with_routes([chat.with_shares({"v2": 100.0, "v1": 0.0}, {"v1": 1.0}, revision=7)])
+    assert {changed.find("gpt-4o").pool(i / 10) for i in range(10)} == {"chat-v2"}
+    assert changed.find("chat@v1").pool(0.5) == "chat-v1"
+    assert changed.find("chat").shadows(0.5, "chat-v2") == ["chat-v1"]
+    assert changed.find("chat").shadows(0.5, "chat-v1") == []
+    assert (changed.find("chat").revision, TABLE.find("chat").revision) == (7, 0)
+    assert TABLE.find("chat").pool(0.5) == "chat-v1"
+    assert after(Failure.ERROR, "chat") == "backup"
+
+
+def test_weights_for_versions_that_are_not_here_or_come_to_nothing_change_nothing() -> None:
+    chat = TABLE.find("chat")
+    assert chat.with_shares({"v9": 5.0}, {}, 3).pools == chat.pools
+    assert chat.with_shares({"v1": 0.0, "v2": 0.0}, {}, 3) is chat

@@ -1,5 +1,6 @@
 """What a replica says of its KV cache, read off the wire."""
 
+import asyncio
 import contextlib
 import http.client
 from collections.abc import Iterator
@@ -7,10 +8,17 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.api import kv_blocks
+from penstock.api.asgi import Message, Request
 from penstock.api.kv_blocks import BlockNews, unpack
 from penstock.api.relay import NAMESPACE_HEADER, SECRET_HEADER
+from penstock.core.clock import MonotonicClock
 from penstock.core.hashing import cache_namespace, routing_hashes
 from penstock.core.settings import ServerSettings
+from penstock.engine.client import EngineClient
+from penstock.server.block_routes import BlockRoutes
+from penstock.server.drain import Drain
+from penstock.server.incoming import GatewayTrust
+from tests.engine.fake_engine import launcher
 from tests.server.replica import NAME, Replica, eventually, serving
 
 SIZE = 16
@@ -111,6 +119,48 @@ def test_an_engine_that_starts_again_begins_anew_for_everybody() -> None:
             names = ask(replica, [2] * 64)
             change = next(each for each in news if each.stored)
             assert set(unpack(change.stored)) <= set(names)
+
+
+def test_a_reader_that_is_too_slow_for_the_changes_gets_a_snapshot_instead() -> None:
+    async def drill() -> None:
+        engine = EngineClient(launcher(), MonotonicClock())
+        engine.cache.begin(SIZE)
+        engine.cache.take(range(10), ())
+        sent: list[BlockNews] = []
+        is_ready = asyncio.Event()
+
+        async def send(message: Message) -> None:
+            """A client that takes its first event, and the next when it is ready."""
+            body = message.get("body", b"")
+            if body.startswith(b"data: "):
+                news = kv_blocks.decode(body.removeprefix(b"data: "))
+                assert news is not None
+                if sent:
+                    await is_ready.wait()
+                sent.append(news)
+
+        async def receive() -> Message:
+            if not sent:
+                return {"type": "http.request", "body": b""}
+            await asyncio.sleep(60)
+            raise AssertionError
+
+        scope = {"method": "GET", "path": kv_blocks.PATH, "headers": []}
+        routes = BlockRoutes(engine, Drain(), GatewayTrust(None))
+        task = asyncio.create_task(routes.blocks(Request(scope, receive), send))
+        await asyncio.sleep(0.02)
+        engine.cache.take([10], ())
+        await asyncio.sleep(0.1)  # it stands at the first change, while thousands follow
+        for start in range(100, 10_100, 100):
+            engine.cache.take(range(start, start + 100), range(start - 100, start))
+        is_ready.set()
+        await asyncio.sleep(0.1)
+        task.cancel()
+        assert [news.hashes is not None for news in sent] == [True, False, True]
+        assert set(unpack(sent[-1].hashes or b"")) == engine.cache.hashes.keys()
+        assert sent[-1].seq == engine.cache.seq
+
+    asyncio.run(drill())
 
 
 def test_only_who_knows_the_secret_is_told() -> None:

@@ -48,7 +48,7 @@ class _Model:
 
 class Admission:
     def __init__(self, router: Router | None = None, settings: AdmissionSettings | None = None) -> None:
-        self._router = router or Router()
+        self.router = router or Router()
         self._settings = settings or AdmissionSettings()
         self._loads = ReplicaLoads()
         self._ledger = Ledger()
@@ -92,7 +92,7 @@ class Admission:
         if model is None:
             model = self._models[request.model] = _Model(self._settings)
         replicas = self._loads.of_model(request.model)
-        usable, dropped = self._router.usable(request, replicas, now)
+        usable, dropped = self.router.usable(request, replicas, now)
         if not usable:
             return dead_end(request, budget.reservation, replicas, dropped)
         model.shares.seen(request, now)
@@ -142,18 +142,18 @@ class Admission:
             return None
         request = replace(entry.request, avoid=avoid)
         replicas = self._loads.of_model(request.model)
-        usable, dropped = self._router.usable(request, replicas, now)
+        usable, dropped = self.router.usable(request, replicas, now)
         if not usable and is_begun:
             replicas = [replace(replica, is_tripped=False) for replica in replicas]
-            usable, dropped = self._router.usable(request, replicas, now)
-        choice = self._choose(request, usable, now, 1.0, {}) or self._router.pick_among(request, usable, now, dropped)
+            usable, dropped = self.router.usable(request, replicas, now)
+        choice = self._choose(request, usable, now, 1.0, {}) or self.router.pick_among(request, usable, now, dropped)
         if choice.replica is None:
             return None
         self._leave_replica(entry, now, None)
         entry.replica_id, entry.sent_at = choice.replica.id, now
         entry.sent_tokens, entry.started_at = known_tokens - choice.matched_tokens, None
         self._loads.change(entry.replica_id, now, 1, entry.sent_tokens, request.kv_tokens)
-        self._router.routed(request, choice, now)
+        self.router.routed(request, choice, now)
         return choice
 
     def poll(self, now: float) -> list[Decision]:
@@ -179,7 +179,7 @@ class Admission:
             return None
         free = []
         places_kept = self._models[request.model].shares.places_kept(request.tenant, len(usable))
-        saved = self._router.saved_tokens(request, usable, now)
+        saved = self.router.saved_tokens(request, usable, now)
         for replica in usable:
             reason = None
             if replica.sequences:
@@ -188,7 +188,7 @@ class Admission:
                 free.append(replica)
             else:
                 dropped[replica.id] = reason
-        return self._router.pick_among(request, free, now, dropped) if free else None
+        return self.router.pick_among(request, free, now, dropped) if free else None
 
     def _dispatch(self, model: _Model, now: float) -> None:
         """Send what has room, in order. A line that is held back for the sake of others is looked past; at one that
@@ -197,7 +197,7 @@ class Admission:
         while len(blocked) < _SCAN and (item := queue.next(now, blocked)) is not None:
             request = item.request
             ceiling = 1.0 if queue.is_overdue(item, now) else model.shares.ceiling(request, now)
-            usable, dropped = self._router.usable(request, self._loads.of_model(request.model), now)
+            usable, dropped = self.router.usable(request, self._loads.of_model(request.model), now)
             choice = self._choose(request, usable, now, ceiling, dropped)
             if choice is not None:
                 queue.give(item, now)
@@ -216,7 +216,7 @@ class Admission:
         ttft_s = waited_s + expected_ttft_s(request, replica, choice.matched_tokens)
         self._ledger.enter(Entry(request, reservation, replica.id, now, ttft_s, now, tokens))
         self._loads.change(replica.id, now, 1, tokens, request.kv_tokens)
-        self._router.routed(request, choice, now)
+        self.router.routed(request, choice, now)
         model.shares.hold(request.tenant)
         return Admit(request, reservation, choice, replica.id, waited_s, ttft_s)
 

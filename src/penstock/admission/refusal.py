@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from penstock.admission.decision import Shed, ShedReason
@@ -13,6 +14,7 @@ from penstock.router.filters import that_fit_context
 from penstock.router.request import EdgeRequest
 
 LEAST_RETRY_S = 1.0
+_MANY = 256  # sequences side by side, of a replica that does not say how many it takes
 _RECOVERY_S = 5.0  # when to ask again for a model that no replica serves now
 
 
@@ -52,10 +54,16 @@ def retry_after_s(wait_s: float, clear_s: float, patience_s: float) -> float:
 
 
 def first_guess(request: EdgeRequest, usable: Sequence[ReplicaSnapshot]) -> float:
-    """Cost per second that such requests leave the queue with, by the replicas' speeds, before any was seen to."""
+    """Cost per second that such requests leave the queue with, by the replicas' speeds, before any was seen to.
+
+    They will run side by side. What is known is how long a step takes with those that run now; with as many as there
+    is room for it takes longer, though less than in proportion: by the square root, which errs on the slow side.
+    """
     amount = expected_cost(request)
     rate = 0.0
     for replica in usable:
-        prefill_s = request.prompt_tokens / replica.prefill_tokens_per_s
-        rate += amount / (prefill_s + request.output_tokens / replica.decode_tokens_per_s)
+        running = max(1, replica.running)
+        places = min(replica.max_sequences, replica.kv_capacity_tokens // request.kv_tokens, _MANY)
+        token_s = 1.0 / (replica.decode_tokens_per_s * math.sqrt(max(1.0, places / running)))
+        rate += amount / (request.prompt_tokens / replica.prefill_tokens_per_s + request.output_tokens * token_s)
     return rate

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from penstock.core.errors import ConfigError
 from penstock.gateway.admin.api import AdminApi
 from penstock.gateway.admin.guard import Guard
 from penstock.gateway.admin.resources import MAX_BODY_BYTES
+from penstock.gateway.admin.routes import RouteDesk
 from penstock.gateway.door import Door
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.limits import ClientLimits
 from penstock.gateway.http.server import App, Server, bound_socket
 from penstock.gateway.settings import LOOPBACK, GatewaySettings
-from penstock.gateway.state import routes_shown, state_of
-from penstock.router.routes import RouteTable
+from penstock.gateway.state import state_of
 from penstock.tenancy.admins import AdminRing
 from penstock.tenancy.keys import KeyRing
-from penstock.tenancy.prices import Price
 from penstock.tenancy.store import open_store
 
 _GOODBYE_S = 1.0
@@ -26,9 +25,8 @@ _GOODBYE_S = 1.0
 
 @asynccontextmanager
 async def administered(
-    settings: GatewaySettings, store_url: str, door: Door, routes: RouteTable, prices: Mapping[str, Price],
-    admins: AdminRing, keys: KeyRing,
-) -> AsyncIterator[tuple[App, str]]:  # fmt: skip
+    settings: GatewaySettings, store_url: str, door: Door, admins: AdminRing, keys: KeyRing
+) -> AsyncIterator[tuple[App, str]]:
     """What the public port serves: the door, on loopback with the admin API beside it; and where that is, in words."""
     has_own_port = settings.admin_port is not None
     if not has_own_port and settings.host not in LOOPBACK:
@@ -39,7 +37,7 @@ async def administered(
     with open_store(store_url) as store:
         api = AdminApi(
             store, guard, door.recorder,
-            lambda: state_of(door.replicas.values(), door.admission, door.now()), routes_shown(routes, prices),
+            lambda: state_of(door.replicas.values(), door.admission, door.now()), RouteDesk(door).views(),
             has_own_port=has_own_port,
         )  # fmt: skip
         try:

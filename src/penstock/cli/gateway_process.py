@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -18,11 +19,13 @@ from penstock.cli.admin_port import administered
 from penstock.cli.logs import log_the_uncaught, write_lines_bare
 from penstock.core.errors import ConfigError
 from penstock.gateway import request_log
+from penstock.gateway.decision_log import DecisionLog
 from penstock.gateway.door import Books, Door
 from penstock.gateway.http.server import Server, bound_socket
 from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.request_log import RequestLog
-from penstock.gateway.settings import LOOPBACK, GatewaySettings, replicas_of, routes_of
+from penstock.gateway.route_board import RouteBoard
+from penstock.gateway.settings import LOOPBACK, GatewaySettings, pools_of, replicas_of, router_of, routes_of
 from penstock.hub.home import penstock_home
 from penstock.tenancy.admins import AdminRing
 from penstock.tenancy.budgets import Budgets
@@ -43,28 +46,34 @@ _SWITCH_S = 0.0005  # how long a thread that renders a long prompt may keep the 
 async def serve(settings: GatewaySettings, url: str) -> None:
     log_the_uncaught()
     sys.setswitchinterval(_SWITCH_S)
-    pools = settings.pools()
-    routes = routes_of(pools)
+    models = settings.pools()
+    routes = RouteBoard(routes_of(models))
     loop = asyncio.get_running_loop()
     keys, admins, budgets = KeyRing(), AdminRing(), Budgets()
-    prices = {name: pool.price for name, pool in pools.items()}
+    prices = {name: pool.price for name, pool in pools_of(models).items()}
     # The follower has a store of its own: a revocation must not wait for a ledger's write.
     with Ledger(open_store(url).usage, budgets) as ledger:
+        store = open_store(url)
+        store.routes.declare(routes.declared())
         follower = Follower(
-            open_store(url),
+            store,
             lambda states: loop.call_soon_threadsafe(keys.apply, states),
             lambda found: loop.call_soon_threadsafe(admins.apply, found),
+            lambda found: loop.call_soon_threadsafe(routes.apply, found),
         )
-        with follower, _request_log(settings) as lines:
+        with follower, _request_log(settings) as lines, _decision_log(settings) as decisions:
             await asyncio.sleep(0)  # what the follower found first is applied
             _refuse_to_be_open(settings, keys)
             listener = _listen(settings)
             async with _limiter(settings, url) as limiter:
                 books = Books(keys, limiter, budgets, ledger, prices)
-                replicas = replicas_of(pools, settings.health)
-                door = Door(routes, replicas, books, Admission(), GatewayRecorder(lines))
+                replicas = replicas_of(models, settings.health)
+                recorder = GatewayRecorder(lines, decisions)
+                admission = Admission(router_of(settings, models))
+                door = Door(routes.table, replicas, books, admission, recorder, explains=settings.route_headers)
+                routes.changed = door.use
                 try:
-                    async with administered(settings, url, door, routes, prices, admins, keys) as (app, notice):
+                    async with administered(settings, url, door, admins, keys) as (app, notice):
                         server = Server(app)
                         await server.listen(listener)
                         _say_ready(settings, listener, keys)
@@ -83,6 +92,17 @@ def _request_log(settings: GatewaySettings) -> Iterator[RequestLog | None]:
         return
     write_lines_bare(request_log.log.name)
     with RequestLog() as found:
+        yield found
+
+
+@contextmanager
+def _decision_log(settings: GatewaySettings) -> Iterator[DecisionLog | None]:
+    if not settings.decision_log:
+        yield None
+        return
+    directory = penstock_home() / "decisions"
+    directory.mkdir(parents=True, exist_ok=True)
+    with DecisionLog(directory / f"gateway-{settings.port or os.getpid()}.log", settings.decision_log_bytes) as found:
         yield found
 
 

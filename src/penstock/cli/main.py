@@ -13,6 +13,7 @@ from penstock.cli.flags import add_settings, settings_from
 from penstock.cli.gateway import add_gateway
 from penstock.cli.keys import add_keys, run_keys
 from penstock.cli.logs import configure_logs
+from penstock.cli.routes import add_routes, run_routes
 from penstock.cli.tenants import add_tenants, run_tenants
 from penstock.cli.usage import add_usage, run_usage
 from penstock.core.errors import PenstockError
@@ -52,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     add_keys(commands)
     add_usage(commands)
     add_admins(commands)
+    add_routes(commands)
     return root
 
 
@@ -100,6 +102,8 @@ def run(arguments: argparse.Namespace) -> None:
             run_usage(arguments)
         case "admins":
             run_admins(arguments)
+        case "routes":
+            run_routes(arguments)
 
 
 if __name__ == "__main__":

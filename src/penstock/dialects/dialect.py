@@ -120,6 +120,7 @@ class Native(msgspec.Struct, frozen=True):
     stream: str
     prompt: str  # the member that takes the text
     parameters: Names  # the way to the object that takes the rest; empty: the top level
+    packed: str | None  # the member of that object that takes what was renamed as JSON text; None: it is not packed
     renamed: dict[str, str]  # OpenAI's member to its own; what is not named is not sent
     constants: dict[str, object]
     text: Names  # in a whole answer

@@ -24,6 +24,7 @@ class KvStream:
 
     def __init__(self, blocks: EngineBlocks, *, can_replay: bool = True) -> None:
         self.blocks = blocks
+        blocks.is_approximate = True  # until it is known from the beginning
         self.num_lost = 0  # messages that nobody could give again
         self.wants_replay: int | None = 0 if can_replay else None  # from this number on: all there is, at first
         self._can_replay = can_replay
@@ -42,10 +43,12 @@ class KvStream:
         if self._last is None or number > self._last:
             self._apply(_Message(number, _decoded(payload)), changes)
 
-    def replay_over(self, changes: Changes) -> None:
+    def replay_over(self, changes: Changes, is_answered: bool = True) -> None:
         """There is no more, or nobody answers."""
         self.wants_replay = None
         held, self._held = self._held, []
+        if is_answered and self._last is None and not held:
+            self.blocks.is_approximate = False  # it has stored nothing yet
         for index, message in enumerate(held):
             if self.wants_replay is not None:  # it has begun anew in between
                 self._held = held[index:]
@@ -72,6 +75,8 @@ class KvStream:
         if number > expected or batch is None:
             self.num_lost += number - expected + (batch is None)
             self.blocks.is_approximate = True
+        elif number == 0:
+            self.blocks.is_approximate = False
         self._last = number
         if batch is not None:
             self._last_at = max(self._last_at, batch.at)

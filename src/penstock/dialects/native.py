@@ -61,9 +61,12 @@ def translate(
     inner |= native.constants
     if not is_chat:
         asked.setdefault("max_tokens", _DEFAULT_TOKENS)
-    for name, other in native.renamed.items():
-        if asked.get(name) is not None:
-            inner[other] = _stops(native, asked[name]) if name == "stop" else asked[name]
+    chosen = {
+        other: _stops(native, asked[name]) if name == "stop" else asked[name]
+        for name, other in native.renamed.items()
+        if asked.get(name) is not None
+    }
+    inner |= chosen if native.packed is None else {native.packed: msgspec.json.encode(chosen).decode()}
     if native.stream_member is not None:
         inner[native.stream_member] = is_stream
     model = str(asked.get("model", ""))

@@ -18,6 +18,10 @@ from penstock.dialects.dialect import Dialect, Document, Member, Signal
 Values = Mapping[Signal, float]
 
 _LOAD = (Signal.WAITING, Signal.RUNNING)
+_TOTALS = (
+    Signal.STEPS, Signal.PROMPT_TOKENS, Signal.PROMPTS, Signal.PREFILL_TOKENS, Signal.PREFILL_SECONDS,
+    Signal.DECODE_TOKENS, Signal.DECODE_SECONDS,
+)  # fmt: skip
 _PROMPT_TOKENS = 512.0  # of a prompt, of a server that has seen none
 _PREFILL_RATE = _DECODE_RATE = 2000.0  # tokens per second, of one that has measured nothing
 _STEP_TOKENS = 2048
@@ -90,6 +94,25 @@ class Progress:
         if state != self._last:
             self._last, self._moves = state, self._moves + 1
         return self._moves
+
+
+class Lately:
+    """Keeps a few readings of one server, so that its speed can be that of the last minute."""
+
+    def __init__(self, over_s: float = 60.0) -> None:
+        self._over_s = over_s
+        self._kept: list[tuple[float, Values]] = []
+
+    def before(self, values: Values, now: float) -> Values:
+        """A reading of about `over_s` ago, or the oldest since the server's start; empty: this is the first."""
+        kept = self._kept
+        if kept and any(values.get(signal, 0.0) < kept[-1][1].get(signal, 0.0) for signal in _TOTALS):
+            kept.clear()  # it counts from nothing again
+        if not kept or now - kept[-1][0] >= self._over_s / 4:
+            kept.append((now, values))
+        while len(kept) > 1 and now - kept[1][0] >= self._over_s:
+            kept.pop(0)
+        return kept[0][1] if now > kept[0][0] else {}
 
 
 def prefill_rate(values: Values, before: Values) -> float | None:

@@ -24,8 +24,9 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     n: Annotated[int, Meta(ge=1, le=1024)] | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
-    chat_template_kwargs: msgspec.Raw | None = None  # may make a template say anything
+    chat_template_kwargs: dict[str, msgspec.Raw] | None = None  # may make a template say anything
     prompt: msgspec.Raw = msgspec.Raw()  # of /v1/completions: there may be many
+    metadata: dict[str, msgspec.Raw] | None = None
 
     @property
     def output_limit(self) -> int | None:
@@ -39,8 +40,8 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def session(self) -> str | None:
-        """Requests that should meet the same cache."""
-        return self.prompt_cache_key or self.user
+        """Requests that should meet the same cache and the same version; Anthropic's clients have a user_id."""
+        return self.prompt_cache_key or self.user or (_user_id(self.metadata) if self.metadata else None)
 
 
 class Surface(msgspec.Struct, frozen=True):
@@ -87,6 +88,11 @@ def with_output_limit(body: bytes, limit: int) -> bytes:
     end = body.rindex(b"}")
     comma = b"" if body[:end].rstrip()[-1:] == b"{" else b","
     return b'%b%b"max_tokens":%d}' % (body[:end], comma, limit)
+
+
+def _user_id(metadata: dict[str, msgspec.Raw]) -> str | None:
+    found = msgspec.json.decode(metadata.get("user_id", b"null"))
+    return found if isinstance(found, str) else None
 
 
 def _num_prompts(prompt: bytes) -> int:

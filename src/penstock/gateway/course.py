@@ -51,4 +51,5 @@ class Course:
             first_at - began if first_at is not None and inquiry.asked.stream else None,
             now - began,
             self._num_sent,
+            "" if inquiry.ruling is None else str(inquiry.ruling),
         )

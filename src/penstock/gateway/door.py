@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 from zlib import crc32
 
@@ -30,19 +28,27 @@ from penstock.core.errors import (
 from penstock.core.replica import ReplicaState
 from penstock.gateway.asked import SURFACES, Asked, Surface, read
 from penstock.gateway.bill import Bill, Recorder
+from penstock.gateway.facts import with_facts
 from penstock.gateway.fallback import Chain
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.message import JSON, render
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.passage import Passage
 from penstock.gateway.recorder import GatewayRecorder
-from penstock.gateway.replicas import Follower, Replica
+from penstock.gateway.referee import ruled
+from penstock.gateway.replicas import Replica
 from penstock.gateway.retries import RetryBudget
-from penstock.gateway.sizes import Pool, Size, body_for
+from penstock.gateway.roster import Roster
+from penstock.gateway.shadow import Shadows
+from penstock.gateway.sizes import Size, body_for
 from penstock.gateway.standing import Standing, Standings
+from penstock.router.explanation import replica_header, route_header
 from penstock.router.learning import OutputLengths
+from penstock.router.lots import lot_of
 from penstock.router.request import EdgeRequest
+from penstock.router.router import Choice
 from penstock.router.routes import Route, RouteTable
+from penstock.router.rules import Facts
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.keys import Caller, KeyRing
 from penstock.tenancy.limits.limiter import Limiter
@@ -50,7 +56,6 @@ from penstock.tenancy.prices import Price
 from penstock.tenancy.tenants import CacheScope, Tenant
 
 ANYBODY = Caller(Tenant(id="anonymous", adapters=("*",), cache=CacheScope.SHARED), key_id="")
-_COUNTING_THREADS = 2  # for prompts that are long and in doubt
 _POLL_S = 0.05  # how often the queues are looked at while somebody waits
 
 
@@ -68,12 +73,17 @@ class Books:
 class Door:
     def __init__(
         self, routes: RouteTable, replicas: Iterable[Replica], books: Books, admission: Admission,
-        recorder: GatewayRecorder | None = None,
+        recorder: GatewayRecorder | None = None, *, explains: bool = True,
     ) -> None:  # fmt: skip
+        """`explains`: answers say which replica they come from, and why it was picked."""
         self.admission = admission
         self.recorder = recorder or GatewayRecorder()
+        self._explains = explains
         self.limiter = books.limiter
-        self.replicas: Mapping[str, Replica] = {replica.id: replica for replica in replicas}
+        self.prices = books.prices
+        pool_names = [share.pool for route in routes.routes.values() for share in route.pools]
+        self._roster = Roster(replicas, pool_names, admission.router.index)
+        self.replicas, self.pools = self._roster.replicas, self._roster.pools
         self.retries = RetryBudget()
         self.lengths = OutputLengths()
         self.random = Random()  # names requests and draws for picks: no secret hangs on it
@@ -82,20 +92,20 @@ class Door:
         self._books = books
         self._waiting: dict[str, Passage] = {}
         self._standings = Standings(routes)
-        self._threads = ThreadPoolExecutor(_COUNTING_THREADS, thread_name_prefix="count")
-        names = [replica.model for replica in self.replicas.values()]
-        names += [share.pool for route in routes.routes.values() for share in route.pools]
-        self.pools = {name: Pool(self._threads) for name in names}
+        self.shadows = Shadows(self)
+        self.recorder.compare(pool for route in routes.routes.values() for pool in route.versions.values())
         self._timer: asyncio.TimerHandle | None = None
         self._started_s = int(time.time())
-        self._followers = [Follower(replica, self.replica_changed) for replica in self.replicas.values()]
+        self._roster.follow(self.replica_changed)
+
+    def use(self, routes: RouteTable) -> None:
+        """From now on, for requests that come; those that are here go on as they were. No pool is new."""
+        self.routes = routes
+        self._standings = Standings(routes)
 
     def close(self) -> None:
-        for follower in self._followers:
-            follower.close()
-        for replica in self.replicas.values():
-            replica.upstream.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.shadows.close()
+        self._roster.close()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -122,34 +132,57 @@ class Door:
         caller = self._authenticate(exchange)
         tenant = caller.tenant
         standing = self._standings.of(tenant)
-        body = exchange.request.body
-        asked = read(body)
+        asked = read(exchange.request.body)
         route = self._route(standing, asked.model)
         if tenant.budget.is_bounded:
             self._books.budgets.check(tenant, time.time())
-        inquiry = Inquiry(request_id, exchange, surface, caller, asked, route, self.random.random())
-        pool = self.pools[route.pool(inquiry.draw)]
-        size = Size(pool, surface.path, body, asked, self.output_tokens(tenant, surface, asked))
-        if size.is_in_doubt(tenant.limits.max_input):
-            size.count(partial(self._counted, inquiry, standing, size))
+        draw = self.random.random()
+        lot = lot_of(f"{tenant.id}/{asked.session}") if asked.session else self.random.random()
+        inquiry = Inquiry(request_id, exchange, surface, caller, asked, route, draw, lot)
+        if route.rules is None:
+            self._measure(inquiry, standing)
+        else:
+            tokens = self.pools[self.routes.find(route.rules.default).pool(lot)].tokens
+            with_facts(route.rules, inquiry, tokens, lambda facts: self._go_on(inquiry, self._rule, standing, facts))
+
+    def _rule(self, inquiry: Inquiry, standing: Standing, facts: Facts) -> None:
+        self._measure(ruled(inquiry, facts, self.routes, standing.models), standing)
+
+    def _measure(self, inquiry: Inquiry, standing: Standing) -> None:
+        surface, asked, limits = inquiry.surface, inquiry.asked, standing.tenant.limits
+        pool = self.pools[inquiry.route.pool(inquiry.lot)]
+        size = Size(pool, surface.path, inquiry.body, asked, self.output_tokens(standing.tenant, surface, asked))
+        if size.is_in_doubt(limits.max_input):
+            size.count(lambda error: self._go_on(inquiry, self._name, standing, size, error=error))
+        else:
+            self._name(inquiry, standing, size)
+
+    def _name(self, inquiry: Inquiry, standing: Standing, size: Size) -> None:
+        """Where it pays: which replica holds the prompt's beginning can then be told."""
+        if size.is_worth_naming and self.admission.router.goes_by_prefixes(inquiry.route.pool(inquiry.lot)):
+            namespace = standing.tenant.namespace
+            size.name(namespace, lambda error: self._go_on(inquiry, self._let_in, standing, size, error=error))
         else:
             self._let_in(inquiry, standing, size)
 
-    def _counted(self, inquiry: Inquiry, standing: Standing, size: Size, error: PenstockError | None) -> None:
+    def _go_on(
+        self, inquiry: Inquiry, step: Callable[..., None], *arguments: object, error: PenstockError | None = None
+    ) -> None:
+        """The next step of an inquiry that something had to be counted for, unless that went wrong."""
         try:
             if not inquiry.exchange.is_open:
                 raise RequestAborted("the client went away")
             if error is not None:
                 raise error
-            self._let_in(inquiry, standing, size)
+            step(inquiry, *arguments)
         except PenstockError as refused:
             self.refuse(inquiry.exchange, inquiry.surface.convention, refused, inquiry.id)
             self.recorder.turned_away(inquiry.id, inquiry.surface.name, refused)
 
     def _let_in(self, inquiry: Inquiry, standing: Standing, size: Size) -> None:
-        tenant, asked, route, pool = standing.tenant, inquiry.asked, inquiry.route, inquiry.route.pool(inquiry.draw)
+        tenant, asked, route, pool = standing.tenant, inquiry.asked, inquiry.route, inquiry.route.pool(inquiry.lot)
         size.check(tenant.limits.max_input)
-        body = body_for(pool, inquiry, size)
+        body = body_for(inquiry, size)
         expected = self.lengths.expected(tenant.id, pool, size.max_tokens)
         request = EdgeRequest(
             id=inquiry.id,
@@ -163,6 +196,7 @@ class Door:
             draw=inquiry.draw,
             fingerprint=crc32(body) | 1,
             context_tokens=size.context_tokens,
+            hashes=size.hashes,
         )
         self.retries.earn()
         chain = Chain(self, inquiry, standing.models, size.output) if route.fallbacks else None
@@ -182,7 +216,7 @@ class Door:
     def _route(self, standing: Standing, name: str) -> Route:
         """What a tenant may not use does not exist for it."""
         route = self.routes.find(name, standing.models)
-        if route.name.partition("@")[0] not in standing.models:
+        if route.model not in standing.models:
             raise ModelNotFound(f"no model '{name}'", param="model")
         return route
 
@@ -202,6 +236,7 @@ class Door:
     # -- what passages need
 
     def waits(self, passage: Passage) -> None:
+        self.shadows.give_way(passage.request.model)
         self._waiting[passage.request.id] = passage
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_POLL_S, self._poll)
@@ -219,6 +254,15 @@ class Door:
     def id_header(request_id: str) -> bytes:
         return b"x-request-id: %b\r\n" % request_id.encode()
 
+    def route_headers(self, choice: Choice) -> bytes:
+        if not self._explains:
+            return b""
+        where, why = replica_header(choice, self._called), route_header(choice, self._called)
+        return f"x-penstock-replica: {where}\r\nx-penstock-route: {why}\r\n".encode()
+
+    def _called(self, replica_id: str) -> str:
+        return self.replicas[replica_id].name
+
     def refuse(self, exchange: Exchange, convention: Convention, error: PenstockError, request_id: str) -> None:
         headers = JSON + render(
             [*error_headers(error), *((name, request_id.encode()) for name in convention.id_headers)]
@@ -229,7 +273,7 @@ class Door:
 
     def replica_changed(self, replica: Replica) -> None:
         self.admission.replica_changed(replica.seen(self.now()))
-        self.pools[replica.model].replica_changed(replica)
+        self._roster.replica_changed(replica)
         if self._waiting:
             self._decide()
 

@@ -58,7 +58,7 @@ class Chain:
         step = f"{self._tried[-1]}->{route.name}; {failure.value}".encode()
         self.header = b"%b: %b\r\n" % (HEADER, step) if not self.header else self.header[:-2] + b", %b\r\n" % step
         self._tried.append(route.name)
-        return self._to_pool(route.pool(request.draw), request)
+        return self._to_pool(route.pool(self._inquiry.lot), request)
 
     def watch(self, is_slow: Callable[[], None]) -> None:
         """From now on the present model has so long for its first byte."""
@@ -79,7 +79,7 @@ class Chain:
         """Past those that the tenant may not use and, where the present model is only slow, those without a replica."""
         skipped = list(self._tried)
         while (route := self._door.routes.next_after(failure, skipped)) is not None:
-            if route.name in self._models and (failure is not Failure.SLOW or self._is_ready(route)):
+            if route.model in self._models and (failure is not Failure.SLOW or self._is_ready(route)):
                 return route
             skipped.append(route.name)
         return None
@@ -94,8 +94,9 @@ class Chain:
             prompt_tokens=size.prompt,
             max_tokens=size.max_tokens if size.output is not None else request.max_tokens,
             context_tokens=size.context_tokens,
+            hashes=(),
         )
-        return Move(moved, size, body_for(pool, inquiry, size))
+        return Move(moved, size, body_for(inquiry, size))
 
     def _is_ready(self, route: Route) -> bool:
         admission, now = self._door.admission, self._door.now()

@@ -8,14 +8,16 @@ this gateway sent it. One whose steps stand still while it has work hangs, whate
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.api.replica_report import ReplicaReport
-from penstock.core.replica import STALE_AFTER_S, ReplicaSnapshot, ReplicaState
+from penstock.core.replica import GONE_AFTER_S, STALE_AFTER_S, ReplicaSnapshot, ReplicaState
 from penstock.dialects import detect, reading
 from penstock.dialects.dialect import Dialect, Document, Signal
 from penstock.dialects.engines.openai import OPENAI
@@ -24,10 +26,10 @@ from penstock.gateway.fetch import fetch
 from penstock.gateway.health.replica_health import ReplicaHealth
 from penstock.gateway.http.call import Failure, FailureKind
 from penstock.gateway.http.upstream import Upstream
+from penstock.gateway.translated import ForeignUpstream
 
 LEAST_POLL_S = 0.25
 _FACTS_EVERY_S = 30.0
-_SPEED_OVER_S = 60.0  # speed is measured between now and about then
 _SOON_S = 1.0  # a server that is not ready is looked at so often
 _UNKNOWN = (404, 405, 501)
 _REFUSED = (FailureKind.REFUSED, FailureKind.CONNECT_TIMEOUT)
@@ -40,6 +42,7 @@ class Followed(Protocol):
 
     id: str
     model: str
+    served_as: str
     upstream: Upstream
     headers: bytes
     health: ReplicaHealth
@@ -53,11 +56,6 @@ class Followed(Protocol):
     def send_riders_away(self) -> None: ...
 
 
-class _Earlier(NamedTuple):
-    at: float
-    values: reading.Values
-
-
 class ForeignFollower:
     """Begins at once and ends with `close`. `dialect` is None until it is known, unless it was given."""
 
@@ -66,7 +64,7 @@ class ForeignFollower:
         poll_every_s: float = LEAST_POLL_S, metrics: Upstream | None = None,
     ) -> None:  # fmt: skip
         """`metrics`: where its numbers are, if neither where requests go nor at the usual port."""
-        self.dialect = dialect
+        self.dialect: Dialect | None = None
         self.standing: Standing | None = None  # None: nobody has asked yet
         self._replica = replica
         self._changed = changed
@@ -75,10 +73,15 @@ class ForeignFollower:
         self._others: dict[int, Upstream] = {}  # by port
         self._document: Document | None = None  # where it says how busy it is
         self._facts: dict[Signal, float] = {}
+        self._facts_at = 0.0  # when they are asked for again
         self._progress = reading.Progress()
-        self._earlier: list[_Earlier] = []
+        self._lately = reading.Lately()
+        self._said = ReplicaSnapshot(id=replica.id, url=replica.url, models=(replica.model,))
         self._complaint = ""
         self._is_ready = asyncio.Event()
+        self._is_doubted = asyncio.Event()  # it refuses connections: whether it is there is asked at once
+        if dialect is not None:
+            self._speak(dialect)
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(self._watch()), self._loop.create_task(self._listen())]
 
@@ -104,7 +107,10 @@ class ForeignFollower:
             if is_deep and is_well:
                 deep_at = self._loop.time() + deep_every_s
             self._changed()
-            await asyncio.sleep(every_s if is_well and replica.health.is_in else min(_SOON_S, every_s))
+            wait_s = every_s if is_well and replica.health.is_in else min(_SOON_S, every_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_doubted.wait(), wait_s)
+            self._is_doubted.clear()
 
     async def _probe(self, is_deep: bool) -> None:
         if self.dialect is None:
@@ -119,6 +125,8 @@ class ForeignFollower:
         if was_ready and found in (Standing.GONE, Standing.STARTING):
             replica.lost()
             replica.send_riders_away()
+            self._facts_at = 0.0  # it may be another when it comes back
+            self._document = None
         self.standing = found
         is_ready = found is Standing.READY and self.dialect is not None
         self._is_ready.set() if is_ready else self._is_ready.clear()
@@ -128,7 +136,7 @@ class ForeignFollower:
     async def _detect(self) -> None:
         replica = self._replica
         answers: dict[str, Answer] = {}
-        for path in detect.paths(replica.model):
+        for path in detect.paths(replica.served_as):
             answer = await self._ask(path.encode())
             if isinstance(answer, Failure):
                 if answer.kind in _REFUSED:
@@ -138,44 +146,46 @@ class ForeignFollower:
             else:
                 answers[path] = answer
         if answers:
-            self.dialect = detect.detect(answers, replica.model)
-            _log.info("%s speaks %s", replica.id, self.dialect.name)
+            self._speak(detect.detect(answers, replica.served_as))
+
+    def _speak(self, dialect: Dialect) -> None:
+        _log.info("%s speaks %s", self._replica.id, dialect.name)
+        self.dialect = dialect
+        if isinstance(self._replica.upstream, ForeignUpstream):
+            self._replica.upstream.dialect = dialect
 
     async def _ask_deep(self, dialect: Dialect) -> Answer | Failure:
         timeout_s = self._replica.health.settings.deep_probe_timeout_s
         if dialect.health.deep is not None:
             return await self._ask(dialect.health.deep, timeout_s=timeout_s)
-        wanted = {"model": self._replica.model, "prompt": "1", "max_tokens": 1}
+        wanted = {"model": self._replica.served_as, "prompt": "1", "max_tokens": 1}
         return await self._ask(b"/v1/completions", timeout_s=timeout_s, body=msgspec.json.encode(wanted))
 
     # -- what it says
 
     async def _listen(self) -> None:
-        facts_at = 0.0
         while True:
-            if not self._is_ready.is_set():
-                facts_at = 0.0  # it may be another when it comes back
-                await self._is_ready.wait()
+            await self._is_ready.wait()
             began, dialect = self._loop.time(), self.dialect
             assert dialect is not None
-            if began >= facts_at:
-                await self._learn(dialect)
-                facts_at = began + _FACTS_EVERY_S
+            if began >= self._facts_at:
+                is_new, self._facts_at = self._facts_at == 0.0, began + _FACTS_EVERY_S
+                await self._learn(dialect, is_new)
             if self._document is not None:
                 await self._poll(dialect, self._document)
             self._changed()
             await asyncio.sleep(max(0.0, began + self._poll_every_s - self._loop.time()))
 
-    async def _learn(self, dialect: Dialect) -> None:
-        """What hardly changes, and where it says what does."""
+    async def _learn(self, dialect: Dialect, is_new: bool) -> None:
+        """What hardly changes; and of one that is new, where it says what does."""
         for document in dialect.facts:
             answer = await self._ask(document.path, self._upstream(document))
             if isinstance(answer, Answer) and answer.status == 200:
                 self._facts |= reading.read(document, answer.body)
-        if self._document is None:
+        if is_new:
             self._document = await self._load_document(dialect)
         if self._document is None:
-            self._hear(dialect, {}, None)
+            self._replica.heard(self._snapshot(dialect, self._facts, None))
 
     async def _load_document(self, dialect: Dialect) -> Document | None:
         """The first that it knows; None: it says nothing of the kind."""
@@ -189,13 +199,18 @@ class ForeignFollower:
     async def _poll(self, dialect: Dialect, document: Document) -> None:
         """A reading counts from when it was asked for: what was sent since then cannot be in it."""
         sent_at = self._loop.time()
-        values = await self._read(document)
-        if values is not None:
-            self._hear(dialect, values, sent_at)
+        said = await self._read(document)
+        if said is not None:
+            self._hear(dialect, self._facts | said, sent_at)
+        elif sent_at - self._said.taken_at > STALE_AFTER_S:
+            # It answers its health path, so it is of use: the last of all, and as busy as it last was.
+            self._replica.heard(replace(self._said, state=ReplicaState.DEGRADED, taken_at=sent_at - GONE_AFTER_S / 2))
 
     async def _read(self, document: Document) -> dict[Signal, float] | None:
         answer = await self._ask(document.path, self._upstream(document), timeout_s=STALE_AFTER_S)
         if isinstance(answer, Failure) or answer.status != 200:
+            if isinstance(answer, Failure) and answer.kind in _REFUSED:
+                self._is_doubted.set()
             self._complain(f"{document.path.decode()}: {answer[1] if isinstance(answer, Failure) else answer.status}")
             return None
         values = reading.read(document, answer.body)
@@ -205,20 +220,21 @@ class ForeignFollower:
         self._complain("")
         return values
 
-    def _hear(self, dialect: Dialect, said: dict[Signal, float], sent_at: float | None) -> None:
-        replica, values = self._replica, self._facts | said
-        snapshot = reading.snapshot(
-            dialect, values, self._before(values), id=replica.id, url=replica.url, model=replica.model, taken_at=sent_at
-        )
-        is_lost = False
-        if sent_at is not None:
-            report = self._report(values, snapshot)
-            snapshot = msgspec.structs.replace(snapshot, steps=report.steps)
-            is_lost = replica.health.hangs(report, self._loop.time())
-        replica.heard(snapshot)
+    def _hear(self, dialect: Dialect, values: reading.Values, sent_at: float) -> None:
+        replica, snapshot = self._replica, self._snapshot(dialect, values, sent_at)
+        report = self._report(values, snapshot)
+        is_lost = replica.health.hangs(report, self._loop.time())
+        self._said = replace(snapshot, steps=report.steps)
+        replica.heard(self._said)
         if is_lost:
             _log.warning("%s has work and makes no step", replica.id)
             replica.send_riders_away()
+
+    def _snapshot(self, dialect: Dialect, values: reading.Values, sent_at: float | None) -> ReplicaSnapshot:
+        replica, before = self._replica, self._lately.before(values, self._loop.time())
+        return reading.snapshot(
+            dialect, values, before, id=replica.id, url=replica.url, model=replica.model, taken_at=sent_at
+        )
 
     def _report(self, values: reading.Values, snapshot: ReplicaSnapshot) -> ReplicaReport:
         """For the watchdog, which is more patient with one that has computed nothing yet."""
@@ -236,17 +252,6 @@ class ForeignFollower:
     @staticmethod
     def _has_worked(values: reading.Values) -> bool:
         return any(values.get(signal) for signal in (Signal.STEPS, Signal.DECODE_TOKENS, Signal.DECODE_RATE))
-
-    def _before(self, values: reading.Values) -> reading.Values:
-        """A reading of about a minute ago. A server that began anew counts from nothing: older readings go."""
-        now, earlier = self._loop.time(), self._earlier
-        if earlier and any(values.get(signal, 0.0) < earlier[-1].values.get(signal, 0.0) for signal in _TOTALS):
-            earlier.clear()
-        if not earlier or now - earlier[-1].at >= _SPEED_OVER_S / 4:
-            earlier.append(_Earlier(now, values))
-        while len(earlier) > 1 and now - earlier[1].at >= _SPEED_OVER_S:
-            earlier.pop(0)
-        return earlier[0].values if now > earlier[0].at else {}
 
     # -- asking
 
@@ -272,9 +277,3 @@ class ForeignFollower:
         if what and what != self._complaint:
             _log.warning("%s does not say how busy it is: %s", self._replica.id, what)
         self._complaint = what
-
-
-_TOTALS = (
-    Signal.STEPS, Signal.PROMPT_TOKENS, Signal.PROMPTS, Signal.PREFILL_TOKENS, Signal.PREFILL_SECONDS,
-    Signal.DECODE_TOKENS, Signal.DECODE_SECONDS,
-)  # fmt: skip

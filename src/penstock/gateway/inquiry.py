@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from penstock.gateway.asked import Asked, Surface
 from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.ruling import Ruling
 from penstock.router.routes import Route
 from penstock.tenancy.keys import Caller
 
 
 class Inquiry:
-    __slots__ = ("asked", "caller", "draw", "exchange", "id", "route", "surface")
+    __slots__ = ("asked", "caller", "draw", "exchange", "id", "lot", "route", "ruling", "surface")
 
     def __init__(
-        self, id: str, exchange: Exchange, surface: Surface, caller: Caller, asked: Asked, route: Route, draw: float
-    ) -> None:
+        self, id: str, exchange: Exchange, surface: Surface, caller: Caller, asked: Asked, route: Route, draw: float,
+        lot: float, ruling: Ruling | None = None,
+    ) -> None:  # fmt: skip
         self.id = id
         self.exchange = exchange
         self.surface = surface
         self.caller = caller
         self.asked = asked
         self.route = route
-        self.draw = draw  # in [0, 1): all the chance there is in what becomes of it
+        self.draw = draw  # in [0, 1): all the chance there is in the picks of its replicas
+        self.lot = lot  # in [0, 1): which version it falls to; a session's requests have the same
+        self.ruling = ruling  # why this route, where that was for rules to say
+
+    def ruled(self, route: Route, ruling: Ruling) -> Inquiry:
+        """The same inquiry, on the route that rules chose for it."""
+        return Inquiry(
+            self.id, self.exchange, self.surface, self.caller, self.asked, route, self.draw, self.lot, ruling
+        )  # fmt: skip
 
     @property
     def body(self) -> bytes:

@@ -34,6 +34,9 @@ class BlockIndex(Protocol):
 
     def removed(self, replica_id: str, hashes: Sequence[int]) -> None: ...
 
+    def lost_track(self, replica_id: str) -> None:
+        """What it knows may be old until `reset`."""
+
     def forget(self, replica_id: str) -> None: ...
 
 
@@ -156,6 +159,8 @@ class KvFollower:
     def _lost(self) -> None:
         if self._last is None:
             self._index.forget(self._replica_id)
+        elif self._is_useful:
+            self._index.lost_track(self._replica_id)
         self._disconnect()
         self._timer = self._loop.call_later(self._retry_s, self._connect)
         self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)

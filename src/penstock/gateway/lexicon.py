@@ -1,4 +1,5 @@
-"""What a gateway knows of one model's words: how many tokens a request's prompt has, or at most can have.
+"""What a gateway knows of one model's words: how many tokens a request's prompt has, or at most can have, and under
+which names a replica's cache holds its beginning.
 
 It is made of what a replica of the model hands over (`api.model_text`), and counts as that replica does, because both
 parse with `api` and render with `text`. It blocks: who must not wait asks from a thread. It knows no tenant.
@@ -8,22 +9,25 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from threading import Lock
+from typing import Generic, NamedTuple, TypeVar
 
 from penstock.api.anthropic import parse_messages
 from penstock.api.model_text import ModelText
 from penstock.api.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from penstock.core.errors import InvalidRequest
+from penstock.core.hashing import ROUTING_TOKENS, cache_namespace, chain_routing, routing_root
 from penstock.core.replica import UNBOUNDED
 from penstock.text.chat import ChatTemplate
-from penstock.text.prompts import num_kept, render
+from penstock.text.prompts import kept_ids, num_kept, render
 from penstock.text.tokenizer import Tokenizer
 
 _LONG = 4096  # characters; a shorter text is counted faster than its beginning is looked up
 _TURNS = 32  # how many turns back a conversation is looked for
 _REMEMBERED = 10_000  # of each kind: about 2 MB
+_NAMED = 2_000  # the same, where the names of all blocks are kept too: 10 MB, if all are of 8k tokens
 
 CHAT, COMPLETION, MESSAGES = b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"
 _PARSERS: dict[bytes, Callable[[bytes], ChatRequest | CompletionRequest]] = {
@@ -31,6 +35,21 @@ _PARSERS: dict[bytes, Callable[[bytes], ChatRequest | CompletionRequest]] = {
     COMPLETION: parse_completion,
     MESSAGES: lambda body: parse_messages(body).to_chat(),
 }
+
+
+class Named(NamedTuple):
+    """A prompt that was tokenized."""
+
+    num_tokens: int
+    hashes: tuple[int, ...] = ()  # of its routing blocks, if it is one prompt: `core.hashing`
+
+
+class _Start(NamedTuple):
+    """What is known of the beginning of a conversation."""
+
+    num_tokens: int
+    hashes: tuple[int, ...]
+    rest: list[int]  # ids after the last whole block
 
 
 class Lexicon:
@@ -42,8 +61,10 @@ class Lexicon:
         self._growth = tokenizer.growth
         self._vocab_size = text.vocab_size
         self._bos_token_id = text.bos_token_id
-        self._counts = _Memo()  # of whole requests: who was refused comes back with the same
-        self._prefixes = _Memo()  # of conversations up to their last turn
+        self._counts = _Memo[int]()  # of whole requests: who was refused comes back with the same
+        self._prefixes = _Memo[int]()  # of conversations up to their last turn
+        self._names = _Memo[Named](_NAMED)
+        self._starts = _Memo[_Start](_NAMED)  # of conversations up to their last turn
         self._divider: str | None = None
         self._divider = tokenizer.divider(self._example())
         self._overhead = self._most_overhead()
@@ -62,6 +83,59 @@ class Lexicon:
             known = self._count(_PARSERS[path](body))
             self._counts.put(key, known)
         return known
+
+    def names(self, path: bytes, body: bytes, tenant: str) -> Named:
+        """As its replica would tokenize it and name its blocks for this tenant's namespace. Raises as `count` does."""
+        key = self._name_key(path, body, tenant)
+        known = self._names.get(key)
+        if known is None:
+            known = self._name(_PARSERS[path](body), tenant)
+            self._names.put(key, known)
+        return known
+
+    def known_names(self, path: bytes, body: bytes, tenant: str) -> Named | None:
+        """What `names` would say, if that is remembered: found at once."""
+        return self._names.get(self._name_key(path, body, tenant))
+
+    @staticmethod
+    def _name_key(path: bytes, body: bytes, tenant: str) -> bytes:
+        return blake2b(b"%b %b %b" % (path, tenant.encode(), body), digest_size=16).digest()
+
+    # -- naming
+
+    def _name(self, request: ChatRequest | CompletionRequest, tenant: str) -> Named:
+        root = routing_root(cache_namespace(tenant, request.cache_salt or ""))
+        keep_last = request.truncate_prompt_tokens
+        if isinstance(request, ChatRequest):
+            text = render(self._template, request)
+            if keep_last is None and text:
+                return self._name_text(text, root)
+            ids, param = self._tokenizer.encode(text, add_special_tokens=False), "messages"
+        else:
+            prompts, param = request.prompts(self._vocab_size), "prompt"
+            if len(prompts) > 1:
+                return Named(self._count(request))
+            (prompt,) = prompts
+            ids = self._tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
+        kept = kept_ids(ids, keep_last=keep_last, bos_token_id=self._bos_token_id, param=param)
+        return Named(len(kept), tuple(chain_routing(root, kept)))
+
+    def _name_text(self, text: str, root: int) -> Named:
+        """A conversation that has grown by a turn is tokenized from where it was the last time."""
+        ends = self._turns(text) if len(text) >= _LONG else []
+        start, known_end, names = _Start(0, (), []), 0, _digests(text, ends, root)
+        for name, end in zip(reversed(names), reversed(ends), strict=True):
+            if (found := self._starts.get(name)) is not None:
+                start, known_end = found, end
+                break
+        last_end = ends[-1] if ends else 0
+        parts = [text[known_end:last_end], text[last_end:]]
+        middle, last = self._tokenizer.encode_batch(parts, add_special_tokens=False)
+        if ends:
+            start = _grown(start, middle, root)
+            self._starts.put(names[-1], start)
+        whole = _grown(start, last, root)
+        return Named(whole.num_tokens, whole.hashes)
 
     # -- counting
 
@@ -83,11 +157,7 @@ class Lexicon:
         ends = self._turns(text) if len(text) >= _LONG else []
         if not ends:
             return self._tokenizer.count([text], add_special_tokens=False)[0]
-        hasher, start, names = blake2b(digest_size=16), 0, []
-        for end in ends:
-            hasher.update(text[start:end].encode(errors="surrogatepass"))
-            names.append(hasher.digest())
-            start = end
+        names = _digests(text, ends)
         known, known_end = 0, 0
         for name, end in zip(reversed(names), reversed(ends), strict=True):
             if (found := self._prefixes.get(name)) is not None:
@@ -133,26 +203,48 @@ class Lexicon:
         return most
 
 
-class _Memo:
-    """Counts by the digest of what was counted, the latest used; for several threads."""
+T = TypeVar("T")
+
+
+class _Memo(Generic[T]):
+    """Results by the digest of what they are of, the latest used; for several threads."""
 
     def __init__(self, most: int = _REMEMBERED) -> None:
         self._most = most
-        self._counts: OrderedDict[bytes, int] = OrderedDict()
+        self._kept: OrderedDict[bytes, T] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, name: bytes) -> int | None:
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, name: bytes) -> T | None:
         with self._lock:
-            found = self._counts.get(name)
+            found = self._kept.get(name)
             if found is not None:
-                self._counts.move_to_end(name)
+                self._kept.move_to_end(name)
             return found
 
-    def put(self, name: bytes, count: int) -> None:
+    def put(self, name: bytes, result: T) -> None:
         with self._lock:
-            self._counts[name] = count
-            if len(self._counts) > self._most:
-                self._counts.popitem(last=False)
+            self._kept[name] = result
+            if len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+
+
+def _digests(text: str, ends: Sequence[int], root: int = 0) -> list[bytes]:
+    """Of the text up to each end."""
+    hasher, start, found = blake2b(root.to_bytes(8, "little"), digest_size=16), 0, []
+    for end in ends:
+        hasher.update(text[start:end].encode(errors="surrogatepass"))
+        found.append(hasher.digest())
+        start = end
+    return found
+
+
+def _grown(start: _Start, ids: list[int], root: int) -> _Start:
+    rest = start.rest + ids
+    fresh = chain_routing(start.hashes[-1] if start.hashes else root, rest)
+    return _Start(start.num_tokens + len(ids), start.hashes + tuple(fresh), rest[len(fresh) * ROUTING_TOKENS :])
 
 
 def _chat(*roles: str, content: str = "") -> bytes:

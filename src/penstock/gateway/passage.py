@@ -30,6 +30,7 @@ from penstock.gateway.spent import TokenUsage, find_usage
 from penstock.gateway.stay import Stay, is_replicas_fault
 from penstock.gateway.toll import Toll
 from penstock.router.request import EdgeRequest
+from penstock.router.router import Choice
 from penstock.router.routes import Failure
 from penstock.tenancy.limits.quota import Quota
 
@@ -46,8 +47,8 @@ _ENVELOPE_HEADER = render([(relay.HEADER.encode(), relay.ENVELOPE.encode())])
 
 
 class Passage:
-    __slots__ = ("_bill", "_body", "_chain", "_course", "_declined", "_door", "_exchange", "_forwarding", "_inquiry",
-                 "_is_open", "_num_moves", "_record", "_size", "_stay", "_toll", "_tried", "is_stream",
+    __slots__ = ("_bill", "_body", "_chain", "_choice", "_course", "_declined", "_door", "_exchange", "_forwarding",
+                 "_inquiry", "_is_open", "_num_moves", "_record", "_size", "_stay", "_toll", "_tried", "is_stream",
                  "request")  # fmt: skip
 
     def __init__(
@@ -69,6 +70,7 @@ class Passage:
         self._bill = door.bill(inquiry)
         self._course = Course(door.now())
         self._is_open = True
+        self._choice: Choice | None = None  # of that replica, and why
         self._stay: Stay | None = None  # at a replica
         self._tried: set[str] = set()  # replicas, since one last answered
         self._num_moves = 0
@@ -101,6 +103,7 @@ class Passage:
 
     def decided(self, decision: Decision) -> None:
         if isinstance(decision, Admit):
+            self._choose(decision.choice)
             self._send(self._door.replicas[decision.replica_id])
         elif isinstance(decision, Queued):
             self._door.waits(self)
@@ -108,6 +111,10 @@ class Passage:
             self._refuse(refusals.shed(decision, self._size))
 
     # -- to a replica and back
+
+    def _choose(self, choice: Choice) -> None:
+        self._choice = choice
+        self._door.recorder.chose(self.request, choice, self._door.now())
 
     def _send(self, replica: Replica, envelope: bytes | None = None) -> None:
         """`envelope`: the stream has begun elsewhere, and this is how far it has come."""
@@ -237,6 +244,7 @@ class Passage:
         choice = door.admission.reroute(self.request.id, door.now(), tried, known_tokens, is_begun=is_begun)
         if choice is None or choice.replica is None:
             return None
+        self._choose(choice)
         return door.replicas[choice.replica.id]
 
     # -- to another model
@@ -282,6 +290,10 @@ class Passage:
 
     def _headers(self) -> bytes:
         headers = self._door.id_header(self.request.id)
+        if self._choice is not None:
+            headers += self._door.route_headers(self._choice)
+        if self._inquiry.ruling is not None:
+            headers += self._inquiry.ruling.header
         return headers if self._chain is None else headers + self._chain.header
 
     def _refuse(self, error: PenstockError) -> None:
@@ -323,3 +335,7 @@ class Passage:
             self._toll.settle(usage.total if usage is not None else None)
         door.finished(request.id, Used(usage.input_tokens, usage.output_tokens) if usage is not None else None)
         door.recorder.ended(self._course.facts(self._inquiry, request.model, usage, ending, reason, door.now()))
+        if self._inquiry.ruling is not None:
+            door.recorder.rules.ended(self._inquiry.ruling, request.model, usage, door.prices)
+        if ending is Ending.OK:
+            door.shadows.mirror(self._inquiry, request.model, self._size.output)

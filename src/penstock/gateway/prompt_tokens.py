@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Executor
 from functools import partial
+from typing import Any
 
-from penstock.gateway.lexicon import Lexicon
+from penstock.gateway.lexicon import Lexicon, Named
 
 _INLINE_BYTES = 512  # counted in less than 200 µs; a longer body is counted in a thread
 _MEMORY = 64  # requests or so
@@ -53,5 +54,16 @@ class PromptTokens:
         counting.add_done_callback(self._counted)
         return counting
 
-    def _counted(self, done: asyncio.Future[int]) -> None:
+    def names(self, path: bytes, body: bytes, tenant: str) -> Named | asyncio.Future[Named]:
+        """The prompt's length and the names of its blocks; raises as `count` does."""
+        assert self.lexicon is not None
+        known = self.lexicon.known_names(path, body, tenant)
+        if known is not None:
+            return known
+        self.num_counting += 1
+        naming = asyncio.get_running_loop().run_in_executor(self._pool, self.lexicon.names, path, body, tenant)
+        naming.add_done_callback(self._counted)
+        return naming
+
+    def _counted(self, done: asyncio.Future[Any]) -> None:
         self.num_counting -= 1

@@ -6,17 +6,26 @@ asks (queues, replicas, open streams) is not counted at all. It decides nothing 
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
 from penstock.api.errors import http_error
 from penstock.core.errors import BudgetExhausted, PenstockError, RateLimited
 from penstock.core.replica import ReplicaState
+from penstock.gateway.comparison import Comparison
+from penstock.gateway.decision_log import DecisionLog
 from penstock.gateway.health.breaker import BreakerState
 from penstock.gateway.request_log import RequestLog
+from penstock.gateway.ruling import RuleTally
+from penstock.gateway.shadow_tally import ShadowTally
+from penstock.gateway.spent import TokenUsage
 from penstock.gateway.state import GatewayState
 from penstock.observe import gateway_catalog as catalog
 from penstock.observe.tallies import Count, Spread, Tallies
+from penstock.router.request import EdgeRequest
+from penstock.router.router import Choice
 
 _MAX_TENANTS = 200  # with series of their own
 _OTHERS = "other"
@@ -48,6 +57,7 @@ class RequestFacts(NamedTuple):
     ttft_s: float | None = None  # of streams
     total_s: float | None = None
     num_tries: int = 0
+    rule: str = ""  # what sent it to this model, where that is for rules to say
 
 
 class _Tokens:
@@ -72,13 +82,21 @@ class _Model(NamedTuple):
 class GatewayRecorder:
     """Belongs to the event loop's thread; only `render` may run in another."""
 
-    def __init__(self, log: RequestLog | None = None) -> None:
+    def __init__(self, log: RequestLog | None = None, decisions: DecisionLog | None = None) -> None:
         self._log = log
+        self._decisions = decisions
         self._tallies = Tallies(catalog.GATEWAY_CATALOG)
         self._ended: dict[tuple[str, str, str, str], Count] = {}
         self._models: dict[str, _Model] = {}
         self._tenants: dict[str, _Tokens] = {}
+        self.rules = RuleTally(self._tallies)
+        self.shadows = ShadowTally(self._tallies)
+        self.versions = Comparison()
         self.render = self._tallies.exposition
+
+    def compare(self, pools: Iterable[str]) -> None:
+        """Of these pools, what can be told of each minute is kept: they are versions of a model."""
+        self.versions = Comparison(pools)
 
     # -- facts
 
@@ -90,8 +108,26 @@ class GatewayRecorder:
         count.value += 1
         if facts.queue_s is not None:  # it was sent to a replica
             self._measure(facts)
+        if facts.model in self.versions:
+            usage = TokenUsage(facts.input_tokens, facts.output_tokens, facts.cached_tokens)
+            self.versions.answered(facts.model, time.time(), facts.ending, usage, facts.ttft_s, facts.total_s)
         if self._log is not None:
             self._log.append(facts)
+        if self._decisions is not None and facts.replica:
+            self._decisions.ended(facts)
+
+    def chose(self, request: EdgeRequest, choice: Choice, now: float) -> None:
+        """A replica, for a request that is sent there now."""
+        if self._decisions is not None:
+            self._decisions.decided(request, choice, now)
+
+    def shadowed(
+        self, model: str, at_s: float, outcome: str, usage: TokenUsage | None, ttft_s: float | None,
+        total_s: float | None,
+    ) -> None:  # fmt: skip
+        """A copy ended that nobody waited for."""
+        self.shadows.ended(model, outcome, usage, ttft_s, total_s)
+        self.versions.copied(model, at_s, outcome, usage, ttft_s, total_s)
 
     def turned_away(self, request_id: str, surface: str, error: PenstockError) -> None:
         """At the door, before anybody worked for it."""

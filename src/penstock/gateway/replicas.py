@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Protocol
+from zlib import crc32
 
 import msgspec
 
@@ -47,6 +48,7 @@ class Replica:
     ) -> None:  # fmt: skip
         """`model`: the pool it is in; `served_as`: what it calls the model itself, if that is another name."""
         self.id = id or url
+        self.name = f"{model}-{crc32(self.id.encode()) & 0xFFFF:04x}"  # towards clients, who need no addresses
         self.model = model
         self.served_as = served_as or model
         self.upstream = upstream

@@ -77,7 +77,7 @@ def _line(at_s: float, facts: RequestFacts) -> str:
         f"replica={facts.replica or '-'} outcome={facts.ending.value} reason={facts.reason or '-'} "
         f"prompt={facts.input_tokens} cached={facts.cached_tokens} output={facts.output_tokens} "
         f"queue_ms={_ms(facts.queue_s)} ttft_ms={_ms(facts.ttft_s)} total_ms={_ms(facts.total_s)} "
-        f"tries={facts.num_tries}"
+        f"tries={facts.num_tries}" + (f" rule={facts.rule}" if facts.rule else "")
     )
 
 

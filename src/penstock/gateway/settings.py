@@ -29,7 +29,9 @@ from penstock.gateway.health.settings import HealthSettings, Period
 from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.replicas import Replica
 from penstock.gateway.route_settings import pool_name, rule_set, versions_of
+from penstock.router.router import Router
 from penstock.router.routes import Failure, Fallback, PoolShare, Route, RouteTable
+from penstock.router.strategies import RoutingSettings
 from penstock.tenancy.prices import Price
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -51,6 +53,7 @@ class ModelSettings:
     secret_env: str | None = None  # the one with the replicas' gateway_secret
     fallback: list[str] = field(default_factory=list)  # models to go on to, in this order, when this one cannot
     fallback_on: list[Literal["error", "slow", "context"]] = field(default_factory=lambda: ["error", "slow", "context"])
+    routing: RoutingSettings | None = None  # auto: the gateway's
     price: Price = field(default_factory=Price)  # per million tokens: input, output, and cached if that is cheaper
     slow_after_s: Seconds | None = None  # time to the first byte after which the next model is tried; none: never
     probe_every_s: Period | None = None  # of servers without reports; auto: health's, with a key 60; 0: never
@@ -74,6 +77,10 @@ class GatewaySettings:
         None, "port of the admin API and /metrics; 0 picks a free one; not set: on loopback the same, else none"
     )
     request_log: bool = setting(True, "a line in the log for each request")
+    route_headers: bool = setting(True, "x-penstock-replica and x-penstock-route in answers: where from, and why")
+    decision_log: bool = setting(True, "keep every choice of a replica, with scores and outcome, under PENSTOCK_HOME")
+    decision_log_bytes: Annotated[int, Meta(ge=1 << 20)] = setting(256 << 20, "the most that the decision log takes")
+    routing: RoutingSettings = field(default_factory=RoutingSettings)
     health: HealthSettings = field(default_factory=HealthSettings)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -128,6 +135,11 @@ def _route(name: str, model: ModelSettings) -> Route:
     )
 
 
+def router_of(settings: GatewaySettings, models: dict[str, ModelSettings]) -> Router:
+    own = {name: pool.routing for name, pool in pools_of(models).items() if pool.routing is not None}
+    return Router.from_settings(settings.routing, own)
+
+
 def replicas_of(models: dict[str, ModelSettings], health: HealthSettings | None = None) -> list[Replica]:
     pools = pools_of(models)
     counts = Counter(url for pool in pools.values() for url in pool.replicas)
@@ -141,8 +153,8 @@ def replicas_of(models: dict[str, ModelSettings], health: HealthSettings | None 
             probe_every_s = _PAID_PROBE_S
         found += [
             Replica(
-                url, model=name, served_as=pool.served_as, upstream=Upstream.from_url(url), key=key, secret=secret, health=health,
-                probe_every_s=probe_every_s, deep_probe_every_s=pool.deep_probe_every_s,
+                url, model=name, served_as=pool.served_as, upstream=Upstream.from_url(url), key=key, secret=secret,
+                health=health, probe_every_s=probe_every_s, deep_probe_every_s=pool.deep_probe_every_s,
                 id=url if counts[url] == 1 else f"{url}#{name}",  # one provider may have many models
             )
             for url in pool.replicas

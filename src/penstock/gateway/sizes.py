@@ -12,15 +12,18 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from penstock.core.errors import ContextLengthExceeded, Overloaded, PenstockError, RequestAborted
+from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.replica import UNBOUNDED, ReplicaState
 from penstock.gateway.asked import Asked, with_model, with_output_limit
 from penstock.gateway.inquiry import Inquiry
-from penstock.gateway.lexicon import COMPLETION, MESSAGES
+from penstock.gateway.lexicon import COMPLETION, MESSAGES, Named
 from penstock.gateway.model_texts import ModelTexts
 from penstock.gateway.prompt_tokens import PromptTokens
 from penstock.gateway.replicas import Replica
 
 _UNKNOWN_OUTPUT = 4096  # tokens, where neither a client nor a context limits it
+_NAMED_BYTES = 1024  # of a body, from which on its prompt may have a whole routing block
+_MOST_NAMING = 16  # prompts of a model in the threads' queue; then requests rather go without names than wait
 _MOST_COUNTING = 64  # prompts of a model in the threads' queue; each may take a good part of a second
 
 log = logging.getLogger(__name__)
@@ -36,11 +39,15 @@ class Pool:
         self.texts = ModelTexts(self.tokens, threads)
         self.least_context = UNBOUNDED
         self.most_context = UNBOUNDED
+        self.num_ready = 0
         self._contexts: dict[str, int] = {}
+        self._ready: set[str] = set()
 
     def replica_changed(self, replica: Replica) -> None:
         self.texts.replica_changed(replica)
         snapshot = replica.snapshot
+        (self._ready.add if snapshot.state is ReplicaState.READY else self._ready.discard)(replica.id)
+        self.num_ready = len(self._ready)
         if snapshot.state is not ReplicaState.OUT and self._contexts.get(replica.id) != snapshot.max_context_tokens:
             self._contexts[replica.id] = snapshot.max_context_tokens
             self.least_context, self.most_context = min(self._contexts.values()), max(self._contexts.values())
@@ -50,14 +57,15 @@ class Pool:
 
 
 class Size:
-    __slots__ = ("_body", "_is_cut", "_is_put_in", "_num_prompts", "_path", "choices", "exact", "is_final", "most",
-                 "output", "pool", "prompt")  # fmt: skip
+    __slots__ = ("_body", "_is_cut", "_is_put_in", "_num_prompts", "_path", "choices", "exact", "hashes", "is_final",
+                 "most", "output", "pool", "prompt")  # fmt: skip
 
     def __init__(self, pool: Pool, path: bytes, body: bytes, asked: Asked, output: int | None) -> None:
         """`output` is the limit of one choice; None: nobody has set any."""
         self.pool = pool
         self.output = output
         self.exact: int | None = None
+        self.hashes: tuple[int, ...] = ()  # of the prompt's routing blocks, once it is named
         lexicon, n = pool.tokens.lexicon, asked.n or 1
         self.is_final = lexicon is None  # nothing more exact can be had
         self.choices = choices = n if path != COMPLETION else asked.num_choices
@@ -119,6 +127,35 @@ class Size:
             then(None)
         else:
             counted.add_done_callback(lambda done: then(self._counted(done)))
+
+    @property
+    def is_worth_naming(self) -> bool:
+        """There is a choice of replicas, and the prompt may have a block's length; and not so many wait already."""
+        pool, tokens = self.pool, self.pool.tokens
+        is_long = len(self._body) >= _NAMED_BYTES and self.prompt >= ROUTING_TOKENS
+        return is_long and pool.num_ready > 1 and tokens.lexicon is not None and tokens.num_counting < _MOST_NAMING
+
+    def name(self, tenant: str, then: Callable[[PenstockError | None], None]) -> None:
+        """Called back at once if it is remembered, else from the event loop. `tenant`: its namespace."""
+        named = self.pool.tokens.names(self._path, self._body, tenant)
+        if isinstance(named, Named):
+            self._is_named(named)
+            then(None)
+        else:
+            named.add_done_callback(lambda done: then(self._was_named(done)))
+
+    def _was_named(self, done: asyncio.Future[Named]) -> PenstockError | None:
+        if done.cancelled():
+            return RequestAborted("the gateway is stopping")
+        if (error := done.exception()) is not None:
+            return _told(error)
+        self._is_named(done.result())
+        return None
+
+    def _is_named(self, named: Named) -> None:
+        self.hashes = named.hashes
+        self.is_final = True
+        self._is(named.num_tokens)
 
     def _counted(self, done: asyncio.Future[int]) -> PenstockError | None:
         if done.cancelled():

@@ -11,7 +11,8 @@ from penstock.admission.settings import CLASS_NAMES
 from penstock.core.replica import UNBOUNDED
 from penstock.gateway.replicas import Replica
 from penstock.observe.redaction import redact
-from penstock.router.routes import RouteTable
+from penstock.router.routes import Route
+from penstock.router.rules import DEFAULT
 from penstock.tenancy.prices import Price
 
 
@@ -42,9 +43,13 @@ class RouteView(Struct, frozen=True):
     name: str
     aliases: tuple[str, ...]
     pools: dict[str, float]  # and their weights
-    versions: dict[str, str]
+    versions: dict[str, str]  # and their pools
+    shadow: dict[str, float]  # pools that are sent copies, and of how much
     fallbacks: tuple[str, ...]
+    rules: list[str]  # in their order, and where they lead
     price: Price | None
+    prices: dict[str, Price]  # of the pools of versions
+    revision: int  # of the weights; 0: as the file has them
 
 
 class GatewayState(Struct, frozen=True):
@@ -58,18 +63,21 @@ def state_of(replicas: Iterable[Replica], admission: Admission, now: float) -> G
     return GatewayState(views, [QueueView(model, _waiting(admission, model)) for model in models])
 
 
-def routes_shown(routes: RouteTable, prices: Mapping[str, Price]) -> list[RouteView]:
-    return [
-        RouteView(
-            name=route.name,
-            aliases=route.aliases,
-            pools={share.pool: share.weight for share in route.pools},
-            versions=route.versions,
-            fallbacks=tuple(fallback.route for fallback in route.fallbacks),
-            price=prices.get(route.name),
-        )
-        for route in routes.routes.values()
-    ]
+def route_shown(route: Route, prices: Mapping[str, Price]) -> RouteView:
+    rules = route.rules
+    leads = [] if rules is None else [(rule.name, rule.to) for rule in rules.rules] + [(DEFAULT, rules.default)]
+    return RouteView(
+        name=route.name,
+        aliases=route.aliases,
+        pools={share.pool: share.weight for share in route.pools},
+        versions=route.versions,
+        shadow={share.pool: share.shadow for share in route.pools if share.shadow},
+        fallbacks=tuple(fallback.route for fallback in route.fallbacks),
+        rules=[f"{name}->{to}" for name, to in leads],
+        price=prices.get(route.name),
+        prices={share.pool: prices[share.pool] for share in route.pools if route.versions and share.pool in prices},
+        revision=route.revision,
+    )
 
 
 def _waiting(admission: Admission, model: str) -> dict[str, int]:

@@ -13,7 +13,7 @@ import time
 from uuid import uuid4
 
 from penstock.api.errors import error_body, http_error
-from penstock.core.errors import EngineFailed, PenstockError
+from penstock.core.errors import EngineFailed, InvalidRequest, PenstockError
 from penstock.dialects.dialect import Dialect
 from penstock.dialects.native import CHAT, COMPLETIONS, NativeAnswer, Render, translate
 from penstock.dialects.requests import Wishes, outgoing
@@ -140,7 +140,8 @@ class _Translates:
         else:
             if judge(self._dialect, answer, time.time()).verdict is Verdict.OVERLOADED:
                 status = 429 if status == 429 else 503
-            body = error_body(EngineFailed(self._body[:1000].decode(errors="replace") or f"status {status}"))
+            said = self._body[:1000].decode(errors="replace") or f"status {status}"
+            body = error_body(EngineFailed(said) if status >= 500 else InvalidRequest(said))
         kept = {name: headers[name] for name in (b"retry-after",) if name in headers}
         self._receiver.head(ResponseHead(status, _JSON | kept))
         self._receiver.data(body, True)

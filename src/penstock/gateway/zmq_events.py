@@ -19,10 +19,11 @@ from typing import Any
 from penstock.core.errors import ConfigError
 from penstock.dialects.kv_blocks import Changes, EngineBlocks
 from penstock.dialects.kv_stream import KvStream
+from penstock.gateway.kv_follower import BlockIndex
 
 _POLL_MS = 100
 _REPLAY_S = 2.0  # without an answer for so long it is over
-_MOST_AT_ONCE = 256  # messages of one replica before the others have their turn
+_MOST_AT_ONCE = 16  # messages of one replica before the others, and the event loop, have their turn
 _HWM = 100_000
 _END = -1
 
@@ -40,6 +41,39 @@ class EventSource:
 
 
 Told = Callable[[EventSource, Changes, bool], None]  # True: the index of this replica is approximate
+
+
+class IndexTeller:
+    """Tells an index of routing blocks what the readers found. A replica's ranks are one replica to it."""
+
+    def __init__(self, index: BlockIndex) -> None:
+        self._index = index
+        self._known: dict[str, dict[EventSource, set[int]]] = {}
+        self._approximate: set[EventSource] = set()
+
+    def told(self, source: EventSource, changes: Changes, is_approximate: bool) -> None:
+        replica_id, index = source.replica_id, self._index
+        ranks = self._known.setdefault(replica_id, {})
+        is_new = source not in ranks
+        known = ranks.setdefault(source, set())
+        removed = set(known) if changes.is_cleared else set(changes.removed)
+        known -= removed
+        known.update(changes.stored)
+        was_approximate = not self._approximate.isdisjoint(ranks)
+        self._approximate.add(source) if is_approximate else self._approximate.discard(source)
+        if self._approximate.isdisjoint(ranks) and (is_new or was_approximate):
+            index.reset(replica_id, list(set().union(*ranks.values())))
+            return
+        if gone := [name for name in removed if not any(name in others for others in ranks.values())]:
+            index.removed(replica_id, gone)
+        if changes.stored:
+            index.stored(replica_id, list(changes.stored))
+        if is_approximate:
+            index.lost_track(replica_id)
+
+    def forget(self, replica_id: str) -> None:
+        self._approximate.difference_update(self._known.pop(replica_id, {}))
+        self._index.forget(replica_id)
 
 
 class KvEventReader:
@@ -170,7 +204,7 @@ class _Reader:
         if _now() > self._replay_until:
             _log.warning("%s does not replay its KV events", self.source.replica_id)
             self._end_replay()
-            self.stream.replay_over(changes)
+            self.stream.replay_over(changes, is_answered=False)
 
     def _end_replay(self) -> None:
         if self._replay is not None:

@@ -45,6 +45,37 @@ FALLBACKS = Metric(
     "penstock_gateway_fallbacks_total", "counter", "Requests that went to another model of their chain, and why.",
     ("model", "to", "reason"),
 )  # fmt: skip
+RULES = Metric(
+    "penstock_gateway_rules_total", "counter",
+    "Requests for a model that is chosen by rules, by the rule that fired and where it leads; in a dry_run it would.",
+    ("model", "rule", "to", "mode"),
+)  # fmt: skip
+RULE_TOKENS = Metric(
+    "penstock_gateway_rule_tokens_total", "counter", "Tokens of those requests, by kind: input, output.",
+    ("model", "rule", "kind"),
+)  # fmt: skip
+RULE_SAVINGS = Metric(
+    "penstock_gateway_rule_savings", "gauge",
+    "Money that a rule has saved so far, by the prices of the model it chose and of the default; in a dry run, that it "
+    "would have saved. Below zero: it has cost more.", ("model", "rule"),
+)  # fmt: skip
+SHADOWS = Metric(
+    "penstock_gateway_shadow_requests_total", "counter",
+    "Copies of requests for a version in the shadow, and what became of them: ok, failed, dropped (there was no room), "
+    "cut_off (a request had to wait).", ("model", "outcome"),
+)  # fmt: skip
+SHADOW_TOKENS = Metric(
+    "penstock_gateway_shadow_tokens_total", "counter", "Tokens of those copies, by kind; nobody pays for them.",
+    ("model", "kind"),
+)  # fmt: skip
+SHADOW_TTFT = Metric(
+    "penstock_gateway_shadow_ttft_seconds", "histogram", "Time from the sending of a streamed copy to its first bytes.",
+    ("model",), LATENCY_BUCKETS_S,
+)  # fmt: skip
+SHADOW_LATENCY = Metric(
+    "penstock_gateway_shadow_request_seconds", "histogram", "Time from the sending of a copy to its end, if ok.",
+    ("model",), LATENCY_BUCKETS_S,
+)  # fmt: skip
 LIMIT_REFUSALS = Metric(
     "penstock_gateway_limit_refusals_total", "counter", "Requests refused for a tenant's own limits and budgets.",
     ("reason",),

@@ -10,11 +10,13 @@ guess; `of` counts those that could have been picked, `dropped` those that could
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from penstock.router.router import Choice
 
 
-def route_header(choice: Choice) -> str:
+def route_header(choice: Choice, name: Callable[[str], str] = str) -> str:
+    """`name`: what a replica is called towards clients, by its id."""
     picked = choice.replica
     if picked is None:
         return f"{choice.strategy};of=0{_dropped(choice)}"
@@ -27,13 +29,13 @@ def route_header(choice: Choice) -> str:
     runner_up = ""
     if len(totals) > 1:
         second = max((i for i in range(len(totals)) if i != at), key=totals.__getitem__)
-        runner_up = f';next="{_quoted(candidates[second].id)}";next_score={totals[second]:.4g}'
+        runner_up = f';next="{_quoted(name(candidates[second].id))}";next_score={totals[second]:.4g}'
     return f"{choice.strategy};score={totals[at]:.4g}{parts}{matched};of={len(totals)}{_dropped(choice)}{runner_up}"
 
 
-def replica_header(choice: Choice) -> str:
+def replica_header(choice: Choice, name: Callable[[str], str] = str) -> str:
     """What `x-penstock-replica` says."""
-    return _printable(choice.replica.id) if choice.replica is not None else ""
+    return _printable(name(choice.replica.id)) if choice.replica is not None else ""
 
 
 def _dropped(choice: Choice) -> str:

@@ -47,6 +47,10 @@ class Router:
         index = PrefixIndex()
         return cls(routing.build(index), {name: own.build(index) for name, own in by_model.items()}, index=index)
 
+    def goes_by_prefixes(self, model: str) -> bool:
+        """Whether it is of use to know the names of a prompt's blocks."""
+        return self._by_model.get(model, self._strategy).index is not None
+
     def usable(
         self, request: EdgeRequest, replicas: Sequence[ReplicaSnapshot], now: float
     ) -> tuple[Sequence[ReplicaSnapshot], dict[str, str]]:

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from penstock.core.errors import ConfigError
 
 Tokens = Annotated[int, Meta(ge=0)]
-Words = Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(max_length=1000)]
+Words = Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(max_length=200)]
 
 DEFAULT = "default"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")  # it goes into headers and labels

@@ -1,4 +1,4 @@
-"""Tenants, keys and usage as commands and the admin API show them to programs. Hashes stay in the store."""
+"""Tenants, keys, usage and routes as commands and the admin API show them to programs. Hashes stay in the store."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal
 from penstock.core.errors import InvalidValue
 from penstock.tenancy.keys import ApiKey, NewKey
 from penstock.tenancy.prices import NANOS
+from penstock.tenancy.routes import RouteInForce
 from penstock.tenancy.store import Store
 from penstock.tenancy.tenants import Tenant
 from penstock.tenancy.times import month_began_s
@@ -34,6 +35,16 @@ def key_document(key: ApiKey) -> Document:
 def new_key_document(key: NewKey) -> Document:
     """The one place that shows a key."""
     return {"key": key.secret, **key_document(key.record)}
+
+
+def route_document(route: RouteInForce) -> Document:
+    """Shares by version, as every gateway has them in force within a moment."""
+    last = route.last
+    return {
+        "name": route.declared.name, "weights": route.weights, "shadow": route.shadow, "revision": last.revision,
+        "action": last.action, "by": last.by, "at": last.at or None,
+        "file": {"weights": route.declared.weights, "shadow": route.declared.shadow},
+    }  # fmt: skip
 
 
 class UsageReport:

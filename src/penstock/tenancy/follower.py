@@ -1,4 +1,4 @@
-"""A thread that keeps a gateway's view of tenants, keys and admins as new as the store.
+"""A thread that keeps a gateway's view of tenants, keys, admins and routes as new as the store.
 
 It hands every change on, in order; the gateway passes it on to its event loop. When the store does not answer,
 what was known stays in force and the thread tries again.
@@ -14,6 +14,7 @@ from types import TracebackType
 from penstock.core.errors import StoreUnavailable
 from penstock.tenancy.admins import AdminKey
 from penstock.tenancy.keys import TenantState
+from penstock.tenancy.routes import RouteRevision
 from penstock.tenancy.store import Store
 
 log = logging.getLogger(__name__)
@@ -30,10 +31,12 @@ class Follower:
         store: Store,
         apply: Callable[[Iterable[TenantState]], object],
         apply_admins: Callable[[Iterable[AdminKey]], object] = lambda _: None,
+        apply_routes: Callable[[Iterable[RouteRevision]], object] = lambda _: None,
     ) -> None:
         self._store = store
         self._apply = apply
         self._apply_admins = apply_admins
+        self._apply_routes = apply_routes
         self._revision = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tenant follower", daemon=True)
@@ -69,6 +72,8 @@ class Follower:
             self._apply(changes.tenants)
         if changes.admins is not None:
             self._apply_admins(changes.admins)
+        if changes.routes:
+            self._apply_routes(changes.routes)
         self._revision = changes.revision
 
     def __enter__(self) -> Follower:

@@ -69,7 +69,14 @@ ADMINS = (
     )""",
 )
 
-MIGRATIONS = (TENANTS_AND_KEYS, USAGE, ADMINS)
+ROUTES = (
+    # What the gateways' files say of models with versions, and every change to that: the last one is in force.
+    "CREATE TABLE routes (name TEXT PRIMARY KEY, document TEXT NOT NULL)",
+    "CREATE TABLE route_revisions (revision BIGINT PRIMARY KEY, name TEXT NOT NULL, document TEXT NOT NULL)",
+    "CREATE INDEX route_revisions_by_name ON route_revisions (name, revision)",
+)
+
+MIGRATIONS = (TENANTS_AND_KEYS, USAGE, ADMINS, ROUTES)
 
 
 def migrate(database: Database) -> int:

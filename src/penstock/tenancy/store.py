@@ -1,9 +1,9 @@
-"""Where tenants, keys and usage are kept, for every gateway and command: `open_store(url)`.
+"""Where tenants, keys, usage and the shares of versions are kept, for every gateway and command: `open_store(url)`.
 
     sqlite:///relative/path, sqlite:////absolute/path     the processes of one host
     postgresql://user@host/name                           any number of hosts
 
-Every change to a tenant or its keys takes the next revision, in the order in which changes are committed, and wakes the
+Every change to a tenant, its keys or a route takes the next revision, in the order of their commits, and wakes the
 watches. A follower asks for the changes since the revision it has seen and gets each changed tenant whole, as it is
 now: what it applies twice or late is still right. The store blocks; it is for commands and for threads of their own.
 """
@@ -26,6 +26,7 @@ from penstock.tenancy.database import Database, Execute, Watch
 from penstock.tenancy.keys import ApiKey, NewKey, TenantState, new_key
 from penstock.tenancy.migrations import migrate
 from penstock.tenancy.revisions import next_revision
+from penstock.tenancy.routes import RouteBook, RouteRevision, routes_changed
 from penstock.tenancy.tenants import Label, Tenant, tenant_from, with_changes
 from penstock.tenancy.usage import UsageBook
 
@@ -36,6 +37,7 @@ class Changes(Struct, frozen=True):
     revision: int  # what to ask from the next time
     tenants: tuple[TenantState, ...]
     admins: tuple[AdminKey, ...] | None = None  # all of them, if one changed
+    routes: tuple[RouteRevision, ...] = ()
 
 
 class Store:
@@ -45,6 +47,7 @@ class Store:
         self._database = database
         self._clock = clock
         self.admins = AdminBook(database, clock)
+        self.routes = RouteBook(database, clock)
         self.usage = UsageBook(database)
 
     # Tenants
@@ -122,7 +125,7 @@ class Store:
     # What changed
 
     def changes(self, since: int = 0) -> Changes:
-        """Every tenant that changed after revision `since`, as it is now; and the admins, if one did."""
+        """Every tenant that changed after revision `since`, as it is now; all admins, if one did; and routes."""
         with self._database.reading() as execute:
             revision = execute("SELECT value FROM store_revision")[0][0]
             if revision == since:
@@ -139,8 +142,9 @@ class Store:
                 (since,),
             ):
                 keys.setdefault(row[1], []).append(ApiKey(*row))
-            admins = admins_changed(execute, since)
-        return Changes(revision, tuple(_state(id, documents.get(id), keys.get(id, ())) for (id,) in ids), admins)
+            admins, routes = admins_changed(execute, since), routes_changed(execute, since)
+        states = tuple(_state(id, documents.get(id), keys.get(id, ())) for (id,) in ids)
+        return Changes(revision, states, admins, routes)
 
     def watch(self) -> closing[Watch]:
         return closing(self._database.watch())

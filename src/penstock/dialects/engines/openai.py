@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from penstock.dialects.dialect import Dialect, Events, Health, Sign
 
-OPENAI = Dialect(name="openai")
+OPENAI = Dialect(name="openai", health=Health(b"/v1/models"))
 
 PENSTOCK = Dialect(
     name="penstock",

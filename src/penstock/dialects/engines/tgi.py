@@ -58,6 +58,7 @@ TGI_GENERATE = Dialect(
         stream="/generate_stream",
         prompt="inputs",
         parameters=("parameters",),
+        packed=None,
         renamed={
             "max_tokens": "max_new_tokens",
             "max_completion_tokens": "max_new_tokens",

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from penstock.core.errors import MethodNotAllowed, NotFound, Overloaded, PenstockError
 from penstock.gateway.admin.guard import Guard
-from penstock.gateway.admin.resources import RESOURCES, Action, AdminCall, Answer
+from penstock.gateway.admin.resources import RESOURCES, Action, AdminCall, Answer, Shape
+from penstock.gateway.admin.routes import ROUTE_RESOURCES, View
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.message import JSON, render
 from penstock.gateway.recorder import GatewayRecorder
-from penstock.gateway.state import GatewayState, RouteView
+from penstock.gateway.state import GatewayState
 from penstock.observe.prometheus import CONTENT_TYPE
 from penstock.tenancy.store import Store
 
 log = logging.getLogger("penstock.gateway.admin")
 
+_RESOURCES = RESOURCES | ROUTE_RESOURCES
 _MAX_PENDING = 64
 _TEXT = render([(b"content-type", CONTENT_TYPE.encode())])
 _NO_STORE = render([(b"cache-control", b"no-store")])  # a new key is among the answers
@@ -33,17 +35,18 @@ _NO_STORE = render([(b"cache-control", b"no-store")])  # a new key is among the 
 class AdminApi:
     def __init__(
         self, store: Store, guard: Guard, recorder: GatewayRecorder, look: Callable[[], GatewayState],
-        routes: list[RouteView], *, has_own_port: bool,
+        routes: Mapping[Shape, View], *, has_own_port: bool,
     ) -> None:  # fmt: skip
-        """`has_own_port`: whoever reaches it may read the metrics; beside the models' routes a key is asked for."""
+        """`routes`: what can be seen of them. `has_own_port`: whoever reaches it may read the metrics; beside the
+        models' routes a key is asked for."""
         self._store = store
         self._guard = guard
         self._recorder = recorder
         self._look = look
-        self._live: dict[tuple[str | None, ...], Callable[[], object]] = {
-            ("replicas",): lambda: {"replicas": look().replicas},
-            ("queues",): lambda: {"queues": look().queues},
-            ("routes",): lambda: {"routes": routes},
+        self._live: dict[Shape, View] = {
+            ("replicas",): lambda call: {"replicas": look().replicas},
+            ("queues",): lambda call: {"queues": look().queues},
+            **routes,
         }
         self._has_own_port = has_own_port
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="admin")
@@ -59,7 +62,7 @@ class AdminApi:
             self._metrics(exchange)
         elif request.path.startswith(b"/admin/v1/"):
             admin = self._guard.check(request)
-            self._administer(exchange, AdminCall(request), "-" if admin is None else admin.name)
+            self._administer(exchange, AdminCall(request, "-" if admin is None else admin.name))
         elif request.path == b"/health":
             exchange.respond(200, JSON, b'{"status":"ok"}')
         else:
@@ -70,19 +73,19 @@ class AdminApi:
 
     # -- resources
 
-    def _administer(self, exchange: Exchange, call: AdminCall, admin: str) -> None:
-        live, actions = self._live.get(call.shape), RESOURCES.get(call.shape)
+    def _administer(self, exchange: Exchange, call: AdminCall) -> None:
+        live, actions = self._live.get(call.shape), _RESOURCES.get(call.shape, {})
         is_readable = all(part.isprintable() for part in call.path)  # databases differ in what they make of a NUL
-        if (live is None and actions is None) or not is_readable:
+        if not (live or actions) or not is_readable:
             raise NotFound(f"no such path: {exchange.request.path.decode(errors='replace')}")
         if live is not None and call.method == "GET":
-            _respond(exchange, Answer(200, live()))
-        elif actions is not None and call.method in actions:
-            self._in_thread(exchange, call, actions[call.method], admin)
+            _respond(exchange, Answer(200, live(call)))
+        elif call.method in actions:
+            self._in_thread(exchange, call, actions[call.method])
         else:
-            raise MethodNotAllowed(f"this path takes {', '.join(actions or ['GET'])}")
+            raise MethodNotAllowed(f"this path takes {', '.join([*(['GET'] if live else []), *actions])}")
 
-    def _in_thread(self, exchange: Exchange, call: AdminCall, action: Action, admin: str) -> None:
+    def _in_thread(self, exchange: Exchange, call: AdminCall, action: Action) -> None:
         if self._num_pending >= _MAX_PENDING:
             raise Overloaded("too many admin requests wait for the store", retry_after_s=1.0)
         self._num_pending += 1
@@ -102,7 +105,7 @@ class AdminApi:
             if call.method != "GET":
                 outcome = "done" if error is None else getattr(error, "code", PenstockError.code)
                 path = exchange.request.path.decode(errors="replace")  # as it came: a decoded one may hold line ends
-                log.info("admin=%s %s %s: %s", admin, call.method, path, outcome)
+                log.info("admin=%s %s %s: %s", call.admin, call.method, path, outcome)
 
         work = asyncio.get_running_loop().run_in_executor(self._thread, action, self._store, call)
         work.add_done_callback(done)

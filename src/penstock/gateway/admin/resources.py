@@ -19,6 +19,8 @@ from penstock.tenancy.times import moment
 
 T = TypeVar("T")
 
+Shape = tuple[str | None, ...]
+
 MAX_BODY_BYTES = 64 << 10
 _YEAR_S = 366 * 86400.0
 
@@ -40,14 +42,15 @@ class RotationAsked(Struct, forbid_unknown_fields=True):
 class AdminCall:
     """A request under /admin/v1: what is asked of which resource."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, admin: str = "") -> None:
         parts = unquote(request.path.decode(errors="replace")).strip("/").split("/")
         self.method = request.method.decode(errors="replace")
         self.path = tuple(parts[2:])
+        self.admin = admin  # who asks
         self._request = request
 
     @property
-    def shape(self) -> tuple[str | None, ...]:
+    def shape(self) -> Shape:
         """The path with a gap where the name of one of many stands."""
         return tuple(None if index == 1 else part for index, part in enumerate(self.path))
 
@@ -115,7 +118,7 @@ def _usage(store: Store, call: AdminCall) -> Answer:
     return Answer(200, UsageReport(store, call.name, by=by, since_s=since_s, until_s=until_s).document())
 
 
-RESOURCES: dict[tuple[str | None, ...], dict[str, Action]] = {
+RESOURCES: dict[Shape, dict[str, Action]] = {
     ("tenants",): {
         "GET": lambda store, call: Answer(200, {"tenants": [tenant_document(one) for one in store.tenants()]}),
         "POST": _add_tenant,

@@ -1,0 +1,201 @@
+"""Versions and rules as an operator has them: two gateways with one store, changed by the admin API and by command."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.real_gateway import RealGateway, real_gateway, until
+from tests.gateway.provider import Provider, providing
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+Two = tuple[RealGateway, RealGateway]
+
+
+@pytest.fixture
+def versions() -> Iterator[tuple[Provider, Provider]]:
+    with providing(says="one", delay_s=0.01) as one, providing(says="two", delay_s=0.01) as two:
+        yield one, two
+
+
+@contextlib.contextmanager
+def both(directory: Path, versions: tuple[Provider, Provider], **more: Any) -> Iterator[Two]:
+    one, two = versions
+    model = {"versions": {"v1": {"replicas": [one.url], "weight": 100}, "v2": {"replicas": [two.url], **more}}}
+    settings: Any = {"models": {"m": model}, "request_log": False}
+    with real_gateway(directory, **settings) as first, real_gateway(directory, **settings) as second:
+        yield first, second
+
+
+def said(gateway: RealGateway, **more: object) -> str:
+    status, answer = gateway.ask("POST", "/v1/chat/completions", BODY | more)
+    assert status == 200, answer
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def weights(gateway: RealGateway) -> dict[str, float]:
+    return gateway.ask("GET", "/admin/v1/routes/m")[1]["pools"]
+
+
+class Load:
+    """Clients that ask without a pause, by turns for an answer and for a stream."""
+
+    def __init__(self, gateways: Two, num_clients: int = 8) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(gateways[n % 2],)) for n in range(num_clients)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, gateway: RealGateway) -> None:
+        connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=30)
+        stream = False
+        while not self._is_over.is_set():
+            stream = not stream
+            try:
+                connection.request("POST", "/v1/chat/completions", json.dumps(BODY | {"stream": stream}))
+                answer = connection.getresponse()
+                content = answer.read().decode()
+                whole = "[DONE]" in content if stream else "usage" in content
+                who = "one" if '"one"' in content else "two" if '"two"' in content else "nobody"
+                self.outcomes[who if answer.status == 200 and whole else f"{answer.status} {content[:200]}"] += 1
+            except (OSError, http.client.HTTPException) as error:
+                self.outcomes[repr(error)] += 1
+        connection.close()
+
+
+def test_a_change_and_its_rollback_are_everywhere_within_a_second_and_lose_nothing(
+    tmp_path: Path, versions: tuple[Provider, Provider]
+) -> None:
+    with both(tmp_path, versions) as gateways:
+        first, second = gateways
+        with Load(gateways) as load:
+            until(lambda: load.outcomes["one"] > 20)
+            assert load.outcomes["two"] == 0
+            for change, path, asked, expected in (
+                ("PATCH", "", {"weights": {"v1": 50, "v2": 50}}, {"m@v1": 50.0, "m@v2": 50.0}),
+                ("POST", "/promote", {"version": "v2"}, {"m@v1": 0.0, "m@v2": 100.0}),
+                ("POST", "/rollback", {}, {"m@v1": 50.0, "m@v2": 50.0}),
+                ("POST", "/rollback", {}, {"m@v1": 100.0, "m@v2": 0.0}),
+            ):
+                began_s = time.monotonic()
+                status, answer = first.ask(change, f"/admin/v1/routes/m{path}", asked)
+                assert status == 200, answer
+                for gateway in gateways:
+                    until(lambda gateway=gateway, expected=expected: weights(gateway) == expected)  # type: ignore[misc]
+                assert time.monotonic() - began_s < 1.0
+                before = Counter(load.outcomes)
+                until(lambda before=before: load.outcomes.total() > before.total() + 30)  # type: ignore[misc]
+                if expected["m@v2"] == 100.0:
+                    assert {said(one) for one in gateways for _ in range(5)} == {"two"}
+                elif expected["m@v2"] == 0.0:
+                    assert {said(one) for one in gateways for _ in range(5)} == {"one"}
+                else:
+                    until(lambda before=before: all(load.outcomes[who] > before[who] for who in ("one", "two")))  # type: ignore[misc]
+        assert set(load.outcomes) <= {"one", "two"}
+        actions = [one["action"] for one in second.ask("GET", "/admin/v1/routes/m/history")[1]["revisions"]]
+        assert actions == ["rollback to the file", "rollback to 1", "promote v2", "weights"]
+        compared = first.ask("GET", "/admin/v1/routes/m/compare?since=1h")[1]["versions"]
+        both_compared = second.ask("GET", "/admin/v1/routes/m/compare")[1]["versions"]
+        answered = sum(one[v]["requests"] for one in (compared, both_compared) for v in ("v1", "v2"))
+        assert answered == load.outcomes.total() + 20
+        assert compared["v1"]["errors"] == compared["v2"]["errors"] == 0
+        assert compared["v2"]["ttft_s"]["p95"] > 0
+
+
+def test_a_gateway_that_starts_late_has_what_was_changed(tmp_path: Path, versions: tuple[Provider, Provider]) -> None:
+    with both(tmp_path, versions) as (first, second):
+        assert "v1=0 v2=100" in first.command("routes", "promote", "m", "v2")
+        for gateway in (first, second):
+            assert until(lambda gateway=gateway: weights(gateway)["m@v2"] == 100.0) < 1.0  # type: ignore[misc]
+    with both(tmp_path, versions) as (first, _):
+        assert [said(first) for _ in range(5)] == ["two"] * 5
+        assert first.command("routes", "rollback", "m").startswith("m: v1=100 v2=0")
+        assert "v1=90 v2=10, shadow v2=0.5" in first.command(
+            "routes", "weights", "m", "v1=90", "v2=10", "--shadow", "v2=0.5"
+        )
+        listed, shown = first.command("routes", "list"), first.command("routes", "show", "m")
+        assert "v1=90 v2=10" in listed
+        assert "rollback to the file" in shown
+        assert "promote v2" in shown
+        assert json.loads(first.command("routes", "show", "m", "--json"))["weights"] == {"v1": 90.0, "v2": 10.0}
+
+
+def test_what_cannot_be_changed_is_said(tmp_path: Path, versions: tuple[Provider, Provider]) -> None:
+    with both(tmp_path, versions) as (gateway, _):
+        for method, path, body, status, word in (
+            ("PATCH", "m", {"weights": {"v3": 1}}, 422, "no version 'v3'"),
+            ("PATCH", "m", {"weights": {"v1": -1}}, 422, ">= 0"),
+            ("PATCH", "m", {"weights": {"v1": 0}}, 422, "would have a weight"),
+            ("PATCH", "m", {"wieghts": {}}, 422, "wieghts"),
+            ("PATCH", "n", {"weights": {"v1": 1}}, 404, "no model 'n'"),
+            ("POST", "m/promote", {}, 422, "version"),
+            ("POST", "m/rollback", {}, 409, "nothing before"),
+            ("GET", "m/rules", None, 409, "no rules"),
+            ("DELETE", "m", None, 405, "PATCH"),
+        ):
+            found, answer = gateway.ask(method, f"/admin/v1/routes/{path}", body)
+            assert (found, word in answer["error"]["message"]) == (status, True), answer
+
+
+def test_a_shadow_neither_slows_nor_costs_anything(tmp_path: Path, versions: tuple[Provider, Provider]) -> None:
+    one, two = versions
+    one.delay_s, two.delay_s = 0.0, 2.0
+    with both(tmp_path, versions, shadow=1.0) as (gateway, _):
+        gateway.command("tenants", "add", "acme", "--tokens-per-minute", "1000000")
+        key = gateway.command("keys", "create", "acme")
+        admin = gateway.command("admins", "add", "root")
+        until(lambda: gateway.ask("GET", "/v1/models", key=key)[0] == 200)
+        times = []
+        for _ in range(20):
+            began_s = time.monotonic()
+            assert gateway.ask("POST", "/v1/chat/completions", BODY, key=key)[0] == 200
+            times.append(time.monotonic() - began_s)
+        assert sorted(times)[10] < 0.2
+        until(lambda: len(two.asked) == 20)
+
+        def compared() -> dict[str, Any]:
+            return gateway.ask("GET", "/admin/v1/routes/m/compare", key=admin)[1]["versions"]
+
+        until(lambda: compared()["v2"].get("shadow", {}).get("outcomes") == {"ok": 20})
+        assert (compared()["v1"]["requests"], compared()["v2"]["requests"]) == (20, 0)
+        until(lambda: json.loads(gateway.command("usage", "acme", "--json"))["total"]["requests"] == 20)
+        assert {row["model"] for row in json.loads(gateway.command("usage", "acme", "--json"))["usage"]} == {"m@v1"}
+
+
+def test_rules_are_in_the_header_the_log_and_the_admin_api(tmp_path: Path, versions: tuple[Provider, Provider]) -> None:
+    small, big = versions
+    models = {
+        "small": {"replicas": [small.url], "price": {"input": 1, "output": 1}},
+        "big": {"replicas": [big.url], "price": {"input": 10, "output": 10}},
+        "auto": {"rules": [{"name": "tasks", "tasks": ["title"], "to": "small"}], "default": "big", "dry_run": True},
+    }
+    with real_gateway(tmp_path, models=models) as gateway:
+        headers = {"x-penstock-task": "title"}
+        status, _ = gateway.ask("POST", "/v1/chat/completions", BODY | {"model": "auto"}, **headers)
+        assert status == 200
+        until(lambda: " rule=default->big;would=tasks->small" in gateway.log.read_text())
+        document = gateway.ask("GET", "/admin/v1/routes/auto/rules")[1]
+        assert document["rules"][0] == {
+            "rule": "tasks", "to": "small", "requests": 1, "input_tokens": 3, "output_tokens": 1,
+            "saved": pytest.approx(36e-6),
+        }  # fmt: skip
+        (auto,) = [one for one in gateway.ask("GET", "/admin/v1/routes")[1]["routes"] if one["name"] == "auto"]
+        assert auto["rules"] == ["tasks->small", "default->big"]

@@ -1,0 +1,68 @@
+"""Engines of others, each in the virtual environment that tools/peers/install.py made for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_HOME = os.environ.get("PENSTOCK_PEERS", ".peers")
+
+
+def python_of(peer: str) -> str:
+    found = Path(_HOME, peer, "bin", "python")
+    if not found.exists():
+        pytest.skip(f"{peer} is not installed: make test-peers")
+    return str(found.absolute())
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def checkpoint(directory: Path) -> Path:
+    """smollm2 as a Hugging Face directory, which these engines read."""
+    found = directory / "smollm2"
+    subprocess.run([sys.executable, "-m", "penstock", "convert", "smollm2", str(found)], check=True)
+    return found
+
+
+@contextlib.contextmanager
+def running(command: list[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env=os.environ | environment, start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float = 180.0) -> None:
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        assert process.poll() is None, log.read_text(errors="replace")[-3000:]
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2):
+            return
+        time.sleep(0.2)
+    raise AssertionError(log.read_text(errors="replace")[-3000:])
+
+
+def library_path() -> str:
+    """Triton's Python backend wants the interpreter's shared library."""
+    return str(Path(sys.base_prefix, "lib"))

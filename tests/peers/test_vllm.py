@@ -1,0 +1,91 @@
+"""Real vLLM, on the CPU: the same contract as every server, and its KV events hashed as the router hashes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from penstock.core.hashing import routing_hashes
+from penstock.dialects.engines.vllm import VLLM
+from penstock.dialects.requests import Wishes, outgoing, refuses_priority
+from penstock.gateway.zmq_events import EventSource
+from tests.gateway.following import eventually, following
+from tests.gateway.test_foreign import meets_the_contract
+from tests.gateway.test_zmq_events import reading
+from tests.peers.peers import checkpoint, free_port, python_of, running, wait_for
+
+pytestmark = pytest.mark.slow
+LONG = " ".join(f"Sentence {number} is here." for number in range(150))
+
+
+@dataclass
+class Vllm:
+    url: str
+    source: EventSource
+    model: Path
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
+    python, home = python_of("vllm"), tmp_path_factory.mktemp("vllm")
+    port, live, replay = free_port(), free_port(), free_port()
+    events = (
+        f'{{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:{live}",'
+        f'"replay_endpoint":"tcp://*:{replay}","topic":"kv"}}'
+    )
+    model, log = checkpoint(home), home / "log"
+    command = [
+        python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "smollm2",
+        "--enforce-eager", "--dtype", "float32", "--max-model-len", "2048", "--port", str(port),
+        "--kv-events-config", events,
+    ]  # fmt: skip
+    environment = {
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+    }  # fmt: skip
+    with running(command, log, **environment) as process:
+        wait_for(f"http://127.0.0.1:{port}/health", process, log)
+        source = EventSource("vllm", f"tcp://127.0.0.1:{live}", f"tcp://127.0.0.1:{replay}", "kv")
+        yield Vllm(f"http://127.0.0.1:{port}", source, model)
+
+
+async def test_vllm_meets_the_contract(vllm: Vllm) -> None:
+    async with following(vllm.url, model="smollm2") as found:
+        await meets_the_contract(found, "vllm")
+        assert found.seen.max_context_tokens == 2048
+        assert found.seen.kv_capacity_tokens > 2048
+        calls = [
+            found.send("/v1/completions", b'{"model":"smollm2","prompt":"Once","max_tokens":400,"stream":true}')[0]
+            for _ in range(3)
+        ]
+        await eventually(lambda: found.seen.running == 3, 30)
+        steps = found.seen.steps
+        await eventually(lambda: found.seen.steps > steps, 30)
+        for call in calls:
+            call.cancel()
+        await eventually(lambda: found.seen.sequences == 0, 30)
+
+
+async def test_a_priority_is_taken_or_refused_as_the_table_says(vllm: Vllm) -> None:
+    async with following(vllm.url, model="smollm2", dialect="vllm") as found:
+        said = await found.ask(prompt="Hi", max_tokens=1, priority=-1)
+        assert said.status == 200 or refuses_priority(VLLM, said.status, said.body)
+
+
+async def test_what_vllm_caches_is_known_by_the_routers_hashes_and_again_after_a_restart(vllm: Vllm) -> None:
+    tokens = Tokenizer.from_file(str(vllm.model / "tokenizer.json")).encode(LONG, add_special_tokens=False).ids
+    wanted = set(routing_hashes("acme", tokens))
+    assert len(wanted) >= 3
+    async with following(vllm.url, model="smollm2", dialect="vllm") as found, reading(vllm.source) as index:
+        asked = {"model": "smollm2", "prompt": LONG, "max_tokens": 1}
+        _, said = found.send("/v1/completions", outgoing(VLLM, json.dumps(asked).encode(), Wishes(salt="acme")))
+        await said.over.wait()
+        await eventually(lambda: wanted <= index.known)
+        assert index.is_approximate is False
+    async with reading(vllm.source) as index:  # a gateway that starts late
+        await eventually(lambda: wanted <= index.known, 1.0)

