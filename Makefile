@@ -7,7 +7,7 @@ MODEL ?= smollm2
 ARGS ?=
 TOOLS ?= ../shared/tools/gateway
 
-.PHONY: install serve test check format bench bench-cpu bench-gateway lock clean
+.PHONY: install serve test check format bench bench-cpu bench-gateway test-peers lock clean
 
 install: $(VENV)/.installed
 
@@ -40,6 +40,10 @@ bench-gateway: $(VENV)/.installed-dev  ## TOOLS=DIR has lgen.c and fakeup.c; ARG
 
 drill-%: $(VENV)/.installed-dev  ## survival, limits, refusals, spike, slow_clients, fuzz: real processes, attacked
 	$(BIN)/python -m tools.drills.$* $(ARGS)
+
+test-peers: $(VENV)/.installed-dev  ## real vLLM on a CPU, Triton and Dynamo's mocker as replicas: they are fetched first
+	$(BIN)/python tools/peers/install.py .peers
+	PENSTOCK_PEERS=.peers $(BIN)/python -m pytest tests/peers tests/gateway/test_foreign.py -m slow
 
 lock: $(VENV)/.installed
 	$(BIN)/python tools/lock.py

@@ -17,6 +17,8 @@ import pytest
 from tests.cli.real_gateway import RealGateway, real_gateway, until
 from tests.gateway.provider import Provider, providing
 
+pytestmark = pytest.mark.slow
+
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
 Two = tuple[RealGateway, RealGateway]
 
@@ -43,7 +45,7 @@ def said(gateway: RealGateway, **more: object) -> str:
 
 
 def weights(gateway: RealGateway) -> dict[str, float]:
-    return gateway.ask("GET", "/admin/v1/routes/m")[1]["pools"]
+    return dict(gateway.ask("GET", "/admin/v1/routes/m")[1]["pools"])
 
 
 class Load:
@@ -172,7 +174,7 @@ def test_a_shadow_neither_slows_nor_costs_anything(tmp_path: Path, versions: tup
         until(lambda: len(two.asked) == 20)
 
         def compared() -> dict[str, Any]:
-            return gateway.ask("GET", "/admin/v1/routes/m/compare", key=admin)[1]["versions"]
+            return dict(gateway.ask("GET", "/admin/v1/routes/m/compare", key=admin)[1]["versions"])
 
         until(lambda: compared()["v2"].get("shadow", {}).get("outcomes") == {"ok": 20})
         assert (compared()["v1"]["requests"], compared()["v2"]["requests"]) == (20, 0)

@@ -22,20 +22,17 @@ class Change(NamedTuple):
 class _Load:
     """The snapshot is made anew when somebody looks: three events of a request are one."""
 
-    __slots__ = ("_changes", "_current", "_kv_tokens", "_prefill_tokens", "_sequences", "base")
+    __slots__ = ("_changes", "_kv_tokens", "_prefill_tokens", "_sequences", "base", "known")
 
     def __init__(self, base: ReplicaSnapshot) -> None:
         self.base = base  # what it said itself
         self._changes: deque[Change] = deque()  # of one that reports: the others' next snapshot counts nothing
         self._sequences = self._prefill_tokens = self._kv_tokens = 0
-        self._current: ReplicaSnapshot | None = base
+        self.known: ReplicaSnapshot | None = base  # None: something has happened since
 
-    @property
     def current(self) -> ReplicaSnapshot:
-        current = self._current
-        if current is None:
-            current = self._current = self.base.with_sent(self._sequences, self._prefill_tokens, self._kv_tokens)
-        return current
+        self.known = known = self.base.with_sent(self._sequences, self._prefill_tokens, self._kv_tokens)
+        return known
 
     def add(self, at: float, sequences: int, prefill_tokens: int, kv_tokens: int) -> None:
         if self.base.reports:
@@ -43,11 +40,11 @@ class _Load:
         self._sequences += sequences
         self._prefill_tokens += prefill_tokens
         self._kv_tokens += kv_tokens
-        self._current = None
+        self.known = None
 
     def rebase(self, base: ReplicaSnapshot) -> None:
         self.base = base
-        self._current = None
+        self.known = None
         while self._changes and self._changes[0].at <= base.taken_at:
             counted = self._changes.popleft()
             self._sequences -= counted.sequences
@@ -61,7 +58,7 @@ class ReplicaLoads:
         self._by_model: dict[str, list[_Load]] = {}
 
     def of_model(self, model: str) -> Sequence[ReplicaSnapshot]:
-        return [load.current for load in self._by_model.get(model, ())]
+        return [load.known or load.current() for load in self._by_model.get(model, ())]
 
     def base(self, replica_id: str) -> ReplicaSnapshot | None:
         """What it last said, without what happened since."""

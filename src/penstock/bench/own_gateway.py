@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
     config = {
         "port": int(port),
         "store": store,
-        "models": {MODEL: {"replicas": [f"http://127.0.0.1:{one}" for one in ports]}},
+        "models": {MODEL: {"replicas": [f"http://127.0.0.1:{one}" for one in ports], "dialect": "openai"}},
     }
     path = Path(directory) / f"{port}.yaml"  # JSON is YAML
     path.write_bytes(msgspec.json.encode(config))

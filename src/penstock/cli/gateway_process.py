@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from penstock.tenancy.limits.redis import RedisLimiter
 
 _DRAIN_S = 30.0
+_COLLECT = (10_000, 20, 20)  # a request makes a hundred objects and no cycle: to look often finds nothing
 _SWITCH_S = 0.0005  # how long a thread that renders a long prompt may keep the event loop waiting
 
 
@@ -79,6 +80,7 @@ async def serve(settings: GatewaySettings, url: str) -> None:
                         _say_ready(settings, listener, keys)
                         print(notice, flush=True)
                         gc.freeze()
+                        gc.set_threshold(*_COLLECT)
                         await _until_told()
                         await server.stop(_DRAIN_S)
                 finally:

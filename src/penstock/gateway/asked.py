@@ -26,6 +26,8 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, msgspec.Raw] | None = None  # may make a template say anything
     prompt: msgspec.Raw = msgspec.Raw()  # of /v1/completions: there may be many
+    messages: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()  # of /v1/messages
     metadata: dict[str, msgspec.Raw] | None = None
 
     @property

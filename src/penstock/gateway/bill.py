@@ -63,15 +63,18 @@ class Bill:
 
     def _charge(self, model: str, usage: TokenUsage, id: str, requests: int) -> None:
         before, self._charged = self._charged, usage
-        tokens = [max(0, now - then) for now, then in zip(usage, before, strict=True)]
         caller = self._inquiry.caller
         price = self._prices.get(model, FREE)
-        input_tokens, output_tokens, cached_tokens = tokens
+        input_tokens, output_tokens, cached_tokens = usage
+        cost = price.nanos(input_tokens, cached_tokens, output_tokens) if price is not FREE else 0
+        if before is not _NOTHING:
+            cost -= price.nanos(before.input_tokens, before.cached_tokens, before.output_tokens)
+            input_tokens = max(0, input_tokens - before.input_tokens)
+            output_tokens = max(0, output_tokens - before.output_tokens)
+            cached_tokens = max(0, cached_tokens - before.cached_tokens)
         self._ledger.record(
             Usage(
                 id, caller.tenant.id, caller.key_id, model, time.time(), input_tokens, cached_tokens, output_tokens,
-                price.nanos(usage.input_tokens, usage.cached_tokens, usage.output_tokens)
-                - price.nanos(before.input_tokens, before.cached_tokens, before.output_tokens),
-                requests,
+                cost, requests,
             )
         )  # fmt: skip

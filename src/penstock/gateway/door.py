@@ -161,7 +161,9 @@ class Door:
         """Where it pays: which replica holds the prompt's beginning can then be told."""
         if size.is_worth_naming and self.admission.router.goes_by_prefixes(inquiry.route.pool(inquiry.lot)):
             namespace = standing.tenant.namespace
-            size.name(namespace, lambda error: self._go_on(inquiry, self._let_in, standing, size, error=error))
+            size.name(
+                inquiry.asked, namespace, lambda error: self._go_on(inquiry, self._let_in, standing, size, error=error)
+            )
         else:
             self._let_in(inquiry, standing, size)
 
@@ -197,6 +199,7 @@ class Door:
             fingerprint=crc32(body) | 1,
             context_tokens=size.context_tokens,
             hashes=size.hashes,
+            block_tokens=size.block_tokens,
         )
         self.retries.earn()
         chain = Chain(self, inquiry, standing.models, size.output) if route.fallbacks else None

@@ -62,14 +62,18 @@ class ForeignFollower:
     def __init__(
         self, replica: Followed, changed: Callable[[], None], *, dialect: Dialect | None = None,
         poll_every_s: float = LEAST_POLL_S, metrics: Upstream | None = None,
+        is_plain: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """`metrics`: where its numbers are, if neither where requests go nor at the usual port."""
+        """`metrics`: where its numbers are, if neither where requests go nor at the usual port. `is_plain` is called
+        when it turns out to be a server of which nothing but OpenAI's paths is known; there is nothing to follow then.
+        """
         self.dialect: Dialect | None = None
         self.standing: Standing | None = None  # None: nobody has asked yet
         self._replica = replica
         self._changed = changed
         self._poll_every_s = min(max(poll_every_s, LEAST_POLL_S), STALE_AFTER_S / 2)
         self._metrics = metrics
+        self._is_plain = is_plain
         self._others: dict[int, Upstream] = {}  # by port
         self._document: Document | None = None  # where it says how busy it is
         self._facts: dict[Signal, float] = {}
@@ -115,6 +119,9 @@ class ForeignFollower:
     async def _probe(self, is_deep: bool) -> None:
         if self.dialect is None:
             await self._detect()
+            if self.dialect is OPENAI and self._is_plain is not None:
+                self._is_plain()
+                await asyncio.sleep(0)  # which ends this task
         dialect, replica = self.dialect or OPENAI, self._replica
         answer = await (self._ask_deep(dialect) if is_deep else self._ask(dialect.health.path))
         is_refused = isinstance(answer, Failure) and answer.kind in _REFUSED

@@ -17,6 +17,7 @@ from penstock.api import relay
 from penstock.api.relay import StreamRecord, is_whole
 from penstock.api.sse import error_event
 from penstock.core.errors import EngineFailed, EngineUnavailable, PenstockError
+from penstock.dialects.requests import Wishes, outgoing
 from penstock.gateway import refusals
 from penstock.gateway.course import Course
 from penstock.gateway.fallback import Chain, failure_of_answer, failure_of_shed
@@ -123,8 +124,11 @@ class Passage:
         self._course.sent(replica.id, now)
         self._tried.add(replica.id)
         headers, body = replica.headers, self._body
+        namespace = self._inquiry.caller.tenant.namespace
         if replica.relays:
-            headers += b"%b: %b\r\n" % (_NAMESPACE, self._inquiry.caller.tenant.namespace.encode())
+            headers += b"%b: %b\r\n" % (_NAMESPACE, namespace.encode())
+        elif namespace and (dialect := replica.upstream.dialect) is not None:
+            body = outgoing(dialect, body, Wishes(salt=namespace))
         if envelope is not None:
             headers, body = headers + _ENVELOPE_HEADER, envelope
         elif self.is_stream and replica.relays:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 from zlib import crc32
 
@@ -17,12 +18,15 @@ import msgspec
 from penstock.api import relay
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.replica import UNBOUNDED, ReplicaSnapshot, ReplicaState
+from penstock.dialects.engines import DIALECTS
+from penstock.gateway.foreign import ForeignFollower
 from penstock.gateway.health.probe import Prober
 from penstock.gateway.health.replica_health import ReplicaHealth
 from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.http.call import Call, Failure
 from penstock.gateway.http.message import ResponseHead, render
 from penstock.gateway.http.upstream import Upstream
+from penstock.gateway.kv_sources import KvEventSettings
 
 _RETRY_S, _MOST_RETRY_S = 0.25, 1.0
 _LOOK_S = 0.5  # how often a provider is looked at: its breaker and its share change by time alone
@@ -45,6 +49,7 @@ class Replica:
         self, url: str, *, model: str, upstream: Upstream, key: str | None = None, secret: str | None = None,
         health: HealthSettings | None = None, probe_every_s: float | None = None,
         deep_probe_every_s: float | None = None, id: str | None = None, served_as: str | None = None,
+        dialect: str = "openai", kv_events: KvEventSettings | None = None,
     ) -> None:  # fmt: skip
         """`model`: the pool it is in; `served_as`: what it calls the model itself, if that is another name."""
         self.id = id or url
@@ -52,6 +57,8 @@ class Replica:
         self.model = model
         self.served_as = served_as or model
         self.upstream = upstream
+        self.dialect = dialect  # of `dialects`, if it is no penstock replica; auto: it is found out
+        self.kv_events = kv_events
         self.riders: set[Rider] = set()
         self.text = ""  # the digest of its tokenizer and chat template; empty: it has not said
         self.relays = False  # streams can be carried on: it is a penstock replica
@@ -102,6 +109,7 @@ class Follower:
         self._call: Call | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._prober: asyncio.Task[None] | None = None
+        self._foreign: ForeignFollower | None = None
         self._head: ResponseHead | None = None
         self._rest = b""
         self._retry_s = _RETRY_S
@@ -109,6 +117,8 @@ class Follower:
         self._connect()
 
     def close(self) -> None:
+        if self._foreign is not None:
+            self._foreign.close()
         if self._prober is not None:
             self._prober.cancel()
         if self._timer is not None:
@@ -177,6 +187,18 @@ class Follower:
         if self._timer is not None:
             self._timer.cancel()
         self._call = None
+        replica = self._replica
+        if replica.dialect != "openai" and replica.probe_every_s != 0:
+            self._foreign = ForeignFollower(
+                replica, partial(self._changed, replica), dialect=DIALECTS.get(replica.dialect), is_plain=self._is_plain
+            )
+        else:
+            self._is_plain()
+
+    def _is_plain(self) -> None:
+        """It says nothing of itself."""
+        if self._foreign is not None:
+            self._foreign.close()
         replica = self._replica
         if replica.probe_every_s != 0:
             replica.health.await_probe()

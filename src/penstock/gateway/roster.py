@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock.gateway.kv_follower import KvFollower
+from penstock.gateway.kv_sources import namespace_of_salt
 from penstock.gateway.replicas import Follower, Replica
 from penstock.gateway.sizes import Pool
+from penstock.gateway.zmq_events import IndexTeller, KvEventReader
 from penstock.router.prefix_index import PrefixIndex
 
 _COUNTING_THREADS = 2  # for long prompts
@@ -24,9 +26,18 @@ class Roster:
         self.pools = {name: Pool(self._threads, served_as.get(name, name)) for name in names}
         self._followers: list[Follower] = []
         self._kv_followers: dict[str, KvFollower] = {}
+        self._kv_reader: KvEventReader | None = None
 
     def follow(self, changed: Callable[[Replica], None]) -> None:
         self._followers = [Follower(replica, changed) for replica in self.replicas.values()]
+        published = [replica for replica in self.replicas.values() if replica.kv_events is not None]
+        if published:
+            self._kv_reader = KvEventReader(IndexTeller(self._index).told, namespace_of=namespace_of_salt)
+        for replica in published:
+            assert self._kv_reader is not None
+            assert replica.kv_events is not None
+            for source in replica.kv_events.sources(replica.id, replica.url):
+                self._kv_reader.add(source)
 
     def replica_changed(self, replica: Replica) -> None:
         if replica.relays and replica.id not in self._kv_followers:  # a penstock replica
@@ -38,6 +49,8 @@ class Roster:
             follower.close()
         for kv_follower in self._kv_followers.values():
             kv_follower.close()
+        if self._kv_reader is not None:
+            self._kv_reader.close()
         for replica in self.replicas.values():
             replica.upstream.close()
         self._threads.shutdown(wait=False, cancel_futures=True)

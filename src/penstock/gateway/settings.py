@@ -25,10 +25,12 @@ from penstock.core.config import build
 from penstock.core.errors import ConfigError
 from penstock.core.settings import setting
 from penstock.core.slo import Seconds
+from penstock.dialects.engines import DIALECTS
 from penstock.gateway.health.settings import HealthSettings, Period
-from penstock.gateway.http.upstream import Upstream
+from penstock.gateway.kv_sources import KvEventSettings
 from penstock.gateway.replicas import Replica
 from penstock.gateway.route_settings import pool_name, rule_set, versions_of
+from penstock.gateway.translated import ForeignUpstream
 from penstock.router.router import Router
 from penstock.router.routes import Failure, Fallback, PoolShare, Route, RouteTable
 from penstock.router.strategies import RoutingSettings
@@ -53,6 +55,8 @@ class ModelSettings:
     secret_env: str | None = None  # the one with the replicas' gateway_secret
     fallback: list[str] = field(default_factory=list)  # models to go on to, in this order, when this one cannot
     fallback_on: list[Literal["error", "slow", "context"]] = field(default_factory=lambda: ["error", "slow", "context"])
+    dialect: str = "auto"  # of servers that are not penstock's: auto, or one of docs/dialects.md
+    kv_events: KvEventSettings | None = None  # where vLLM, SGLang or TensorRT-LLM servers publish their KV events
     routing: RoutingSettings | None = None  # auto: the gateway's
     price: Price = field(default_factory=Price)  # per million tokens: input, output, and cached if that is cheaper
     slow_after_s: Seconds | None = None  # time to the first byte after which the next model is tried; none: never
@@ -147,14 +151,20 @@ def replicas_of(models: dict[str, ModelSettings], health: HealthSettings | None 
     for name, pool in pools.items():
         if not pool.replicas:
             raise ConfigError(f"model '{name}' has no replicas", param=f"models.{name}.replicas")
+        if pool.dialect not in ("auto", *DIALECTS):
+            raise ConfigError(
+                f"'{pool.dialect}' is no dialect: auto, {', '.join(DIALECTS)}", param=f"models.{name}.dialect"
+            )
         key, secret = _from_environment(pool.key_env), _from_environment(pool.secret_env)
         probe_every_s = pool.probe_every_s
         if probe_every_s is None and key is not None:
             probe_every_s = _PAID_PROBE_S
         found += [
             Replica(
-                url, model=name, served_as=pool.served_as, upstream=Upstream.from_url(url), key=key, secret=secret,
-                health=health, probe_every_s=probe_every_s, deep_probe_every_s=pool.deep_probe_every_s,
+                url, model=name, served_as=pool.served_as, upstream=ForeignUpstream.from_url(url), key=key,
+                secret=secret, health=health, probe_every_s=probe_every_s, deep_probe_every_s=pool.deep_probe_every_s,
+                kv_events=pool.kv_events,
+                dialect="openai" if key and pool.dialect == "auto" else pool.dialect,  # a paid one is not asked around
                 id=url if counts[url] == 1 else f"{url}#{name}",  # one provider may have many models
             )
             for url in pool.replicas

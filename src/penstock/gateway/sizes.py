@@ -15,6 +15,7 @@ from penstock.core.errors import ContextLengthExceeded, Overloaded, PenstockErro
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.replica import UNBOUNDED, ReplicaState
 from penstock.gateway.asked import Asked, with_model, with_output_limit
+from penstock.gateway.byte_names import BLOCK_BYTES, byte_names
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.lexicon import COMPLETION, MESSAGES, Named
 from penstock.gateway.model_texts import ModelTexts
@@ -57,8 +58,8 @@ class Pool:
 
 
 class Size:
-    __slots__ = ("_body", "_is_cut", "_is_put_in", "_num_prompts", "_path", "choices", "exact", "hashes", "is_final",
-                 "most", "output", "pool", "prompt")  # fmt: skip
+    __slots__ = ("_body", "_is_cut", "_is_put_in", "_num_prompts", "_path", "block_tokens", "choices", "exact",
+                 "hashes", "is_final", "most", "output", "pool", "prompt")  # fmt: skip
 
     def __init__(self, pool: Pool, path: bytes, body: bytes, asked: Asked, output: int | None) -> None:
         """`output` is the limit of one choice; None: nobody has set any."""
@@ -66,6 +67,7 @@ class Size:
         self.output = output
         self.exact: int | None = None
         self.hashes: tuple[int, ...] = ()  # of the prompt's routing blocks, once it is named
+        self.block_tokens = ROUTING_TOKENS  # in each of them
         lexicon, n = pool.tokens.lexicon, asked.n or 1
         self.is_final = lexicon is None  # nothing more exact can be had
         self.choices = choices = n if path != COMPLETION else asked.num_choices
@@ -133,10 +135,15 @@ class Size:
         """There is a choice of replicas, and the prompt may have a block's length; and not so many wait already."""
         pool, tokens = self.pool, self.pool.tokens
         is_long = len(self._body) >= _NAMED_BYTES and self.prompt >= ROUTING_TOKENS
-        return is_long and pool.num_ready > 1 and tokens.lexicon is not None and tokens.num_counting < _MOST_NAMING
+        return is_long and pool.num_ready > 1 and tokens.num_counting < _MOST_NAMING
 
-    def name(self, tenant: str, then: Callable[[PenstockError | None], None]) -> None:
+    def name(self, asked: Asked, tenant: str, then: Callable[[PenstockError | None], None]) -> None:
         """Called back at once if it is remembered, else from the event loop. `tenant`: its namespace."""
+        if self.pool.tokens.lexicon is None:
+            self.hashes = byte_names(asked, tenant)
+            self.block_tokens = max(1, self.pool.tokens.estimate(BLOCK_BYTES))
+            then(None)
+            return
         named = self.pool.tokens.names(self._path, self._body, tenant)
         if isinstance(named, Named):
             self._is_named(named)

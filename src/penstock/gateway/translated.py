@@ -15,6 +15,7 @@ from uuid import uuid4
 from penstock.api.errors import error_body, http_error
 from penstock.core.errors import EngineFailed, InvalidRequest, PenstockError
 from penstock.dialects.dialect import Dialect
+from penstock.dialects.engines.openai import OPENAI
 from penstock.dialects.native import CHAT, COMPLETIONS, NativeAnswer, Render, translate
 from penstock.dialects.requests import Wishes, outgoing
 from penstock.dialects.standing import Answer, Verdict, judge
@@ -24,6 +25,7 @@ from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.http.upstream import Upstream
 
 _ASKS_USAGE = re.compile(rb'"include_usage"\s*:\s*true')
+_STREAM = b'"stream"'
 _WITH_USAGE = Wishes(usage=True)
 _JSON = {b"content-type": b"application/json"}
 _EVENTS = {b"content-type": b"text/event-stream"}
@@ -33,7 +35,6 @@ _MOST_BYTES = 32 << 20  # of an answer that is translated whole
 class ForeignUpstream(Upstream):
     """`dialect` may be set late, when it is known; until then nothing is changed."""
 
-    dialect: Dialect | None = None
     render: Render | None = None  # of the model's chat template, for servers that take text only
 
     def send(self, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
@@ -41,6 +42,8 @@ class ForeignUpstream(Upstream):
         if dialect is None or method != b"POST" or target not in (CHAT, COMPLETIONS):
             return super().send(method, target, headers, body, receiver)
         if dialect.native is None:
+            if dialect is OPENAI and _STREAM not in body:  # nearly every provider, and nothing to ask it for
+                return super().send(method, target, headers, body, receiver)
             changed = outgoing(dialect, body, _WITH_USAGE)
             if changed is not body and not _ASKS_USAGE.search(body):
                 receiver = _HidesUsage(receiver)

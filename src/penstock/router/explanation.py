@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
+from math import inf
 
 from penstock.router.router import Choice
 
@@ -21,16 +23,23 @@ def route_header(choice: Choice, name: Callable[[str], str] = str) -> str:
     if picked is None:
         return f"{choice.strategy};of=0{_dropped(choice)}"
     candidates, totals = choice.candidates, choice.totals
-    at = next(i for i, candidate in enumerate(candidates) if candidate is picked)
-    parts = "".join([f";{name}={scores[at]:.4g}" for name, scores in choice.scores.items()])
-    matched = f";matched={choice.matched_tokens}" if choice.matched_tokens else ""
-    if choice.matched_tokens and choice.is_approximate:
-        matched += ";approximate"
-    runner_up = ""
+    at = 0
+    while candidates[at] is not picked:
+        at += 1
+    line = f"{choice.strategy};score={totals[at]:.4g}"
+    for scorer, scores in choice.scores.items():
+        line += f";{scorer}={scores[at]:.4g}"
+    if choice.matched_tokens:
+        line += f";matched={choice.matched_tokens}{';approximate' if choice.is_approximate else ''}"
+    line += f";of={len(totals)}"
+    if choice.dropped:
+        line += _dropped(choice)
     if len(totals) > 1:
-        second = max((i for i in range(len(totals)) if i != at), key=totals.__getitem__)
-        runner_up = f';next="{_quoted(name(candidates[second].id))}";next_score={totals[second]:.4g}'
-    return f"{choice.strategy};score={totals[at]:.4g}{parts}{matched};of={len(totals)}{_dropped(choice)}{runner_up}"
+        others = totals.copy()
+        others[at] = -inf
+        second = max(others)
+        line += f';next="{_quoted(name(candidates[others.index(second)].id))}";next_score={second:.4g}'
+    return line
 
 
 def replica_header(choice: Choice, name: Callable[[str], str] = str) -> str:
@@ -45,10 +54,12 @@ def _dropped(choice: Choice) -> str:
     return f';dropped="{" ".join(f"{reason}:{count}" for reason, count in counts.items())}"'
 
 
+@lru_cache(maxsize=4096)
 def _quoted(text: str) -> str:
     return _printable(text).replace("\\", "\\\\").replace('"', '\\"')
 
 
+@lru_cache(maxsize=4096)
 def _printable(text: str) -> str:
     """An id is an operator's word, and may not break a header."""
     return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]

@@ -45,7 +45,8 @@ def ask(door: Gateway, model: str = "m", **options: Any) -> str | None:
 
 @pytest.mark.parametrize(("health", "expected"), [(200, {"/health"}), (404, {"/health", "/v1/models"})])
 def test_a_server_is_asked_for_what_it_knows(health: int, expected: set[str]) -> None:
-    with providing(health=health) as provider, gateway(pools=one_model(provider), health=QUICK) as door:
+    plain = {"dialect": "openai"}  # or it is asked what it is, first
+    with providing(health=health) as provider, gateway(pools=one_model(provider, **plain), health=QUICK) as door:
         eventually(lambda: len(provider.probes) > 4)
         assert set(provider.probes) == expected
         assert provider.probes.count("/health") == 1 or health == 200
