@@ -275,7 +275,7 @@ class Door:
     # -- the queues
 
     def replica_changed(self, replica: Replica) -> None:
-        self.admission.replica_changed(replica.seen(self.now()))
+        self.admission.replica_changed(self._roster.seen(replica, self.now()))
         self._roster.replica_changed(replica)
         if self._waiting:
             self._decide()

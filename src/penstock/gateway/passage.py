@@ -243,9 +243,11 @@ class Passage:
     def _next_replica(self, known_tokens: int) -> Replica | None:
         if not self._is_open:
             return None
-        door, tried = self._door, frozenset(self._tried)
-        is_begun = self._exchange.is_started
-        choice = door.admission.reroute(self.request.id, door.now(), tried, known_tokens, is_begun=is_begun)
+        door, is_begun = self._door, self._exchange.is_started
+        avoid = frozenset(self._tried)
+        if is_begun:  # only a penstock replica carries on what another began
+            avoid |= {replica.id for replica in door.replicas.values() if not replica.relays}
+        choice = door.admission.reroute(self.request.id, door.now(), avoid, known_tokens, is_begun=is_begun)
         if choice is None or choice.replica is None:
             return None
         self._choose(choice)

@@ -60,6 +60,7 @@ class Replica:
         self.dialect = dialect  # of `dialects`, if it is no penstock replica; auto: it is found out
         self.kv_events = kv_events
         self.riders: set[Rider] = set()
+        self.prefill_speed: float | None = None  # as it measured it
         self.text = ""  # the digest of its tokenizer and chat template; empty: it has not said
         self.relays = False  # streams can be carried on: it is a penstock replica
         self.health = ReplicaHealth(health)
@@ -172,6 +173,7 @@ class Follower:
         replica = self._replica
         replica.relays = True
         replica.text = report.text
+        replica.prefill_speed = report.prefill_tokens_per_s
         self._retry_s = _RETRY_S
         if self._prober is None:
             prober = self._new_prober(replica.health.settings.deep_probe_every_s)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from msgspec.structs import replace
+
+from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.gateway.kv_follower import KvFollower
 from penstock.gateway.kv_sources import namespace_of_salt
 from penstock.gateway.replicas import Follower, Replica
 from penstock.gateway.sizes import Pool
+from penstock.gateway.speeds import Speeds
 from penstock.gateway.zmq_events import IndexTeller, KvEventReader
 from penstock.router.prefix_index import PrefixIndex
 
@@ -24,6 +28,7 @@ class Roster:
         served_as = {replica.model: replica.served_as for replica in self.replicas.values()}
         names = {*served_as, *pool_names}
         self.pools = {name: Pool(self._threads, served_as.get(name, name)) for name in names}
+        self._speeds = {name: Speeds() for name in names}
         self._followers: list[Follower] = []
         self._kv_followers: dict[str, KvFollower] = {}
         self._kv_reader: KvEventReader | None = None
@@ -38,6 +43,17 @@ class Roster:
             assert replica.kv_events is not None
             for source in replica.kv_events.sources(replica.id, replica.url):
                 self._kv_reader.add(source)
+
+    def seen(self, replica: Replica, now: float) -> ReplicaSnapshot:
+        """What it said, what this gateway thinks of it, and how fast it is beside the others."""
+        snapshot, speeds = replica.seen(now), self._speeds[replica.model]
+        if not replica.relays:
+            return snapshot
+        if snapshot.state is ReplicaState.OUT:
+            speeds.forget(replica.id)
+            return snapshot
+        speed = speeds.seen(replica.id, replica.prefill_speed, snapshot.prefill_tokens_per_s)
+        return replace(snapshot, prefill_tokens_per_s=speed)
 
     def replica_changed(self, replica: Replica) -> None:
         if replica.relays and replica.id not in self._kv_followers:  # a penstock replica

@@ -134,8 +134,7 @@ class Size:
     def is_worth_naming(self) -> bool:
         """There is a choice of replicas, and the prompt may have a block's length; and not so many wait already."""
         pool, tokens = self.pool, self.pool.tokens
-        is_long = len(self._body) >= _NAMED_BYTES and self.prompt >= ROUTING_TOKENS
-        return is_long and pool.num_ready > 1 and tokens.num_counting < _MOST_NAMING
+        return len(self._body) >= _NAMED_BYTES and pool.num_ready > 1 and tokens.num_counting < _MOST_NAMING
 
     def name(self, asked: Asked, tenant: str, then: Callable[[PenstockError | None], None]) -> None:
         """Called back at once if it is remembered, else from the event loop. `tenant`: its namespace."""

@@ -1,0 +1,110 @@
+"""One model served by penstock replicas and other engines at once, picked by the same score."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from penstock.core.replica import ReplicaState
+from penstock.gateway.health.settings import HealthSettings
+from penstock.gateway.health.slow_start import SlowStartSettings
+from penstock.gateway.settings import ModelSettings
+from tests.dialects.servers import FakeSglang, FakeVllm
+from tests.gateway.door import Gateway, gateway
+from tests.server.replica import NAME, Replica, eventually, serving
+
+# Who comes late starts at once: a slow start sends the next turn elsewhere, as it should.
+QUICK = HealthSettings(probe_every_s=0.1, probe_timeout_s=1.0, slow_start=SlowStartSettings(ramp_s=0.01))
+LONG = "the words of a long question about many things " * 60
+
+
+def url_of(replica: Replica) -> str:
+    return f"http://{replica.host}:{replica.port}"
+
+
+def ask(door: Gateway, content: str, **options: Any) -> tuple[str, str]:
+    """The replica that answered, and why it was picked."""
+    answer = door.openai.chat.completions.with_raw_response.create(
+        model=NAME, messages=[{"role": "user", "content": content}], **{"max_tokens": 3} | options
+    )
+    return answer.headers["x-penstock-replica"], answer.headers["x-penstock-route"]
+
+
+@contextlib.contextmanager
+def fleet(*urls: str) -> Any:
+    with gateway(pools={NAME: ModelSettings(replicas=list(urls))}, health=QUICK, waits=False) as door:
+        replicas = door.door.replicas.values()
+        eventually(
+            lambda: all(one.snapshot.state is ReplicaState.READY and one.snapshot.share == 1 for one in replicas)
+        )
+        yield door
+
+
+def test_penstock_vllm_and_sglang_share_one_models_requests() -> None:
+    with (
+        serving() as own,
+        FakeVllm(NAME, token_s=0.005) as vllm,
+        FakeSglang(NAME, token_s=0.005) as sglang,
+        fleet(url_of(own), vllm.url, sglang.url) as door,
+    ):
+        dialects = {one.upstream.dialect.name for one in door.door.replicas.values() if one.upstream.dialect}
+        assert dialects == {"vllm", "sglang"}
+        with ThreadPoolExecutor(40) as clients:
+            answers = clients.map(lambda number: ask(door, f"question {number}", max_tokens=100), range(80))
+            where = Counter(replica for replica, _ in answers)
+        assert len(where) == 3  # no one of them is left out when there is more than the fastest can do
+        assert sum(where.values()) == 80
+
+
+def test_a_conversation_stays_where_its_beginning_is_whichever_engine_that_is() -> None:
+    with serving() as own, FakeVllm(NAME) as vllm, fleet(url_of(own), vllm.url) as door:
+        eventually(lambda: door.door.pools[NAME].tokens.lexicon is not None)
+        for topic in ("alpha ", "beta ", "gamma ", "delta "):
+            homes = {ask(door, topic + LONG + f"turn {turn}")[0] for turn in range(4)}
+            assert len(homes) == 1
+        _, why = ask(door, "delta " + LONG + "again")
+        assert ";matched=" in why
+
+
+def test_a_model_without_a_tokenizer_is_routed_by_the_bytes_of_its_prompts() -> None:
+    with FakeVllm(NAME) as one, FakeSglang(NAME) as other, fleet(one.url, other.url) as door:
+        for topic in ("alpha ", "beta ", "gamma ", "delta "):
+            first, _ = ask(door, topic + LONG + "turn 0")
+            second, why = ask(door, topic + LONG + "turn 1")
+            assert first == second
+            assert ";matched=" in why
+            assert ";approximate" in why
+
+
+def test_a_stream_that_began_at_a_penstock_replica_goes_on_at_another_and_not_at_a_foreign_one() -> None:
+    with serving() as first, serving() as second, FakeVllm(NAME) as vllm, fleet(url_of(first), url_of(second)) as alone:
+        whole = "".join(_streamed(alone, None, {}))
+        with fleet(url_of(first), url_of(second), vllm.url) as door:
+            for _ in range(6):  # it may begin at any of the three
+                answer = door.openai.chat.completions.with_raw_response.create(**_question())
+                by_name = {one.name: one for one in door.door.replicas.values()}
+                began_at = by_name[answer.headers["x-penstock-replica"]]
+                if not began_at.relays:
+                    continue
+                text = []
+                for number, chunk in enumerate(answer.parse()):
+                    text += [choice.delta.content or "" for choice in chunk.choices]
+                    if number == 5:
+                        door.call(began_at.send_riders_away)
+                assert "".join(text) == whole
+                return
+            raise AssertionError("no stream began at a penstock replica")
+
+
+def _question() -> dict[str, Any]:
+    return {
+        "model": NAME, "messages": [{"role": "user", "content": "the first and the second"}], "max_tokens": 60,
+        "stream": True, "seed": 7, "temperature": 1.0,
+    }  # fmt: skip
+
+
+def _streamed(door: Gateway, *_: Any) -> list[str]:
+    chunks = door.openai.chat.completions.create(**_question())
+    return [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
