@@ -7,7 +7,7 @@ MODEL ?= smollm2
 ARGS ?=
 TOOLS ?= ../shared/tools/gateway
 
-.PHONY: install serve test check format bench bench-cpu bench-gateway test-peers lock clean
+.PHONY: install serve test check format bench bench-cpu bench-gateway test-peers drills lock clean
 
 install: $(VENV)/.installed
 
@@ -16,7 +16,7 @@ serve: $(VENV)/.installed  ## serve MODEL; ARGS="--port 8011" passes arguments o
 
 test: check  ## every check and every test
 	$(BIN)/python -m pytest -m "not slow" -n 2
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not drill"
 
 check: $(VENV)/.installed-dev  ## format, lint, types, import contracts, docs freshness
 	$(BIN)/ruff format --check .
@@ -37,6 +37,9 @@ bench-cpu: $(VENV)/.installed-dev  ## ARGS="--url llama.cpp=http://127.0.0.1:900
 
 bench-gateway: $(VENV)/.installed-dev  ## TOOLS=DIR has lgen.c and fakeup.c; ARGS="--peer 'vllm-router=…'" measures a peer too
 	$(BIN)/penstock bench gateway --tools $(TOOLS) --write docs/benchmarks.md $(ARGS)
+
+drills: $(VENV)/.installed-dev  ## the tests that take too long for `make test`
+	$(BIN)/python -m pytest -m drill
 
 drill-%: $(VENV)/.installed-dev  ## survival, limits, refusals, spike, slow_clients, fuzz: real processes, attacked
 	$(BIN)/python -m tools.drills.$* $(ARGS)

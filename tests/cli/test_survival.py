@@ -71,7 +71,7 @@ def test_wherever_a_stream_is_cut_it_goes_on_as_it_would_have(survivor: RealServ
         assert summary(found) == summary(whole)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.drill)])
 def test_streams_go_on_when_their_replica_goes(survivor: RealServer, how: signal.Signals) -> None:
     bodies = [encoded(**options, n=n) for options in (GREEDY, SAMPLED) for n in (1, 2)]
     wholes = [ask(address(survivor), CHAT, body) for body in bodies]

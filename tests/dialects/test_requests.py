@@ -94,3 +94,10 @@ def test_what_is_not_ours_stays_as_it_was(members: dict[str, Any], dialect: Dial
     found = json.loads(outgoing(dialect, json.dumps(members).encode(), wishes))
     for name in members.keys() - ours - set(dialect.dropped) - {"lora_path", "lora_request"}:
         assert found[name] == members[name]
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"model":"m","stream":true,"stream_options":7}', b'{"model":"m","\xff":1}', b"[1]", b"{", b"\xff"]
+)
+def test_what_is_wrong_with_a_request_is_for_the_server_to_say(body: bytes) -> None:
+    assert outgoing(DIALECTS["vllm"], body, Wishes(usage=True, salt="acme")).startswith(body[:1])

@@ -58,7 +58,10 @@ def outgoing(dialect: Dialect, body: bytes, wishes: Wishes = NOTHING) -> bytes:
     """The request as it goes out; the very same bytes where nothing differs."""
     if not needs_change(dialect, wishes):
         return body
-    members = _decode(body)
+    try:
+        members = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body  # what is wrong with it, the server will say
     was = dict(members)
     for name, other in dialect.renamed.items():
         if name in members:
@@ -113,6 +116,8 @@ def _select(members: Members, dialect: Dialect, adapter: Adapter) -> None:
 def _with_usage(options: msgspec.Raw | None) -> msgspec.Raw:
     if options is None or bytes(options) == b"null":
         return _USAGE
+    if bytes(options)[:1] != b"{":
+        return options  # as wrong as it came
     return _raw(_decode(bytes(options)) | {"include_usage": _TRUE})
 
 

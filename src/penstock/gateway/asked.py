@@ -81,7 +81,10 @@ def read(body: bytes) -> Asked:
 
 def with_model(body: bytes, model: str) -> bytes:
     """The client's request for a model that is known to its replicas by another name; nothing else is read."""
-    members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    try:
+        members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     return msgspec.json.encode(members | {"model": msgspec.Raw(msgspec.json.encode(model))})
 
 
@@ -93,8 +96,11 @@ def with_output_limit(body: bytes, limit: int) -> bytes:
 
 
 def _user_id(metadata: dict[str, msgspec.Raw]) -> str | None:
-    found = msgspec.json.decode(metadata.get("user_id", b"null"))
-    return found if isinstance(found, str) else None
+    found = bytes(metadata.get("user_id", b""))
+    try:
+        return msgspec.json.decode(found, type=str) if found[:1] == b'"' else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _num_prompts(prompt: bytes) -> int:
