@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 async def test_three_hundred_streams_outlive_a_kill_a_hang_and_a_drain(tmp_path: Path) -> None:
     with stand(tmp_path) as place:
-        report = await survival.run(place, 300, 400)
+        report = await survival.run(place, 300, 700)
     assert report.wrong == []
     assert report.num_hit[0] == 300
     assert min(report.num_hit) > 100

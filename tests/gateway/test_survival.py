@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tools.drills.call import Call, begin, post
 
+from penstock.core.replica import ReplicaState
 from tests.gateway.door import Gateway, gateway
 from tests.server.replica import NAME, Replica, eventually, serving
 
@@ -31,6 +32,12 @@ async def whole_texts(calls: list[Call]) -> list[str]:
     assert all(call.is_whole and call.body.endswith(b"data: [DONE]\n\n") for call in calls)
     assert all(len({event["id"] for event in call.events()}) == 1 for call in calls)
     return [call.text for call in calls]
+
+
+def is_ready_for(door: Gateway, replica: Replica) -> bool:
+    """The engine is back, and the gateway has heard of it."""
+    seen = door.door.replicas[f"http://{replica.host}:{replica.port}"].snapshot
+    return replica.engine.state == "ready" and seen.state is ReplicaState.READY
 
 
 def busy(replicas: list[Replica]) -> Replica:
@@ -58,7 +65,6 @@ async def test_a_stream_returns_to_a_replica_that_failed_it_before() -> None:
             assert hurt.engine.num_open == 1
             hurt.kill_engine()
             await calls[0].at_event(event)
-            await asyncio.to_thread(eventually, lambda hurt=hurt: hurt.engine.state == "ready", 10.0)
-            await asyncio.sleep(0.2)  # until the gateway has heard of it
+            await asyncio.to_thread(eventually, lambda hurt=hurt: is_ready_for(door, hurt), 10.0)
         assert await whole_texts(calls) == expected
         eventually(door.is_idle)
