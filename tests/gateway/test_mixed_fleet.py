@@ -108,3 +108,35 @@ def _question() -> dict[str, Any]:
 def _streamed(door: Gateway, *_: Any) -> list[str]:
     chunks = door.openai.chat.completions.create(**_question())
     return [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
+
+
+class _PriorityVllm(FakeVllm):
+    policy = "priority"
+
+
+def test_another_engines_cache_is_salted_for_each_tenant_and_told_its_class_only_where_it_shall_be() -> None:
+    pool = {"served_as": NAME, "send_priority": True}
+    with (
+        _PriorityVllm(NAME) as vllm,
+        gateway(pools={NAME: ModelSettings(replicas=[vllm.url], **pool)}, health=QUICK, waits=False) as door,
+    ):
+        eventually(lambda: all(one.snapshot.state is ReplicaState.READY for one in door.door.replicas.values()))
+        for tenant, priority in (("acme", "interactive"), ("zeta", "batch")):
+            client = door.client(door.add_tenant(tenant, priority=priority))
+            client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": "hello"}], max_tokens=3)
+        bodies = [body for path, body, _ in vllm.asked if path == "/v1/chat/completions"]
+        salts = [body["cache_salt"] for body in bodies]
+        assert len(set(salts)) == 2
+        assert [body["priority"] for body in bodies] == sorted(body["priority"] for body in bodies)
+        assert bodies[0]["priority"] < 0 < bodies[1]["priority"]  # vLLM runs the lower number first
+
+
+def test_a_client_that_leaves_another_engines_stream_is_billed_for_what_it_got() -> None:
+    with FakeVllm(NAME, token_s=0.2) as vllm, fleet(vllm.url) as door:
+        question = {"model": NAME, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 500}
+        stream = door.openai.chat.completions.create(**question, stream=True)
+        assert any(chunk.choices[0].delta.content for chunk in stream)
+        stream.close()
+        eventually(lambda: bool(door.ledger.usages))
+        (usage,) = door.ledger.usages
+        assert 1 <= usage.output_tokens < 10  # and not all that it might have got

@@ -13,19 +13,18 @@ from msgspec.structs import replace
 
 from penstock.admission.admission import Used
 from penstock.admission.decision import Admit, Decision, Queued
-from penstock.api import relay
 from penstock.api.relay import StreamRecord, is_whole
 from penstock.api.sse import error_event
 from penstock.core.errors import EngineFailed, EngineUnavailable, PenstockError
-from penstock.dialects.requests import Wishes, outgoing
+from penstock.dialects.usage import StreamTally
 from penstock.gateway import refusals
 from penstock.gateway.course import Course
 from penstock.gateway.fallback import Chain, failure_of_answer, failure_of_shed
 from penstock.gateway.http.forward import End, Forwarding, Outcome, forward
-from penstock.gateway.http.message import JSON, ResponseHead, render
+from penstock.gateway.http.message import JSON, ResponseHead
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.recorder import Ending, ending_of
-from penstock.gateway.replicas import Replica
+from penstock.gateway.replicas import ENVELOPE_HEADER, STREAM_HEADER, Replica
 from penstock.gateway.sizes import Size
 from penstock.gateway.spent import TokenUsage, find_usage
 from penstock.gateway.stay import Stay, is_replicas_fault
@@ -42,14 +41,12 @@ _MOST_TRIES = 3
 _BACKOFF_S = 0.05  # at most, before the second try; doubled for the third
 _MOST_MOVES = 10  # of a stream that has begun: one that ends every replica it comes to must not meet them all
 _TRY_ELSEWHERE = (429, 500, 502, 503, 504, 529)  # from a replica: another may do better
-_NAMESPACE = relay.NAMESPACE_HEADER.encode()
-_STREAM_HEADER = render([(relay.HEADER.encode(), relay.STREAM.encode())])
-_ENVELOPE_HEADER = render([(relay.HEADER.encode(), relay.ENVELOPE.encode())])
 
 
 class Passage:
     __slots__ = ("_bill", "_body", "_chain", "_choice", "_course", "_declined", "_door", "_exchange", "_forwarding",
-                 "_inquiry", "_is_open", "_num_moves", "_record", "_size", "_stay", "_toll", "_tried", "is_stream",
+                 "_inquiry", "_is_open", "_num_moves", "_record", "_size", "_stay", "_tally", "_toll", "_tried",
+                 "is_stream",
                  "request")  # fmt: skip
 
     def __init__(
@@ -76,7 +73,8 @@ class Passage:
         self._tried: set[str] = set()  # replicas, since one last answered
         self._num_moves = 0
         self._forwarding: Forwarding | None = None
-        self._record: StreamRecord | None = None
+        self._record: StreamRecord | None = None  # of a stream that another replica could carry on
+        self._tally: StreamTally | None = None  # of one that none could
         self._declined: Outcome | None = None
 
     # -- in
@@ -123,28 +121,25 @@ class Passage:
         self._stay = Stay(replica, self, now)
         self._course.sent(replica.id, now)
         self._tried.add(replica.id)
-        headers, body = replica.headers, self._body
-        namespace = self._inquiry.caller.tenant.namespace
-        if replica.relays:
-            headers += b"%b: %b\r\n" % (_NAMESPACE, namespace.encode())
-        elif namespace and (dialect := replica.upstream.dialect) is not None:
-            body = outgoing(dialect, body, Wishes(salt=namespace))
+        tenant, relayed = self._inquiry.caller.tenant, b""
         if envelope is not None:
-            headers, body = headers + _ENVELOPE_HEADER, envelope
+            relayed = ENVELOPE_HEADER
         elif self.is_stream and replica.relays:
-            self._record = StreamRecord()
+            relayed, self._record = STREAM_HEADER, StreamRecord()
             self._bill.follow(self._record, self.request.model, self._toll.progress if self._toll else None)
-            headers += _STREAM_HEADER
+        elif self.is_stream:
+            self._tally = StreamTally()
+        seen = self._record or self._tally
         self._forwarding = forward(
             self._exchange,
-            replica.upstream,
+            replica.way(tenant),
             target=self._inquiry.surface.path,
-            headers=headers,
-            body=body,
+            headers=replica.headers_for(tenant, relayed=relayed),
+            body=envelope if envelope is not None else self._body,
             done=self._done,
             extra_headers=self._headers(),
             wanted=self._wanted,
-            tap=self._record.append if self._record is not None else None,
+            tap=seen.append if seen is not None else None,
             is_whole=is_whole if self._record is not None else None,
         )
 
@@ -171,8 +166,7 @@ class Passage:
                 self._close(None, Ending.REFUSED, f"replica_{outcome.status}")
             case End.CLIENT_GONE:
                 has_all = self._inquiry.surface.last_event in outcome.tail  # many do not wait for the end in form
-                usage = self._usage(outcome) or TokenUsage(*self._size.most_used)  # nobody knows how much it was
-                self._close(usage, Ending.OK if has_all else Ending.CLIENT_GONE)
+                self._close(self._usage(outcome) or self._guess(), Ending.OK if has_all else Ending.CLIENT_GONE)
             case End.FAILED_AFTER | End.UNFINISHED:
                 self._carry_on()
             case _:
@@ -274,7 +268,7 @@ class Passage:
         self._door.finished(self.request.id, Used(self.request.prompt_tokens, 0))
         self._door.recorder.fell_back(self.request.model, move.request.model, failure.value)
         self.request, self._size, self._body = move
-        self._tried, self._record, self._declined = set(), None, None
+        self._tried, self._record, self._tally, self._declined = set(), None, None, None
         self._bill.stop()
         self._course.starts_over()
         self._submit()
@@ -323,6 +317,11 @@ class Passage:
         if found is not None:
             self._size.learn(found.input_tokens)
         return found
+
+    def _guess(self) -> TokenUsage:
+        """Of a client that left before a server that says its usage last: by the events it got, or all it might get."""
+        prompt, output = self._size.most_used
+        return TokenUsage(prompt, output) if self._tally is None else TokenUsage(prompt, self._tally.output_tokens)
 
     def _close(self, usage: TokenUsage | None, ending: Ending = Ending.OK, reason: str = "") -> None:
         if not self._is_open:

@@ -18,7 +18,9 @@ import msgspec
 from penstock.api import relay
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.replica import UNBOUNDED, ReplicaSnapshot, ReplicaState
+from penstock.core.request import Priority
 from penstock.dialects.engines import DIALECTS
+from penstock.dialects.requests import Wishes
 from penstock.gateway.foreign import ForeignFollower
 from penstock.gateway.health.probe import Prober
 from penstock.gateway.health.replica_health import ReplicaHealth
@@ -27,11 +29,16 @@ from penstock.gateway.http.call import Call, Failure
 from penstock.gateway.http.message import ResponseHead, render
 from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.kv_sources import KvEventSettings
+from penstock.tenancy.tenants import Tenant
 
 _RETRY_S, _MOST_RETRY_S = 0.25, 1.0
 _LOOK_S = 0.5  # how often a provider is looked at: its breaker and its share change by time alone
 _NEEDS_SECRET = b'"permission_denied"'  # so says a penstock replica to a gateway that does not know its secret
 _DECODE_SPEED = 2000.0  # tokens per second, of a replica that has measured nothing yet
+
+_NAMESPACE = relay.NAMESPACE_HEADER.encode()
+STREAM_HEADER = render([(relay.HEADER.encode(), relay.STREAM.encode())])
+ENVELOPE_HEADER = render([(relay.HEADER.encode(), relay.ENVELOPE.encode())])
 
 _reports = msgspec.json.Decoder(ReplicaReport)
 
@@ -49,7 +56,7 @@ class Replica:
         self, url: str, *, model: str, upstream: Upstream, key: str | None = None, secret: str | None = None,
         health: HealthSettings | None = None, probe_every_s: float | None = None,
         deep_probe_every_s: float | None = None, id: str | None = None, served_as: str | None = None,
-        dialect: str = "openai", kv_events: KvEventSettings | None = None,
+        dialect: str = "openai", kv_events: KvEventSettings | None = None, sends_priority: bool = False,
     ) -> None:  # fmt: skip
         """`model`: the pool it is in; `served_as`: what it calls the model itself, if that is another name."""
         self.id = id or url
@@ -59,6 +66,7 @@ class Replica:
         self.upstream = upstream
         self.dialect = dialect  # of `dialects`, if it is no penstock replica; auto: it is found out
         self.kv_events = kv_events
+        self._sends_priority = sends_priority
         self.riders: set[Rider] = set()
         self.prefill_speed: float | None = None  # as it measured it
         self.text = ""  # the digest of its tokenizer and chat template; empty: it has not said
@@ -75,6 +83,19 @@ class Replica:
         if secret is not None:
             headers.append((relay.SECRET_HEADER.encode(), secret.encode()))
         self.headers = render(headers)
+
+    def way(self, tenant: Tenant) -> Upstream:
+        """To it, for a tenant's request: its cache is the tenant's own whoever keeps it."""
+        namespace, priority = tenant.namespace, tenant.priority.priority if self._sends_priority else Priority.NORMAL
+        if self.relays or (not namespace and priority is Priority.NORMAL):
+            return self.upstream
+        return self.upstream.wishing(Wishes(salt=namespace, priority=priority))
+
+    def headers_for(self, tenant: Tenant, *, relayed: bytes = b"") -> bytes:
+        """What a penstock replica must know besides the client's bytes; `relayed`: what kind of stream it is."""
+        if not self.relays:
+            return self.headers
+        return b"%b%b: %b\r\n%b" % (self.headers, _NAMESPACE, tenant.namespace.encode(), relayed)
 
     @property
     def url(self) -> str:

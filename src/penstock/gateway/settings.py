@@ -56,6 +56,7 @@ class ModelSettings:
     fallback: list[str] = field(default_factory=list)  # models to go on to, in this order, when this one cannot
     fallback_on: list[Literal["error", "slow", "context"]] = field(default_factory=lambda: ["error", "slow", "context"])
     dialect: str = "auto"  # of servers that are not penstock's: auto, or one of docs/dialects.md
+    send_priority: bool = False  # tell servers that are not penstock's a tenant's class: they must schedule by it
     kv_events: KvEventSettings | None = None  # where vLLM, SGLang or TensorRT-LLM servers publish their KV events
     routing: RoutingSettings | None = None  # auto: the gateway's
     price: Price = field(default_factory=Price)  # per million tokens: input, output, and cached if that is cheaper
@@ -163,7 +164,7 @@ def replicas_of(models: dict[str, ModelSettings], health: HealthSettings | None 
             Replica(
                 url, model=name, served_as=pool.served_as, upstream=ForeignUpstream.from_url(url), key=key,
                 secret=secret, health=health, probe_every_s=probe_every_s, deep_probe_every_s=pool.deep_probe_every_s,
-                kv_events=pool.kv_events,
+                kv_events=pool.kv_events, sends_priority=pool.send_priority,
                 dialect="openai" if key and pool.dialect == "auto" else pool.dialect,  # a paid one is not asked around
                 id=url if counts[url] == 1 else f"{url}#{name}",  # one provider may have many models
             )

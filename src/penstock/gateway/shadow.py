@@ -10,13 +10,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from penstock.api import relay
 from penstock.api.relay import StreamRecord
 from penstock.core.replica import ReplicaState
 from penstock.gateway.http.call import Call, Failure
-from penstock.gateway.http.message import ResponseHead, render
+from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.inquiry import Inquiry
-from penstock.gateway.replicas import Replica
+from penstock.gateway.replicas import STREAM_HEADER, Replica
 from penstock.gateway.sizes import Size, body_for
 from penstock.gateway.spent import TokenUsage, find_usage
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 MOST_OPEN = 64
 _TAIL_BYTES = 8192
-_NAMESPACE = relay.NAMESPACE_HEADER.encode()
-_STREAM_HEADER = render([(relay.HEADER.encode(), relay.STREAM.encode())])
 
 
 class Shadows:
@@ -101,15 +98,13 @@ class Copy:
         self._held = b""
         self._ttft_s: float | None = None
         self._record: StreamRecord | None = None
-        headers = replica.headers
-        if replica.relays:
-            headers += b"%b: %b\r\n" % (_NAMESPACE, inquiry.caller.tenant.namespace.encode())
-            if self._is_stream:
-                self._record = StreamRecord()  # counts the tokens of a stream that does not say its usage
-                headers += _STREAM_HEADER
+        tenant, relayed = inquiry.caller.tenant, b""
+        if replica.relays and self._is_stream:
+            relayed, self._record = STREAM_HEADER, StreamRecord()  # counts the tokens of a stream without usage
+        headers = replica.headers_for(tenant, relayed=relayed)
         self._now = time.perf_counter
         self._began_s = self._now()
-        self._call: Call | None = replica.upstream.send(b"POST", inquiry.surface.path, headers, body, self)
+        self._call: Call | None = replica.way(tenant).send(b"POST", inquiry.surface.path, headers, body, self)
 
     def cut_off(self) -> None:
         call, self._call = self._call, None

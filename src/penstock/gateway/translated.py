@@ -35,16 +35,25 @@ _MOST_BYTES = 32 << 20  # of an answer that is translated whole
 class ForeignUpstream(Upstream):
     """`dialect` may be set late, when it is known; until then nothing is changed."""
 
+    dialect: Dialect | None = None
     render: Render | None = None  # of the model's chat template, for servers that take text only
 
+    def wishing(self, wishes: Wishes) -> Upstream:
+        return self if self.dialect is None or self.dialect is OPENAI else _Wishing(self, wishes)
+
     def send(self, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
+        return self.send_with(_WITH_USAGE, method, target, headers, body, receiver)
+
+    def send_with(
+        self, wishes: Wishes, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver
+    ) -> Call:
         dialect = self.dialect
         if dialect is None or method != b"POST" or target not in (CHAT, COMPLETIONS):
             return super().send(method, target, headers, body, receiver)
         if dialect.native is None:
             if dialect is OPENAI and _STREAM not in body:  # nearly every provider, and nothing to ask it for
                 return super().send(method, target, headers, body, receiver)
-            changed = outgoing(dialect, body, _WITH_USAGE)
+            changed = outgoing(dialect, body, wishes)
             if changed is not body and not _ASKS_USAGE.search(body):
                 receiver = _HidesUsage(receiver)
             return super().send(method, target, headers, changed, receiver)
@@ -70,6 +79,17 @@ class ForeignUpstream(Upstream):
 
         asyncio.get_running_loop().call_soon(answer)
         return call
+
+
+class _Wishing(Upstream):
+    """One request's way through a `ForeignUpstream`; it has no connections of its own."""
+
+    def __init__(self, upstream: ForeignUpstream, wishes: Wishes) -> None:
+        self._upstream = upstream
+        self._wishes = wishes._replace(usage=True)
+
+    def send(self, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
+        return self._upstream.send_with(self._wishes, method, target, headers, body, receiver)
 
 
 class _HidesUsage:

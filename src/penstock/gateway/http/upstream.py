@@ -12,14 +12,16 @@ import ssl
 from urllib.parse import urlsplit
 
 from penstock.core.errors import ConfigError
-from penstock.dialects.dialect import Dialect
+from penstock.dialects.requests import Wishes
 from penstock.gateway.http.call import Call, Failure, FailureKind, Receiver
 from penstock.gateway.http.limits import TICK_S, UpstreamLimits
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 
 
 class Upstream:
-    dialect: Dialect | None = None  # what the other side speaks, where that is known and differs from OpenAI's
+    def wishing(self, wishes: Wishes) -> Upstream:
+        """The same way, for a request with wishes that the other side's dialect may have words for."""
+        return self
 
     def __init__(
         self, host: str, port: int, *, tls: ssl.SSLContext | None = None, limits: UpstreamLimits | None = None
