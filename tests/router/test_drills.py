@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from tools.routing.simulation import Job, Simulation
 from tools.routing.table import Result, measure
-from tools.routing.trace import read
 
 from penstock.core.request import Priority
 from penstock.router.strategies import RoutingSettings, StrategyName
+from penstock.workload.trace import read_trace
 
 TRACE = Path(__file__).parent / "data" / "mooncake_conversation_1200.jsonl.xz"
 HOT = tuple(range(1, 9))  # 4,096 tokens that many prompts begin with
@@ -95,7 +95,7 @@ def test_nobody_starves_behind_the_high_and_the_hot() -> None:
 
 @pytest.mark.parametrize("num_replicas", [4, 16])
 def test_on_a_real_trace_kv_aware_hits_most_and_answers_soonest(num_replicas: int) -> None:
-    rows = read(TRACE, 0, 700)
+    rows = read_trace(TRACE, 0, 700)
     names: list[StrategyName] = ["kv_aware", "round_robin", "least_connections", "session"]
     results: dict[str, Result] = {name: measure(rows, RoutingSettings(name), num_replicas, speed=2.0) for name in names}
     best = results.pop("kv_aware")

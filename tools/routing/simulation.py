@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
-from tools.routing.trace import BLOCK_TOKENS, Row
 
 from penstock.admission.admission import Admission, Used
 from penstock.admission.decision import Admit, Decision, Shed
@@ -25,6 +24,7 @@ from penstock.router.prefix_index import PrefixIndex
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Router
 from penstock.router.strategies import RoutingSettings
+from penstock.workload.trace import BLOCK_TOKENS, Arrival
 
 STEP_TOKENS, MAX_SEQUENCES = 2048, 128
 STEP_S, PREFILL_TOKEN_S, DECODE_S = 0.012, 0.00004, 0.0001  # about 20,000 prompt tokens a second
@@ -202,13 +202,12 @@ class Simulation:
         heapq.heappush(self._events, (at, next(self._order), lambda: self._submit(job)))
         return job
 
-    def ask_all(self, rows: Iterable[Row], speed: float = 1.0) -> float:
+    def ask_all(self, rows: Iterable[Arrival], speed: float = 1.0) -> float:
         """A whole trace, so many times as fast; when the last one comes."""
         last = 0.0
         for row in rows:
             last = row.at_s / speed
-            full = row.blocks[: row.prompt_tokens // BLOCK_TOKENS]
-            self.ask(last, row.prompt_tokens, row.output_tokens, full, session=row.session)
+            self.ask(last, row.prompt_tokens, row.output_tokens, row.whole_blocks, session=row.session)
         return last
 
     # -- inside

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tools.routing.simulation import Simulation
-from tools.routing.trace import Row, read
 
 from penstock.router.strategies import STRATEGIES, RoutingSettings, StrategyName
+from penstock.workload.trace import Arrival, read_trace
 
 
 class Result(NamedTuple):
@@ -26,7 +26,7 @@ class Result(NamedTuple):
     num_shed: int
 
 
-def measure(rows: list[Row], routing: RoutingSettings, num_replicas: int, speed: float = 1.0) -> Result:
+def measure(rows: list[Arrival], routing: RoutingSettings, num_replicas: int, speed: float = 1.0) -> Result:
     sim = Simulation(routing, num_replicas)
     last = sim.ask_all(rows, speed * num_replicas / 4)
     sim.run(last + 60.0)
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--speed", type=float, default=1.0)
     parser.add_argument("--strategy", nargs="*", default=list(STRATEGIES), choices=list(STRATEGIES))
     given = parser.parse_args()
-    rows = read(given.trace, given.first, given.count)
+    rows = read_trace(given.trace, given.first, given.count)
     print(
         f"{'replicas':>8}  {'strategy':18} {'hits':>6} {'mean TTFT':>10} {'p95 TTFT':>9} {'most/mean':>9} {'shed':>5}"
     )

@@ -5,7 +5,6 @@ All requests are handed over at once; greedy, end-of-sequence ignored, random to
 
 from __future__ import annotations
 
-import csv
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.sched.plan import Runner
 from penstock.sched.scheduler import Scheduler
+from penstock.workload.trace import read_trace
 
 TRACE_REQUESTS, TRACE_PROMPT, TRACE_OUTPUT = 1000, 7000, 1000  # W3: how much of the trace, cut to what
 
@@ -134,8 +134,5 @@ def figure(work: EngineWorkload, rounds: list[Round], roofline: Roofline | None)
 def _trace_lengths(trace: Path | None) -> list[tuple[int, int]]:
     if trace is None:
         raise ConfigError("W3 needs --trace: the Azure conversation trace, as CSV", param="trace")
-    with trace.open() as file:
-        rows = list(csv.DictReader(file))[:TRACE_REQUESTS]
-    return [
-        (min(int(row["ContextTokens"]), TRACE_PROMPT), min(int(row["GeneratedTokens"]), TRACE_OUTPUT)) for row in rows
-    ]
+    arrivals = read_trace(trace, count=TRACE_REQUESTS)
+    return [(min(one.prompt_tokens, TRACE_PROMPT), min(one.output_tokens, TRACE_OUTPUT)) for one in arrivals]
