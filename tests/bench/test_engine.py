@@ -50,7 +50,8 @@ def test_prompts_are_new_in_every_round_but_share_what_they_should() -> None:
 
 def test_a_trace_gives_the_lengths_cut_to_what_fits(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
-    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6,374,44\n2023-11-16 18:15:47.7,9000,2000\n")
+    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46,374,44", "2023-11-16 18:15:47,9000,2000"]
+    trace.write_text("\n".join(rows))
     assert workload("W3", trace).lengths == [(374, 44), (7000, 1000)]
 
 
