@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from penstock.bench.engine import Round, figure, make_requests, run_round, workload
-from penstock.bench.roofline import DEVICES, EngineWorkload, Roofline
+from penstock.bench.roofline import EngineWorkload, Roofline
 from penstock.bench.shapes import SHAPES, shape
+from penstock.capacity.hardware import Peaks
 from penstock.core.errors import ConfigError
 from penstock.engine.fake import FakeRunner
 from penstock.kv.cache import KVCache
@@ -26,7 +27,11 @@ def test_every_token_of_a_workload_is_made(overlaps: bool) -> None:
 def test_the_best_round_is_shown_and_all_are_kept() -> None:
     work = EngineWorkload("tiny", [(20, 5), (40, 3)])
     rounds = [Round(2.0, 6, 0.5), Round(1.0, 5, 0.25), Round(3.0, 7, None)]
-    shown = figure(work, rounds, Roofline(SHAPES["llama1b"], "bfloat16", "none", "bfloat16", DEVICES["NVIDIA H200"]))
+    shown = figure(
+        work,
+        rounds,
+        Roofline(SHAPES["llama1b"], "bfloat16", "none", "bfloat16", Peaks(4.41, {"bfloat16": 765, "fp8": 1402})),
+    )
     assert shown.rounds == rounds
     assert (shown.seconds, shown.steps, shown.device_idle) == (1.0, 5, 0.25)
     assert (shown.output_tokens_per_s, shown.prompt_tokens_per_s) == (8.0, 60.0)

@@ -4,10 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench.roofline import DEVICES, EngineWorkload, Roofline, context_read, query_positions
+from penstock.bench.roofline import EngineWorkload, Roofline, context_read, query_positions
 from penstock.bench.shapes import SHAPES
+from penstock.capacity.hardware import by_driver_name
 
-H200 = DEVICES["NVIDIA H200"]
+GPU = by_driver_name("NVIDIA H200")
+assert GPU is not None
+assert GPU.measured is not None
+H200 = GPU.measured
 LLAMA_8B = SHAPES["llama8b"]
 HEAD = LLAMA_8B.vocab_size * LLAMA_8B.hidden_size
 LAYERS = LLAMA_8B.num_parameters - 2 * HEAD  # the norms of all layers among them

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.capacity.formats import Formats
+from penstock.capacity.hardware import Peaks
+from penstock.capacity.model_bytes import ModelBytes, pairs
 from penstock.core.model_config import ModelConfig
-
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True)
@@ -29,19 +30,6 @@ class EngineWorkload:
 
 
 @dataclass(frozen=True)
-class Device:
-    """What a device can do, measured: the roof over every figure."""
-
-    name: str
-    read_bytes_per_s: float
-    flops_per_s: dict[str, float]  # matrix products of 8192³, by number format
-
-
-# By the name the driver gives it.
-DEVICES = {device.name: device for device in (Device("NVIDIA H200", 4.41e12, {"bfloat16": 765e12, "fp8": 1402e12}),)}
-
-
-@dataclass(frozen=True)
 class Roofline:
     """A model in its number formats, on a device."""
 
@@ -49,7 +37,7 @@ class Roofline:
     dtype: str  # of activations, embedding and head, and of linear weights that are not quantized
     quant: str  # of linear weights: "none", or their number format
     kv_dtype: str
-    device: Device
+    peaks: Peaks  # of the device, measured
 
     @property
     def linear_dtype(self) -> str:
@@ -57,39 +45,29 @@ class Roofline:
 
     @property
     def weight_bytes(self) -> int:
-        """Read in every step: all but the embedding, of which a step reads a few rows. A tied one is the head too."""
-        return BYTES[self.linear_dtype] * self._linear_parameters + BYTES[self.dtype] * self._head_parameters
+        """Read in every step."""
+        return self._bytes.read_bytes
 
     def mbu(self, work: EngineWorkload, steps: int, seconds: float) -> float:
         """Bytes that had to be read, over the time, as a share of the device's bandwidth."""
-        kv_bytes = self.config.kv_bytes_per_token(BYTES[self.kv_dtype])
-        read_bytes = steps * self.weight_bytes + context_read(work) * kv_bytes
-        return read_bytes / seconds / self.device.read_bytes_per_s
+        read_bytes = steps * self.weight_bytes + context_read(work) * self._bytes.kv_bytes_per_token
+        return read_bytes / seconds / self.peaks.bytes_per_s
 
     def mfu(self, work: EngineWorkload, seconds: float) -> float | None:
         """The time that the products take at the peak of their format, as a share of the run's; None: not measured."""
-        peaks = self.device.flops_per_s
+        peaks = self.peaks.flops_per_s
         if self.dtype not in peaks or self.linear_dtype not in peaks:
             return None
-        queries = query_positions(work)
-        num_tokens = sum(end - start for start, end in queries)
-        linear_flops = 2 * self._linear_parameters * num_tokens
-        head_flops = 2 * self._head_parameters * work.output_tokens
-        attended = sum(_sum_of_contexts(start, end) for start, end in queries)
-        config = self.config
-        attention_flops = 4 * config.num_heads * config.head_dim * config.num_layers * attended
+        queries, model = query_positions(work), self._bytes
+        linear_flops = model.linear_flops_per_token * sum(end - start for start, end in queries)
+        head_flops = model.head_flops_per_token * work.output_tokens
+        attention_flops = model.flops_per_pair * sum(pairs(start, end) for start, end in queries)
         best_s = linear_flops / peaks[self.linear_dtype] + (head_flops + attention_flops) / peaks[self.dtype]
         return best_s / seconds
 
     @property
-    def _head_parameters(self) -> int:
-        return self.config.vocab_size * self.config.hidden_size
-
-    @property
-    def _linear_parameters(self) -> int:
-        """Norms too: they are few."""
-        tables = self._head_parameters * (1 if self.config.tied_embeddings else 2)
-        return self.config.num_parameters - tables
+    def _bytes(self) -> ModelBytes:
+        return ModelBytes(self.config, Formats(self.linear_dtype, self.kv_dtype, self.dtype))
 
 
 def query_positions(work: EngineWorkload) -> list[tuple[int, int]]:
@@ -100,12 +78,5 @@ def query_positions(work: EngineWorkload) -> list[tuple[int, int]]:
 
 def context_read(work: EngineWorkload) -> int:
     """Tokens of context that decodes read, all together. What a step's decodes share it reads once."""
-    own = sum(
-        _sum_of_contexts(prompt, prompt + output - 1) - work.shared * (output - 1) for prompt, output in work.lengths
-    )
+    own = sum(pairs(prompt, prompt + output - 1) - work.shared * (output - 1) for prompt, output in work.lengths)
     return own + work.shared * max(output - 1 for _, output in work.lengths)
-
-
-def _sum_of_contexts(start: int, end: int) -> int:
-    """A token at position p attends to p + 1 tokens: itself and those before it."""
-    return (end * (end + 1) - start * (start + 1)) // 2

@@ -8,12 +8,16 @@ from pathlib import Path
 
 from penstock import __version__
 from penstock.cli.admins import add_admins, run_admins
+from penstock.cli.alerts import add_alerts, run_alerts
 from penstock.cli.bench import add_bench, run_bench
 from penstock.cli.flags import add_settings, settings_from
 from penstock.cli.gateway import add_gateway
 from penstock.cli.keys import add_keys, run_keys
 from penstock.cli.logs import configure_logs
+from penstock.cli.plan import add_plan, run_plan
+from penstock.cli.replay import add_replay, run_replay
 from penstock.cli.routes import add_routes, run_routes
+from penstock.cli.sim import add_sim, run_sim
 from penstock.cli.tenants import add_tenants, run_tenants
 from penstock.cli.usage import add_usage, run_usage
 from penstock.core.errors import PenstockError
@@ -54,6 +58,10 @@ def parser() -> argparse.ArgumentParser:
     add_usage(commands)
     add_admins(commands)
     add_routes(commands)
+    add_alerts(commands)
+    add_replay(commands)
+    add_plan(commands)
+    add_sim(commands)
     return root
 
 
@@ -78,7 +86,7 @@ def run(arguments: argparse.Namespace) -> None:
         case "serve" | "engine":
             from penstock.cli.serve import serve
 
-            serve(settings_from(arguments))
+            serve(settings_from(arguments), has_console=arguments.command == "serve")
         case "pull":
             from penstock.hub.progress import ProgressBar
             from penstock.hub.resolve import resolve
@@ -90,6 +98,8 @@ def run(arguments: argparse.Namespace) -> None:
             convert(arguments.model, arguments.directory, arguments.dtype)
         case "bench":
             run_bench(arguments)
+        case "sim":
+            run_sim(arguments)
         case "gateway":
             from penstock.cli.gateway import run_gateway
 
@@ -104,6 +114,12 @@ def run(arguments: argparse.Namespace) -> None:
             run_admins(arguments)
         case "routes":
             run_routes(arguments)
+        case "alerts":
+            run_alerts(arguments)
+        case "replay":
+            run_replay(arguments)
+        case "plan":
+            run_plan(arguments)
 
 
 if __name__ == "__main__":

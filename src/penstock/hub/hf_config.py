@@ -29,6 +29,8 @@ def model_config(
         return replace(_build(family, values, generation, has_head), quantization=quantization)
     except KeyError as error:
         raise ModelCorrupt(f"config.json has no {error}; download it again") from None
+    except (TypeError, ZeroDivisionError) as error:
+        raise ModelCorrupt(f"config.json holds a value that cannot be ({error}); download it again") from None
 
 
 def _build(family: str, values: Json, generation: Json, has_head: bool) -> ModelConfig:

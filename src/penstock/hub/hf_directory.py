@@ -25,10 +25,7 @@ class HFDirectory:
 
     @cached_property
     def config(self) -> ModelConfig:
-        config = self.read_config()
-        quantization = config.get("quantization_config")
-        is_fp8 = bool(quantization and read_activations(quantization))
-        return model_config(config, self.read_generation(), has_head=True, quantization="fp8" if is_fp8 else None)
+        return config_without_weights(self.read_config(), self.read_generation())
 
     @cached_property
     def tokenizer_source(self) -> TokenizerFiles:
@@ -60,6 +57,13 @@ class HFDirectory:
         if isinstance(template, list):  # several, by name
             template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
         return template
+
+
+def config_without_weights(config: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+    """What config.json says, where there are no weights to ask."""
+    quantization = config.get("quantization_config")
+    is_fp8 = bool(quantization and read_activations(quantization))
+    return model_config(config, generation, has_head=True, quantization="fp8" if is_fp8 else None)
 
 
 def read_json(path: Path) -> dict[str, Any]:

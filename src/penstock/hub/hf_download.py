@@ -61,6 +61,22 @@ def download_hf(repository: str, *, progress: Progress, backoff_s: float = 1.0) 
     return directory
 
 
+def fetch_config(repository: str) -> dict[str, Any]:
+    """config.json alone, for those who want to know what a model is like: some kilobytes, and nothing is kept."""
+    try:
+        with _open(f"{_endpoint()}/{repository}/resolve/main/config.json") as reply:
+            config = json.loads(reply.read())
+    except urllib.error.HTTPError as error:
+        raise ModelMissing(_refusal(repository, error.code)) from None
+    except (OSError, http.client.HTTPException) as error:
+        raise ModelMissing(f"could not read {repository} at {_endpoint()}: {error}; check the network") from None
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise ModelMissing(f"{_endpoint()} does not answer like the Hugging Face Hub; check HF_ENDPOINT")
+    return config
+
+
 def _is_complete(directory: Path) -> bool:
     """config.json comes last, so where it is, everything is."""
     return (directory / "config.json").is_file()

@@ -27,7 +27,7 @@ def resolve(spec: str, *, progress: Progress | None = None) -> Checkpoint:
     if spec in ALIASES:
         return GGUFCheckpoint(pull(spec, progress=progress))
     if spec.startswith(HF_PREFIX):
-        return HFCheckpoint(download_hf(_repository(spec), progress=progress))
+        return HFCheckpoint(download_hf(repository_of(spec), progress=progress))
     path = Path(spec).expanduser()
     if path.is_dir():
         return HFCheckpoint(path)
@@ -52,7 +52,7 @@ def default_name(spec: str) -> str:
     return path.stem if path.suffix == ".gguf" else path.name
 
 
-def _repository(spec: str) -> str:
+def repository_of(spec: str) -> str:
     repository = spec.removeprefix(HF_PREFIX)
     if not REPOSITORY.fullmatch(repository):
         raise ModelMissing(f"{spec!r} is not of the form hf:org/name")

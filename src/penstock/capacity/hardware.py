@@ -1,0 +1,113 @@
+"""The table of GPUs: what they can do and what they cost. It ships as hardware.yaml; a user's file goes over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any
+
+import yaml
+from msgspec import Meta
+
+from penstock.core.config import build, nearest
+from penstock.core.errors import ConfigError
+
+Positive = Annotated[float, Meta(gt=0)]
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What a device reached under the best program for it: the roof over every figure of a bench."""
+
+    bandwidth_tb_s: Positive
+    tflops: dict[str, Positive]
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bandwidth_tb_s * 1e12
+
+    @property
+    def flops_per_s(self) -> dict[str, float]:
+        return {name: figure * 1e12 for name, figure in self.tflops.items()}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One entry of the table; hardware.yaml says what each figure is."""
+
+    name: str  # as its driver calls it
+    price_per_hour: Positive
+    memory_gib: Positive
+    bandwidth_tb_s: Positive
+    tflops: dict[str, Positive]
+    link_gb_s: Positive
+    link_latency_us: Annotated[float, Meta(ge=0)]
+    network_gb_s: Positive
+    per_node: Annotated[int, Meta(ge=1)]
+    measured: Peaks | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self.memory_gib * 2**30)
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bandwidth_tb_s * 1e12
+
+    def flops_per_s(self, number_format: str) -> float:
+        return self.tflops[number_format] * 1e12
+
+
+Table = dict[str, Gpu]
+
+
+@cache
+def _shipped() -> dict[str, dict[str, Any]]:
+    text = resources.files("penstock.capacity").joinpath("hardware.yaml").read_text()
+    return dict(yaml.safe_load(text))
+
+
+def hardware(own: str | None = None, *, where: str = "the hardware file") -> Table:
+    """The shipped table, under the text of the user's file where there is one."""
+    entries = {name: dict(entry) for name, entry in _shipped().items()}
+    for name, entry in _parse(own, where).items():
+        entries[name] = {**entries.get(name, {}), **entry}
+    return {name: _gpu(name, entry) for name, entry in entries.items()}
+
+
+def find_gpu(table: Mapping[str, Gpu], name: str) -> Gpu:
+    if name not in table:
+        hint = nearest(name.lower(), table)
+        raise ConfigError(
+            f"no GPU {name!r}" + (f"; did you mean {hint!r}?" if hint else "") + f" There are {', '.join(table)}; "
+            "--hardware FILE adds one",
+            param="gpu",
+        )
+    return table[name]
+
+
+def by_driver_name(name: str) -> Gpu | None:
+    return next((gpu for gpu in hardware().values() if gpu.name == name), None)
+
+
+def _gpu(name: str, entry: Mapping[str, Any]) -> Gpu:
+    gpu = build(Gpu, entry, where=f"{name}.")
+    if "bfloat16" not in gpu.tflops:
+        raise ConfigError(f"hardware '{name}': tflops needs bfloat16, the format that all others are widened to")
+    return gpu
+
+
+def _parse(text: str | None, where: str) -> dict[str, dict[str, Any]]:
+    if text is None:
+        return {}
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where} is not YAML: {error}") from None
+    if not isinstance(document, dict) or not all(isinstance(entry, dict) for entry in document.values()):
+        raise ConfigError(
+            f"{where} does not hold GPUs by name, each with its figures; see `penstock plan --list-hardware`"
+        )
+    return document

@@ -1,0 +1,58 @@
+"""What a model is in bytes and operations, in its number formats: the arithmetic under every roofline. No device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.capacity.formats import BYTES, Formats
+from penstock.core.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    config: ModelConfig
+    formats: Formats = Formats()  # noqa: RUF009 (frozen)
+
+    @property
+    def head_parameters(self) -> int:
+        return self.config.vocab_size * self.config.hidden_size
+
+    @property
+    def linear_parameters(self) -> int:
+        """Norms too: they are few."""
+        tables = self.head_parameters * (1 if self.config.tied_embeddings else 2)
+        return self.config.num_parameters - tables
+
+    @property
+    def read_bytes(self) -> int:
+        """Weights that a step reads: all but the embedding, of which it reads a few rows. A tied one is the head."""
+        dtype_bytes = BYTES[self.formats.dtype]
+        return int(BYTES[self.formats.weights] * self.linear_parameters + dtype_bytes * self.head_parameters)
+
+    @property
+    def stored_bytes(self) -> int:
+        embedding = 0 if self.config.tied_embeddings else self.head_parameters
+        return self.read_bytes + int(BYTES[self.formats.dtype] * embedding)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.config.kv_bytes_per_token(int(BYTES[self.formats.kv]))
+
+    @property
+    def linear_flops_per_token(self) -> int:
+        return 2 * self.linear_parameters
+
+    @property
+    def head_flops_per_token(self) -> int:
+        """For a token that is chosen; a prompt's tokens but its last need none."""
+        return 2 * self.head_parameters
+
+    @property
+    def flops_per_pair(self) -> int:
+        """Of attention, for one token that looks at one token of context, in all layers."""
+        return 4 * self.config.num_heads * self.config.head_dim * self.config.num_layers
+
+
+def pairs(start: int, end: int) -> int:
+    """How many tokens of context those at positions [start, end) look at: one at p sees p + 1, itself among them."""
+    return (end * (end + 1) - start * (start + 1)) // 2

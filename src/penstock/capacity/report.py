@@ -1,0 +1,276 @@
+"""A plan as text, for whoever has to decide on it: what is needed, why, what it costs, what would cost less."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.capacity.changes import Outcome, Price
+from penstock.capacity.demand import Demand
+from penstock.capacity.formats import SHORT, Formats
+from penstock.capacity.hardware import Gpu
+from penstock.capacity.memory import MEMORY_FRACTION
+from penstock.capacity.model_bytes import ModelBytes
+from penstock.capacity.plan import HOURS_PER_MONTH, Case, Layout
+from penstock.capacity.steady import MOST_UTILISATION
+
+GIB = 2**30
+SAME, SHOWN = (
+    0.995,
+    3.0,
+)  # cost as a share of the plan's: below the first it is cheaper, above the second beside the point
+IN_RETURN = {
+    Price.WORK: "",
+    Price.QUALITY: "quality: measure it",
+    Price.HARDWARE: "other hardware",
+    Price.LATENCY: "latency",
+}
+BOUNDS = {
+    "weights": "weights do not fit",
+    "kv memory": "KV memory",
+    "sequences": "the batch (--max-num-seqs)",
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "utilisation": f"utilisation (at most {100 * MOST_UTILISATION:.0f} %)",
+}
+
+
+def head(case: Case, name: str, formats: Formats) -> str:
+    config, model, demand = case.config, ModelBytes(case.config, formats), case.demand
+    return "\n".join(
+        (
+            f"model     {name}: {config.num_parameters / 1e9:.3g} billion parameters, {config.num_layers} layers, "
+            f"{config.num_heads} heads over {config.num_kv_heads} of keys and values",
+            f"          {formats}: weights {_gib(model.stored_bytes)}, KV cache {_kib(model)} a token",
+            f"asked     {_figures(demand.rate)} requests/s; {_lengths(demand)}",
+            f"          {_target(demand)}",
+        )
+    )
+
+
+def need(case: Case, layout: Layout) -> str:
+    """The answer."""
+    assert layout.expected is not None
+    demand, expected, setup = case.demand, layout.expected, layout.setup
+    each, per = demand.rate / layout.num_replicas, demand.profile
+    percent = f"p{100 * demand.target.percentile:g}"
+    spare = f", {case.num_spare} of them spare" if case.num_spare else ""
+    tpot = "no TPOT: one token each"
+    if expected.tpot_p50_s is not None and expected.tpot_p_s is not None:
+        tpot = f"TPOT {_ms(expected.tpot_p50_s)} p50, {_ms(expected.tpot_p_s)} {percent}"
+    return "\n".join(
+        (
+            f"YOU NEED  {layout.num_gpus:,} x {setup.gpu}: {_replicas(layout)} of "
+            f"{_gpus(layout)} ({layout.parallelism}){spare}, {setup.formats}",
+            f"cost      {_money(layout.cost_per_month)} a month; {_tokens_cost(demand, layout)}",
+            f"expected  TTFT {_ms(expected.ttft_p50_s)} p50, {_ms(expected.ttft_p_s)} {percent}; {tpot}",
+            f"replica   carries {_figures(layout.rate_per_replica)} requests/s within the targets and gets "
+            f"{_figures(each)}; what stands against more is {BOUNDS[layout.bound]}",
+            f"          {_figures(each * per.prompt_tokens)} prompt and {_figures(each * per.output_tokens)} output "
+            f"tokens/s, {expected.num_decodes * layout.parallelism.pipeline:.0f} sequences at once, "
+            f"{_percent(expected.utilisation)} of what its GPUs can do",
+            f"memory    of a GPU: weights {_gib(layout.memory.weight_bytes)}, steps {_gib(layout.memory.step_bytes)}, "
+            f"KV {_gib(layout.memory.kv_bytes)}",
+            f"          a replica holds {layout.memory.kv_tokens:,} tokens of KV: {layout.num_sequences:,} sequences",
+        )
+    )
+
+
+def parallelism(case: Case, chosen: Layout, judged: Sequence[Layout]) -> str:
+    """Every layout on the chosen GPU, and why it is not the one."""
+    percent = f"{100 * case.demand.target.percentile:g}"
+    rows = [["", "GPU weights", "sequences", f"TTFT p{percent} alone", "requests/s", "GPUs", "a month", ""]]
+    for each in judged:
+        is_chosen = each.parallelism == chosen.parallelism
+        rows.append(
+            [
+                str(each.parallelism),
+                _gib(each.memory.weight_bytes),
+                f"{each.num_sequences:,}",
+                _ms(each.alone.ttft_p_s) if each.alone else "",
+                _figures(each.rate_per_replica) if each.is_possible else "",
+                f"{each.num_gpus:,}" if each.is_possible else "",
+                _money(each.cost_per_month) if each.is_possible else "",
+                "chosen: the cheapest" if is_chosen else _why_not(each),
+            ]
+        )
+    fits = next((each for each in judged if each.alone), None)
+    sane = SHOWN * chosen.cost_per_month  # a replica that holds one sequence keeps all targets, if you have many of it
+    keeps = next((each for each in judged if each.cost_per_month < sane), None)
+    said = f"Smallest that fits: {fits.parallelism if fits else 'none'}. "
+    if keeps:
+        said += f"Smallest that keeps the targets: {keeps.parallelism}, {_money(keeps.cost_per_month)} a month. "
+    return f"Parallelism on {chosen.setup.gpu}\n{table(rows)}\n{said}Chosen: {chosen.parallelism}."
+
+
+def formats_table(case: Case, found: Sequence[tuple[Formats, Layout | None]], gpu: str) -> str:
+    rows = [["weights", "KV", "in all", "KV a token", "layout", "sequences", "GPUs", "a month"]]
+    for formats, layout in found:
+        model = ModelBytes(case.config, formats)
+        names = [SHORT.get(each, each) for each in (formats.weights, formats.kv)]
+        sizes = [_gib(model.stored_bytes), _kib(model)]
+        plan = ["does not keep the targets", "", "", ""]
+        if layout:
+            plan = [
+                str(layout.parallelism),
+                f"{layout.num_sequences:,}",
+                f"{layout.num_gpus:,}",
+                _money(layout.cost_per_month),
+            ]
+        rows.append([*names, *sizes, *plan])
+    return f"Number formats on {gpu}\n{table(rows)}"
+
+
+def alternatives_table(chosen: Layout, found: Sequence[Outcome]) -> str:
+    rows = [["", "GPUs", "replicas", "a month", "saves", "in return"]]
+    dear = []
+    for each in found:
+        ratio = each.layout.cost_per_month / chosen.cost_per_month
+        if ratio < SAME or (ratio < SHOWN and each.change.price in (Price.WORK, Price.HARDWARE)):
+            rows.append([each.change.name, *_saving(each, chosen.cost_per_month)])
+        elif each.change.price is Price.HARDWARE or each.layout.setup.gpu == chosen.setup.gpu:
+            dear.append(each.change.name)
+    rest = f"\nNot cheaper: {', '.join(dear)}." if dear else ""
+    return f"Instead, each alone, cheapest first\n{table(rows)}{rest}"
+
+
+def path_table(name: str, start: str, start_cost: float, goal: float, steps: Sequence[Outcome]) -> str:
+    rows = [["", "GPUs", "replicas", "a month", "saves", "in return"], [name, start, "", _money(start_cost), "", ""]]
+    cost = start_cost
+    for number, each in enumerate(steps, 1):
+        rows.append([f"{number} {each.change.name}", *_saving(each, cost)])
+        cost = each.layout.cost_per_month
+    saved = f"{_money(cost)} a month, {_percent(1 - cost / start_cost)} less"
+    verdict = f"Reached: {saved}." if cost <= goal else f"Not reached: {saved}, is the least that was found."
+    return f"From {_money(start_cost)} to {_money(goal)} a month, one step after the other\n{table(rows)}\n{verdict}"
+
+
+def assumptions(case: Case, layout: Layout) -> str:
+    gpu = case.hardware[layout.setup.gpu]
+    name, engine, share = layout.setup.gpu, case.engine, case.demand.prefix_share
+    lines = [
+        f"prices: {gpu.price_per_hour:.3g} $/h for one {name}, {HOURS_PER_MONTH} hours a month, GPUs only; what "
+        "providers ask differs 3 times: put yours into --hardware FILE",
+        f"speed: a roofline over datasheets with {engine}'s four constants, fitted on one H200 to 16 % (docs/plan.md); "
+        "other GPUs, and several per replica, by the same constants: not measured",
+        "latency: prompts queue (M/G/1) before a batching engine, arrivals are Poisson's, replicas are filled evenly; "
+        "TTFT is the engine's, without the network",
+        f"memory: {_percent(MEMORY_FRACTION)} of each GPU is used; a step has at most {case.max_num_seqs} sequences "
+        f"and {case.chunk_tokens:,} tokens",
+    ]
+    if share:
+        lines.append(
+            f"{_percent(share)} of prompt tokens are in the cache of the replica that is asked; that saves no KV memory"
+        )
+    if layout.parallelism.num_gpus > 1:
+        lines.append(
+            "penstock's engine has one GPU a replica today: TP and PP are another's, behind penstock's gateway"
+        )
+    if case.config.windows:
+        lines.append("sliding windows are ignored: every layer keeps and reads the whole context (an upper bound)")
+    return "Assumed\n" + "\n".join(f"  - {line}" for line in lines)
+
+
+def hardware_table(hardware: dict[str, Gpu]) -> str:
+    rows = [["", "name", "$/h", "GiB", "TB/s", "TFLOP/s bf16", "fp8", "int8", "link GB/s", "network GB/s", "per node"]]
+    for key, gpu in hardware.items():
+        flops = [f"{gpu.tflops[name]:,g}" if name in gpu.tflops else "-" for name in ("bfloat16", "fp8", "int8")]
+        figures = [f"{gpu.price_per_hour:.2f}", f"{gpu.memory_gib:g}", f"{gpu.bandwidth_tb_s:g}", *flops]
+        rows.append([key, gpu.name, *figures, f"{gpu.link_gb_s:g}", f"{gpu.network_gb_s:g}", str(gpu.per_node)])
+    return table(rows)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """First and last columns to the left, those between to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    last = len(widths) - 1
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if i in (0, last) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return "\n".join(lines)
+
+
+def _saving(outcome: Outcome, before: float) -> list[str]:
+    layout, change = outcome.layout, outcome.change
+    saved = 1 - layout.cost_per_month / before
+    return [
+        f"{layout.num_gpus:,} x {layout.setup.gpu}",
+        f"{layout.num_replicas:,} {layout.parallelism}",
+        _money(layout.cost_per_month),
+        f"{_percent(saved)}" if saved >= 0 else f"costs {_percent(-saved)} more",
+        "; ".join(part for part in (IN_RETURN[change.price], change.note) if part),
+    ]
+
+
+def _why_not(layout: Layout) -> str:
+    if layout.is_possible:
+        return f"bound by {BOUNDS[layout.bound]}"
+    if layout.bound == "ttft" and layout.alone:
+        return "TTFT too long even alone"
+    return {
+        "weights": "weights do not fit",
+        "kv memory": "no room for the KV cache",
+        "tpot": "TPOT too long even alone",
+    }[layout.bound]
+
+
+def _lengths(demand: Demand) -> str:
+    per = demand.profile
+    spread = "" if len(set(demand.lengths)) == 1 else " on average"
+    shared = f", {_percent(demand.prefix_share)} of the prompt cached" if demand.prefix_share else ""
+    return f"prompts of {per.prompt_tokens:,.0f} tokens{shared}, outputs of {per.output_tokens:,.0f}{spread}"
+
+
+def _target(demand: Demand) -> str:
+    target = demand.target
+    parts = [f"{name} {_ms(value)}" for name, value in (("TTFT", target.ttft_s), ("TPOT", target.tpot_s)) if value]
+    return f"{100 * target.percentile:g} % within {' and '.join(parts)}" if parts else "no latency target: batch"
+
+
+def _tokens_cost(demand: Demand, layout: Layout) -> str:
+    per = demand.profile
+    thousands = demand.rate * 3600 * HOURS_PER_MONTH / 1000
+    both = layout.cost_per_month / (thousands * (per.prompt_tokens + per.output_tokens))
+    output = layout.cost_per_month / (thousands * per.output_tokens)
+    return f"{_cents(both)} per 1,000 tokens, {_cents(output)} per 1,000 of output"
+
+
+def _replicas(layout: Layout) -> str:
+    return "one replica" if layout.num_replicas == 1 else f"{layout.num_replicas:,} replicas"
+
+
+def _gpus(layout: Layout) -> str:
+    count = layout.parallelism.num_gpus
+    return "one GPU" if count == 1 else f"{count} GPUs"
+
+
+def _money(value: float) -> str:
+    return f"${float(f'{value:.3g}'):,.0f}"
+
+
+def _cents(value: float) -> str:
+    """Two figures, without an exponent."""
+    return "$" + f"{float(f'{value:.2g}'):.9f}".rstrip("0").rstrip(".")
+
+
+def _figures(value: float) -> str:
+    return f"{float(f'{value:.3g}'):,g}"
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.3g} GiB" if num_bytes < 1000 * GIB else f"{num_bytes / GIB:,.0f} GiB"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _kib(model: ModelBytes) -> str:
+    return f"{model.kv_bytes_per_token / 1024:,.0f} KiB"
+
+
+def _ms(seconds: float) -> str:
+    return f"{float(f'{1000 * seconds:.3g}'):,g} ms" if seconds < 10 else f"{seconds:,.3g} s"

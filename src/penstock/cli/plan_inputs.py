@@ -1,0 +1,238 @@
+"""What `penstock plan` is told, from flags and files to the terms of `capacity`."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock.capacity.answer import Answer, Bill, answer
+from penstock.capacity.demand import Demand, Target
+from penstock.capacity.formats import Formats, kv_format, weight_format
+from penstock.capacity.hardware import Table, find_gpu, hardware
+from penstock.capacity.plan import HOURS_PER_MONTH, ONE_GPU, Case, Setup, layouts
+from penstock.capacity.shapes import SHAPES, shape_from_numbers
+from penstock.capacity.step_cost import Parallelism
+from penstock.cli.plan import money
+from penstock.core.config import nearest
+from penstock.core.errors import ConfigError
+from penstock.core.model_config import ModelConfig
+from penstock.workload.lengths import Lengths
+from penstock.workload.trace import BLOCK_TOKENS, Arrival, read_trace
+
+SAMPLE = 1000  # requests that a distribution or a trace is known by
+CURRENT_KEYS = ("gpu", "count", "bill", "tp", "pp", "quant", "kv", "prefix")
+
+
+@dataclass(frozen=True)
+class Current:
+    """What runs today, as far as it was told."""
+
+    gpu: str
+    count: int | None
+    bill: float | None
+    tp: int | None
+    pp: int | None
+    quant: str | None
+    kv: str
+    uses_prefix_cache: bool
+
+
+def model_config(spec: str) -> ModelConfig:
+    if spec in SHAPES:
+        return SHAPES[spec]
+    if "=" in spec:
+        return shape_from_numbers(spec)
+    from penstock.hub.config_only import read_config
+
+    if (hint := nearest(spec, SHAPES)) and not Path(spec).exists():
+        raise ConfigError(f"no model {spec!r}; did you mean the shape {hint!r}?", param="model")
+    return read_config(spec)
+
+
+def read_current(text: str) -> Current:
+    values: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if key not in CURRENT_KEYS or not equals:
+            hint = nearest(key, CURRENT_KEYS)
+            known = f"did you mean {hint!r}?" if hint else f"those are {', '.join(CURRENT_KEYS)}"
+            raise ConfigError(f"{part!r} is not KEY=VALUE of what runs today; {known}")
+        values[key] = value
+    if "gpu" not in values or not {"count", "bill"} & values.keys():
+        raise ConfigError("what runs today needs gpu, and count or bill")
+    if values.get("prefix", "on") not in ("on", "off"):
+        raise ConfigError("prefix is on or off")
+    counts = {key: _count(values[key], key) if key in values else None for key in ("count", "tp", "pp")}
+    return Current(
+        gpu=values["gpu"],
+        count=counts["count"],
+        bill=_bill_of(values["bill"]) if "bill" in values else None,
+        tp=counts["tp"],
+        pp=counts["pp"],
+        quant=values.get("quant"),
+        kv=values.get("kv", "bf16"),
+        uses_prefix_cache=values.get("prefix", "on") == "on",
+    )
+
+
+def table_of(arguments: argparse.Namespace) -> Table:
+    path: Path | None = arguments.hardware
+    try:
+        return hardware(path.read_text() if path else None, where=str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+
+
+def answer_for(arguments: argparse.Namespace, config: ModelConfig) -> Answer:
+    table = table_of(arguments)
+    current = read_current(arguments.current) if arguments.current else None
+    if arguments.halve and current is None:
+        raise ConfigError("what shall be halved? --current gpu=h100,bill=500000 says what runs today", param="halve")
+    if arguments.engine in ONE_GPU and (arguments.tp or arguments.pp):
+        raise ConfigError(f"a replica of {arguments.engine}'s engine has one GPU: no --tp, no --pp", param="engine")
+    if current:
+        if not arguments.halve and arguments.budget is None:
+            raise ConfigError("what shall today's bill come down to? --halve, or --budget 250000", param="current")
+        table = _priced(table, current)
+    case = _case(arguments, config, table, rate=_rate(arguments, config, table, current))
+    gpus: list[str] = arguments.gpu.split(",") if arguments.gpu else []
+    for name in gpus:
+        find_gpu(table, name)
+    formats = Formats(_weights(arguments.quant, config), kv_format(arguments.kv))
+    first = gpus[0] if gpus else next(iter(table))
+    setup = Setup(first, formats, _parallelism(arguments.tp, arguments.pp, config, table, first))
+    bill = _bill(arguments, current, config, table) if current else None
+    return answer(case, setup, gpus=gpus, budget=arguments.budget, bill=bill)
+
+
+def _case(arguments: argparse.Namespace, config: ModelConfig, table: Table, *, rate: float) -> Case:
+    for name in ("max_num_seqs", "chunk_tokens"):
+        if getattr(arguments, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be 1 at least", param=name)
+    if arguments.spare < 0:
+        raise ConfigError("--spare cannot be negative", param="spare")
+    lengths, share = _lengths(arguments)
+    longest = max(prompt + output for prompt, output in lengths)
+    if longest > config.context_length:
+        raise ConfigError(
+            f"requests of up to {longest:,} tokens do not fit the model's context of {config.context_length:,}",
+            param="prompt",
+        )
+    target = Target(arguments.ttft, arguments.tpot, arguments.percentile / 100)
+    demand = Demand(rate, tuple(lengths), share, target)
+    return Case(
+        config, demand, table, max_num_seqs=arguments.max_num_seqs, chunk_tokens=arguments.chunk_tokens,
+        engine=arguments.engine, num_spare=arguments.spare,
+    )  # fmt: skip
+
+
+def _lengths(arguments: argparse.Namespace) -> tuple[list[tuple[int, int]], float]:
+    """A sample of (prompt, output), and the share of prompts that a cache would hold."""
+    share: float | None = arguments.prefix_share
+    if arguments.trace:
+        arrivals = read_trace(arguments.trace)
+        picked = arrivals[:: -(-len(arrivals) // SAMPLE)]
+        pairs = [(one.prompt_tokens, one.output_tokens) for one in picked]
+        return pairs, shared_by(arrivals) if share is None else share
+    source = random.Random(0)
+    prompt, output = Lengths.parse(arguments.prompt), Lengths.parse(arguments.output)
+    count = 1 if prompt.kind == output.kind == "fixed" else SAMPLE
+    return [(prompt.draw(source), output.draw(source)) for _ in range(count)], share or 0.0
+
+
+def shared_by(arrivals: Sequence[Arrival]) -> float:
+    """Of all prompt tokens, those that an earlier prompt began with: what a cache that forgets nothing would hit."""
+    seen: set[int] = set()
+    hit = 0
+    for one in arrivals:
+        whole = one.whole_blocks
+        hit += next((i for i, block in enumerate(whole) if block not in seen), len(whole))
+        seen.update(whole)
+    return hit * BLOCK_TOKENS / sum(one.prompt_tokens for one in arrivals)
+
+
+def _rate(arguments: argparse.Namespace, config: ModelConfig, table: Table, current: Current | None) -> float:
+    if arguments.rate is not None:
+        return float(arguments.rate)
+    if arguments.trace:
+        arrivals = read_trace(arguments.trace)
+        seconds = arrivals[-1].at_s
+        if seconds <= 0:
+            raise ConfigError("the trace has no duration: say --rate", param="rate")
+        return len(arrivals) / seconds
+    if current is None:
+        raise ConfigError("how many requests a second? --rate 100, --trace FILE, or --current", param="rate")
+    setup, num_gpus = _current_setup(current, config, table), _num_gpus(current, table)
+    judged = layouts(_case(arguments, config, table, rate=1.0), setup)
+    carried = max((num_gpus // each.parallelism.num_gpus * each.rate_per_replica for each in judged), default=0.0)
+    if not carried:
+        raise ConfigError(
+            f"{num_gpus:,} x {current.gpu} ({setup.formats}) do not carry a single request within the targets, by this "
+            "model: say --rate, or what is different today",
+            param="current",
+        )
+    return carried
+
+
+def _priced(table: Table, current: Current) -> Table:
+    """With both a bill and a count, the price of that GPU is the user's own."""
+    gpu = find_gpu(table, current.gpu)
+    if current.bill is None or current.count is None:
+        return table
+    return table | {current.gpu: replace(gpu, price_per_hour=current.bill / current.count / HOURS_PER_MONTH)}
+
+
+def _num_gpus(current: Current, table: Table) -> int:
+    if current.count is not None:
+        return current.count
+    assert current.bill is not None
+    return int(current.bill / (table[current.gpu].price_per_hour * HOURS_PER_MONTH))
+
+
+def _bill(arguments: argparse.Namespace, current: Current, config: ModelConfig, table: Table) -> Bill:
+    count, price = _num_gpus(current, table), table[current.gpu].price_per_hour
+    cost = current.bill or count * price * HOURS_PER_MONTH
+    goal = cost / 2 if arguments.halve else arguments.budget
+    return Bill("today", f"{count:,} x {current.gpu}", cost, goal, _current_setup(current, config, table))
+
+
+def _current_setup(current: Current, config: ModelConfig, table: Table) -> Setup:
+    find_gpu(table, current.gpu)
+    formats = Formats(_weights(current.quant, config), kv_format(current.kv))
+    parallelism = _parallelism(current.tp, current.pp, config, table, current.gpu)
+    return Setup(current.gpu, formats, parallelism, current.uses_prefix_cache)
+
+
+def _weights(name: str | None, config: ModelConfig) -> str:
+    return weight_format(name) if name else config.quantization or "bfloat16"
+
+
+def _parallelism(
+    tensor: int | None, pipeline: int | None, config: ModelConfig, table: Table, gpu: str
+) -> Parallelism | None:
+    if tensor is None and pipeline is None:
+        return None
+    tensor, pipeline = tensor or 1, pipeline or 1
+    if tensor < 1 or config.num_heads % tensor:
+        raise ConfigError(f"{config.num_heads} heads cannot be split over --tp {tensor}", param="tp")
+    if tensor > find_gpu(table, gpu).per_node:
+        raise ConfigError(f"--tp {tensor} is more than the {table[gpu].per_node} GPUs of a node of {gpu}", param="tp")
+    if not 1 <= pipeline <= config.num_layers:
+        raise ConfigError(f"{config.num_layers} layers cannot be split into --pp {pipeline} stages", param="pp")
+    return Parallelism(tensor, pipeline)
+
+
+def _bill_of(text: str) -> float:
+    try:
+        return money(text)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"bill: {error}", param="current") from None
+
+
+def _count(text: str, name: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise ConfigError(f"{name}={text} is not a count", param="current")
+    return int(text)

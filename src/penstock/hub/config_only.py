@@ -1,0 +1,29 @@
+"""What a model is like, without its weights: from config.json, in a directory, by its path or on the Hub, or a GGUF."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.core.errors import ModelCorrupt
+from penstock.core.model_config import ModelConfig
+from penstock.hub.hf_directory import config_without_weights, read_json
+from penstock.hub.hf_download import fetch_config
+from penstock.hub.progress import Progress
+from penstock.hub.resolve import HF_PREFIX, describe, repository_of
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+
+
+def read_config(spec: str, *, progress: Progress | None = None) -> ModelConfig:
+    """Downloads no weights, but for an alias: that is a single file."""
+    path = Path(spec).expanduser()
+    if spec.startswith(HF_PREFIX):
+        config = config_without_weights(fetch_config(repository_of(spec)), {})
+    elif path.suffix == ".json" and path.is_file():
+        config = config_without_weights(read_json(path), {})
+    else:
+        config = describe(spec, progress=progress).config
+    for name in SIZES:
+        if not isinstance(size := getattr(config, name), int) or size < 1:
+            raise ModelCorrupt(f"{spec} says {name} is {size!r}; it must be a positive whole number")
+    return config

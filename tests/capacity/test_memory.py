@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.capacity.formats import Formats
+from penstock.capacity.hardware import hardware
+from penstock.capacity.memory import kv_tokens_that_fit, memory_of
+from penstock.capacity.shapes import SHAPES
+from penstock.capacity.step_cost import Parallelism
+
+H200 = hardware()["h200"]
+
+
+def test_it_comes_within_three_percent_of_what_an_engine_found_free() -> None:
+    """docs/benchmarks.md: 8B in FP8 with an FP8 cache on an H200."""
+    found = kv_tokens_that_fit(SHAPES["llama8b"], H200, formats=Formats("fp8", "fp8"))
+    assert found == pytest.approx(1_858_048, rel=0.03)
+
+
+def test_a_model_too_large_leaves_nothing() -> None:
+    assert memory_of(SHAPES["llama70b"], hardware()["h100"]).kv_tokens == 0
+
+
+@given(
+    gib=st.floats(8, 300),
+    more=st.floats(0, 200),
+    shape=st.sampled_from(sorted(SHAPES)),
+    weights=st.sampled_from(["bfloat16", "fp8", "int4"]),
+    tensor=st.sampled_from([1, 2, 4, 8]),
+)
+def test_more_memory_never_fits_fewer_tokens(gib: float, more: float, shape: str, weights: str, tensor: int) -> None:
+    def fits(memory_gib: float) -> int:
+        gpu = replace(H200, memory_gib=memory_gib)
+        return kv_tokens_that_fit(SHAPES[shape], gpu, formats=Formats(weights), parallelism=Parallelism(tensor))
+
+    assert fits(gib + more) >= fits(gib)
+
+
+@given(shape=st.sampled_from(sorted(SHAPES)), tensor=st.sampled_from([1, 2, 4, 8]), stages=st.sampled_from([1, 2, 4]))
+def test_smaller_numbers_and_more_gpus_never_fit_less(shape: str, tensor: int, stages: int) -> None:
+    def fits(formats: Formats, parallelism: Parallelism) -> int:
+        return kv_tokens_that_fit(SHAPES[shape], H200, formats=formats, parallelism=parallelism)
+
+    wide = fits(Formats(), Parallelism(tensor, stages))
+    assert fits(Formats("fp8"), Parallelism(tensor, stages)) >= wide
+    assert fits(Formats(kv="fp8"), Parallelism(tensor, stages)) >= wide
+    assert fits(Formats(), Parallelism(2 * tensor, stages)) >= wide
+    assert fits(Formats(), Parallelism(tensor, 2 * stages)) >= wide

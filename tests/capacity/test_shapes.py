@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.capacity.shapes import SHAPES, shape, shape_from_numbers
+from penstock.core.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("llama1b", 1.24), ("llama3b", 3.21), ("llama8b", 8.03), ("llama70b", 70.6), ("llama405b", 406),
+     ("mistral24b", 23.6), ("qwen3-8b", 8.19), ("qwen3-32b", 32.8)],
+)  # fmt: skip
+def test_a_shape_has_as_many_parameters_as_its_model(name: str, billions: float) -> None:
+    assert SHAPES[name].num_parameters / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_a_shape_can_be_given_in_numbers() -> None:
+    numbers = "hidden=8192,ffn=28672,layers=80,heads=64,kv_heads=8"
+    assert shape_from_numbers(numbers) == SHAPES["llama70b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hidden=8192", "ffn, layers, heads"),
+        ("hiden=8192", "did you mean 'hidden'"),
+        ("hidden=0,ffn=1,layers=1,heads=1", "hidden=0"),
+        ("hidden=x,ffn=1,layers=1,heads=1", "hidden=x"),
+        ("hidden=64,ffn=64,layers=1,heads=8,kv_heads=3", "cannot share"),
+    ],
+)
+def test_numbers_that_make_no_shape_are_named(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        shape_from_numbers(text)
+
+
+def test_an_unknown_name_is_told_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'llama8b'"):
+        shape("llama8")

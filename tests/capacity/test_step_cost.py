@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.capacity.formats import Formats
+from penstock.capacity.hardware import hardware
+from penstock.capacity.shapes import SHAPES
+from penstock.capacity.step_cost import Constants, Parallelism, StepCost
+
+H200 = hardware()["h200"]
+IDEAL = Constants(bandwidth_efficiency=1, flops_efficiency=1, layer_overhead_s=0, sequence_overhead_s=0)
+LLAMA_8B = SHAPES["llama8b"]
+HEAD = LLAMA_8B.vocab_size * LLAMA_8B.hidden_size
+LAYERS = LLAMA_8B.num_parameters - 2 * HEAD
+
+
+def test_one_decode_reads_the_weights_and_its_context() -> None:
+    cost = StepCost(LLAMA_8B, H200, IDEAL)
+    read_bytes = 2 * (LAYERS + HEAD) + 1000 * LLAMA_8B.kv_bytes_per_token(2)
+    assert cost.seconds(0, 0, 1, 1000) == pytest.approx(read_bytes / 4.8e12)
+
+
+def test_a_long_prompt_is_bound_by_products_and_attention() -> None:
+    cost = StepCost(LLAMA_8B, H200, IDEAL)
+    flops = 2 * LAYERS * 8192 + 4 * 32 * 128 * 32 * 10**6
+    assert cost.seconds(8192, 10**6, 0, 0) == pytest.approx(flops / 989e12)
+
+
+def test_each_constant_does_what_its_name_says() -> None:
+    def seconds(constants: Constants) -> float:
+        return StepCost(LLAMA_8B, H200, constants).seconds(0, 0, 4, 0)
+
+    best = seconds(IDEAL)
+    assert seconds(replace(IDEAL, bandwidth_efficiency=0.5)) == pytest.approx(2 * best)
+    assert seconds(replace(IDEAL, layer_overhead_s=1e-3)) == pytest.approx(best + 32e-3)
+    assert seconds(replace(IDEAL, sequence_overhead_s=1e-3)) == pytest.approx(best + 4e-3)
+
+
+def test_weights_that_a_gpu_cannot_multiply_are_read_small_and_multiplied_wide() -> None:
+    a100 = hardware()["a100"]
+    wide, small = (StepCost(LLAMA_8B, a100, IDEAL, formats=Formats(name)) for name in ("bfloat16", "fp8"))
+    assert small.read_s < 0.6 * wide.read_s
+    assert small.linear_token_s == wide.linear_token_s
+
+
+def test_tensor_parallelism_shares_the_work_and_pays_for_the_link() -> None:
+    one, two = (StepCost(LLAMA_8B, H200, IDEAL, parallelism=Parallelism(n)) for n in (1, 2))
+    assert two.read_s == pytest.approx(one.read_s / 2)
+    assert two.fixed_s - one.fixed_s == pytest.approx(2 * 32 * 10e-6)
+    assert two.token_s > one.token_s == 0
+
+
+def test_heads_of_keys_fewer_than_gpus_are_held_more_than_once() -> None:
+    few = replace(LLAMA_8B, num_kv_heads=2)
+    two, eight = (StepCost(few, H200, IDEAL, parallelism=Parallelism(n)) for n in (2, 8))
+    assert eight.kv_token_s == two.kv_token_s
+
+
+step = st.tuples(st.integers(0, 20_000), st.integers(0, 10**8), st.integers(0, 512), st.integers(0, 10**6))
+
+
+@given(step=step, more=step, shape=st.sampled_from(sorted(SHAPES)))
+def test_more_in_a_step_never_takes_less(step: tuple[int, ...], more: tuple[int, ...], shape: str) -> None:
+    cost = StepCost(SHAPES[shape], H200)
+    both = [a + b for a, b in zip(step, more, strict=True)]
+    assert cost.seconds(*both) >= cost.seconds(*step[:4]) > 0

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    main(["plan", *arguments])
+    return capsys.readouterr().out
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(SystemExit) as left:
+        main(["plan", *arguments])
+    return str(left.value.code)
+
+
+def test_it_says_what_seventy_billion_at_a_thousand_a_second_need(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "llama70b", "--rate", "1000", "--ttft", "200ms")
+    for word in ("YOU NEED", "a month", "per 1,000 tokens", "TTFT", "Smallest that fits", "Instead", "Assumed"):
+        assert word in text
+    assert max(map(len, text.splitlines())) < 200
+
+
+def test_it_halves_a_bill(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "llama70b", "--current", "gpu=h100,bill=500000,tp=8", "--halve", "--json")
+    plan = json.loads(text)
+    assert plan["bill"]["goal"] == 250_000
+    assert plan["steps"][-1]["layout"]["cost_per_month"] <= 250_000
+    assert plan["chosen"] == plan["steps"][-1]["layout"]
+    assert "Reached" in run(capsys, "llama70b", "--current", "gpu=h100,bill=500000,tp=8", "--halve")
+
+
+def test_a_budget_out_of_reach_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Not reached" in run(capsys, "llama70b", "--rate", "100", "--budget", "1k")
+
+
+def test_a_bill_and_a_count_make_a_price(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("llama8b", "--rate", "10", "--current", "gpu=h100,count=100,bill=73000", "--halve", "--gpu", "h100")
+    assert "1 $/h for one h100" in run(capsys, *arguments)
+
+
+def test_it_reads_a_config_and_a_hardware_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps(
+            {"model_type": "qwen3", "vocab_size": 1000, "hidden_size": 512, "intermediate_size": 1024,
+             "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4}
+        )
+    )  # fmt: skip
+    table = tmp_path / "gpus.yaml"
+    table.write_text("l4: {price_per_hour: 0.01}")
+    assert " x l4: one replica" in run(capsys, str(config), "--rate", "1", "--hardware", str(table))
+    assert "0.01" in run(capsys, "--list-hardware", "--hardware", str(table))
+
+
+def test_a_trace_says_how_many_how_long_and_what_is_shared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 500 * i, "input_length": 1024, "output_length": 10, "hash_ids": [1, 2 + i]} for i in range(11)
+    ]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    asked = json.loads(run(capsys, "llama8b", "--trace", str(trace), "--json"))["asked"]
+    assert asked["rate"] == pytest.approx(11 / 5)
+    assert (asked["prompt_tokens"], asked["output_tokens"]) == (1024, 10)
+    assert asked["prefix_share"] == pytest.approx(10 * 512 / (11 * 1024))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("", "which model"),
+        ("llama8b", "how many requests"),
+        ("llama8 --rate 1", "did you mean the shape 'llama8b'"),
+        ("llama8b --rate inf", "cannot be planned for"),
+        ("llama8b --rate 1 --gpu h10", "did you mean 'h100'"),
+        ("llama8b --rate 1 --quant fp5", "did you mean 'fp8'"),
+        ("llama8b --rate 1 --kv int4", "there are bf16, fp8"),
+        ("llama8b --rate 1 --prompt 200000", "context of 131,072"),
+        ("llama8b --rate 1 --prompt long", "not a length in tokens"),
+        ("llama8b --rate 1 --prefix-share 1", "prefix share of 1"),
+        ("llama8b --rate 1 --percentile 100", "percentile of 100"),
+        ("llama8b --rate 1 --tp 3", "cannot be split"),
+        ("llama8b --rate 1 --tp 16 --gpu h100", "cannot be split|more than the 8"),
+        ("llama8b --rate 1 --pp 99", "99 stages"),
+        ("llama8b --rate 1 --tp 2 --engine penstock", "has one GPU"),
+        ("llama8b --rate 1 --max-num-seqs 0", "max-num-seqs"),
+        ("llama8b --rate 1 --spare -1", "negative"),
+        ("llama8b --rate 1 --halve", "what shall be halved"),
+        ("llama8b --rate 1 --current gpu=h100,count=4", "--halve, or --budget"),
+        ("llama8b --rate 1 --halve --current gpu=h100", "count or bill"),
+        ("llama8b --rate 1 --halve --current gpu=h100,cuont=3", "did you mean 'count'"),
+        ("llama8b --rate 1 --halve --current gpu=h100,count=x", "count=x"),
+        ("llama70b --halve --current gpu=h100,count=1", "do not carry a single request"),
+        ("llama405b --rate 1 --ttft 1ms", "nothing keeps TTFT 1 ms"),
+        ("llama8b --rate 1 --hardware missing.yaml", "cannot read"),
+        ("llama8b --rate 1 --trace missing.csv", "cannot read"),
+    ],
+)
+def test_what_cannot_be_planned_is_told_why(arguments: str, said: str) -> None:
+    import re
+
+    assert re.search(said, refused(*arguments.split()))

@@ -1,0 +1,1 @@
+"""The roofline against what was measured: cells of a benchmark's table, predicted, and the constants fitted to them."""
