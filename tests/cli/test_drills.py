@@ -50,6 +50,14 @@ async def test_who_is_refused_for_load_is_mostly_let_in_when_told(tmp_path: Path
     assert kept.share >= 0.9
 
 
+async def test_in_a_spike_who_spikes_waits_and_the_others_do_not(tmp_path: Path) -> None:
+    """A short one, on busy cores: how much the others' times change is for the drill."""
+    with stand(tmp_path) as place:
+        report = await spike.drill(place, seconds=2.5, rate=4.0, num_tenants=2, warm_s=0.5)
+    assert report.before.wrong + report.during.wrong == []
+    assert spike.p(0.95, report.during.spiking) > 3 * spike.p(0.95, report.during.others)
+
+
 @pytest.mark.drill
 async def test_a_tenfold_spike_leaves_the_others_where_they_were(tmp_path: Path) -> None:
     """The drill holds it to 1.2; here other things run on the same cores."""

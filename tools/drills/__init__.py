@@ -4,6 +4,8 @@
     python -m tools.drills.limits        a tenant's tokens by the minute, with four gateways, one of them killed
     python -m tools.drills.refusals      whether a Retry-After holds, for limits and for load
     python -m tools.drills.spike         what one tenant's tenfold spike does to the others
+    python -m tools.drills.pressure      more long prompts, and more decodes, than the KV cache holds
+    python -m tools.drills.slow_provider a provider that takes its time, and a model of one's own behind it
     python -m tools.drills.slow_clients  hundreds of clients that stop reading, and some that leave
     python -m tools.drills.fuzz          wrong requests by the thousand
 

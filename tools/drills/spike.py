@@ -85,12 +85,12 @@ async def phase(port: int, keys: list[str], rates: list[float], seconds: float, 
     return waits
 
 
-async def drill(place: Stand, *, seconds: float, rate: float, num_tenants: int) -> Report:
+async def drill(place: Stand, *, seconds: float, rate: float, num_tenants: int, warm_s: float = 3.0) -> Report:
     keys = [place.tenant(f"tenant-{number}") for number in range(num_tenants)]
     pace = {"step_s": STEP_S, "max_num_seqs": SLOTS, "chunk_tokens": 256, "num_blocks": 4096}
     gateway = place.gateway(*(place.paced_replica(**pace) for _ in range(REPLICAS)), model=PACED)
     steady = [rate] * num_tenants
-    await phase(gateway.port, keys, steady, 3.0, seed=0)  # so that everything is warm
+    await phase(gateway.port, keys, steady, warm_s, seed=0)  # so that everything is warm
     before = await phase(gateway.port, keys, steady, seconds, seed=1)
     during = await phase(gateway.port, keys, [10 * rate, *steady[1:]], seconds, seed=1)
     during.wrong += place.complaints()

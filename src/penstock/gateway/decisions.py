@@ -4,7 +4,8 @@
     decisions.log.1   the one before, and so on
 
 An entry holds ids, sizes, scores and one-way hashes: no part of a prompt, an answer or a key. A request has a `Decided`
-for each replica that it was sent to and an `Ended`, by the same id. Writing is for `decision_log`.
+for each replica that it was sent to and an `Ended`, by the same id. New fields go last and have a default: what was
+written before is read as well. Writing is for `decision_log`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import msgspec
 from penstock.core.errors import ConfigError
 from penstock.core.replica import ReplicaSnapshot
 from penstock.core.request import Priority
+from penstock.router.lots import lot_of
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 
@@ -51,6 +53,7 @@ class Seen(msgspec.Struct, frozen=True, gc=False, array_like=True):
     kv_capacity_tokens: int
     age_s: float  # of the numbers
     share: float
+    step_tokens: int = 2048
 
     def snapshot(self, model: str, now: float = 0.0) -> ReplicaSnapshot:
         """As a policy would be shown it, from `now` on."""
@@ -60,7 +63,7 @@ class Seen(msgspec.Struct, frozen=True, gc=False, array_like=True):
             kv_capacity_tokens=self.kv_capacity_tokens, prefill_tokens_per_s=self.prefill_tokens_per_s,
             decode_tokens_per_s=self.decode_tokens_per_s, mean_output_tokens=self.mean_output_tokens,
             running=self.running, waiting=max(0, self.sequences - self.running), prefill_tokens=self.prefill_queued,
-            kv_active_tokens=round(self.kv_used_tokens - growth), share=self.share,
+            kv_active_tokens=round(self.kv_used_tokens - growth), share=self.share, step_tokens=self.step_tokens,
         )  # fmt: skip
 
 
@@ -85,10 +88,17 @@ class Decided(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="d"):
     num_candidates: int
     candidates: list[Seen]
     dropped: dict[str, str]
+    draw: float = 0.0  # all the chance there was in it
+    session: float | None = None  # a number that is the session's alone, and does not tell it
+    route: str = ""  # the model that was asked for; `model` is the pool that this led to
+    version: str = ""  # of a model that has several
+    rule: str = ""  # that fired, and where it leads, if the model is chosen by rules: as in x-penstock-rule
 
     def request(self) -> EdgeRequest:
+        """As a policy would be shown it; a session goes by its number."""
         return EdgeRequest(
             self.id, self.model, self.prompt_tokens, self.max_tokens, self.tenant, Priority(self.priority),
+            session=None if self.session is None else repr(self.session), draw=self.draw,
             hashes=struct.unpack(f"<{len(self.hashes) // 8}Q", self.hashes), block_tokens=self.block_tokens,
             expected_output=self.expected_output,
         )  # fmt: skip
@@ -119,7 +129,9 @@ class Recorded(msgspec.Struct, frozen=True):
 _decoder = msgspec.msgpack.Decoder(list[Decided | Ended])
 
 
-def decided(at_s: float, request: EdgeRequest, choice: Choice, now: float) -> Decided:
+def decided(
+    at_s: float, request: EdgeRequest, choice: Choice, now: float, route: str, version: str, rule: str
+) -> Decided:
     """`at_s` since 1970; `now` by the clock of the snapshots."""
     totals, hashes = choice.totals, request.hashes
     shown: Sequence[int] = range(len(totals))
@@ -134,7 +146,8 @@ def decided(at_s: float, request: EdgeRequest, choice: Choice, now: float) -> De
         request.max_tokens, request.expected_output, request.session is not None,
         struct.pack(f"<{len(hashes)}Q", *hashes), request.block_tokens, choice.strategy, list(choice.scores),
         choice.replica.id if choice.replica is not None else None, choice.is_approximate, len(totals),
-        [_seen(choice, i, now) for i in shown], choice.dropped,
+        [_seen(choice, i, now) for i in shown], choice.dropped, request.draw,
+        lot_of(request.session) if request.session is not None else None, route, version, rule,
     )  # fmt: skip
 
 
@@ -152,6 +165,7 @@ def _seen(choice: Choice, at: int, now: float) -> Seen:
         [scores[at] for scores in choice.scores.values()], replica.sequences, replica.max_sequences,
         replica.prefill_queued, replica.prefill_tokens_per_s, replica.decode_tokens_per_s, replica.mean_output_tokens,
         replica.running, replica.kv_used_tokens, replica.kv_capacity_tokens, now - replica.taken_at, replica.share,
+        replica.step_tokens,
     )  # fmt: skip
 
 

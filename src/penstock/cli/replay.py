@@ -1,0 +1,97 @@
+"""`penstock replay LOG`: what other policies would have done with the requests of a gateway's decision log."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.router.strategies import RoutingSettings
+
+
+def add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    replay = commands.add_parser("replay", help="what another routing policy would have done, by a decision log")
+    replay.add_argument("log", type=Path, metavar="LOG", help="a gateway's, under PENSTOCK_HOME/decisions")
+    replay.add_argument("--policy", default="all", metavar="NAME,…", help="strategies of docs/router.md (default: all)")
+    replay.add_argument(
+        "--weights", type=_weights, default={}, metavar="NAME=X,…",
+        help="for them: prefix, session, priority, queue, kv_pressure, output; with --policy all, kv_aware with these",
+    )  # fmt: skip
+    replay.add_argument(
+        "--alone", action="store_true", help="each choice by itself; else what a policy changes, it is shown later"
+    )
+    replay.add_argument("--model", metavar="NAME", help="the requests of this model alone (default: all)")
+    replay.add_argument("--changes", type=int, default=5, metavar="N", help="show the N largest changes (default: 5)")
+    replay.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def run_replay(arguments: argparse.Namespace) -> None:
+    from penstock.cli.store_flags import print_json
+    from penstock.gateway.decisions import read_entries
+    from penstock.replay.replay import Replay
+    from penstock.replay.report import report
+    from penstock.replay.text import lines
+
+    policies = policies_of(arguments.policy, arguments.weights)
+    _check(arguments.log)
+    replay = Replay(policies, carries=not arguments.alone, model=arguments.model, num_changes=arguments.changes)
+    replay.read(read_entries(arguments.log))
+    if not replay.num_choices:
+        of_model = f" for '{arguments.model}'" if arguments.model else ""
+        raise ConfigError(f"{arguments.log} has no choice of a replica{of_model}")
+    found = report(replay)
+    if arguments.json:
+        print_json(found)
+    else:
+        print("\n".join(lines(found)))
+
+
+def policies_of(names: str, weights: dict[str, Any]) -> dict[str, RoutingSettings]:
+    from penstock.core.config import build, nearest
+    from penstock.router.strategies import STRATEGIES, RoutingSettings
+
+    if names == "all":
+        found: dict[str, RoutingSettings] = {name: RoutingSettings(name) for name in STRATEGIES}
+        if weights:
+            found["kv_aware, weighted so"] = build(RoutingSettings, {"weights": weights})
+        return found
+    wanted = names.split(",")
+    for name in wanted:
+        if name not in STRATEGIES:
+            hint = nearest(name, STRATEGIES)
+            suggestion = f"did you mean {hint}?" if hint else f"there are {', '.join(STRATEGIES)}"
+            raise ConfigError(f"'{name}' is no strategy: {suggestion}", param="policy")
+    return {name: build(RoutingSettings, {"strategy": name, "weights": weights}) for name in wanted}
+
+
+def _weights(text: str) -> dict[str, Any]:
+    """`prefix=2,queue=1` as the config has it: what load is made of is under `load`."""
+    from dataclasses import fields
+
+    from penstock.router.load import Load
+
+    of_load = {field.name for field in fields(Load)}
+    found: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{part!r} is not NAME=NUMBER") from None
+        if not equals:
+            raise argparse.ArgumentTypeError(f"{part!r} is not NAME=NUMBER")
+        name = name.strip().removeprefix("load.")
+        (found.setdefault("load", {}) if name in of_load else found)[name] = number
+    return found
+
+
+def _check(path: Path) -> None:
+    if path.is_file():
+        return
+    directory = path if path.is_dir() else path.parent
+    there = sorted(directory.glob("*.log")) if directory.is_dir() else []
+    hint = f"; there are {', '.join(one.name for one in there[:5])}" if there else ""
+    raise ConfigError(f"{path} is no decision log{hint}", param="log")

@@ -1,0 +1,145 @@
+"""A policy that is asked what it would have chosen: the real router, shown what a log says was known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from penstock.admission.shares import blocked_by
+from penstock.core.replica import ReplicaSnapshot
+from penstock.gateway.decisions import Decided
+from penstock.replay.world import Load, World
+from penstock.router.lots import lot_of
+from penstock.router.prefix_index import PrefixIndex
+from penstock.router.request import EdgeRequest
+from penstock.router.router import Choice, Router
+from penstock.router.strategies import RoutingSettings
+
+# What the scarce number of a replica is at least, when it has no room for a request.
+_FULL: dict[str, Callable[[ReplicaSnapshot, Load], dict[str, int]]] = {
+    "prefill": lambda last, was: {"prefill_tokens": max(last.step_tokens, was.prefill_tokens)},
+    "sequences": lambda last, was: {"waiting": max(0, last.max_sequences - last.running)},
+    "kv": lambda last, was: {"kv_active_tokens": last.kv_capacity_tokens},
+}
+
+
+class Shown(NamedTuple):
+    """What a policy is shown: a request, those that could take it, and how many of its first blocks each holds."""
+
+    request: EdgeRequest
+    replicas: Sequence[ReplicaSnapshot]
+    matched: Mapping[str, int]
+    full: Mapping[str, str] = {}  # those that had no room, with what they had too little of
+
+    def matched_tokens(self, replica: ReplicaSnapshot) -> int:
+        return self.request.tokens_of(self.matched.get(replica.id, 0))
+
+    def missing_tokens(self, replica: ReplicaSnapshot) -> int:
+        return self.request.prompt_tokens - self.matched_tokens(replica)
+
+
+class Parts(NamedTuple):
+    """Of the time to a first token, as the router expects it: behind others, and for the prompt itself."""
+
+    queue_s: float
+    prefill_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.queue_s + self.prefill_s
+
+
+def parts(shown: Shown, replica: ReplicaSnapshot) -> Parts:
+    return Parts(replica.queue_s, shown.missing_tokens(replica) / replica.prefill_tokens_per_s)
+
+
+def as_recorded(decided: Decided) -> Shown:
+    # As of the moment of the choice: how old the numbers were decided who is among the candidates, and is over.
+    replicas = [seen.snapshot(decided.model, decided.at_s + seen.age_s) for seen in decided.candidates]
+    request = decided.request()
+    if not request.draw:  # of a log from before draws were kept
+        request = replace(request, draw=lot_of(decided.id))
+    matched = {seen.id: seen.matched for seen in decided.candidates if seen.matched}
+    return Shown(request, replicas, matched, {name: why for name, why in decided.dropped.items() if why in _FULL})
+
+
+def recorded_choice(decided: Decided, shown: Shown) -> Choice:
+    """With the scores that it was made by."""
+    picked = next(replica for replica in shown.replicas if replica.id == decided.picked)
+    return Choice(
+        picked, shown.replicas,
+        {name: [seen.scores[at] for seen in decided.candidates] for at, name in enumerate(decided.scorers)},
+        [seen.total for seen in decided.candidates], decided.dropped, decided.strategy, shown.matched,
+        shown.matched_tokens(picked), decided.is_approximate,
+    )  # fmt: skip
+
+
+class OtherPolicy:
+    """With `carries`, what it would have done differently before is part of what it is shown."""
+
+    def __init__(self, routing: RoutingSettings, *, carries: bool = False) -> None:
+        self._index = PrefixIndex(predicted_s=0.0)  # a log tells who holds what, predictions included
+        self._router = Router(routing.build(self._index), filters=(), index=self._index)
+        self.world = World() if carries else None
+        self._last: dict[str, ReplicaSnapshot] = {}
+
+    def shown(self, recorded: Shown, as_it_was: World, now: float) -> Shown:
+        """What the log says, changed by what is different by now: who had no room may have it, and who had it not."""
+        if self.world is None:
+            return recorded
+        request, known = recorded.request, {replica.id for replica in recorded.replicas}
+        replicas = [*recorded.replicas, *self._full(recorded, as_it_was, now)]
+        self._last.update((replica.id, replica) for replica in recorded.replicas)
+        there, here = as_it_was.held(request, replicas), self.world.held(request, replicas)
+        matched, free, all_of_them = {}, [], []
+        for replica in replicas:
+            blocks = here.get(replica.id, 0)
+            if replica.id in known:
+                blocks += recorded.matched.get(replica.id, 0) - there.get(replica.id, 0)
+            matched[replica.id] = max(0, min(blocks, len(request.hashes)))
+            was, would = as_it_was.load(replica, now), self.world.load(replica, now)
+            replica = replica.with_sent(*(other - own for other, own in zip(would, was, strict=True)))
+            all_of_them.append(replica)
+            if self._has_room(request, replica, matched[replica.id]) if would != was else replica.id in known:
+                free.append(replica)
+        if not free:  # it waits at the door for the first that has; the wait is part of that one's time
+            free = [min(all_of_them, key=lambda replica: replica.queue_s)]
+        return Shown(request, free, matched)
+
+    def _full(self, recorded: Shown, as_it_was: World, now: float) -> list[ReplicaSnapshot]:
+        """As they were last seen, but full."""
+        return [
+            replace(last, **_FULL[why](last, as_it_was.load(last, now)))
+            for name, why in recorded.full.items()
+            if (last := self._last.get(name)) is not None
+        ]
+
+    def _has_room(self, request: EdgeRequest, replica: ReplicaSnapshot, matched: int) -> bool:
+        """As admission has it."""
+        saved_tokens = request.tokens_of(matched) if self._router.goes_by_prefixes(request.model) else 0
+        return not replica.sequences or blocked_by(request, replica, 1.0, 0.0, saved_tokens) is None
+
+    def choose(self, shown: Shown, dropped: dict[str, str], now: float, really: float = 1.0) -> Choice:
+        """`really`: of the tokens that seem to be missing at a replica, the share that really is."""
+        request = shown.request
+        for replica in shown.replicas:
+            self._index.reset(replica.id, request.hashes[: shown.matched.get(replica.id, 0)])
+        there = {replica.id for replica in shown.replicas}
+        dropped = {name: why for name, why in dropped.items() if name not in there}
+        choice = self._router.pick_among(request, shown.replicas, now, dropped)
+        self._router.routed(request, choice, now)
+        if self.world is not None and choice.replica is not None:
+            self.world.sent(request, choice.replica, really * shown.missing_tokens(choice.replica), now)
+        return choice
+
+
+def unexplained(recorded: Shown, as_it_was: World) -> list[tuple[ReplicaSnapshot, Sequence[int]]]:
+    """What replicas hold though nobody in the log sent it there: it was there before, whatever the policy."""
+    known = as_it_was.held(recorded.request, recorded.replicas)
+    return [
+        (replica, recorded.request.hashes[:blocks])
+        for replica in recorded.replicas
+        if (blocks := recorded.matched.get(replica.id, 0)) > known.get(replica.id, 0)
+    ]

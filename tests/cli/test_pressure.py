@@ -1,0 +1,77 @@
+"""Drills on one replica whose KV cache has room for two whole contexts, and on the gateways in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from tools.drills import pressure, slow_provider
+from tools.drills.stand import Process, Stand, stand, until
+
+from tests.gateway.provider import providing
+
+pytestmark = pytest.mark.slow
+
+
+class Place(NamedTuple):
+    stand: Stand
+    replica: Process
+    gateway: Process
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with stand(tmp_path_factory.mktemp("pressure"), context=pressure.CONTEXT) as found:
+        replica = found.replica(*pressure.REPLICA)
+        until(replica.is_ready)
+        yield Place(found, replica, found.gateway(replica))
+
+
+def check(report: pressure.Report) -> None:
+    """No crash, nothing wrong or left behind, and what cannot be is refused in so many words."""
+    assert report.wrong == []
+    assert report.num_restarts == 0
+    assert report.refusals == ["400 context_length_exceeded"] * 4
+    assert report.left == {}
+    assert report.more_bytes < pressure.MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("door", "count"),
+    [
+        ("replica", 5),
+        ("gateway", 4),
+        *(pytest.param(door, 30, marks=pytest.mark.drill) for door in ("replica", "gateway")),
+    ],
+)
+async def test_prompts_near_the_contexts_end_wait_for_room_and_harm_nobody(place: Place, door: str, count: int) -> None:
+    port = place.gateway.port if door == "gateway" else place.replica.port
+    report = await pressure.drill(port, place.replica, pressure.long_ones(count))
+    check(report)
+    if door == "gateway":
+        assert report.num_preempted == 0  # they wait at the door, and nobody is let in for whom others must leave
+        assert len(report.shed) < report.num_streams
+        assert set(report.shed) == ({"kv_tight"} if count > 8 else set())  # more than four caches' worth
+    else:
+        assert report.fullest > 0.9
+        assert report.shed == []
+
+
+@pytest.mark.parametrize("count", [52, pytest.param(120, marks=pytest.mark.drill)])
+async def test_decodes_that_fill_the_cache_are_preempted_and_come_out_right(place: Place, count: int) -> None:
+    report = await pressure.drill(place.replica.port, place.replica, pressure.decodes(count), at_once=24, num_late=150)
+    check(report)
+    assert report.fullest > 0.97
+    assert report.num_preempted > 0
+    assert set(report.turned_away) == {"429 overloaded with Retry-After"}
+
+
+@pytest.mark.parametrize("count", [30, pytest.param(200, marks=pytest.mark.drill)])
+async def test_a_slow_provider_costs_its_time_limit_and_no_more(place: Place, count: int) -> None:
+    with providing(says="from outside") as provider:
+        gateway = slow_provider.chain(place.stand, place.replica, provider)
+        report = await slow_provider.drill(gateway, provider, count, delay_s=4.0)
+    assert report.wrong == []
+    assert report.num_given_up > 0
+    assert max(report.slow) < report.delay_s  # nobody waited for the provider
