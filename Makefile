@@ -7,7 +7,7 @@ MODEL ?= smollm2
 ARGS ?=
 TOOLS ?= ../shared/tools/gateway
 
-.PHONY: install serve test check format bench bench-cpu bench-gateway test-peers drills lock clean
+.PHONY: install serve test check format bench bench-cpu bench-gateway test-peers drills console lock clean
 
 install: $(VENV)/.installed
 
@@ -24,6 +24,7 @@ check: $(VENV)/.installed-dev  ## format, lint, types, import contracts, docs fr
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/reference.py --check
+	$(BIN)/python tools/console.py --check
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
@@ -41,12 +42,15 @@ bench-gateway: $(VENV)/.installed-dev  ## TOOLS=DIR has lgen.c and fakeup.c; ARG
 drills: $(VENV)/.installed-dev  ## the tests that take too long for `make test`
 	$(BIN)/python -m pytest -m drill
 
-drill-%: $(VENV)/.installed-dev  ## survival, limits, refusals, spike, slow_clients, fuzz: real processes, attacked
+drill-%: $(VENV)/.installed-dev  ## survival, limits, refusals, spike, pressure, slow_provider, slow_clients, fuzz: real processes, attacked
 	$(BIN)/python -m tools.drills.$* $(ARGS)
 
 test-peers: $(VENV)/.installed-dev  ## real vLLM on a CPU, Triton and Dynamo's mocker as replicas: they are fetched first
 	$(BIN)/python tools/peers/install.py .peers
 	PENSTOCK_PEERS=.peers $(BIN)/python -m pytest tests/peers tests/gateway/test_foreign.py -m slow
+
+console: $(VENV)/.installed  ## the web console's page, from web/ into the package: needs npm, and nobody else does
+	$(BIN)/python tools/console.py
 
 lock: $(VENV)/.installed
 	$(BIN)/python tools/lock.py

@@ -9,10 +9,13 @@ from penstock.api.relay import (
     StreamRecord,
     UnitWriter,
     carry_on_comment,
+    cost_comment,
+    find_cost,
     open_envelope,
     origin_comment,
 )
 from penstock.core.errors import EngineFailed, InvalidRequest
+from penstock.core.request import Cost
 
 ORIGIN = Origin(id="ab", created=1, seed=-7)
 REQUEST = b'{"model": "m",  "stream": true}'
@@ -100,3 +103,28 @@ def test_folding_changes_nothing(blocks: list[int], sizes: list[int], fold_bytes
     folded.append(b"".join(parts))
     assert folded.num_tokens == whole.num_tokens
     assert folded.envelope(REQUEST) == whole.envelope(REQUEST)
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e12))
+def test_a_cost_is_read_as_it_was_written(device_s: float, kv_block_s: float) -> None:
+    found = find_cost(event(1) + cost_comment(Cost(device_s, kv_block_s)) + event(2) + b"data: [DONE]\n\n")
+    assert found is not None
+    assert found.device_s == pytest.approx(device_s, rel=1e-8)
+    assert found.kv_block_s == pytest.approx(kv_block_s, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "end", [b"", event(1), b'data: {"text":": cost 1 2"}\n\n', b": cost nan 1\n\n", b": cost 1\n\n"]
+)
+def test_what_is_no_cost_is_none(end: bytes) -> None:
+    assert find_cost(end) is None
+
+
+def test_a_record_keeps_the_cost_of_every_replica_that_gave_the_stream_back() -> None:
+    record = StreamRecord()
+    for _ in range(2):
+        record.append(
+            origin_comment(ORIGIN) + event(0) + cost_comment(Cost(0.5, 2.0)) + carry_on_comment(EngineFailed(""))
+        )
+        record.envelope(REQUEST)
+    assert record.cost_elsewhere == Cost(1.0, 4.0)

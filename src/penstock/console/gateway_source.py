@@ -1,0 +1,181 @@
+"""What a gateway shows on the page, read from its door. Runs in the event loop, once a second; it changes nothing."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from msgspec.structs import asdict as fields_of
+from msgspec.structs import replace
+
+from penstock.admission.settings import CLASS_NAMES, AdmissionSettings
+from penstock.console.history import Standing
+from penstock.console.reports import Production, hit_rate
+from penstock.console.views import ModelRow, QueueRow, ReplicaRow, State, TenantRow
+from penstock.gateway.door import ANYBODY, Door
+from penstock.gateway.recorder import Ending, RequestFacts
+from penstock.gateway.replicas import Replica
+from penstock.gateway.state import ReplicaView, state_of
+from penstock.tenancy.budgets import Budgets
+from penstock.tenancy.keys import KeyRing
+from penstock.tenancy.prices import FREE, NANOS
+from penstock.tenancy.tenants import Tenant
+from penstock.tenancy.usage import periods
+
+_MOST_TENANTS = 1000  # counted by name
+_SHOWN_TENANTS = 50
+_TENANTS_S = 5.0  # how often the tenants are gone through: there may be thousands
+_QUEUE_LIMITS = {name: AdmissionSettings().classes[priority].max_length for name, priority in CLASS_NAMES.items()}
+
+
+class _Used:
+    """By one tenant, since this process began."""
+
+    __slots__ = ("cached", "cost", "input", "output", "refused", "requests")
+
+    def __init__(self) -> None:
+        self.requests = self.refused = self.input = self.cached = self.output = 0
+        self.cost = 0.0
+
+
+class GatewaySource:
+    kind = "gateway"
+
+    def __init__(self, door: Door, keys: KeyRing, budgets: Budgets) -> None:
+        self._door = door
+        self._keys = keys
+        self._budgets = budgets
+        self._used: dict[str, _Used] = {}
+        self._made: dict[str, Production] = {}
+        self._names = {replica.id: replica.name for replica in door.replicas.values()}
+        self._tenants: list[TenantRow] = []
+        self._tenants_at_s = 0.0
+
+    # -- facts
+
+    def ended(self, facts: RequestFacts) -> None:
+        if not facts.tenant:
+            return
+        used = self._used.get(facts.tenant)
+        if used is None:
+            if len(self._used) >= _MOST_TENANTS:
+                return
+            used = self._used[facts.tenant] = _Used()
+        used.requests += 1
+        used.refused += facts.ending is Ending.REFUSED
+        used.input += facts.input_tokens
+        used.cached += facts.cached_tokens
+        used.output += facts.output_tokens
+        used.cost += facts.cost or 0.0
+
+    def names(self) -> dict[str, str]:
+        return self._names
+
+    def says_output(self, replica_id: str) -> bool:
+        replica = self._door.replicas.get(replica_id)
+        return replica is not None and replica.report is not None
+
+    # -- the moment
+
+    def standings(self, now_s: float) -> dict[str, Standing]:
+        waiting = self._door.admission.num_waiting
+        by_model: dict[str, list[Replica]] = {}
+        for replica in self._door.replicas.values():
+            by_model.setdefault(replica.model, []).append(replica)
+        return {
+            model: Standing(
+                waiting(model), sum(len(one.riders) for one in own), _kv_share(own),
+                sum(self._since_last(one, now_s) for one in own),
+            )
+            for model, own in by_model.items()
+        }  # fmt: skip
+
+    def state(self, now_s: float) -> State:
+        door = self._door
+        views = state_of(door.replicas.values(), door.admission, door.now())
+        if now_s - self._tenants_at_s >= _TENANTS_S:
+            self._tenants_at_s = now_s
+            self._tenants = self._tenant_rows(now_s)
+        return State(
+            self._models(),
+            [self._row(replica, view) for replica, view in zip(door.replicas.values(), views.replicas, strict=True)],
+            [QueueRow(queue.model, queue.waiting, _QUEUE_LIMITS) for queue in views.queues],
+            self._tenants,
+        )
+
+    def _since_last(self, replica: Replica, now_s: float) -> int:
+        report = replica.report
+        if report is None:
+            return 0
+        made = self._made.get(replica.id)
+        if made is None:
+            self._made[replica.id] = Production(report, now_s)
+            return 0
+        return made.since_last(report, now_s)
+
+    def _row(self, replica: Replica, view: ReplicaView) -> ReplicaRow:
+        report, made = replica.report, self._made.get(replica.id)
+        row = ReplicaRow(
+            id=view.id, name=replica.name, model=view.model, kind=_kind(replica), state=view.state,
+            breaker=view.breaker, share=round(view.share, 3), running=view.running, waiting=view.waiting,
+            in_flight=view.in_flight, kv_used=view.kv_active_tokens, kv_capacity=view.kv_capacity_tokens,
+            heard_s_ago=view.heard_s_ago,
+        )  # fmt: skip
+        if report is None:
+            return row
+        return replace(
+            row, state=report.state if row.state == "out" and report.state != "ready" else row.state,
+            max_sequences=min(report.max_num_seqs, report.max_open) or None,
+            kv_capacity=report.kv_capacity_tokens or None, hit_rate=hit_rate(report),
+            tokens_per_s=made.rate if made is not None else None, step_s=report.decode_step_s,
+            restarts=report.restarts, version=report.version,
+        )  # fmt: skip
+
+    def _models(self) -> list[ModelRow]:
+        return [
+            ModelRow(
+                route.name, route.aliases, tuple(share.pool for share in route.pools),
+                any(self._has_price(share.pool) for share in route.pools),
+            )
+            for route in self._door.routes.routes.values()
+        ]  # fmt: skip
+
+    # -- tenants
+
+    def _tenant_rows(self, now_s: float) -> list[TenantRow]:
+        tenants = self._keys.tenants()
+        for tenant_id in self._used.keys() - tenants.keys():
+            tenants[tenant_id] = ANYBODY.tenant if tenant_id == ANYBODY.tenant.id else Tenant(tenant_id)
+        day, month = periods(now_s)
+        spent = {id_: self._budgets.spent(id_, month) for id_ in tenants}
+        shown = heapq.nlargest(
+            _SHOWN_TENANTS, tenants.values(), key=lambda one: (spent[one.id].cost_nanos, spent[one.id].tokens)
+        )
+        return [self._tenant_row(tenant, day, month) for tenant in shown]
+
+    def _tenant_row(self, tenant: Tenant, day: str, month: str) -> TenantRow:
+        used = self._used.get(tenant.id) or _Used()
+        today, this_month = (self._budgets.spent(tenant.id, period) for period in (day, month))
+        return TenantRow(
+            tenant.id, tenant.name, tenant.priority.value, tenant.is_active, used.requests, used.refused, used.input,
+            used.cached, used.output, used.cost, today.tokens, today.cost_nanos / NANOS,
+            this_month.tokens, this_month.cost_nanos / NANOS,
+            {name: value for name, value in fields_of(tenant.budget).items() if value is not None},
+        )  # fmt: skip
+
+    def _has_price(self, pool: str) -> bool:
+        return self._door.prices.get(pool, FREE) != FREE
+
+
+def _kv_share(replicas: Iterable[Replica]) -> float | None:
+    """Of those that say how much they have."""
+    reports = [one.report for one in replicas if one.report is not None]
+    capacity = sum(report.kv_capacity_tokens for report in reports)
+    return sum(report.kv_active_tokens for report in reports) / capacity if capacity else None
+
+
+def _kind(replica: Replica) -> str:
+    if replica.relays:
+        return "penstock"
+    found = getattr(replica.upstream, "dialect", None)  # found out, if it was not given
+    return found.name if found is not None else replica.dialect

@@ -1,0 +1,87 @@
+"""What a replica that nobody stands in front of shows on the page: one model, one engine, and no tenants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock import __version__
+from penstock.api import server_timing
+from penstock.api.replica_report import ReplicaReport
+from penstock.console.history import Standing
+from penstock.console.reports import Production, hit_rate
+from penstock.console.views import ModelRow, QueueRow, ReplicaRow, State
+from penstock.core.slo import Slo
+from penstock.gateway.recorder import Ending, RequestFacts
+from penstock.server.recorder import Finished
+
+_NAME = "engine"  # what its one replica is called
+
+
+class ReplicaSource:
+    kind = "replica"
+
+    def __init__(self, model: str, slo: Slo, report: Callable[[], ReplicaReport]) -> None:
+        self._model = model
+        self._slo = slo
+        self._report = report
+        self._made: Production | None = None
+
+    def names(self) -> dict[str, str]:
+        return {}
+
+    def says_output(self, replica_id: str) -> bool:
+        return True
+
+    def ended(self, facts: RequestFacts) -> None:
+        pass
+
+    def standings(self, now_s: float) -> dict[str, Standing]:
+        report = self._report()
+        made = 0
+        if self._made is None:
+            self._made = Production(report, now_s)
+        else:
+            made = self._made.since_last(report, now_s)
+        kv = report.kv_active_tokens / report.kv_capacity_tokens if report.kv_capacity_tokens else None
+        return {self._model: Standing(_waiting(report), report.num_running, kv, made)}
+
+    def state(self, now_s: float) -> State:
+        report = self._report()
+        state = "draining" if report.is_draining else report.state
+        waiting = _waiting(report)
+        replica = ReplicaRow(
+            id=_NAME, name=_NAME, model=self._model, kind="penstock", state=state, running=report.num_running,
+            waiting=waiting, in_flight=report.num_open, kv_used=report.kv_active_tokens,
+            max_sequences=min(report.max_num_seqs, report.max_open) or None,
+            kv_capacity=report.kv_capacity_tokens or None, hit_rate=hit_rate(report),
+            tokens_per_s=self._made.rate if self._made is not None else None, step_s=report.decode_step_s,
+            restarts=report.restarts, version=__version__,
+        )  # fmt: skip
+        return State(
+            [ModelRow(self._model, (), (self._model,), False, self._slo.ttft_s, self._slo.tpot_s)],
+            [replica],
+            [QueueRow(self._model, {"engine": waiting}, {"engine": report.max_open})],
+            [],
+        )
+
+
+def _waiting(report: ReplicaReport) -> int:
+    """The engine counts after a step, the server at once."""
+    return max(report.num_waiting, report.num_open - report.num_running)
+
+
+def facts_of(finished: Finished) -> RequestFacts:
+    """A request as a gateway would have told it."""
+    if finished.outcome == "ok":
+        ending, reason = Ending.OK, ""
+    elif finished.outcome in ("cancelled", "request_aborted"):
+        ending, reason = Ending.CLIENT_GONE, ""
+    else:
+        ending, reason = Ending.FAILED if finished.status >= 500 else Ending.REFUSED, finished.outcome
+    return RequestFacts(
+        id=finished.id, surface=finished.route, ending=ending, reason=reason, model=finished.model, replica=_NAME,
+        input_tokens=finished.prompt_tokens, cached_tokens=finished.cached_tokens,
+        output_tokens=finished.output_tokens, queue_s=0.0 if finished.parts else None,
+        ttft_s=finished.ttft_s if finished.is_stream else None, total_s=finished.total_s, num_tries=1,
+        parts=server_timing.encode(finished.parts),
+    )  # fmt: skip

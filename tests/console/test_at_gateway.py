@@ -1,0 +1,235 @@
+"""The console's paths at a real door, in front of replicas that are real but for the model."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.console.history import COLUMNS
+from penstock.console.views import TenantRow
+from penstock.gateway.recorder import Ending, RequestFacts
+from penstock.gateway.settings import ModelSettings
+from penstock.tenancy.admins import new_admin_key
+from penstock.tenancy.prices import Price
+from tests.console.at_gateway import Console, console
+from tests.gateway.door import Gateway, gateway
+from tests.server.replica import NAME, eventually, serving
+
+ADMIN = new_admin_key("root", now_s=0)
+SECRET = "the prompt that nobody else may read"
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[Gateway]:
+    with serving() as one, serving() as two:
+        urls = [f"http://{replica.host}:{replica.port}" for replica in (one, two)]
+        models = {NAME: ModelSettings(replicas=urls, aliases=["default"], price=Price(1.0, 2.0))}
+        with gateway(pools=models) as found:
+            yield found
+
+
+@pytest.fixture
+def page(door: Gateway) -> Iterator[Console]:
+    with console(door) as found:
+        yield found
+
+
+def talk(door: Gateway, stream: bool = True, **options: object) -> None:
+    client = door.client(str(options.pop("key", "none")))
+    messages = [{"role": "user", "content": SECRET}]
+    answer = client.chat.completions.create(
+        model=NAME, messages=messages, max_tokens=8, stream=stream, **options  # type: ignore[call-overload]
+    )  # fmt: skip
+    if stream:
+        list(answer)
+    eventually(door.is_idle)
+
+
+def hello_of(door: Gateway, page: Console, key: str | None = None) -> Any:
+    """What who comes now is told, with all that has ended."""
+    door.call(lambda: page.feed.tick(time.time(), 1.0))
+    with page.events(key) as events:
+        return next(events)[1]
+
+
+def test_who_comes_is_told_all_and_then_the_news(door: Gateway, page: Console) -> None:
+    talk(door)
+    door.call(lambda: page.feed.tick(time.time(), 1.0))
+    with page.events() as events:
+        kind, hello = next(events)
+        assert kind == "hello"
+        assert hello["kind"] == "gateway"
+        assert hello["columns"] == list(COLUMNS)
+        assert set(hello["series"]) == {"", NAME}
+        assert len(hello["times"]) == len(hello["series"][""][0])
+        (request,) = hello["requests"]
+        (decision,) = hello["decisions"]
+        assert decision["id"] == request["id"]
+        talk(door, stream=False)
+        kind, tick = next(events)
+        while not tick["requests"]:
+            kind, tick = next(events)
+        assert kind == "tick"
+        assert set(tick["rows"]) == {"", NAME}
+        assert [one["model"] for one in tick["requests"]] == [NAME]
+
+
+def test_the_state_has_replicas_queues_models_and_tenants(door: Gateway, page: Console) -> None:
+    talk(door)
+    hello = hello_of(door, page)
+    state = hello["state"]
+    assert [one["state"] for one in state["replicas"]] == ["ready", "ready"]
+    assert all(one["kv_capacity"] > 1 and one["max_sequences"] and one["version"] for one in state["replicas"])
+    (queue,) = state["queues"]
+    assert queue["waiting"] == {"interactive": 0, "standard": 0, "batch": 0}
+    assert queue["limits"].keys() == queue["waiting"].keys()
+    (model,) = state["models"]
+    assert (model["name"], model["aliases"], model["has_price"]) == (NAME, ["default"], True)
+
+
+def test_a_request_has_its_parts_its_cost_and_its_decision(door: Gateway, page: Console) -> None:
+    talk(door)
+    hello = hello_of(door, page)
+    status, _, found = page.get(f"/console/v1/requests/{hello['requests'][-1]['id']}")
+    request, (decision,) = found["request"], found["decisions"]
+    assert status == 200
+    assert list(request["parts"]) == ["tokenize", "queue", "prefill", "first_token"]
+    assert sum(request["parts"].values()) <= request["ttft_s"] <= request["total_s"]
+    cost = (request["input_tokens"] * 1.0 + request["output_tokens"] * 2.0) / 1e6
+    assert request["cost"] == pytest.approx(cost)
+    assert decision["picked"] == request["replica"]
+    assert decision["candidates"][0]["replica"] == decision["picked"]
+    assert all(len(one["scores"]) == len(decision["scorers"]) for one in decision["candidates"])
+
+
+def test_a_whole_answer_has_parts_too(door: Gateway, page: Console) -> None:
+    talk(door, stream=False)
+    hello = hello_of(door, page)
+    request = hello["requests"][-1]
+    assert request["ttft_s"] is None
+    assert request["parts"]["prefill"] > 0
+
+
+def test_no_word_of_a_prompt_or_an_answer_is_told(door: Gateway, page: Console) -> None:
+    client = door.client("none")
+    messages = [{"role": "user", "content": SECRET}]
+    answer = client.chat.completions.create(model=NAME, messages=messages, max_tokens=12)  # type: ignore[arg-type]
+    eventually(door.is_idle)
+    said = answer.choices[0].message.content
+    assert said
+    hello = hello_of(door, page)
+    told = json.dumps(hello) + json.dumps(page.get(f"/console/v1/requests/{hello['requests'][-1]['id']}")[2])
+    assert SECRET not in told
+    assert said not in told
+
+
+def test_what_was_refused_at_the_door_is_among_the_requests(door: Gateway, page: Console) -> None:
+    with pytest.raises(Exception, match="no model"):
+        door.client("none").completions.create(model="nosuch", prompt="x")
+    hello = hello_of(door, page)
+    request = hello["requests"][-1]
+    assert (request["ending"], request["reason"], request["queue_s"]) == ("refused", "model_not_found", None)
+
+
+def test_with_an_admin_the_page_is_public_and_what_it_shows_is_not(door: Gateway) -> None:
+    with console(door, ADMIN.record) as page:
+        assert page.get("/")[0] == 200
+        assert page.get("/console/v1/session")[2]["needs_key"] is True
+        for path in ("/console/v1/feed", "/console/v1/requests/1"):
+            assert page.get(path)[0] == 401
+            status, _, answer = page.get(path, key="psa_wrong")
+            assert status == 401
+            assert "admin key" in answer["error"]["message"]
+            assert page.get(path, key="psk_0123456789_abc")[0] == 403
+        assert page.get("/console/v1/requests/1", key=ADMIN.secret)[0] == 404
+        with page.events(ADMIN.secret) as events:
+            assert next(events)[0] == "hello"
+
+
+def test_a_key_in_the_url_opens_nothing(door: Gateway) -> None:
+    with console(door, ADMIN.record) as page:
+        assert page.get(f"/console/v1/feed?key={ADMIN.secret}")[0] == 401
+
+
+def test_pages_of_other_origins_and_other_names_of_this_machine_see_nothing(page: Console) -> None:
+    assert page.get("/console/v1/feed", origin="http://evil.example")[0] == 403
+    assert page.get("/console/v1/feed", sec_fetch_site="cross-site")[0] == 403
+    assert page.get("/console/v1/requests/1", host="rebound.example")[0] == 403
+
+
+def test_whoever_leaves_is_forgotten_and_who_stays_is_told_of_the_end(door: Gateway, page: Console) -> None:
+    with page.events() as left, page.events() as stays:
+        next(left), next(stays)
+        assert door.call(lambda: page.feed.num_viewers) == 2
+    eventually(lambda: door.call(lambda: page.feed.num_viewers) == 0)
+    with page.events() as events:
+        next(events)
+        door.call(page.feed.close)
+        assert [kind for kind, _ in events] in ([], ["tick"])
+
+
+def test_all_who_look_get_the_same_bytes_made_once(door: Gateway, page: Console) -> None:
+    seen: list[list[bytes]] = [[], []]
+    door.call(lambda: [page.feed.watch(one.append, lambda: None) for one in seen])
+    door.call(lambda: page.feed.tick(1e9, 1.0))
+    assert seen[0][-1] is seen[1][-1]
+    assert seen[0][0] is seen[1][0]
+    door.call(lambda: [page.feed.leave(one.append) for one in seen])
+
+
+def test_tenants_have_what_they_used_and_what_it_cost() -> None:
+    with serving() as replica:
+        url = f"http://{replica.host}:{replica.port}"
+        models = {NAME: ModelSettings(replicas=[url], price=Price(1.0, 2.0))}
+        with gateway(pools=models) as door, console(door, ADMIN.record) as page:
+            key = door.add_tenant("acme", name="Acme", budget={"tokens_per_day": 1000})
+            talk(door, key=key)
+            hello = hello_of(door, page, ADMIN.secret)
+    (tenant,) = (msgspec.convert(one, TenantRow) for one in hello["state"]["tenants"])
+    assert (tenant.id, tenant.name, tenant.requests, tenant.priority) == ("acme", "Acme", 1, "standard")
+    assert tenant.cost == pytest.approx((tenant.input_tokens + 2.0 * tenant.output_tokens) / 1e6)
+    assert tenant.budget == {"tokens_per_day": 1000}
+
+
+@pytest.mark.parametrize("path", ["/console/", "/console/nosuch.js", "/console/v1/", "/console/../secret"])
+def test_there_is_nothing_else(page: Console, path: str) -> None:
+    assert page.get(path)[0] == 404
+
+
+def test_nothing_is_changed_here(page: Console) -> None:
+    assert page.get("/", method="POST")[0] == 405
+    assert page.get("/", method="HEAD")[2] == b""
+
+
+def test_trouble_is_remembered_when_many_good_requests_have_come_since(door: Gateway, page: Console) -> None:
+    with pytest.raises(Exception, match="no model"):
+        door.client("none").completions.create(model="nosuch", prompt="x")
+    refused = hello_of(door, page)["requests"][-1]
+    good = RequestFacts("good", "chat", Ending.OK, model=NAME)
+    door.call(lambda: [page.feed.ended(good) for _ in range(2000)])
+    requests = hello_of(door, page)["requests"]
+    assert len(requests) < 400
+    assert requests[0]["id"] == refused["id"]
+    assert page.get(f"/console/v1/requests/{refused['id']}")[2]["request"]["reason"] == "model_not_found"
+
+
+def test_a_second_tells_no_more_than_a_person_can_read(door: Gateway, page: Console) -> None:
+    news: list[bytes] = []
+    door.call(lambda: page.feed.watch(news.append, lambda: None))
+    door.call(lambda: [page.feed.ended(RequestFacts(str(n), "chat", Ending.OK, model=NAME)) for n in range(5000)])
+    door.call(lambda: page.feed.tick(time.time(), 1.0))
+    tick = json.loads(news[-1].split(b"data: ", 1)[1])
+    assert len(tick["requests"]) == 40
+    assert tick["requests"][-1]["id"] == "4999"
+    assert tick["rows"][NAME][COLUMNS.index("ok")] == 5000
+
+
+def test_who_comes_after_the_end_is_sent_away(door: Gateway, page: Console) -> None:
+    door.call(page.feed.close)
+    with page.events() as events:
+        assert [kind for kind, _ in events] == ["hello"]

@@ -1,0 +1,101 @@
+import { Bar, Card, Empty, Pill } from "../parts/basics";
+import { Chart } from "../parts/chart";
+import { Queues, Replicas } from "../parts/fleet";
+import { AlertList } from "../parts/alerts";
+import { Budgets } from "../parts/budgets";
+import { compact, count, digits, duration, percent } from "../format";
+import { useStore } from "../store";
+import type { Value } from "../types";
+
+export function Overview() {
+  const store = useStore();
+  const failed = sum(store.column("failed"));
+  const all = failed + sum(store.column("ok")) + sum(store.column("refused")) + sum(store.column("gone"));
+  const kv = store.last("kv");
+  const perSecond = (value: Value | undefined) => (value == null ? "–" : `${compact(value)}/s`);
+  return (
+    <>
+      <section class="figures" aria-label="Now">
+        <Figure name="Output" value={compact(store.mean("output_rate", 5))} unit="tokens/s" />
+        <Figure name="Requests" value={digits(rate(store, 15))} unit="per second" />
+        <Figure name="TTFT p95" value={duration(store.last("ttft_p95"))} unit={goal(store.target("ttft"))} tone={tone(store.last("ttft_p95"), store.target("ttft"))} />
+        <Figure name="TPOT p95" value={duration(store.last("tpot_p95"))} unit={goal(store.target("tpot"))} tone={tone(store.last("tpot_p95"), store.target("tpot"))} />
+        <Figure name="In flight" value={count(store.last("running"))} unit={`${count(store.last("waiting"))} waiting`} />
+        <Figure name="KV cache" value={percent(kv)} unit={<Bar share={kv} label="KV cache in use" />} />
+        <Figure name="Failed" value={all ? percent(failed / all) : "–"} unit="of the last 15 min" tone={failed ? "bad" : ""} />
+      </section>
+      <div class="charts">
+        <Chart
+          title="Throughput" hint="tokens/s, over 5 s" smooth_s={5} format={(value) => compact(value)}
+          lines={[
+            { label: "output", column: "output_rate", color: "series-1", isArea: true },
+            { label: "prompt", column: "input_rate", color: "series-2", isOff: true },
+          ]}
+        />
+        <Chart
+          title="Requests" hint="that ended, over 5 s" smooth_s={5} format={perSecond}
+          lines={[
+            { label: "ok", column: "ok", color: "series-1", isArea: true },
+            { label: "refused", column: "refused", color: "series-3" },
+            { label: "failed", column: "failed", color: "bad" },
+          ]}
+        />
+        <Chart
+          title="Time to first token" hint="streams, over 15 s" format={duration} target={store.target("ttft")} targetLabel="SLO"
+          lines={[
+            { label: "p50", column: "ttft_p50", color: "series-1" },
+            { label: "p95", column: "ttft_p95", color: "series-3" },
+          ]}
+        />
+        <Chart
+          title="Time per output token" hint="streams, over 15 s" format={duration} target={store.target("tpot")} targetLabel="SLO"
+          lines={[
+            { label: "p50", column: "tpot_p50", color: "series-1" },
+            { label: "p95", column: "tpot_p95", color: "series-3" },
+          ]}
+        />
+      </div>
+      <Budgets slos={store.slos} />
+      <div class="halves">
+        <Card title="Replicas" aside={<a href="#/fleet">Fleet</a>}>
+          {store.state.replicas.length ? <Replicas rows={store.state.replicas} isShort /> : <Empty title="No replicas" />}
+        </Card>
+        <div class="stack">
+          <Card title="Queues" aside="requests that wait, by class">
+            <Queues rows={store.state.queues} />
+          </Card>
+          <Card title="Alerts" aside={store.firing.length ? <Pill state="firing">{store.firing.length} firing</Pill> : <a href="#/alerts">All</a>}>
+            <AlertList alerts={store.firing.slice(0, 3)} />
+          </Card>
+        </div>
+      </div>
+    </>
+  );
+}
+
+function Figure({ name, value, unit, tone = "" }: { name: string; value: string; unit: preact.ComponentChildren; tone?: string }) {
+  return (
+    <div class="figure">
+      <span class="name">{name}</span>
+      <b class={tone}>{value}</b>
+      <span class="unit">{unit}</span>
+    </div>
+  );
+}
+
+function goal(target: Value): string {
+  return target == null ? "no target" : `target ${duration(target)}`;
+}
+
+function tone(value: Value, target: Value): string {
+  if (value == null || target == null) return "";
+  return value > target ? "bad" : value > 0.8 * target ? "warn" : "";
+}
+
+function sum(values: Value[]): number {
+  return values.reduce<number>((total, value) => total + (value ?? 0), 0);
+}
+
+function rate(store: ReturnType<typeof useStore>, seconds: number): number {
+  return ["ok", "refused", "failed", "gone"].reduce((total, name) => total + (store.mean(name, seconds) ?? 0), 0);
+}

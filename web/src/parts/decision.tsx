@@ -1,0 +1,95 @@
+import { useState } from "preact/hooks";
+import { Bar } from "./basics";
+import { clock, count, score, words } from "../format";
+import { go } from "../router";
+import type { Decision } from "../types";
+
+/** Why the picked one won, in a sentence: by what it is ahead of the next. */
+export function reason(decision: Decision): string {
+  const [picked, next] = decision.candidates;
+  if (!picked) return "nobody could take it";
+  if (!next) {
+    const dropped = Object.keys(decision.dropped).length;
+    return dropped ? `the only one left: ${dropped} could not take it` : "the only one there is";
+  }
+  const ahead = decision.scorers
+    .map((name, at) => ({ name, by: picked.scores[at]! - next.scores[at]! }))
+    .filter((one) => one.by > 0.0005)
+    .sort((a, b) => b.by - a.by);
+  const held = decision.matched_tokens
+    ? `holds ${count(decision.matched_tokens)} of ${count(decision.prompt_tokens)} prompt tokens${decision.is_approximate ? " (by what was sent there)" : ""}`
+    : "";
+  const won = ahead.length ? `ahead by ${ahead.map((one) => `${words(one.name)} +${score(one.by)}`).join(", ")}` : "";
+  return [held, won].filter(Boolean).join("; ") || `level with ${next.replica}, and drawn`;
+}
+
+export function DecisionCard({ decision, isOpen = false }: { decision: Decision; isOpen?: boolean }) {
+  const [open, setOpen] = useState(isOpen);
+  return (
+    <article class={`decision ${open ? "open" : ""}`}>
+      <button class="plain head" aria-expanded={open} onClick={() => setOpen(!open)}>
+        <time>{clock(decision.at_s)}</time>
+        <b>{decision.picked || "nobody"}</b>
+        <span class="why">{reason(decision)}</span>
+        <small>
+          {decision.model}, {count(decision.prompt_tokens)} tokens
+        </small>
+      </button>
+      {open && <Scores decision={decision} />}
+    </article>
+  );
+}
+
+function Scores({ decision }: { decision: Decision }) {
+  const most = Math.max(...decision.candidates.map((one) => one.total), 1e-9);
+  const left = decision.num_candidates - decision.candidates.length;
+  return (
+    <div class="scores">
+      <p class="hint">
+        strategy <b>{words(decision.strategy)}</b>, tenant {decision.tenant}, request{" "}
+        <button class="link" onClick={() => go(`requests/${decision.id}`)}>
+          <code>{decision.id.slice(0, 12)}</code>
+        </button>
+      </p>
+      <div class="scroll">
+        <table aria-label="Scores">
+          <thead>
+            <tr>
+              <th scope="col">Candidate</th>
+              <th scope="col">Score</th>
+              {decision.scorers.map((name) => <th key={name} scope="col" class="number">{words(name)}</th>)}
+              <th scope="col" class="number">blocks held</th>
+              <th scope="col" class="number">running</th>
+              <th scope="col" class="number">queued tokens</th>
+            </tr>
+          </thead>
+          <tbody>
+            {decision.candidates.map((one) => (
+              <tr key={one.replica} class={one.replica === decision.picked ? "picked" : ""}>
+                <td data-name="Candidate">
+                  {one.replica} {one.replica === decision.picked && <span class="pill good">picked</span>}
+                </td>
+                <td data-name="Score">
+                  <span class="meter">
+                    <Bar share={one.total / most} label={`score of ${one.replica}`} isNeutral />
+                    <span class="n">{score(one.total)}</span>
+                  </span>
+                </td>
+                {one.scores.map((value, at) => <td key={at} data-name={words(decision.scorers[at]!)} class="number">{score(value)}</td>)}
+                <td data-name="Blocks held" class="number">{count(one.matched)}</td>
+                <td data-name="Running" class="number">{count(one.running)}</td>
+                <td data-name="Queued tokens" class="number">{count(one.queued_tokens)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {left > 0 && <p class="hint">and {count(left)} more, with lower scores</p>}
+      {Object.entries(decision.dropped).map(([replica, why]) => (
+        <p key={replica} class="hint">
+          {replica} could not be picked: {words(why)}
+        </p>
+      ))}
+    </div>
+  );
+}

@@ -1,0 +1,178 @@
+// What the server sends: penstock/console/views.py and docs/console.md, and for SLOs and alerts docs/slo.md.
+
+export interface Session {
+  kind: "gateway" | "replica";
+  version: string;
+  needs_key: boolean;
+  needs_tenant_key: boolean;
+  closed?: string;
+}
+
+export interface Replica {
+  id: string;
+  name: string;
+  model: string;
+  kind: string;
+  state: string;
+  breaker: string;
+  share: number;
+  running: number;
+  waiting: number;
+  in_flight: number;
+  max_sequences: number | null;
+  kv_used: number;
+  kv_capacity: number | null;
+  tokens_per_s: number | null;
+  hit_rate: number | null;
+  step_s: number | null;
+  heard_s_ago: number | null;
+  restarts: number;
+  version: string;
+}
+
+export interface Queue {
+  model: string;
+  waiting: Record<string, number>;
+  limits: Record<string, number>;
+}
+
+export interface Tenant {
+  id: string;
+  name: string;
+  priority: string;
+  is_active: boolean;
+  requests: number;
+  refused: number;
+  input_tokens: number;
+  cached_tokens: number;
+  output_tokens: number;
+  cost: number;
+  today_tokens: number;
+  today_cost: number;
+  month_tokens: number;
+  month_cost: number;
+  budget: Record<string, number>;
+}
+
+export interface Model {
+  name: string;
+  aliases: string[];
+  pools: string[];
+  has_price: boolean;
+  ttft_s: number | null;
+  tpot_s: number | null;
+}
+
+export interface State {
+  models: Model[];
+  replicas: Replica[];
+  queues: Queue[];
+  tenants: Tenant[];
+}
+
+export interface Request {
+  id: string;
+  at_s: number;
+  surface: string;
+  ending: "ok" | "refused" | "failed" | "client_gone";
+  reason: string;
+  tenant: string;
+  model: string;
+  replica: string;
+  input_tokens: number;
+  cached_tokens: number;
+  output_tokens: number;
+  queue_s: number | null;
+  ttft_s: number | null;
+  total_s: number | null;
+  num_tries: number;
+  rule: string;
+  cost: number | null;
+  parts: Record<string, number>;
+}
+
+export interface Candidate {
+  replica: string;
+  total: number;
+  scores: number[];
+  matched: number;
+  running: number;
+  queued_tokens: number;
+}
+
+export interface Decision {
+  id: string;
+  at_s: number;
+  model: string;
+  tenant: string;
+  prompt_tokens: number;
+  strategy: string;
+  picked: string;
+  matched_tokens: number;
+  is_approximate: boolean;
+  scorers: string[];
+  candidates: Candidate[];
+  num_candidates: number;
+  dropped: Record<string, string>;
+}
+
+export type Value = number | null;
+
+export interface Hello {
+  kind: "gateway" | "replica";
+  version: string;
+  began_s: number;
+  at_s: number;
+  columns: string[];
+  times: number[];
+  series: Record<string, Value[][]>;
+  state: State;
+  requests: Request[];
+  decisions: Decision[];
+}
+
+export interface Tick {
+  at_s: number;
+  state: State;
+  rows: Record<string, Value[]>;
+  requests: Request[];
+  decisions: Decision[];
+}
+
+export interface Objective {
+  objective: string;
+  unit: "s" | "ratio";
+  target: number | null;
+  quantile: number | null;
+  observed: number | null;
+  used: number | null;
+  state: string;
+  events: number;
+  bad: number;
+  compliance: number | null;
+  goal: number | null;
+  budget_left: number | null;
+  burn: Record<string, number | null>;
+}
+
+export interface ModelSlo {
+  model: string;
+  window_s: number;
+  covered_s: number;
+  state: string;
+  objectives: Objective[];
+}
+
+export interface Alert {
+  id: string;
+  alert: string;
+  severity: string;
+  state: string;
+  model: string;
+  replica: string;
+  summary: string;
+  value: number | null;
+  since: number;
+  resolved_at: number | null;
+  runbook: string;
+}
