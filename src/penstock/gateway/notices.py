@@ -1,0 +1,31 @@
+"""What can be read at the door besides answers of models: that it is there, that it is ready, which models it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.api.openai.models import ModelCard, model_list
+from penstock.core.errors import NotFound
+from penstock.core.replica import ReplicaState
+from penstock.gateway.http.exchange import Exchange
+
+if TYPE_CHECKING:
+    from penstock.gateway.door import Door
+
+
+def show(door: Door, exchange: Exchange, headers: bytes) -> None:
+    """Raises NotFound where there is nothing to read."""
+    request = exchange.request
+    match request.path if request.method in (b"GET", b"HEAD") else b"":
+        case b"/health":
+            exchange.respond(200, headers, b'{"status":"ok"}')
+        case b"/ready":
+            now = door.now()
+            is_ready = any(r.snapshot.state_at(now) is ReplicaState.READY for r in door.replicas.values())
+            status, word = (200, b"true") if is_ready else (503, b"false")
+            exchange.respond(status, headers, b'{"ready":%b}' % word)
+        case b"/v1/models":
+            cards = [ModelCard(id=name, created=door.started_s) for name in door.visible_models(exchange)]
+            exchange.respond(200, headers, model_list(cards))
+        case _:
+            raise NotFound(f"no such path: {request.path.decode(errors='replace')}")

@@ -1,0 +1,96 @@
+"""What goes wrong slowly: queues, devices that idle or are full, KV caches that fill with nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+
+from penstock.core.devices import DeviceReading
+from penstock.core.slo import TIMED
+from penstock.watch.alerts import Condition
+from penstock.watch.kinds import FRAGMENTED, GPU_FULL, GPU_IDLE, MODEL_DOWN, QUEUE
+from penstock.watch.mishaps import explained
+from penstock.watch.readings import FleetReading, ReplicaReading
+
+_IDLE, _FULL = 0.30, 0.95
+_LULL_S = 5.0  # a queue that was empty for less has not been empty
+_HOUR = 60  # samples
+_ENDS = 10  # samples at each end of the hour that are compared
+_RISEN, _MUCH = 0.10, 0.30  # of the KV cache
+_SMOOTH = 0.05  # what the newest reading of a device counts: a second of idleness is none
+
+
+class FleetSigns:
+    def __init__(self) -> None:
+        self._waited_at: dict[str, float] = {}
+        self._utilization: dict[str, float] = {}
+        self._fragmented: dict[str, deque[float]] = {}
+
+    def conditions(self, fleet: FleetReading, now: float) -> list[Condition]:
+        found = [*self._queues(fleet.waiting, now), *_down(fleet)]
+        for device in fleet.devices:
+            found += self._device(device)
+        for reading in fleet.replicas:
+            found += self._fragmentation(reading)
+        return found
+
+    def sample(self, fleet: FleetReading) -> None:
+        """Once a minute."""
+        for reading in fleet.replicas:
+            if reading.kv_fragmentation is not None:
+                self._fragmented.setdefault(reading.replica, deque(maxlen=_HOUR)).append(reading.kv_fragmentation)
+
+    def _queues(self, waiting: Mapping[str, int], now: float) -> list[Condition]:
+        found = []
+        for model, count in waiting.items():
+            if count:
+                self._waited_at[model] = now
+            if now - self._waited_at.get(model, -_LULL_S) < _LULL_S:
+                found.append(
+                    Condition(
+                        kind=QUEUE, summary=f"{model}: requests wait at the gateway, {count} now", value=float(count),
+                        model=model, explains=explained(model, TIMED),
+                    )
+                )  # fmt: skip
+        return found
+
+    def _device(self, device: DeviceReading) -> list[Condition]:
+        if device.utilization is None:
+            return []
+        last = self._utilization.get(device.device, device.utilization)
+        level = self._utilization[device.device] = last + _SMOOTH * (device.utilization - last)
+        kind = GPU_IDLE if level < _IDLE else GPU_FULL if level > _FULL else None
+        if kind is None:
+            return []
+        summary = f"{device.device} is used to {level:.0%}"
+        labels = (("device", device.device),)
+        return [
+            Condition(
+                kind=kind, summary=summary, value=level, model=device.model, replica=device.replica, labels=labels
+            )
+        ]
+
+    def _fragmentation(self, reading: ReplicaReading) -> list[Condition]:
+        past = self._fragmented.get(reading.replica)
+        if past is None or len(past) < _HOUR:
+            return []
+        samples = list(past)
+        before, now = median(samples[:_ENDS]), median(samples[-_ENDS:])
+        if now < _MUCH or now - before < _RISEN:
+            return []
+        summary = f"{reading.model}: {reading.replica} holds {now:.0%} of its KV cache for nothing, {before:.0%} before"
+        return [Condition(kind=FRAGMENTED, summary=summary, value=now, model=reading.model, replica=reading.replica)]
+
+
+def _down(fleet: FleetReading) -> list[Condition]:
+    usable: dict[str, bool] = {}
+    for reading in fleet.replicas:
+        usable[reading.model] = usable.get(reading.model, False) or reading.is_usable
+    return [
+        Condition(
+            kind=MODEL_DOWN, summary=f"{model}: no replica can be used", value=0.0, model=model,
+            explains=explained(model),
+        )
+        for model, is_up in usable.items() if not is_up
+    ]  # fmt: skip

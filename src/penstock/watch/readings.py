@@ -1,0 +1,28 @@
+"""What the watch is told of a fleet at each tick: plain facts, in no engine's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from penstock.core.devices import DeviceReading
+
+
+class ReplicaReading(Struct, frozen=True, kw_only=True):
+    model: str
+    replica: str
+    is_usable: bool  # a request could be sent to it now
+    is_reachable: bool = True
+    is_draining: bool = False  # or was, when it was last heard of
+    boot: str = ""  # of its process; empty: it does not say
+    restarts: int = 0  # of its engine
+    memory_kills: int = 0
+    device_fault: str = ""  # why one of its devices gets no more work
+    kv_fragmentation: float | None = None  # the part of what sequences hold of its KV cache that they do not fill
+
+
+class FleetReading(Struct, frozen=True):
+    replicas: Sequence[ReplicaReading] = ()
+    waiting: Mapping[str, int] = {}  # requests at the gateway, by model
+    devices: Sequence[DeviceReading] = ()
