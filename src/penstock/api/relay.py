@@ -7,6 +7,7 @@ keep-alives:
     data: {…}                                               events that need no token: the opening
     : [0,[1024,17],96]                                      a unit: choice, token ids, and once per choice the prompt
     data: {…}                                                 tokens found in the cache; then the events that come of it
+    : cost 0.0125 3.5                                       before the end, or before the next: what was used here
     : carry on: draining                                    instead of an end: the replica gives the stream back
 
 A unit and the events after it belong together: their text follows from the ids of all units so far, and an id whose
@@ -19,21 +20,25 @@ Nothing here knows a dialect: it sees blocks, and the bytes of a client's reques
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from penstock.core.errors import InvalidRequest, PenstockError
+from penstock.core.request import Cost
 
 HEADER = "x-penstock"  # from a gateway: one of the two
 STREAM = "stream"  # the body is the client's; a streamed answer is to be relayed
 ENVELOPE = "envelope"  # the body is an `Envelope`, and the answer is to be relayed
 SECRET_HEADER = "x-penstock-secret"
 NAMESPACE_HEADER = "x-penstock-namespace"  # from a gateway: whose prefixes these are, and nobody else's
+COST_HEADER = "x-penstock-cost"  # to a gateway, of an answer that is not streamed: as in the comment
 
 TokenIds = list[Annotated[int, Meta(ge=0, le=2**31 - 1)]]
 _CARRY_ON = b": carry on: "
+_COST = b": cost "
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -98,6 +103,14 @@ def carry_on_comment(error: PenstockError) -> bytes:
     return b"%b%b\n\n" % (_CARRY_ON, error.code.encode())
 
 
+def cost_value(cost: Cost) -> bytes:
+    return b"%.9g %.6g" % (cost.device_s, cost.kv_block_s)
+
+
+def cost_comment(cost: Cost) -> bytes:
+    return b"%b%b\n\n" % (_COST, cost_value(cost))
+
+
 class UnitWriter:
     """Joins events with the ids they come of, leaving out the first `num_sent` events: the client has them."""
 
@@ -122,12 +135,35 @@ class UnitWriter:
         return b": %b\n\n%b" % (_encode(unit), b"".join(events))
 
 
+# -- the gateway writes
+
+
+def sealed(request: bytes, prompt_ids: bytes) -> bytes:
+    """An envelope for a request that begins here, with its prompt as ids; both are JSON."""
+    return b'{"request":%b,"prompt_ids":%b}' % (request, prompt_ids)
+
+
 # -- the gateway reads
 
 
 def is_whole(end: bytes) -> bool:
     """Whether a relayed stream that has closed had come to its end; the last few of its blocks tell."""
     return not end[:-2].rpartition(b"\n\n")[2].startswith(_CARRY_ON)
+
+
+def read_cost(value: bytes) -> Cost | None:
+    """Of `COST_HEADER`; None: it is not such a value."""
+    try:
+        device_s, kv_block_s = map(float, value.split())
+    except ValueError:
+        return None
+    return Cost(device_s, kv_block_s) if 0 <= device_s < inf and 0 <= kv_block_s < inf else None
+
+
+def find_cost(end: bytes) -> Cost | None:
+    """What the last replica of a stream used for it; the last few blocks tell."""
+    comment = (b"\n\n" + end).rpartition(b"\n\n" + _COST)[2]
+    return read_cost(comment.partition(b"\n\n")[0]) if len(comment) < len(end) else None
 
 
 class StreamRecord:
@@ -143,6 +179,7 @@ class StreamRecord:
         self._num_counted, self._counted_bytes = 0, 0  # ids, and the part of the units that they are in
         self._tail: list[bytes] = []
         self._fresh_bytes = 0  # since the last fold
+        self.cost_elsewhere = Cost()  # of replicas that gave the stream back
 
     def append(self, blocks: bytes) -> None:
         self._tail.append(blocks)
@@ -177,7 +214,9 @@ class StreamRecord:
         """
         blocks = self._blocks()
         while blocks and blocks[-1].startswith(b":"):
-            blocks.pop()  # a unit without an event counts for nothing: the next replica says it again
+            block = blocks.pop()  # a unit without an event counts for nothing: the next replica says it again
+            if block.startswith(_COST):
+                self.cost_elsewhere += read_cost(block.removeprefix(_COST)) or Cost()
         self._tail = [block + b"\n\n" for block in blocks]
         if not self._origin:
             return None

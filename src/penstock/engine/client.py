@@ -19,8 +19,10 @@ import msgspec
 from penstock.core.clock import Clock
 from penstock.core.errors import EngineFailed, EngineUnavailable, PenstockError, RequestAborted, all_errors
 from penstock.core.request import FinishReason, Request, TokenEvent
+from penstock.engine.accounts import Accounts, Meter
 from penstock.engine.cache_contents import CacheContents
 from penstock.engine.mailbox import FrameReader, frame
+from penstock.engine.memory_kills import count_memory_kills
 from penstock.engine.messages import (
     Abort,
     EngineInfo,
@@ -63,6 +65,7 @@ class TokenStream:
         self._events: list[TokenEvent] = []
         self._error: PenstockError | None = None
         self._news = asyncio.Event()
+        self.meter = Meter()  # of what they cost
 
     def push(self, event: TokenEvent) -> None:
         self._events.append(event)
@@ -120,7 +123,10 @@ class EngineClient:
         self.stats = EngineStats()
         self.speed = StepSpeed()
         self.restarts = 0
+        self.memory_kills = 0  # of its processes, by the kernel
         self.cache = CacheContents()
+        self._accounts = Accounts()
+        self._sent_tokens = 0  # of all prompts, to the process that runs
 
     async def start(self) -> EngineInfo:
         """Start the process and wait until it is ready; raises if it cannot be."""
@@ -150,6 +156,11 @@ class EngineClient:
         """Requests that the engine has and has not finished."""
         return len(self._streams)
 
+    @property
+    def queued_tokens(self) -> int:
+        """To be computed before the sequences that are here can generate; what the engine has not read yet included."""
+        return self.stats.queued_tokens + self._sent_tokens - self.stats.received_tokens
+
     def open(self, requests: list[Request]) -> TokenStream:
         """Hand requests to the engine. The stream must be closed."""
         if self.state is not EngineState.READY:
@@ -157,12 +168,15 @@ class EngineClient:
         stream = TokenStream(self, [request.id for request in requests])
         for request in requests:
             self._streams[request.id] = stream
+            self._accounts.open(request, stream.meter)
+            self._sent_tokens += len(request.prompt_ids)
             self._send(Submit(request))
         return stream
 
     def abort(self, request_id: str) -> None:
         """End a request's work in the engine; nothing more is heard of it. Harmless if it has ended."""
         if self._streams.pop(request_id, None) is not None:
+            self._accounts.close(request_id)
             self._send(Abort(request_id))
 
     # -- the process -------------------------------------------------------------------------------------------------
@@ -171,6 +185,7 @@ class EngineClient:
         pause_s = _FIRST_PAUSE_S / 2
         while True:
             started_s = self._clock.now()
+            kills = count_memory_kills()
             try:
                 await self._run_process()
             except Exception:
@@ -180,6 +195,7 @@ class EngineClient:
             if self._failure is not None or self.info is None:
                 self._enter(EngineState.FAILED)
                 return
+            self.memory_kills += count_memory_kills() > kills
             lived_s = self._clock.now() - started_s
             pause_s = _FIRST_PAUSE_S if lived_s > _STABLE_AFTER_S else min(2 * pause_s, _LONGEST_PAUSE_S)
             log.error("the engine process died; starting it again in %.1f s", pause_s)
@@ -217,6 +233,7 @@ class EngineClient:
         if self.state is EngineState.READY:
             self._enter(EngineState.RESTARTING)
         self._fail_streams(EngineFailed("the engine process died while running this request"))
+        self._sent_tokens = 0
         self._report(EngineStats())
         self.cache.begin(0)
 
@@ -224,6 +241,7 @@ class EngineClient:
         match message:
             case StepReport(events, stats, changes):
                 self._report(stats)
+                self._accounts.take(message)
                 if changes is not None:
                     self.cache.take(changes.stored, changes.removed)
                 for event in events:
@@ -232,6 +250,7 @@ class EngineClient:
                 self._on_loading(message)
             case Ready(info):
                 self.info = info
+                self._accounts.begin(info.work, info.block_size)
                 self.cache.begin(info.routing_tokens)
                 self._enter(EngineState.READY)
                 if self.restarts:
@@ -250,6 +269,7 @@ class EngineClient:
             return  # closed a moment ago; its abort is on the way
         if event.finish is not None:
             del self._streams[event.request_id]
+            self._accounts.close(event.request_id)
         stream.push(event)
 
     def _fail_streams(self, error: PenstockError) -> None:

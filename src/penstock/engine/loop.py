@@ -7,18 +7,33 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.core.clock import Clock
 from penstock.core.request import FinishReason, TokenEvent
 from penstock.engine.mailbox import Disconnected
-from penstock.engine.messages import Abort, CacheChanges, EngineStats, FromEngine, StepReport, Stop, Submit, ToEngine
+from penstock.engine.messages import (
+    Abort,
+    CacheChanges,
+    Charge,
+    EngineStats,
+    FromEngine,
+    StepReport,
+    Stop,
+    Submit,
+    ToEngine,
+)
+from penstock.engine.step_log import StepLog
+from penstock.sched.cost import Split, Work, split
 from penstock.sched.plan import Runner, StepHandle, StepPlan
 from penstock.sched.scheduler import Scheduler
 
 log = logging.getLogger("penstock.engine")
 
+_LOOK_S = 0.1  # how often what takes a look at every sequence is looked at
+_NO_STEP = Split(0.0, 0, 0, 0)
 _MOST_FAILED_STEPS = 3  # in a row; a device that fails again and again is left to a fresh process
 
 
@@ -38,14 +53,30 @@ class InFlight:
 
 
 class EngineLoop:
-    def __init__(self, scheduler: Scheduler, runner: Runner, mailbox: Mail, clock: Clock) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        mailbox: Mail,
+        clock: Clock,
+        work: Work = Work(),  # noqa: B008 (frozen)
+        step_log: StepLog | None = None,
+    ) -> None:
+        """`work`: by which a step's time is split over its sequences; `step_log` is closed with the loop."""
         self._scheduler = scheduler
         self._runner = runner
         self._mailbox = mailbox
         self._clock = clock
         self._steps = 0
         self._failed_steps = 0
+        self._work = work
+        self._step_log = step_log
+        self._busy_s = 0.0
+        self._read_tokens = 0
+        self._fragmentation, self._looked_s = 0.0, 0.0
         self._last_commit_s = 0.0
+        self._received_tokens = 0
+        self._ahead_tokens = 0  # of prompts, in the step that is under way while another is committed
         self._is_stopped = False
 
     def run(self) -> None:
@@ -59,16 +90,21 @@ class EngineLoop:
                 in_flight = self._advance(in_flight)
         except Disconnected:
             log.info("the server is gone; the engine stops")
+        finally:
+            if self._step_log is not None:
+                self._step_log.close()
 
     def _advance(self, previous: InFlight | None) -> InFlight | None:
         """Step n+1 goes out before n is read, where the device allows it."""
         if previous is not None and not self._runner.overlaps:
+            self._ahead_tokens = 0
             self._commit(previous)
             previous = None
         now = self._clock.now()
         plan = self._scheduler.plan(now)
         current = self._submit(plan, now) if plan is not None else None
         if previous is not None:
+            self._ahead_tokens = current.plan.num_tokens - len(current.plan.slices) if current is not None else 0
             self._commit(previous)
         return current
 
@@ -91,10 +127,21 @@ class EngineLoop:
         self._last_commit_s = now
         self._steps += 1
         self._failed_steps = 0
-        num_decodes = sum(s.num_tokens == 1 for s in step.plan.slices)
-        self._scheduler.budget.observe(step.plan.num_tokens, num_decodes, elapsed_s)
+        self._busy_s += cost_s
+        if self._step_log is not None:
+            self._step_log.add(step.plan, cost_s)
+        held_tokens = self._scheduler.cache.held_tokens  # before those who end give their blocks back
         events = self._scheduler.commit(step.plan, result, now)
-        self._report(events, self._stats(step.plan, elapsed_s, cost_s))
+        shares = split(step.plan.slices, events, cost_s, self._work)
+        self._scheduler.budget.observe(shares.num_tokens, shares.num_decodes, elapsed_s)
+        self._read_tokens += min(shares.context, held_tokens)
+        self._look(now)
+        charges = [Charge(one.request_id, one.seconds, one.num_blocks * cost_s) for one in shares.shares]
+        self._report(events, self._stats(shares, len(step.plan.slices), elapsed_s, cost_s), charges)
+
+    def _look(self, now: float) -> None:
+        if now - self._looked_s >= _LOOK_S:
+            self._looked_s, self._fragmentation = now, self._scheduler.fragmentation
 
     def _give_up(self, plan: StepPlan) -> None:
         """A step failed: those in it get an error, everybody else goes on."""
@@ -105,7 +152,7 @@ class EngineLoop:
         ended = [s.request_id for s in plan.slices if self._scheduler.abort(s.request_id)]
         message = "the engine failed while running this request"
         events = [TokenEvent(request_id, finish=FinishReason.ERROR, error=message) for request_id in ended]
-        self._report(events, self._stats(plan, 0.0))
+        self._report(events, self._stats())
 
     def _read_mail(self, *, wait: bool) -> None:
         messages = self._mailbox.receive(wait=wait)
@@ -113,20 +160,24 @@ class EngineLoop:
         for message in messages:
             match message:
                 case Submit(request):
+                    self._received_tokens += len(request.prompt_ids)
                     self._scheduler.submit(request, self._clock.now())
                 case Abort(request_id):
                     aborted |= self._scheduler.abort(request_id)
                 case Stop():
                     self._is_stopped = True
         if aborted and not self._scheduler.has_work:  # no step will report that the engine is idle now
-            self._report([], self._stats(None, 0.0))
+            self._report([], self._stats())
 
-    def _report(self, events: list[TokenEvent], stats: EngineStats) -> None:
+    def _report(self, events: list[TokenEvent], stats: EngineStats, charges: Sequence[Charge] = ()) -> None:
         routing = self._scheduler.cache.routing
         changes = routing.changes() if routing is not None else None
-        self._mailbox.send(StepReport(events, stats, CacheChanges(*changes) if changes is not None else None))
+        cache = CacheChanges(*changes) if changes is not None else None
+        self._mailbox.send(StepReport(events, stats, cache, list(charges)))
 
-    def _stats(self, plan: StepPlan | None, elapsed_s: float, cost_s: float = 0.0) -> EngineStats:
+    def _stats(
+        self, shares: Split = _NO_STEP, num_sequences: int = 0, elapsed_s: float = 0.0, cost_s: float = 0.0
+    ) -> EngineStats:
         scheduler = self._scheduler
         counters, pool = scheduler.counters, scheduler.cache.pool
         return EngineStats(
@@ -134,8 +185,8 @@ class EngineLoop:
             num_waiting=scheduler.num_waiting,
             kv_usage=scheduler.cache.usage,
             cached_blocks=pool.num_cached,
-            step_tokens=plan.num_tokens if plan else 0,
-            step_sequences=len(plan.slices) if plan else 0,
+            step_tokens=shares.num_tokens,
+            step_sequences=num_sequences,
             step_s=elapsed_s,
             budget_tokens=scheduler.budget.tokens,
             steps=self._steps,
@@ -145,5 +196,11 @@ class EngineLoop:
             generated_tokens=counters.generated_tokens,
             evictions=pool.counters.evictions,
             cost_s=cost_s,
-            queued_tokens=scheduler.queued_tokens,
+            queued_tokens=scheduler.queued_tokens + self._ahead_tokens,
+            received_tokens=self._received_tokens,
+            busy_s=self._busy_s,
+            price=shares.price,
+            read_tokens=self._read_tokens,
+            recomputed_tokens=counters.recomputed_tokens,
+            kv_fragmentation=self._fragmentation if scheduler.num_running else 0.0,
         )

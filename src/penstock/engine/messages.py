@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.core.request import Request, TokenEvent
+from penstock.sched.cost import Work
 
 # -- server to engine
 
@@ -42,6 +43,12 @@ class EngineInfo(msgspec.Struct, frozen=True):
     kv_bytes: int
     routing_tokens: int = 0  # in a routing block; 0: it does not say what its cache holds
     startup_s: dict[str, float] = {}  # phase by phase
+    work: Work = Work()  # by which a step's time is split
+    weight_bytes: int = 0  # read in every step
+    kv_token_bytes: int = 0  # of one token in the cache
+    read_bytes_per_s: float | None = None  # the most that was ever measured on such a device; None: nobody has
+    device_name: str = ""  # as its driver calls it
+    device_uuid: str = ""  # of a GPU
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
@@ -81,7 +88,13 @@ class EngineStats(msgspec.Struct, frozen=True, gc=False, array_like=True):
     generated_tokens: int = 0
     evictions: int = 0
     cost_s: float = 0.0  # of the last step: without the time it waited for the one before
-    queued_tokens: int = 0  # known and still to be computed before their sequences can generate
+    queued_tokens: int = 0  # known and not computed yet, before their sequences can generate
+    busy_s: float = 0.0  # the sum of all `cost_s`
+    price: float = 0.0  # of the last step: seconds for a unit of work
+    read_tokens: int = 0  # of context, from the cache, by all steps together; what several share counts once a step
+    recomputed_tokens: int = 0  # by sequences that had been preempted
+    kv_fragmentation: float = 0.0  # share of the room in sequences' blocks that has no token in it
+    received_tokens: int = 0  # of all prompts that have come to the engine
 
 
 class CacheChanges(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -91,10 +104,19 @@ class CacheChanges(msgspec.Struct, frozen=True, gc=False, array_like=True):
     removed: list[int]
 
 
+class Charge(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What a step cost a request, where that is not one decode's share: see `sched.cost`."""
+
+    request_id: str
+    device_s: float
+    kv_block_s: float
+
+
 class StepReport(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=True):
     events: list[TokenEvent]
     stats: EngineStats
     cache: CacheChanges | None = None
+    charges: list[Charge] = []
 
 
 FromEngine = Loading | Ready | Failed | StepReport

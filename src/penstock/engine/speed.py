@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penstock.engine.messages import EngineStats
 
 _KEEP = 0.95  # of what was known, at every step
@@ -28,5 +30,11 @@ class StepSpeed:
             self._prefill_tokens = _KEEP * self._prefill_tokens + prefill_tokens
             self._prefill_s = _KEEP * self._prefill_s + stats.cost_s
         else:
-            known_s = stats.cost_s if self.decode_step_s is None else self.decode_step_s
-            self.decode_step_s = _KEEP * known_s + (1 - _KEEP) * stats.cost_s
+            self.decoded([stats.cost_s])
+
+    def decoded(self, steps_s: Iterable[float]) -> None:
+        """Steps that only decoded, by what each took."""
+        known_s = self.decode_step_s
+        for step_s in steps_s:
+            known_s = step_s if known_s is None else _KEEP * known_s + (1 - _KEEP) * step_s
+        self.decode_step_s = known_s

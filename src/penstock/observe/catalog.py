@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# Fine where people notice (a few ms to a second), coarse beyond.
+# Milliseconds up to ten, then steps that grow with what is measured, so that a quantile is never far off.
 LATENCY_BUCKETS_S = (
-    0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75,
-    1, 1.5, 2, 3, 5, 10, 20, 30, 60, 120,
+    0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.009, 0.01, 0.012, 0.014, 0.016, 0.018, 0.02,
+    0.025, 0.03, 0.035, 0.04, 0.045, 0.05, 0.06, 0.07, 0.08, 0.09, 0.1, 0.125, 0.15, 0.175, 0.2, 0.25, 0.3, 0.35, 0.4,
+    0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60, 90, 120,
 )  # fmt: skip
 TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -46,7 +47,8 @@ REQUEST_LATENCY = Metric(
     LATENCY_BUCKETS_S,
 )  # fmt: skip
 SLO_REQUESTS = Metric(
-    "penstock_slo_requests_total", "counter", "Requests that met, or missed, a latency objective (ttft, tpot).",
+    "penstock_slo_requests_total", "counter",
+    "Requests that met, or missed, an objective for a time: ttft, tpot, latency.",
     ("model", "objective", "met"),
 )  # fmt: skip
 PROMPT_TOKENS = Metric("penstock_prompt_tokens", "histogram", "Prompt tokens per request.", ("model",), TOKEN_BUCKETS)
@@ -54,21 +56,51 @@ OUTPUT_TOKENS = Metric(
     "penstock_output_tokens", "histogram", "Generated tokens per request.", ("model",), TOKEN_BUCKETS
 )
 
+DEVICE_SECONDS = Metric(
+    "penstock_device_seconds_total", "counter",
+    "Device time that requests took, each step's split by marginal share; all together they are "
+    "penstock_busy_seconds_total. The tenant is the gateway's: the first 200 by name, all others as `other`, empty "
+    "where it is not told.", ("model", "tenant"),
+)  # fmt: skip
+KV_BLOCK_SECONDS = Metric(
+    "penstock_kv_block_seconds_total", "counter",
+    "Blocks of the KV cache that requests held in steps, times the steps' seconds.", ("model", "tenant"),
+)  # fmt: skip
+
+TRACES_LOST = Metric(
+    "penstock_traces_lost_total", "counter", "Requests whose spans were to be pushed and could not be, or not in time."
+)
 ENGINE_READY = Metric("penstock_engine_ready", "gauge", "1 while the engine accepts requests.")
 ENGINE_RESTARTS = Metric("penstock_engine_restarts_total", "counter", "Times the engine process was started again.")
+REPLICA_INFO = Metric(
+    "penstock_replica_info", "gauge", "1, with what the replica is: to join others by model, device or version.",
+    ("model", "device", "device_name", "version"),
+)  # fmt: skip
 SEQUENCES_RUNNING = Metric("penstock_sequences_running", "gauge", "Sequences in the batch.")
 SEQUENCES_WAITING = Metric(
     "penstock_sequences_waiting", "gauge", "Sequences that wait for a place in the batch: queue depth."
 )
+QUEUED_TOKENS = Metric(
+    "penstock_queued_tokens", "gauge", "Tokens that are to be computed before their sequences can generate."
+)
 KV_USAGE = Metric("penstock_kv_usage_ratio", "gauge", "Share of the KV cache's blocks that sequences hold, 0 to 1.")
+KV_FRAGMENTATION = Metric(
+    "penstock_kv_fragmentation_ratio", "gauge", "Share of the room in sequences' blocks that has no token in it."
+)
 KV_CACHED_BLOCKS = Metric("penstock_kv_cached_blocks", "gauge", "Blocks that a prefix lookup can find.")
 KV_EVICTIONS = Metric("penstock_kv_evictions_total", "counter", "Cached blocks given up to make room.")
-STEPS = Metric("penstock_steps_total", "counter", "Engine steps run.")
-STEP_TIME = Metric("penstock_step_seconds", "histogram", "Time of one engine step.", (), LATENCY_BUCKETS_S)
+BUSY = Metric("penstock_busy_seconds_total", "counter", "Time in which the device worked on steps: its utilisation.")
+STEP_TIME = Metric(
+    "penstock_step_seconds", "histogram", "Time of one engine step, without its wait for the step before.", (),
+    LATENCY_BUCKETS_S,
+)  # fmt: skip
 BATCH_SIZE = Metric("penstock_batch_sequences", "histogram", "Sequences per engine step.", (), BATCH_BUCKETS)
 STEP_TOKENS = Metric("penstock_step_tokens", "histogram", "Tokens computed per engine step.", (), TOKEN_BUCKETS)
 STEP_BUDGET = Metric("penstock_step_budget_tokens", "gauge", "Tokens a step may carry now, under the latency target.")
 PREEMPTIONS = Metric("penstock_preemptions_total", "counter", "Sequences that gave up their blocks to others.")
+RECOMPUTED_TOKENS = Metric(
+    "penstock_recomputed_tokens_total", "counter", "Tokens computed a second time because of that."
+)
 PREFIX_TOKENS = Metric("penstock_prefix_query_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.")
 PREFIX_HIT_TOKENS = Metric("penstock_prefix_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache.")
 GENERATED_TOKENS = Metric("penstock_generated_tokens_total", "counter", "Tokens the engine generated.")

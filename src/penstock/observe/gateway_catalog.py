@@ -97,5 +97,13 @@ REPLICA_REQUESTS = Metric(
 LOG_LINES_LOST = Metric(
     "penstock_gateway_log_lines_lost_total", "counter", "Request log lines dropped because nobody took them in time."
 )
+DECISIONS_LOST = Metric(
+    "penstock_gateway_decisions_lost_total", "counter",
+    "Entries of the decision log dropped because the disk did not take them, or not in time.",
+)  # fmt: skip
+TRACES_LOST = Metric(
+    "penstock_gateway_traces_lost_total", "counter",
+    "Requests whose spans were to be pushed and could not be, or not in time.",
+)  # fmt: skip
 
 GATEWAY_CATALOG: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -8,11 +8,13 @@ thread meanwhile; its numbers are then as old as its beginning or a little newer
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from penstock.observe.catalog import Metric
 
 Labels = tuple[str, ...]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Count:
@@ -61,6 +63,14 @@ class Tallies:
     def replace(self, metric: Metric, values: Mapping[Labels, float]) -> None:
         """All of a gauge's series, anew: what is not named is gone."""
         self._counts[metric] = {labels: Count(value) for labels, value in values.items()}
+
+    def series(self) -> Iterator[tuple[Metric, list[tuple[Labels, float | Spread]]]]:
+        """All there is, by metric; a histogram is the living one."""
+        for metric in self._catalog:
+            if metric.kind == "histogram":
+                yield metric, list(self._spreads[metric].items())
+            else:
+                yield metric, [(labels, count.value) for labels, count in list(self._counts[metric].items())]
 
     def exposition(self) -> bytes:
         """In Prometheus' text format."""

@@ -1,0 +1,1 @@
+"""How GPUs are: readings of NVML or dcgm-exporter behind one seam, and what they mean. No GPU is fine too."""

@@ -1,0 +1,1 @@
+"""Traces and metrics, pushed in OpenTelemetry's own form (OTLP) over HTTP or gRPC: the extra `penstock[otel]`."""

@@ -1,0 +1,144 @@
+"""What pushes: spans as requests end, metrics at an interval. Each has a thread of its own, and nobody waits for it.
+
+What waits is bounded, and so is how long a message is tried again; beyond that it is lost, and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from penstock.core.errors import ConfigError
+from penstock.observe.backlog import Backlog
+from penstock.observe.otlp.target import Target
+from penstock.observe.otlp.transport import Busy, Transport, transport
+from penstock.observe.spans import Span
+from penstock.observe.tallies import Tallies
+
+log = logging.getLogger("penstock.telemetry")
+T = TypeVar("T")
+
+_MOST_WAITING = 10_000  # requests
+_BATCH = 50  # requests: some 250 spans, and a few milliseconds' work
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
+_GOODBYE_S = 2.0  # for what is left when the process ends
+
+
+class _Sender:
+    """Sends a message until it has arrived or its time is over."""
+
+    def __init__(self, way: Transport, timeout_s: float, stopping: threading.Event) -> None:
+        self._way = way
+        self._timeout_s = timeout_s
+        self._stopping = stopping
+        self._ends_at: float | None = None  # once the process does
+
+    def send(self, message: bytes) -> bytes:
+        deadline, pause_s = self._deadline(), _FIRST_PAUSE_S
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("there is no time left for it")
+            try:
+                return self._way.send(message, left_s)
+            except Busy as busy:
+                wait_s = busy.retry_after_s or pause_s
+                if time.monotonic() + wait_s >= deadline or self._stopping.wait(wait_s):
+                    raise
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _deadline(self) -> float:
+        now = time.monotonic()
+        if not self._stopping.is_set():
+            return now + self._timeout_s
+        if self._ends_at is None:
+            self._ends_at = now + min(_GOODBYE_S, self._timeout_s)
+        return self._ends_at
+
+
+class TraceExporter(Backlog[T], Generic[T]):
+    """Takes what is known of a request, and makes spans of it in its thread."""
+
+    def __init__(self, target: Target, who: Mapping[str, str], spans: Callable[[T], Iterable[Span]]) -> None:
+        _check_installed()
+        from penstock.observe.otlp import messages
+
+        super().__init__("trace export", most=_MOST_WAITING, batch=_BATCH)
+        self._way = transport("traces", target)
+        self._sender = _Sender(self._way, target.timeout_s, self._stopping)
+        self._spans = spans
+        resource = messages.resource(who)
+        self._encode: Callable[[Iterable[Span]], bytes] = lambda spans: messages.trace_request(resource, spans)
+
+    def write(self, batch: list[T]) -> None:
+        self._sender.send(self._encode(span for one in batch for span in self._spans(one)))
+
+    def close(self) -> None:
+        super().close()
+        self._way.close()
+
+
+class MetricExporter:
+    """`look` is called at an interval, in this thread, for the tallies as they stand."""
+
+    def __init__(
+        self, target: Target, who: Mapping[str, str], look: Callable[[], Sequence[Tallies]], every_s: float
+    ) -> None:
+        _check_installed()
+        from penstock.observe.otlp import messages
+
+        self._stopping = threading.Event()
+        self._way = transport("metrics", target)
+        self._sender = _Sender(self._way, target.timeout_s, self._stopping)
+        self._look = look
+        self._every_s = every_s
+        resource, began_ns = messages.resource(who), time.time_ns()
+        self._encode: Callable[[Iterable[Tallies]], bytes] = lambda tallies: messages.metrics_request(
+            resource, tallies, began_ns, time.time_ns()
+        )
+        self._thread = threading.Thread(target=self._run, name="metric export", daemon=True)
+        self.num_failed = 0
+
+    def start(self) -> Self:
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """The last numbers are sent first."""
+        self._stopping.set()
+        self._thread.join()
+        self._push()
+        self._way.close()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._every_s):
+            self._push()
+
+    def _push(self) -> None:
+        try:
+            self._sender.send(self._encode(self._look()))
+        except OSError as error:
+            if not self.num_failed:
+                log.error("metrics cannot be pushed: %s", error)
+            self.num_failed += 1
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _check_installed() -> None:
+    try:
+        import opentelemetry.proto.collector.trace.v1.trace_service_pb2  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "traces and metrics over OTLP need more: pip install 'penstock[otel]', or set no telemetry.endpoint"
+        ) from None

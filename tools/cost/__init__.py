@@ -1,0 +1,1 @@
+"""How good the accounts of docs/cost.md are: `python -m tools.cost`."""
