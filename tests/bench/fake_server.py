@@ -1,53 +1,93 @@
-"""A fake OpenAI server: plain asyncio, one word per token, `/v1/models` and a streamed `/v1/completions`."""
+"""A fake OpenAI server: plain asyncio, one word per token, `/v1/models` and streamed completions and chats.
+
+It can misbehave: every nth completion is refused, cut off, stalled, ended by an error, or comes without its usage.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 
 class FakeServer:
-    def __init__(self, token_s: float = 0.0, refuse_every: int = 0) -> None:
+    def __init__(
+        self, token_s: float = 0.0, refuse_every: int = 0, status: int = 503, misdeed: str = "", slots: int = 1000
+    ) -> None:
         self.token_s = token_s
-        self.refuse_every = refuse_every  # every nth completion is answered 503
+        self.refuse_every = refuse_every  # every nth completion is answered with `status`
+        self.status = status
+        self.misdeed = misdeed  # cut, stall, error, no_usage; of all completions
+        self.slots = asyncio.Semaphore(slots)  # how many it answers at a time; the others wait
         self.bodies: list[dict[str, Any]] = []
+        self.heads: list[str] = []
+        self.written: list[list[float]] = []  # of each answer, when its words were
         self.running = self.most_running = 0
         self.url = ""
 
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        except asyncio.IncompleteReadError:
+            writer.close()
+            return
+        self.heads.append(head)
         if "/v1/models" in head:
-            write_json(writer, 200, {"object": "list", "data": [{"id": "fake", "object": "model"}]})
-        else:
-            length = int(head.partition("content-length:")[2].split()[0])
+            model = {"id": "fake", "object": "model", "max_model_len": 4096}
+            write_json(writer, 200, {"object": "list", "data": [model]})
+        elif "/completions" in head:
+            length = int(head.lower().partition("content-length:")[2].split()[0])
             await self.completion(json.loads(await reader.readexactly(length)), writer)
+        else:
+            write_json(writer, 404, {"error": {"message": "no such path"}})
         await writer.drain()
         writer.close()
 
     async def completion(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         self.bodies.append(body)
         if self.refuse_every and len(self.bodies) % self.refuse_every == 0:
-            write_json(writer, 503, {"error": {"message": "busy"}})
+            write_json(writer, self.status, {"error": {"message": "busy"}})
             return
         self.running += 1
         self.most_running = max(self.most_running, self.running)
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
-        for _ in range(body["max_tokens"]):
-            await asyncio.sleep(self.token_s)
-            write_event(writer, {"choices": [{"index": 0, "text": " word"}]})
-            await writer.drain()
-        usage = {"prompt_tokens": len(body["prompt"].split()), "completion_tokens": body["max_tokens"]}
-        write_event(writer, {"choices": [], "usage": usage})
-        writer.write(b"data: [DONE]\n\n")
+        async with self.slots:
+            await self.answer(body, writer)
         self.running -= 1
+
+    async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+        times: list[float] = []
+        self.written.append(times)
+        for index in range(body["max_tokens"]):
+            await asyncio.sleep(self.token_s)
+            if index == 1 and self.misdeed == "cut":
+                return
+            if index == 1 and self.misdeed == "error":
+                write_event(writer, {"error": {"message": "engine died"}})
+                return
+            if index == 1 and self.misdeed == "stall":
+                await asyncio.sleep(30)
+            word = {"delta": {"content": " word"}} if "messages" in body else {"text": " word"}
+            write_event(writer, {"choices": [{"index": 0, **word}]})
+            times.append(time.perf_counter())
+            await writer.drain()
+        usage = {"prompt_tokens": len(prompt_of(body).split()), "completion_tokens": body["max_tokens"]}
+        if self.misdeed != "no_usage":
+            write_event(writer, {"choices": [], "usage": usage})
+        writer.write(b"data: [DONE]\n\n")
+
+
+def prompt_of(body: dict[str, Any]) -> str:
+    return body["prompt"] if "prompt" in body else " ".join(message["content"] for message in body["messages"])
 
 
 @asynccontextmanager
 async def serving(fake: FakeServer) -> AsyncIterator[FakeServer]:
-    server = await asyncio.start_server(fake.connection, "127.0.0.1", 0)
+    server = await asyncio.start_server(fake.connection, "127.0.0.1", 0, backlog=1000)
     async with server:
         fake.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield fake
@@ -64,7 +104,9 @@ def write_json(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) 
 
 
 async def main() -> None:
-    async with serving(FakeServer()) as fake:
+    """Options as words: `token_s=0.01 slots=4`."""
+    options: dict[str, Any] = {name: json.loads(value) for name, value in (word.split("=") for word in sys.argv[1:])}
+    async with serving(FakeServer(**options)) as fake:
         print(f"fake serves at {fake.url}", flush=True)
         await asyncio.Event().wait()
 

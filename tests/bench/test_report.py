@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from penstock.bench.client import Answer
-from penstock.bench.load import Outcome
+from penstock.bench.lag import GeneratorHealth
+from penstock.bench.load import Result, Run
 from penstock.bench.measurement import Measurement, measurement
 from penstock.bench.report import Report, ServerFacts, markdown, notes, replace_section
 from penstock.bench.workloads import Workload
@@ -15,9 +15,10 @@ TINY = Workload("tiny", prompt_tokens=4, output_tokens=8, concurrency=1, num_req
 
 
 def measured(server: str, wall_s: float, *, foreign_cpu: float = 0.0, failures: tuple[str, ...] = ()) -> Measurement:
-    answer = Answer(ttft_s=0.25, tpot_s=0.0125, prompt_tokens=4, cached_tokens=0, output_tokens=8)
-    outcome = Outcome(wall_s, [answer], list(failures))
-    return measurement(server, "tiny", 0, outcome, client_cpu=0.0, foreign_cpu=foreign_cpu)
+    results = [Result(0, 0, 0.0, 0.0, 1.0, 8, first_s=0.25, last_s=0.3375, prompt_tokens=4, output_tokens=8)]
+    results += [Result(0, 0, 0.0, 0.0, 1.0, 8, error=failure) for failure in failures]
+    run = Run(wall_s, wall_s, results, GeneratorHealth(0.0, None, None), len(results))
+    return measurement(server, "tiny", 0, run, client_cpu=0.0, foreign_cpu=foreign_cpu)
 
 
 def report(*measurements: Measurement) -> Report:

@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.bench.engine import workload as engine_workload
-from penstock.bench.workloads import WORKLOADS, Workload, choose, make_prompts, single_token_words
+from penstock.bench.workloads import WORKLOADS, Workload, choose, make_prompts
 from penstock.core.errors import ConfigError
 from penstock.hub.resolve import resolve
 from penstock.text.tokenizer import Tokenizer
+from penstock.workload.words import single_token_words
 
 CPU_WORKLOADS = WORKLOADS["cpu"]
 WORDS = [f" word{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]

@@ -1,134 +1,115 @@
-"""One streamed completion: what arrived when, and what it says.
+"""The way to the server under load: one streamed answer per call, each read stamped before anything else is done.
 
-While a load is on, chunks are only time-stamped: the client shares its cores with the server. `digest` reads them
-afterwards. Any OpenAI-compatible server will do; it must report usage, since tokens cannot be counted from chunks.
+It stands on the gateway's HTTP client, which calls back from the event loop with no task or queue in between. While a
+load is on, reads are only stamped and kept; `answer` reads what they say once the answer is complete. It knows no API.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+import asyncio
+from time import perf_counter
+from urllib.parse import urlsplit
 
-import aiohttp
-import msgspec
-
-from penstock.bench.workloads import Workload
-
-TIMEOUT = aiohttp.ClientTimeout(total=900)
+from penstock.gateway.http.call import Failure
+from penstock.gateway.http.limits import UpstreamLimits
+from penstock.gateway.http.message import ResponseHead, render
+from penstock.gateway.http.upstream import Upstream
 
 
 class RequestFailed(Exception):
-    """A request without a usable answer; it is counted, and the load goes on."""
+    """A request without a usable answer; it is counted by kind, and the load goes on."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+        self.message = message
 
 
-@dataclass(frozen=True)
 class Recording:
-    sent_s: float
-    chunks: list[tuple[float, bytes]]  # (arrival, bytes) as the socket gave them; not aligned to events
+    """What came back: `times[i]` is when the socket gave `parts[i]`; they are not aligned to events."""
+
+    __slots__ = ("ended_s", "parts", "sent_s", "status", "times")
+
+    def __init__(self, sent_s: float = 0.0) -> None:
+        self.sent_s = sent_s
+        self.ended_s = 0.0
+        self.status = 0
+        self.times: list[float] = []
+        self.parts: list[bytes] = []
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.parts)
 
 
-@dataclass(frozen=True)
-class Answer:
-    ttft_s: float
-    tpot_s: float | None  # None: a single token has no time between tokens
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
+class Client:
+    def __init__(
+        self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0, new_connections: bool = False
+    ) -> None:
+        """`url` may end in /v1 or not. `timeout_s` is how long a server may say nothing. `new_connections`: one for
+        every request, as from many clients; else they are kept and used again."""
+        self.url = url.rstrip("/").removesuffix("/v1")
+        limits = UpstreamLimits(
+            connect_timeout_s=min(timeout_s, 30.0), first_byte_timeout_s=timeout_s, silence_timeout_s=timeout_s,
+            keep_alive_s=2.0,  # less than most servers keep one: a request must not meet its closing
+        )  # fmt: skip
+        self._upstream = Upstream.from_url(self.url, limits=limits)
+        self._path = urlsplit(self.url).path.encode()
+        headers = [(b"content-type", b"application/json"), (b"accept", b"text/event-stream, application/json")]
+        if api_key:
+            headers.append((b"authorization", b"Bearer " + api_key.encode()))
+        if new_connections:
+            headers.append((b"connection", b"close"))
+        self._headers = render(headers)
+
+    async def post(self, path: str, body: bytes, recording: Recording | None = None) -> Recording:
+        """RequestFailed if the server refuses or breaks off; `recording` then holds what had come."""
+        return await self._send(b"POST", path, body, recording or Recording())
+
+    async def get(self, path: str) -> Recording:
+        return await self._send(b"GET", path, b"", Recording())
+
+    def close(self) -> None:
+        self._upstream.close()
+
+    async def _send(self, method: bytes, path: str, body: bytes, recording: Recording) -> Recording:
+        receiving = _Receiving(recording, asyncio.get_running_loop().create_future())
+        recording.sent_s = perf_counter()
+        call = self._upstream.send(method, self._path + path.encode(), self._headers, body, receiving)
+        try:
+            await receiving.done
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        if recording.status != 200:
+            raise RequestFailed(f"http_{recording.status}", recording.body[:300].decode(errors="replace"))
+        return recording
 
 
-class _Choice(msgspec.Struct):
-    text: str = ""
+class _Receiving:
+    """The gateway's Receiver of one answer."""
 
+    __slots__ = ("_recording", "done")
 
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
+    def __init__(self, recording: Recording, done: asyncio.Future[None]) -> None:
+        self._recording = recording
+        self.done = done
 
+    def head(self, head: ResponseHead) -> None:
+        self._recording.status = head.status
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-    prompt_tokens_details: _PromptDetails | None = None
+    def data(self, data: bytes, is_last: bool) -> None:
+        now = perf_counter()
+        recording = self._recording
+        if data:
+            recording.times.append(now)
+            recording.parts.append(data)
+        if is_last:
+            recording.ended_s = now
+            if not self.done.done():
+                self.done.set_result(None)
 
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: msgspec.Raw = msgspec.Raw()
-
-
-_decoder = msgspec.json.Decoder(_Event)
-
-
-def request_body(model: str, workload: Workload, prompt: str) -> bytes:
-    return msgspec.json.encode(
-        {
-            "model": model,
-            "prompt": prompt,
-            "max_tokens": workload.output_tokens,
-            "temperature": 0,
-            "ignore_eos": True,  # everyone generates the same number of tokens
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-    )
-
-
-def new_session() -> aiohttp.ClientSession:
-    """A connection per request, as from many clients: some servers give a thread to each one that stays open."""
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    return aiohttp.ClientSession(connector=connector, timeout=TIMEOUT, headers={"content-type": "application/json"})
-
-
-async def ask(session: aiohttp.ClientSession, url: str, body: bytes) -> Recording:
-    """`url` is the server's; RequestFailed if it refuses or breaks off."""
-    chunks = []
-    sent_s = time.perf_counter()
-    try:
-        async with session.post(f"{url}/v1/completions", data=body) as response:
-            if response.status != 200:
-                raise RequestFailed(f"{response.status} {(await response.text())[:300]}")
-            async for chunk in response.content.iter_any():
-                chunks.append((time.perf_counter(), chunk))
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise RequestFailed(repr(error)) from None
-    return Recording(sent_s, chunks)
-
-
-def digest(recording: Recording) -> Answer:
-    first_s = last_s = None
-    usage = None
-    for arrived_s, event in _events(recording):
-        if event.error and event.error != b"null":
-            raise RequestFailed(bytes(event.error).decode(errors="replace")[:300])
-        usage = event.usage or usage
-        if any(choice.text for choice in event.choices):
-            first_s = arrived_s if first_s is None else first_s
-            last_s = arrived_s
-    if first_s is None or last_s is None:
-        raise RequestFailed("the stream held no text")
-    if usage is None:
-        raise RequestFailed("the stream held no usage, so its tokens cannot be counted")
-    num_tokens = usage.completion_tokens
-    details = usage.prompt_tokens_details
-    return Answer(
-        ttft_s=first_s - recording.sent_s,
-        tpot_s=(last_s - first_s) / (num_tokens - 1) if num_tokens > 1 else None,
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=(details.cached_tokens or 0) if details else 0,
-        output_tokens=num_tokens,
-    )
-
-
-def _events(recording: Recording) -> Iterator[tuple[float, _Event]]:
-    """Each event at the arrival of the chunk that completed it. OpenAI's events are one `data:` line each."""
-    rest = b""
-    for arrived_s, chunk in recording.chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            data = line.removeprefix(b"data:").strip()
-            if line.startswith(b"data:") and data != b"[DONE]":
-                try:
-                    yield arrived_s, _decoder.decode(data)
-                except msgspec.MsgspecError as error:
-                    raise RequestFailed(f"{error}: {data[:300]!r}") from None
+    def failed(self, failure: Failure) -> None:
+        self._recording.ended_s = perf_counter()
+        if not self.done.done():
+            self.done.set_exception(RequestFailed(failure.kind.value, failure.message))

@@ -15,11 +15,12 @@ from penstock.bench.measurement import Measurement
 from penstock.bench.report import Report, ServerFacts
 from penstock.bench.rounds import run_rounds
 from penstock.bench.servers import Server, attach, started
-from penstock.bench.workloads import Workload, single_token_words
+from penstock.bench.workloads import Workload
 from penstock.core.errors import ConfigError
 from penstock.hub.progress import ProgressBar
 from penstock.hub.resolve import describe
 from penstock.text.tokenizer import Tokenizer
+from penstock.workload.words import single_token_words
 
 OURS = "penstock"
 

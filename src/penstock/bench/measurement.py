@@ -1,4 +1,4 @@
-"""Numbers from outcomes: one measurement per server, workload and round, and the middle of several. Pure."""
+"""Numbers from loads: one measurement per server, workload and round, and the middle of several. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from penstock.bench.load import Outcome
+from penstock.bench.load import Run
+from penstock.bench.spread import percentile
 
 
 @dataclass(frozen=True)
@@ -42,23 +43,23 @@ class Summary:
 
 
 def measurement(
-    server: str, workload: str, round_: int, outcome: Outcome, *, client_cpu: float, foreign_cpu: float | None
+    server: str, workload: str, round_: int, run: Run, *, client_cpu: float, foreign_cpu: float | None
 ) -> Measurement:
-    answers = outcome.answers
-    ttfts = [answer.ttft_s for answer in answers]
+    answers = [one for one in run.results if one.error is None]
+    ttfts = [answer.ttft_s for answer in answers if answer.ttft_s is not None]
     tpots = [answer.tpot_s for answer in answers if answer.tpot_s is not None]
     output_tokens = sum(answer.output_tokens for answer in answers)
     return Measurement(
         server=server,
         workload=workload,
         round=round_,
-        wall_s=outcome.wall_s,
+        wall_s=run.wall_s,
         num_answers=len(answers),
-        failures=outcome.failures,
+        failures=[f"{one.error} {one.message}".strip() for one in run.results if one.error is not None],
         prompt_tokens=sum(answer.prompt_tokens for answer in answers),
         cached_tokens=sum(answer.cached_tokens for answer in answers),
         output_tokens=output_tokens,
-        output_tok_s=output_tokens / outcome.wall_s,
+        output_tok_s=output_tokens / run.wall_s,
         ttft_p50_s=percentile(ttfts, 50),
         ttft_p99_s=percentile(ttfts, 99),
         tpot_p50_s=percentile(tpots, 50),
@@ -78,17 +79,6 @@ def summarize(rounds: Sequence[Measurement]) -> Summary:
         ttft_p99_s=_median([one.ttft_p99_s for one in rounds]),
         tpot_p50_s=_median([one.tpot_p50_s for one in rounds]),
     )
-
-
-def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Between the two nearest ranks, linearly."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    rank = (len(ordered) - 1) * percent / 100
-    below = int(rank)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -10,11 +10,14 @@ from collections.abc import Iterator, Sequence
 
 import uvloop
 
-from penstock.bench.load import closed_loop
+from penstock.bench.board import Board
+from penstock.bench.client import Client
+from penstock.bench.load import Load, Run
 from penstock.bench.machine import busy_s, num_cores, tree_usage
 from penstock.bench.measurement import Measurement, measurement
 from penstock.bench.servers import Server
-from penstock.bench.workloads import WARM_UP, Workload, make_prompts
+from penstock.bench.speech import Speech
+from penstock.bench.workloads import WARM_UP, Prompts, Workload, make_prompts
 
 
 def run_rounds(
@@ -32,14 +35,25 @@ def run_rounds(
 
 def measure(server: Server, workload: Workload, prompts: Sequence[str], round_: int) -> Measurement:
     client_before_s, foreign_before_s = time.process_time(), _foreign_s(server)
-    outcome = uvloop.run(closed_loop(server.url, server.model, workload, prompts))
+    run = uvloop.run(closed_loop(server.url, server.model, workload, prompts))
     client_after_s, foreign_after_s = time.process_time(), _foreign_s(server)
-    available_s = outcome.wall_s * num_cores()
+    available_s = run.wall_s * num_cores()
     foreign_cpu = None
     if foreign_before_s is not None and foreign_after_s is not None:
         foreign_cpu = max(0.0, (foreign_after_s - foreign_before_s) / available_s)
     client_cpu = (client_after_s - client_before_s) / available_s
-    return measurement(server.name, workload.name, round_, outcome, client_cpu=client_cpu, foreign_cpu=foreign_cpu)
+    return measurement(server.name, workload.name, round_, run, client_cpu=client_cpu, foreign_cpu=foreign_cpu)
+
+
+async def closed_loop(url: str, model: str, workload: Workload, prompts: Sequence[str]) -> Run:
+    """A connection per request, as from many clients: some servers give a thread to each one that stays open."""
+    client = Client(url, timeout_s=900.0, new_connections=True)
+    source = Prompts(prompts, workload.output_tokens)
+    try:
+        load = Load(client, Speech(model, "completions"), Board())
+        return await load.closed(source, concurrency=workload.concurrency, total=source.count)
+    finally:
+        client.close()
 
 
 def _foreign_s(server: Server) -> float | None:

@@ -7,14 +7,11 @@ knows no server and no clock.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.core.errors import ConfigError
-from penstock.text.tokenizer import Tokenizer
-
-WORD = re.compile(r" [a-z]{3,9}")
+from penstock.workload.conversations import Conversation, Turn
 
 
 @dataclass(frozen=True)
@@ -58,17 +55,28 @@ def choose(names: str | None, known: Mapping[str, Workload]) -> list[Workload]:
     return [known[name] for name in chosen]
 
 
-def single_token_words(tokenizer: Tokenizer) -> list[str]:
-    """Lower-case words, each with its leading space."""
-    texts = [tokenizer.token_text(token_id) for token_id in range(tokenizer.vocab_size)]
-    words = [text for text in texts if WORD.fullmatch(text)]
-    encoded = tokenizer.encode_batch(words, add_special_tokens=False)
-    return [word for word, ids in zip(words, encoded, strict=True) if len(ids) == 1]
-
-
 def make_prompts(workload: Workload, words: Sequence[str], seed: str) -> list[str]:
     """One text per request. A new seed makes all of it new, the shared beginning too: no cache holds any of it yet."""
     source = random.Random(f"{workload.name} {seed}")
     shared = source.choices(words, k=workload.shared_tokens)
     num_own = workload.prompt_tokens - workload.shared_tokens
     return ["".join(shared + source.choices(words, k=num_own)) for _ in range(workload.num_requests)]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Given texts as a source of single requests."""
+
+    texts: Sequence[str]
+    output_tokens: int
+
+    @property
+    def count(self) -> int:
+        return len(self.texts)
+
+    def at_s(self, number: int) -> None:
+        return None
+
+    def conversation(self, number: int) -> Conversation:
+        message = {"role": "user", "content": self.texts[number]}
+        return Conversation((Turn((message,), self.output_tokens),))

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.cli.bench_flags import add_bench_saturation, add_bench_serve
 from penstock.cli.bench_gateway import add_bench_gateway, bench_gateway
+from penstock.cli.bench_serve import bench_saturation, bench_serve
 from penstock.cli.flags import add_section
 from penstock.core.errors import ConfigError
 
@@ -17,6 +19,8 @@ from penstock.core.errors import ConfigError
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bench = commands.add_parser("bench", help="measure servers under load, or one device")
     kinds = bench.add_subparsers(dest="bench", required=True, metavar="KIND")
+    add_bench_serve(kinds.add_parser("serve", help="any OpenAI-compatible server under a load of your choice"))
+    add_bench_saturation(kinds.add_parser("saturation", help="the highest load at which a server keeps an SLO"))
     cpu = kinds.add_parser("cpu", help="the four workloads of docs/benchmarks.md: a server of our own, and peers")
     _add_http(cpu, "decode1, c8, c32, prefix")
     http = kinds.add_parser("http", help="the workloads of a GPU, through the HTTP APIs of servers that run already")
@@ -59,17 +63,16 @@ def run_bench(arguments: argparse.Namespace) -> None:
         bench_engine(arguments)
     elif arguments.bench == "gateway":
         bench_gateway(arguments)
+    elif arguments.bench == "serve":
+        bench_serve(arguments)
+    elif arguments.bench == "saturation":
+        bench_saturation(arguments)
     else:
         _bench_http(arguments)
 
 
 def _bench_http(arguments: argparse.Namespace) -> None:
-    try:
-        from penstock.bench.http import bench_http
-    except ModuleNotFoundError as error:
-        if error.name != "aiohttp":
-            raise
-        raise ConfigError("penstock bench needs aiohttp: pip install 'penstock[bench]'") from None
+    from penstock.bench.http import bench_http
     from penstock.bench.report import markdown, replace_section
     from penstock.bench.workloads import WORKLOADS, choose
 

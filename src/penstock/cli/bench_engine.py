@@ -16,8 +16,9 @@ import msgspec
 
 from penstock import __version__
 from penstock.bench.engine import EngineFigure, EngineReport, Round, figure, run_round, workload
-from penstock.bench.roofline import DEVICES, EngineWorkload, Roofline
+from penstock.bench.roofline import EngineWorkload, Roofline
 from penstock.bench.shapes import shape
+from penstock.capacity.hardware import by_driver_name
 from penstock.cli.flags import section_from
 from penstock.cli.phases import Phases
 from penstock.core.config import build
@@ -107,9 +108,10 @@ def _device_name(assembly: Assembly) -> str:
 
 
 def _roofline(config: ModelConfig, assembly: Assembly, device: str) -> Roofline | None:
-    if device not in DEVICES:
+    gpu = by_driver_name(device)
+    if gpu is None or gpu.measured is None:
         return None
-    return Roofline(config, assembly.number_format, assembly.quant, assembly.kv_dtype, DEVICES[device])
+    return Roofline(config, assembly.number_format, assembly.quant, assembly.kv_dtype, gpu.measured)
 
 
 def _versions() -> dict[str, str]:
