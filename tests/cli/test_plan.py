@@ -52,8 +52,8 @@ def test_it_reads_a_config_and_a_hardware_file(tmp_path: Path, capsys: pytest.Ca
              "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4}
         )
     )  # fmt: skip
-    table = tmp_path / "gpus.yaml"
-    table.write_text("l4: {price_per_hour: 0.01}")
+    table = tmp_path / "gpus.toml"
+    table.write_text("l4.price_per_hour = 0.01")
     assert " x l4: one replica" in run(capsys, str(config), "--rate", "1", "--hardware", str(table))
     assert "0.01" in run(capsys, "--list-hardware", "--hardware", str(table))
 
@@ -97,7 +97,7 @@ def test_a_trace_says_how_many_how_long_and_what_is_shared(tmp_path: Path, capsy
         ("llama8b --rate 1 --halve --current gpu=h100,count=x", "count=x"),
         ("llama70b --halve --current gpu=h100,count=1", "do not carry a single request"),
         ("llama405b --rate 1 --ttft 1ms", "nothing keeps TTFT 1 ms"),
-        ("llama8b --rate 1 --hardware missing.yaml", "cannot read"),
+        ("llama8b --rate 1 --hardware missing.toml", "cannot read"),
         ("llama8b --rate 1 --trace missing.csv", "cannot read"),
     ],
 )

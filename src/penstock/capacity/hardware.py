@@ -1,14 +1,14 @@
-"""The table of GPUs: what they can do and what they cost. It ships as hardware.yaml; a user's file goes over it."""
+"""The table of GPUs: what they can do and what they cost. It ships as hardware.toml; a user's file goes over it."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Annotated, Any
 
-import yaml
 from msgspec import Meta
 
 from penstock.core.config import build, nearest
@@ -35,7 +35,7 @@ class Peaks:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One entry of the table; hardware.yaml says what each figure is."""
+    """One entry of the table; hardware.toml says what each figure is."""
 
     name: str  # as its driver calls it
     price_per_hour: Positive
@@ -65,8 +65,7 @@ Table = dict[str, Gpu]
 
 @cache
 def _shipped() -> dict[str, dict[str, Any]]:
-    text = resources.files("penstock.capacity").joinpath("hardware.yaml").read_text()
-    return dict(yaml.safe_load(text))
+    return tomllib.loads(resources.files("penstock.capacity").joinpath("hardware.toml").read_text())
 
 
 def hardware(own: str | None = None, *, where: str = "the hardware file") -> Table:
@@ -103,10 +102,10 @@ def _parse(text: str | None, where: str) -> dict[str, dict[str, Any]]:
     if text is None:
         return {}
     try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where} is not YAML: {error}") from None
-    if not isinstance(document, dict) or not all(isinstance(entry, dict) for entry in document.values()):
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where} is not TOML: {error}") from None
+    if not all(isinstance(entry, dict) for entry in document.values()):
         raise ConfigError(
             f"{where} does not hold GPUs by name, each with its figures; see `penstock plan --list-hardware`"
         )

@@ -43,7 +43,7 @@ def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     chosen.add_argument("--max-num-seqs", type=int, default=256, metavar="N", help="in a batch (default: 256)")
     chosen.add_argument("--chunk-tokens", type=int, default=8192, metavar="N", help="in a step (default: 8192)")
     chosen.add_argument("--spare", type=int, default=0, metavar="N", help="replicas beyond the load's (default: 0)")
-    chosen.add_argument("--hardware", type=Path, metavar="FILE", help="YAML that adds GPUs, or overrides their figures")
+    chosen.add_argument("--hardware", type=Path, metavar="FILE", help="TOML that adds GPUs, or overrides their figures")
     bill = parser.add_argument_group("a bill to bring down")
     bill.add_argument(
         "--current", metavar="KEY=VALUE,…",
