@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from penstock.admission.admission import Admission, Used
-from penstock.admission.decision import Admit, Budget, Queued, Shed, ShedReason
+from penstock.admission.decision import Admit, Queued, Shed, ShedReason
 from penstock.admission.settings import AdmissionSettings, ClassRules
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.core.request import Priority
@@ -40,16 +40,10 @@ def sent(admission: Admission, now: float) -> list[str]:
 
 
 def test_an_admission_says_where_to_and_how_long_to_the_first_token() -> None:
-    decision = door(replica(prefill_tokens_per_s=1000.0)).submit(request(), 0.0, Budget(reservation="tokens-7"))
+    decision = door(replica(prefill_tokens_per_s=1000.0)).submit(request(), 0.0)
     assert isinstance(decision, Admit)
-    assert (decision.replica_id, decision.reservation) == ("a", "tokens-7")
+    assert decision.replica_id == "a"
     assert decision.predicted_ttft_s == pytest.approx(0.1)
-
-
-def test_a_budget_that_was_refused_is_the_end_of_it() -> None:
-    decision = door().submit(request(), 0.0, Budget(refused="tokens_per_minute", retry_after_s=12.0))
-    assert isinstance(decision, Shed)
-    assert (decision.reason, decision.detail, decision.retry_after_s) == (ShedReason.BUDGET, "tokens_per_minute", 12.0)
 
 
 def test_what_fits_no_replica_is_told_not_to_come_back() -> None:
@@ -224,11 +218,11 @@ def test_a_deadline_that_passes_in_the_queue_is_an_answer_too() -> None:
     admission = door()
     fill(admission)
     waiting = request(deadline=5.0)
-    assert isinstance(admission.submit(waiting, 0.0, Budget(reservation="r")), Queued)
+    assert isinstance(admission.submit(waiting, 0.0), Queued)
     assert admission.next_deadline == 5.0
     (decision,) = admission.poll(5.0)
     assert isinstance(decision, Shed)
-    assert (decision.reason, decision.reservation) == (ShedReason.DEADLINE, "r")
+    assert decision.reason is ShedReason.DEADLINE
     assert admission.finished(waiting.id, 6.0) is None
 
 
@@ -290,10 +284,10 @@ def test_a_kept_place_is_for_who_was_told_and_told_again_the_same_if_early() -> 
 
 def test_an_entry_is_settled_once() -> None:
     admission = door()
-    decision = admission.submit(request(), 0.0, Budget(reservation="r"))
+    decision = admission.submit(request(), 0.0)
     entry = admission.finished(decision.request.id, 1.0, Used(100, 20))
     assert entry is not None
-    assert (entry.reservation, entry.replica_id, entry.request.kv_tokens) == ("r", "a", 200)
+    assert (entry.replica_id, entry.request.kv_tokens) == ("a", 200)
     assert admission.finished(decision.request.id, 2.0, Used(100, 20)) is None
     assert admission.replicas("m")[0].sequences == 0
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import InvalidValue
 from penstock.core.hashing import routing_hashes
 from penstock.dialects.kv_blocks import Changes, EngineBlocks
-from penstock.dialects.kv_events import Cleared, Ignored, Removed, Stored, decode, decode_drained
+from penstock.dialects.kv_events import Cleared, Ignored, Removed, Stored, decode
 from tests.dialects.engine_cache import EngineCache, as_array, as_map
 
 STORED = {
@@ -93,26 +93,6 @@ def test_what_is_no_batch_is_refused(payload: bytes) -> None:
 def test_no_bytes_do_harm(payload: bytes) -> None:
     with contextlib.suppress(InvalidValue):
         EngineBlocks().apply(decode(payload), Changes())
-
-
-def test_tensorrt_llms_older_events_are_drained_as_json() -> None:
-    token = [{"type": "unique_token", "token_id": t, "token_extra_id": 0} for t in (1, 2, 3, 4)]
-    blocks = [{"block_hash": 5, "tokens": token[:2]}, {"block_hash": 6, "tokens": token[2:]}]
-    body = [
-        {"event_id": 0, "data": {"type": "created", "num_blocks_per_cache_level": [10, 0]}},
-        {"event_id": 1, "data": {"type": "stored", "parent_hash": None, "blocks": blocks}, "window_size": 8},
-        {"event_id": 2, "data": {"type": "removed", "block_hashes": [6]}, "attention_dp_rank": 1},
-        {"event_id": 3, "data": {"type": "updated", "block_hash": 5, "cache_level": {"old": 0, "new": 1}}},
-    ]
-    found = decode_drained(msgspec.json.encode(body))
-    assert [number for number, _, _ in found] == [1, 1, 2]
-    first, second, gone = (event for _, _, event in found)
-    assert isinstance(first, Stored)
-    assert isinstance(second, Stored)
-    assert (list(first.token_ids), first.parent, second.parent) == ([1, 2], None, 5)
-    assert gone == Removed([6])
-    with pytest.raises(InvalidValue):
-        decode_drained(b"{}")
 
 
 # -- the engine's blocks as routing blocks

@@ -18,6 +18,7 @@ from penstock.admission.settings import AdmissionSettings
 from penstock.gateway.door import Books, Door
 from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.http.server import Server, bound_socket
+from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.settings import ModelSettings, pools_of, replicas_of, routes_of
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.keys import KeyRing, TenantState, new_key
@@ -82,6 +83,7 @@ def gateway(
     health: HealthSettings | None = None,
     admission: AdmissionSettings | None = None,
     waits: bool = True,
+    recorder: GatewayRecorder | None = None,
 ) -> Iterator[Gateway]:
     """In front of `replicas`, or of whatever `pools` name; it waits until all of them are ready."""
     urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
@@ -93,7 +95,7 @@ def gateway(
         keys, ledger = KeyRing(), UsageList()
         prices = {name: pool.price for name, pool in pools_of(pools).items()}
         books = Books(keys, LocalLimiter(), Budgets(), ledger, prices)
-        door = Door(routes_of(pools), replicas_of(pools, health), books, Admission(settings=admission))
+        door = Door(routes_of(pools), replicas_of(pools, health), books, Admission(settings=admission), recorder)
         server = Server(door)
         listener = bound_socket("127.0.0.1", 0)
         await server.listen(listener)

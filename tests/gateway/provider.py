@@ -23,6 +23,7 @@ class Provider:
     health: int = 404  # the status of GET /health
     models: int = 200  # and of GET /v1/models
     asked: list[dict[str, Any]] = field(default_factory=list)  # the bodies
+    headers: list[dict[str, str]] = field(default_factory=list)  # that came with them
     probes: list[str] = field(default_factory=list)
     num_left: int = 0  # clients that went before they were answered
 
@@ -64,6 +65,7 @@ def _speaking_for(provider: Provider) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
             provider.asked.append(asked)
+            provider.headers.append({name.lower(): value for name, value in self.headers.items()})
             time.sleep(provider.delay_s)
             try:
                 self._generate(asked)

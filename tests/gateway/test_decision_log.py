@@ -1,15 +1,29 @@
+import zlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.core.replica import ReplicaSnapshot
-from penstock.gateway.decision_log import DecisionLog
-from penstock.gateway.decisions import NUM_FILES, Decided, Ended, file_names, read_decisions, read_entries
-from penstock.gateway.recorder import Ending, RequestFacts
+from penstock.gateway.decision_log import DecisionLog, path_of_its_own
+from penstock.gateway.decisions import (
+    LENGTH,
+    MAGIC,
+    NUM_FILES,
+    Decided,
+    Ended,
+    file_names,
+    read_decisions,
+    read_entries,
+)
+from penstock.gateway.recorder import Ending, GatewayRecorder, RequestFacts
+from penstock.gateway.settings import ModelSettings
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice, Router
+from tests.gateway.door import gateway
+from tests.gateway.provider import providing
 
 CHAIN = (2**64 - 1, 2, 3)
 
@@ -120,3 +134,50 @@ def test_what_cannot_be_written_is_counted_and_nobody_waits(tmp_path: Path) -> N
         for i in range(3):
             log.ended(over(f"e{i}"))
     assert log.num_lost == 3
+
+
+def test_how_a_request_came_to_its_pool_is_read_back_and_what_was_written_before_that_was_kept_too(
+    tmp_path: Path,
+) -> None:
+    request, choice = choose(1)
+    with DecisionLog(tmp_path / "d") as log:
+        log.decided(request, choice, now=5.0, route="auto", version="v2", rule="short->m")
+    (entry,) = read_entries(tmp_path / "d")
+    assert isinstance(entry, Decided)
+    assert (entry.route, entry.version, entry.rule) == ("auto", "v2", "short->m")
+    older = msgspec.msgpack.decode(msgspec.msgpack.encode(entry))[:-3]
+    block = zlib.compress(msgspec.msgpack.encode([older]))
+    (tmp_path / "d").write_bytes(MAGIC + LENGTH.pack(len(block)) + block)
+    (read,) = read_entries(tmp_path / "d")
+    assert read == msgspec.structs.replace(entry, route="", version="", rule="")
+
+
+def test_a_log_has_one_writer_and_is_gone_on_with_by_the_next(tmp_path: Path) -> None:
+    with path_of_its_own(tmp_path / "new", "gateway") as first, path_of_its_own(tmp_path / "new", "gateway") as second:
+        assert [first.name, second.name] == ["gateway.log", "gateway-2.log"]
+        with path_of_its_own(tmp_path / "new", "gateway-8000") as other:
+            assert other.name == "gateway-8000.log"
+    with path_of_its_own(tmp_path / "new", "gateway") as again:
+        assert again == first
+
+
+def test_the_rule_and_the_version_that_a_request_fell_to_are_in_the_log(tmp_path: Path) -> None:
+    with providing() as one, providing() as two, DecisionLog(tmp_path / "d") as log:
+        pools = {
+            "small": ModelSettings(versions={"v1": {"replicas": [one.url], "weight": 1}}),
+            "big": ModelSettings(replicas=[two.url]),
+            "auto": ModelSettings(
+                rules=[{"name": "short", "max_prompt_tokens": 200, "to": "small"}], default="big", aliases=["best"]
+            ),
+        }
+        with gateway(pools=pools, recorder=GatewayRecorder(decisions=log)) as door:
+            for model, text in (("best", "hi"), ("auto", "word " * 500), ("small", "hi"), ("small@v1", "hi")):
+                messages: Any = [{"role": "user", "content": text}]
+                door.openai.chat.completions.create(model=model, messages=messages, max_tokens=5)
+    found = [recorded.decisions[0] for recorded in read_decisions(tmp_path / "d")]
+    assert [(one.route, one.model, one.version, one.rule) for one in found] == [
+        ("auto", "small@v1", "v1", "short->small"),
+        ("auto", "big", "", "default->big"),
+        ("small", "small@v1", "v1", ""),
+        ("small@v1", "small@v1", "v1", ""),
+    ]

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -156,7 +157,7 @@ def test_a_tenants_output_limit_holds_where_the_client_sets_none(door: Gateway) 
 
 
 def test_wrong_requests_get_typed_errors_and_change_nothing(door: Gateway, replicas: list[Replica]) -> None:
-    at_gateway = Replica("127.0.0.1", door.port, replicas[0].model, replicas[0].engine, [])
+    at_gateway = replace(replicas[0], port=door.port)
     for body in (b"", b"[]", b"{", b'{"model":5}', b'{"model":"small","max_tokens":"many"}'):
         status, _, answer = at_gateway.call("POST", "/v1/chat/completions", body)
         assert (status, answer["error"]["type"]) == (400, "invalid_request_error")

@@ -5,12 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import socket
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from importlib.util import find_spec
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -21,9 +16,9 @@ from penstock.dialects.standing import Standing
 from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.http.call import FailureKind
 from penstock.gateway.spent import find_usage
-from penstock.hub.pull import pull
 from tests.dialects.servers import FAKES, WORDS, FakeServer, FakeSglang, FakeTgi, FakeTriton, FakeTrtllm, FakeVllm
 from tests.gateway.following import Following, Rider, eventually, following
+from tests.gateway.llamacpp import llamacpp_serving
 
 fakes = pytest.mark.parametrize("kind", FAKES, ids=lambda kind: kind.__name__)
 with_load = pytest.mark.parametrize(
@@ -246,30 +241,11 @@ async def test_who_refuses_connections_is_told_apart_from_who_is_overloaded() ->
 
 # -- the real one
 
-_SERVE = """
-import signal, sys
-from xllamacpp import CommonParams, Server
-params = CommonParams()
-params.model.path, params.port = sys.argv[1], int(sys.argv[2])
-params.endpoint_metrics = params.endpoint_slots = True
-params.n_parallel, params.n_ctx, params.verbosity = 2, 1024, 0
-params.cpuparams.n_threads = 2
-server = Server(params)
-signal.pause()
-"""
-
 
 @pytest.fixture(scope="module")
-def llamacpp() -> Any:
-    if find_spec("xllamacpp") is None:
-        pytest.skip("xllamacpp is not installed: pip install xllamacpp")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    model = str(pull("smollm2", progress=lambda *_: None))
-    process = subprocess.Popen([sys.executable, "-c", _SERVE, model, str(port)], env=os.environ)
-    yield f"http://127.0.0.1:{port}"
-    process.terminate()
-    process.wait(10)
+def llamacpp() -> Iterator[str]:
+    with llamacpp_serving() as found:
+        yield found.url
 
 
 @pytest.mark.slow

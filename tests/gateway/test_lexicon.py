@@ -14,6 +14,7 @@ from penstock.core.errors import InvalidRequest
 from penstock.core.replica import UNBOUNDED
 from penstock.gateway import lexicon as lexicons
 from penstock.gateway.lexicon import CHAT, COMPLETION, MESSAGES
+from penstock.gateway.memo import Memo
 from penstock.hub.resolve import resolve
 from penstock.text.tokenizer import Tokenizer
 from tests.gateway.lexicons import CHATML, TOKENIZERS, lexicon, tokenizer
@@ -133,12 +134,18 @@ def test_what_the_replica_would_refuse_is_refused() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    memo = lexicons._Memo[int](most=3)
+    memo = Memo[int](most=3)
     for number in range(10):
         memo.put(b"%d" % number, number)
         memo.get(b"0")
     assert len(memo) == 3
     assert memo.get(b"9") == 9
+    sized = Memo[int](most=10, most_bytes=100)
+    for number in range(10):
+        sized.put(b"%d" % (number % 5), number, num_bytes=30)
+    assert len(sized) == 3
+    sized.put(b"too large", 1, num_bytes=101)
+    assert len(sized) == 0
 
 
 def test_only_a_token_that_surely_divides_is_taken_for_a_divider() -> None:

@@ -7,10 +7,16 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import openai
+import pytest
+
+from penstock.core.errors import ConfigError
 from penstock.core.replica import ReplicaState
 from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.health.slow_start import SlowStartSettings
-from penstock.gateway.settings import ModelSettings
+from penstock.gateway.kv_sources import KvEventSettings
+from penstock.gateway.settings import ModelSettings, replicas_of
+from penstock.router.turns import observed_speed
 from tests.dialects.servers import FakeSglang, FakeVllm
 from tests.gateway.door import Gateway, gateway
 from tests.server.replica import NAME, Replica, eventually, serving
@@ -140,3 +146,38 @@ def test_a_client_that_leaves_another_engines_stream_is_billed_for_what_it_got()
         eventually(lambda: bool(door.ledger.usages))
         (usage,) = door.ledger.usages
         assert 1 <= usage.output_tokens < 10  # and not all that it might have got
+
+
+def test_a_server_that_will_not_hear_of_priorities_is_told_of_none_again_and_no_client_is_blamed() -> None:
+    with (
+        FakeVllm(NAME) as vllm,
+        gateway(pools={NAME: ModelSettings(replicas=[vllm.url], send_priority=True)}, waits=False) as door,
+    ):
+        eventually(lambda: all(one.snapshot.state is ReplicaState.READY for one in door.door.replicas.values()))
+        client = door.client(door.add_tenant("acme", priority="interactive"))
+        question: Any = {"model": NAME, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+        with pytest.raises(openai.InternalServerError) as caught:  # which a client tries again
+            client.chat.completions.create(**question)
+        assert (caught.value.status_code, caught.value.response.headers["retry-after"]) == (503, "1")
+        for _ in range(2):
+            assert client.chat.completions.create(**question).choices[0].message.content
+        with pytest.raises(openai.BadRequestError):  # what is the client's fault stays so
+            client.chat.completions.create(**question, extra_body={"priority": 1})
+
+
+def test_how_fast_a_server_is_that_does_not_say_is_learnt_from_its_streams() -> None:
+    with FakeSglang(NAME) as fast, FakeSglang(NAME, token_s=0.1) as slow, fleet(fast.url, slow.url) as door:
+        asked: Any = {"model": NAME, "messages": [{"role": "user", "content": "hello"}], "stream": True}
+        for _ in range(6):
+            list(door.openai.chat.completions.create(**asked))
+        seen = {one.id: one for one in door.door.admission.replicas(NAME)}
+        eventually(lambda: all(one.prefill_tokens_per_s != 2000.0 for one in door.door.admission.replicas(NAME)))
+        seen = {one.id: one for one in door.door.admission.replicas(NAME)}
+        assert seen[slow.url].prefill_tokens_per_s < 100.0 < seen[fast.url].prefill_tokens_per_s
+        assert observed_speed(seen[slow.url]) < observed_speed(seen[fast.url])  # what the weighted strategy goes by
+
+
+def test_kv_events_are_not_waited_for_where_a_dialect_has_none() -> None:
+    own = ModelSettings(replicas=["http://a:1"], served_as="m", dialect="llamacpp", kv_events=KvEventSettings())
+    with pytest.raises(ConfigError, match="llamacpp publishes no KV events"):
+        replicas_of({"m": own})

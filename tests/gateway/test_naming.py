@@ -24,6 +24,7 @@ def test_a_chats_names_are_those_of_its_ids_in_the_tenants_namespace(
     body = encoded({"messages": messages} | ({"cache_salt": salt} if salt else {}), False)
     found = lexicon(kind).names(CHAT, body, tenant)
     assert found.num_tokens == len(ids)
+    assert [*map(int, found.ids.split(b","))] == ids
     assert list(found.hashes) == routing_hashes(cache_namespace(tenant, salt or ""), ids)
     assert lexicon(kind).known_names(CHAT, body, tenant) == found
     assert lexicon(kind).known_names(CHAT, body, tenant + "x") is None
@@ -43,6 +44,7 @@ def test_a_conversation_named_turn_by_turn_is_named_right(
             for tenant in ("", "acme"):
                 found = lexicon(kind).names(CHAT, encoded({"messages": messages[:end]}, False), tenant)
                 assert list(found.hashes) == routing_hashes(cache_namespace(tenant, ""), ids)
+                assert [*map(int, found.ids.split(b","))] == ids
     finally:
         lexicons._LONG = original
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import anthropic
@@ -63,7 +64,7 @@ def test_the_gateway_counts_what_the_replica_bills(door: Gateway, replica: Repli
         (COMPLETION, {"prompt": [[9, 8, 7], [6]]}),
         (MESSAGES, {"system": "be brief", "messages": talk[1:]}),
     ]
-    at_gateway = Replica("127.0.0.1", door.port, replica.model, replica.engine, [])
+    at_gateway = replace(replica, port=door.port)
     for path, body in bodies:
         body |= {"model": NAME, "max_tokens": 2}
         status, _, answer = at_gateway.call("POST", path.decode(), body)

@@ -46,8 +46,8 @@ def busy(replicas: list[Replica]) -> Replica:
 
 async def test_more_streams_than_may_be_retried_outlive_their_replica() -> None:
     with serving(step_s=0.01, **ROOMY) as one, serving(step_s=0.01, **ROOMY) as two, gateway(one, two) as door:
-        expected = await whole_texts(await streams(door, 120, 40))
-        calls = await streams(door, 120, 40)
+        expected = await whole_texts(await streams(door, 120, 120))
+        calls = await streams(door, 120, 120)
         hurt = busy([one, two])
         assert hurt.engine.num_open > 50
         hurt.kill_engine()

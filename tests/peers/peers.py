@@ -38,9 +38,10 @@ def checkpoint(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def running(command: list[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    caches = {"XDG_CACHE_HOME": str(log.parent), "PYTRITON_HOME": str(log.parent)}  # they leave much behind
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=os.environ | environment, start_new_session=True
+            command, stdout=output, stderr=output, env=os.environ | caches | environment, start_new_session=True
         )
         try:
             yield process

@@ -1,4 +1,3 @@
-from penstock.core.replica import ReplicaSnapshot
 from penstock.router.learning import ObservedSpeeds, OutputLengths
 
 
@@ -35,12 +34,19 @@ def test_a_hint_counts_before_what_was_learnt_and_nothing_beyond_the_limit() -> 
 
 def test_the_speed_of_a_server_without_reports_is_learnt_from_its_answers() -> None:
     speeds = ObservedSpeeds()
-    provider = ReplicaSnapshot(id="p", reports=False)
-    assert speeds.speeds(provider) == (2000.0, 2000.0)
+    assert speeds.of("p") is None
     for _ in range(10):
         speeds.learn("p", prompt_tokens=1000, ttft_s=0.25, output_tokens=100, decode_s=2.0)
-    assert speeds.speeds(provider) == (4000.0, 50.0)
-    own = ReplicaSnapshot(id="p", prefill_tokens_per_s=1.0)
-    assert speeds.speeds(own) == (1.0, 2000.0)
-    speeds.forget("p")
-    assert speeds.speeds(provider) == (2000.0, 2000.0)
+    assert speeds.of("p") == (4000.0, 50.0)
+    for _ in range(200):  # it has become slow
+        speeds.learn("p", prompt_tokens=1000, ttft_s=1.0, output_tokens=100, decode_s=4.0)
+    prefill, decode = speeds.of("p") or (0.0, 0.0)
+    assert 1000.0 <= prefill < 1050.0
+    assert 25.0 <= decode < 26.0
+    assert speeds.of("q") is None
+
+
+def test_an_answer_that_came_at_once_is_no_division_by_zero() -> None:
+    speeds = ObservedSpeeds()
+    speeds.learn("p", prompt_tokens=0, ttft_s=0.0, output_tokens=0, decode_s=0.0)
+    assert speeds.of("p") == (1.0, 1.0)

@@ -1,6 +1,7 @@
-"""The one decision at the door. It knows the tenant's budget, the replicas' room, the queues and the expected TTFT.
+"""The one decision at the door. It knows the replicas' room, the queues and the expected TTFT; what a tenant may spend
+is settled before it is asked.
 
-    decision = admission.submit(request, now, budget)      # Admit, Queued or Shed
+    decision = admission.submit(request, now)              # Admit, Queued or Shed
     admission.started(id, now)                             # its first token came
     admission.finished(id, now, used)                      # for any reason, once
     for decision in admission.poll(now): ...               # what became possible, what ran out of time
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from penstock.admission.decision import GRANTED, Admit, Budget, Decision, Queued, Shed, ShedReason
+from penstock.admission.decision import Admit, Decision, Queued, Shed, ShedReason
 from penstock.admission.ledger import Entry, Ledger, cost, expected_cost
 from penstock.admission.loads import ReplicaLoads
 from penstock.admission.queue import Line, ModelQueue
@@ -85,24 +86,22 @@ class Admission:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def submit(self, request: EdgeRequest, now: float, budget: Budget = GRANTED) -> Decision:
-        if budget.refused is not None:
-            return Shed(request, None, ShedReason.BUDGET, budget.retry_after_s, budget.refused)
+    def submit(self, request: EdgeRequest, now: float) -> Decision:
         model = self._models.get(request.model)
         if model is None:
             model = self._models[request.model] = _Model(self._settings)
         replicas = self._loads.of_model(request.model)
         usable, dropped = self.router.usable(request, replicas, now)
         if not usable:
-            return dead_end(request, budget.reservation, replicas, dropped)
+            return dead_end(request, replicas, dropped)
         model.shares.seen(request, now)
         if not model.queue:
             choice = self._choose(request, usable, now, model.shares.ceiling(request, now), dropped)
             if choice is not None:
                 model.queue.redeem(request)
                 model.queue.charge(request, expected_cost(request))
-                return self._admit(model, request, budget.reservation, choice, now, now)
-        return self._wait(model, request, budget.reservation, usable, now)
+                return self._admit(model, request, choice, now, now)
+        return self._wait(model, request, usable, now)
 
     def started(self, request_id: str, now: float) -> None:
         """Its first token came: its prompt is no longer in front of anyone."""
@@ -177,18 +176,22 @@ class Admission:
         """A pick among the replicas with room; None: none has room."""
         if not usable:
             return None
-        free = []
+        free: list[ReplicaSnapshot] = []
         places_kept = self._models[request.model].shares.places_kept(request.tenant, len(usable))
-        saved = self.router.saved_tokens(request, usable, now)
-        for replica in usable:
-            reason = None
-            if replica.sequences:
-                reason = blocked_by(request, replica, ceiling, places_kept, saved.get(replica.id, 0))
-            if reason is None:  # who fits a replica at all fits an empty one
-                free.append(replica)
-            else:
-                dropped[replica.id] = reason
-        return self.router.pick_among(request, free, now, dropped) if free else None
+        some = self.router.narrowed(request, usable, now)
+        for looked_at in (some, usable) if some is not usable else (usable,):  # at all of very many only if need be
+            saved = self.router.saved_tokens(request, looked_at, now)
+            for replica in looked_at:
+                reason = None
+                if replica.sequences:
+                    reason = blocked_by(request, replica, ceiling, places_kept, saved.get(replica.id, 0))
+                if reason is None:  # who fits a replica at all fits an empty one
+                    free.append(replica)
+                else:
+                    dropped[replica.id] = reason
+            if free:
+                return self.router.pick_among(request, free, now, dropped)
+        return None
 
     def _dispatch(self, model: _Model, now: float) -> None:
         """Send what has room, in order. A line that is held back for the sake of others is looked past; at one that
@@ -201,29 +204,24 @@ class Admission:
             choice = self._choose(request, usable, now, ceiling, dropped)
             if choice is not None:
                 queue.give(item, now)
-                self._news.append(self._admit(model, request, item.reservation, choice, item.since, now))
+                self._news.append(self._admit(model, request, choice, item.since, now))
             elif not usable or ceiling < 1.0 or request.allowed is not None or FAIR_SHARE in dropped.values():
                 blocked.add(queue.line(request))
             else:
                 return
 
-    def _admit(
-        self, model: _Model, request: EdgeRequest, reservation: str | None, choice: Choice, since: float, now: float
-    ) -> Admit:
+    def _admit(self, model: _Model, request: EdgeRequest, choice: Choice, since: float, now: float) -> Admit:
         assert choice.replica is not None
         replica, tokens = choice.replica, request.prompt_tokens - choice.matched_tokens
         waited_s = now - since
         ttft_s = waited_s + expected_ttft_s(request, replica, choice.matched_tokens)
-        self._ledger.enter(Entry(request, reservation, replica.id, now, ttft_s, now, tokens))
+        self._ledger.enter(Entry(request, replica.id, now, ttft_s, now, tokens))
         self._loads.change(replica.id, now, 1, tokens, request.kv_tokens)
         self.router.routed(request, choice, now)
         model.shares.hold(request.tenant)
-        return Admit(request, reservation, choice, replica.id, waited_s, ttft_s)
+        return Admit(request, choice, replica.id, waited_s, ttft_s)
 
-    def _wait(
-        self, model: _Model, request: EdgeRequest, reservation: str | None, usable: Sequence[ReplicaSnapshot],
-        now: float,
-    ) -> Decision:  # fmt: skip
+    def _wait(self, model: _Model, request: EdgeRequest, usable: Sequence[ReplicaSnapshot], now: float) -> Decision:
         """Into the queue, unless that makes no sense."""
         queue, rules = model.queue, self._settings.classes[request.priority]
         patience_s = rules.max_wait_s if request.deadline is None else min(rules.max_wait_s, request.deadline - now)
@@ -233,17 +231,17 @@ class Admission:
         is_promised = promise is not None and promise.due <= now + _SOON_S
         if is_promised:
             if queue.length(request.priority) >= 2 * rules.max_length:
-                return Shed(request, reservation, ShedReason.QUEUE_FULL, wait_s)
+                return Shed(request, ShedReason.QUEUE_FULL, wait_s)
         else:
             reason = why_not_wait(request, queue, usable, self._settings, wait_s, patience_s)
             if reason is ShedReason.QUEUE_FULL and self._displace(queue, request, now):
                 reason = None
             if reason is not None:
                 retry_s = retry_after_s(wait_s, queue.clear_s(request.priority, now), patience_s)
-                return self._refuse(queue, request, reservation, reason, retry_s, now)
+                return self._refuse(queue, request, reason, retry_s, now)
         if is_promised or request.fingerprint:
             queue.redeem(request)
-        queue.push(request, reservation, now, now + patience_s, guess, is_promised=is_promised)
+        queue.push(request, now, now + patience_s, guess, is_promised=is_promised)
         heapq.heappush(self._deadlines, (now + patience_s, request.id, request.model))
         self._dispatch(model, now)
         if request.id in queue:
@@ -252,16 +250,13 @@ class Admission:
         self._news.remove(own)
         return own
 
-    def _refuse(
-        self, queue: ModelQueue, request: EdgeRequest, reservation: str | None, reason: ShedReason, retry_s: float,
-        now: float,
-    ) -> Shed:  # fmt: skip
+    def _refuse(self, queue: ModelQueue, request: EdgeRequest, reason: ShedReason, retry_s: float, now: float) -> Shed:
         """With a place kept for when it is told to come back; who comes too early is told the same time again."""
         kept = queue.promised(request) if request.fingerprint else None
         if kept is not None and kept.due > now:
-            return Shed(request, reservation, reason, kept.due - now)
+            return Shed(request, reason, kept.due - now)
         queue.promise(request, now + retry_s)
-        return Shed(request, reservation, reason, retry_s)
+        return Shed(request, reason, retry_s)
 
     def _displace(self, queue: ModelQueue, newcomer: EdgeRequest, now: float) -> bool:
         victim = queue.victim(newcomer)
@@ -275,7 +270,7 @@ class Admission:
         item = queue.remove(request_id)
         if item is not None:
             retry_s = max(LEAST_RETRY_S, queue.clear_s(item.request.priority, now) / 2)
-            self._news.append(self._refuse(queue, item.request, item.reservation, reason, retry_s, now))
+            self._news.append(self._refuse(queue, item.request, reason, retry_s, now))
 
     def _leave_replica(self, entry: Entry, now: float, used: Used | None) -> None:
         """What the replica no longer has to do. If a snapshot counted the request, take off what that counted."""

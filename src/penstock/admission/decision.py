@@ -11,7 +11,6 @@ from penstock.router.router import Choice
 
 
 class ShedReason(enum.StrEnum):
-    BUDGET = "budget"  # the tenant's own limits; `Shed.detail` names the one
     NO_REPLICA = "no_replica"  # none of the model's replicas takes work now
     TOO_LARGE = "too_large"  # prompt and output limit fit no replica; to come back does not help
     QUEUE_FULL = "queue_full"
@@ -21,20 +20,8 @@ class ShedReason(enum.StrEnum):
     DEADLINE = "deadline"  # it waited until its deadline
 
 
-class Budget(msgspec.Struct, frozen=True):
-    """What the tenant's limiter said, before admission was asked."""
-
-    reservation: str | None = None  # returned with whatever is decided; whoever ends the request settles it
-    refused: str | None = None  # the limit that was hit
-    retry_after_s: float | None = None
-
-
-GRANTED = Budget()
-
-
 class Admit(msgspec.Struct, frozen=True):
     request: EdgeRequest
-    reservation: str | None
     choice: Choice
     replica_id: str
     waited_s: float
@@ -49,7 +36,6 @@ class Queued(msgspec.Struct, frozen=True):
 
 class Shed(msgspec.Struct, frozen=True):
     request: EdgeRequest
-    reservation: str | None
     reason: ShedReason
     retry_after_s: float | None  # None: to come back does not help
     detail: str = ""

@@ -21,7 +21,6 @@ def expected_cost(request: EdgeRequest) -> int:
 
 class Entry(msgspec.Struct, gc=False):
     request: EdgeRequest
-    reservation: str | None
     replica_id: str
     admitted_at: float
     predicted_ttft_s: float

@@ -29,7 +29,6 @@ _MANY_LINES = 1024
 @dataclass(slots=True, eq=False)
 class Waiting:
     request: EdgeRequest
-    reservation: str | None
     since: float
     deadline: float
     order: int
@@ -93,21 +92,10 @@ class ModelQueue:
 
     # -- in and out --------------------------------------------------------------------------------------------------
 
-    def push(
-        self, request: EdgeRequest, reservation: str | None, now: float, deadline: float, guess: float, *,
-        is_promised: bool,
-    ) -> Waiting:  # fmt: skip
+    def push(self, request: EdgeRequest, now: float, deadline: float, guess: float, *, is_promised: bool) -> Waiting:
         line = self.line(request)
         self._orders += 1
-        item = Waiting(
-            request,
-            reservation,
-            now,
-            deadline,
-            self._orders,
-            is_promised,
-            expected_cost(request),
-        )
+        item = Waiting(request, now, deadline, self._orders, is_promised, expected_cost(request))
         if not self._waiting:
             self.pace.begin(now, guess)
         if not line.items:

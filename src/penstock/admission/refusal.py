@@ -18,13 +18,11 @@ _MANY = 256  # sequences side by side, of a replica that does not say how many i
 _RECOVERY_S = 5.0  # when to ask again for a model that no replica serves now
 
 
-def dead_end(
-    request: EdgeRequest, reservation: str | None, replicas: Sequence[ReplicaSnapshot], dropped: Mapping[str, str]
-) -> Shed:
+def dead_end(request: EdgeRequest, replicas: Sequence[ReplicaSnapshot], dropped: Mapping[str, str]) -> Shed:
     """None of the replicas takes it now; is there one that ever could?"""
     if replicas and not that_fit_context(request, replicas, 0.0):
-        return Shed(request, reservation, ShedReason.TOO_LARGE, None)
-    return Shed(request, reservation, ShedReason.NO_REPLICA, _RECOVERY_S, ", ".join(sorted(set(dropped.values()))))
+        return Shed(request, ShedReason.TOO_LARGE, None)
+    return Shed(request, ShedReason.NO_REPLICA, _RECOVERY_S, ", ".join(sorted(set(dropped.values()))))
 
 
 def why_not_wait(

@@ -70,6 +70,9 @@ def _list(routes: list[RouteInForce], as_json: bool) -> None:
     if as_json:
         print_json([route_document(route) for route in routes])
         return
+    if not routes:
+        print("no gateway has declared a model with versions: give one `versions` in its file")
+        return
     print_table(
         ("MODEL", "SHARES", "REVISION", "CHANGED"),
         [

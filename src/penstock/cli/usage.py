@@ -1,4 +1,4 @@
-"""`penstock usage TENANT`: what a tenant used, from the ledger that every gateway writes."""
+"""`penstock usage`: what tenants used, from the ledger that every gateway writes; all of them, or one in detail."""
 
 from __future__ import annotations
 
@@ -6,32 +6,65 @@ import argparse
 import time
 
 from penstock.cli.store_flags import add_store_flags, moment, print_json, print_table, store_from
+from penstock.core.errors import InvalidValue
 from penstock.tenancy.documents import STEPS, SUMMED, UsageReport
 from penstock.tenancy.prices import NANOS
-from penstock.tenancy.usage import UsageSum
+from penstock.tenancy.store import Store
+from penstock.tenancy.usage import NOTHING, Spent, UsageSum, periods
 
 
 def add_usage(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    usage = commands.add_parser("usage", help="what a tenant used")
-    usage.add_argument("tenant", metavar="TENANT", help="its id; that of a removed tenant too")
+    usage = commands.add_parser("usage", help="what tenants used")
+    usage.add_argument(
+        "tenant", metavar="TENANT", nargs="?",
+        help="its id, that of a removed one too; `anonymous`: who had no key (default: all, today and this month)",
+    )  # fmt: skip
     usage.add_argument(
         "--since", type=moment, metavar="WHEN",
         help="2026-11-15, 2026-11-15T12:00 (UTC), or how long ago: 24h, 7d; in whole hours (default: this month)",
     )  # fmt: skip
     usage.add_argument("--until", type=moment, metavar="WHEN", help="in the same words (default: now)")
-    usage.add_argument("--by", choices=STEPS, default="day", help="one line per (default: day)")
+    usage.add_argument("--by", choices=STEPS, help="one line per (default: day)")
     add_store_flags(usage)
 
 
 def run_usage(arguments: argparse.Namespace) -> None:
     with store_from(arguments) as store:
+        if arguments.tenant is None:
+            _show_all(store, arguments)
+            return
         report = UsageReport(
-            store, arguments.tenant, by=arguments.by, since_s=arguments.since, until_s=arguments.until
+            store, arguments.tenant, by=arguments.by or "day", since_s=arguments.since, until_s=arguments.until
         )  # fmt: skip
     if arguments.json:
         print_json(report.document())
     else:
         _print(report)
+
+
+def _show_all(store: Store, arguments: argparse.Namespace) -> None:
+    if arguments.since or arguments.until or arguments.by:
+        raise InvalidValue("--since, --until and --by are for the usage of one TENANT")
+    day, month = periods(time.time())
+    spent = store.usage.spending([day, month])
+    found = {tenant: [spent.get((tenant, period), NOTHING) for period in (day, month)] for tenant, _ in sorted(spent)}
+    if arguments.json:
+        print_json(
+            [{"tenant": tenant, "today": _document(t), "month": _document(m)} for tenant, (t, m) in found.items()]
+        )
+    elif not found:
+        print(f"nothing was used in {month}")
+    else:
+        head = ("TENANT", "TOKENS TODAY", "COST", f"TOKENS IN {month}", "COST")
+        print_table(head, [(tenant, *_shown(today), *_shown(month)) for tenant, (today, month) in found.items()])
+
+
+def _document(spent: Spent) -> dict[str, float]:
+    return {"tokens": spent.tokens, "cost": spent.cost_nanos / NANOS}
+
+
+def _shown(spent: Spent) -> tuple[str, str]:
+    return f"{spent.tokens:,}", f"{spent.cost_nanos / NANOS:,.4f}" if spent.cost_nanos else "-"
 
 
 def _print(report: UsageReport) -> None:

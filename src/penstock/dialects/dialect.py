@@ -105,14 +105,6 @@ class Cancel(msgspec.Struct, frozen=True):
     is_list: bool = False
 
 
-class Events(msgspec.Struct, frozen=True):
-    """How its KV events can be had over ZMQ."""
-
-    port: int = 5557  # plus the data-parallel rank
-    replay_port: int | None = 5558
-    described_at: bytes | None = None  # a JSON document whose member `kv_events` says all this
-
-
 class Native(msgspec.Struct, frozen=True):
     """A generate endpoint that is not OpenAI's: how a request is put, and where an answer's parts are."""
 
@@ -158,7 +150,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     priority: PriorityField | None = None
     lora: Lora | None = None
     cancel: Cancel | None = None
-    events: Events | None = None
+    has_kv_events: bool = False  # publishes them over ZMQ, if it is told to
     native: Native | None = None  # None: it speaks OpenAI
 
     @property

@@ -1,4 +1,4 @@
-"""KV events of other engines, read tolerantly: vLLM's two encodings, SGLang's, TensorRT-LLM's two.
+"""KV events of other engines, read tolerantly: vLLM's two encodings, SGLang's, TensorRT-LLM's.
 
 An event is a map with a `type` or an array that begins with it; a hash is a number or bytes, and no more than a name.
 Fields that nobody knows, and kinds of event that nobody knows, are passed over. Whether a batch is the next one,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -77,22 +77,6 @@ def decode(payload: bytes) -> Batch:
     return Batch(at, rank, [found for event in content[1] if (found := _event(event)) is not None])
 
 
-def decode_drained(body: bytes) -> list[tuple[int, int, Event]]:
-    """Of TensorRT-LLM's older POST /kv_cache_events: (number, rank, event), JSON."""
-    try:
-        content = msgspec.json.decode(body, type=list[dict[str, Any]])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidValue(f"not a list of KV events: {error}") from None
-    found: list[tuple[int, int, Event]] = []
-    for entry in content:
-        data = entry.get("data")
-        number, rank = entry.get("event_id"), entry.get("attention_dp_rank") or 0
-        if not isinstance(data, dict) or not isinstance(number, int):
-            continue
-        found += [(number, rank, event) for event in _drained(data)]
-    return found
-
-
 def _event(event: object) -> Event | None:
     if isinstance(event, list) and event:
         fields = _STORED if event[0] == "BlockStored" else _REMOVED
@@ -121,7 +105,7 @@ def _stored(content: dict[str, Any]) -> Event | None:
     parent = content.get("parent_block_hash")
     adapter: Any = content.get("lora_name")
     salt = media = ""
-    if _is_map(adapter):  # SGLang's last field is a map of whatever else there is
+    if isinstance(adapter, dict):  # SGLang's last field is a map of whatever else there is
         adapter, salt = adapter.get("lora_name"), _text(adapter.get("cache_salt"))
     if not adapter and content.get("lora_id") is not None:
         adapter = str(content["lora_id"])
@@ -143,28 +127,6 @@ def _stored(content: dict[str, Any]) -> Event | None:
     )
 
 
-def _drained(data: dict[str, Any]) -> list[Event]:
-    match data.get("type"):
-        case "stored":
-            return _drained_stored(data)
-        case "removed":
-            return [Removed(_names(data))]
-        case _:
-            return []  # created: how large the cache is; updated: a block has moved between tiers
-
-
-def _drained_stored(data: dict[str, Any]) -> list[Event]:
-    """One event for each block: every one names its tokens."""
-    parent, found = data.get("parent_hash"), []
-    for block in filter(_is_map, data.get("blocks") or []):
-        name = block.get("block_hash")
-        tokens = _tokens([t.get("token_id") if isinstance(t, dict) else t for t in block.get("tokens") or []])
-        if isinstance(name, Name) and tokens:
-            found.append(Stored([name], parent if isinstance(parent, Name) else None, tokens, len(tokens)))
-            parent = name
-    return list(found)
-
-
 def _tokens(tokens: object) -> array[int] | None:
     """None: they are not tokens, as with drafts that are pairs of them."""
     try:
@@ -176,10 +138,6 @@ def _tokens(tokens: object) -> array[int] | None:
 def _names(content: dict[str, Any]) -> list[Name]:
     names = content.get("block_hashes")
     return [name for name in names if isinstance(name, Name)] if isinstance(names, list) else []
-
-
-def _is_map(value: object) -> TypeGuard[dict[str, Any]]:
-    return isinstance(value, dict)
 
 
 def _text(value: object) -> str:

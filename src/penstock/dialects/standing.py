@@ -61,10 +61,6 @@ class Judgement(NamedTuple):
     verdict: Verdict
     retry_after_s: float | None = None
 
-    @property
-    def may_go_elsewhere(self) -> bool:
-        return self.verdict is not Verdict.ANSWERED
-
 
 def judge(dialect: Dialect, answer: Answer, now_s: float) -> Judgement:
     """Of an answer that is an error. `now_s` is the time of day, for dates in Retry-After."""

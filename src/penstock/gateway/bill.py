@@ -11,7 +11,7 @@ from typing import Protocol
 from penstock.api.relay import StreamRecord
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.spent import TokenUsage
-from penstock.tenancy.prices import FREE, Price
+from penstock.tenancy.prices import FREE, NANOS, Price
 from penstock.tenancy.usage import Usage
 
 _EVERY_S = 0.9
@@ -48,6 +48,12 @@ class Bill:
     def close(self, model: str, usage: TokenUsage) -> None:
         self.stop()
         self._charge(model, usage, self._inquiry.id, requests=1)
+
+    def cost(self, model: str) -> float | None:
+        """Of all that was charged, at this model's price; None: it has none."""
+        price = self._prices.get(model, FREE)
+        input_tokens, output_tokens, cached_tokens = self._charged
+        return price.nanos(input_tokens, cached_tokens, output_tokens) / NANOS if price != FREE else None
 
     def _look(self, record: StreamRecord, model: str, charged: Charged | None) -> None:
         self.follow(record, model, charged)

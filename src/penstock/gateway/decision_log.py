@@ -1,35 +1,32 @@
 """Every choice of a replica and what came of it, written to a bounded log (`decisions` says what it holds).
 
-Choices and outcomes are kept as they are and become bytes in a thread, a few times a second; the event loop pays for an
-append. A log that the disk does not take fast enough loses entries, and counts them. The current file is moved on at a
-quarter of `max_bytes`, and the oldest of four is dropped.
+The current file is moved on at a quarter of `max_bytes`, and the oldest of four is dropped. A log has one writer.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
+import fcntl
 import time
 import zlib
-from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from penstock.gateway.decisions import LENGTH, MAGIC, NUM_FILES, decided, ended, file_names
+from penstock.observe.backlog import Backlog
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 
 if TYPE_CHECKING:
     from penstock.gateway.recorder import RequestFacts
 
-_INTERVAL_S = 0.2
-_MAX_WAITING = 20_000  # entries
-_BATCH = 64  # entries of one block: after each the event loop's thread gets its turn
+_MOST_WAITING = 20_000  # entries
+_BATCH = 64  # entries of one block
 
-log = logging.getLogger(__name__)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -38,64 +35,42 @@ class _Made(NamedTuple):
     request: EdgeRequest
     choice: Choice
     now: float
+    route: str
+    version: str
+    rule: str
 
 
-class DecisionLog:
+class DecisionLog(Backlog["_Made | RequestFacts"]):
     """`decided` and `ended` belong to the event loop."""
 
     def __init__(self, path: Path, max_bytes: int = 256 << 20) -> None:
+        super().__init__("decision log", most=_MOST_WAITING, batch=_BATCH)
         self._path = path
         self._max_file_bytes = max_bytes // NUM_FILES
-        self._waiting: deque[_Made | RequestFacts] = deque()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="decision log", daemon=True)
         self._file: IO[bytes] | None = None
-        self.num_lost = 0
 
-    def start(self) -> DecisionLog:
-        self._thread.start()
-        return self
-
-    def decided(self, request: EdgeRequest, choice: Choice, now: float) -> None:
-        """`now`: by the clock that the snapshots were taken by."""
-        if len(self._waiting) < _MAX_WAITING:
-            self._waiting.append(_Made(time.time(), request, choice, now))
-        else:
-            self.num_lost += 1
+    def decided(
+        self, request: EdgeRequest, choice: Choice, now: float, *, route: str = "", version: str = "", rule: str = ""
+    ) -> None:
+        """`now`: by the clock that the snapshots were taken by; the rest: how it came to its pool."""
+        self.put(_Made(time.time(), request, choice, now, route, version, rule))
 
     def ended(self, facts: RequestFacts) -> None:
         """Of a request that was sent somewhere; of others there is no choice to judge."""
-        if facts.queue_s is None:
-            return
-        if len(self._waiting) < _MAX_WAITING:
-            self._waiting.append(facts)
-        else:
-            self.num_lost += 1
+        if facts.queue_s is not None:
+            self.put(facts)
 
     def close(self) -> None:
-        self._stopping.set()
-        self._thread.join()
-        self._write()
+        super().close()
         if self._file is not None:
             self._file.close()
 
     # -- the thread
 
-    def _run(self) -> None:
-        while not self._stopping.wait(_INTERVAL_S):
-            self._write()
-
-    def _write(self) -> None:
-        while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
-            entries = [decided(*one) if isinstance(one, _Made) else ended(one) for one in batch]
-            block = zlib.compress(_encoder.encode(entries), 1)
-            try:
-                self._append(LENGTH.pack(len(block)) + block)
-            except OSError as error:
-                if not self.num_lost:
-                    log.error("the decision log cannot be written: %s", error)
-                self.num_lost += len(batch)
+    def write(self, batch: list[_Made | RequestFacts]) -> None:
+        entries = [decided(*one) if isinstance(one, _Made) else ended(one) for one in batch]
+        block = zlib.compress(_encoder.encode(entries), 1)
+        self._append(LENGTH.pack(len(block)) + block)
 
     def _append(self, block: bytes) -> None:
         if self._file is None:
@@ -115,10 +90,17 @@ class DecisionLog:
             if newer.exists():
                 newer.rename(older)
 
-    def __enter__(self) -> DecisionLog:
-        return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+@contextmanager
+def path_of_its_own(directory: Path, name: str) -> Iterator[Path]:
+    """Of a log that no other process writes as long as this lasts: NAME.log, or if that is taken NAME-2.log and on."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        found = directory / (f"{name}.log" if number == 1 else f"{name}-{number}.log")
+        with found.with_suffix(".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield found
+            return

@@ -15,21 +15,20 @@ from zlib import crc32
 
 from penstock.admission.admission import Admission, Used
 from penstock.api.errors import OPENAI, Convention, error_headers
-from penstock.api.openai.models import ModelCard, model_list
 from penstock.core.errors import (
     InvalidRequest,
     MethodNotAllowed,
     ModelNotFound,
-    NotFound,
     PenstockError,
     RequestAborted,
     Unauthenticated,
 )
-from penstock.core.replica import ReplicaState
+from penstock.gateway import notices
 from penstock.gateway.asked import SURFACES, Asked, Surface, read
-from penstock.gateway.bill import Bill, Recorder
+from penstock.gateway.bill import Recorder
 from penstock.gateway.facts import with_facts
 from penstock.gateway.fallback import Chain
+from penstock.gateway.hints import expected_output
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.message import JSON, render
 from penstock.gateway.inquiry import Inquiry
@@ -79,24 +78,23 @@ class Door:
         self.admission = admission
         self.recorder = recorder or GatewayRecorder()
         self._explains = explains
-        self.limiter = books.limiter
         self.prices = books.prices
         pool_names = [share.pool for route in routes.routes.values() for share in route.pools]
-        self._roster = Roster(replicas, pool_names, admission.router.index)
-        self.replicas, self.pools = self._roster.replicas, self._roster.pools
+        self.roster = Roster(replicas, pool_names, admission.router.index)
+        self.replicas, self.pools = self.roster.replicas, self.roster.pools
         self.retries = RetryBudget()
         self.lengths = OutputLengths()
         self.random = Random()  # names requests and draws for picks: no secret hangs on it
         self.now = asyncio.get_running_loop().time
         self.routes = routes
-        self._books = books
+        self.books = books
         self._waiting: dict[str, Passage] = {}
         self._standings = Standings(routes)
         self.shadows = Shadows(self)
-        self.recorder.compare(pool for route in routes.routes.values() for pool in route.versions.values())
+        self.recorder.compare({p: version for r in routes.routes.values() for version, p in r.versions.items()})
         self._timer: asyncio.TimerHandle | None = None
-        self._started_s = int(time.time())
-        self._roster.follow(self.replica_changed)
+        self.started_s = int(time.time())
+        self.roster.follow(self.replica_changed)
 
     def use(self, routes: RouteTable) -> None:
         """From now on, for requests that come; those that are here go on as they were. No pool is new."""
@@ -105,7 +103,7 @@ class Door:
 
     def close(self) -> None:
         self.shadows.close()
-        self._roster.close()
+        self.roster.close()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -118,7 +116,7 @@ class Door:
         request_id = f"{self.random.getrandbits(96):024x}"
         try:
             if surface is None:
-                self._look(exchange, request_id)
+                notices.show(self, exchange, JSON + self.id_header(request_id))
             elif request.method != b"POST":
                 raise MethodNotAllowed(f"{request.path.decode(errors='replace')} takes POST")
             else:
@@ -126,7 +124,7 @@ class Door:
         except PenstockError as error:
             self.refuse(exchange, convention, error, request_id)
             if surface is not None:
-                self.recorder.turned_away(request_id, surface.name, error)
+                self.recorder.turned_away(request_id, surface.name, error, request.headers)
 
     def _enter(self, exchange: Exchange, surface: Surface, request_id: str) -> None:
         caller = self._authenticate(exchange)
@@ -135,10 +133,11 @@ class Door:
         asked = read(exchange.request.body)
         route = self._route(standing, asked.model)
         if tenant.budget.is_bounded:
-            self._books.budgets.check(tenant, time.time())
+            self.books.budgets.check(tenant, time.time())
         draw = self.random.random()
         lot = lot_of(f"{tenant.id}/{asked.session}") if asked.session else self.random.random()
-        inquiry = Inquiry(request_id, exchange, surface, caller, asked, route, draw, lot)
+        hint = expected_output(exchange.request.headers)
+        inquiry = Inquiry(request_id, exchange, surface, caller, asked, route, draw, lot, hint)
         if route.rules is None:
             self._measure(inquiry, standing)
         else:
@@ -179,13 +178,15 @@ class Door:
             step(inquiry, *arguments)
         except PenstockError as refused:
             self.refuse(inquiry.exchange, inquiry.surface.convention, refused, inquiry.id)
-            self.recorder.turned_away(inquiry.id, inquiry.surface.name, refused)
+            headers = inquiry.exchange.request.headers
+            self.recorder.turned_away(inquiry.id, inquiry.surface.name, refused, headers)
 
     def _let_in(self, inquiry: Inquiry, standing: Standing, size: Size) -> None:
         tenant, asked, route, pool = standing.tenant, inquiry.asked, inquiry.route, inquiry.route.pool(inquiry.lot)
         size.check(tenant.limits.max_input)
         body = body_for(inquiry, size)
-        expected = self.lengths.expected(tenant.id, pool, size.max_tokens)
+        hint = inquiry.expected_output * size.choices if inquiry.expected_output is not None else None
+        expected = self.lengths.expected(tenant.id, pool, size.max_tokens, hint)
         request = EdgeRequest(
             id=inquiry.id,
             model=pool,
@@ -206,7 +207,7 @@ class Door:
         Passage(self, inquiry, request, size, body, standing.quota, chain).begin()
 
     def _authenticate(self, exchange: Exchange) -> Caller:
-        keys = self._books.keys
+        keys = self.books.keys
         if not keys.has_had_tenants:
             return ANYBODY
         headers = exchange.request.headers
@@ -215,6 +216,10 @@ class Door:
         if not key:
             raise Unauthenticated("an API key is needed: Authorization: Bearer psk_… or x-api-key")
         return keys.authenticate(key.strip(), time.time())
+
+    def visible_models(self, exchange: Exchange) -> list[str]:
+        """To whoever asks."""
+        return self._standings.of(self._authenticate(exchange).tenant).models
 
     def _route(self, standing: Standing, name: str) -> Route:
         """What a tenant may not use does not exist for it."""
@@ -250,9 +255,6 @@ class Door:
         if self._waiting:
             self._decide()
 
-    def bill(self, inquiry: Inquiry) -> Bill:
-        return Bill(self._books.ledger, self._books.prices, inquiry)
-
     @staticmethod
     def id_header(request_id: str) -> bytes:
         return b"x-request-id: %b\r\n" % request_id.encode()
@@ -275,8 +277,8 @@ class Door:
     # -- the queues
 
     def replica_changed(self, replica: Replica) -> None:
-        self.admission.replica_changed(self._roster.seen(replica, self.now()))
-        self._roster.replica_changed(replica)
+        self.admission.replica_changed(self.roster.seen(replica, self.now()))
+        self.roster.replica_changed(replica)
         if self._waiting:
             self._decide()
 
@@ -291,25 +293,3 @@ class Door:
             passage = self._waiting.pop(decision.request.id, None)
             if passage is not None:
                 passage.decided(decision)
-
-    # -- what is asked for besides
-
-    def _look(self, exchange: Exchange, request_id: str) -> None:
-        request = exchange.request
-        if request.method not in (b"GET", b"HEAD"):
-            raise NotFound(f"no such path: {request.path.decode(errors='replace')}")
-        headers = JSON + self.id_header(request_id)
-        match request.path:
-            case b"/health":
-                exchange.respond(200, headers, b'{"status":"ok"}')
-            case b"/ready":
-                is_ready = any(r.snapshot.state_at(self.now()) is ReplicaState.READY for r in self.replicas.values())
-                exchange.respond(
-                    200 if is_ready else 503, headers, b'{"ready":%b}' % (b"true" if is_ready else b"false")
-                )
-            case b"/v1/models":
-                visible = self._standings.of(self._authenticate(exchange).tenant).models
-                cards = [ModelCard(id=name, created=self._started_s) for name in visible]
-                exchange.respond(200, headers, model_list(cards))
-            case _:
-                raise NotFound(f"no such path: {request.path.decode(errors='replace')}")

@@ -1,4 +1,5 @@
-"""One small document from a server, over the connections that its requests use; or why there is none."""
+"""One document from a server, over the connections that its requests use; or why there is none. Bounded in bytes and
+in time, whatever the server does."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ _MOST_BYTES = 8 << 20  # an exposition of a server with many adapters and ranks 
 
 
 class _Receiver:
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int) -> None:
         self.done: asyncio.Future[Answer | Failure] = asyncio.get_running_loop().create_future()
+        self._most_bytes = most_bytes
         self._head: ResponseHead | None = None
         self._parts: list[bytes] = []
         self._num_bytes = 0
@@ -24,7 +26,7 @@ class _Receiver:
 
     def data(self, data: bytes, is_last: bool) -> None:
         self._num_bytes += len(data)
-        if self._num_bytes > _MOST_BYTES:
+        if self._num_bytes > self._most_bytes:
             self.failed(Failure(FailureKind.MALFORMED, "the answer is too large"))
             return
         self._parts.append(data)
@@ -38,10 +40,11 @@ class _Receiver:
 
 
 async def fetch(
-    upstream: Upstream, target: bytes, headers: bytes, *, timeout_s: float, body: bytes | None = None
-) -> Answer | Failure:
+    upstream: Upstream, target: bytes, headers: bytes, *, timeout_s: float, body: bytes | None = None,
+    most_bytes: int = _MOST_BYTES,
+) -> Answer | Failure:  # fmt: skip
     """GET, or POST where there is a body."""
-    receiver = _Receiver()
+    receiver = _Receiver(most_bytes)
     method = b"GET" if body is None else b"POST"
     call = upstream.send(method, target, headers, body or b"", receiver)
     try:

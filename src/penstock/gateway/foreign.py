@@ -48,6 +48,7 @@ class Followed(Protocol):
     health: ReplicaHealth
     probe_every_s: float | None
     deep_probe_every_s: float | None
+    prefill_speed: float | None
 
     @property
     def url(self) -> str: ...
@@ -239,6 +240,7 @@ class ForeignFollower:
 
     def _snapshot(self, dialect: Dialect, values: reading.Values, sent_at: float | None) -> ReplicaSnapshot:
         replica, before = self._replica, self._lately.before(values, self._loop.time())
+        replica.prefill_speed = reading.prefill_rate(values, before)
         return reading.snapshot(
             dialect, values, before, id=replica.id, url=replica.url, model=replica.model, taken_at=sent_at
         )

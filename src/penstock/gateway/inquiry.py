@@ -10,11 +10,11 @@ from penstock.tenancy.keys import Caller
 
 
 class Inquiry:
-    __slots__ = ("asked", "caller", "draw", "exchange", "id", "lot", "route", "ruling", "surface")
+    __slots__ = ("asked", "caller", "draw", "exchange", "expected_output", "id", "lot", "route", "ruling", "surface")
 
     def __init__(
         self, id: str, exchange: Exchange, surface: Surface, caller: Caller, asked: Asked, route: Route, draw: float,
-        lot: float, ruling: Ruling | None = None,
+        lot: float, expected_output: int | None = None, ruling: Ruling | None = None,
     ) -> None:  # fmt: skip
         self.id = id
         self.exchange = exchange
@@ -24,13 +24,20 @@ class Inquiry:
         self.route = route
         self.draw = draw  # in [0, 1): all the chance there is in the picks of its replicas
         self.lot = lot  # in [0, 1): which version it falls to; a session's requests have the same
+        self.expected_output = expected_output  # tokens of one answer, if the client has said so
         self.ruling = ruling  # why this route, where that was for rules to say
 
     def ruled(self, route: Route, ruling: Ruling) -> Inquiry:
         """The same inquiry, on the route that rules chose for it."""
         return Inquiry(
-            self.id, self.exchange, self.surface, self.caller, self.asked, route, self.draw, self.lot, ruling
+            self.id, self.exchange, self.surface, self.caller, self.asked, route, self.draw, self.lot,
+            self.expected_output, ruling,
         )  # fmt: skip
+
+    @property
+    def asked_for(self) -> str:
+        """The operator's name for the model, before rules and versions."""
+        return self.route.name if self.ruling is None else self.ruling.model
 
     @property
     def body(self) -> bytes:

@@ -8,11 +8,11 @@ parse with `api` and render with `text`. It blocks: who must not wait asks from 
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
-from threading import Lock
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
+
+import msgspec
 
 from penstock.api.anthropic import parse_messages
 from penstock.api.model_text import ModelText
@@ -20,6 +20,7 @@ from penstock.api.openai import ChatRequest, CompletionRequest, parse_chat, pars
 from penstock.core.errors import InvalidRequest
 from penstock.core.hashing import ROUTING_TOKENS, cache_namespace, chain_routing, routing_root
 from penstock.core.replica import UNBOUNDED
+from penstock.gateway.memo import Memo
 from penstock.text.chat import ChatTemplate
 from penstock.text.prompts import kept_ids, num_kept, render
 from penstock.text.tokenizer import Tokenizer
@@ -27,7 +28,7 @@ from penstock.text.tokenizer import Tokenizer
 _LONG = 4096  # characters; a shorter text is counted faster than its beginning is looked up
 _TURNS = 32  # how many turns back a conversation is looked for
 _REMEMBERED = 10_000  # of each kind: about 2 MB
-_NAMED = 2_000  # the same, where the names of all blocks are kept too: 10 MB, if all are of 8k tokens
+_NAMED, _NAMED_BYTES = 2_000, 64 << 20  # the same, where ids are kept too: of 8k tokens about 40 kB
 
 CHAT, COMPLETION, MESSAGES = b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"
 _PARSERS: dict[bytes, Callable[[bytes], ChatRequest | CompletionRequest]] = {
@@ -42,6 +43,7 @@ class Named(NamedTuple):
 
     num_tokens: int
     hashes: tuple[int, ...] = ()  # of its routing blocks, if it is one prompt: `core.hashing`
+    ids: bytes = b""  # of one prompt, in JSON without its brackets; empty: the client sent ids, or several prompts
 
 
 class _Start(NamedTuple):
@@ -50,6 +52,7 @@ class _Start(NamedTuple):
     num_tokens: int
     hashes: tuple[int, ...]
     rest: list[int]  # ids after the last whole block
+    ids: bytes  # all, as in `Named`
 
 
 class Lexicon:
@@ -61,10 +64,10 @@ class Lexicon:
         self._growth = tokenizer.growth
         self._vocab_size = text.vocab_size
         self._bos_token_id = text.bos_token_id
-        self._counts = _Memo[int]()  # of whole requests: who was refused comes back with the same
-        self._prefixes = _Memo[int]()  # of conversations up to their last turn
-        self._names = _Memo[Named](_NAMED)
-        self._starts = _Memo[_Start](_NAMED)  # of conversations up to their last turn
+        self._counts = Memo[int](_REMEMBERED)  # of whole requests: who was refused comes back with the same
+        self._prefixes = Memo[int](_REMEMBERED)  # of conversations up to their last turn
+        self._names = Memo[Named](_NAMED, _NAMED_BYTES)
+        self._starts = Memo[_Start](_NAMED, _NAMED_BYTES)  # of conversations up to their last turn
         self._divider: str | None = None
         self._divider = tokenizer.divider(self._example())
         self._overhead = self._most_overhead()
@@ -90,7 +93,7 @@ class Lexicon:
         known = self._names.get(key)
         if known is None:
             known = self._name(_PARSERS[path](body), tenant)
-            self._names.put(key, known)
+            self._names.put(key, known, len(known.ids))
         return known
 
     def known_names(self, path: bytes, body: bytes, tenant: str) -> Named | None:
@@ -105,7 +108,7 @@ class Lexicon:
 
     def _name(self, request: ChatRequest | CompletionRequest, tenant: str) -> Named:
         root = routing_root(cache_namespace(tenant, request.cache_salt or ""))
-        keep_last = request.truncate_prompt_tokens
+        keep_last, is_text = request.truncate_prompt_tokens, True
         if isinstance(request, ChatRequest):
             text = render(self._template, request)
             if keep_last is None and text:
@@ -116,14 +119,15 @@ class Lexicon:
             if len(prompts) > 1:
                 return Named(self._count(request))
             (prompt,) = prompts
+            is_text = isinstance(prompt, str)
             ids = self._tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
         kept = kept_ids(ids, keep_last=keep_last, bos_token_id=self._bos_token_id, param=param)
-        return Named(len(kept), tuple(chain_routing(root, kept)))
+        return Named(len(kept), tuple(chain_routing(root, kept)), _written(kept) if is_text else b"")
 
     def _name_text(self, text: str, root: int) -> Named:
         """A conversation that has grown by a turn is tokenized from where it was the last time."""
         ends = self._turns(text) if len(text) >= _LONG else []
-        start, known_end, names = _Start(0, (), []), 0, _digests(text, ends, root)
+        start, known_end, names = _Start(0, (), [], b""), 0, _digests(text, ends, root)
         for name, end in zip(reversed(names), reversed(ends), strict=True):
             if (found := self._starts.get(name)) is not None:
                 start, known_end = found, end
@@ -133,9 +137,9 @@ class Lexicon:
         middle, last = self._tokenizer.encode_batch(parts, add_special_tokens=False)
         if ends:
             start = _grown(start, middle, root)
-            self._starts.put(names[-1], start)
+            self._starts.put(names[-1], start, len(start.ids))
         whole = _grown(start, last, root)
-        return Named(whole.num_tokens, whole.hashes)
+        return Named(whole.num_tokens, whole.hashes, whole.ids)
 
     # -- counting
 
@@ -203,34 +207,6 @@ class Lexicon:
         return most
 
 
-T = TypeVar("T")
-
-
-class _Memo(Generic[T]):
-    """Results by the digest of what they are of, the latest used; for several threads."""
-
-    def __init__(self, most: int = _REMEMBERED) -> None:
-        self._most = most
-        self._kept: OrderedDict[bytes, T] = OrderedDict()
-        self._lock = Lock()
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def get(self, name: bytes) -> T | None:
-        with self._lock:
-            found = self._kept.get(name)
-            if found is not None:
-                self._kept.move_to_end(name)
-            return found
-
-    def put(self, name: bytes, result: T) -> None:
-        with self._lock:
-            self._kept[name] = result
-            if len(self._kept) > self._most:
-                self._kept.popitem(last=False)
-
-
 def _digests(text: str, ends: Sequence[int], root: int = 0) -> list[bytes]:
     """Of the text up to each end."""
     hasher, start, found = blake2b(root.to_bytes(8, "little"), digest_size=16), 0, []
@@ -244,7 +220,14 @@ def _digests(text: str, ends: Sequence[int], root: int = 0) -> list[bytes]:
 def _grown(start: _Start, ids: list[int], root: int) -> _Start:
     rest = start.rest + ids
     fresh = chain_routing(start.hashes[-1] if start.hashes else root, rest)
-    return _Start(start.num_tokens + len(ids), start.hashes + tuple(fresh), rest[len(fresh) * ROUTING_TOKENS :])
+    written = b",".join(filter(None, (start.ids, _written(ids))))
+    return _Start(
+        start.num_tokens + len(ids), start.hashes + tuple(fresh), rest[len(fresh) * ROUTING_TOKENS :], written
+    )
+
+
+def _written(ids: list[int]) -> bytes:
+    return msgspec.json.encode(ids)[1:-1]
 
 
 def _chat(*roles: str, content: str = "") -> bytes:

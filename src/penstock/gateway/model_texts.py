@@ -9,13 +9,15 @@ from concurrent.futures import Executor
 from penstock.api import model_text
 from penstock.core.errors import PenstockError
 from penstock.core.replica import ReplicaState
+from penstock.gateway.fetch import fetch
 from penstock.gateway.http.call import Failure
-from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.lexicon import Lexicon
 from penstock.gateway.prompt_tokens import PromptTokens
 from penstock.gateway.replicas import Replica
 
 _PAUSE_S = 5.0  # after one that could not be had
+_TIMEOUT_S = 60.0
+_MOST_BYTES = 128 << 20  # the largest vocabularies come to a quarter of that
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +29,7 @@ class ModelTexts:
         self._tokens = tokens
         self._threads = threads
         self._digests: dict[str, str] = {}  # by replica
-        self._is_getting = False
+        self._getting: asyncio.Task[None] | None = None
 
     def replica_changed(self, replica: Replica) -> None:
         if replica.snapshot.state is ReplicaState.OUT:
@@ -36,50 +38,24 @@ class ModelTexts:
             self._digests[replica.id] = replica.text
             lexicon = self._tokens.lexicon
             is_known = lexicon is not None and lexicon.digest in self._digests.values()
-            if not is_known and not self._is_getting:
-                self._is_getting = True
-                replica.upstream.send(b"GET", model_text.PATH.encode(), replica.headers, b"", _Getting(self))
+            if not is_known and self._getting is None:
+                self._getting = asyncio.get_running_loop().create_task(self._get(replica))
 
-    def got(self, body: bytes) -> None:
-        built = asyncio.get_running_loop().run_in_executor(self._threads, _build, body)
-        built.add_done_callback(self._built)
-
-    def failed(self, why: str) -> None:
-        log.warning("a model's tokenizer could not be had, so its prompts are bounded, not counted: %s", why)
-        asyncio.get_running_loop().call_later(_PAUSE_S, self._done)
-
-    def _built(self, done: asyncio.Future[Lexicon]) -> None:
-        error = done.exception() if not done.cancelled() else None
-        if error is not None:
-            self.failed(str(error))
-        elif not done.cancelled():
-            self._tokens.lexicon = done.result()
-            self._done()
-
-    def _done(self) -> None:
-        self._is_getting = False
-
-
-class _Getting:
-    """Receives one answer."""
-
-    def __init__(self, texts: ModelTexts) -> None:
-        self._texts = texts
-        self._parts: list[bytes] = []
-        self._status = 0
-
-    def head(self, head: ResponseHead) -> None:
-        self._status = head.status
-
-    def data(self, data: bytes, is_last: bool) -> None:
-        self._parts.append(data)
-        if is_last and self._status == 200:
-            self._texts.got(b"".join(self._parts))
-        elif is_last:
-            self._texts.failed(f"the replica answered {self._status}")
-
-    def failed(self, failure: Failure) -> None:
-        self._texts.failed(failure.message)
+    async def _get(self, replica: Replica) -> None:
+        try:
+            path = model_text.PATH.encode()
+            answer = await fetch(replica.upstream, path, replica.headers, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
+            if isinstance(answer, Failure):
+                raise PenstockError(answer.message)
+            if answer.status != 200:
+                raise PenstockError(f"the replica answered {answer.status}")
+            build = asyncio.get_running_loop().run_in_executor(self._threads, _build, answer.body)
+            self._tokens.lexicon = await build
+        except Exception as error:  # the tokenizer is foreign code and raises nothing narrower
+            log.warning("a model's tokenizer could not be had, so its prompts are bounded, not counted: %s", error)
+            await asyncio.sleep(_PAUSE_S)
+        finally:
+            self._getting = None
 
 
 def _build(body: bytes) -> Lexicon:

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from penstock.admission.admission import Used
 from penstock.admission.decision import Admit, Decision, Queued
-from penstock.api.relay import StreamRecord, is_whole
+from penstock.api import server_timing
 from penstock.api.sse import error_event
 from penstock.core.errors import EngineFailed, EngineUnavailable, PenstockError
-from penstock.dialects.usage import StreamTally
 from penstock.gateway import refusals
-from penstock.gateway.course import Course
+from penstock.gateway.account import Account
 from penstock.gateway.fallback import Chain, failure_of_answer, failure_of_shed
 from penstock.gateway.http.forward import End, Forwarding, Outcome, forward
-from penstock.gateway.http.message import JSON, ResponseHead
+from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.recorder import Ending, ending_of
-from penstock.gateway.replicas import ENVELOPE_HEADER, STREAM_HEADER, Replica
+from penstock.gateway.replicas import Replica
+from penstock.gateway.retries import Tries
 from penstock.gateway.sizes import Size
-from penstock.gateway.spent import TokenUsage, find_usage
+from penstock.gateway.spent import TokenUsage
 from penstock.gateway.stay import Stay, is_replicas_fault
 from penstock.gateway.toll import Toll
+from penstock.gateway.transcript import Transcript
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 from penstock.router.routes import Failure
@@ -37,17 +37,12 @@ from penstock.tenancy.limits.quota import Quota
 if TYPE_CHECKING:
     from penstock.gateway.door import Door
 
-_MOST_TRIES = 3
-_BACKOFF_S = 0.05  # at most, before the second try; doubled for the third
-_MOST_MOVES = 10  # of a stream that has begun: one that ends every replica it comes to must not meet them all
 _TRY_ELSEWHERE = (429, 500, 502, 503, 504, 529)  # from a replica: another may do better
 
 
 class Passage:
-    __slots__ = ("_bill", "_body", "_chain", "_choice", "_course", "_declined", "_door", "_exchange", "_forwarding",
-                 "_inquiry", "_is_open", "_num_moves", "_record", "_size", "_stay", "_tally", "_toll", "_tried",
-                 "is_stream",
-                 "request")  # fmt: skip
+    __slots__ = ("_account", "_chain", "_choice", "_declined", "_door", "_exchange", "_forwarding", "_inquiry",
+                 "_is_open", "_size", "_stay", "_toll", "_transcript", "_tries", "is_stream", "request")  # fmt: skip
 
     def __init__(
         self, door: Door, inquiry: Inquiry, request: EdgeRequest, size: Size, body: bytes, quota: Quota | None,
@@ -60,21 +55,17 @@ class Passage:
         self._inquiry = inquiry
         self._exchange = inquiry.exchange
         self._size = size
-        self._body = body
+        self._transcript = Transcript(body, size, is_stream=self.is_stream)
         self._chain = chain
-        self._toll = (
-            Toll(door.limiter, quota, inquiry, size, request.fingerprint, self._paid) if quota is not None else None
-        )
-        self._bill = door.bill(inquiry)
-        self._course = Course(door.now())
+        self._toll = None
+        if quota is not None:
+            self._toll = Toll(door.books.limiter, quota, inquiry, size, request.fingerprint, self._paid)
+        self._account = Account(door, inquiry, self._toll)
         self._is_open = True
         self._choice: Choice | None = None  # of that replica, and why
         self._stay: Stay | None = None  # at a replica
-        self._tried: set[str] = set()  # replicas, since one last answered
-        self._num_moves = 0
+        self._tries = Tries()
         self._forwarding: Forwarding | None = None
-        self._record: StreamRecord | None = None  # of a stream that another replica could carry on
-        self._tally: StreamTally | None = None  # of one that none could
         self._declined: Outcome | None = None
 
     # -- in
@@ -90,8 +81,7 @@ class Passage:
         if error is not None:
             self._refuse(error)
             return
-        size = self._size
-        if size.exact is not None:
+        if (size := self._size).exact is not None:
             self.request = replace(self.request, prompt_tokens=size.prompt, context_tokens=size.context_tokens)
         self._submit()
 
@@ -113,60 +103,60 @@ class Passage:
 
     def _choose(self, choice: Choice) -> None:
         self._choice = choice
-        self._door.recorder.chose(self.request, choice, self._door.now())
+        self._account.chose(self.request, choice)
 
-    def _send(self, replica: Replica, envelope: bytes | None = None) -> None:
-        """`envelope`: the stream has begun elsewhere, and this is how far it has come."""
+    def _send(self, replica: Replica, rest: tuple[bytes, bytes] | None = None) -> None:
+        """`rest`: the stream has begun elsewhere, and this asks for what is left of it."""
+        if not self._is_open:  # the client left before the next try
+            return
         now = self._door.now()
         self._stay = Stay(replica, self, now)
-        self._course.sent(replica.id, now)
-        self._tried.add(replica.id)
-        tenant, relayed = self._inquiry.caller.tenant, b""
-        if envelope is not None:
-            relayed = ENVELOPE_HEADER
-        elif self.is_stream and replica.relays:
-            relayed, self._record = STREAM_HEADER, StreamRecord()
-            self._bill.follow(self._record, self.request.model, self._toll.progress if self._toll else None)
-        elif self.is_stream:
-            self._tally = StreamTally()
-        seen = self._record or self._tally
+        trace = self._account.course.sent(replica.id, now)
+        self._tries.sent(replica.id)
+        tenant, transcript = self._inquiry.caller.tenant, self._transcript
+        relayed, body = rest or transcript.letter(replica)
+        if rest is None and transcript.record is not None:
+            self._account.follow(transcript.record, self.request.model)
         self._forwarding = forward(
             self._exchange,
             replica.way(tenant),
             target=self._inquiry.surface.path,
-            headers=replica.headers_for(tenant, relayed=relayed),
-            body=envelope if envelope is not None else self._body,
+            headers=replica.headers_for(tenant, relayed=relayed) + trace,
+            body=body,
             done=self._done,
             extra_headers=self._headers(),
             wanted=self._wanted,
-            tap=seen.append if seen is not None else None,
-            is_whole=is_whole if self._record is not None else None,
+            tap=transcript.tap,
+            is_whole=transcript.is_whole,
         )
 
     def _wanted(self, head: ResponseHead) -> bool:
         """An answer of an overloaded or broken replica is kept back while another can be tried."""
-        if head.status in _TRY_ELSEWHERE or (self._exchange.is_started and head.status != 200):
+        is_of_use = head.status == 200 or not (self._exchange.is_started or head.status in _TRY_ELSEWHERE)
+        if not is_of_use or (self._chain is not None and self._chain.holds_back(head.status)):
             return False
-        if self._chain is not None and self._chain.holds_back(head.status):
-            return False
-        if len(self._tried) > 1 and self._stay is not None:
-            self._tried = {self._stay.replica.id}
+        if self._stay is not None:
+            self._tries.answered(self._stay.replica.id)
         now = self._door.now()
-        self._course.answered(now)
+        self._account.course.answered(now, head.headers.get(server_timing.HEADER, b""))
         self._door.admission.started(self.request.id, now)
         return True
 
     def _done(self, outcome: Outcome) -> None:
         self._forwarding = None
-        self._leave_replica(is_replicas_fault(outcome))
+        replica = self._leave_replica(is_replicas_fault(outcome))
         match outcome.end:
             case End.COMPLETED if outcome.status == 200:
-                self._close(self._usage(outcome))
+                usage = self._transcript.usage(outcome)
+                if usage is not None and self.is_stream and replica is not None:
+                    self._door.roster.answered(replica, usage, outcome)
+                self._close(usage)
             case End.COMPLETED:
                 self._close(None, Ending.REFUSED, f"replica_{outcome.status}")
             case End.CLIENT_GONE:
                 has_all = self._inquiry.surface.last_event in outcome.tail  # many do not wait for the end in form
-                self._close(self._usage(outcome) or self._guess(), Ending.OK if has_all else Ending.CLIENT_GONE)
+                usage = self._transcript.usage(outcome) or self._transcript.guess()
+                self._close(usage, Ending.OK if has_all else Ending.CLIENT_GONE)
             case End.FAILED_AFTER | End.UNFINISHED:
                 self._carry_on()
             case _:
@@ -192,20 +182,22 @@ class Passage:
         self._leave_replica(is_blamed)
         return True
 
-    def _leave_replica(self, is_blamed: bool | None) -> None:
-        stay, self._stay = self._stay, None
-        if stay is not None and stay.end(is_blamed, self._door.now()):
+    def _leave_replica(self, is_blamed: bool | None) -> Replica | None:
+        stay, self._stay, now = self._stay, None, self._door.now()
+        self._account.course.left(now, is_blamed)
+        if stay is not None and stay.end(is_blamed, now):
             self._door.replica_changed(stay.replica)
+        return stay.replica if stay is not None else None
 
     def _try_again(self) -> None:
         """The client has seen nothing yet."""
-        may_retry = len(self._tried) < _MOST_TRIES and self._door.retries.take()
+        may_retry = self._tries.retry(self._door.retries)
         replica = self._next_replica(self.request.prompt_tokens) if may_retry else None
         if replica is not None:
             self._door.recorder.retried(self.request.model)
             self._exchange.watcher = self
-            backoff_s = _BACKOFF_S * 2 ** (len(self._tried) - 1) * self._door.random.random()
-            asyncio.get_running_loop().call_later(backoff_s, self._retry, replica)
+            backoff_s = self._tries.backoff_s(self._door.random.random())
+            asyncio.get_running_loop().call_later(backoff_s, self._send, replica)
         elif self._fall_back(Failure.ERROR):
             pass
         elif self._declined is not None and self._declined.status is not None:
@@ -213,32 +205,23 @@ class Passage:
         else:
             self._refuse(EngineUnavailable("no replica could take this request", retry_after_s=1.0))
 
-    def _retry(self, replica: Replica) -> None:
-        if self._is_open:
-            self._send(replica)
-
     def _carry_on(self) -> None:
-        """The client has seen a part: the rest must follow it without a gap, or the stream ends with an error.
-
-        The retry budget has no say: hundreds of streams may lose their replica at once, and each is owed its rest.
-        """
-        record = self._record
-        self._num_moves += 1
-        envelope = record.envelope(self._body) if record is not None and self._num_moves <= _MOST_MOVES else None
-        replica = self._next_replica(self.request.kv_tokens) if envelope is not None else None
-        if replica is not None and replica.relays:
+        """The client has seen a part: the rest must follow it without a gap, or the stream ends with an error."""
+        may_move = self._transcript.record is not None and self._tries.move()
+        replica = self._next_replica(self.request.kv_tokens) if may_move else None
+        if replica is not None and replica.relays and (rest := self._transcript.rest_letter(replica)) is not None:
             self._door.recorder.carried_on(self.request.model)
-            self._send(replica, envelope)
+            self._send(replica, rest)
             return
         error = EngineFailed("the replica failed in the middle of the answer")
         self._exchange.write(error_event(error, self.request.id, self._inquiry.surface.convention), is_last=True)
-        self._close(self._usage(None), *ending_of(error))
+        self._close(self._transcript.usage(None), *ending_of(error))
 
     def _next_replica(self, known_tokens: int) -> Replica | None:
         if not self._is_open:
             return None
         door, is_begun = self._door, self._exchange.is_started
-        avoid = frozenset(self._tried)
+        avoid = frozenset(self._tries.replicas)
         if is_begun:  # only a penstock replica carries on what another began
             avoid |= {replica.id for replica in door.replicas.values() if not replica.relays}
         choice = door.admission.reroute(self.request.id, door.now(), avoid, known_tokens, is_begun=is_begun)
@@ -265,12 +248,11 @@ class Passage:
         if move is None:
             return False
         self._stop_forwarding(is_blamed=None)
-        self._door.finished(self.request.id, Used(self.request.prompt_tokens, 0))
+        self._account.start_over(self.request.id, self.request.prompt_tokens)
         self._door.recorder.fell_back(self.request.model, move.request.model, failure.value)
-        self.request, self._size, self._body = move
-        self._tried, self._record, self._tally, self._declined = set(), None, None, None
-        self._bill.stop()
-        self._course.starts_over()
+        self.request, self._size, body = move
+        self._transcript = Transcript(body, self._size, is_stream=self.is_stream)
+        self._tries, self._declined = Tries(), None
         self._submit()
         return True
 
@@ -281,10 +263,9 @@ class Passage:
         self._close(None, Ending.CLIENT_GONE)
 
     def pause(self) -> None:
-        pass  # nothing is being written
+        """Nothing is being written."""
 
-    def resume(self) -> None:
-        pass
+    resume = pause
 
     # -- out
 
@@ -304,43 +285,15 @@ class Passage:
     def _pass_on_declined(self, outcome: Outcome) -> None:
         """Every replica said no: the client gets the last one's answer."""
         assert outcome.status is not None
-        self._exchange.respond(outcome.status, JSON + self._headers(), outcome.tail)
-        ending = Ending.FAILED if outcome.status >= 500 else Ending.REFUSED
-        self._close(None, ending, f"replica_{outcome.status}")
-
-    def _usage(self, outcome: Outcome | None) -> TokenUsage | None:
-        if outcome is not None and outcome.status != 200:
-            return None
-        found = find_usage(outcome.tail) if outcome is not None else None
-        if found is None and self._record is not None and (prompt := self._record.prompt_tokens) is not None:
-            found = TokenUsage(prompt, self._record.num_tokens)
-        if found is not None:
-            self._size.learn(found.input_tokens)
-        return found
-
-    def _guess(self) -> TokenUsage:
-        """Of a client that left before a server that says its usage last: by the events it got, or all it might get."""
-        prompt, output = self._size.most_used
-        return TokenUsage(prompt, output) if self._tally is None else TokenUsage(prompt, self._tally.output_tokens)
+        self._exchange.respond(outcome.status, outcome.headers + self._headers(), outcome.tail)
+        self._close(None, Ending.FAILED if outcome.status >= 500 else Ending.REFUSED, f"replica_{outcome.status}")
 
     def _close(self, usage: TokenUsage | None, ending: Ending = Ending.OK, reason: str = "") -> None:
         if not self._is_open:
             return
-        self._is_open = False
-        self._exchange.watcher = None
+        self._is_open, self._exchange.watcher = False, None
         if self._chain is not None:
             self._chain.close()
-        door, request = self._door, self.request
-        if usage is not None:
-            self._bill.close(request.model, usage)
-            door.lengths.learn(request.tenant, request.model, usage.output_tokens)
-        else:
-            self._bill.stop()
-        if self._toll is not None:
-            self._toll.settle(usage.total if usage is not None else None)
-        door.finished(request.id, Used(usage.input_tokens, usage.output_tokens) if usage is not None else None)
-        door.recorder.ended(self._course.facts(self._inquiry, request.model, usage, ending, reason, door.now()))
-        if self._inquiry.ruling is not None:
-            door.recorder.rules.ended(self._inquiry.ruling, request.model, usage, door.prices)
+        self._account.close(self.request, usage, ending, reason)
         if ending is Ending.OK:
-            door.shadows.mirror(self._inquiry, request.model, self._size.output)
+            self._door.shadows.mirror(self._inquiry, self.request.model, self._size.output)

@@ -7,9 +7,9 @@ asks (queues, replicas, open streams) is not counted at all. It decides nothing 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock.api.errors import http_error
 from penstock.core.errors import BudgetExhausted, PenstockError, RateLimited
@@ -17,11 +17,13 @@ from penstock.core.replica import ReplicaState
 from penstock.gateway.comparison import Comparison
 from penstock.gateway.decision_log import DecisionLog
 from penstock.gateway.health.breaker import BreakerState
+from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.request_log import RequestLog
 from penstock.gateway.ruling import RuleTally
 from penstock.gateway.shadow_tally import ShadowTally
 from penstock.gateway.spent import TokenUsage
 from penstock.gateway.state import GatewayState
+from penstock.gateway.tracing import PassedOn, Trace, Traces
 from penstock.observe import gateway_catalog as catalog
 from penstock.observe.tallies import Count, Spread, Tallies
 from penstock.router.request import EdgeRequest
@@ -29,6 +31,7 @@ from penstock.router.router import Choice
 
 _MAX_TENANTS = 200  # with series of their own
 _OTHERS = "other"
+NO_HEADERS: Mapping[bytes, bytes] = {}
 _KINDS = ("input", "cached", "output")  # of tokens
 
 
@@ -58,6 +61,18 @@ class RequestFacts(NamedTuple):
     total_s: float | None = None
     num_tries: int = 0
     rule: str = ""  # what sent it to this model, where that is for rules to say
+    parts: bytes = b""  # of the time to the first token, as the replica said: `api.server_timing`
+    route: str = ""  # the model that was asked for; `model` is the pool that this led to
+    cost: float | None = None  # None: it has no price
+    trace: Trace | PassedOn | None = None
+
+
+class Listener(Protocol):
+    """Who is told the same, in the event loop: it costs every request whatever it costs."""
+
+    def ended(self, facts: RequestFacts) -> None: ...
+
+    def chose(self, request: EdgeRequest, choice: Choice) -> None: ...
 
 
 class _Tokens:
@@ -82,21 +97,27 @@ class _Model(NamedTuple):
 class GatewayRecorder:
     """Belongs to the event loop's thread; only `render` may run in another."""
 
-    def __init__(self, log: RequestLog | None = None, decisions: DecisionLog | None = None) -> None:
+    def __init__(
+        self, log: RequestLog | None = None, decisions: DecisionLog | None = None, traces: Traces | None = None
+    ) -> None:
         self._log = log
         self._decisions = decisions
+        self.traces = traces or Traces()
+        self.listeners: list[Listener] = []
         self._tallies = Tallies(catalog.GATEWAY_CATALOG)
+        self.exports = [self._tallies]  # and metrics that are kept elsewhere
         self._ended: dict[tuple[str, str, str, str], Count] = {}
         self._models: dict[str, _Model] = {}
         self._tenants: dict[str, _Tokens] = {}
         self.rules = RuleTally(self._tallies)
         self.shadows = ShadowTally(self._tallies)
+        self._version_of: Mapping[str, str] = {}
         self.versions = Comparison()
-        self.render = self._tallies.exposition
 
-    def compare(self, pools: Iterable[str]) -> None:
+    def compare(self, versions: Mapping[str, str]) -> None:
         """Of these pools, what can be told of each minute is kept: they are versions of a model."""
-        self.versions = Comparison(pools)
+        self._version_of = versions
+        self.versions = Comparison(versions)
 
     # -- facts
 
@@ -115,11 +136,25 @@ class GatewayRecorder:
             self._log.append(facts)
         if self._decisions is not None and facts.replica:
             self._decisions.ended(facts)
+        if facts.trace is not None:
+            self.traces.ended(facts)
+        for listener in self.listeners:
+            listener.ended(facts)
 
-    def chose(self, request: EdgeRequest, choice: Choice, now: float) -> None:
+    def asked(self, inquiry: Inquiry) -> None:
+        """What a client sent, for logs whose operator wants it."""
+        if self._log is not None:
+            self._log.asked(inquiry.id, inquiry.caller.tenant.id, inquiry.body)
+
+    def chose(self, inquiry: Inquiry, request: EdgeRequest, choice: Choice, now: float) -> None:
         """A replica, for a request that is sent there now."""
         if self._decisions is not None:
-            self._decisions.decided(request, choice, now)
+            version = self._version_of.get(request.model, "")
+            self._decisions.decided(
+                request, choice, now, route=inquiry.asked_for, version=version, rule=str(inquiry.ruling or "")
+            )
+        for listener in self.listeners:
+            listener.chose(request, choice)
 
     def shadowed(
         self, model: str, at_s: float, outcome: str, usage: TokenUsage | None, ttft_s: float | None,
@@ -129,11 +164,13 @@ class GatewayRecorder:
         self.shadows.ended(model, outcome, usage, ttft_s, total_s)
         self.versions.copied(model, at_s, outcome, usage, ttft_s, total_s)
 
-    def turned_away(self, request_id: str, surface: str, error: PenstockError) -> None:
+    def turned_away(
+        self, request_id: str, surface: str, error: PenstockError, headers: Mapping[bytes, bytes] = NO_HEADERS
+    ) -> None:
         """At the door, before anybody worked for it."""
         ending, reason = ending_of(error)
         self.refused(error)
-        self.ended(RequestFacts(request_id, surface, ending, reason))
+        self.ended(RequestFacts(request_id, surface, ending, reason, trace=self.traces.begin(headers, 0.0)))
 
     def refused(self, error: PenstockError) -> None:
         if isinstance(error, RateLimited | BudgetExhausted):
@@ -170,6 +207,12 @@ class GatewayRecorder:
         )
         if self._log is not None:
             self._tallies.count(catalog.LOG_LINES_LOST).value = self._log.num_lost
+        if self._decisions is not None:
+            self._tallies.count(catalog.DECISIONS_LOST).value = self._decisions.num_lost
+        self._tallies.count(catalog.TRACES_LOST).value = self.traces.num_lost
+
+    def render(self) -> bytes:
+        return b"".join([tallies.exposition() for tallies in self.exports])
 
     # -- inside
 

@@ -29,12 +29,12 @@ from penstock.gateway.http.call import Call, Failure
 from penstock.gateway.http.message import ResponseHead, render
 from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.kv_sources import KvEventSettings
+from penstock.gateway.reports import snapshot_of
 from penstock.tenancy.tenants import Tenant
 
 _RETRY_S, _MOST_RETRY_S = 0.25, 1.0
 _LOOK_S = 0.5  # how often a provider is looked at: its breaker and its share change by time alone
 _NEEDS_SECRET = b'"permission_denied"'  # so says a penstock replica to a gateway that does not know its secret
-_DECODE_SPEED = 2000.0  # tokens per second, of a replica that has measured nothing yet
 
 _NAMESPACE = relay.NAMESPACE_HEADER.encode()
 STREAM_HEADER = render([(relay.HEADER.encode(), relay.STREAM.encode())])
@@ -67,7 +67,9 @@ class Replica:
         self.dialect = dialect  # of `dialects`, if it is no penstock replica; auto: it is found out
         self.kv_events = kv_events
         self._sends_priority = sends_priority
+        self.has_key = key is not None  # it is somebody else's, and paid for
         self.riders: set[Rider] = set()
+        self.report: ReplicaReport | None = None  # the last; None: it makes none
         self.prefill_speed: float | None = None  # as it measured it
         self.text = ""  # the digest of its tokenizer and chat template; empty: it has not said
         self.relays = False  # streams can be carried on: it is a penstock replica
@@ -100,6 +102,11 @@ class Replica:
     @property
     def url(self) -> str:
         return self._said.url
+
+    @property
+    def kind(self) -> str:
+        """penstock, or the dialect it speaks, as far as that is known."""
+        return "penstock" if self.relays else self.upstream.speaks or self.dialect
 
     def heard(self, said: ReplicaSnapshot) -> None:
         self._said = said
@@ -193,6 +200,7 @@ class Follower:
             return
         replica = self._replica
         replica.relays = True
+        replica.report = report
         replica.text = report.text
         replica.prefill_speed = report.prefill_tokens_per_s
         self._retry_s = _RETRY_S
@@ -200,7 +208,7 @@ class Follower:
             prober = self._new_prober(replica.health.settings.deep_probe_every_s)
             self._prober = self._loop.create_task(prober.watch_engine())
         is_lost = replica.health.hangs(report, self._heard_at)
-        replica.heard(_snapshot(replica, report, self._heard_at))
+        replica.heard(snapshot_of(report, replica.snapshot, self._heard_at))
         self._changed(replica)
         if is_lost:
             replica.send_riders_away()
@@ -263,30 +271,3 @@ class Follower:
         self._replica.send_riders_away()
         self._timer = self._loop.call_later(self._retry_s, self._connect)
         self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)
-
-
-def _snapshot(replica: Replica, report: ReplicaReport, heard_at: float) -> ReplicaSnapshot:
-    state = ReplicaState.READY
-    if report.is_draining:
-        state = ReplicaState.DRAINING
-    elif report.state != "ready":
-        state = ReplicaState.OUT
-    step_s = report.decode_step_s
-    return ReplicaSnapshot(
-        id=replica.id,
-        url=replica.url,
-        models=(replica.model,),
-        taken_at=heard_at,
-        max_sequences=min(report.max_num_seqs, report.max_open) or 1,
-        max_context_tokens=report.max_model_len or 1,
-        kv_capacity_tokens=report.kv_capacity_tokens or 1,
-        step_tokens=report.chunk_tokens or 1,
-        prefill_tokens_per_s=report.prefill_tokens_per_s or 2000.0,
-        decode_tokens_per_s=max(report.num_running, 1) / step_s if step_s else _DECODE_SPEED,
-        waiting=max(report.num_waiting, report.num_open - report.num_running),  # the engine counts after a step
-        running=report.num_running,
-        prefill_tokens=report.queued_tokens,
-        kv_active_tokens=report.kv_active_tokens,
-        steps=report.steps,
-        state=state,
-    )

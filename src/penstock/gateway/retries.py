@@ -1,9 +1,13 @@
-"""How many second tries a gateway may make: a share of its requests, so that retries never become the load."""
+"""How often a request may go elsewhere; and how many second tries a gateway may make: a share of its requests, so that
+retries never become the load."""
 
 from __future__ import annotations
 
 _SHARE = 0.2
 _MOST = 512.0  # in hand: a replica that dies takes all its requests with it
+_MOST_TRIES = 3
+_BACKOFF_S = 0.05  # at most, before the second try; doubled for the third
+_MOST_MOVES = 10  # of a stream that has begun: one that ends every replica it comes to must not meet them all
 
 
 class RetryBudget:
@@ -20,3 +24,32 @@ class RetryBudget:
             return False
         self._left -= 1
         return True
+
+
+class Tries:
+    """Of one request, for one model."""
+
+    __slots__ = ("_num_moves", "replicas")
+
+    def __init__(self) -> None:
+        self.replicas: set[str] = set()  # where it has been since one last answered
+        self._num_moves = 0
+
+    def sent(self, replica_id: str) -> None:
+        self.replicas.add(replica_id)
+
+    def answered(self, replica_id: str) -> None:
+        if len(self.replicas) > 1:
+            self.replicas = {replica_id}
+
+    def retry(self, budget: RetryBudget) -> bool:
+        """Before the client has seen anything."""
+        return len(self.replicas) < _MOST_TRIES and budget.take()
+
+    def backoff_s(self, draw: float) -> float:
+        return _BACKOFF_S * (1 << len(self.replicas) - 1) * draw
+
+    def move(self) -> bool:
+        """After that. No budget has a say: hundreds of streams may lose their replica at once."""
+        self._num_moves += 1
+        return self._num_moves <= _MOST_MOVES

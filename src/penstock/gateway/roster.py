@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from msgspec.structs import replace
 
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
+from penstock.gateway.http.forward import Outcome
 from penstock.gateway.kv_follower import KvFollower
 from penstock.gateway.kv_sources import namespace_of_salt
 from penstock.gateway.replicas import Follower, Replica
 from penstock.gateway.sizes import Pool
 from penstock.gateway.speeds import Speeds
+from penstock.gateway.spent import TokenUsage
 from penstock.gateway.zmq_events import IndexTeller, KvEventReader
+from penstock.observe.redaction import redact
+from penstock.router.learning import ObservedSpeeds
 from penstock.router.prefix_index import PrefixIndex
 
 _COUNTING_THREADS = 2  # for long prompts
+
+log = logging.getLogger(__name__)
 
 
 class Roster:
@@ -29,6 +36,8 @@ class Roster:
         names = {*served_as, *pool_names}
         self.pools = {name: Pool(self._threads, served_as.get(name, name)) for name in names}
         self._speeds = {name: Speeds() for name in names}
+        self._observed = ObservedSpeeds()
+        self._states: dict[str, ReplicaState] = {}
         self._followers: list[Follower] = []
         self._kv_followers: dict[str, KvFollower] = {}
         self._kv_reader: KvEventReader | None = None
@@ -47,18 +56,49 @@ class Roster:
     def seen(self, replica: Replica, now: float) -> ReplicaSnapshot:
         """What it said, what this gateway thinks of it, and how fast it is beside the others."""
         snapshot, speeds = replica.seen(now), self._speeds[replica.model]
-        if not replica.relays:
-            return snapshot
         if snapshot.state is ReplicaState.OUT:
             speeds.forget(replica.id)
             return snapshot
+        if not replica.relays:
+            return self._with_observed(replica, snapshot)
         speed = speeds.seen(replica.id, replica.prefill_speed, snapshot.prefill_tokens_per_s)
         return replace(snapshot, prefill_tokens_per_s=speed)
+
+    def _with_observed(self, replica: Replica, snapshot: ReplicaSnapshot) -> ReplicaSnapshot:
+        """What it does not say of its speed, its answers have shown."""
+        observed = self._observed.of(replica.id)
+        if observed is None:
+            return snapshot
+        prefill, decode = snapshot.prefill_tokens_per_s, snapshot.decode_tokens_per_s
+        if replica.prefill_speed is None:
+            prefill = observed.prefill
+        if not snapshot.reports:
+            decode = observed.decode * max(1, len(replica.riders))
+        return replace(snapshot, prefill_tokens_per_s=prefill, decode_tokens_per_s=decode)
+
+    def answered(self, replica: Replica, usage: TokenUsage, outcome: Outcome) -> None:
+        """A stream came to its end: one that does not say how fast it is has shown it."""
+        if not replica.relays and outcome.first_byte_s is not None:
+            self._observed.learn(
+                replica.id, usage.input_tokens - usage.cached_tokens, outcome.first_byte_s, usage.output_tokens,
+                outcome.total_s - outcome.first_byte_s,
+            )  # fmt: skip
 
     def replica_changed(self, replica: Replica) -> None:
         if replica.relays and replica.id not in self._kv_followers:  # a penstock replica
             self._kv_followers[replica.id] = KvFollower(replica.id, replica.upstream, replica.headers, self._index)
         self.pools[replica.model].replica_changed(replica)
+        self._note(replica)
+
+    def _note(self, replica: Replica) -> None:
+        """In the log, when it comes, goes, or is told to go; not what passes in a moment."""
+        state = replica.snapshot.state
+        if state is ReplicaState.DEGRADED:
+            state = ReplicaState.READY
+        if state is not self._states.get(replica.id, ReplicaState.OUT):
+            level = logging.WARNING if state is ReplicaState.OUT else logging.INFO
+            log.log(level, "%s (%s) of %s is %s", redact(replica.id), replica.kind, replica.model, state)
+        self._states[replica.id] = state
 
     def close(self) -> None:
         for follower in self._followers:

@@ -23,18 +23,20 @@ from msgspec import Meta
 
 from penstock.core.config import build
 from penstock.core.errors import ConfigError
-from penstock.core.settings import setting
-from penstock.core.slo import Seconds
+from penstock.core.settings import TelemetrySettings, setting
+from penstock.core.slo import Seconds, Slo
 from penstock.dialects.engines import DIALECTS
 from penstock.gateway.health.settings import HealthSettings, Period
 from penstock.gateway.kv_sources import KvEventSettings
 from penstock.gateway.replicas import Replica
+from penstock.gateway.request_log import LogSettings
 from penstock.gateway.route_settings import pool_name, rule_set, versions_of
 from penstock.gateway.translated import ForeignUpstream
 from penstock.router.router import Router
 from penstock.router.routes import Failure, Fallback, PoolShare, Route, RouteTable
 from penstock.router.strategies import RoutingSettings
 from penstock.tenancy.prices import Price
+from penstock.watch.settings import WatchSettings
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PAID_PROBE_S = 60.0  # a server that wants a key is somebody else's, and asked rarely
@@ -60,6 +62,7 @@ class ModelSettings:
     kv_events: KvEventSettings | None = None  # where vLLM, SGLang or TensorRT-LLM servers publish their KV events
     routing: RoutingSettings | None = None  # auto: the gateway's
     price: Price = field(default_factory=Price)  # per million tokens: input, output, and cached if that is cheaper
+    slo: dict[str, Any] = field(default_factory=dict)  # objectives that are not the gateway's
     slow_after_s: Seconds | None = None  # time to the first byte after which the next model is tried; none: never
     probe_every_s: Period | None = None  # of servers without reports; auto: health's, with a key 60; 0: never
     deep_probe_every_s: Period | None = None  # auto: of penstock replicas health's, of others never
@@ -85,8 +88,12 @@ class GatewaySettings:
     route_headers: bool = setting(True, "x-penstock-replica and x-penstock-route in answers: where from, and why")
     decision_log: bool = setting(True, "keep every choice of a replica, with scores and outcome, under PENSTOCK_HOME")
     decision_log_bytes: Annotated[int, Meta(ge=1 << 20)] = setting(256 << 20, "the most that the decision log takes")
+    logs: LogSettings = field(default_factory=LogSettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     health: HealthSettings = field(default_factory=HealthSettings)
+    slo: Slo = field(default_factory=Slo)
+    watch: WatchSettings = field(default_factory=WatchSettings)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def pools(self) -> dict[str, ModelSettings]:
@@ -155,6 +162,10 @@ def replicas_of(models: dict[str, ModelSettings], health: HealthSettings | None 
         if pool.dialect not in ("auto", *DIALECTS):
             raise ConfigError(
                 f"'{pool.dialect}' is no dialect: auto, {', '.join(DIALECTS)}", param=f"models.{name}.dialect"
+            )
+        if pool.kv_events is not None and pool.dialect != "auto" and not DIALECTS[pool.dialect].has_kv_events:
+            raise ConfigError(
+                f"a server that speaks {pool.dialect} publishes no KV events", param=f"models.{name}.kv_events"
             )
         key, secret = _from_environment(pool.key_env), _from_environment(pool.secret_env)
         probe_every_s = pool.probe_every_s

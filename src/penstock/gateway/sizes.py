@@ -58,8 +58,8 @@ class Pool:
 
 
 class Size:
-    __slots__ = ("_body", "_is_cut", "_is_put_in", "_num_prompts", "_path", "block_tokens", "choices", "exact",
-                 "hashes", "is_final", "most", "output", "pool", "prompt")  # fmt: skip
+    __slots__ = ("_body", "_ids", "_is_cut", "_is_put_in", "_num_prompts", "_path", "_text", "block_tokens", "choices",
+                 "exact", "hashes", "is_final", "most", "output", "pool", "prompt")  # fmt: skip
 
     def __init__(self, pool: Pool, path: bytes, body: bytes, asked: Asked, output: int | None) -> None:
         """`output` is the limit of one choice; None: nobody has set any."""
@@ -68,6 +68,8 @@ class Size:
         self.exact: int | None = None
         self.hashes: tuple[int, ...] = ()  # of the prompt's routing blocks, once it is named
         self.block_tokens = ROUTING_TOKENS  # in each of them
+        self._ids = b""  # of the prompt, once it is named, as the lexicon of this digest has them
+        self._text = ""
         lexicon, n = pool.tokens.lexicon, asked.n or 1
         self.is_final = lexicon is None  # nothing more exact can be had
         self.choices = choices = n if path != COMPLETION else asked.num_choices
@@ -138,11 +140,13 @@ class Size:
 
     def name(self, asked: Asked, tenant: str, then: Callable[[PenstockError | None], None]) -> None:
         """Called back at once if it is remembered, else from the event loop. `tenant`: its namespace."""
-        if self.pool.tokens.lexicon is None:
+        lexicon = self.pool.tokens.lexicon
+        if lexicon is None:
             self.hashes = byte_names(asked, tenant)
             self.block_tokens = max(1, self.pool.tokens.estimate(BLOCK_BYTES))
             then(None)
             return
+        self._text = lexicon.digest
         named = self.pool.tokens.names(self._path, self._body, tenant)
         if isinstance(named, Named):
             self._is_named(named)
@@ -158,8 +162,13 @@ class Size:
         self._is_named(done.result())
         return None
 
+    def ids_for(self, text: str) -> bytes:
+        """The prompt's token ids, in JSON, if they are known and those of a replica with this tokenizer; or nothing."""
+        return self._ids if self._text == text else b""
+
     def _is_named(self, named: Named) -> None:
         self.hashes = named.hashes
+        self._ids = b"[[%b]]" % named.ids if named.ids else b""
         self.is_final = True
         self._is(named.num_tokens)
 

@@ -19,10 +19,10 @@ from penstock.tenancy.prices import Price
 class ReplicaView(Struct, frozen=True):
     id: str
     model: str
-    kind: str  # penstock, or a provider: that says nothing of itself
+    kind: str  # penstock, or the dialect that it speaks
     state: str
     breaker: str
-    share: float  # below one while it starts slowly
+    share: float  # below one while it starts slowly, and while it is slow or wrong
     in_flight: int  # requests of this gateway
     streams: int  # those of them that are streams
     running: int  # of everybody's, as it last said
@@ -89,7 +89,7 @@ def _replica(replica: Replica, now: float) -> ReplicaView:
     return ReplicaView(
         id=redact(replica.id),
         model=replica.model,
-        kind="penstock" if seen.reports else "provider",
+        kind=replica.kind,
         state=str(seen.state_at(now)),
         breaker=str(replica.breaker.state(now)),
         share=seen.share,

@@ -2,22 +2,24 @@
 
 An `Upstream` like any other, so who forwards through it knows nothing of dialects. Where a dialect differs in nothing,
 bytes go through untouched. Streams are always asked for their usage; if the client did not want that, it comes back as
-a comment, which clients skip and the books read.
+a comment, which clients skip and the books read. A server that will not hear of priorities is told of none again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from uuid import uuid4
 
 from penstock.api.errors import error_body, http_error
-from penstock.core.errors import EngineFailed, InvalidRequest, PenstockError
+from penstock.core.errors import EngineFailed, EngineUnavailable, InvalidRequest, PenstockError
+from penstock.core.request import Priority
 from penstock.dialects.dialect import Dialect
 from penstock.dialects.engines.openai import OPENAI
 from penstock.dialects.native import CHAT, COMPLETIONS, NativeAnswer, Render, translate
-from penstock.dialects.requests import Wishes, outgoing
+from penstock.dialects.requests import Wishes, outgoing, refuses_priority
 from penstock.dialects.standing import Answer, Verdict, judge
 from penstock.dialects.usage import hide_usage
 from penstock.gateway.http.call import Call, Failure, Receiver
@@ -31,12 +33,19 @@ _JSON = {b"content-type": b"application/json"}
 _EVENTS = {b"content-type": b"text/event-stream"}
 _MOST_BYTES = 32 << 20  # of an answer that is translated whole
 
+log = logging.getLogger(__name__)
+
 
 class ForeignUpstream(Upstream):
     """`dialect` may be set late, when it is known; until then nothing is changed."""
 
     dialect: Dialect | None = None
     render: Render | None = None  # of the model's chat template, for servers that take text only
+    takes_priority = True  # until it says that it does not
+
+    @property
+    def speaks(self) -> str:
+        return self.dialect.name if self.dialect is not None else ""
 
     def wishing(self, wishes: Wishes) -> Upstream:
         return self if self.dialect is None or self.dialect is OPENAI else _Wishing(self, wishes)
@@ -53,6 +62,11 @@ class ForeignUpstream(Upstream):
         if dialect.native is None:
             if dialect is OPENAI and _STREAM not in body:  # nearly every provider, and nothing to ask it for
                 return super().send(method, target, headers, body, receiver)
+            if wishes.priority is not Priority.NORMAL and dialect.priority is not None:
+                if self.takes_priority:
+                    receiver = _MindsPriority(receiver, self, dialect)
+                else:
+                    wishes = wishes._replace(priority=Priority.NORMAL)
             changed = outgoing(dialect, body, wishes)
             if changed is not body and not _ASKS_USAGE.search(body):
                 receiver = _HidesUsage(receiver)
@@ -90,6 +104,48 @@ class _Wishing(Upstream):
 
     def send(self, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
         return self._upstream.send_with(self._wishes, method, target, headers, body, receiver)
+
+
+class _MindsPriority:
+    """Receiver of the answer to a request that names its priority. If that is refused, the fault is not the client's:
+    the answer becomes one after which it is sent again, without."""
+
+    __slots__ = ("_body", "_dialect", "_head", "_receiver", "_upstream")
+
+    def __init__(self, receiver: Receiver, upstream: ForeignUpstream, dialect: Dialect) -> None:
+        self._receiver = receiver
+        self._upstream = upstream
+        self._dialect = dialect
+        self._head: ResponseHead | None = None  # of a refusal
+        self._body = b""
+
+    def head(self, head: ResponseHead) -> None:
+        if 400 <= head.status < 500:
+            self._head = head
+        else:
+            self._receiver.head(head)
+
+    def data(self, data: bytes, is_last: bool) -> None:
+        head = self._head
+        if head is None:
+            self._receiver.data(data, is_last)
+            return
+        self._body += data
+        if not is_last:
+            return
+        if refuses_priority(self._dialect, head.status, self._body):
+            if self._upstream.takes_priority:
+                log.warning("%s:%d does not schedule by priority: send_priority has no effect there",
+                            self._upstream.host, self._upstream.port)  # fmt: skip
+            self._upstream.takes_priority = False
+            error = EngineUnavailable("the server does not schedule by priority")
+            head = ResponseHead(http_error(error).status, _JSON | {b"retry-after": b"1"})
+            self._body = error_body(error)
+        self._receiver.head(head)
+        self._receiver.data(self._body, True)
+
+    def failed(self, failure: Failure) -> None:
+        self._receiver.failed(failure)
 
 
 class _HidesUsage:

@@ -6,8 +6,7 @@ Means that forget, in bounded memory. Who calls tells them what was; they read n
 from __future__ import annotations
 
 from collections import OrderedDict
-
-from penstock.core.replica import ReplicaSnapshot
+from typing import NamedTuple
 
 _MEMORY = 50  # requests that a mean goes back
 _MOST_TENANTS = 10_000  # of each model; then the longest unseen is forgotten
@@ -59,9 +58,16 @@ class OutputLengths:
         return max(1, min(hint, max_tokens))
 
 
+class Observed(NamedTuple):
+    """Tokens per second."""
+
+    prefill: float
+    decode: float  # of one sequence
+
+
 class ObservedSpeeds:
-    """Of servers without reports: tokens of prompts per second of waiting for the first byte, of output per second
-    from there. What a snapshot says of a server that does report is left alone."""
+    """Of servers that do not say how fast they are: tokens of prompts per second until the first byte, of output per
+    second from there. Whatever a prompt of the usual length has to wait for there, its way included, is in it."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[DecayingMean, DecayingMean, DecayingMean, DecayingMean]] = {}
@@ -73,14 +79,9 @@ class ObservedSpeeds:
         for mean, value in zip(seen, (prompt_tokens, ttft_s, output_tokens, decode_s), strict=True):
             mean.add(value)
 
-    def forget(self, replica_id: str) -> None:
-        self._seen.pop(replica_id, None)
-
-    def speeds(self, snapshot: ReplicaSnapshot) -> tuple[float, float]:
-        """Of prefill and of decoding, in tokens per second, the latter of all its sequences of ours together."""
-        seen = self._seen.get(snapshot.id)
-        if seen is None or snapshot.reports:
-            return snapshot.prefill_tokens_per_s, snapshot.decode_tokens_per_s
+    def of(self, replica_id: str) -> Observed | None:
+        seen = self._seen.get(replica_id)
+        if seen is None:
+            return None
         prompt, ttft_s, output, decode_s = (mean.value for mean in seen)
-        one_sequence = output / max(decode_s, 1e-3)
-        return max(1.0, prompt / max(ttft_s, 1e-3)), max(1.0, one_sequence * max(1, snapshot.sequences))
+        return Observed(max(1.0, prompt / max(ttft_s, 1e-3)), max(1.0, output / max(decode_s, 1e-3)))

@@ -76,6 +76,16 @@ class Router:
         index.expire(now)
         return {name: request.tokens_of(blocks) for name, blocks in index.held(request.hashes, replicas).items()}
 
+    def narrowed(
+        self, request: EdgeRequest, usable: Sequence[ReplicaSnapshot], now: float
+    ) -> Sequence[ReplicaSnapshot]:
+        """Those that a pick would be made among, where there are too many to look at all of them."""
+        index = self._by_model.get(request.model, self._strategy).index if request.hashes else None
+        if index is None or len(usable) <= _MANY:
+            return usable
+        index.expire(now)
+        return narrowed(request, usable, index)
+
     def pick_among(
         self, request: EdgeRequest, usable: Sequence[ReplicaSnapshot], now: float, dropped: dict[str, str]
     ) -> Choice:
@@ -86,8 +96,7 @@ class Router:
         index = strategy.index if request.hashes else None
         if index is not None:
             index.expire(now)
-            if len(usable) > _MANY:
-                usable = narrowed(request, usable, index)
+        usable = self.narrowed(request, usable, now)
         usable = prefer_warm(prefer_ready(usable, now), request.draw)
         scores: dict[str, list[float]] = {}
         totals: list[float] = []

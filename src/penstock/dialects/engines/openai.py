@@ -5,7 +5,7 @@ A penstock replica pushes reports and takes what the gateway adds by itself (`ga
 
 from __future__ import annotations
 
-from penstock.dialects.dialect import Dialect, Events, Health, Sign
+from penstock.dialects.dialect import Dialect, Health, Sign
 
 OPENAI = Dialect(name="openai", health=Health(b"/v1/models"))
 
@@ -13,5 +13,4 @@ PENSTOCK = Dialect(
     name="penstock",
     signs=(Sign(b'"owned_by":"penstock"', path="/v1/models"),),
     health=Health(deep=b"/health/deep", has_503_while_starting=True),
-    events=Events(described_at=b"/v1/penstock/kv"),
 )

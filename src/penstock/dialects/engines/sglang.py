@@ -6,7 +6,6 @@ from penstock.dialects.dialect import (
     Cancel,
     Dialect,
     Document,
-    Events,
     Health,
     Lora,
     Member,
@@ -83,5 +82,5 @@ SGLANG = Dialect(
     priority=PriorityField("priority", high=1, refusal=b"priority"),
     lora=Lora("lora_path", b"/load_lora_adapter", b"/unload_lora_adapter"),
     cancel=Cancel(b"/abort_request", "rid"),
-    events=Events(described_at=b"/server_info"),
+    has_kv_events=True,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.dialects.dialect import Dialect, Document, Events, Health, Lora, Member, Series, Sign, Signal
+from penstock.dialects.dialect import Dialect, Document, Health, Lora, Member, Series, Sign, Signal
 
 METRICS = Document(
     b"/prometheus/metrics",
@@ -31,5 +31,5 @@ TRTLLM = Dialect(
     health=Health(deep=b"/health_generate", starting_header=(b"x-trtllm-server-state", b"starting")),
     salt="cache_salt",
     lora=Lora("lora_request"),
-    events=Events(),
+    has_kv_events=True,
 )

@@ -6,7 +6,6 @@ from penstock.dialects.dialect import (
     Cancel,
     Dialect,
     Document,
-    Events,
     Lora,
     Member,
     PriorityField,
@@ -47,5 +46,5 @@ VLLM = Dialect(
     priority=PriorityField("priority", high=-1, refusal=b"priority scheduling"),
     lora=Lora("model", b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter"),
     cancel=Cancel(b"/abort_requests", "request_ids", is_list=True),
-    events=Events(),
+    has_kv_events=True,
 )

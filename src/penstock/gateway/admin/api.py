@@ -21,7 +21,7 @@ from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.message import JSON, render
 from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.state import GatewayState
-from penstock.observe.prometheus import CONTENT_TYPE
+from penstock.observe.tallies import CONTENT_TYPE
 from penstock.tenancy.store import Store
 
 log = logging.getLogger("penstock.gateway.admin")

@@ -13,8 +13,9 @@ from typing import Protocol
 import msgspec
 
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
-from penstock.gateway.health.ask import ask
+from penstock.gateway.fetch import fetch
 from penstock.gateway.health.replica_health import ReplicaHealth
+from penstock.gateway.http.call import Failure
 from penstock.gateway.http.upstream import Upstream
 
 _SOON_S = 1.0
@@ -78,21 +79,23 @@ class Prober:
     async def _answers(self) -> bool:
         """Any answer is one but that it fails, or does not know us."""
         while True:
-            status = await self._ask(b"GET", self._target)
+            status = await self._ask(self._target)
             if status in _UNKNOWN and self._target == b"/health":
                 self._target = b"/v1/models"
                 continue
             return status is not None and status < 500 and status != _NO_KEY
 
     async def _engine_steps(self) -> bool:
-        return await self._ask(b"GET", b"/health/deep", is_deep=True) == 200
+        return await self._ask(b"/health/deep", is_deep=True) == 200
 
     async def _completes(self) -> bool:
         wanted = {"model": self._replica.served_as, "messages": [{"role": "user", "content": "1"}], "max_tokens": 1}
         body = msgspec.json.encode(wanted)
-        return await self._ask(b"POST", b"/v1/chat/completions", body, is_deep=True) in (200, _BUSY)
+        return await self._ask(b"/v1/chat/completions", body, is_deep=True) in (200, _BUSY)
 
-    async def _ask(self, method: bytes, target: bytes, body: bytes = b"", *, is_deep: bool = False) -> int | None:
+    async def _ask(self, target: bytes, body: bytes | None = None, *, is_deep: bool = False) -> int | None:
+        """The status of the answer; None: there was none, or not all of it in time."""
         replica, settings = self._replica, self._replica.health.settings
         timeout_s = settings.deep_probe_timeout_s if is_deep else settings.probe_timeout_s
-        return await ask(replica.upstream, method, target, replica.headers, body, timeout_s=timeout_s)
+        answer = await fetch(replica.upstream, target, replica.headers, timeout_s=timeout_s, body=body)
+        return None if isinstance(answer, Failure) else answer.status

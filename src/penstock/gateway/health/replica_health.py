@@ -24,6 +24,7 @@ class ReplicaHealth:
         self.settings = settings or HealthSettings()
         self.breaker = CircuitBreaker(self.settings.breaker)
         self.is_in = True
+        self.penalty = 1.0  # the factor on its share: the watch's verdict on one that is slow, or wrong
         self._is_suspect = False
         self._watchdog = Watchdog(self.settings.hung_after_s)
         self._slow_start = SlowStart(self.settings.slow_start)
@@ -72,7 +73,7 @@ class ReplicaHealth:
         if self._is_asked:
             self._last = state
         return replace(
-            said, state=state, share=self._slow_start.share(now), is_tripped=self.breaker.is_tripped(now)
+            said, state=state, share=self.penalty * self._slow_start.share(now), is_tripped=self.breaker.is_tripped(now)
         )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ class Outcome(NamedTuple):
     total_s: float
     tail: bytes  # the last few reads, where usage is; of a declined answer its body
     failure: Failure | None = None
+    headers: bytes = b""  # of a declined answer, those lines that a client may see
 
 
 Done = Callable[[Outcome], None]
@@ -157,12 +158,9 @@ class Forwarding:
             return
         head = self._head
         assert head is not None
-        lines = [b"%b: %b\r\n" % pair for pair in head.headers.items() if pair[0] in _PASSED_ON]
-        lines.append(self._extra_headers)
+        headers = _passed_on(head) + self._extra_headers
         length = head.headers.get(b"content-length")
-        exchange.start(
-            head.status, b"".join(lines), length=None if length is None else int(length), data=data, is_last=is_last
-        )
+        exchange.start(head.status, headers, length=None if length is None else int(length), data=data, is_last=is_last)
 
     def _whole_events(self, data: bytes) -> bytes:
         """What may go on now; the rest waits for the end of its event."""
@@ -187,13 +185,18 @@ class Forwarding:
         done, self._done = self._done, None
         if done is None:
             return
-        now_s = time.perf_counter()
-        status = self._head.status if self._head is not None else None
+        now_s, head = time.perf_counter(), self._head
         done(
             Outcome(
-                end, status, self._num_bytes, self._first_byte_s, now_s - self._started_s, b"".join(self._tail), failure
+                end, head.status if head is not None else None, self._num_bytes, self._first_byte_s,
+                now_s - self._started_s, b"".join(self._tail), failure,
+                _passed_on(head) if head is not None and self._is_declined else b"",
             )
-        )
+        )  # fmt: skip
+
+
+def _passed_on(head: ResponseHead) -> bytes:
+    return b"".join([b"%b: %b\r\n" % pair for pair in head.headers.items() if pair[0] in _PASSED_ON])
 
 
 def forward(

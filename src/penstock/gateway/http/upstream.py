@@ -19,6 +19,11 @@ from penstock.gateway.http.upstream_connection import UpstreamConnection
 
 
 class Upstream:
+    @property
+    def speaks(self) -> str:
+        """The name of its dialect, as far as anybody knows one."""
+        return ""
+
     def wishing(self, wishes: Wishes) -> Upstream:
         """The same way, for a request with wishes that the other side's dialect may have words for."""
         return self
@@ -42,7 +47,7 @@ class Upstream:
         """`http://host:port` or `https://host`; a path is the caller's affair."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{url!r} is not the address of an HTTP server")
+            raise ConfigError(f"{url!r} is not the address of an HTTP server: http://HOST:PORT or https://HOST")
         if parts.scheme == "http":
             return cls(parts.hostname, parts.port or 80, limits=limits)
         return cls(parts.hostname, parts.port or 443, tls=tls or ssl.create_default_context(), limits=limits)

@@ -1,0 +1,36 @@
+"""What a penstock replica reports of itself, as the edge's policies see it."""
+
+from __future__ import annotations
+
+from penstock.api.replica_report import ReplicaReport
+from penstock.core.replica import ReplicaSnapshot, ReplicaState
+
+_SPEED = 2000.0  # tokens per second, of a replica that has measured nothing yet
+
+
+def snapshot_of(report: ReplicaReport, last: ReplicaSnapshot, heard_at: float) -> ReplicaSnapshot:
+    """`last`: of the same replica."""
+    state = ReplicaState.READY
+    if report.is_draining:
+        state = ReplicaState.DRAINING
+    elif report.state != "ready":
+        state = ReplicaState.OUT
+    step_s = report.decode_step_s
+    return ReplicaSnapshot(
+        id=last.id,
+        url=last.url,
+        models=last.models,
+        taken_at=heard_at,
+        max_sequences=min(report.max_num_seqs, report.max_open) or 1,
+        max_context_tokens=report.max_model_len or 1,
+        kv_capacity_tokens=report.kv_capacity_tokens or 1,
+        step_tokens=report.chunk_tokens or 1,
+        prefill_tokens_per_s=report.prefill_tokens_per_s or _SPEED,
+        decode_tokens_per_s=max(report.num_running, 1) / step_s if step_s else _SPEED,
+        waiting=max(report.num_waiting, report.num_open - report.num_running),  # the engine counts after a step
+        running=report.num_running,
+        prefill_tokens=report.queued_tokens,
+        kv_active_tokens=report.kv_active_tokens,
+        steps=report.steps,
+        state=state,
+    )
