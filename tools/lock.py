@@ -31,9 +31,9 @@ def write(path: Path, head: str, pins: dict[str, str]) -> None:
 
 def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    runtime = [*project["project"]["dependencies"], TORCH]
-    extras = project["project"]["optional-dependencies"]
-    everything = resolve([*runtime, *extras.get("bench", []), *project["dependency-groups"]["dev"]])
+    engine = [TORCH if one.startswith("torch") else one for one in project["project"]["optional-dependencies"]["engine"]]
+    runtime = [*project["project"]["dependencies"], *engine]
+    everything = resolve([*runtime, *project["dependency-groups"]["dev"]])
     pinned = {name: everything[name] for name in resolve(runtime)}
     rest = {name: version for name, version in everything.items() if name not in pinned}
     write(ROOT / "requirements.lock", "# The versions penstock is tested with. Written by tools/lock.py.\n", pinned)

@@ -94,18 +94,43 @@ def test_keys_are_rotated_and_revoked_by_id(home: Path) -> None:
     assert "has ended already" in complaint("keys", "rotate", second[:14])
 
 
+def test_the_usage_of_all_is_shown_where_no_tenant_is_named(home: Path) -> None:
+    assert answer("usage").startswith("nothing was used in 20")
+    assert "no gateway has declared a model with versions" in answer("routes", "list")
+    now_s = time.time()
+    used = [
+        Usage(str(number), tenant, "", "smollm2", now_s, 1000, 0, 234, cost, device_us=cost // 200)
+        for number, (tenant, cost) in enumerate([("zeta", 0), ("anonymous", 0), ("acme", 5 * 10**8), ("acme", 0)])
+    ]
+    with open_store(f"sqlite:///{home / 'penstock.db'}") as store:
+        store.usage.append(used, now_s=now_s)
+    head, *rows = answer("usage").splitlines()
+    assert re.fullmatch(r"TENANT +TOKENS TODAY +DEVICE S +COST +TOKENS IN \d{4}-\d\d +DEVICE S +COST", head)
+    assert [row.split() for row in rows] == [
+        ["acme", "2,468", "2.500", "0.5000", "2,468", "2.500", "0.5000"],
+        ["anonymous", "1,234", "-", "-", "1,234", "-", "-"],
+        ["zeta", "1,234", "-", "-", "1,234", "-", "-"],
+    ]
+    first, *_ = json.loads(answer("usage", "--json"))
+    spent = {"tokens": 2468, "device_s": 2.5, "cost": 0.5}
+    assert first == {"tenant": "acme", "today": spent, "month": spent}
+
+
 def test_usage_is_summed_for_people_and_for_programs(home: Path) -> None:
     answer("tenants", "add", "acme")
     with open_store(f"sqlite:///{home}/penstock.db") as store:
         now_s = time.time()
-        batch = [Usage(f"r{i}", "acme", "k", "smollm2", now_s, 1000, 10, 20, 1_500_000) for i in range(3)]
+        batch = [Usage(f"r{i}", "acme", "k", "smollm2", now_s, 1000, 10, 20, 1_500_000, 1, 2500, 40) for i in range(3)]
         old = Usage("old", "acme", "k", "smollm2", now_s - 40 * 86400, 1, 0, 1)
         store.usage.append([*batch, old], now_s=now_s)
     text = answer("usage", "acme")
-    assert re.search(r"^\d{4}-\d\d-\d\d +smollm2 +3 +3,000 +30 +60 +0\.0045$", text, re.MULTILINE)
-    assert re.search(r"^total +3 +3,000 +30 +60 +0\.0045$", text, re.MULTILINE)
+    assert re.search(r"^\d{4}-\d\d-\d\d +smollm2 +3 +3,000 +30 +60 +0\.007 +0\.0045$", text, re.MULTILINE)
+    assert re.search(r"^total +3 +3,000 +30 +60 +0\.007 +0\.0045$", text, re.MULTILINE)
     told = json.loads(answer("usage", "acme", "--since", "60d", "--by", "all", "--json"))
-    counts = {"requests": 4, "input_tokens": 3001, "cached_tokens": 30, "output_tokens": 61, "cost": 0.0045}
+    counts = {
+        "requests": 4, "input_tokens": 3001, "cached_tokens": 30, "output_tokens": 61, "device_s": 0.0075,
+        "kv_block_s": 0.12, "cost": 0.0045,
+    }  # fmt: skip
     assert told["usage"] == [{"model": "smollm2", **counts}]
     assert told["total"] == counts
 
@@ -137,6 +162,7 @@ def test_the_store_is_the_flags_or_the_configs_or_the_environments(
         (["keys", "revoke", "what"], "no key id"),
         (["keys", "revoke", "psk_0123456789"], "there is no key psk_0123456789"),
         (["usage", "nobody"], "there is no tenant 'nobody'"),
+        (["usage", "--since", "7d"], "are for the usage of one TENANT"),
         (["usage", "acme", "--since", "yesterday"], "neither a date"),
         (["tenants", "list", "--store", "redis://x"], "sqlite:///path or postgresql://"),
     ],

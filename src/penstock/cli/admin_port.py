@@ -1,21 +1,26 @@
-"""Where the admin API and /metrics are: on loopback beside the models, elsewhere on a port of their own or nowhere."""
+"""Where the console, the admin API and /metrics are: on loopback beside the models, elsewhere on a port of their own or
+nowhere. The console's playground needs the models, so a port of its own has them too."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from penstock.console.at_gateway import ConsoleAtGateway
+from penstock.console.feed import Feed
 from penstock.core.errors import ConfigError
 from penstock.gateway.admin.api import AdminApi
 from penstock.gateway.admin.guard import Guard
 from penstock.gateway.admin.resources import MAX_BODY_BYTES
 from penstock.gateway.admin.routes import RouteDesk
+from penstock.gateway.admin.watch import watch_views
 from penstock.gateway.door import Door
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.limits import ClientLimits
 from penstock.gateway.http.server import App, Server, bound_socket
 from penstock.gateway.settings import LOOPBACK, GatewaySettings
 from penstock.gateway.state import state_of
+from penstock.gateway.watchtower import Watchtower
 from penstock.tenancy.admins import AdminRing
 from penstock.tenancy.keys import KeyRing
 from penstock.tenancy.store import open_store
@@ -25,39 +30,58 @@ _GOODBYE_S = 1.0
 
 @asynccontextmanager
 async def administered(
-    settings: GatewaySettings, store_url: str, door: Door, admins: AdminRing, keys: KeyRing
-) -> AsyncIterator[tuple[App, str]]:
+    settings: GatewaySettings, store_url: str, door: Door, admins: AdminRing, keys: KeyRing, feed: Feed,
+    tower: Watchtower,
+) -> AsyncIterator[tuple[App, str]]:  # fmt: skip
     """What the public port serves: the door, on loopback with the admin API beside it; and where that is, in words."""
     has_own_port = settings.admin_port is not None
     if not has_own_port and settings.host not in LOOPBACK:
-        yield door, "the admin API and /metrics are not served: admin_port is not set"
+        yield door, "the console, the admin API and /metrics are not served: admin_port is not set"
         return
     host = settings.admin_host if has_own_port else settings.host
     guard = Guard(admins, keys, is_loopback=host in LOOPBACK)
+    console = ConsoleAtGateway(feed, guard, keys)
+    door.recorder.listeners.append(feed)
+    feed.start()
     with open_store(store_url) as store:
         api = AdminApi(
             store, guard, door.recorder,
-            lambda: state_of(door.replicas.values(), door.admission, door.now()), RouteDesk(door).views(),
-            has_own_port=has_own_port,
+            lambda: state_of(door.replicas.values(), door.admission, door.now()),
+            {**RouteDesk(door).views(), **watch_views(tower)}, has_own_port=has_own_port,
         )  # fmt: skip
         try:
             if settings.admin_port is None:
-                where = f"the admin API is under /admin/v1, {_who(guard)}"
-                yield lambda exchange: _beside(api, door, exchange), where
+                where = f"the console is at /, the admin API under /admin/v1, {_who(guard)}"
+                yield lambda exchange: _beside(api, console, door, exchange), where
             else:
-                server = Server(api, ClientLimits(max_body_bytes=MAX_BODY_BYTES))
+                limits = ClientLimits(max_body_bytes=MAX_BODY_BYTES)
+                server = Server(lambda exchange: _apart(api, console, door, exchange), limits)
                 address = await _listen(server, settings.admin_host, settings.admin_port)
-                yield door, f"the admin API is at {address}/admin/v1, {_who(guard)}"
+                yield door, f"the console is at {address}, the admin API under /admin/v1, {_who(guard)}"
                 await server.stop(_GOODBYE_S)
         finally:
+            feed.close()
             api.close()
 
 
-def _beside(api: AdminApi, door: Door, exchange: Exchange) -> None:
-    if AdminApi.owns(exchange.request.target):
+def _beside(api: AdminApi, console: ConsoleAtGateway, door: Door, exchange: Exchange) -> None:
+    target = exchange.request.target
+    if AdminApi.owns(target):
         api(exchange)
+    elif ConsoleAtGateway.owns(target):
+        console(exchange)
     else:
         door(exchange)
+
+
+def _apart(api: AdminApi, console: ConsoleAtGateway, door: Door, exchange: Exchange) -> None:
+    target = exchange.request.target
+    if ConsoleAtGateway.owns(target):
+        console(exchange)
+    elif target.startswith(b"/v1/"):
+        door(exchange)
+    else:
+        api(exchange)
 
 
 async def _listen(server: Server, host: str, port: int) -> str:

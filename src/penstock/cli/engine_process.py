@@ -10,9 +10,13 @@ import logging
 import signal
 import socket
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.cli.engine_facts import peaks_of, weight_bytes, work_of
+from penstock.cli.engine_guides import making_guides
 from penstock.cli.phases import Phases
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import PenstockError
@@ -21,10 +25,14 @@ from penstock.core.settings import Settings
 from penstock.engine.loop import EngineLoop
 from penstock.engine.mailbox import Disconnected, Mailbox
 from penstock.engine.messages import EngineInfo, Failed, Loading, Ready
+from penstock.engine.step_log import StepLimits, StepLog
 from penstock.hub.checkpoint import Checkpoint
 from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
 from penstock.sched.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from penstock.runner.assemble import Assembly
 
 
 def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]:
@@ -38,17 +46,25 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
     phases("files", 0, 0)
     checkpoint: Checkpoint
     if engine.load == "dummy":
-        checkpoint = RandomCheckpoint(describe(settings.model).config)
+        files = describe(settings.model)
+        checkpoint, source = RandomCheckpoint(files.config), files.tokenizer_source
     else:
         checkpoint = resolve(settings.model)
+        source = checkpoint.tokenizer_source
+    guides = making_guides(checkpoint.config, source)
     assembly = assemble(checkpoint, engine, phases)
+    phases("guides", 0, 0)
+    guides.result()
     phases.close()
     floor = max(assembly.block_size, assembly.chunk_tokens // 8)
     budget = StepBudget(assembly.chunk_tokens, target_s=settings.slo.tpot_s, floor=floor)
     cache = KVCache(
         assembly.num_blocks, assembly.block_size, share_prefixes=engine.prefix_cache, routing_tokens=ROUTING_TOKENS
     )
-    scheduler = Scheduler(cache, budget, max_num_seqs=assembly.max_num_seqs, patience_s=settings.slo.ttft_s)
+    scheduler = Scheduler(cache, budget, max_num_seqs=assembly.max_num_seqs, patience_s=settings.slo.patience_s)
+    kv_token_bytes = assembly.kv_bytes // (assembly.num_blocks * assembly.block_size)
+    peaks = peaks_of(assembly.device_name)
+    work = work_of(checkpoint.config, assembly.device, kv_token_bytes, peaks)
     info = EngineInfo(
         device=assembly.device,
         number_format=assembly.number_format,
@@ -63,8 +79,31 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
         kv_bytes=assembly.kv_bytes,
         startup_s=phases.seconds,
         routing_tokens=cache.routing.size if cache.routing is not None else 0,
+        work=work,
+        weight_bytes=weight_bytes(checkpoint.config, assembly.number_format, assembly.quant),
+        kv_token_bytes=kv_token_bytes,
+        read_bytes_per_s=peaks.bytes_per_s if peaks is not None else None,
+        device_name=assembly.device_name,
+        device_uuid=assembly.device_uuid,
     )
-    return EngineLoop(scheduler, assembly.runner, mailbox, MonotonicClock()), info
+    loop = EngineLoop(
+        scheduler, assembly.runner, mailbox, MonotonicClock(), work, _step_log(settings, assembly), guides.result()
+    )
+    return loop, info
+
+
+def _step_log(settings: Settings, assembly: Assembly) -> StepLog | None:
+    if settings.engine.step_log is None:
+        return None
+    limits = StepLimits(
+        kv_tokens=assembly.num_blocks * assembly.block_size,
+        block_tokens=assembly.block_size,
+        max_sequences=assembly.max_num_seqs,
+        chunk_tokens=assembly.chunk_tokens,
+        max_context_tokens=assembly.max_model_len,
+        overlaps=assembly.runner.overlaps,
+    )
+    return StepLog(Path(settings.engine.step_log), limits)
 
 
 def main() -> None:

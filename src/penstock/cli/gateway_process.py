@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import signal
 import socket
 import sys
@@ -17,16 +16,23 @@ from typing import TYPE_CHECKING
 from penstock.admission.admission import Admission
 from penstock.cli.admin_port import administered
 from penstock.cli.logs import log_the_uncaught, write_lines_bare
+from penstock.cli.telemetry import gateway_traces, pushed_metrics, telemetry_of
+from penstock.console.feed import Feed
+from penstock.console.gateway_source import GatewaySource
 from penstock.core.errors import ConfigError
 from penstock.gateway import request_log
-from penstock.gateway.decision_log import DecisionLog
+from penstock.gateway.decision_log import DecisionLog, path_of_its_own
 from penstock.gateway.door import Books, Door
 from penstock.gateway.http.server import Server, bound_socket
 from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.request_log import RequestLog
 from penstock.gateway.route_board import RouteBoard
 from penstock.gateway.settings import LOOPBACK, GatewaySettings, pools_of, replicas_of, router_of, routes_of
+from penstock.gateway.state import state_of
+from penstock.gateway.watch_settings import slack_of, slos_of
+from penstock.gateway.watchtower import Watchtower
 from penstock.hub.home import penstock_home
+from penstock.observe.tallies import Tallies
 from penstock.tenancy.admins import AdminRing
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.follower import Follower
@@ -47,7 +53,7 @@ _SWITCH_S = 0.0005  # how long a thread that renders a long prompt may keep the 
 async def serve(settings: GatewaySettings, url: str) -> None:
     log_the_uncaught()
     sys.setswitchinterval(_SWITCH_S)
-    models = settings.pools()
+    models, pushed = settings.pools(), telemetry_of(settings.telemetry, "penstock-gateway")
     routes = RouteBoard(routes_of(models))
     loop = asyncio.get_running_loop()
     keys, admins, budgets = KeyRing(), AdminRing(), Budgets()
@@ -62,29 +68,45 @@ async def serve(settings: GatewaySettings, url: str) -> None:
             lambda found: loop.call_soon_threadsafe(admins.apply, found),
             lambda found: loop.call_soon_threadsafe(routes.apply, found),
         )
-        with follower, _request_log(settings) as lines, _decision_log(settings) as decisions:
+        with (
+            follower,
+            _request_log(settings) as lines,
+            _decision_log(settings) as decisions,
+            gateway_traces(pushed) as traces,
+        ):
             await asyncio.sleep(0)  # what the follower found first is applied
             _refuse_to_be_open(settings, keys)
             listener = _listen(settings)
             async with _limiter(settings, url) as limiter:
                 books = Books(keys, limiter, budgets, ledger, prices)
                 replicas = replicas_of(models, settings.health)
-                recorder = GatewayRecorder(lines, decisions)
+                recorder = GatewayRecorder(lines, decisions, traces)
                 admission = Admission(router_of(settings, models))
                 door = Door(routes.table, replicas, books, admission, recorder, explains=settings.route_headers)
                 routes.changed = door.use
+                slos, slack = slos_of(settings.slo, models), slack_of(settings.watch.alerts)
+                tower = Watchtower(door, slos, settings.watch, slack=slack)
+                feed = Feed(GatewaySource(door, keys, budgets))
                 try:
-                    async with administered(settings, url, door, admins, keys) as (app, notice):
+                    async with administered(settings, url, door, admins, keys, feed, tower) as (app, notice):
                         server = Server(app)
                         await server.listen(listener)
                         _say_ready(settings, listener, keys)
                         print(notice, flush=True)
                         gc.freeze()
                         gc.set_threshold(*_COLLECT)
-                        await _until_told()
+                        async with pushed_metrics(pushed, lambda: _look(door)):
+                            await _until_told()
+                        feed.close()  # or its viewers would be waited for
                         await server.stop(_DRAIN_S)
                 finally:
+                    tower.close()
                     door.close()
+
+
+def _look(door: Door) -> list[Tallies]:
+    door.recorder.look(state_of(door.replicas.values(), door.admission, door.now()))
+    return door.recorder.exports
 
 
 @contextmanager
@@ -93,7 +115,7 @@ def _request_log(settings: GatewaySettings) -> Iterator[RequestLog | None]:
         yield None
         return
     write_lines_bare(request_log.log.name)
-    with RequestLog() as found:
+    with RequestLog(settings=settings.logs) as found:
         yield found
 
 
@@ -102,9 +124,11 @@ def _decision_log(settings: GatewaySettings) -> Iterator[DecisionLog | None]:
     if not settings.decision_log:
         yield None
         return
-    directory = penstock_home() / "decisions"
-    directory.mkdir(parents=True, exist_ok=True)
-    with DecisionLog(directory / f"gateway-{settings.port or os.getpid()}.log", settings.decision_log_bytes) as found:
+    name = f"gateway-{settings.port}" if settings.port else "gateway"
+    with (
+        path_of_its_own(penstock_home() / "decisions", name) as path,
+        DecisionLog(path, settings.decision_log_bytes) as found,
+    ):
         yield found
 
 

@@ -10,6 +10,7 @@ from penstock import __version__
 from penstock.cli.admins import add_admins, run_admins
 from penstock.cli.alerts import add_alerts, run_alerts
 from penstock.cli.bench import add_bench, run_bench
+from penstock.cli.doctor import add_doctor, run_doctor
 from penstock.cli.flags import add_settings, settings_from
 from penstock.cli.gateway import add_gateway
 from penstock.cli.keys import add_keys, run_keys
@@ -19,6 +20,7 @@ from penstock.cli.replay import add_replay, run_replay
 from penstock.cli.routes import add_routes, run_routes
 from penstock.cli.sim import add_sim, run_sim
 from penstock.cli.tenants import add_tenants, run_tenants
+from penstock.cli.top import add_top, run_top
 from penstock.cli.usage import add_usage, run_usage
 from penstock.core.errors import PenstockError
 from penstock.observe.redaction import redact
@@ -59,6 +61,8 @@ def parser() -> argparse.ArgumentParser:
     add_admins(commands)
     add_routes(commands)
     add_alerts(commands)
+    add_top(commands)
+    add_doctor(commands)
     add_replay(commands)
     add_plan(commands)
     add_sim(commands)
@@ -116,6 +120,10 @@ def run(arguments: argparse.Namespace) -> None:
             run_routes(arguments)
         case "alerts":
             run_alerts(arguments)
+        case "top":
+            run_top(arguments)
+        case "doctor":
+            run_doctor(arguments)
         case "replay":
             run_replay(arguments)
         case "plan":

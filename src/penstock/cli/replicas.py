@@ -45,7 +45,10 @@ def serve_replicas(settings: Settings, count: int) -> None:
 async def _serve(settings: Settings, name: str, count: int, store: str) -> None:
     ports = [_free_port() for _ in range(count)]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
-    gateway = GatewaySettings(host=settings.server.host, port=settings.server.port, models={name: {"replicas": urls}})
+    gateway = GatewaySettings(
+        host=settings.server.host, port=settings.server.port, models={name: {"replicas": urls}}, slo=settings.slo,
+        telemetry=settings.telemetry,
+    )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
         keepers = [
             asyncio.create_task(_keep(_write_config(settings, name, port, count, Path(directory)))) for port in ports

@@ -17,6 +17,10 @@ import msgspec
 import uvicorn
 import uvloop
 
+from penstock.cli.device_watch import watch_devices
+from penstock.cli.telemetry import pushed_metrics, replica_traces, telemetry_of
+from penstock.console.at_replica import ConsoleAtReplica, with_console
+from penstock.console.feed import Feed
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import ConfigError
 from penstock.core.settings import ServerSettings, Settings
@@ -26,19 +30,22 @@ from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.hf_directory import HFDirectory
 from penstock.hub.progress import ProgressBar
 from penstock.hub.resolve import default_name, describe, resolve
-from penstock.observe.prometheus import Metrics
+from penstock.observe.gpu.sampling import Sampling
+from penstock.observe.tallies import Tallies
 from penstock.server.app import Replica
+from penstock.server.drain import Drain
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
 from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 
 ModelFiles = Checkpoint | HFDirectory  # of both, the config and the tokenizer are wanted here
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _GOODBYE_S = 10  # for telling clients that the server stops, once they have had their time
 
 
-def serve(settings: Settings) -> None:
-    """Until a signal ends it."""
+def serve(settings: Settings, *, has_console: bool = False) -> None:
+    """Until a signal ends it. `has_console`: nobody stands in front of it, so it has a page of its own."""
     if find_spec("torch") is None:
         raise ConfigError("serving a model needs torch: pip install 'penstock[engine]'")
     with _listen(settings) as listener:
@@ -46,39 +53,61 @@ def serve(settings: Settings) -> None:
         find = describe if settings.engine.load == "dummy" else resolve
         files = find(settings.model, progress=ProgressBar())
         with contextlib.suppress(KeyboardInterrupt):
-            uvloop.run(_serve(settings, files, listener, started_s))
+            uvloop.run(_serve(settings, files, listener, started_s, has_console))
 
 
-async def _serve(settings: Settings, files: ModelFiles, listener: socket.socket, started_s: float) -> None:
-    clock = MonotonicClock()
+async def _serve(
+    settings: Settings, files: ModelFiles, listener: socket.socket, started_s: float, has_console: bool
+) -> None:
+    clock, pushed = MonotonicClock(), telemetry_of(settings.telemetry, "penstock-replica")
     name = settings.server.name or default_name(settings.model)
-    recorder = Recorder(Metrics(), clock, name, settings.slo)
+    recorder = Recorder(clock, name, settings.slo)
     engine = EngineClient(
         lambda theirs: launch(settings, theirs), clock, on_loading=_say_loading, on_report=recorder.engine_report
     )
     secret = settings.server.gateway_secret or os.environ.get("PENSTOCK_GATEWAY_SECRET")
     replica = Replica(engine, recorder, clock, replace(settings.server, gateway_secret=secret))
-    server = HttpServer(replica, engine, drain_timeout_s=settings.server.drain_timeout_s)
+    app: Replica | ConsoleAtReplica = replica
+    feed: Feed | None = None
+    if has_console:
+        is_loopback = settings.server.host in _LOOPBACK
+        app, feed = with_console(replica, recorder, name, settings.slo, is_loopback=is_loopback)
+    server = HttpServer(app, replica.drain, engine, feed, drain_timeout_s=settings.server.drain_timeout_s)
     weights = "random weights for" if settings.engine.load == "dummy" else "loading"
     print(f"{weights} {name} from {files.path}", flush=True)
     # Health is answered while the model loads; a signal ends both, and so does a model that cannot be loaded.
+    pushing = contextlib.AsyncExitStack()
+    pushing.enter_context(replica_traces(pushed, recorder))
+    await pushing.enter_async_context(pushed_metrics(pushed, lambda: _look(replica, recorder)))
     serving = asyncio.create_task(server.serve([listener]))
-    loading = asyncio.create_task(_load(name, files, engine))
+    loading = asyncio.create_task(_load(name, files, engine, settings.server))
+    sampling: Sampling | None = None
     try:
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             model, info = loading.result()
             replica.open(model)
-            _say_ready(name, info, listener, time.monotonic() - started_s)
+            sampling = watch_devices(info, settings.server, replica.devices.take)
+            _say_ready(name, info, listener, time.monotonic() - started_s, has_console)
             await serving
     finally:
+        if sampling is not None:
+            sampling.stop()
         loading.cancel()
         server.should_exit = True
         await asyncio.gather(serving, loading, return_exceptions=True)
         await engine.stop()
+        await pushing.aclose()
 
 
-async def _load(name: str, files: ModelFiles, engine: EngineClient) -> tuple[ServedModel, EngineInfo]:
+def _look(replica: Replica, recorder: Recorder) -> list[Tallies]:
+    replica.look()
+    return [recorder.tallies]
+
+
+async def _load(
+    name: str, files: ModelFiles, engine: EngineClient, settings: ServerSettings
+) -> tuple[ServedModel, EngineInfo]:
     """The engine's process loads the weights while this one builds the tokenizer."""
     source = files.tokenizer_source
     info, tokenizer = await asyncio.gather(engine.start(), asyncio.to_thread(Tokenizer.load, source))
@@ -86,7 +115,12 @@ async def _load(name: str, files: ModelFiles, engine: EngineClient) -> tuple[Ser
         name=name,
         config=files.config,
         tokenizer=tokenizer,
-        chat_template=ChatTemplate(source.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token),
+        chat_template=ChatTemplate(
+            source.chat_template,
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
+            tool_format=None if settings.tool_format == "auto" else settings.tool_format,
+        ),
         max_model_len=info.max_model_len,
         created=int(time.time()),
     )
@@ -105,9 +139,13 @@ class HttpServer(uvicorn.Server):
     """Told to stop, it gives back what another replica can carry on and lets the rest finish for a while; then it stops
     the engine, and that ends everything."""
 
-    def __init__(self, app: Replica, engine: EngineClient, *, drain_timeout_s: float) -> None:
-        self._drain = app.drain
+    def __init__(
+        self, app: Replica | ConsoleAtReplica, drain: Drain, engine: EngineClient, feed: Feed | None, *,
+        drain_timeout_s: float,
+    ) -> None:  # fmt: skip
+        self._drain = drain
         self._engine = engine
+        self._feed = feed
         self._drain_timeout_s = drain_timeout_s
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, http="httptools", ws="none", server_header=False,
@@ -118,6 +156,8 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._drain.begin(is_stopping=True)
+        if self._feed is not None:
+            self._feed.close()
         ending = asyncio.create_task(self._end_requests())
         try:
             await super().shutdown(sockets)
@@ -141,7 +181,7 @@ def _listen(settings: Settings) -> socket.socket:
         listener.close()
         hint = "; try --port 0" if error.errno == errno.EADDRINUSE else ""
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}{hint}") from None
-    if host not in ("127.0.0.1", "localhost", "::1"):
+    if host not in _LOOPBACK:
         log = logging.getLogger("penstock")
         log.warning("listening on %s: anyone who can reach it can use it; there are no keys yet", host)
     return listener
@@ -152,13 +192,14 @@ def _say_loading(message: Loading) -> None:
         logging.getLogger("penstock").debug("loading: %s %d/%d", message.phase, message.done, message.total)
 
 
-def _say_ready(name: str, info: EngineInfo, listener: socket.socket, seconds: float) -> None:
+def _say_ready(name: str, info: EngineInfo, listener: socket.socket, seconds: float, has_console: bool) -> None:
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     url = f"http://{shown}:{port}"
     phases = ", ".join(f"{phase} {spent:.1f}" for phase, spent in info.startup_s.items())
     weights = "" if info.quant == "none" else f", {info.quant} weights"
     cache = f"{info.num_blocks:,} blocks of {info.block_size} tokens, {info.kv_bytes / 2**20:,.0f} MiB, {info.kv_dtype}"
+    in_browser = f", here or in a browser at {url}" if has_console else ""
     message = '{"role":"user","content":"What is the capital of France?"}'
     body = f'{{"model":"{name}","stream":true,"temperature":0,"messages":[{message}]}}'
     print(
@@ -171,7 +212,7 @@ penstock serves {name} at {url}   (ready in {seconds:.1f} s: {phases})
   chunk_tokens    {info.chunk_tokens}
   max_model_len   {info.max_model_len}
 
-Try it:
+Try it{in_browser}:
 
   curl -N {url}/v1/chat/completions -d '{body}'
 """,

@@ -55,20 +55,25 @@ def _show_all(store: Store, arguments: argparse.Namespace) -> None:
     elif not found:
         print(f"nothing was used in {month}")
     else:
-        head = ("TENANT", "TOKENS TODAY", "COST", f"TOKENS IN {month}", "COST")
+        head = ("TENANT", "TOKENS TODAY", "DEVICE S", "COST", f"TOKENS IN {month}", "DEVICE S", "COST")
         print_table(head, [(tenant, *_shown(today), *_shown(month)) for tenant, (today, month) in found.items()])
 
 
 def _document(spent: Spent) -> dict[str, float]:
-    return {"tokens": spent.tokens, "cost": spent.cost_nanos / NANOS}
+    return {"tokens": spent.tokens, "device_s": spent.device_us / 1e6, "cost": spent.cost_nanos / NANOS}
 
 
-def _shown(spent: Spent) -> tuple[str, str]:
-    return f"{spent.tokens:,}", f"{spent.cost_nanos / NANOS:,.4f}" if spent.cost_nanos else "-"
+def _shown(spent: Spent) -> tuple[str, ...]:
+    return f"{spent.tokens:,}", *_used(spent.device_us, spent.cost_nanos)
+
+
+def _used(device_us: int, cost_nanos: int) -> tuple[str, str]:
+    """`-`: nothing was measured, or has a price."""
+    return f"{device_us / 1e6:,.3f}" if device_us else "-", f"{cost_nanos / NANOS:,.4f}" if cost_nanos else "-"
 
 
 def _print(report: UsageReport) -> None:
-    head = ("WHEN", "MODEL", "REQUESTS", "INPUT", "CACHED", "OUTPUT", "COST")
+    head = ("WHEN", "MODEL", "REQUESTS", "INPUT", "CACHED", "OUTPUT", "DEVICE S", "COST")
     rows = [
         (_when(one, report.by), one.model, *_numbers({name: getattr(one, name) for name in SUMMED}))
         for one in report.sums
@@ -77,8 +82,8 @@ def _print(report: UsageReport) -> None:
 
 
 def _numbers(counts: dict[str, int]) -> list[str]:
-    *tokens, nanos = counts.values()
-    return [*(f"{count:,}" for count in tokens), f"{nanos / NANOS:,.4f}" if nanos else "-"]
+    *tokens, device_us, _, nanos = counts.values()
+    return [*(f"{count:,}" for count in tokens), *_used(device_us, nanos)]
 
 
 def _when(one: UsageSum, by: str) -> str:

@@ -18,6 +18,8 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 
 def setting(default: Any, help: str) -> Any:
     """A field with the sentence that documents it, in `--help` and in the reference."""
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata={"help": help})
     return field(default=default, metadata={"help": help})
 
 
@@ -45,6 +47,7 @@ class EngineSettings:
     )
     prefix_cache: bool = setting(True, "share the KV cache of equal prompt beginnings")
     threads: Count | None = setting(None, "CPU threads; auto: one per core this process may use")
+    step_log: str | None = setting(None, "a file for a line about every step, for `penstock sim calibrate`")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ class ServerSettings:
     host: str = setting("127.0.0.1", "address to listen on")
     port: Annotated[int, Meta(ge=0, le=65535)] = setting(8000, "port to listen on; 0 picks a free one")
     name: str | None = setting(None, "model id that clients use; auto: from the model's name")
+    tool_format: Literal["auto", "hermes", "llama3", "mistral", "mistral_v11", "smollm2"] = setting(
+        "auto", "how the model calls tools; auto: by its chat template"
+    )
     max_open: Count = setting(512, "most choices being generated or queued; beyond it requests are refused with 429")
     max_body_bytes: Count = setting(8 << 20, "largest request body")
     deep_health_timeout_s: Seconds = setting(10.0, "how long /health/deep waits for its token")
@@ -61,6 +67,34 @@ class ServerSettings:
         "on a command line; none: only gateways on this machine may",
     )
     drain_timeout_s: Seconds = setting(30.0, "how long running requests may go on after SIGTERM")
+    dcgm_url: str | None = setting(
+        None, "dcgm-exporter's /metrics: what NVML cannot tell of the GPU is read there; none: NVML alone"
+    )
+
+
+@dataclass(frozen=True)
+class TelemetrySettings:
+    """Of traces and metrics that are pushed over OTLP, by a replica or a gateway. What is not set here is taken from
+    OpenTelemetry's environment variables."""
+
+    endpoint: str | None = setting(
+        None, "base URL of an OTLP receiver; auto: OTEL_EXPORTER_OTLP_ENDPOINT; without either nothing is pushed"
+    )
+    protocol: Literal["auto", "http/protobuf", "grpc"] = setting(
+        "auto", "auto: OTEL_EXPORTER_OTLP_PROTOCOL, else by the port: grpc at 4317, http/protobuf at others"
+    )
+    service_name: str | None = setting(None, "auto: OTEL_SERVICE_NAME, else penstock-gateway or penstock-replica")
+    traces: bool = setting(True, "push the spans of sampled requests")
+    metrics: bool = setting(True, "push what /metrics shows")
+    metrics_every_s: Seconds | None = setting(None, "auto: OTEL_METRIC_EXPORT_INTERVAL, else 60")
+    sample: Annotated[float, Meta(ge=0, le=1)] | None = setting(
+        None, "share of the requests that are traced if their client does not say; auto: OTEL_TRACES_SAMPLER, else 1"
+    )
+    slow_ttft_s: Seconds = setting(2.0, "requests that waited longer for their first token are kept, sampled or not")
+    slow_s: Seconds = setting(60.0, "so are those that took longer in all, and those that failed")
+    continue_traces: bool = setting(
+        True, "go on with a client's trace, as sampled as it says; false: a new one, with a link to the client's"
+    )
 
 
 @dataclass(frozen=True)
@@ -69,3 +103,4 @@ class Settings:
     engine: EngineSettings = field(default_factory=EngineSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     slo: Slo = field(default_factory=Slo)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)

@@ -51,6 +51,7 @@ class Account:
         """`usage`: None if nobody worked for it."""
         door, inquiry, model = self._door, self._inquiry, request.model
         if usage is not None:
+            usage = self._measured(model, usage, ending)
             self._bill.close(model, usage)
             door.lengths.learn(request.tenant, model, usage.output_tokens)
         else:
@@ -62,4 +63,12 @@ class Account:
         cost = self._bill.cost(model) if usage is not None else None
         door.recorder.ended(self.course.facts(inquiry, model, usage, ending, reason, door.now(), cost))
         if inquiry.ruling is not None:
-            door.recorder.rules.ended(inquiry.ruling, model, usage, door.prices)
+            door.recorder.rules.ended(inquiry.ruling, model, usage, door.prices, door.device_time)
+
+    def _measured(self, model: str, usage: TokenUsage, ending: Ending) -> TokenUsage:
+        """A replica says at an answer's end what it took; of a client that left before, it is estimated."""
+        if usage.work is not None:
+            self._door.device_time.learn(model, usage, usage.work)
+        elif ending is Ending.CLIENT_GONE:
+            return usage._replace(work=self._door.device_time.estimate(model, usage))
+        return usage

@@ -52,8 +52,7 @@ class Bill:
     def cost(self, model: str) -> float | None:
         """Of all that was charged, at this model's price; None: it has none."""
         price = self._prices.get(model, FREE)
-        input_tokens, output_tokens, cached_tokens = self._charged
-        return price.nanos(input_tokens, cached_tokens, output_tokens) / NANOS if price != FREE else None
+        return self._charged.nanos(price) / NANOS if price != FREE else None
 
     def _look(self, record: StreamRecord, model: str, charged: Charged | None) -> None:
         self.follow(record, model, charged)
@@ -71,16 +70,17 @@ class Bill:
         before, self._charged = self._charged, usage
         caller = self._inquiry.caller
         price = self._prices.get(model, FREE)
-        input_tokens, output_tokens, cached_tokens = usage
-        cost = price.nanos(input_tokens, cached_tokens, output_tokens) if price is not FREE else 0
+        input_tokens, output_tokens, cached_tokens, work = usage
+        cost = usage.nanos(price) if price is not FREE else 0
         if before is not _NOTHING:
-            cost -= price.nanos(before.input_tokens, before.cached_tokens, before.output_tokens)
+            cost -= before.nanos(price)
             input_tokens = max(0, input_tokens - before.input_tokens)
             output_tokens = max(0, output_tokens - before.output_tokens)
             cached_tokens = max(0, cached_tokens - before.cached_tokens)
         self._ledger.record(
             Usage(
                 id, caller.tenant.id, caller.key_id, model, time.time(), input_tokens, cached_tokens, output_tokens,
-                cost, requests,
+                cost, requests, round(1e6 * work.device_s) if work is not None else 0,
+                round(1e3 * work.kv_block_s) if work is not None else 0,
             )
         )  # fmt: skip

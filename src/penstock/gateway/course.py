@@ -50,6 +50,7 @@ class Course:
         cost: float | None = None,
     ) -> RequestFacts:  # fmt: skip
         began, sent_at, first_at = self._began, self._sent_at, self._first_at
+        work = usage.work if usage is not None else None
         return RequestFacts(
             inquiry.id,
             inquiry.surface.name,
@@ -71,4 +72,6 @@ class Course:
             inquiry.asked_for,
             cost,
             self._trace,
+            work.device_s if work is not None else None,
+            work.kv_block_s if work is not None else None,
         )

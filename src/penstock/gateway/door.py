@@ -26,6 +26,7 @@ from penstock.core.errors import (
 from penstock.gateway import notices
 from penstock.gateway.asked import SURFACES, Asked, Surface, read
 from penstock.gateway.bill import Recorder
+from penstock.gateway.device_time import DeviceTime
 from penstock.gateway.facts import with_facts
 from penstock.gateway.fallback import Chain
 from penstock.gateway.hints import expected_output
@@ -84,6 +85,7 @@ class Door:
         self.replicas, self.pools = self.roster.replicas, self.roster.pools
         self.retries = RetryBudget()
         self.lengths = OutputLengths()
+        self.device_time = DeviceTime()
         self.random = Random()  # names requests and draws for picks: no secret hangs on it
         self.now = asyncio.get_running_loop().time
         self.routes = routes

@@ -8,6 +8,7 @@ parse with `api` and render with `text`. It blocks: who must not wait asks from 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
@@ -29,6 +30,8 @@ _LONG = 4096  # characters; a shorter text is counted faster than its beginning 
 _TURNS = 32  # how many turns back a conversation is looked for
 _REMEMBERED = 10_000  # of each kind: about 2 MB
 _NAMED, _NAMED_BYTES = 2_000, 64 << 20  # the same, where ids are kept too: of 8k tokens about 40 kB
+
+_HOLDS_TOOLS = re.compile(rb'"tools"|"tool_calls"|"tool_use"|\\u00[67]').search  # or may: letters can be escaped
 
 CHAT, COMPLETION, MESSAGES = b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"
 _PARSERS: dict[bytes, Callable[[bytes], ChatRequest | CompletionRequest]] = {
@@ -60,7 +63,12 @@ class Lexicon:
         """Takes a while for a large vocabulary."""
         self.digest = digest
         self._tokenizer = tokenizer = Tokenizer.from_json(text.tokenizer, text.special_tokens)
-        self._template = ChatTemplate(text.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+        self._template = ChatTemplate(
+            text.chat_template,
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
+            tool_format=text.tool_format,
+        )
         self._growth = tokenizer.growth
         self._vocab_size = text.vocab_size
         self._bos_token_id = text.bos_token_id
@@ -73,7 +81,10 @@ class Lexicon:
         self._overhead = self._most_overhead()
 
     def bound(self, body: bytes) -> int:
-        """Never less than `count`, and found at once; UNBOUNDED where this model's template allows none."""
+        """Never less than `count`, and found at once; UNBOUNDED where this model's template allows none, or where tools
+        may be told of: nothing says how a template writes them."""
+        if _HOLDS_TOOLS(body):
+            return UNBOUNDED
         if self._growth > 1 and (not body.isascii() or b"\\u" in body):
             return len(body) * self._growth + self._overhead
         return len(body) + self._overhead

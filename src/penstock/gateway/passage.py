@@ -72,10 +72,7 @@ class Passage:
 
     def begin(self) -> None:
         self._exchange.watcher = self
-        if self._toll is None:
-            self._submit()
-        else:
-            self._toll.pay()
+        self._submit() if self._toll is None else self._toll.pay()
 
     def _paid(self, error: PenstockError | None) -> None:
         if error is not None:
@@ -137,6 +134,7 @@ class Passage:
             return False
         if self._stay is not None:
             self._tries.answered(self._stay.replica.id)
+        self._transcript.answered(head)
         now = self._door.now()
         self._account.course.answered(now, head.headers.get(server_timing.HEADER, b""))
         self._door.admission.started(self.request.id, now)

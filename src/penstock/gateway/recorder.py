@@ -65,6 +65,8 @@ class RequestFacts(NamedTuple):
     route: str = ""  # the model that was asked for; `model` is the pool that this led to
     cost: float | None = None  # None: it has no price
     trace: Trace | PassedOn | None = None
+    device_s: float | None = None  # what it took, as its replica measured it; None: it did not say
+    kv_block_s: float | None = None
 
 
 class Listener(Protocol):
@@ -75,23 +77,26 @@ class Listener(Protocol):
     def chose(self, request: EdgeRequest, choice: Choice) -> None: ...
 
 
-class _Tokens:
-    __slots__ = ("cached", "input", "output")
+class _Used:
+    __slots__ = ("cached", "device", "input", "output")
 
-    def __init__(self, input: Count, cached: Count, output: Count) -> None:
-        self.input, self.cached, self.output = input, cached, output
+    def __init__(self, device: Count, input: Count, cached: Count, output: Count) -> None:
+        self.device, self.input, self.cached, self.output = device, input, cached, output
 
     def add(self, facts: RequestFacts) -> None:
         self.input.value += facts.input_tokens
         self.cached.value += facts.cached_tokens
         self.output.value += facts.output_tokens
+        self.device.value += facts.device_s or 0.0
 
 
 class _Model(NamedTuple):
     ttft: Spread
     total: Spread
     queue: Spread
-    tokens: _Tokens
+    used: _Used
+    kv_blocks: Count
+    cost: Count
 
 
 class GatewayRecorder:
@@ -108,7 +113,7 @@ class GatewayRecorder:
         self.exports = [self._tallies]  # and metrics that are kept elsewhere
         self._ended: dict[tuple[str, str, str, str], Count] = {}
         self._models: dict[str, _Model] = {}
-        self._tenants: dict[str, _Tokens] = {}
+        self._tenants: dict[str, _Used] = {}
         self.rules = RuleTally(self._tallies)
         self.shadows = ShadowTally(self._tallies)
         self._version_of: Mapping[str, str] = {}
@@ -227,7 +232,9 @@ class GatewayRecorder:
         if facts.ending is Ending.OK and facts.total_s is not None:
             model.total.observe(facts.total_s)
         if facts.input_tokens or facts.output_tokens:
-            model.tokens.add(facts)
+            model.used.add(facts)
+            model.kv_blocks.value += facts.kv_block_s or 0.0
+            model.cost.value += facts.cost or 0.0
             tenant = self._tenants.get(facts.tenant)
             if tenant is None:
                 tenant = self._tenant(facts.tenant)
@@ -237,13 +244,16 @@ class GatewayRecorder:
         spread, count = self._tallies.spread, self._tallies.count
         return _Model(
             spread(catalog.TTFT, model), spread(catalog.REQUEST_LATENCY, model), spread(catalog.QUEUE_WAIT, model),
-            _Tokens(*(count(catalog.TOKENS, model, kind) for kind in _KINDS)),
+            _Used(count(catalog.DEVICE_SECONDS, model), *(count(catalog.TOKENS, model, kind) for kind in _KINDS)),
+            count(catalog.KV_BLOCK_SECONDS, model), count(catalog.COST, model),
         )  # fmt: skip
 
-    def _tenant(self, tenant: str) -> _Tokens:
+    def _tenant(self, tenant: str) -> _Used:
         """What has a name keeps it: a series that moved to the others and back would be no counter."""
         name = tenant if len(self._tenants) < _MAX_TENANTS else _OTHERS
-        found = _Tokens(*(self._tallies.count(catalog.TENANT_TOKENS, name, kind) for kind in _KINDS))
+        count = self._tallies.count
+        tokens = (count(catalog.TENANT_TOKENS, name, kind) for kind in _KINDS)
+        found = _Used(count(catalog.TENANT_DEVICE_SECONDS, name), *tokens)
         if name is not _OTHERS:
             self._tenants[tenant] = found
         return found

@@ -118,6 +118,8 @@ def _text(at: str, facts: RequestFacts) -> str:
         line += f" route={facts.route}"
     if facts.rule:
         line += f" rule={facts.rule}"
+    if facts.device_s is not None:
+        line += f" device_ms={_ms(facts.device_s)} kv_block_s={facts.kv_block_s:.3f}"
     if facts.cost is not None:
         line += f" cost={facts.cost:.9f}"
     if facts.trace is not None:
@@ -134,7 +136,9 @@ def _json(at: str, facts: RequestFacts) -> str:
         "replica": facts.replica or None, "outcome": facts.ending.value, "reason": facts.reason or None,
         "prompt": facts.input_tokens, "cached": facts.cached_tokens, "output": facts.output_tokens,
         "queue_ms": _rounded(facts.queue_s), "ttft_ms": _rounded(facts.ttft_s), "total_ms": _rounded(facts.total_s),
-        "tries": facts.num_tries, "rule": facts.rule or None, "cost": facts.cost,
+        "tries": facts.num_tries, "rule": facts.rule or None, "device_ms": _rounded(facts.device_s),
+        "kv_block_s": facts.kv_block_s,
+        "cost": facts.cost,
         "trace": trace.trace_id if trace is not None else None,
     })  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from penstock.gateway.device_time import DeviceTime
 from penstock.gateway.spent import TokenUsage
 from penstock.observe import gateway_catalog as catalog
 from penstock.observe.tallies import Count, Tallies
@@ -44,16 +45,21 @@ class RuleTally:
         self._tallies = tallies
         self._counts: dict[tuple[str, str], _Counts] = {}
 
-    def ended(self, ruling: Ruling, pool: str, usage: TokenUsage | None, prices: Mapping[str, Price]) -> None:
-        """`pool`: the one that answered."""
+    def ended(
+        self, ruling: Ruling, pool: str, usage: TokenUsage | None, prices: Mapping[str, Price], times: DeviceTime
+    ) -> None:
+        """`pool`: the one that answered; `times`: what the other would have taken."""
         counts = self._of(ruling.model, ruling.verdict.rule, ruling.verdict.to, ruling.dry_run)
         counts.requests.value += 1
         if usage is not None:
             counts.input.value += usage.input_tokens
             counts.output.value += usage.output_tokens
             chosen = ruling.pool if ruling.dry_run else pool
-            saved = _nanos(prices, ruling.default_pool, usage) - _nanos(prices, chosen, usage)
-            counts.saved.value += saved / NANOS
+            by_default, by_rule = (
+                (usage if one == pool else usage._replace(work=times.estimate(one, usage))).nanos(prices.get(one, FREE))
+                for one in (ruling.default_pool, chosen)
+            )
+            counts.saved.value += (by_default - by_rule) / NANOS
 
     def document(self, model: str, rules: RuleSet) -> dict[str, object]:
         pairs = [(rule.name, rule.to) for rule in rules.rules] + [(DEFAULT, rules.default)]
@@ -80,7 +86,3 @@ class RuleTally:
                 count(catalog.RULE_SAVINGS, model, rule),
             )
         return found
-
-
-def _nanos(prices: Mapping[str, Price], pool: str, usage: TokenUsage) -> int:
-    return prices.get(pool, FREE).nanos(usage.input_tokens, usage.cached_tokens, usage.output_tokens)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
+from penstock.core.request import Cost
+from penstock.tenancy.prices import Price
+
 _decode = json.JSONDecoder().raw_decode
 _KEY = b'"usage":'
 
@@ -13,10 +16,15 @@ class TokenUsage(NamedTuple):
     input_tokens: int
     output_tokens: int
     cached_tokens: int = 0
+    work: Cost | None = None  # as replicas measured it; None: they did not say
 
     @property
     def total(self) -> int:
         return self.input_tokens + self.output_tokens
+
+    def nanos(self, price: Price) -> int:
+        device_s = self.work.device_s if self.work is not None else 0.0
+        return price.nanos(self.input_tokens, self.cached_tokens, self.output_tokens, device_s)
 
 
 def find_usage(tail: bytes) -> TokenUsage | None:

@@ -186,6 +186,7 @@ def _of_request(facts: RequestFacts) -> dict[str, Value]:
         "penstock.reason": facts.reason,
         "penstock.queue_s": facts.queue_s,
         "penstock.ttft_s": facts.ttft_s,
+        "penstock.device_s": facts.device_s,
     }
     found |= {key: value for key, value in named.items() if value not in ("", None)}
     if facts.input_tokens or facts.output_tokens:

@@ -3,20 +3,23 @@ carry it on; of any other stream a count of its events; and at the end what was 
 
 from __future__ import annotations
 
-from penstock.api.relay import StreamRecord, is_whole, sealed
+from penstock.api.relay import COST_HEADER, StreamRecord, is_whole, read_cost, sealed
+from penstock.core.request import Cost
 from penstock.dialects.usage import StreamTally
 from penstock.gateway.http.forward import IsWhole, Outcome, Tap
+from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.replicas import ENVELOPE_HEADER, STREAM_HEADER, Replica
 from penstock.gateway.sizes import Size
 from penstock.gateway.spent import TokenUsage, find_usage
 
+_COST_HEADER = COST_HEADER.encode()
 _MOST_BYTES = 1 << 20  # of a request and its ids; a replica may refuse what is longer than a request should be
 
 
 class Transcript:
     """Of an answer that begins, at whichever replica; `carried_on` by others, it is still the same."""
 
-    __slots__ = ("_body", "_is_stream", "_size", "_tally", "record")
+    __slots__ = ("_body", "_cost", "_is_stream", "_size", "_tally", "record")
 
     def __init__(self, body: bytes, size: Size, *, is_stream: bool) -> None:
         """`body`: as replicas are sent it."""
@@ -25,6 +28,7 @@ class Transcript:
         self._is_stream = is_stream
         self.record: StreamRecord | None = None  # of a stream that another replica could carry on
         self._tally: StreamTally | None = None  # of one that none could
+        self._cost: Cost | None = None  # of an answer that is no stream
 
     def letter(self, replica: Replica) -> tuple[bytes, bytes]:
         """Headers and body of the request, from its beginning. A replica that would get the same ids is sent them."""
@@ -47,6 +51,10 @@ class Transcript:
         envelope = self.record.envelope(self._body, self._size.ids_for(replica.text) or b"null")
         return (ENVELOPE_HEADER, envelope) if envelope is not None else None
 
+    def answered(self, head: ResponseHead) -> None:
+        """An answer begins that will be passed on."""
+        self._cost = read_cost(head.headers.get(_COST_HEADER, b""))
+
     @property
     def tap(self) -> Tap | None:
         seen = self.record or self._tally
@@ -64,9 +72,10 @@ class Transcript:
         record = self.record
         if found is None and record is not None and (prompt := record.prompt_tokens) is not None:
             found = TokenUsage(prompt, record.num_tokens)
-        if found is not None:
-            self._size.learn(found.input_tokens)
-        return found
+        if found is None:
+            return None
+        self._size.learn(found.input_tokens)
+        return found._replace(work=self._cost if record is None else record.cost)
 
     def guess(self) -> TokenUsage:
         """Of a client that left before a server that says its usage last: by the events it got, or all it might get."""

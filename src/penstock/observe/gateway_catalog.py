@@ -34,6 +34,22 @@ TENANT_TOKENS = Metric(
     "The same by tenant: the first 200 that this process saw by name, all others together as `other`.",
     ("tenant", "kind"),
 )  # fmt: skip
+DEVICE_SECONDS = Metric(
+    "penstock_gateway_device_seconds_total", "counter",
+    "Device time that requests took, as penstock replicas measured it; of clients that left, an estimate.", ("model",),
+)  # fmt: skip
+TENANT_DEVICE_SECONDS = Metric(
+    "penstock_gateway_tenant_device_seconds_total", "counter", "The same by tenant, the first 200 by name.",
+    ("tenant",),
+)  # fmt: skip
+KV_BLOCK_SECONDS = Metric(
+    "penstock_gateway_kv_block_seconds_total", "counter",
+    "Blocks of KV cache that requests held, times seconds, as penstock replicas measured it.", ("model",),
+)  # fmt: skip
+COST = Metric(
+    "penstock_gateway_cost_total", "counter",
+    "Money that requests cost, by the model's price, in the operator's currency.", ("model",),
+)  # fmt: skip
 RETRIES = Metric(
     "penstock_gateway_retries_total", "counter", "Requests sent to another replica before their first byte.", ("model",)
 )

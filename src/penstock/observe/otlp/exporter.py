@@ -71,11 +71,13 @@ class TraceExporter(Backlog[T], Generic[T]):
         self._way = transport("traces", target)
         self._sender = _Sender(self._way, target.timeout_s, self._stopping)
         self._spans = spans
-        resource = messages.resource(who)
+        resource, self._refused = messages.resource(who), messages.refused
         self._encode: Callable[[Iterable[Span]], bytes] = lambda spans: messages.trace_request(resource, spans)
 
     def write(self, batch: list[T]) -> None:
-        self._sender.send(self._encode(span for one in batch for span in self._spans(one)))
+        answer = self._sender.send(self._encode(span for one in batch for span in self._spans(one)))
+        if refused := self._refused(answer):
+            log.warning("the OTLP receiver took spans only in part: %s", refused)
 
     def close(self) -> None:
         super().close()
@@ -135,10 +137,16 @@ class MetricExporter:
         self.close()
 
 
-def _check_installed() -> None:
+def is_installed() -> bool:
     try:
         import opentelemetry.proto.collector.trace.v1.trace_service_pb2  # noqa: F401
     except ImportError:
+        return False
+    return True
+
+
+def _check_installed() -> None:
+    if not is_installed():
         raise ConfigError(
             "traces and metrics over OTLP need more: pip install 'penstock[otel]', or set no telemetry.endpoint"
-        ) from None
+        )

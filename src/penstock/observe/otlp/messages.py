@@ -9,7 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope
 from opentelemetry.proto.metrics.v1 import metrics_pb2 as metrics
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
@@ -37,6 +40,12 @@ def trace_request(who: Resource, spans: Iterable[Span]) -> bytes:
     for span in spans:
         _fill(scope.spans.add(), span)
     return bytes(request.SerializeToString())
+
+
+def refused(answer: bytes) -> str:
+    """What a receiver says of spans that it did not take; empty: it took all."""
+    said = ExportTraceServiceResponse.FromString(answer).partial_success
+    return f"{said.rejected_spans} spans: {said.error_message}" if said.rejected_spans else ""
 
 
 def metrics_request(who: Resource, tallies: Iterable[Tallies], began_ns: int, now_ns: int) -> bytes:

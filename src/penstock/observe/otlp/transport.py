@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import os
 import ssl
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -97,6 +98,7 @@ class OverHttp:
 
 class OverGrpc:
     def __init__(self, target: Target, method: str) -> None:
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # who forks here execs at once: it need not complain
         try:
             import grpc
         except ImportError:

@@ -1,0 +1,48 @@
+"""`penstock doctor`: looks an installation over and says what to fix, a line for each thing it looked at."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.cli.doctor_findings import Finding
+
+_MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
+
+
+def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("doctor", help="check this installation, and say what to fix")
+    command.add_argument(
+        "model", nargs="?", metavar="MODEL", help="to be served here: are its files complete, does it fit"
+    )
+    command.add_argument("--config", type=Path, metavar="FILE", help="YAML of `penstock serve` or `penstock gateway`")
+    command.add_argument("--store", metavar="URL", help="see `penstock gateway`")
+    command.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def run_doctor(arguments: argparse.Namespace) -> None:
+    """Ends with 1 if something must be fixed."""
+    from penstock.cli.doctor_checks import look_over
+
+    findings = []
+    for finding in look_over(arguments.model, arguments.config, arguments.store):
+        findings.append(finding)
+        if not arguments.json:
+            print(line(finding), flush=True)  # as it is found: some checks take a while
+    if arguments.json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(findings)).decode())
+    else:
+        counts = {verdict: sum(one.verdict == verdict for one in findings) for verdict in _MARKS}
+        print(f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} to fix")
+    if any(one.verdict == "fail" for one in findings):
+        sys.exit(1)
+
+
+def line(finding: Finding) -> str:
+    hint = f": {finding.hint}" if finding.hint else ""
+    return f"{_MARKS[finding.verdict]}  {finding.name:<12} {finding.says}{hint}"

@@ -1,0 +1,107 @@
+"""Everything that `penstock doctor` looks at, in its order; a check that breaks is a finding too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from penstock.cli import doctor_fleet as fleet
+from penstock.cli import doctor_machine as machine
+from penstock.cli.doctor_findings import Finding, fail, ok
+from penstock.cli.flags import read_config
+from penstock.cli.store_flags import store_url
+from penstock.cli.telemetry import telemetry_of
+from penstock.core.config import build
+from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.settings import Settings, TelemetrySettings
+from penstock.gateway.settings import GatewaySettings, replicas_of, router_of, routes_of
+from penstock.gateway.watch_settings import slack_of, slos_of
+
+Check = Callable[[], Iterator[Finding]]
+
+
+def look_over(model: str | None, config: Path | None, store: str | None) -> Iterator[Finding]:
+    """`config`: a gateway's file or a replica's; what it names is looked at as well."""
+    for check in (machine.python, machine.open_files, machine.disk):
+        yield from _guarded(check)
+    values: dict[str, Any] = {}
+    if config is not None:
+        try:
+            values = read_config(config)
+        except ConfigError as error:
+            yield fail("config", error.message)
+            return
+    if "models" in values:
+        yield from _gateway(values, config, store)
+    if model is not None or "models" not in values:
+        yield from _engine(values if "models" not in values else {}, model, config)
+
+
+def _engine(values: dict[str, Any], model: str | None, config: Path | None) -> Iterator[Finding]:
+    try:
+        settings = build(Settings, values if model is None else values | {"model": model})
+    except ConfigError as error:
+        yield fail("config", error.message)
+        return
+    if config is not None and values:
+        yield ok("config", f"{config} is a replica's, and valid")
+    yield from _guarded(lambda: machine.device(settings.engine))
+    yield from _guarded(lambda: machine.model(settings.model, settings.engine))
+    yield from _guarded(lambda: fleet.port(settings.server.host, settings.server.port, "server.port"))
+    yield from _telemetry(settings.telemetry, "penstock-replica")
+
+
+def _gateway(values: dict[str, Any], config: Path | None, store: str | None) -> Iterator[Finding]:
+    try:
+        settings = build(GatewaySettings, values)
+        models = settings.pools()
+        routes_of(models)
+        router_of(settings, models)
+        replicas_of(models, settings.health)
+        slos_of(settings.slo, models)
+        slack_of(settings.watch.alerts)
+    except PenstockError as error:
+        yield fail("config", error.message)
+        return
+    yield ok("config", f"{config} is a gateway's, and valid: {', '.join(models)}")
+    url = store_url(store or settings.store, None)
+    needed = {}
+    if url.startswith(("postgres://", "postgresql://")):
+        needed["psycopg"] = "penstock[postgres]"
+    if settings.limiter is not None:
+        needed["redis"] = "penstock[redis]"
+    if any(model.kv_events is not None for model in models.values()):
+        needed["zmq"] = "penstock[zmq]"
+    yield from _guarded(lambda: machine.packages(needed))
+    yield from _guarded(lambda: fleet.port(settings.host, settings.port, "port"))
+    if settings.admin_port is not None:
+        number = settings.admin_port
+        yield from _guarded(lambda: fleet.port(settings.admin_host, number, "admin_port"))
+    yield from _guarded(lambda: fleet.store(url))
+    if (limiter := settings.limiter) is not None:
+        yield from _guarded(lambda: fleet.limiter(limiter))
+    yield from _guarded(lambda: fleet.replicas(settings))
+    yield from _telemetry(settings.telemetry, "penstock-gateway")
+
+
+def _telemetry(settings: TelemetrySettings, service: str) -> Iterator[Finding]:
+    try:
+        found = telemetry_of(settings, service)
+    except ConfigError as error:
+        yield fail("telemetry", error.message)
+        return
+    target = found.traces or found.metrics
+    if target is not None:
+        needed = {"opentelemetry.proto": "penstock[otel]"} | (
+            {"grpc": "penstock[otel]"} if target.protocol == "grpc" else {}
+        )
+        yield from _guarded(lambda: machine.packages(needed))
+        yield from _guarded(lambda: fleet.receiver(found))
+
+
+def _guarded(check: Check) -> Iterator[Finding]:
+    try:
+        yield from check()
+    except Exception as error:  # one check that breaks must not hide what the others find
+        yield fail("doctor", f"a check broke: {type(error).__name__}: {error}", "please report this")

@@ -1,0 +1,188 @@
+"""Checks of what a gateway needs around it: ports, the store, the limiter, replicas and providers, an OTLP receiver.
+
+Replicas are asked as anybody could; nothing is generated and nothing changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from penstock import __version__
+from penstock.api import relay
+from penstock.api.replica_report import ReplicaReport
+from penstock.cli.doctor_findings import Finding, fail, ok, warn
+from penstock.core.errors import PenstockError
+from penstock.gateway.settings import GatewaySettings, ModelSettings, pools_of
+from penstock.observe.otlp.target import Telemetry
+from penstock.observe.redaction import redact
+
+_TIMEOUT_S = 3.0
+_SKEW_S = 2.0  # of clocks; a Date header is told in whole seconds
+
+
+def port(host: str, number: int, setting: str) -> Iterator[Finding]:
+    if number == 0:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, number))
+        except OSError as error:
+            hint = f"something listens there already (penstock itself?); else set {setting} to another"
+            yield warn("port", f"{host}:{number} cannot be had: {error.strerror}", hint)
+            return
+    yield ok("port", f"{host}:{number} is free")
+
+
+def store(url: str) -> Iterator[Finding]:
+    from penstock.tenancy.migrations import MIGRATIONS
+    from penstock.tenancy.store import open_database
+
+    shown, scheme = redact(url), url.partition("://")[0]
+    path = Path(url.partition("://")[2][1:]).expanduser() if scheme == "sqlite" else None
+    if path is not None and not path.exists():
+        yield ok("store", f"{shown} is not there yet; the first command makes it")
+        return
+    try:
+        done = _schema_of_file(path) if path is not None else None
+        if done is None:
+            with contextlib.closing(open_database(url)) as database, database.reading() as execute:
+                done = int(execute("SELECT COALESCE(MAX(version), 0) FROM migrations")[0][0])
+    except (PenstockError, sqlite3.Error) as error:
+        said = redact(error.message if isinstance(error, PenstockError) else str(error))
+        yield fail("store", f"{shown}: {said}", "is it running, is the URL right, may this user read it?")
+        return
+    if done > len(MIGRATIONS):
+        yield fail("store", f"{shown} has schema {done}, made by a newer penstock", "upgrade this one")
+    elif done < len(MIGRATIONS):
+        yield warn(
+            "store", f"{shown} has schema {done} of {len(MIGRATIONS)}", "the next gateway or command migrates it"
+        )
+    else:
+        yield ok("store", f"{shown} answers, schema {done}")
+
+
+def _schema_of_file(path: Path) -> int:
+    """Read-only: to look must not make a file, nor write to one."""
+    with contextlib.closing(sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True, timeout=_TIMEOUT_S)) as found:
+        return int(found.execute("SELECT COALESCE(MAX(version), 0) FROM migrations").fetchone()[0])
+
+
+def limiter(url: str) -> Iterator[Finding]:
+    try:
+        import redis
+    except ImportError:
+        return  # `packages` says so
+    shown = redact(url)
+    try:
+        with redis.Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S) as found:
+            found.ping()
+    except (redis.RedisError, ValueError) as error:
+        yield fail("limiter", f"{shown}: {redact(str(error))}", "is Redis running, and is `limiter` right?")
+    else:
+        yield ok("limiter", f"{shown} answers")
+
+
+def receiver(found: Telemetry) -> Iterator[Finding]:
+    target = found.traces or found.metrics
+    if target is None:
+        return
+    parts = urlsplit(target.url)
+    number = parts.port or {"https": 443}.get(parts.scheme, 4317 if target.protocol == "grpc" else 80)
+    try:
+        with socket.create_connection((str(parts.hostname), number), _TIMEOUT_S):
+            yield ok("telemetry", f"{redact(target.url)} takes connections ({target.protocol})")
+    except OSError as error:
+        yield warn(
+            "telemetry", f"{redact(target.url)}: {error}", "nothing waits for it, but traces and metrics are lost"
+        )
+
+
+def replicas(settings: GatewaySettings) -> Iterator[Finding]:
+    """Every one that the gateway's file names."""
+    models = settings.pools()
+    for name, pool in pools_of(models).items():
+        secret = os.environ.get(pool.secret_env, "") if pool.secret_env else ""
+        for url in pool.replicas:
+            yield _paid(name, url) if pool.key_env else _replica(name, url, pool, secret)
+
+
+def _paid(model: str, url: str) -> Finding:
+    """Somebody else's: that it can be reached is all that is asked."""
+    parts = urlsplit(url)
+    try:
+        with socket.create_connection((str(parts.hostname), parts.port or 443), _TIMEOUT_S):
+            return ok("replica", f"{redact(url)} ({model}) can be reached")
+    except OSError as error:
+        return fail("replica", f"{redact(url)} ({model}): {error}", "is the network open towards it?")
+
+
+def _replica(model: str, url: str, pool: ModelSettings, secret: str) -> Finding:
+    who = f"{redact(url)} ({model})"
+    try:
+        status, headers, body = _get(url, "/v1/penstock/snapshot", {relay.SECRET_HEADER: secret} if secret else {})
+    except (OSError, http.client.HTTPException) as error:
+        return fail("replica", f"{who}: {error}", "is it running, and is the address right?")
+    skew_s = _skew_s(headers.get("date"))
+    if abs(skew_s) > _SKEW_S:
+        return warn(
+            "replica", f"{who}: its clock differs by {skew_s:+.0f} s", "run NTP on both: logs and traces mix them"
+        )
+    if status == 403:
+        return fail(
+            "replica", f"{who} wants its gateway's secret", f"set models.{model}.secret_env to a variable with it"
+        )
+    if status != 200:
+        return _foreign(who, url)
+    report = msgspec.json.decode(body, type=ReplicaReport)
+    says = f"{who}: {'draining' if report.is_draining else report.state}, penstock {report.version}"
+    served = pool.served_as or model
+    if report.model and report.model != served:
+        return fail("replica", f"{who} serves {report.model}, not {served}", f"set models.{model}.served_as")
+    if report.device_fault:
+        return fail("replica", f"{who}: {report.device_fault}", "see docs/gpu.md")
+    if report.state != "ready" or report.is_draining:
+        return warn("replica", says, "it gets no work now")
+    if report.version != __version__:
+        return warn("replica", f"{says}; this is {__version__}", "fine for a while, as in an upgrade")
+    return ok("replica", says)
+
+
+def _foreign(who: str, url: str) -> Finding:
+    try:
+        status, _, _ = _get(url, "/v1/models", {})
+    except (OSError, http.client.HTTPException) as error:
+        return fail("replica", f"{who}: {error}", "is it running, and is the address right?")
+    if status == 200:
+        return ok("replica", f"{who} answers; it is not penstock's")
+    return warn(
+        "replica", f"{who} answers /v1/models with {status}", "does it want a key (key_env)? is the path right?"
+    )
+
+
+def _get(url: str, path: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    with contextlib.closing(kind(parts.netloc.rpartition("@")[2], timeout=_TIMEOUT_S)) as connection:
+        connection.request("GET", f"{parts.path.rstrip('/')}{path}", headers=headers)
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read(1 << 20)
+
+
+def _skew_s(date: str | None) -> float:
+    try:
+        return parsedate_to_datetime(date).timestamp() - time.time() if date else 0.0
+    except ValueError:
+        return 0.0

@@ -1,0 +1,170 @@
+"""Checks of the machine: Python, devices, the compiler, memory and disk, open files, and a model's files. They change
+nothing and fetch nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from penstock import __version__
+from penstock.cli.doctor_findings import Finding, fail, ok, warn
+from penstock.core.errors import PenstockError
+from penstock.core.settings import EngineSettings
+from penstock.hub.home import penstock_home
+
+_GIB = 1 << 30
+_LEAST_FILES, _ENOUGH_FILES = 1024, 8192  # a gateway has two for each stream
+_LITTLE_DISK, _ENOUGH_DISK = _GIB, 10 * _GIB
+
+
+def python() -> Iterator[Finding]:
+    name = f"{platform.python_version()}, penstock {__version__}, {platform.system()} {platform.machine()}"
+    yield ok("python", name)  # an older one could not have come so far
+
+
+def open_files() -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    says = f"a process may have {soft:,} files and connections open (at most {hard:,})"
+    hint = f"ulimit -n {min(max(hard, _ENOUGH_FILES), 65536)}, or LimitNOFILE= in the unit: a stream takes two"
+    if soft < _LEAST_FILES:
+        yield fail("open files", says, hint)
+    elif soft < _ENOUGH_FILES:
+        yield warn("open files", says, hint)
+    else:
+        yield ok("open files", says)
+
+
+def disk() -> Iterator[Finding]:
+    home = penstock_home()
+    there = home
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free
+    says = f"{free / _GIB:.1f} GiB free for {home}"
+    hint = "set PENSTOCK_HOME to a place with more: models, decisions and the store are kept there"
+    if not _is_writable(there):
+        yield fail("disk", f"{there} cannot be written", "set PENSTOCK_HOME, or change the owner")
+    elif free < _LITTLE_DISK:
+        yield fail("disk", says, hint)
+    elif free < _ENOUGH_DISK:
+        yield warn("disk", says, hint)
+    else:
+        yield ok("disk", says)
+
+
+def device(settings: EngineSettings) -> Iterator[Finding]:
+    """Where a model would run."""
+    if find_spec("torch") is None:
+        yield fail("device", "torch is not installed: no model can be served", "pip install 'penstock[engine]'")
+        return
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    if settings.device == "cuda" and not has_gpu:
+        driver = "the driver's library is there" if _has_driver() else "there is no NVIDIA driver"
+        yield fail(
+            "device", f"no GPU, though engine.device is cuda; {driver}", "see nvidia-smi; torch must be a CUDA build"
+        )
+        return
+    if has_gpu and settings.device != "cpu":
+        for index in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(index)
+            what = f"{torch.cuda.get_device_name(index)}, {free / _GIB:.0f} of {total / _GIB:.0f} GiB free"
+            yield ok("device", f"cuda:{index} {what}; torch {torch.__version__}")
+        return
+    if _has_driver() and settings.device == "auto":
+        yield warn("device", "there is an NVIDIA driver, but torch sees no GPU", "install a CUDA build of torch")
+    yield ok("device", f"cpu, {torch.get_num_threads()} threads; torch {torch.__version__}")
+    yield from _compiler()
+
+
+def _compiler() -> Iterator[Finding]:
+    from penstock.model.ops.build import KernelsUnavailable, find_compiler
+
+    try:
+        yield ok("compiler", " ".join(find_compiler()))
+    except KernelsUnavailable as error:
+        yield warn("compiler", "none: the CPU kernels cannot be built, and models run several times slower", str(error))
+
+
+def model(spec: str, settings: EngineSettings) -> Iterator[Finding]:
+    """Its files, as they are on this machine, and whether it fits."""
+    from penstock.hub.installed import installed_path
+    from penstock.hub.resolve import resolve
+
+    try:
+        path = installed_path(spec)
+        if path is None:
+            yield warn("model", f"{spec} is not on this machine yet", f"penstock pull {spec}, or the first start will")
+            return
+        checkpoint = resolve(spec)
+        checkpoint.tokenizer_source  # noqa: B018 (raises where it is missing)
+    except PenstockError as error:
+        yield fail("model", error.message)
+        return
+    size = sum(file.stat().st_size for file in _files(path))
+    config = checkpoint.config
+    yield ok(
+        "model", f"{spec}: {config.num_parameters / 1e6:,.0f} M parameters, {size / _GIB:.2f} GiB, complete, in {path}"
+    )
+    yield from _memory(size, config.kv_bytes_per_token(2), settings)
+
+
+def _memory(weight_bytes: int, token_bytes: int, settings: EngineSettings) -> Iterator[Finding]:
+    if find_spec("torch") is None:
+        return
+    import torch
+
+    from penstock.runner.memory import free_bytes
+
+    kind = "cuda" if settings.device != "cpu" and torch.cuda.is_available() else "cpu"
+    free = free_bytes(torch.device(kind))
+    left = (free - weight_bytes) // token_bytes
+    says = f"{free / _GIB:.1f} GiB free on {kind}; weights as stored {weight_bytes / _GIB:.1f}"
+    if left <= 0:
+        yield fail("memory", says, "a smaller model, more memory, or a smaller number format (quant)")
+    elif left < 4096:
+        yield warn("memory", f"{says}, room for {left:,} tokens", "few requests fit: a smaller model or format")
+    else:
+        yield ok("memory", f"{says}, then room for about {left:,} tokens of KV cache")
+
+
+def packages(extras: dict[str, str]) -> Iterator[Finding]:
+    """`extras`: modules that the configuration needs, and what brings them."""
+    for module, extra in extras.items():
+        if find_spec(module.partition(".")[0]) is None or not _can_find(module):
+            yield fail("packages", f"{module} is needed and not installed", f"pip install '{extra}'")
+        else:
+            yield ok("packages", f"{module} {_version(module)}".strip())
+
+
+def _can_find(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _version(module: str) -> str:
+    try:
+        return version(module.replace(".", "-"))
+    except PackageNotFoundError:
+        return ""
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else [file for file in path.iterdir() if file.suffix == ".safetensors"]
+
+
+def _has_driver() -> bool:
+    return Path("/proc/driver/nvidia/version").exists()
+
+
+def _is_writable(directory: Path) -> bool:
+    return os.access(directory, os.W_OK | os.X_OK)

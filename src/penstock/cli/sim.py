@@ -1,0 +1,197 @@
+"""`penstock sim`: a fleet under a trace, without the fleet. What it knows is in `penstock.sim`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.core.request import Priority
+    from penstock.sim.profile import Profile
+    from penstock.sim.result import Result
+    from penstock.workload.trace import Arrival
+
+_PROFILE = "h200-llama8b"
+_COMPARED = "kv_aware,round_robin,least_connections,session,oracle"
+
+
+def add_sim(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    sim = commands.add_parser("sim", help="a fleet under a trace, in simulated time")
+    kinds = sim.add_subparsers(dest="sim", required=True, metavar="KIND")
+    run = kinds.add_parser("run", help="one policy")
+    _add_trace(run, strategy="kv_aware", replicas="16")
+    compare = kinds.add_parser("compare", help="policies side by side, at several sizes")
+    _add_trace(compare, strategy=_COMPARED, replicas="4,16,64")
+    calibrate = kinds.add_parser("calibrate", help="a profile from the step log of an engine")
+    calibrate.add_argument("log", type=Path, metavar="STEPLOG", help="what `penstock engine --step-log FILE` wrote")
+    calibrate.add_argument("--like", default=None, metavar="PROFILE", help="the rest of the profile is this one's")
+    calibrate.add_argument("--name", default="calibrated", help="of the profile")
+    calibrate.add_argument("--out", type=Path, metavar="FILE", help="write it there (default: print it)")
+
+
+def _add_trace(parser: argparse.ArgumentParser, *, strategy: str, replicas: str) -> None:
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="of Mooncake's (.jsonl) or Azure's (.csv) form")
+    parser.add_argument(
+        "--strategy", default=strategy, metavar="NAME,…",
+        help=f"of the router's, or oracle: by full knowledge of all caches (default: {strategy})",
+    )  # fmt: skip
+    parser.add_argument("--replicas", default=replicas, metavar="N,…", help=f"(default: {replicas})")
+    parser.add_argument(
+        "--profile", default=_PROFILE, metavar="NAME|FILE", help=f"what a replica can do (default: {_PROFILE})"
+    )
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument("--speed", type=_positive, metavar="X", help="the trace so many times as fast")
+    load.add_argument(
+        "--utilisation", type=_positive, default=0.7, metavar="U",
+        help="as fast as makes the work, without a hit, this share of the replicas' time (default: 0.7)",
+    )  # fmt: skip
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="the trace from this request on")
+    parser.add_argument("--count", type=int, default=None, metavar="N", help="so many of it")
+    parser.add_argument(
+        "--copies", type=int, default=1, metavar="N", help="as many crowds like it, each with its own prompts"
+    )
+    parser.add_argument("--tenants", type=int, default=1, metavar="N", help="sessions belong to so many (default: 1)")
+    parser.add_argument("--classes", default="", metavar="CLASS=SHARE,…", help="interactive=1,standard=8,batch=1")
+    parser.add_argument("--ttft", type=_positive, metavar="S", help="the SLO's; default: the profile's")
+    parser.add_argument("--tpot", type=_positive, metavar="S", help="likewise")
+    parser.add_argument("--weights", default="", metavar="NAME=W,…", help="of the router: prefix=3,load.queue=1")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots there")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+
+
+def run_sim(arguments: argparse.Namespace) -> None:
+    if arguments.sim == "calibrate":
+        _calibrate(arguments)
+    else:
+        _compare(arguments)
+
+
+def _compare(given: argparse.Namespace) -> None:
+    import msgspec
+
+    from penstock.sim.profile import load_profile
+    from penstock.sim.table import markdown, plain
+    from penstock.sim.workload import that_fit
+    from penstock.workload.trace import read_trace
+
+    profile = load_profile(given.profile)
+    slo = replace(profile.slo, ttft_s=given.ttft or profile.slo.ttft_s, tpot_s=given.tpot or profile.slo.tpot_s)
+    profile = replace(profile, slo=slo)
+    read = read_trace(given.trace, given.first, given.count)
+    arrivals = that_fit(read, profile)
+    if not arrivals:
+        raise ConfigError(f"no request of {given.trace} fits a replica of {profile.name}")
+    results = []
+    for num_replicas in _numbers(given.replicas):
+        for policy in given.strategy.split(","):
+            results.append(_run_one(given, profile, arrivals, num_replicas, policy.strip()))
+    print((markdown if given.markdown else plain)(results))
+    if len(read) > len(arrivals):
+        print(f"left out: {len(read) - len(arrivals)} requests that fit no replica", file=sys.stderr)
+    if given.json:
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
+    if given.html:
+        from penstock.cli.sim_page import page
+
+        given.html.write_text(page(results, slo, title=given.trace.name))
+
+
+def _run_one(
+    given: argparse.Namespace, profile: Profile, arrivals: Sequence[Arrival], num_replicas: int, policy: str
+) -> Result:
+    from penstock.sim.simulation import POLICIES, Simulation
+    from penstock.sim.workload import replay, speed_for
+
+    if policy not in POLICIES:
+        raise ConfigError(f"no policy '{policy}'; there are {', '.join(POLICIES)}", param="strategy")
+    speed = given.speed or speed_for(arrivals, profile, num_replicas, given.utilisation, given.copies)
+    simulation = Simulation(profile, num_replicas, "oracle" if policy == "oracle" else _routing(policy, given.weights))
+    asks = replay(arrivals, speed, copies=given.copies, tenants=given.tenants, classes=_classes(given.classes))
+    total = len(arrivals) * given.copies
+
+    def progress(now: float, count: int) -> None:
+        print(
+            f"\r{policy}, {num_replicas} replicas: {count:,} of {total:,} requests, {now:,.0f} s",
+            end="",
+            file=sys.stderr,
+        )
+
+    result = simulation.run(asks, progress=progress if sys.stderr.isatty() else None)
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr)
+    print(
+        f"{policy}, {num_replicas} replicas: {result.requests:,} requests, the trace {speed:.2f} times as fast, "
+        f"{result.seconds:,.0f} s simulated in {result.cpu_s:.1f} s",
+        file=sys.stderr,
+    )
+    return result
+
+
+def _routing(policy: str, weights: str) -> Any:
+    from penstock.core.config import build
+    from penstock.router.strategies import RoutingSettings
+
+    values: dict[str, Any] = {}
+    for name, number in _pairs(weights, "weights"):
+        group = values
+        *path, last = name.split(".")
+        for part in path:
+            group = group.setdefault(part, {})
+        group[last] = number
+    return build(RoutingSettings, {"strategy": policy, "weights": values})
+
+
+def _classes(text: str) -> dict[Priority, float] | None:
+    from penstock.admission.settings import CLASS_NAMES
+
+    shares = dict(_pairs(text, "classes"))
+    unknown = set(shares) - set(CLASS_NAMES)
+    if unknown:
+        raise ConfigError(f"no class '{sorted(unknown)[0]}'; there are {', '.join(CLASS_NAMES)}", param="classes")
+    return {CLASS_NAMES[name]: share for name, share in shares.items()} or None
+
+
+def _calibrate(given: argparse.Namespace) -> None:
+    from penstock.sim.calibrate import calibrate, read_steps
+    from penstock.sim.profile import load_profile, write_profile
+
+    steps, limits = read_steps(given.log)
+    fit = calibrate(steps)
+    like = load_profile(given.like) if given.like else None
+    text = write_profile(fit.profile(given.name, limits, like))
+    print(fit.summary(), file=sys.stderr)
+    if given.out:
+        given.out.write_text(text)
+    else:
+        print(text, end="")
+
+
+def _pairs(text: str, param: str) -> list[tuple[str, float]]:
+    try:
+        return [(name.strip(), float(number)) for name, number in (part.split("=") for part in text.split(",") if part)]
+    except ValueError:
+        raise ConfigError(f"--{param} is NAME=NUMBER,…, and not '{text}'", param=param) from None
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise ConfigError(f"--replicas is N,…, and not '{text}'", param="replicas")
+    return numbers
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if number <= 0:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return number

@@ -1,0 +1,95 @@
+"""What a process pushes over OTLP, put together: its traces' exporter and its metrics', if there is where to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+
+from penstock import __version__
+from penstock.core.settings import TelemetrySettings
+from penstock.gateway import tracing as at_gateway
+from penstock.observe import catalog
+from penstock.observe.otlp.exporter import MetricExporter, TraceExporter, is_installed
+from penstock.observe.otlp.target import Target, Telemetry, telemetry
+from penstock.observe.redaction import redact
+from penstock.observe.spans import Roots
+from penstock.observe.tallies import Tallies
+from penstock.server import tracing as at_replica
+from penstock.server.recorder import Recorder
+
+_LOOK_S = 5.0
+
+log = logging.getLogger("penstock.telemetry")
+
+
+def telemetry_of(settings: TelemetrySettings, service: str) -> Telemetry:
+    """As the settings and the environment have it. Raises ConfigError."""
+    found = telemetry(settings, service, os.environ)
+    if settings.endpoint is None and (found.traces or found.metrics) and not is_installed():
+        # A machine may have these variables for other programs.
+        log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but nothing is pushed: pip install 'penstock[otel]'")
+        found = found._replace(traces=None, metrics=None)
+    who = {
+        "penstock.role": service.removeprefix("penstock-"),
+        "service.version": __version__,
+        "service.instance.id": str(uuid.uuid4()),
+    }
+    return found._replace(resource=who | found.resource)
+
+
+def _say(what: str, target: Target, how: str) -> None:
+    log.info("%s go to %s over %s, %s", what, redact(target.url), target.protocol, how)
+
+
+@contextmanager
+def gateway_traces(found: Telemetry) -> Iterator[at_gateway.Traces]:
+    if found.traces is None:
+        yield at_gateway.Traces()
+        return
+    roots, ids = Roots(found.sampling), Roots(found.sampling)  # each has its thread
+    with TraceExporter[at_gateway.Traced](
+        found.traces, found.resource, lambda one: at_gateway.spans(one, ids.span_id)
+    ) as out:
+        _say("traces", found.traces, f"{found.sampling.ratio:.3g} of those that do not say")
+        yield at_gateway.Traces(roots, out)
+
+
+@contextmanager
+def replica_traces(found: Telemetry, recorder: Recorder) -> Iterator[None]:
+    if found.traces is None:
+        yield
+        return
+    roots, ids = Roots(found.sampling), Roots(found.sampling)
+    with TraceExporter[at_replica.Traced](
+        found.traces, found.resource, lambda one: at_replica.spans(one, ids.span_id)
+    ) as out:
+        _say("traces", found.traces, f"{found.sampling.ratio:.3g} of those that do not say")
+        traces = at_replica.Traces(roots, out, recorder.tallies.count(catalog.TRACES_LOST))
+        recorder.listeners.append(traces.ended)
+        yield
+
+
+@asynccontextmanager
+async def pushed_metrics(found: Telemetry, look: Callable[[], Sequence[Tallies]]) -> AsyncIterator[None]:
+    """`look` is called in this event loop."""
+    if found.metrics is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    async def look_here() -> Sequence[Tallies]:
+        return look()
+
+    def ask() -> Sequence[Tallies]:
+        return asyncio.run_coroutine_threadsafe(look_here(), loop).result(_LOOK_S)
+
+    exporter = MetricExporter(found.metrics, found.resource, ask, found.metrics_every_s).start()
+    _say("metrics", found.metrics, f"every {found.metrics_every_s:g} s")
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(exporter.close)

@@ -1,0 +1,116 @@
+"""A replica's spans of a request: made at its end from times that are taken anyway, in the exporter's thread.
+
+gateway's or client's span
+└ chat small                        the replica, from arrival to end
+  ├ tokenize · engine queue · prefill · first token       the four parts of the time to the first token
+  └ decode
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from penstock.observe.backlog import Backlog
+from penstock.observe.otlp.names import PROVIDER
+from penstock.observe.spans import Kind, Root, Roots, Span, Value
+from penstock.observe.tallies import Count
+from penstock.server.recorder import Finished
+
+_OPERATIONS = {"chat": "chat", "completions": "text_completion", "messages": "chat"}  # by route
+_PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "messages": "/v1/messages"}
+_NAMES = {"queue": "engine queue", "first_token": "first token"}
+
+
+class Traced(NamedTuple):
+    """A request that is over and is kept."""
+
+    end_ns: int
+    finished: Finished
+    root: Root
+
+
+class Traces:
+    """A listener of the recorder, in the event loop. `out` is given what is to be exported."""
+
+    def __init__(self, roots: Roots, out: Backlog[Traced], lost: Count) -> None:
+        self._roots = roots
+        self._out = out
+        self._lost = lost
+
+    def ended(self, finished: Finished) -> None:
+        self._lost.value = self._out.num_lost
+        if finished.route not in _OPERATIONS:
+            return
+        root = self._roots.begin(finished.context)
+        if self._roots.sampling.keeps(
+            root, has_failed=_has_failed(finished), ttft_s=finished.ttft_s, total_s=finished.total_s
+        ):
+            self._out.put(Traced(time.time_ns(), finished, root))
+
+
+# -- in the exporter's thread
+
+
+def spans(traced: Traced, span_id: Callable[[], str]) -> Iterator[Span]:
+    end_ns, finished, root = traced
+    began_ns = end_ns - _ns(finished.total_s)
+    operation = _OPERATIONS[finished.route]
+    yield Span(
+        f"{operation} {finished.model}", Kind.SERVER, root.trace_id, root.span_id, root.parent_id, began_ns, end_ns,
+        _of_request(finished, operation), finished.outcome if _has_failed(finished) else "", root.state,
+        root.is_sampled, root.link,
+    )  # fmt: skip
+    parts = dict(finished.parts)
+    if finished.ttft_s is not None:
+        parts["decode"] = finished.decode_s
+    at_ns = began_ns
+    for name, seconds in parts.items():
+        next_ns = min(end_ns, at_ns + _ns(seconds))
+        yield Span(
+            _NAMES.get(name, name), Kind.INTERNAL, root.trace_id, span_id(), root.span_id, at_ns, next_ns,
+            _of_part(name, finished), state=root.state, is_sampled=root.is_sampled,
+        )  # fmt: skip
+        at_ns = next_ns
+
+
+def _of_request(finished: Finished, operation: str) -> dict[str, Value]:
+    found: dict[str, Value] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": finished.model,
+        "http.request.method": "POST",
+        "url.path": _PATHS[finished.route],
+        "http.response.status_code": finished.status,
+        "penstock.request.id": finished.id,
+        "penstock.outcome": finished.outcome,
+        "gen_ai.usage.input_tokens": finished.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": finished.cached_tokens,
+        "gen_ai.usage.output_tokens": finished.output_tokens,
+        "penstock.device_s": finished.cost.device_s,
+    }
+    if finished.ttft_s is not None:
+        found["penstock.ttft_s"] = finished.ttft_s
+    if _has_failed(finished):
+        found["error.type"] = finished.outcome
+    return found
+
+
+def _of_part(name: str, finished: Finished) -> dict[str, Value]:
+    match name:
+        case "prefill":
+            return {"penstock.tokens": finished.prompt_tokens - finished.cached_tokens}
+        case "decode":
+            return {"penstock.tokens": finished.output_tokens}
+        case _:
+            return {}
+
+
+def _has_failed(finished: Finished) -> bool:
+    """Who leaves has not failed, and neither has who is refused."""
+    return finished.status >= 500 and finished.outcome not in ("cancelled", "request_aborted")
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -1,0 +1,43 @@
+"""The real engine: what requests are charged is what it worked."""
+
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.cli.real_server import MODEL, RealServer, eventually
+
+pytestmark = pytest.mark.slow
+
+
+def totals(server: RealServer) -> tuple[float, float]:
+    """What requests were charged, and what the device worked."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as response:
+        families = text_string_to_metric_families(response.read().decode())
+    samples = [sample for family in families for sample in family.samples]
+    charged_s, busy_s = (
+        sum(sample.value for sample in samples if sample.name == f"penstock_{name}_seconds_total")
+        for name in ("device", "busy")
+    )
+    return charged_s, busy_s
+
+
+def test_the_sum_over_requests_is_the_time_the_device_worked(server: RealServer) -> None:
+    def ask(index: int) -> None:
+        stream = server.openai.completions.create(
+            model=MODEL, prompt=f"Once upon a time there were {index % 3} bears", max_tokens=10 + index, stream=True,
+            stop=["and"] if index % 2 else None,
+        )  # fmt: skip
+        for number, _ in enumerate(stream):
+            if index == 3 and number == 4:
+                stream.close()  # a client that leaves pays for what it got
+                return
+
+    before_s = totals(server)[1]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(8)))
+    eventually(server.is_idle, within_s=10)
+    charged_s, busy_s = totals(server)
+    assert busy_s > before_s
+    assert charged_s == pytest.approx(busy_s, rel=0.01)

@@ -1,0 +1,164 @@
+"""`penstock doctor`: what it finds, and that it says so in a line, in JSON and by how it ends."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import doctor_fleet, doctor_machine
+from penstock.cli.doctor import line
+from penstock.cli.doctor_checks import look_over
+from penstock.cli.doctor_findings import Finding
+from penstock.cli.main import main
+from penstock.core.settings import EngineSettings
+from penstock.tenancy.store import open_store
+from tests.gateway.provider import providing
+from tests.server.replica import serving
+
+
+def written(path: Path, settings: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(settings))
+    return path
+
+
+def found(config: Path, store: Path | None = None) -> dict[str, list[Finding]]:
+    by_name: dict[str, list[Finding]] = {}
+    for finding in look_over(None, config, f"sqlite:///{store}" if store else None):
+        by_name.setdefault(finding.name, []).append(finding)
+    return by_name
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+
+
+def test_a_gateway_with_all_it_needs_has_nothing_to_fix(tmp_path: Path) -> None:
+    store = tmp_path / "tenants.db"
+    open_store(f"sqlite:///{store}")
+    with serving() as replica:
+        url = f"http://{replica.host}:{replica.port}"
+        findings = found(written(tmp_path / "g.yaml", {"port": 0, "models": {"small": {"replicas": [url]}}}), store)
+    assert {one.verdict for name in ("config", "store", "replica") for one in findings[name]} == {"ok"}
+    assert "ready, penstock" in findings["replica"][0].says
+
+
+def test_replicas_that_are_gone_wrong_or_of_another_name_are_told(tmp_path: Path) -> None:
+    with serving() as replica, providing() as other, providing(models=404) as strange, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        gone = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        here = f"http://{replica.host}:{replica.port}"
+        replicas = [gone, here, other.url, strange.url]
+        findings = found(written(tmp_path / "g.yaml", {"port": 0, "models": {"big": {"replicas": replicas}}}))[
+            "replica"
+        ]
+    assert [one.verdict for one in findings] == ["fail", "fail", "ok", "warn"]
+    assert "refused" in findings[0].says
+    assert "serves small, not big" in findings[1].says
+    assert "served_as" in findings[1].hint
+
+
+def test_a_config_that_is_wrong_is_told_as_a_start_would(tmp_path: Path) -> None:
+    for settings, words in (
+        ({"modls": {}}, "modls"),
+        ({"models": {"m": {"replica": []}}}, "did you mean 'models.m.replicas'"),
+        ({"models": {"m": {"replicas": ["http://x"], "key_env": "NO_SUCH_VARIABLE"}}}, "NO_SUCH_VARIABLE"),
+    ):
+        (finding,) = found(written(tmp_path / "c.yaml", settings))["config"]
+        assert finding.verdict == "fail"
+        assert words in finding.says
+
+
+def test_a_store_is_looked_at_and_neither_made_nor_changed(tmp_path: Path) -> None:
+    missing = tmp_path / "none.db"
+    (finding,) = doctor_fleet.store(f"sqlite:///{missing}")
+    assert finding.verdict == "ok"
+    assert not missing.exists()
+    old = tmp_path / "old.db"
+    with sqlite3.connect(old) as database:
+        database.execute("CREATE TABLE migrations (version INTEGER PRIMARY KEY)")
+        database.execute("INSERT INTO migrations VALUES (1)")
+    database.close()
+    before = old.read_bytes()
+    (finding,) = doctor_fleet.store(f"sqlite:///{old}")
+    assert (finding.verdict, "schema 1 of" in finding.says) == ("warn", True)
+    with sqlite3.connect(old) as database:
+        assert old.read_bytes() == before
+        database.execute("INSERT INTO migrations VALUES (999)")
+    database.close()
+    assert next(doctor_fleet.store(f"sqlite:///{old}")).verdict == "fail"
+    (tmp_path / "rubbish.db").write_bytes(b"no database at all" * 100)
+    assert next(doctor_fleet.store(f"sqlite:///{tmp_path / 'rubbish.db'}")).verdict == "fail"
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        (finding,) = doctor_fleet.port("127.0.0.1", number, "server.port")
+        assert (finding.verdict, "server.port" in finding.hint) == ("warn", True)
+    assert next(doctor_fleet.port("127.0.0.1", number, "server.port")).verdict == "ok"
+
+
+def test_too_few_open_files_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = []
+    for limit in (256, 4096, 65536):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, 65536))
+        verdicts += [one.verdict for one in doctor_machine.open_files()]
+    assert verdicts == ["fail", "warn", "ok"]
+
+
+def test_a_disk_that_is_full_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    verdicts = []
+    for free_gib in (0.1, 5, 50):
+        usage = shutil.disk_usage("/")._replace(free=int(free_gib * 2**30))
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
+        verdicts += [one.verdict for one in doctor_machine.disk()]
+    assert verdicts == ["fail", "warn", "ok"]
+
+
+def test_a_model_whose_files_are_missing_or_not_complete_is_told(tmp_path: Path) -> None:
+    engine = EngineSettings()
+    assert next(doctor_machine.model("smollm2", engine)).verdict == "warn"  # this home has none
+    assert next(doctor_machine.model("hf:some/model", engine)).verdict == "warn"
+    assert next(doctor_machine.model("no-such-model", engine)).verdict == "fail"
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    (finding,) = doctor_machine.model(str(directory), engine)
+    assert finding.verdict == "fail"
+
+
+def test_a_package_that_the_settings_need_and_that_is_not_there_is_told() -> None:
+    findings = list(doctor_machine.packages({"msgspec": "penstock", "no.such.module": "penstock[x]"}))
+    assert [one.verdict for one in findings] == ["ok", "fail"]
+    assert "penstock[x]" in findings[1].hint
+
+
+def test_it_ends_with_one_if_something_must_be_fixed_and_speaks_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = str(written(tmp_path / "c.yaml", {"modls": {}}))
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--config", config, "--json"])
+    assert ended.value.code == 1
+    said = json.loads(capsys.readouterr().out)
+    assert {"name", "verdict", "says", "hint"} == set(said[0])
+    with pytest.raises(SystemExit):
+        main(["doctor", "--config", config])
+    assert capsys.readouterr().out.splitlines()[-1].endswith("1 to fix")
+
+
+def test_a_line_has_the_verdict_first_and_what_to_do_last() -> None:
+    assert line(Finding("disk", "fail", "0.1 GiB free", "set PENSTOCK_HOME")) == (
+        "FAIL  disk         0.1 GiB free: set PENSTOCK_HOME"
+    )
