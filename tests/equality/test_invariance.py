@@ -3,21 +3,27 @@ so what it samples from them is too."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Literal
 
 import msgspec
 import pytest
 import torch
+from torch import Tensor
 
 from penstock.core.model_config import ModelConfig
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.model.layers import CausalLM
 from penstock.model.loading import random_model
+from penstock.model.ops import Fp8Weight, Linear
 from penstock.model.ops.build import KernelsUnavailable
-from penstock.model.ops.native import ARITHMETICS, NativeOps
+from penstock.model.ops.library import ARITHMETICS
+from penstock.model.ops.native import NativeOps
+from penstock.model.quantized import Weight
 from tests.equality.inprocess import InProcess
+from tests.model.ops.low_bit import grouped
 
 # Of SmolLM2's widths, with a layer that sees a window: shapes that fill the kernels' tiles and shapes that do not.
 CONFIG = ModelConfig(
@@ -54,9 +60,35 @@ REQUESTS = [
 ]
 
 
+class LowBitOps(NativeOps):
+    """All weights in so many bits, head and embedding too."""
+
+    def __init__(self, bits: Literal[4, 8], threads: int) -> None:
+        super().__init__("bfloat16", threads=threads, keeps=frozenset({bits}))
+        self.bits = bits
+
+    def linear(self, weight: Weight | Fp8Weight, bias: Tensor | None = None) -> Linear:
+        return super().linear(self._rounded(weight), bias)
+
+    def embedding(self, table: Weight) -> Linear:
+        return super().embedding(self._rounded(table))
+
+    def _rounded(self, weight: Weight | Fp8Weight) -> Weight:
+        assert isinstance(weight, Tensor)
+        columns = weight.shape[1]
+        return grouped(weight, self.bits, 32 if columns % 32 == 0 else columns, has_minimums=True)
+
+
+SCENES: dict[str, Callable[..., NativeOps]] = {
+    **{name: partial(NativeOps, name) for name in ARITHMETICS},
+    "4 bits": partial(LowBitOps, 4),
+    "8 bits": partial(LowBitOps, 8),
+}
+
+
 @cache
 def model_on(arithmetic: str, threads: int) -> tuple[CausalLM, NativeOps]:
-    ops = NativeOps(arithmetic, threads=threads)
+    ops = SCENES[arithmetic](threads=threads)
     return random_model(CONFIG, ops, seed=11), ops
 
 
@@ -82,7 +114,7 @@ class Scene:
             assert torch.equal(torch.stack(engine.logits[request.id]), torch.stack(alone.logits[request.id]))
 
 
-@pytest.fixture(scope="module", params=ARITHMETICS)
+@pytest.fixture(scope="module", params=SCENES)
 def scene(request: pytest.FixtureRequest) -> Scene:
     try:
         return Scene(request.param)

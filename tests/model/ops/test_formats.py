@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,22 @@ def test_verdict_is_measured_once(home: Path) -> None:
     verdict.write_text(json.dumps([only]))
     assert choose_format("auto").arithmetic == "bfloat16"
     assert choose_format("bfloat16").arithmetic == "bfloat16"
+
+
+def test_quantized_weights_are_kept_where_that_is_faster_and_asked_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faster, slower = timed("float32", 1, 1, 1, 1), timed("float32", 9, 9, 9, 9)
+    measured = [timed("bfloat16", 2, 2, 2, 2), replace(faster, keeps=[4]), replace(slower, keeps=[8])]
+
+    def asked(candidates: Sequence[Format], threads: int, library: Path | None) -> list[Format]:
+        return [each for each in measured if each.keeps in [candidate.keeps for candidate in candidates]]
+
+    monkeypatch.setattr(formats, "_measured", asked)
+    chosen = choose_format(keep_low_bit=True)
+    assert (chosen.arithmetic, chosen.keeps) == ("bfloat16", [4])
+    assert choose_format("float32", keep_low_bit=True).keeps == []
+    assert choose_format().keeps == []
 
 
 def test_float32_is_given_without_measuring(home: Path) -> None:

@@ -21,7 +21,8 @@ from penstock.core.errors import ModelUnsupported
 from penstock.core.model_config import ModelConfig
 from penstock.model.ops import AttentionSpec, KVShape, Norm, Ops, Rope, Stream
 from penstock.model.ops.build import KernelsUnavailable
-from penstock.model.ops.native import ARITHMETICS, NativeOps
+from penstock.model.ops.library import ARITHMETICS
+from penstock.model.ops.native import NativeOps
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.rope import rope_tables
 from tests.model.paged import PagedSequence, make_batch

@@ -26,8 +26,10 @@ import torch
 from penstock.hub.home import penstock_home
 from penstock.model.ops import Linear, Ops
 from penstock.model.ops.build import KernelsUnavailable, build_kernels, cpu_identity
-from penstock.model.ops.native import ARITHMETICS, NativeOps
+from penstock.model.ops.library import ARITHMETICS, GROUP
+from penstock.model.ops.native import NativeOps
 from penstock.model.ops.reference import ReferenceOps
+from penstock.model.quantized.grouped import GroupedWeight
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 
@@ -36,9 +38,9 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 BATCH_WEIGHTS = {1: 0.3, 8: 0.3, 32: 0.2, 128: 0.2}
 # Candidates come from the most exact to the least; a less exact one must be this much faster to be chosen.
 WORTHWHILE_GAIN = 0.05
-# [out, in] of one layer (SmolLM2-135M); enough layers that their weights do not stay in any cache.
+# [out, in] of one layer (SmolLM2-135M); enough layers that their weights, of so many bits, do not stay in any cache.
 PROBE_SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
-PROBE_LAYERS = 6
+PROBE_LAYERS = {16: 6, 8: 12, 4: 20}
 PROBE_SECONDS = 0.08  # for each batch size of each candidate
 PROBE_TIMEOUT_S = 120
 # Hides AMX from oneDNN. Some hypervisors show the flag and not the tiles: torch's own bfloat16 then traps.
@@ -50,9 +52,10 @@ class Format:
     """A way to store weights and to compute with them."""
 
     kernels: Literal["native", "reference"]
-    arithmetic: str  # of native.ARITHMETICS; for the reference, a torch dtype
+    arithmetic: str  # of library.ARITHMETICS; for the reference, a torch dtype
+    keeps: list[int] = field(default_factory=list)  # bits of quantized weights that are not widened
     environment: dict[str, str] = field(default_factory=dict)  # must be set before torch computes
-    timings_ms: dict[str, float] = field(default_factory=dict)  # one pass over the probe's layers, by batch size
+    timings_ms: dict[str, float] = field(default_factory=dict)  # of one of the probe's layers, by batch size
     fallback_reason: str | None = None  # why there are no native kernels
 
     @property
@@ -67,26 +70,32 @@ class Format:
     def ops(self, threads: int | None = None) -> Ops:
         os.environ.update(self.environment)
         if self.kernels == "native":
-            return NativeOps(self.arithmetic, threads=threads)
+            return NativeOps(self.arithmetic, threads=threads, keeps=frozenset(self.keeps))
         return ReferenceOps("cpu", getattr(torch, self.arithmetic))
 
 
 TORCH_BFLOAT16 = Format("reference", "bfloat16")
 NATIVE = tuple(Format("native", arithmetic) for arithmetic in ARITHMETICS)
+LOW_BIT = tuple(Format("native", "float32", keeps=[bits]) for bits in (4, 8))
 REFERENCE = (Format("reference", "float32"), TORCH_BFLOAT16)
 
 
-def choose_format(dtype: Dtype = "auto", threads: int | None = None) -> Format:
-    """The fastest format of this dtype on this machine, or of all for "auto"."""
+def choose_format(dtype: Dtype = "auto", threads: int | None = None, *, keep_low_bit: bool = False) -> Format:
+    """The fastest format of this dtype on this machine, or of all for "auto".
+
+    Quantized weights are kept as they are where one asks for it and it is faster; never for "float32".
+    """
     reason, library = _find_kernels()
     if dtype == "float32":  # one candidate each: nothing to measure
         return Format("native" if library else "reference", "float32", fallback_reason=reason)
     threads = threads or len(os.sched_getaffinity(0))
-    measured = _measured(NATIVE if library else REFERENCE, threads, library)
-    chosen = fastest(candidate for candidate in measured if dtype in ("auto", candidate.dtype))
+    native = (*NATIVE, *LOW_BIT) if keep_low_bit else NATIVE
+    measured = _measured(native if library else REFERENCE, threads, library)
+    chosen = fastest(each for each in measured if not each.keeps and dtype in ("auto", each.dtype))
     if chosen is None:  # every candidate trapped
         return Format("reference", "float32", fallback_reason=reason or "every native format trapped")
-    return replace(chosen, fallback_reason=reason)
+    low_bit = [each for each in measured if each.keeps and fastest((chosen, each)) is each]
+    return replace(chosen, fallback_reason=reason, keeps=[bits for each in low_bit for bits in each.keeps])
 
 
 def fastest(measured: Iterable[Format]) -> Format | None:
@@ -106,7 +115,8 @@ def _find_kernels() -> tuple[str | None, Path | None]:
 
 def _measured(candidates: Sequence[Format], threads: int, library: Path | None) -> list[Format]:
     """Those of the candidates that run here, with their timings; from the file that an earlier run left, if any."""
-    key = "\0".join((cpu_identity(), torch.__version__, str(library and library.stem), str(threads)))
+    asked = (*candidates, BATCH_WEIGHTS, PROBE_SHAPES, PROBE_LAYERS)
+    key = "\0".join((cpu_identity(), torch.__version__, str(library and library.stem), str(threads), repr(asked)))
     verdict = penstock_home() / "formats" / f"{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
     try:
         return [Format(**fields) for fields in json.loads(verdict.read_text())]
@@ -149,24 +159,37 @@ def _run_child(candidates: Sequence[Format], threads: int) -> list[Format]:
 
 
 def measure(candidate: Format, threads: int) -> dict[str, float]:
-    """Milliseconds for one pass over the probe's layers, by batch size; nothing if the processor cannot do it."""
+    """Milliseconds for one of the probe's layers, by batch size; nothing if the processor cannot do it."""
     try:
         ops = candidate.ops(threads)
     except KernelsUnavailable:
         return {}
-    weights = [torch.randn(shape) for shape in PROBE_SHAPES]
-    linears = [ops.linear(weight) for _ in range(PROBE_LAYERS) for weight in weights]
-    return {str(m): 1000 * _best_pass_s(linears, m, ops.activation_dtype) for m in BATCH_WEIGHTS}
+    bits = candidate.keeps[0] if candidate.keeps else 16
+    layers = [[random_linear(ops, shape, bits) for shape in PROBE_SHAPES] for _ in range(PROBE_LAYERS[bits])]
+    return {str(m): 1000 * _best_layer_s(layers, m, ops.activation_dtype) for m in BATCH_WEIGHTS}
 
 
-def _best_pass_s(linears: Sequence[Linear], m: int, dtype: torch.dtype) -> float:
-    inputs = [torch.randn(m, k).to(dtype) for _, k in PROBE_SHAPES] * PROBE_LAYERS
+def random_linear(ops: Ops, shape: tuple[int, int], bits: int) -> Linear:
+    """Of so many bits; 16 is whatever the operations widen weights to."""
+    if bits == 16:
+        return ops.linear(torch.randn(shape))
+    assert isinstance(ops, NativeOps), "no others keep such weights"
+    out, columns = shape
+    values = torch.randint(256, (out, columns * bits // 8), dtype=torch.uint8)
+    return ops.linear(GroupedWeight(values, 4 if bits == 4 else 8, torch.rand(out, columns // GROUP)))
+
+
+def _best_layer_s(layers: Sequence[Sequence[Linear]], m: int, dtype: torch.dtype) -> float:
+    """Of the best one. Each is met again only after all others, so it comes from memory; and it is short enough that
+    some are not interrupted by whoever else uses the machine."""
+    inputs = [torch.randn(m, k).to(dtype) for _, k in PROBE_SHAPES]
     best, started = math.inf, time.perf_counter()
     while best == math.inf or time.perf_counter() - started < PROBE_SECONDS:
-        before = time.perf_counter()
-        for linear, x in zip(linears, inputs, strict=True):
-            linear(x)
-        best = min(best, time.perf_counter() - before)
+        for layer in layers:
+            before = time.perf_counter()
+            for linear, x in zip(layer, inputs, strict=True):
+                linear(x)
+            best = min(best, time.perf_counter() - before)
     return best
 
 

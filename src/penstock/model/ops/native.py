@@ -7,15 +7,11 @@ chunked, and for any number of threads.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import threading
 import weakref
 from collections.abc import Sequence
-from ctypes import POINTER, c_float, c_int, c_int32, c_size_t, c_void_p
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,122 +19,19 @@ from torch import Tensor
 
 from penstock.core.errors import ModelUnsupported
 from penstock.model.batch import Batch
-from penstock.model.ops import AttentionSpec, Fp8Weight, KVShape, LayerKV, Linear, Norm, Rope, Scaled, Stream, plain
-from penstock.model.ops.build import KernelsUnavailable, build_kernels
-
-# How weights and the cache are stored, and multiplied: in the order of `arithmetic_at` in product.c.
-ARITHMETICS = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,  # widened to float32 as they are read
-    "bfloat16_dot": torch.bfloat16,  # activations are rounded to bfloat16 too, for the pair-product instruction
-}
-MOST_HEAD_DIM = 256
-
-
-class _Layer(ctypes.Structure):
-    """`struct layer` of attention.c."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("keys", "values", "cos", "sin", "q_norm", "k_norm")),
-        *((name, c_int32) for name in ("arithmetic", "block_size", "heads", "kv_heads", "dim", "window")),
-        *((name, c_float) for name in ("scale", "norm_eps")),
-    )
-
-
-class _Batch(ctypes.Structure):
-    """`struct batch` of attention.c."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("positions", "query_starts", "context_lens", "block_tables")),
-        *((name, c_int32) for name in ("table_stride", "sequences", "tokens")),
-    )
-
-
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "arithmetic_at": (c_void_p, (c_int,)),
-    "pool_new": (c_void_p, (c_int,)),
-    "pool_free": (None, (c_void_p,)),
-    "linear_struct_bytes": (c_size_t, ()),
-    "linear_bytes": (c_size_t, (c_int, c_int, c_int)),
-    "linear_pack": (None, (c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_int, c_int)),
-    "linear_run": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int)),
-    "linear_lookup": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int)),
-    "rms_norm": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int, c_float)),
-    "silu_mul": (None, (c_void_p, c_void_p, c_void_p, c_int, c_int)),
-    "key_block_bytes": (c_size_t, (c_int, c_int, c_int, c_int)),
-    "value_block_bytes": (c_size_t, (c_int, c_int, c_int, c_int)),
-    "attention_run": (None, (c_void_p, POINTER(_Layer), POINTER(_Batch), c_void_p, c_void_p)),
-}
-
-
-def _load_library() -> ctypes.CDLL:
-    path = build_kernels()
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise KernelsUnavailable(f"cannot load {path}: {error}") from error
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
-
-
-class PackedWeight:
-    """A weight in panels, and the C struct that describes it. Owns its memory, and keeps the thread pool alive."""
-
-    def __init__(self, ops: NativeOps, weight: Tensor, bias: Tensor | None) -> None:
-        self.library, self.pool, self._ops = ops.library, ops.pool, ops
-        self.n, self.k = weight.shape
-        self._bias = None if bias is None else bias.to(torch.float32, copy=True)
-        self._panels = _pages(self.library.linear_bytes(ops.arithmetic, self.n, self.k))
-        self._struct = ctypes.create_string_buffer(self.library.linear_struct_bytes())
-        self.pointer = ctypes.addressof(self._struct)
-        source = weight.float().contiguous()
-        with ops.packing:
-            self.library.linear_pack(
-                self.pool,
-                self.pointer,
-                ops.arithmetic,
-                self._panels.data_ptr(),
-                source.data_ptr(),
-                _pointer(self._bias),
-                self.n,
-                self.k,
-            )
-
-
-class NativeLinear:
-    def __init__(self, weight: PackedWeight) -> None:
-        self._weight = weight
-        self._run, self._pool, self._pointer, self._n = weight.library.linear_run, weight.pool, weight.pointer, weight.n
-
-    def __call__(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        m = x.shape[0]
-        y = x.new_empty(m, self._n)
-        self._run(self._pool, self._pointer, x.data_ptr(), y.data_ptr(), m)
-        return y
-
-
-class NativeLookup:
-    """The embedding, read from the panels of the head that it is tied to."""
-
-    def __init__(self, weight: PackedWeight) -> None:
-        self._weight = weight
-
-    def __call__(self, x: Tensor) -> Tensor:
-        weight = self._weight
-        ids = x.to(torch.int32).contiguous()
-        out = torch.empty(ids.shape[0], weight.k)
-        weight.library.linear_lookup(weight.pool, weight.pointer, ids.data_ptr(), out.data_ptr(), ids.shape[0])
-        return out
+from penstock.model.ops import AttentionSpec, Fp8Weight, KVShape, LayerKV, Linear, Norm, Rope, Scaled, Stream
+from penstock.model.ops import library as c
+from penstock.model.ops.build import KernelsUnavailable
+from penstock.model.ops.library import ARITHMETICS, LOW_BIT, MOST_HEAD_DIM, load_library, pages, pointer
+from penstock.model.ops.panels import NativeLinear, NativeLookup, PackedWeight, packed_low_bit
+from penstock.model.quantized import Weight, plain
 
 
 class LayerCall:
     """What C must know of a layer; filled in when the layer first attends."""
 
     def __init__(self, arithmetic: int, keys: Tensor, values: Tensor, block_size: int) -> None:
-        self.struct = _Layer(
+        self.struct = c.Layer(
             keys=keys.data_ptr(), values=values.data_ptr(), arithmetic=arithmetic, block_size=block_size
         )
         self.spec: AttentionSpec | None = None
@@ -148,7 +41,7 @@ class LayerCall:
         self.spec, self.rope = spec, rope  # kept: the struct points into their tensors
         struct = self.struct
         struct.cos, struct.sin = rope.cos.data_ptr(), rope.sin.data_ptr()
-        struct.q_norm, struct.k_norm = _pointer(spec.q_norm), _pointer(spec.k_norm)
+        struct.q_norm, struct.k_norm = pointer(spec.q_norm), pointer(spec.k_norm)
         struct.heads, struct.kv_heads, struct.dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         struct.window, struct.scale, struct.norm_eps = spec.window or 0, spec.scale, spec.norm_eps
 
@@ -161,36 +54,54 @@ class NativeKV(LayerKV):
 
 
 class NativeOps:
-    """Raises KernelsUnavailable where there is no compiler, or no such arithmetic on this processor."""
+    """Raises KernelsUnavailable where there is no compiler, or no such arithmetic on this processor.
 
-    def __init__(self, arithmetic: str = "float32", threads: int | None = None) -> None:
+    `keeps` names the bits of quantized weights that stay as they are: their products are of integers, and activations
+    are rounded to 8 bits for them. All other weights are widened.
+    """
+
+    def __init__(
+        self, arithmetic: str = "float32", threads: int | None = None, keeps: frozenset[int] = frozenset()
+    ) -> None:
         self.device = torch.device("cpu")
         self.weight_dtype = ARITHMETICS[arithmetic]
         self.activation_dtype = torch.float32
         self.kv_dtype = self.weight_dtype
         self.arithmetic = list(ARITHMETICS).index(arithmetic)
-        self.library = _load_library()
+        self.library = load_library()
         if not self.library.arithmetic_at(self.arithmetic):
             raise KernelsUnavailable(f"this processor has no instruction for {arithmetic}")
+        for bits in keeps:
+            if not self.library.arithmetic_at(LOW_BIT[bits]):
+                raise KernelsUnavailable(f"this processor has no instruction for weights of {bits} bits")
+        self.keeps = keeps
         self.pool = self.library.pool_new(threads or len(os.sched_getaffinity(0)))
         weakref.finalize(self, self.library.pool_free, self.pool)
         self.packing = threading.Lock()  # layers are loaded by several threads, and the pool serves one caller
         self._batch: Batch | None = None
-        self._batch_struct = _Batch()
+        self._batch_struct = c.Batch()
 
-    def linear(self, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Linear:
-        return NativeLinear(PackedWeight(self, plain(weight), bias))
+    def linear(self, weight: Weight | Fp8Weight, bias: Tensor | None = None) -> Linear:
+        return NativeLinear(self._packed(weight, bias))
 
-    def head(self, table: Tensor) -> Linear:
+    def head(self, table: Weight) -> Linear:
         return self.linear(table)
 
-    def embedding(self, table: Tensor) -> Linear:
-        stored = table.to(self.weight_dtype)
+    def embedding(self, table: Weight) -> Linear:
+        if not isinstance(table, Tensor) and (packed := packed_low_bit(self, table, None, self.keeps)):
+            return NativeLookup(packed)
+        stored = plain(table).to(self.weight_dtype)
         return lambda ids: F.embedding(ids, stored).float()
 
-    def tied(self, table: Tensor) -> tuple[Linear, Linear]:
-        packed = PackedWeight(self, table, None)
+    def tied(self, table: Weight) -> tuple[Linear, Linear]:
+        packed = self._packed(table, None)
         return NativeLookup(packed), NativeLinear(packed)
+
+    def _packed(self, weight: Weight | Fp8Weight, bias: Tensor | None) -> PackedWeight:
+        if kept := packed_low_bit(self, weight, bias, self.keeps):
+            return kept
+        wide = weight.dequantized() if isinstance(weight, Fp8Weight) else plain(weight)
+        return PackedWeight(self, self.arithmetic, wide.shape, bias).fill(wide)
 
     def rms_norm(self, stream: Stream, norm: Norm) -> Tensor:
         """The norm of the stream; what was pending is added to it."""
@@ -199,7 +110,7 @@ class NativeOps:
         (m, n), out = residual.shape, torch.empty_like(residual)
         x, sums = (residual, None) if pending is None else (pending, residual)
         self.library.rms_norm(
-            self.pool, x.data_ptr(), _pointer(sums), norm.weight.data_ptr(), out.data_ptr(), m, n, norm.eps
+            self.pool, x.data_ptr(), pointer(sums), norm.weight.data_ptr(), out.data_ptr(), m, n, norm.eps
         )
         stream.pending = None
         return out
@@ -226,8 +137,8 @@ class NativeOps:
         key_bytes, value_bytes = self.library.key_block_bytes(*sizes), self.library.value_block_bytes(*sizes)
 
         def layer() -> NativeKV:
-            keys = _pages(shape.num_blocks * key_bytes).view(shape.num_blocks, key_bytes)
-            values = _pages(shape.num_blocks * value_bytes).view(shape.num_blocks, value_bytes)
+            keys = pages(shape.num_blocks * key_bytes).view(shape.num_blocks, key_bytes)
+            values = pages(shape.num_blocks * value_bytes).view(shape.num_blocks, value_bytes)
             return NativeKV(keys, values, shape.block_size, LayerCall(self.arithmetic, keys, values, shape.block_size))
 
         return [layer() for _ in range(shape.num_layers)]
@@ -237,7 +148,7 @@ class NativeOps:
         tensors = (batch.positions, batch.query_starts, batch.context_lens, batch.block_tables)
         assert all(tensor.dtype is torch.int32 and tensor.is_contiguous() for tensor in tensors)
         self._batch = batch  # kept: the struct points into its tensors
-        self._batch_struct = _Batch(
+        self._batch_struct = c.Batch(
             *(tensor.data_ptr() for tensor in tensors),
             batch.block_tables.shape[1],
             batch.num_sequences,
@@ -259,12 +170,3 @@ class NativeOps:
         for layer in kv:
             for cache in (layer.keys, layer.values):
                 cache[destinations] = cache[sources]
-
-
-def _pages(num_bytes: int) -> Tensor:
-    """Zeroed bytes, aligned to a page, that cost memory only once they are touched."""
-    return torch.frombuffer(mmap.mmap(-1, max(num_bytes, 1)), dtype=torch.uint8)[:num_bytes]
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

@@ -69,7 +69,7 @@ static void score(const struct call *c, const struct item *item, int tiles, stru
     int depth = c->layer->dim / c->arithmetic->step;
     for (int t = 0; t < tiles; t += MOST_PANELS) {
         struct product p = {c->q + row * c->q_stride, c->q_stride, w->keys + t, 1, depth, depth,
-                            w->scores + t * PANEL, SCORE_STRIDE, NULL, {0}};
+                            w->scores + t * PANEL, SCORE_STRIDE, NULL, {0}, 1.0f};
         int panels = least(MOST_PANELS, tiles - t);
         for (int i = 0; i < panels; i++) p.ahead[i] = w->values[t + i]; /* wanted next */
         c->arithmetic->kernels[item->rows][panels](&p);
@@ -111,7 +111,7 @@ static void weigh_rows(const struct call *c, const struct item *item, int first,
         float *scores = w->scores + r * SCORE_STRIDE;
         if (rows[r].max == -INFINITY) memset(scores, 0, 4 * (size_t)count); /* sees nothing of this span */
         else rows[r].sum = weigh(scores, rows[r].max, count);
-        c->arithmetic->convert(scores, (char *)w->weights + (size_t)r * SCORE_STRIDE * c->arithmetic->row_bytes, count);
+        c->arithmetic->convert(scores, (char *)w->weights + r * row_bytes(c->arithmetic, SCORE_STRIDE), count);
     }
 }
 
@@ -132,8 +132,9 @@ static void attend_span(const struct call *c, const struct item *item, int span,
         int panels = least(MOST_PANELS, c->value_panels - v);
         for (int t = 0; t < tiles; t++)
             for (int p = 0; p < panels; p++) w->panels[t * panels + p] = w->values[t] + (v + p) * panel_stride;
-        struct product product = {w->weights, (size_t)SCORE_STRIDE * f->row_bytes, w->panels, tiles, PANEL / f->step,
-                                  last_depth, result.sums + v * PANEL, (size_t)c->value_panels * PANEL, NULL, {0}};
+        struct product product = {w->weights, row_bytes(f, SCORE_STRIDE), w->panels, tiles, PANEL / f->step,
+                                  last_depth, result.sums + v * PANEL, (size_t)c->value_panels * PANEL, NULL,
+                                  {0}, 1.0f};
         for (int p = 0; p < panels; p++) product.ahead[p] = w->panels[p];
         f->kernels[item->rows][panels](&product);
     }
@@ -251,7 +252,7 @@ void attention_run(struct pool *pool, const struct layer *l, const struct batch 
 {
     struct call c = {.layer = l, .batch = b, .qkv = qkv, .out = out, .arithmetic = arithmetic_at(l->arithmetic)};
     c.group = l->heads / l->kv_heads;
-    c.q_stride = (size_t)l->dim * c.arithmetic->row_bytes;
+    c.q_stride = row_bytes(c.arithmetic, l->dim);
     c.q = pool_scratch(pool, SCRATCH_ROWS, (size_t)b->tokens * l->heads * c.q_stride);
     cache_describe(&c);
     cache_write(pool, &c);

@@ -1,6 +1,6 @@
 /* y = x W^T + bias, with W in panels. Who computes which part is decided here; the arithmetic is product.c's. */
+#include "low_bit.h"
 #include "pool.h"
-#include "product.h"
 
 #define CHUNK_BYTES (64 << 10) /* of weights: long enough to stream, short enough to share out */
 #define BLOCK_TILES 8 /* row tiles that a thread carries past each panel, while the rows stay in its cache */
@@ -10,6 +10,7 @@ struct linear {
     const char *panels; /* [n / 16] panels */
     const float *bias; /* [n], or NULL */
     int n, k;
+    float unit; /* of the scales in low-bit panels */
 };
 
 struct job {
@@ -35,7 +36,8 @@ static void tile_of_columns(const struct job *job, int group, int tile)
     int count = ceil_div(l->n - column < MOST_PANELS * PANEL ? l->n - column : MOST_PANELS * PANEL, PANEL);
     for (int p = 0; p < count; p++) panels[p] = l->panels + (size_t)(group * MOST_PANELS + p) * bytes;
     struct product t = {job->x + row * job->x_stride, job->x_stride, panels, 1, depth, depth,
-                        job->y + (size_t)row * l->n + column, (size_t)l->n, l->bias ? l->bias + column : NULL, {0}};
+                        job->y + (size_t)row * l->n + column, (size_t)l->n, l->bias ? l->bias + column : NULL,
+                        {0}, l->unit};
     /* Each of the first tiles fetches one of the next group's panels; a lone tile fetches them all. */
     for (int p = 0; p < count; p++) {
         int fetches = tile % MOST_PANELS == p || job->num_tiles == 1;
@@ -83,8 +85,10 @@ static void convert_chunk(void *argument, int chunk, int thread)
     int end = row + c->rows_per_chunk < c->m ? row + c->rows_per_chunk : c->m;
     for (; row < end; row++) {
         char *to = c->to + row * c->stride;
+        int whole = c->k / c->arithmetic->step; /* steps */
+        if (c->k % c->arithmetic->step)
+            memset(to + (size_t)whole * c->arithmetic->row_step, 0, c->arithmetic->row_step);
         c->arithmetic->convert(c->from + (size_t)row * c->k, to, c->k);
-        if (c->k % c->arithmetic->step) memset(to + (size_t)c->k * c->arithmetic->row_bytes, 0, 4);
     }
 }
 
@@ -95,8 +99,9 @@ static void prepare_rows(struct pool *pool, const struct linear *l, const float 
     const struct arithmetic *a = l->arithmetic;
     job->x = (const char *)x;
     job->x_stride = (size_t)l->k * 4;
-    if (a->row_bytes == 4 && l->k % a->step == 0 && (m == 1 || l->k % 256)) return;
-    size_t stride = ((size_t)l->k * a->row_bytes + 127) / 64 * 64;
+    int as_they_are = a->row_step == 4 * a->step;
+    if (as_they_are && l->k % a->step == 0 && (m == 1 || l->k % 256)) return;
+    size_t stride = (row_bytes(a, l->k) + 127) / 64 * 64;
     struct conversion c = {a, x, NULL, stride + (stride % 1024 ? 0 : 64), m, l->k, 1 + (16 << 10) / l->k};
     c.to = pool_scratch(pool, SCRATCH_ROWS, m * c.stride);
     pool_run(pool, ceil_div(m, c.rows_per_chunk), convert_chunk, &c);
@@ -149,10 +154,34 @@ size_t linear_bytes(int arithmetic, int n, int k)
 void linear_pack(struct pool *pool, struct linear *l, int arithmetic, char *panels, const float *weight,
                  const float *bias, int n, int k)
 {
-    *l = (struct linear){arithmetic_at(arithmetic), panels, bias, n, k};
+    *l = (struct linear){arithmetic_at(arithmetic), panels, bias, n, k, 1.0f};
     size_t column_bytes = (size_t)ceil_div(k, l->arithmetic->step) * STEP_BYTES;
     struct packing p = {l, weight, pool_scratch(pool, SCRATCH_WORK, pool_threads(pool) * column_bytes)};
     pool_run(pool, ceil_div(n, PANEL), pack_panel, &p);
+}
+
+struct code_packing {
+    const struct linear *linear;
+    const struct codes *codes;
+};
+
+static void pack_code_panel(void *argument, int panel, int thread)
+{
+    (void)thread;
+    const struct code_packing *p = argument;
+    const struct linear *l = p->linear;
+    int columns = l->n - panel * PANEL < PANEL ? l->n - panel * PANEL : PANEL;
+    char *to = (char *)l->panels + panel * panel_bytes(l->arithmetic, l->k);
+    low_bit_pack(to, l->arithmetic, p->codes, panel * PANEL, columns, l->k);
+}
+
+/* The same from integers of 4 or 8 bits. */
+void linear_pack_codes(struct pool *pool, struct linear *l, int arithmetic, char *panels, const struct codes *codes,
+                       const float *bias, int n, int k)
+{
+    *l = (struct linear){arithmetic_at(arithmetic), panels, bias, n, k, codes->unit};
+    struct code_packing p = {l, codes};
+    pool_run(pool, ceil_div(n, PANEL), pack_code_panel, &p);
 }
 
 size_t linear_struct_bytes(void) { return sizeof(struct linear); }
@@ -171,16 +200,21 @@ static void look_up(void *argument, int row, int thread)
     const struct arithmetic *a = l->arithmetic;
     int id = u->ids[row];
     const char *panel = l->panels + (size_t)(id / PANEL) * panel_bytes(a, l->k);
+    float *out = u->out + (size_t)row * l->k;
+    if (!a->decode) {
+        low_bit_column(a, panel, id % PANEL, l->unit, out, l->k);
+        return;
+    }
     int steps = ceil_div(l->k, a->step);
     char *stored = u->stored + (size_t)thread * steps * STEP_BYTES;
     panel_get_column(panel, id % PANEL, PANEL, stored, steps);
-    a->decode(stored, u->out + (size_t)row * l->k, l->k);
+    a->decode(stored, out, l->k);
 }
 
 /* Rows of W by number: the embedding, when it is the same table as the head. */
 void linear_lookup(struct pool *pool, const struct linear *l, const int32_t *ids, float *out, int m)
 {
-    size_t row_bytes = (size_t)ceil_div(l->k, l->arithmetic->step) * STEP_BYTES;
-    struct lookup u = {l, ids, out, pool_scratch(pool, SCRATCH_WORK, pool_threads(pool) * row_bytes)};
+    size_t stored_bytes = (size_t)ceil_div(l->k, l->arithmetic->step) * STEP_BYTES;
+    struct lookup u = {l, ids, out, pool_scratch(pool, SCRATCH_WORK, pool_threads(pool) * stored_bytes)};
     pool_run(pool, m, look_up, &u);
 }

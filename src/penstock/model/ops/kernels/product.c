@@ -1,13 +1,7 @@
 /* The kernels of product.h: one text per arithmetic, compiled for every number of rows and panels. */
-#include "product.h"
+#include "low_bit.h"
+#include "variants.h"
 
-#define UNROLL _Pragma("GCC unroll 16")
-
-/* Rows in threes, so that two registers address each three: base, base + stride, base + 2 * stride. */
-#define ROW_GROUPS ((MOST_ROWS + 2) / 3)
-#define ROW(type, r) ((const type *)(base[(r) / 3] + (r) % 3 * t->x_stride))
-
-#define FOR_ROWS UNROLL for (int r = 0; r < rows; r++)
 #define FOR_VECTORS UNROLL for (int v = 0; v < panels * LANES; v++)
 
 INLINE void write_out(const struct product *t, vf acc[MOST_ROWS][MOST_PANELS * LANES], const int rows, const int panels)
@@ -27,7 +21,7 @@ INLINE void write_out(const struct product *t, vf acc[MOST_ROWS][MOST_PANELS * L
     vf acc[MOST_ROWS][MOST_PANELS * LANES];                                                        \
     FOR_ROWS FOR_VECTORS acc[r][v] = splat(0.0f);                                                  \
     const char *base[ROW_GROUPS];                                                                  \
-    UNROLL for (int g = 0; g < (rows + 2) / 3; g++) base[g] = (const char *)t->x + 3 * g * t->x_stride; \
+    FOR_ROW_GROUPS base[g] = (const char *)t->x + 3 * g * t->x_stride;                              \
     for (int s = 0; s < t->segments; s++) {                                                        \
         const char *w[MOST_PANELS];                                                                \
         UNROLL for (int p = 0; p < panels; p++) w[p] = t->panels[s * panels + p];                  \
@@ -41,7 +35,7 @@ INLINE void write_out(const struct product *t, vf acc[MOST_ROWS][MOST_PANELS * L
                 ahead[p] += 4 * PANEL;                                                             \
                 w[p] += 4 * PANEL;                                                                 \
             }                                                                                      \
-            UNROLL for (int g = 0; g < (rows + 2) / 3; g++) base[g] += step_bytes;                 \
+            FOR_ROW_GROUPS base[g] += step_bytes;                                                  \
         }                                                                                          \
     }                                                                                              \
     write_out(t, acc, rows, panels);
@@ -116,52 +110,32 @@ static void widen_bfloat16(const void *from, float *to, int count)
     for (int i = 0; i < count; i++) to[i] = from_bf16(in[i]);
 }
 
-#define VARIANT(name, rows, panels) \
-    static void name##_##rows##_##panels(const struct product *t) { product_##name(t, rows, panels); }
-
-#if VL == 16
-#define FOR_PANELS(X, name, rows) X(name, rows, 1) X(name, rows, 2)
-#else
-#define FOR_PANELS(X, name, rows) X(name, rows, 1)
-#endif
-
-#define FOR_3(X, name) FOR_PANELS(X, name, 1) FOR_PANELS(X, name, 2) FOR_PANELS(X, name, 3)
-#if MOST_ROWS >= 6
-#define FOR_6(X, name) FOR_3(X, name) FOR_PANELS(X, name, 4) FOR_PANELS(X, name, 5) FOR_PANELS(X, name, 6)
-#else
-#define FOR_6(X, name) FOR_3(X, name)
-#endif
-#if MOST_ROWS >= 12
-#define FOR_VARIANTS(X, name)                                                                             \
-    FOR_6(X, name) FOR_PANELS(X, name, 7) FOR_PANELS(X, name, 8) FOR_PANELS(X, name, 9) FOR_PANELS(X, name, 10) \
-    FOR_PANELS(X, name, 11) FOR_PANELS(X, name, 12)
-#else
-#define FOR_VARIANTS(X, name) FOR_6(X, name)
-#endif
-
-#define ENTRY(name, rows, panels) .kernels[rows][panels] = name##_##rows##_##panels,
-
 FOR_VARIANTS(VARIANT, float32)
-static const struct arithmetic float32 = {1, 4, keep_float32, keep_float32, read_float32, FOR_VARIANTS(ENTRY, float32)};
+static const struct arithmetic float32 = {1, 4 * PANEL, 4, keep_float32, keep_float32, read_float32,
+                                          FOR_VARIANTS(ENTRY, float32)};
 
 FOR_VARIANTS(VARIANT, bfloat16)
-static const struct arithmetic bfloat16 = {2, 4, keep_float32, round_to_bfloat16, widen_bfloat16,
+static const struct arithmetic bfloat16 = {2, 4 * PANEL, 8, keep_float32, round_to_bfloat16, widen_bfloat16,
                                            FOR_VARIANTS(ENTRY, bfloat16)};
 
 #if defined(__AVX512BF16__)
 FOR_VARIANTS(VARIANT, bfloat16_dot)
-static const struct arithmetic bfloat16_dot = {2, 2, round_to_bfloat16, round_to_bfloat16, widen_bfloat16,
+static const struct arithmetic bfloat16_dot = {2, 4 * PANEL, 4, round_to_bfloat16, round_to_bfloat16, widen_bfloat16,
                                                FOR_VARIANTS(ENTRY, bfloat16_dot)};
 #endif
 
 const struct arithmetic *arithmetic_at(int index)
 {
-    static const struct arithmetic *const all[] = {
+    const struct arithmetic *const all[] = {
         &float32,
         &bfloat16,
 #if defined(__AVX512BF16__)
         &bfloat16_dot,
+#else
+        NULL,
 #endif
+        low_bit_arithmetic(4),
+        low_bit_arithmetic(8),
     };
     return index < (int)(sizeof all / sizeof *all) ? all[index] : NULL;
 }

@@ -32,31 +32,32 @@ struct product {
     size_t y_stride; /* floats */
     const float *bias; /* of these columns, or NULL */
     const char *ahead[MOST_PANELS]; /* fetched into the second-level cache meanwhile: panels that come next */
+    float unit; /* of the scales that low-bit panels hold */
 };
 
 typedef void (*kernel)(const struct product *);
 
-/* One row per way to store weights and compute with them. A step of one column is always four bytes. */
+/* One row per way to store weights and compute with them. A step of one column is four bytes where values are floats;
+ * low-bit panels (low_bit.h) have no such form, and hold no keys or values. */
 struct arithmetic {
     int step; /* values of k that lie together in a panel */
-    int row_bytes; /* per value, in the rows that kernels read */
+    int panel_step, row_step; /* bytes of one step: of a panel, and of a row that kernels read */
     void (*convert)(const float *from, void *to, int count); /* a row to the kernels' form */
-    void (*encode)(const float *from, void *to, int count); /* values to their stored form, and back */
+    void (*encode)(const float *from, void *to, int count); /* values to their stored form, and back; or NULL */
     void (*decode)(const void *from, float *to, int count);
     kernel kernels[MOST_ROWS + 1][MOST_PANELS + 1];
 };
 
 #define STEP_BYTES 4
 
-/* In the order of `ARITHMETICS` in native.py; NULL where this machine has no such instruction. */
+/* In the order of `ARITHMETICS` and `LOW_BIT` in library.py; NULL where this machine has no such instruction. */
 const struct arithmetic *arithmetic_at(int index);
 
 INLINE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-INLINE size_t panel_bytes(const struct arithmetic *a, int k)
-{
-    return (size_t)ceil_div(k, a->step) * PANEL * STEP_BYTES;
-}
+INLINE size_t panel_bytes(const struct arithmetic *a, int k) { return (size_t)ceil_div(k, a->step) * a->panel_step; }
+
+INLINE size_t row_bytes(const struct arithmetic *a, int k) { return (size_t)ceil_div(k, a->step) * a->row_step; }
 
 /* One column of a panel from or to its stored values; `columns` is 16 but for KV blocks of odd sizes. */
 INLINE void panel_put_column(char *panel, int column, int columns, const char *stored, int steps)

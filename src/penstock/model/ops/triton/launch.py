@@ -40,3 +40,9 @@ def wait(OVERLAPS: tl.constexpr):
     """For all kernels before this one, and what they wrote."""
     if OVERLAPS:
         gdc_wait()
+
+
+@cache
+def assembles() -> bool:
+    """Whether kernels may use a GPU's own instructions."""
+    return os.environ.get("TRITON_INTERPRET") != "1"

@@ -152,7 +152,7 @@ def _few_rows(x: Tensor, weight: Weight, norm: Norm | None, ending: Ending, out:
 
 
 @triton.jit
-def _finish(sums, ups, out, mask, ENDING: tl.constexpr):
+def finish(sums, ups, out, mask, ENDING: tl.constexpr):
     """Rounded where separate kernels round."""
     dtype = out.dtype.element_ty
     result = sums.to(dtype)
@@ -219,7 +219,7 @@ def _one_row_kernel(
     total_up = total
     if ENDING == 2:
         total_up = _scaled(tl.sum(ups, axis=1), row + outputs, is_row, scales_ptr, bias_ptr, SCALED, HAS_BIAS)
-    _finish(total, total_up, out_ptr + row, is_row, ENDING)
+    finish(total, total_up, out_ptr + row, is_row, ENDING)
 
 
 @triton.jit
@@ -262,4 +262,4 @@ def _few_rows_kernel(
             total_up *= 1 / SHRINK
         total_up = _scaled(total_up, outputs + output[None, :], True, scales_ptr, bias_ptr, SCALED, HAS_BIAS)
     out = out_ptr + m[:, None] * outputs + output[None, :]
-    _finish(total, total_up, out, (m < num_rows)[:, None] & (output < outputs)[None, :], ENDING)
+    finish(total, total_up, out, (m < num_rows)[:, None] & (output < outputs)[None, :], ENDING)

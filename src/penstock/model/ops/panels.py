@@ -1,0 +1,141 @@
+"""Linear weights in panels, as the kernels read them: of floats, or of integers of 4 or 8 bits that stay so.
+
+Knows how a weight is handed to C; what is done with it there is in `kernels/`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.model.ops.library import GROUP, LOW_BIT, Codes, pages, pointer
+from penstock.model.quantized.grouped import GroupedWeight
+from penstock.model.quantized.int8 import Int8Weight
+
+_LARGEST_HALF = 2.0**15  # as large as scales may become: the bits below are for the small ones
+
+
+class Kernels(Protocol):
+    """What packing needs of the operations, and a packed weight keeps alive."""
+
+    library: ctypes.CDLL
+    pool: int
+    packing: threading.Lock  # layers are loaded by several threads, and the pool serves one caller
+
+
+class PackedWeight:
+    """A weight in panels, and the C struct that describes it. Owns its memory, and keeps the thread pool alive."""
+
+    order: Tensor | None = None  # of the columns, where it is not the activations'
+
+    def __init__(self, ops: Kernels, arithmetic: int, shape: torch.Size, bias: Tensor | None) -> None:
+        self.library, self.pool, self._ops = ops.library, ops.pool, ops
+        self.n, self.k = shape
+        self._arithmetic = arithmetic
+        self._bias = None if bias is None else bias.to(torch.float32, copy=True)
+        self._panels = pages(self.library.linear_bytes(arithmetic, self.n, self.k))
+        self._struct = ctypes.create_string_buffer(self.library.linear_struct_bytes())
+        self.pointer = ctypes.addressof(self._struct)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._panels.nbytes
+
+    def fill(self, weight: Tensor) -> PackedWeight:
+        source = weight.float().contiguous()
+        with self._ops.packing:
+            self.library.linear_pack(*self._place(), source.data_ptr(), pointer(self._bias), self.n, self.k)
+        return self
+
+    def fill_codes(self, weight: _Codes) -> PackedWeight:
+        # A power of two, so that the division is exact: it moves the scales to where half precision is dense.
+        largest = max(float(weight.scales.abs().max()), float(weight.minimums.abs().max()))
+        unit = 2.0 ** math.ceil(math.log2(largest)) / _LARGEST_HALF if largest > 0 else 1.0
+        values, scales, minimums = (
+            weight.values.contiguous(),
+            _halves(weight.scales, unit),
+            _halves(weight.minimums, unit),
+        )
+        codes = Codes(values.data_ptr(), scales.data_ptr(), minimums.data_ptr(), scales.shape[1], unit)
+        with self._ops.packing:
+            self.library.linear_pack_codes(*self._place(), codes, pointer(self._bias), self.n, self.k)
+        self.order = weight.order
+        return self
+
+    def _place(self) -> tuple[int, int, int, int]:
+        return self.pool, self.pointer, self._arithmetic, self._panels.data_ptr()
+
+
+@dataclass(frozen=True)
+class _Codes:
+    """value * scale + minimum: what every format of integers comes to."""
+
+    bits: int
+    values: Tensor  # [out, in] uint8
+    scales: Tensor  # [out, groups] float32
+    minimums: Tensor  # [out, groups] float32
+    order: Tensor | None = None
+
+
+def packed_low_bit(ops: Kernels, weight: object, bias: Tensor | None, bits: frozenset[int]) -> PackedWeight | None:
+    """The weight in the integers that it has, if there are kernels for them among `bits`."""
+    codes = _codes(weight)
+    if codes is None or codes.bits not in bits:
+        return None
+    return PackedWeight(ops, LOW_BIT[codes.bits], codes.values.shape, bias).fill_codes(codes)
+
+
+def _codes(weight: object) -> _Codes | None:
+    if isinstance(weight, Int8Weight):
+        scales = weight.scales.float()[:, None]
+        return _Codes(8, weight.values.view(torch.uint8) ^ 128, scales, -128 * scales)
+    if not isinstance(weight, GroupedWeight) or (weight.group_size % GROUP and weight.scales.shape[1] > 1):
+        return None
+    scales = weight.scales.float()
+    if weight.minimums is not None:
+        minimums = weight.minimums.float()
+    else:
+        middle = float(1 << (weight.bits - 1))
+        minimums = -scales * (middle if weight.zeros is None else weight.zeros.float())
+    return _Codes(weight.bits, weight.integers(), scales, minimums, weight.order)
+
+
+def _halves(values: Tensor, unit: float) -> Tensor:
+    return (values / unit).half().contiguous()
+
+
+class NativeLinear:
+    def __init__(self, weight: PackedWeight) -> None:
+        self._weight = weight
+        self._run, self._pool, self._pointer, self._n = weight.library.linear_run, weight.pool, weight.pointer, weight.n
+        self._order = weight.order
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._order is not None:
+            x = x.index_select(1, self._order)
+        x = x.contiguous()
+        m = x.shape[0]
+        y = x.new_empty(m, self._n)
+        self._run(self._pool, self._pointer, x.data_ptr(), y.data_ptr(), m)
+        return y
+
+
+class NativeLookup:
+    """The embedding, read from the panels of the head that it is tied to."""
+
+    def __init__(self, weight: PackedWeight) -> None:
+        assert weight.order is None, "rows are read as they are stored"
+        self._weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight = self._weight
+        ids = x.to(torch.int32).contiguous()
+        out = torch.empty(ids.shape[0], weight.k)
+        weight.library.linear_lookup(weight.pool, weight.pointer, ids.data_ptr(), out.data_ptr(), ids.shape[0])
+        return out

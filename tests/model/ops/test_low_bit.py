@@ -1,0 +1,150 @@
+"""Weights of 4 and 8 bits in the C kernels: products of integers, held to the formula; a row's result is the same to
+the bit whatever it was computed with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Literal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from penstock.model.ops.build import KernelsUnavailable
+from penstock.model.ops.library import GROUP
+from penstock.model.ops.native import NativeOps
+from penstock.model.quantized import Weight
+from penstock.model.quantized.grouped import GroupedWeight
+from penstock.model.quantized.int8 import Int8Weight
+from tests.model.ops.low_bit import grouped, per_channel
+
+BOTH = frozenset({4, 8})
+
+
+@lru_cache
+def native(threads: int = 2) -> NativeOps | None:
+    try:
+        return NativeOps("float32", threads=threads, keeps=BOTH)
+    except KernelsUnavailable:
+        return None
+
+
+@pytest.fixture
+def ops() -> NativeOps:
+    torch.manual_seed(0)
+    found = native()
+    if found is None:
+        pytest.skip("this machine has no kernels for weights of few bits")
+    return found
+
+
+def as_seen(x: Tensor) -> Tensor:
+    """Rows rounded to 8 bits, 32 values at a time: what the kernels multiply."""
+    m, k = x.shape
+    groups = F.pad(x, (0, -k % GROUP)).view(m, -1, GROUP)
+    scales = groups.abs().amax(2, keepdim=True) / 127
+    return (torch.where(scales > 0, (groups / scales).round(), 0) * scales).view(m, -1)[:, :k]
+
+
+WEIGHTS: dict[str, Callable[[int, int], GroupedWeight | Int8Weight]] = {
+    "4 bits, minimums": lambda n, k: grouped(torch.randn(n, k), 4, 32, has_minimums=True),
+    "4 bits, zeros, wide groups": lambda n, k: grouped(torch.randn(n, k), 4, 128, has_zeros=True),
+    "4 bits": lambda n, k: grouped(torch.randn(n, k), 4, 64),
+    "8 bits, minimums": lambda n, k: grouped(torch.randn(n, k), 8, 32, has_minimums=True),
+    "8 bits": lambda n, k: grouped(torch.randn(n, k), 8, 32),
+    "8 bits per output": lambda n, k: per_channel(torch.randn(n, k)),
+}
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 576, 1536), (13, 31, 128), (100, 48, 256)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_linear_is_the_product_of_what_was_rounded(
+    ops: NativeOps, kind: str, m: int, n: int, k: int, has_bias: bool
+) -> None:
+    weight, x, bias = WEIGHTS[kind](n, k), torch.randn(m, k), torch.randn(n) if has_bias else None
+    expected = F.linear(as_seen(x).double(), weight.dequantized().double(), None if bias is None else bias.double())
+    found = ops.linear(weight, bias)(x).double()
+    # Scales in half precision are kept as they are; products of zeros and scales, and float32, are rounded to 11 bits.
+    is_rounded = kind in ("4 bits, zeros, wide groups", "8 bits per output")
+    assert (found - expected).norm() / expected.norm() < (1e-3 if is_rounded else 2e-6)
+
+
+def test_activations_are_rounded_and_no_more(ops: NativeOps) -> None:
+    """The error against the unrounded product is what 8 bits must cost."""
+    weight, x = grouped(torch.randn(512, 2048), 4, 32, has_minimums=True), torch.randn(16, 2048)
+    expected = F.linear(x.double(), weight.dequantized().double())
+    error = (ops.linear(weight)(x).double() - expected).norm() / expected.norm()
+    assert error < 0.01
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    bits=st.sampled_from([4, 8]),
+    m=st.integers(1, 100),
+    n=st.integers(1, 100),
+    k=st.integers(1, 300),
+    start=st.integers(0, 99),
+    count=st.integers(1, 100),
+)
+def test_rows_do_not_depend_on_the_rows_beside_them(
+    bits: Literal[4, 8], m: int, n: int, k: int, start: int, count: int
+) -> None:
+    several, one = native(), native(threads=1)
+    assume(several is not None and one is not None)
+    assert several is not None
+    assert one is not None
+    k += k % 2
+    x, weight = torch.randn(m, k), grouped(torch.randn(n, k), bits, k)
+    whole, first = several.linear(weight)(x), start % m
+    assert torch.equal(whole[first : first + count], one.linear(weight)(x[first : first + count]))
+
+
+@pytest.mark.parametrize("kind", ["4 bits, minimums", "8 bits, minimums", "8 bits"])
+def test_tied_embedding_reads_the_head_s_rows(ops: NativeOps, kind: str) -> None:
+    table = WEIGHTS[kind](50, 96)
+    embedding, head = ops.tied(table)
+    ids = torch.tensor([0, 49, 17, 17, 3], dtype=torch.int32)
+    assert torch.equal(embedding(ids), table.dequantized()[ids])
+    assert torch.equal(ops.embedding(table)(ids), table.dequantized()[ids])
+    x = torch.randn(3, 96)
+    assert torch.equal(head(x), ops.linear(table)(x))
+
+
+def test_columns_in_another_order_meet_their_activations(ops: NativeOps) -> None:
+    plain, x, order = grouped(torch.randn(40, 64), 4, 32), torch.randn(5, 64), torch.randperm(64)
+    ordered = GroupedWeight(plain.values, 4, plain.scales, order=order)
+    assert torch.equal(ops.linear(ordered)(x), ops.linear(plain)(x[:, order]))
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e6])
+def test_scales_of_any_size_keep_their_precision(ops: NativeOps, size: float) -> None:
+    weight, x = per_channel(torch.randn(32, 256)), torch.randn(3, 256)
+    moved = Int8Weight(weight.values, weight.scales * size)
+    torch.testing.assert_close(ops.linear(moved)(x) / size, ops.linear(weight)(x), rtol=1e-3, atol=0.02)
+
+
+def test_rows_of_nothing_give_the_bias(ops: NativeOps) -> None:
+    bias = torch.randn(20)
+    found = ops.linear(grouped(torch.randn(20, 64), 4, 32, has_minimums=True), bias)(torch.zeros(3, 64))
+    assert torch.equal(found, bias.expand(3, -1))
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [grouped(torch.randn(20, 64), 4, 16), grouped(torch.randn(20, 64), 8, 32)],
+    ids=["groups too small", "of bits that are not kept"],
+)
+def test_what_there_is_no_kernel_for_is_widened(ops: NativeOps, weight: Weight) -> None:
+    only_4, x = NativeOps("float32", threads=1, keeps=frozenset({4})), torch.randn(2, 64)
+    assert not isinstance(weight, Tensor)
+    assert torch.equal(only_4.linear(weight)(x), only_4.linear(weight.dequantized())(x))
+
+
+def test_nothing_is_kept_unless_asked_for(ops: NativeOps) -> None:
+    weight, x, exact = grouped(torch.randn(20, 64), 4, 32), torch.randn(2, 64), NativeOps("float32", threads=1)
+    assert torch.equal(exact.linear(weight)(x), exact.linear(weight.dequantized())(x))
