@@ -1,4 +1,6 @@
 import itertools
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from penstock.admission.decision import Admit, Queued, Shed, ShedReason
 from penstock.admission.settings import AdmissionSettings, ClassRules
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.core.request import Priority
+from penstock.core.slo import Slo
 from penstock.router.request import EdgeRequest
 
 ids = itertools.count()
@@ -238,11 +241,11 @@ def test_a_full_queue_refuses_the_greedy_and_makes_place_for_the_modest() -> Non
     assert isinstance(admission.submit(request("modest"), 0.0), Queued)
     (decision,) = admission.poll(0.0)
     assert isinstance(decision, Shed)
-    assert decision.request is greedy[1]  # the longest output
+    assert decision.request is greedy[1]  # the largest
     assert decision.reason is ShedReason.DISPLACED
 
 
-def test_when_kv_is_tight_long_outputs_and_low_classes_are_refused_first() -> None:
+def test_when_kv_is_tight_long_work_and_low_classes_are_refused_first_and_small_requests_last() -> None:
     def is_refused(pressure: float, **facts: Any) -> bool:
         admission = door(replica(max_sequences=99, kv_capacity_tokens=100_000, prefill_tokens_per_s=1e6))
         admission.submit(request(priority=Priority.HIGH, prompt=90_000), 0.0)
@@ -251,20 +254,63 @@ def test_when_kv_is_tight_long_outputs_and_low_classes_are_refused_first() -> No
         decision = admission.submit(request(**facts), 0.0)
         return isinstance(decision, Shed) and decision.reason is ShedReason.KV_TIGHT
 
-    long_batch = {"priority": Priority.LOW, "output": 4000}
-    batch = {"priority": Priority.LOW}
-    long_standard = {"output": 4000}
-    refused = [
-        [is_refused(pressure, **facts) for facts in (long_batch, batch, long_standard, {})]
-        for pressure in (1.1, 1.5, 2.5, 4.5)
-    ]
-    assert refused == [
-        [True, False, False, False],
-        [True, False, False, False],
-        [True, True, True, False],
-        [True, True, True, True],
-    ]
-    assert not is_refused(4.5, priority=Priority.HIGH, output=4000)
+    batch, standard = {"priority": Priority.LOW, "prompt": 5000}, {"prompt": 5000}
+    for long in ({"output": 4000}, {"prompt": 30_000}):  # an answer, or a context
+        refused = [
+            [is_refused(pressure, **facts) for facts in (batch | long, batch, standard | long, standard)]
+            for pressure in (1.1, 1.5, 2.5, 4.5)
+        ]
+        assert refused == [
+            [True, False, False, False],
+            [True, False, False, False],
+            [True, True, True, False],
+            [True, True, True, True],
+        ]
+        assert not is_refused(4.5, priority=Priority.HIGH, **long)
+    assert [is_refused(pressure) for pressure in (4.5, 15.0, 17.0)] == [False, False, True]  # a chat: the last to go
+    assert [is_refused(pressure, priority=Priority.LOW) for pressure in (4.5, 7.0, 9.0)] == [False, False, True]
+
+
+def test_chats_wait_while_long_contexts_are_shed_and_the_queue_stays_bounded() -> None:
+    admission = door(replica(max_sequences=99, kv_capacity_tokens=16_384, prefill_tokens_per_s=1e6))
+    shed, num_chats = Counter[str](), 0
+    for number in range(60):
+        for asked in (request("reader", 8000, 60), *(request("chatter", 30, 40) for _ in range(10))):
+            decision = admission.submit(asked, 0.0)
+            num_chats += asked.tenant == "chatter"
+            if isinstance(decision, Shed):
+                shed[f"{asked.tenant} {decision.reason}"] += 1
+        assert admission.num_waiting("m") <= AdmissionSettings().classes[Priority.NORMAL].max_length, number
+    assert shed["reader kv_tight"] >= 55
+    assert not shed["chatter kv_tight"]
+    assert sum(shed.values()) - shed["reader kv_tight"] < num_chats / 2
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "expected"),
+    [(0.5, [Queued, Queued, Queued]), (0.1, [Shed, Queued, Queued]), (0.02, [Shed, Shed, Queued])],
+)
+def test_who_would_wait_hopelessly_beyond_the_models_objective_is_refused_and_batch_waits(
+    ttft_s: float, expected: list[type]
+) -> None:
+    """About ten seconds for each."""
+    for priority, kind in zip(Priority, expected, strict=True):
+        admission = Admission(slos={"m": Slo(ttft_s=ttft_s), "another": Slo(ttft_s=1e-3)})
+        admission.replica_changed(replica(decode_tokens_per_s=10.0))
+        fill(admission)
+        decision = admission.submit(request(priority=priority), 0.0)
+        assert isinstance(decision, kind), priority
+        if isinstance(decision, Shed):
+            assert decision.reason is ShedReason.TOO_SLOW
+            assert decision.retry_after_s
+
+
+def test_a_classs_own_patience_goes_before_the_objective() -> None:
+    rules = {p: replace(rule, max_wait_s=60.0) for p, rule in AdmissionSettings().classes.items()}
+    admission = Admission(settings=AdmissionSettings(classes=rules), slos={"m": Slo(ttft_s=0.02)})
+    admission.replica_changed(replica(decode_tokens_per_s=10.0))
+    fill(admission)
+    assert isinstance(admission.submit(request(priority=Priority.HIGH), 0.0), Queued)
 
 
 def test_a_kept_place_is_for_who_was_told_and_told_again_the_same_if_early() -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -17,7 +18,7 @@ import msgspec
 from penstock.core.clock import MonotonicClock
 from penstock.engine.client import Launch
 from penstock.engine.fake import FakeRunner
-from penstock.engine.loop import EngineLoop
+from penstock.engine.loop import EngineLoop, Guides
 from penstock.engine.mailbox import Mailbox
 from penstock.engine.messages import EngineInfo, Failed, Loading, Ready
 from penstock.kv.cache import KVCache
@@ -38,6 +39,7 @@ class Options(msgspec.Struct):
     vocab_size: int = VOCAB_SIZE
     overlaps: bool = False
     routing_tokens: int = 0
+    is_guided: bool = False  # with the small tokenizer's vocabulary
     start: Literal["ready", "failed", "exit", "hang"] = "ready"
 
 
@@ -88,8 +90,17 @@ def main() -> None:
         chunk_tokens=options.chunk_tokens, max_model_len=cache.capacity_tokens, kv_bytes=0,
         routing_tokens=options.routing_tokens,
     )  # fmt: skip
+    guides = _guides() if options.is_guided else None
     mailbox.send(Ready(info))
-    EngineLoop(scheduler, SlowRunner(options), mailbox, MonotonicClock()).run()
+    EngineLoop(scheduler, SlowRunner(options), mailbox, MonotonicClock(), guides=guides).run()
+
+
+def _guides() -> Guides:
+    sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+    from penstock.engine import guides
+    from tests.text.walking import vocabulary
+
+    return guides.Guides(vocabulary())
 
 
 if __name__ == "__main__":

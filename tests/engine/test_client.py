@@ -45,6 +45,18 @@ async def test_a_burst_of_a_thousand_requests_is_answered_completely(overlaps: b
         assert client.stats.generated_tokens == 3000
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
+async def test_prompts_count_as_queued_from_the_moment_they_are_sent_until_they_are_computed(overlaps: bool) -> None:
+    """A gateway that is told less sends more: what the engine has not read yet is queued too."""
+    async with engine(overlaps=overlaps, step_s=SLOW) as client:
+        with client.open([Request("a", list(range(30)), max_tokens=50), endless("b")]) as stream:
+            assert client.stats.steps == 0
+            assert client.queued_tokens == 33
+            await stream.next()
+            await eventually(lambda: client.stats.num_running == 2 and client.queued_tokens == 0)
+            assert client.stats.received_tokens == 33
+
+
 async def test_one_stream_carries_the_news_of_a_group() -> None:
     async with engine() as client:
         requests = [Request(f"r{i}", [5, 6], 4, SamplingParams(seed=i)) for i in range(3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from penstock.api.relay import Origin, StreamRecord, origin_comment
+from penstock.core.request import Cost
 from penstock.gateway.asked import SURFACES, Asked
 from penstock.gateway.bill import Bill
 from penstock.gateway.http.exchange import Exchange
@@ -66,6 +67,18 @@ async def test_a_stream_is_charged_every_second_and_the_parts_are_the_whole() ->
     assert told == [35, 37]
     assert sum(u.cost_nanos for u in book.usages) == Price(input=1.0, output=2.0).nanos(30, 16, 9)
     assert sum(u.cached_tokens for u in book.usages) == 16
+
+
+async def test_device_time_is_charged_once_with_the_last_part() -> None:
+    book, price = Book(), Price(output=2.0, replica_hour=3.6)
+    bill = Bill(book, {"m": price}, inquiry())
+    bill.follow(record_of(5), "m", None)
+    await asyncio.sleep(1.0)
+    usage = TokenUsage(30, 9, work=Cost(2.0, 0.5))
+    bill.close("m", usage)
+    assert [(u.device_us, u.kv_block_ms) for u in book.usages] == [(0, 0), (2_000_000, 500)]
+    assert sum(u.cost_nanos for u in book.usages) == 9 * 2000 + 2_000_000 == usage.nanos(price)
+    assert bill.cost("m") == (9 * 2000 + 2_000_000) / 1e9
 
 
 async def test_a_short_request_is_charged_once() -> None:

@@ -124,11 +124,13 @@ def test_tenants_beyond_the_bound_are_counted_together() -> None:
     recorder = GatewayRecorder()
     for number in range(300):
         for _ in range(2):
-            recorder.ended(facts(f"t{number}"))
-    found = {key: value for key, value in samples(recorder).items() if key[0] == "tenant_tokens_total"}
-    assert len(found) == 3 * 201
+            recorder.ended(facts(f"t{number}")._replace(device_s=0.5))
+    found = {key: value for key, value in samples(recorder).items() if key[0].startswith("tenant_")}
+    assert len(found) == (3 + 1) * 201
     assert found["tenant_tokens_total", "t199", "input"] == 14
     assert found["tenant_tokens_total", "other", "input"] == 100 * 14
+    assert found["tenant_device_seconds_total", "t199"] == 1.0
+    assert found["tenant_device_seconds_total", "other"] == 100 * 1.0
 
 
 def test_a_line_says_who_where_how_long_and_how_it_ended() -> None:

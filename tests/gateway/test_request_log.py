@@ -23,7 +23,7 @@ BODY = b'{"model":"m","messages":[{"role":"user","content":"my card is 4111 1111
 def facts(tenant: str = "acme", **more: object) -> RequestFacts:
     known = RequestFacts(
         "0f", "chat/completions", Ending.OK, "", tenant, "abc", "m@2", "http://r", 7, 3, 2, 0.001, 0.1, 0.5, 1,
-        route="m", cost=0.000012, trace=PassedOn("ab" * 16, b""),
+        route="m", cost=0.000012, trace=PassedOn("ab" * 16, b""), device_s=0.0125, kv_block_s=3.5,
     )  # fmt: skip
     return known._replace(**more)
 
@@ -40,10 +40,10 @@ def lines(settings: LogSettings, *all_facts: RequestFacts, body: bytes | None = 
     return written.getvalue().splitlines()
 
 
-def test_a_line_ends_with_the_route_the_cost_and_the_trace_where_they_are_known() -> None:
+def test_a_line_ends_with_the_route_what_it_took_the_cost_and_the_trace_where_they_are_known() -> None:
     (line,) = lines(LogSettings(), facts())
-    assert line.endswith(f"tries=1 route=m cost=0.000012000 trace={'ab' * 16}")
-    (line,) = lines(LogSettings(), facts(route="m@2", cost=None, trace=None))
+    assert line.endswith(f"tries=1 route=m device_ms=12.5 kv_block_s=3.500 cost=0.000012000 trace={'ab' * 16}")
+    (line,) = lines(LogSettings(), facts(route="m@2", device_s=None, cost=None, trace=None))
     assert line.endswith("tries=1")
 
 
@@ -54,8 +54,8 @@ def test_a_line_of_json_has_the_same_as_values() -> None:
     assert said == {
         "id": "0f", "tenant": "acme", "key": "abc", "surface": "chat/completions", "route": "m", "model": "m@2",
         "replica": "http://r", "outcome": "ok", "reason": None, "prompt": 7, "cached": 3, "output": 2,
-        "queue_ms": 1.0, "ttft_ms": 100.0, "total_ms": 500.0, "tries": 1, "rule": None, "cost": 0.000012,
-        "trace": "ab" * 16,
+        "queue_ms": 1.0, "ttft_ms": 100.0, "total_ms": 500.0, "tries": 1, "rule": None,
+        "device_ms": 12.5, "kv_block_s": 3.5, "cost": 0.000012, "trace": "ab" * 16,
     }  # fmt: skip
 
 

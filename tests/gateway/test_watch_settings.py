@@ -4,8 +4,9 @@ import pytest
 
 from penstock.core.config import build
 from penstock.core.errors import ConfigError
+from penstock.core.request import Priority
 from penstock.core.slo import Objective, Slo
-from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.settings import GatewaySettings, admission_of
 from penstock.gateway.watch_settings import slack_of, slos_of
 from penstock.watch.settings import AlertSettings
 
@@ -30,6 +31,16 @@ def test_a_models_objectives_are_the_gateways_but_for_its_own() -> None:
     assert slos["plain"] == Slo(ttft_s=1.0, errors=0.01)
     assert slos["quick"] == Slo(ttft_s=0.1, tpot_s=None, errors=0.01)
     assert [slos[f"two@{version}"].errors for version in ("v1", "v2")] == [0.01, 0.5]
+
+
+def test_a_class_waits_by_the_models_objective_or_as_long_as_the_operator_says() -> None:
+    found = settings(slo={"ttft_s": 1}, max_wait_s={"standard": 7})
+    slos, classes = slos_of(found.slo, found.pools()), admission_of(found).classes
+    waits = {name: [classes[one].patience_s(slos[name]) for one in Priority] for name in ("plain", "quick")}
+    assert waits == {"plain": [60.0, 7.0, 300.0], "quick": [6.0, 7.0, 300.0]}
+    assert [rules.patience_s(Slo()) for rules in admission_of(settings()).classes.values()] == [30.0, 60.0, 300.0]
+    with pytest.raises(ConfigError, match="max_wait_s"):
+        settings(max_wait_s={"fast": 1})
 
 
 def test_the_defaults_are_the_promised_ones() -> None:

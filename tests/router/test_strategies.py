@@ -226,7 +226,7 @@ def test_the_header_says_who_and_why_and_who_was_next() -> None:
     assert values["dropped"] == '"breaker_open:1"'
     assert float(values["score"]) > float(values["next_score"]) > 0
     assert float(values["score"]) == pytest.approx(
-        float(values["least_loaded"]) + 1.5 * float(values["prefix"]), rel=1e-3
+        float(values["least_loaded"]) + Weights().prefix * float(values["prefix"]), rel=1e-3
     )
     assert "approximate" not in values
     assert replica_header(choice) == "a"

@@ -12,7 +12,7 @@ Call `poll` after events and when `next_deadline` comes. Nothing here reads a cl
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -26,6 +26,7 @@ from penstock.admission.settings import AdmissionSettings
 from penstock.admission.shares import FAIR_SHARE, Shares, blocked_by
 from penstock.core.replica import ReplicaSnapshot
 from penstock.core.request import Priority
+from penstock.core.slo import Slo
 from penstock.router.load import expected_ttft_s
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice, Router
@@ -42,15 +43,20 @@ class Used(NamedTuple):
 
 
 class _Model:
-    def __init__(self, settings: AdmissionSettings) -> None:
+    def __init__(self, settings: AdmissionSettings, slo: Slo) -> None:
         self.queue = ModelQueue(settings)
         self.shares = Shares(settings)
+        self.slo = slo
 
 
 class Admission:
-    def __init__(self, router: Router | None = None, settings: AdmissionSettings | None = None) -> None:
+    def __init__(
+        self, router: Router | None = None, settings: AdmissionSettings | None = None,
+        slos: Mapping[str, Slo] | None = None,
+    ) -> None:  # fmt: skip
+        """`slos`: by model; what is not named has the defaults."""
         self.router = router or Router()
-        self._settings = settings or AdmissionSettings()
+        self._settings, self._slos = settings or AdmissionSettings(), slos or {}
         self._loads = ReplicaLoads()
         self._ledger = Ledger()
         self._models: dict[str, _Model] = {}
@@ -89,7 +95,7 @@ class Admission:
     def submit(self, request: EdgeRequest, now: float) -> Decision:
         model = self._models.get(request.model)
         if model is None:
-            model = self._models[request.model] = _Model(self._settings)
+            model = self._models[request.model] = _Model(self._settings, self._slos.get(request.model, Slo()))
         replicas = self._loads.of_model(request.model)
         usable, dropped = self.router.usable(request, replicas, now)
         if not usable:
@@ -224,7 +230,8 @@ class Admission:
     def _wait(self, model: _Model, request: EdgeRequest, usable: Sequence[ReplicaSnapshot], now: float) -> Decision:
         """Into the queue, unless that makes no sense."""
         queue, rules = model.queue, self._settings.classes[request.priority]
-        patience_s = rules.max_wait_s if request.deadline is None else min(rules.max_wait_s, request.deadline - now)
+        own_s = float("inf") if request.deadline is None else request.deadline - now
+        patience_s = min(rules.patience_s(model.slo), own_s)
         guess = first_guess(request, usable)
         wait_s = queue.wait_s(request, now, guess)
         promise = queue.promised(request)

@@ -15,7 +15,7 @@ class ShedReason(enum.StrEnum):
     TOO_LARGE = "too_large"  # prompt and output limit fit no replica; to come back does not help
     QUEUE_FULL = "queue_full"
     KV_TIGHT = "kv_tight"
-    TOO_SLOW = "too_slow"  # it would wait longer than its deadline
+    TOO_SLOW = "too_slow"  # it would wait longer than its deadline, or than the objective makes sense of
     DISPLACED = "displaced"  # it waited, and gave its place to a tenant that asks for less
     DEADLINE = "deadline"  # it waited until its deadline
 

@@ -211,11 +211,12 @@ class ModelQueue:
         )
 
     def victim(self, newcomer: EdgeRequest) -> Waiting | None:
-        """Who gives way in a full class: the longest output of the tenant that has most waiting. None: the newcomer."""
+        """Who gives way in a full class: the one that fills most, of the tenant that has most waiting. None: the
+        newcomer."""
         amount = expected_cost(newcomer)
         lines = [line for line in self._lines.values() if line.priority == newcomer.priority and line.items]
         heaviest = max(lines, key=lambda line: line.waiting_cost)
         if heaviest.tenant == newcomer.tenant or self.line(newcomer).waiting_cost + amount >= heaviest.waiting_cost:
             return None
         candidates = [item for item in heaviest.items if not item.is_promised]
-        return max(candidates, key=lambda item: (item.request.max_tokens, item.order), default=None)
+        return max(candidates, key=lambda item: (item.request.kv_tokens, item.order), default=None)

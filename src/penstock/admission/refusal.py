@@ -29,18 +29,26 @@ def why_not_wait(
     request: EdgeRequest, queue: ModelQueue, usable: Sequence[ReplicaSnapshot], settings: AdmissionSettings,
     wait_s: float, patience_s: float,
 ) -> ShedReason | None:  # fmt: skip
-    """The reason to refuse it now. When KV is tight, long outputs and low classes are the first to go."""
+    """The reason to refuse it now. When KV is tight, low classes, long contexts and long outputs are the first to go,
+    and small requests the last: it is not for them that others wait."""
     rules = settings.classes[request.priority]
-    is_long = request.max_tokens >= settings.long_output_tokens
-    asked = queue.kv_tokens + request.kv_tokens + sum(replica.kv_used_tokens for replica in usable)
-    pressure = asked / sum(replica.kv_capacity_tokens for replica in usable)
-    if pressure > rules.kv_pressure * (0.5 if is_long else 1.0):
+    asked = queue.kv_tokens + sum(replica.kv_used_tokens for replica in usable)
+    capacity = sum(replica.kv_capacity_tokens for replica in usable)
+    bearable = rules.kv_pressure * _standing(request, request.kv_tokens * len(usable) / capacity, settings)
+    if asked / capacity > bearable:
         return ShedReason.KV_TIGHT
     if wait_s > patience_s:
         return ShedReason.TOO_SLOW
     if queue.length(request.priority) >= rules.max_length:
         return ShedReason.QUEUE_FULL
     return None
+
+
+def _standing(request: EdgeRequest, share: float, settings: AdmissionSettings) -> float:
+    """A factor on the KV pressure that it is refused at; `share`: what it fills of a replica's KV."""
+    if share >= settings.long_context or request.max_tokens >= settings.long_output_tokens:
+        return 0.5
+    return settings.small_pressure if share <= settings.small_context else 1.0
 
 
 def retry_after_s(wait_s: float, clear_s: float, patience_s: float) -> float:

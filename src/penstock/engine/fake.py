@@ -11,8 +11,7 @@ import math
 from collections.abc import Sequence
 
 from penstock.core.request import TokenLogprobs
-from penstock.core.sampling import SamplingParams
-from penstock.sched.plan import Sampled, Slice, StepHandle, StepPlan, StepResult
+from penstock.sched.plan import Sampled, SampleSpec, Slice, StepHandle, StepPlan, StepResult
 
 
 def fake_token(context: Sequence[int], vocab_size: int, *, seed: int = 0) -> int:
@@ -40,15 +39,25 @@ class FakeRunner:
     def submit(self, plan: StepPlan) -> StepHandle:
         for (_, target), content in zip(plan.copies, [list(self._slots[s]) for s, _ in plan.copies], strict=True):
             self._slots[target] = content
-        sampled = [self._run(s) for s in plan.slices]
+        step = _Step(self, plan, [self._run(s) for s in plan.slices])
+        if not self.overlaps or all(s.sample is None or s.sample.mask is None for s in plan.slices):
+            step.choose()
+        return step
+
+    def choose(self, plan: StepPlan, contexts: list[list[int]]) -> StepResult:
+        sampled = [
+            self._choose(context, planned.sample) if planned.sample is not None else None
+            for planned, context in zip(plan.slices, contexts, strict=True)
+        ]
         self._newest = {
             planned.request_id: chosen.token_ids[-1]
             for planned, chosen in zip(plan.slices, sampled, strict=True)
             if chosen is not None
         }
-        return _Finished(StepResult(sampled))
+        return StepResult(sampled)
 
-    def _run(self, planned: Slice) -> Sampled | None:
+    def _run(self, planned: Slice) -> list[int]:
+        """All that the sequence's next token follows; empty: there is none yet."""
         tokens = list(planned.token_ids)
         if planned.awaits_token:
             tokens.append(self._newest[planned.request_id])
@@ -56,22 +65,44 @@ class FakeRunner:
             block, offset = divmod(position, self._block_size)
             self._slots[planned.block_ids[block]][offset] = token_id
         if planned.sample is None:
-            return None
+            return []
         length = planned.start + len(tokens)
         context = [self._slots[planned.block_ids[p // self._block_size]][p % self._block_size] for p in range(length)]
         assert all(token_id is not None for token_id in context), "a block was read before it was written"
-        return self._choose([t for t in context if t is not None], planned.sample.params)
+        return [t for t in context if t is not None]
 
-    def _choose(self, context: list[int], params: SamplingParams) -> Sampled:
+    def _choose(self, context: list[int], spec: SampleSpec) -> Sampled:
+        params = spec.params
         token_id = fake_token(context, self._vocab_size, seed=0 if params.is_greedy else params.seed)
+        if spec.mask is not None:
+            token_id = _nearest(token_id, spec.mask.bits())
         if params.num_logprobs is None:
             return Sampled([token_id])
         return Sampled([token_id], [fake_logprobs(token_id, self._vocab_size, params.num_logprobs)])
 
 
-class _Finished:
-    def __init__(self, outcome: StepResult) -> None:
-        self._outcome = outcome
+def _nearest(token_id: int, mask: bytes) -> int:
+    """Of those that may come: the first from `token_id` on, or the first of all."""
+    bits = int.from_bytes(mask, "little")
+    above = bits >> token_id
+    return token_id + _lowest(above) if above else _lowest(bits)
+
+
+def _lowest(bits: int) -> int:
+    return (bits & -bits).bit_length() - 1
+
+
+class _Step:
+    def __init__(self, runner: FakeRunner, plan: StepPlan, contexts: list[list[int]]) -> None:
+        self._runner = runner
+        self._plan = plan
+        self._contexts = contexts
+        self._outcome: StepResult | None = None
+
+    def choose(self) -> None:
+        if self._outcome is None:
+            self._outcome = self._runner.choose(self._plan, self._contexts)
 
     def result(self) -> StepResult:
+        assert self._outcome is not None, "its tokens were never chosen"
         return self._outcome

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.core.clock import Clock
-from penstock.core.request import FinishReason, TokenEvent
+from penstock.core.request import FinishReason, Request, TokenEvent
 from penstock.engine.mailbox import Disconnected
 from penstock.engine.messages import (
     Abort,
@@ -27,6 +27,7 @@ from penstock.engine.messages import (
 )
 from penstock.engine.step_log import StepLog
 from penstock.sched.cost import Split, Work, split
+from penstock.sched.guiding import TokenGuide
 from penstock.sched.plan import Runner, StepHandle, StepPlan
 from penstock.sched.scheduler import Scheduler
 
@@ -34,6 +35,7 @@ log = logging.getLogger("penstock.engine")
 
 _LOOK_S = 0.1  # how often what takes a look at every sequence is looked at
 _NO_STEP = Split(0.0, 0, 0, 0)
+_GUIDE_WAIT_S = 0.002  # for guides, when there is nothing else to do; then the mail is looked at again
 _MOST_FAILED_STEPS = 3  # in a row; a device that fails again and again is left to a fresh process
 
 
@@ -43,6 +45,15 @@ class Mail(Protocol):
     def receive(self, *, wait: bool) -> list[ToEngine]: ...
 
     def send(self, message: FromEngine) -> None: ...
+
+
+class Guides(Protocol):
+    """Where guided requests get what keeps them to their guides."""
+
+    def open(self, request: Request) -> TokenGuide: ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Until one of them may have become ready."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +72,10 @@ class EngineLoop:
         clock: Clock,
         work: Work = Work(),  # noqa: B008 (frozen)
         step_log: StepLog | None = None,
+        guides: Guides | None = None,
     ) -> None:
-        """`work`: by which a step's time is split over its sequences; `step_log` is closed with the loop."""
+        """`work`: by which a step's time is split over its sequences; `step_log` is closed with the loop; without
+        `guides` nobody may ask for a guided answer."""
         self._scheduler = scheduler
         self._runner = runner
         self._mailbox = mailbox
@@ -71,6 +84,7 @@ class EngineLoop:
         self._failed_steps = 0
         self._work = work
         self._step_log = step_log
+        self._guides = guides
         self._busy_s = 0.0
         self._read_tokens = 0
         self._fragmentation, self._looked_s = 0.0, 0.0
@@ -103,10 +117,21 @@ class EngineLoop:
         now = self._clock.now()
         plan = self._scheduler.plan(now)
         current = self._submit(plan, now) if plan is not None else None
+        if plan is None and previous is None and self._guides is not None and self._scheduler.has_work:
+            self._guides.wait(_GUIDE_WAIT_S)  # those who are left wait for nothing else
         if previous is not None:
             self._ahead_tokens = current.plan.num_tokens - len(current.plan.slices) if current is not None else 0
             self._commit(previous)
-        return current
+        return self._choose(current) if current is not None and self._guides is not None else current
+
+    def _choose(self, step: InFlight) -> InFlight | None:
+        """What could not be chosen before the tokens of the step before were known."""
+        try:
+            step.handle.choose()
+        except Exception:
+            self._give_up(step.plan)
+            return None
+        return step
 
     def _submit(self, plan: StepPlan, now: float) -> InFlight | None:
         try:
@@ -161,13 +186,22 @@ class EngineLoop:
             match message:
                 case Submit(request):
                     self._received_tokens += len(request.prompt_ids)
-                    self._scheduler.submit(request, self._clock.now())
+                    self._begin(request)
                 case Abort(request_id):
                     aborted |= self._scheduler.abort(request_id)
                 case Stop():
                     self._is_stopped = True
         if aborted and not self._scheduler.has_work:  # no step will report that the engine is idle now
             self._report([], self._stats())
+
+    def _begin(self, request: Request) -> None:
+        if request.guide is None:
+            self._scheduler.submit(request, self._clock.now())
+        elif self._guides is not None:
+            self._scheduler.submit(request, self._clock.now(), self._guides.open(request))
+        else:
+            message = "this engine cannot keep an answer to a guide"
+            self._report([TokenEvent(request.id, finish=FinishReason.ERROR, error=message)], self._stats())
 
     def _report(self, events: list[TokenEvent], stats: EngineStats, charges: Sequence[Charge] = ()) -> None:
         routing = self._scheduler.cache.routing

@@ -20,7 +20,10 @@ encoder = msgspec.msgpack.Encoder()
 
 
 def frame(message: ToEngine | FromEngine) -> bytes:
-    payload = encoder.encode(message)
+    return frame_of(encoder.encode(message))
+
+
+def frame_of(payload: bytes) -> bytes:
     return _LENGTH.pack(len(payload)) + payload
 
 

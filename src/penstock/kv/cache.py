@@ -124,6 +124,16 @@ class KVCache:
         """The share of blocks that sequences hold; what is merely cached counts as free."""
         return 1.0 - self.pool.num_free / self.pool.num_blocks
 
+    @property
+    def held_tokens(self) -> int:
+        """That the blocks which sequences hold have room for; a block that several share counts once."""
+        return (self.pool.num_blocks - self.pool.num_free) * self.pool.block_size
+
+    def num_known(self, hashes: Sequence[BlockHash]) -> int:
+        """How many of a chain's first blocks are there, or are being computed right now."""
+        find, pending = self.pool.find, self._pending
+        return next((i for i, own in enumerate(hashes) if find(own) is None and own not in pending), len(hashes))
+
     def match(self, hashes: TokenHashes, token_ids: Sequence[int], limit: int) -> PrefixMatch:
         """The longest cached prefix of `token_ids` of at most `limit` tokens. Takes nothing."""
         if not self.shares_prefixes:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from penstock.core.hashing import BlockHash
 
 
-@dataclass
+@dataclass(slots=True)
 class _Block:
     references: int = 0
     hash: BlockHash | None = None  # set once the content is complete and can be found
     parent: BlockHash | None = None
-    token_ids: tuple[int, ...] = ()
+    token_ids: Sequence[int] = ()
 
 
 @dataclass
@@ -84,7 +84,8 @@ class BlockPool:
         block = self._blocks[block_id]
         assert block.references > 0
         assert block.hash is None
-        block.hash, block.parent, block.token_ids = own, parent, tuple(token_ids)
+        block.hash, block.parent = own, parent
+        block.token_ids = tuple(token_ids) if isinstance(token_ids, list) else token_ids  # a list is its owner's
         self._by_hash[own] = block_id
         self._children.setdefault(parent, []).append(block_id)
         if self._noted is not None and own in self._children:

@@ -21,6 +21,7 @@ Scorer = Callable[[EdgeRequest, Sequence[ReplicaSnapshot]], list[float] | None]
 
 _HALF_AT_S = 0.2  # the default TTFT target: a replica that takes this long is half as good as an idle one
 _SPREAD, _MASK = 0xFF51AFD7ED558CCD, (1 << 64) - 1
+_SPREAD_LOW = 1 / 3  # of what the high get: with the default weight, between one and two times the load's own score
 _GOLDEN = 0.6180339887498949  # its multiples are as evenly spread over [0, 1) as can be
 
 
@@ -89,7 +90,7 @@ def by_priority(load: Load) -> Scorer:
         if request.priority is Priority.HIGH:
             return scores
         draw = request.draw
-        return [score * ((draw + i * _GOLDEN) % 1.0) for i, score in enumerate(scores)]
+        return [score * _SPREAD_LOW * ((draw + i * _GOLDEN) % 1.0) for i, score in enumerate(scores)]
 
     return score
 

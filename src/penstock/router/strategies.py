@@ -34,9 +34,9 @@ StrategyName = Literal[
 class Weights:
     """Of the scores that a strategy adds up, and of what its load is made of."""
 
-    prefix: Weight = 1.5  # at 1 a match is worth the time it saves this request; the rest is what it saves others
+    prefix: Weight = 3.0  # at 1 a match is worth the time it saves this request; the rest is what it saves others
     session: Weight = 2.0  # more than any load: a session's replica wins while bounded load lets it
-    priority: Weight = 1.0
+    priority: Weight = 3.0  # as `prefix`: a high class does not wait for the sake of those behind it
     load: Load = field(default_factory=Load)
 
 
@@ -132,7 +132,7 @@ STRATEGIES: dict[StrategyName, Callable[[Weights, PrefixIndex], Strategy]] = {
 
 @dataclass(frozen=True)
 class RoutingSettings:
-    """Of a gateway, or of one model: `routing: {strategy: kv_aware, weights: {prefix: 1.5}}`."""
+    """Of a gateway, or of one model: `routing: {strategy: kv_aware, weights: {prefix: 3}}`."""
 
     strategy: StrategyName = "kv_aware"
     weights: Weights = field(default_factory=Weights)

@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.core.request import TokenLogprobs
 from penstock.core.sampling import SamplingParams
+from penstock.sched.guiding import Mask
 
 
 class SampleSpec(msgspec.Struct, frozen=True, gc=False):
@@ -24,6 +25,7 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     prompt_len: int
     position: int  # of the token to choose; with the seed it keys the random number
     banned_ids: Sequence[int] = ()  # stop tokens that may not come yet
+    mask: Mask | None = None  # of the tokens that may come
 
 
 class Slice(msgspec.Struct, frozen=True, gc=False):
@@ -62,6 +64,10 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepHandle(Protocol):
+    def choose(self) -> None:
+        """Choose the step's tokens, if that was put off: masks may depend on the step before, which is read by now.
+        Comes before the next step is submitted."""
+
     def result(self) -> StepResult:
         """Wait for the step and return its tokens."""
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.core.request import FinishReason, Request, RequestTimings, TokenEvent
+from penstock.core.request import Request, RequestTimings, TokenEvent
 from penstock.kv.cache import BlockTable, KVCache, PrefixMatch
+from penstock.sched import steady
 from penstock.sched.budget import StepBudget
+from penstock.sched.guiding import TokenGuide
 from penstock.sched.plan import Sampled, SampleSpec, Slice, StepPlan, StepResult
 from penstock.sched.queue import Ranking, WaitingQueue
 from penstock.sched.sequence import Sequence
@@ -27,6 +29,7 @@ class SchedulerCounters:
     prompt_tokens: int = 0  # of sequences that were let in for the first time, output made elsewhere included
     cached_tokens: int = 0  # of those, found in the prefix cache
     generated_tokens: int = 0
+    recomputed_tokens: int = 0  # that a sequence had before it was preempted, and that the cache had lost
 
 
 class Scheduler:
@@ -38,12 +41,14 @@ class Scheduler:
         max_num_seqs: int,
         patience_s: float = 0.2,  # how long the first in the queue is held back for the sake of those that run
         aging_s: float = 10.0,
+        make_sequence: type[Sequence] = Sequence,
     ) -> None:
         self.cache = cache
         self.budget = budget
         self.counters = SchedulerCounters()
         self._max_num_seqs = max_num_seqs
         self._patience_s = patience_s
+        self._make_sequence = make_sequence
         self._ranking = Ranking(aging_s)
         self._waiting = WaitingQueue(self._ranking)
         self._running: list[Sequence] = []
@@ -65,17 +70,24 @@ class Scheduler:
         return self._waiting.num_tokens + self._prefill_left
 
     @property
+    def fragmentation(self) -> float:
+        """The share of the room in running sequences' blocks that has no token in it."""
+        room = sum(len(s.table.block_ids) for s in self._running if s.table is not None) * self.cache.pool.block_size
+        return max(0.0, 1.0 - sum(s.num_computed for s in self._running) / room) if room else 0.0
+
+    @property
     def has_work(self) -> bool:
         return bool(self._sequences)
 
-    def submit(self, request: Request, now: float) -> None:
+    def submit(self, request: Request, now: float, guide: TokenGuide | None = None) -> None:
         """Queue a request. It must fit the cache by itself: `prompt + max_tokens` was checked at the door."""
         assert request.id not in self._sequences
         assert len(request.prompt_ids) + request.max_tokens <= self.cache.capacity_tokens
         assert len(request.output_ids) < request.max_tokens
         self._arrivals += 1
         size = self.cache.pool.block_size
-        sequence = Sequence(request, arrival_s=now, order=self._arrivals, block_size=size)
+        sequence = self._make_sequence(request, arrival_s=now, order=self._arrivals, block_size=size)
+        sequence.guide = guide
         self._sequences[request.id] = sequence
         self._waiting.add(sequence)
 
@@ -96,7 +108,7 @@ class Scheduler:
         plan = StepPlan([])
         self._running.sort(key=lambda s: self._ranking.rank(s, now))
         decodes = [s for s in self._running if s.num_wanted == 1 and not s.must_wait]
-        prefills = [s for s in self._running if s.num_wanted > 1]
+        prefills = [s for s in self._running if s.num_wanted > 1 and not s.must_wait]
         preemptions = self.counters.preemptions
         left = self.budget.tokens_beside(len(decodes))
         for sequence in decodes:  # they always go: prefill never blocks them
@@ -130,9 +142,11 @@ class Scheduler:
         for sequence in self._waiting.first(ADMISSION_SCAN, now):
             if left <= 0:
                 return
+            if sequence.num_in_flight or sequence.must_wait:
+                continue  # its own last token is being computed, or its guide is being made
             match = self.cache.match(sequence.hashes, sequence.token_ids, limit=len(sequence.token_ids) - 1)
-            if match.is_pending or sequence.num_in_flight:
-                continue  # its prefix, or its own last token, is being computed: waiting a step beats repeating it
+            if match.is_pending:
+                continue  # its prefix is being computed: waiting a step beats repeating it
             if len(self._running) >= self._max_num_seqs and not self._displace(plan, sequence, now):
                 return
             table = self._acquire(sequence, match)
@@ -167,6 +181,8 @@ class Scheduler:
             sequence.num_cached = min(num_cached, sequence.prompt_len)
             self.counters.prompt_tokens += len(sequence.token_ids)
             self.counters.cached_tokens += num_cached
+        else:
+            self.counters.recomputed_tokens += max(0, sequence.num_lost - num_cached)
 
     def _displace(self, plan: StepPlan, newcomer: Sequence, now: float) -> bool:
         """Preempt a running sequence of a lower class than the newcomer's, if there is one."""
@@ -209,14 +225,15 @@ class Scheduler:
         return sliced
 
     def _sample_spec(self, sequence: Sequence) -> SampleSpec:
-        request = sequence.request
+        request, guide = sequence.request, sequence.guide
         generated = sequence.num_generated + sequence.num_in_flight
         return SampleSpec(
             params=request.sampling,
             history=sequence.token_ids,
             prompt_len=sequence.prompt_len,
             position=sequence.prompt_len + generated,
-            banned_ids=request.stop_token_ids if generated < request.min_tokens else (),
+            banned_ids=request.stop_token_ids if generated < request.min_tokens and guide is None else (),
+            mask=guide,
         )
 
     # -- recording ---------------------------------------------------------------------------------------------------
@@ -231,20 +248,16 @@ class Scheduler:
             if planned.epoch == sequence.epoch and sequence.table is not None:
                 done = planned.start + planned.num_tokens
                 sequence.table.publish(sequence.hashes, sequence.token_ids, done)
-            if sampled is not None:
-                events.append(self._take(sequence, sampled, now))
+            if sampled is not None and planned.start + planned.num_tokens == len(sequence.token_ids):
+                events.append(self._take(sequence, sampled, now))  # else its place is taken: see guiding
         return events
 
     def _take(self, sequence: Sequence, sampled: Sampled, now: float) -> TokenEvent:
         sequence.num_in_flight -= 1
-        is_first = sequence.num_generated == len(sequence.request.output_ids)
-        taken: list[int] = []
-        finish: FinishReason | None = None
-        for token_id in sampled.token_ids:
-            taken.append(token_id)
-            finish = sequence.append(token_id)
-            if finish is not None:
-                break
+        is_first = not sequence.has_begun
+        taken, finish, error = sequence.take(sampled.token_ids)
+        if len(taken) > len(sampled.token_ids):
+            sequence.num_in_flight = 0  # what is in flight was chosen for the place of a forced token
         sequence.hashes.extend(sequence.token_ids)
         self.counters.generated_tokens += len(taken)
         if finish is not None:
@@ -258,7 +271,18 @@ class Scheduler:
             logprobs=sampled.logprobs[: len(taken)] if sampled.logprobs is not None else None,
             cached_tokens=sequence.num_cached if is_first else None,
             timings=self._timings(sequence, now) if is_first else None,
+            error=error,
         )
+
+    @property
+    def steady_steps(self) -> int:
+        """How many of the next steps cannot change what is decided, while no request comes or goes; see `steady`."""
+        return 0 if self._waiting else steady.num_steps(self._running, self.cache.pool)
+
+    def take_steady(self, count: int, token_id: int) -> None:
+        """Plan and commit `count` of those at once."""
+        steady.advance(self._running, count, token_id)
+        self.counters.generated_tokens += count * len(self._running)
 
     @staticmethod
     def _timings(sequence: Sequence, now: float) -> RequestTimings:

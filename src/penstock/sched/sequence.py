@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.core.request import FinishReason, Request
 from penstock.kv.cache import BlockTable, TokenHashes
+from penstock.sched.guiding import Follow, TokenGuide
 
 
 class Sequence:
@@ -13,25 +14,40 @@ class Sequence:
     step in flight. `num_in_flight` counts tokens that such a step will sample but that nobody has read yet.
     """
 
+    guide: TokenGuide | None = None
+
     def __init__(self, request: Request, *, arrival_s: float, order: int, block_size: int) -> None:
         self.request = request
         self.arrival_s = arrival_s
         self.order = order  # of arrival; breaks every tie
         self.prompt_len = len(request.prompt_ids)
-        self.token_ids = [*request.prompt_ids, *request.output_ids]
+        self.token_ids = self._known_tokens()
         self.num_computed = 0
         self.num_in_flight = 0
         self.table: BlockTable | None = None
-        self.hashes = TokenHashes(request.namespace, block_size)
-        self.hashes.extend(self.token_ids)
+        self.hashes = self._hash(block_size)
         self.epoch = 0
+        self.num_lost = 0  # tokens that were computed when it was preempted
         self.first_run_s: float | None = None
         self.num_cached: int | None = None  # prompt tokens found in the cache when it first ran
+
+    def _known_tokens(self) -> list[int]:
+        return [*self.request.prompt_ids, *self.request.output_ids]
+
+    def _hash(self, block_size: int) -> TokenHashes:
+        hashes = TokenHashes(self.request.namespace, block_size)
+        hashes.extend(self.token_ids)
+        return hashes
 
     @property
     def num_generated(self) -> int:
         """Here or, before it came here, elsewhere."""
         return len(self.token_ids) - self.prompt_len
+
+    @property
+    def has_begun(self) -> bool:
+        """Its first token made here is known."""
+        return self.num_generated > len(self.request.output_ids)
 
     @property
     def num_wanted(self) -> int:
@@ -40,7 +56,10 @@ class Sequence:
 
     @property
     def must_wait(self) -> bool:
-        """Its next token depends on one in flight in a way only the host knows: on which tokens came before."""
+        """Its next token depends on one in flight in a way only the host knows: on which tokens came before. Or its
+        guide takes long to tell what may come."""
+        if self.guide is not None and not (self.guide.is_quick or (self.guide.is_ready and self.num_in_flight == 0)):
+            return True
         return self.num_in_flight > 0 and self.request.sampling.has_penalties
 
     @property
@@ -53,10 +72,31 @@ class Sequence:
         self.token_ids.append(token_id)
         return self.request.finish_after(self.num_generated, token_id)
 
+    def take(self, token_ids: list[int]) -> Follow:
+        """Take generated tokens, and after each what its guide makes follow: that need not be chosen, only computed."""
+        taken: list[int] = []
+        for token_id in token_ids:
+            taken.append(token_id)
+            finish, error = self.append(token_id), None
+            if self.guide is not None:
+                forced = self.guide.take(token_id)
+                if finish is None or forced.finish is FinishReason.ERROR:
+                    finish, error = self._follow(forced, taken)
+            if finish is not None:
+                return Follow(taken, finish, error)
+        return Follow(taken)
+
+    def _follow(self, forced: Follow, taken: list[int]) -> tuple[FinishReason | None, str | None]:
+        for token_id in forced.token_ids:
+            taken.append(token_id)
+            if (finish := self.append(token_id)) is not None:
+                return finish, None
+        return forced.finish, forced.error
+
     def preempt(self) -> None:
         """Give up all blocks; the known tokens stay and are computed again, or found in the cache, later."""
         assert self.table is not None
         self.table.release()
         self.table = None
-        self.num_computed = 0
+        self.num_lost, self.num_computed = self.num_computed, 0
         self.epoch += 1

@@ -14,6 +14,7 @@ from concurrent.futures import Executor, Future
 
 import msgspec
 
+from penstock import __version__
 from penstock.api import model_text, sse
 from penstock.api.asgi import Request, Route, Send, SseStream, json_response
 from penstock.api.model_text import ModelText
@@ -21,6 +22,7 @@ from penstock.api.replica_report import ReplicaReport
 from penstock.core.errors import EngineUnavailable
 from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineClient
+from penstock.server.devices import Devices
 from penstock.server.drain import Drain
 from penstock.server.incoming import GatewayTrust
 from penstock.server.served_model import ServedModel
@@ -32,11 +34,14 @@ encode = msgspec.json.Encoder().encode
 
 
 class GatewayRoutes:
-    def __init__(self, engine: EngineClient, drain: Drain, trust: GatewayTrust, settings: ServerSettings) -> None:
+    def __init__(
+        self, engine: EngineClient, drain: Drain, devices: Devices, trust: GatewayTrust, settings: ServerSettings
+    ) -> None:
         self._model = ""  # as long as it is loading
         self._text: Future[tuple[bytes, str]] | None = None  # encoded, and its digest
         self._engine = engine
         self._drain = drain
+        self._devices = devices
         self._trust = trust
         self._max_open = settings.max_open
         self._boot = uuid.uuid4().hex
@@ -55,7 +60,7 @@ class GatewayRoutes:
 
     async def snapshot(self, request: Request, send: Send) -> None:
         self._trust.check(request)
-        await json_response(send, 200, encode(self._now()))
+        await json_response(send, 200, encode(self.now()))
 
     async def snapshots(self, request: Request, send: Send) -> None:
         self._trust.check(request)
@@ -64,22 +69,29 @@ class GatewayRoutes:
 
     async def text(self, request: Request, send: Send) -> None:
         self._trust.check(request)
+        body, digest = await self._encoded()
+        await json_response(send, 200, body, [(b"etag", b'"%b"' % digest.encode())])
+
+    async def encoded_text(self) -> bytes:
+        """The model's ModelText."""
+        return (await self._encoded())[0]
+
+    async def _encoded(self) -> tuple[bytes, str]:
         if self._text is None:
             raise EngineUnavailable("the model is being loaded", retry_after_s=5.0)
-        body, digest = await asyncio.wrap_future(self._text)
-        await json_response(send, 200, body, [(b"etag", b'"%b"' % digest.encode())])
+        return await asyncio.wrap_future(self._text)
 
     async def drain(self, request: Request, send: Send) -> None:
         self._trust.check(request)
         self._drain.begin()
-        await json_response(send, 200, encode(self._now()))
+        await json_response(send, 200, encode(self.now()))
 
     async def _push(self, send: Send) -> None:
         async with SseStream(send) as stream:
             last, age = None, 0
             while True:
                 is_last = self._drain.is_stopping
-                report = self._now()
+                report = self.now()
                 if report != last or age >= _MOST_PERIODS:
                     await stream.write(sse.event(encode(report)))
                     last, age = report, 0
@@ -88,7 +100,7 @@ class GatewayRoutes:
                 await asyncio.sleep(_PERIOD_S)
                 age += 1
 
-    def _now(self) -> ReplicaReport:
+    def now(self) -> ReplicaReport:
         engine, stats, info = self._engine, self._engine.stats, self._engine.info
         report = ReplicaReport(
             boot=self._boot,
@@ -98,12 +110,21 @@ class GatewayRoutes:
             num_open=engine.num_open,
             num_waiting=stats.num_waiting,
             num_running=stats.num_running,
-            queued_tokens=stats.queued_tokens,
+            queued_tokens=engine.queued_tokens,
             steps=stats.steps,
             restarts=engine.restarts,
             prefill_tokens_per_s=engine.speed.prefill_tokens_per_s,
             decode_step_s=engine.speed.decode_step_s,
             max_open=self._max_open,
+            generated_tokens=stats.generated_tokens,
+            prompt_tokens=stats.prompt_tokens,
+            cached_tokens=stats.cached_tokens,
+            version=__version__,
+            busy_s=stats.busy_s,
+            devices=self._devices.readings,
+            device_fault=self._devices.fault,
+            kv_fragmentation=round(stats.kv_fragmentation, 2),
+            memory_kills=engine.memory_kills,
             text=self._text.result()[1] if self._text is not None and self._text.done() else "",
         )
         if info is None:
@@ -128,6 +149,7 @@ def _text_of(model: ServedModel) -> tuple[bytes, str]:
             chat_template=model.chat_template.source,
             vocab_size=model.config.vocab_size,
             bos_token_id=model.config.bos_token_id,
+            tool_format=model.chat_template.tool_format.name,
         )
     )
     return encoded, model_text.digest(encoded)

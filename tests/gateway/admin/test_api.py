@@ -117,9 +117,12 @@ def test_a_key_is_shown_once_rotated_and_revoked(acme: Administered) -> None:
 
 def test_usage_is_summed_as_the_command_does(acme: Administered) -> None:
     at_s = 1_794_744_000  # 2026-11-15 12:00 UTC
-    acme.store.usage.append([Usage("r", "acme", "k", "m", at_s, 10, 4, 5, 1_500_000_000)], now_s=at_s)
+    acme.store.usage.append([Usage("r", "acme", "k", "m", at_s, 10, 4, 5, 1_500_000_000, 1, 250_000, 30)], now_s=at_s)
     status, answer = acme.ask("GET", "/admin/v1/tenants/acme/usage?since=2026-11-15&until=2026-11-16&by=all")
-    counts = {"requests": 1, "input_tokens": 10, "cached_tokens": 4, "output_tokens": 5, "cost": 1.5}
+    counts = {
+        "requests": 1, "input_tokens": 10, "cached_tokens": 4, "output_tokens": 5, "device_s": 0.25,
+        "kv_block_s": 0.03, "cost": 1.5,
+    }  # fmt: skip
     assert status == 200
     assert answer == {
         "tenant": "acme", "since": "2026-11-15T00:00:00Z", "usage": [{"model": "m", **counts}], "total": counts,

@@ -1,0 +1,194 @@
+"""Guides in the engine's process: a matcher for every guided sequence, made and asked in threads of their own.
+
+The loop only ever tells a matcher a token, which takes microseconds. A matcher is made from a guide that was found to
+be good before it came here, but not in the loop's time; masks are made while the device computes. A guide that was
+slow the last time has a thread for its kind, and its sequence is not planned before its mask is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from penstock.core.guide import Guide
+from penstock.core.request import FinishReason, Request
+from penstock.sched.guiding import Follow
+from penstock.text.grammars import Matcher, Vocabulary
+
+log = logging.getLogger("penstock.engine")
+
+_QUICK_S = 0.001  # of a thread's own time: what others can be made to wait for
+_NUM_KEPT = 32  # matchers for guides that come again; each is some megabytes
+_KIND = 10  # how nice the threads are that nobody should have to wait for
+
+
+class Guides:
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._kept: OrderedDict[Guide, Matcher] = OrderedDict()
+        self._news = threading.Event()
+        self._making = ThreadPoolExecutor(1, "guides", initializer=_be_kind)
+        self._slow = ThreadPoolExecutor(1, "slow-masks", initializer=_be_kind)
+        self._quick = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 1) // 4)), "masks")
+
+    def open(self, request: Request) -> LiveGuide:
+        """What keeps a request to its guide. It is not ready yet."""
+        return LiveGuide(self, request)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until a guide may have become ready."""
+        self._news.wait(timeout_s)
+        self._news.clear()
+
+    def matcher(self, guide: Guide) -> Matcher:
+        """A fresh one. For the making thread alone."""
+        kept = self._kept.get(guide)
+        if kept is None:
+            kept = self._kept[guide] = Matcher(self._vocabulary, guide)
+            kept.mask()  # the first is the slowest: what it finds out, the copies know
+            if len(self._kept) > _NUM_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(guide)
+        return kept.copy()
+
+    def make(self, mask: Callable[[], bytes]) -> Future[bytes]:
+        """For a sequence that waits in the queue."""
+        return self._told(self._making.submit(mask))
+
+    def mask(self, mask: Callable[[], bytes], *, is_quick: bool) -> Future[bytes]:
+        return self._quick.submit(mask) if is_quick else self._told(self._slow.submit(mask))
+
+    def _told(self, mask: Future[bytes]) -> Future[bytes]:
+        mask.add_done_callback(lambda _: self._news.set())
+        return mask
+
+    @property
+    def end_id(self) -> int:
+        return self._vocabulary.eos_ids[0]
+
+    def mask_of(self, token_id: int) -> bytes:
+        """Nothing else may come."""
+        bits = bytearray(self._vocabulary.mask_bytes)
+        bits[token_id >> 3] = 1 << (token_id & 7)
+        return bytes(bits)
+
+
+class LiveGuide:
+    """One sequence's. The loop's thread and another take turns: a mask is there before a token is chosen by it.
+
+    What is forced is told to the loop at once where that is quick and nobody wants the tokens scored. Else it is forced
+    one by one, by masks of one token, so that the answer is the same.
+    """
+
+    def __init__(self, guides: Guides, request: Request) -> None:
+        self._guides = guides
+        self._request = request
+        self._num_tokens = len(request.output_ids)
+        self._may_jump = request.sampling.num_logprobs is None
+        self.is_quick = False  # was the last time
+        self._coming: list[int] = []  # forced, and not taken yet
+        self._matcher: Matcher | None = None
+        self._error: str | None = None
+        self._mask = guides.make(self._begin)
+
+    # -- the loop's side
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_quick or self._mask.done()
+
+    def bits(self) -> bytes:
+        return self._mask.result()
+
+    def take(self, token_id: int) -> Follow:
+        matcher = self._matcher
+        if matcher is None or self._error is not None or not matcher.take([token_id]):
+            return self._failed()
+        self._coming = self._coming[1:]
+        is_jump = self._may_jump and self.is_quick
+        forced = self._jump(matcher) if is_jump else []
+        self._num_tokens += 1 + len(forced)
+        if matcher.is_over:
+            return self._failed() if matcher.error else Follow([*forced, self._guides.end_id], FinishReason.STOP)
+        if self._coming:
+            self._mask = Future()
+            self._mask.set_result(self._guides.mask_of(self._coming[0]))
+        else:
+            make = self._make_mask if is_jump else self._make_step
+            self._mask = self._guides.mask(make, is_quick=self.is_quick)
+        return Follow(forced)
+
+    def _jump(self, matcher: Matcher) -> list[int]:
+        """Over all that is forced from here."""
+        started_s = time.thread_time()
+        found: list[int] = []
+        forced, self._coming = self._coming, []
+        forced = forced or self._forced(matcher)
+        while forced and matcher.take(forced):
+            found += forced
+            forced = self._forced(matcher)
+        self._may_jump = time.thread_time() - started_s < _QUICK_S  # else it would hold the loop up
+        return found
+
+    @staticmethod
+    def _forced(matcher: Matcher) -> list[int]:
+        return [] if matcher.is_over else matcher.forced()
+
+    def _failed(self) -> Follow:
+        error = self._error or (self._matcher.error if self._matcher is not None else "")
+        return Follow([], FinishReason.ERROR, f"the answer could not be kept to its guide: {error}")
+
+    # -- the other threads'
+
+    def _begin(self) -> bytes:
+        try:
+            guide = self._request.guide
+            assert guide is not None
+            self._matcher = self._guides.matcher(guide)
+            if not self._matcher.take(self._request.output_ids):
+                self._error = "what was generated elsewhere does not follow it"
+        except Exception as error:  # it was found to be good, so this is not the client's fault
+            log.exception("a guide could not be made")
+            self._error = str(error)
+        return self._make_step()
+
+    def _make_step(self) -> bytes:
+        return self._made(self._next_forced)
+
+    def _make_mask(self) -> bytes:
+        return self._made(self._next_allowed)
+
+    def _made(self, make: Callable[[Matcher], bytes]) -> bytes:
+        """Never raises: whoever waits for it chooses for others too."""
+        started_s = time.thread_time()
+        try:
+            if self._matcher is not None and self._error is None:
+                mask = make(self._matcher)
+                self._error = self._matcher.error or None
+                return mask
+        except Exception as error:
+            log.exception("a mask could not be made")
+            self._error = str(error)
+        finally:
+            self.is_quick = time.thread_time() - started_s < _QUICK_S
+        return self._guides.mask_of(self._guides.end_id)
+
+    def _next_forced(self, matcher: Matcher) -> bytes:
+        self._coming = self._forced(matcher)
+        return self._guides.mask_of(self._coming[0]) if self._coming else self._next_allowed(matcher)
+
+    def _next_allowed(self, matcher: Matcher) -> bytes:
+        is_early = self._num_tokens < self._request.min_tokens
+        return matcher.mask(self._request.stop_token_ids if is_early else ())
+
+
+def _be_kind() -> None:
+    """To all other threads of the machine; where threads have no such thing, nothing happens."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _KIND)

@@ -1,0 +1,275 @@
+"""The gateway's side: the real admission, router, index and health, told of replicas as a gateway hears of them.
+
+A report comes when something changed, at most every 50 ms, and every 250 ms anyway; news of what the caches hold come
+with it. What is lost with a replica goes on elsewhere. Nothing here tokenizes, limits or bills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from penstock.admission.admission import Admission, Used
+from penstock.admission.decision import Admit, Decision, Shed
+from penstock.admission.settings import AdmissionSettings
+from penstock.core.hashing import ROUTING_TOKENS
+from penstock.core.replica import ReplicaSnapshot, ReplicaState
+from penstock.core.request import TokenEvent
+from penstock.gateway.health.replica_health import ReplicaHealth
+from penstock.gateway.retries import RetryBudget
+from penstock.gateway.speeds import Speeds
+from penstock.router.learning import OutputLengths
+from penstock.router.prefix_index import PrefixIndex
+from penstock.router.request import EdgeRequest
+from penstock.router.router import Router
+from penstock.router.strategies import RoutingSettings
+from penstock.sim.events import Events
+from penstock.sim.flight import Ask, Flight
+from penstock.sim.prompts import TokenRun, as_request
+from penstock.sim.replica import SimReplica
+
+MODEL = "m"
+_REPORT_S = 0.05
+_MOST_SILENT = 5  # reports that may be left out while nothing changes
+_POLL_S = 0.05
+_GOLDEN = 0.6180339887498949
+_LEAST_LIMIT = 1024  # tokens of output that a client allows at least, as most do
+_DECODE_SPEED = 2000.0
+
+
+class Followed:
+    """A replica and what the gateway thinks of it."""
+
+    __slots__ = ("health", "last", "replica", "riders", "silent", "speaks")
+
+    def __init__(self, replica: SimReplica) -> None:
+        self.replica = replica
+        self.health = ReplicaHealth()
+        self.riders: dict[int, Flight] = {}
+        self.last = replica.report()
+        self.silent = 0
+        self.speaks = True  # False: its process is gone
+
+
+class SimDoor:
+    def __init__(
+        self, events: Events, routing: RoutingSettings, ended: Callable[[Flight], None], *,
+        admission: AdmissionSettings | None = None, publishes: bool = True,
+    ) -> None:  # fmt: skip
+        """`ended` is told of every request once; without `publishes` nobody says what is in the caches."""
+        index = PrefixIndex()
+        self.index = index
+        self.admission = Admission(Router(routing.build(index), index=index), admission)
+        self.followed: dict[str, Followed] = {}
+        self.num_flights = 0
+        self.num_open = 0
+        self._events = events
+        self._ended = ended
+        self._publishes = publishes
+        self._by_prefix = self.admission.router.goes_by_prefixes(MODEL)
+        self._lengths = OutputLengths()
+        self._speeds = Speeds()
+        self._retries = RetryBudget()
+        self._flights: dict[str, Flight] = {}
+        self._waiting: dict[str, Flight] = {}
+        self._is_polling = False
+
+    # -- replicas
+
+    def follow(self, replica: SimReplica, phase: float) -> None:
+        """From now on; `phase` in [0, 1) is where between two reports it is."""
+        followed = self.followed[replica.name] = Followed(replica)
+        if self._publishes:
+            self.index.reset(replica.name, ())
+        self._heard(followed)
+        self._events.after(phase * _REPORT_S, self._look, followed)
+
+    def lost(self, name: str) -> None:
+        """Its process is gone, and its connections with it."""
+        followed = self.followed[name]
+        followed.speaks = False
+        self._speeds.forget(name)
+        self.index.forget(name)
+        self.admission.replica_changed(replace(self._snapshot(followed), state=ReplicaState.OUT))
+        self._send_riders_away(followed)
+
+    def back(self, name: str) -> None:
+        """Another process has its name, with nothing in its cache."""
+        followed = self.followed[name]
+        followed.speaks, followed.last = True, followed.replica.report()
+        followed.health.mark(replace(self._snapshot(followed), state=ReplicaState.OUT), self._events.now)
+        if self._publishes:
+            self.index.reset(name, ())
+
+    def _look(self, followed: Followed) -> None:
+        self._events.after(_REPORT_S, self._look, followed)
+        if not followed.speaks:
+            return
+        report = followed.replica.report()
+        followed.silent += 1
+        if report != followed.last or followed.silent >= _MOST_SILENT:
+            followed.last, followed.silent = report, 0
+            self._heard(followed)
+
+    def _heard(self, followed: Followed) -> None:
+        now, replica = self._events.now, followed.replica
+        stored, removed = replica.take_news()
+        if self._publishes and self._by_prefix:
+            if stored:
+                self.index.stored(replica.name, stored)
+            if removed:
+                self.index.removed(replica.name, removed)
+        is_lost = followed.health.hangs(followed.last, now)
+        self.admission.replica_changed(self._snapshot(followed))
+        if is_lost:
+            self._send_riders_away(followed)
+        if self._waiting:
+            self._decide()
+
+    def _snapshot(self, followed: Followed) -> ReplicaSnapshot:
+        """As the gateway makes it of a report."""
+        report = followed.last
+        now, name, step_s = self._events.now, followed.replica.name, report.decode_step_s
+        speed = self._speeds.seen(name, report.prefill_tokens_per_s, 2000.0)
+        return followed.health.mark(
+            ReplicaSnapshot(
+                id=name, models=(MODEL,), taken_at=now, max_sequences=min(report.max_num_seqs, report.max_open),
+                max_context_tokens=report.max_model_len, kv_capacity_tokens=report.kv_capacity_tokens,
+                step_tokens=report.chunk_tokens, prefill_tokens_per_s=speed,
+                decode_tokens_per_s=max(report.num_running, 1) / step_s if step_s else _DECODE_SPEED,
+                waiting=max(report.num_waiting, report.num_open - report.num_running), running=report.num_running,
+                prefill_tokens=report.queued_tokens, kv_active_tokens=report.kv_active_tokens, steps=report.steps,
+            ),
+            now,
+        )  # fmt: skip
+
+    def _send_riders_away(self, followed: Followed) -> None:
+        riders, followed.riders = list(followed.riders.values()), {}
+        for flight in riders:
+            self._move(flight, followed)
+
+    def _move(self, flight: Flight, left: Followed) -> None:
+        """What its client has stays; the rest is made elsewhere."""
+        now, is_begun = self._events.now, flight.first_s is not None
+        if is_begun:
+            flight.generated = max(flight.generated, left.replica.num_generated(flight.request.id))
+        if left.speaks:
+            left.replica.abort(flight.request.id)
+        flight.moves += 1
+        known = flight.ask.prompt_tokens + flight.generated
+        if flight.generated >= flight.ask.output_tokens:
+            self._close(flight)  # its last token was on the way
+            return
+        choice = None
+        if is_begun or self._retries.take():
+            avoid = frozenset([left.replica.name])
+            choice = self.admission.reroute(flight.request.id, now, avoid, known, is_begun=is_begun)
+        if choice is None or choice.replica is None:
+            flight.shed = "lost"
+            self._close(flight)
+        else:
+            self._send(flight, choice.replica.id)
+
+    # -- requests
+
+    def submit(self, ask: Ask) -> Flight:
+        flight = self._new_flight(ask)
+        self._retries.earn()
+        self._decided(flight, self.admission.submit(flight.request, self._events.now))
+        return flight
+
+    def place(self, ask: Ask, replica: str) -> Flight:
+        """There at once, whatever admission would say: the next one is placed by what this one makes of it."""
+        flight, followed = self._new_flight(ask), self.followed[replica]
+        flight.replica = replica
+        followed.riders[flight.number] = flight
+        self._arrive(flight, followed)
+        return flight
+
+    def _new_flight(self, ask: Ask) -> Flight:
+        flight = Flight(ask, self.num_flights, self._edge_request(ask, self.num_flights))
+        self.num_flights += 1
+        self.num_open += 1
+        self._flights[flight.request.id] = flight
+        return flight
+
+    def _edge_request(self, ask: Ask, number: int) -> EdgeRequest:
+        limit = max(ask.output_tokens, _LEAST_LIMIT)
+        run = TokenRun(number, ask.prompt_tokens, ask.names, ROUTING_TOKENS)
+        return EdgeRequest(
+            id=str(number), model=MODEL, prompt_tokens=ask.prompt_tokens, max_tokens=limit, tenant=ask.tenant,
+            priority=ask.priority, session=ask.session, draw=number * _GOLDEN % 1.0,
+            context_tokens=ask.prompt_tokens + ask.output_tokens,
+            hashes=run.routing_hashes() if self._by_prefix else (),
+            expected_output=self._lengths.expected(ask.tenant, MODEL, limit),
+        )  # fmt: skip
+
+    def _decided(self, flight: Flight, decision: Decision) -> None:
+        if isinstance(decision, Admit):
+            self._send(flight, decision.replica_id)
+        elif isinstance(decision, Shed):
+            flight.shed = decision.reason.value
+            self._close(flight)
+        else:
+            self._waiting[flight.request.id] = flight
+            if not self._is_polling:
+                self._is_polling = True
+                self._events.after(_POLL_S, self._poll)
+
+    def _poll(self) -> None:
+        self._is_polling = False
+        self._decide()
+        if self._waiting:
+            self._is_polling = True
+            self._events.after(_POLL_S, self._poll)
+
+    def _decide(self) -> None:
+        for decision in self.admission.poll(self._events.now):
+            flight = self._waiting.pop(decision.request.id, None)
+            if flight is not None:
+                self._decided(flight, decision)
+
+    def _send(self, flight: Flight, name: str) -> None:
+        followed = self.followed[name]
+        flight.replica = name
+        followed.riders[flight.number] = flight
+        self._events.after(followed.replica.profile.request_s, self._arrive, flight, followed)
+
+    def _arrive(self, flight: Flight, followed: Followed) -> None:
+        if flight.number not in followed.riders:
+            return  # lost on the way, and sent elsewhere
+        ask, replica = flight.ask, followed.replica
+        run = TokenRun(flight.number, ask.prompt_tokens, ask.names, replica.profile.block_tokens)
+        replica.submit(as_request(flight.request.id, run, ask.output_tokens, ask.priority, flight.generated))
+
+    def token(self, replica: SimReplica, event: TokenEvent) -> None:
+        flight = self._flights.get(event.request_id)
+        followed = self.followed[replica.name]
+        if flight is None or flight.number not in followed.riders:
+            return
+        now = self._events.now
+        if flight.first_s is None:
+            flight.first_s = now
+            flight.cached_tokens = event.cached_tokens or 0
+            self.admission.started(event.request_id, now)
+        elif event.timings is not None:
+            self.admission.started(event.request_id, now)
+        if event.finish is not None:
+            del followed.riders[flight.number]
+            flight.generated = flight.ask.output_tokens
+            self._close(flight)
+
+    def _close(self, flight: Flight) -> None:
+        now, ask = self._events.now, flight.ask
+        del self._flights[flight.request.id]
+        self.num_open -= 1
+        flight.ended_s = now
+        if flight.shed:
+            self.admission.finished(flight.request.id, now)
+        else:
+            self._lengths.learn(ask.tenant, MODEL, ask.output_tokens)
+            self.admission.finished(flight.request.id, now, Used(ask.prompt_tokens, ask.output_tokens))
+        self._ended(flight)
+        if self._waiting:
+            self._decide()

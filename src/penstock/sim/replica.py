@@ -1,0 +1,300 @@
+"""One replica: the real scheduler and KV cache, driven as the engine's loop drives them, in simulated time.
+
+As in the loop, mail is read between steps, and on a device that overlaps the next step is planned before the one that
+runs is read. Steps of which the scheduler says that they decide nothing are taken in one commit; mail that comes in
+their midst ends them after the step that is running then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, cast
+
+from msgspec.structs import replace
+
+from penstock.api.replica_report import ReplicaReport
+from penstock.core.hashing import ROUTING_TOKENS
+from penstock.core.request import Request, TokenEvent
+from penstock.engine.messages import EngineStats
+from penstock.engine.speed import StepSpeed
+from penstock.engine.step_log import StepShape, shape_of
+from penstock.kv.cache import KVCache
+from penstock.sched.budget import StepBudget
+from penstock.sched.plan import Sampled, StepPlan, StepResult
+from penstock.sched.scheduler import Scheduler
+from penstock.sim.events import Events
+from penstock.sim.profile import Profile
+from penstock.sim.prompts import SimSequence, TokenRun
+from penstock.sim.steady_run import SteadyRun
+
+_TOKEN = 0
+_SAMPLED = Sampled([_TOKEN])
+_MOST_STEADY = 512  # steps at once: so that what nobody interrupts need not be reckoned far ahead
+
+
+class _InFlight(NamedTuple):
+    plan: StepPlan
+    shape: StepShape
+    submitted_s: float
+
+
+class Listener(Protocol):
+    def token(self, replica: SimReplica, event: TokenEvent) -> None:
+        """The first token of a request, or its last."""
+
+
+class SimReplica:
+    def __init__(
+        self, name: str, profile: Profile, events: Events, listener: Listener, *, takes_many: bool = True
+    ) -> None:
+        self.name = name
+        self.profile = profile
+        self.slowdown = 1.0  # a sick device takes so many times as long
+        self.work_s = 0.0  # what was computed, in seconds of a device that is never idle
+        self.busy_s = 0.0
+        self.steps = 0
+        self._events = events
+        self._listener = listener
+        self._takes_many = takes_many
+        self._is_hung = False
+        self._past_preemptions = 0
+        self._boots = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """A process with an empty cache."""
+        profile = self.profile
+        self.cache = KVCache(profile.num_blocks, profile.block_tokens, routing_tokens=ROUTING_TOKENS)
+        floor = max(profile.block_tokens, profile.chunk_tokens // 8)
+        budget = StepBudget(profile.chunk_tokens, target_s=profile.slo.tpot_s, floor=floor)
+        self.scheduler = Scheduler(
+            self.cache, budget, max_num_seqs=profile.max_sequences, patience_s=profile.slo.patience_s,
+            make_sequence=SimSequence,
+        )  # fmt: skip
+        self.speed = StepSpeed()
+        self.num_open = 0
+        self._sent_tokens = self._received_tokens = 0  # of all prompts
+        self._runs: dict[str, TokenRun] = {}
+        self._mail: list[Request] = []
+        self._aborts: list[str] = []
+        self._flying: deque[_InFlight] = deque()  # the first one is on the device
+        self._steady: SteadyRun | None = None
+        self._turn = 0  # of the device: what was foretold of another one no longer comes
+        self._last_commit_s = 0.0
+        self._stats = EngineStats()  # as the engine last said, after a step
+        self._stored: dict[int, bool] = {}  # routing hashes that came (True) or went since somebody asked
+        self._boots += 1
+
+    # -- what is sent
+
+    def submit(self, request: Request) -> None:
+        self.num_open += 1
+        self._sent_tokens += len(request.prompt_ids)
+        self._runs[request.id] = cast(TokenRun, request.prompt_ids)
+        self._mail.append(request)
+        self._wake()
+
+    def abort(self, request_id: str) -> None:
+        self.num_open -= 1
+        del self._runs[request_id]
+        self._aborts.append(request_id)
+        self._wake()
+
+    # -- what is done to it
+
+    def hang(self) -> None:
+        """Its device stands still, and its process goes on reporting."""
+        if self._steady is not None:
+            self._steady.keep(self._num_steady_done())
+            self._end_steady()
+        self._turn += 1
+        self._is_hung = True
+
+    def restart(self) -> None:
+        """Whatever it had is gone."""
+        turn = self._turn
+        self._past_preemptions = self.preemptions
+        self._is_hung = False
+        self._begin()
+        self._turn = turn + 1
+
+    @property
+    def preemptions(self) -> int:
+        return self._past_preemptions + self.scheduler.counters.preemptions
+
+    # -- what it says
+
+    def report(self) -> ReplicaReport:
+        profile, stats, speed = self.profile, self._stats, self.speed
+        steps, growth = self.steps, 0
+        if self._steady is not None:
+            done = self._num_steady_done()
+            steps, growth = steps + done, done * stats.num_running
+        return ReplicaReport(
+            boot=str(self._boots),
+            model="m",
+            state="ready",
+            num_open=self.num_open,
+            num_waiting=stats.num_waiting,
+            num_running=stats.num_running,
+            queued_tokens=stats.queued_tokens + self._sent_tokens - stats.received_tokens,
+            kv_active_tokens=round(stats.kv_usage * self.cache.capacity_tokens) + growth,
+            kv_capacity_tokens=profile.kv_tokens,
+            steps=steps,
+            prefill_tokens_per_s=speed.prefill_tokens_per_s,
+            decode_step_s=speed.decode_step_s,
+            max_open=2 * profile.max_sequences,
+            max_num_seqs=profile.max_sequences,
+            chunk_tokens=profile.chunk_tokens,
+            max_model_len=min(profile.max_context_tokens, profile.kv_tokens),
+            block_size=profile.block_tokens,
+        )
+
+    def take_news(self) -> tuple[list[int], list[int]]:
+        """Routing blocks that were stored and removed since the last call."""
+        news, self._stored = self._stored, {}
+        return [h for h, is_held in news.items() if is_held], [h for h, is_held in news.items() if not is_held]
+
+    @property
+    def queued_tokens(self) -> int:
+        """Of prompts, and not computed yet: right now, as nobody outside can know."""
+        under_way = sum(step.shape.prefill_tokens for step in self._flying)
+        return self.scheduler.queued_tokens + self._sent_tokens - self._received_tokens + under_way
+
+    def num_generated(self, request_id: str) -> int:
+        """Tokens of its output so far, those made elsewhere included."""
+        run = self._runs[request_id]
+        return len(run) - run.prompt_len + self._num_steady_done()
+
+    # -- the loop
+
+    def _wake(self) -> None:
+        if self._is_hung:
+            return
+        if self._steady is not None:
+            if self._steady.keep(self._num_steady_done() + 1):
+                self._turn += 1
+                self._events.at(self._steady.end_s, self._steady_over, self._turn)
+        elif not self._flying:
+            self._fill()
+
+    def _read_mail(self) -> None:
+        now = self._events.now
+        for request in self._mail:
+            self.scheduler.submit(request, now)
+        self._mail.clear()
+        self._received_tokens = self._sent_tokens
+        for request_id in self._aborts:
+            self.scheduler.abort(request_id)
+        self._aborts.clear()
+
+    def _fill(self) -> None:
+        """Plan as far ahead as the device allows, and start it."""
+        if self._mail or self._aborts:
+            self._read_mail()
+        flying, now = self._flying, self._events.now
+        depth = 2 if self.profile.overlaps else 1
+        if self._takes_many and len(flying) == depth - 1 and self._begin_steady():
+            return
+        while len(flying) < depth:
+            plan = self.scheduler.plan(now)
+            if plan is None:
+                break
+            flying.append(_InFlight(plan, shape_of(plan), now))
+        if flying:
+            self._turn += 1
+            seconds = self.profile.cost.seconds(flying[0].shape) * self.slowdown
+            self._events.at(now + seconds, self._step_over, self._turn)
+        else:
+            self._note_stats()
+
+    def _step_over(self, turn: int) -> None:
+        if turn != self._turn:
+            return
+        now, (plan, shape, submitted_s) = self._events.now, self._flying.popleft()
+        cost_s = now - max(submitted_s, self._last_commit_s)
+        self._last_commit_s = now
+        self.steps += 1
+        self.busy_s += cost_s
+        self.work_s += self.profile.cost.work_s(shape)
+        num_tokens = shape.prefill_tokens + shape.decodes
+        self.scheduler.budget.observe(num_tokens, shape.decodes, now - submitted_s)
+        result = StepResult([_SAMPLED if piece.sample is not None else None for piece in plan.slices])
+        news = self.scheduler.commit(plan, result, now)
+        self.speed.observe(EngineStats(step_tokens=num_tokens, step_sequences=len(plan.slices), cost_s=cost_s))
+        self._tell(news)
+        self._fill()
+
+    def _tell(self, news: Sequence[TokenEvent]) -> None:
+        self._note_stats()
+        for event in news:
+            if event.finish is not None:
+                self.num_open -= 1
+                del self._runs[event.request_id]
+            if event.finish is not None or event.timings is not None:
+                self._listener.token(self, event)
+
+    def _note_stats(self) -> None:
+        scheduler = self.scheduler
+        ahead = sum(step.shape.prefill_tokens for step in self._flying)
+        self._stats = EngineStats(
+            num_running=scheduler.num_running, num_waiting=scheduler.num_waiting, kv_usage=self.cache.usage,
+            queued_tokens=scheduler.queued_tokens + ahead, received_tokens=self._received_tokens,
+        )  # fmt: skip
+        routing = self.cache.routing
+        changes = routing.changes() if routing is not None else None
+        if changes is not None:
+            self._stored.update(dict.fromkeys(changes.removed, False))
+            self._stored.update(dict.fromkeys(changes.stored, True))
+
+    # -- many steps at once
+
+    def _num_steady_done(self) -> int:
+        return self._steady.num_done(self._events.now) if self._steady is not None else 0
+
+    def _begin_steady(self) -> bool:
+        steps = min(self.scheduler.steady_steps, _MOST_STEADY)
+        if steps < 2:
+            return False
+        running = self.scheduler.num_running
+        shape = StepShape(0, 0, running, sum(map(len, self._runs.values())))  # nobody waits: all that are here run
+        if self._flying:
+            shape = self._flying[0].shape
+        if shape.prefill_tokens or shape.decodes != running:
+            return False
+        seconds = self.profile.cost.decode_seconds(shape.decodes, shape.decode_context, steps)
+        if self.slowdown != 1.0:
+            seconds = [each * self.slowdown for each in seconds]
+        self._steady = SteadyRun(shape, seconds, self._events.now)
+        self._turn += 1
+        self._events.at(self._steady.end_s, self._steady_over, self._turn)
+        return True
+
+    def _steady_over(self, turn: int) -> None:
+        if turn == self._turn:
+            self._end_steady()
+            self._note_stats()
+            self._fill()
+
+    def _end_steady(self) -> None:
+        """Take what is left of the steps under way."""
+        run, self._steady = self._steady, None
+        if not run:
+            return
+        submitted_s = None
+        if self._flying:  # the first of them; after the last one its like is in flight
+            first = self._flying.popleft()
+            submitted_s = first.submitted_s
+            plan = StepPlan([replace(piece, start=piece.start + len(run)) for piece in first.plan.slices])
+            self._flying.append(_InFlight(plan, run.following, run.last_begin_s))
+        self.scheduler.take_steady(len(run), _TOKEN)
+        decodes = run.following.decodes
+        for wait_s in run.waits(submitted_s):
+            self.scheduler.budget.observe(decodes, decodes, wait_s)
+        costs = run.costs()
+        self.speed.decoded(costs)
+        self.steps += len(run)
+        self.busy_s += sum(costs)
+        self.work_s += self.profile.cost.work_s(run.sum)
+        self._last_commit_s = run.end_s

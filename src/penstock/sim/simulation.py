@@ -1,0 +1,116 @@
+"""A fleet and its gateway, from a profile and a policy; asked in order of time, whatever the number."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, get_args
+
+from penstock.admission.settings import AdmissionSettings
+from penstock.core.slo import Slo
+from penstock.router.strategies import RoutingSettings, StrategyName
+from penstock.sim.door import SimDoor
+from penstock.sim.events import Events
+from penstock.sim.flight import Ask, Flight
+from penstock.sim.oracle import best_place
+from penstock.sim.profile import Profile
+from penstock.sim.replica import SimReplica
+from penstock.sim.result import Result, Tally
+
+Policy = Literal[StrategyName, "oracle"]
+POLICIES: tuple[str, ...] = (*get_args(StrategyName), "oracle")
+
+_GOLDEN = 0.6180339887498949
+
+
+class Simulation:
+    """`routing` may be "oracle". `ended` is told of every request, besides the tally."""
+
+    def __init__(
+        self, profile: Profile, num_replicas: int, routing: RoutingSettings | Literal["oracle"] | None = None, *,
+        slo: Slo | None = None, admission: AdmissionSettings | None = None, publishes: bool = True,
+        takes_many: bool = True, ended: Callable[[Flight], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.profile = profile
+        self.events = Events()
+        self.tally = Tally(slo or profile.slo)
+        self._has_oracle = routing == "oracle"
+        settings = RoutingSettings("token_aware") if isinstance(routing, str) else routing or RoutingSettings()
+        self.policy = "oracle" if self._has_oracle else settings.strategy
+        self._told = ended
+        self._is_asked = True
+        self.door = SimDoor(self.events, settings, self._ended, admission=admission, publishes=publishes)
+        self.replicas: dict[str, SimReplica] = {}
+        for number in range(num_replicas):
+            replica = SimReplica(f"r{number}", profile, self.events, self.door, takes_many=takes_many)
+            self.replicas[replica.name] = replica
+            self.door.follow(replica, number * _GOLDEN % 1.0)
+
+    # -- what is asked
+
+    def ask(self, ask: Ask) -> None:
+        """One request, when its time comes."""
+        self.events.at(ask.at_s, self._submit, ask)
+
+    def run_until(self, when: float) -> None:
+        self.events.run_until(when)
+
+    def run(self, asks: Iterable[Ask], *, progress: Callable[[float, int], None] | None = None) -> Result:
+        """To the end of the last one. `progress` is told of seconds and requests, now and then."""
+        began = time.process_time()
+        self._is_asked = False
+        self._ask_next(iter(asks))
+        gc.freeze()  # the fleet stays: of a thousand replicas it is millions of objects to look through
+        try:
+            num_events = self._run(progress)
+        finally:
+            gc.unfreeze()
+        return self.result(num_events=num_events, cpu_s=time.process_time() - began)
+
+    def _run(self, progress: Callable[[float, int], None] | None) -> int:
+        count, step, door = 0, self.events.step, self.door
+        while not self._is_asked or door.num_open:
+            step()
+            count += 1
+            if progress is not None and count % 65536 == 0:
+                progress(self.events.now, door.num_flights)
+        return count
+
+    def result(self, **facts: float) -> Result:
+        return self.tally.result(self.policy, self.profile.name, self.replicas.values(), **facts)
+
+    # -- what happens to replicas
+
+    def kill(self, name: str) -> None:
+        """Its process dies with what it holds."""
+        self.replicas[name].hang()
+        self.door.lost(name)
+
+    def revive(self, name: str) -> None:
+        self.replicas[name].restart()
+        self.door.back(name)
+
+    # -- inside
+
+    def _ask_next(self, asks: Iterator[Ask]) -> None:
+        ask = next(asks, None)
+        if ask is None:
+            self._is_asked = True
+        else:
+            self.events.at(ask.at_s, self._come, ask, asks)
+
+    def _come(self, ask: Ask, asks: Iterator[Ask]) -> None:
+        self._submit(ask)
+        self._ask_next(asks)
+
+    def _submit(self, ask: Ask) -> None:
+        if self._has_oracle:
+            self.door.place(ask, best_place(ask, self.door.num_flights, self.replicas.values()))
+        else:
+            self.door.submit(ask)
+
+    def _ended(self, flight: Flight) -> None:
+        self.tally.ended(flight)
+        if self._told is not None:
+            self._told(flight)

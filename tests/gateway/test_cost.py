@@ -1,0 +1,158 @@
+"""What requests took, as replicas measured it: in the books, the metrics and the lines of the gateway before them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from penstock.api.relay import COST_HEADER
+from penstock.core.request import Cost
+from penstock.gateway.device_time import DeviceTime
+from penstock.gateway.ruling import RuleTally, Ruling
+from penstock.gateway.settings import ModelSettings
+from penstock.gateway.spent import TokenUsage
+from penstock.observe.gateway_catalog import GATEWAY_CATALOG, RULE_SAVINGS
+from penstock.observe.tallies import Tallies
+from penstock.router.rules import Verdict
+from penstock.tenancy.prices import NANOS, Price
+from tests.gateway.door import Gateway, gateway
+from tests.gateway.provider import providing
+from tests.gateway.test_recorder import look
+from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.test_cost import spent
+
+HOURLY = Price(output=1.0, replica_hour=36.0)
+
+
+def ask(client: openai.OpenAI, prompt: object = "the first and the second", **options: Any) -> Any:
+    return client.completions.create(model=NAME, prompt=prompt, temperature=0, **options)  # type: ignore[call-overload]
+
+
+@pytest.fixture(scope="module")
+def replica() -> Iterator[Replica]:
+    with serving(step_s=0.002, chunk_tokens=16) as found:
+        yield found
+
+
+@pytest.fixture
+def door(replica: Replica) -> Iterator[Gateway]:
+    url = f"http://{replica.host}:{replica.port}"
+    with gateway(pools={NAME: ModelSettings(replicas=[url], price=HOURLY)}) as found:
+        yield found
+
+
+def test_requests_are_charged_what_the_replica_says_they_took(replica: Replica, door: Gateway) -> None:
+    before = sum(spent(replica.final_metrics()).values())
+    acme, zeta = (door.client(door.add_tenant(tenant)) for tenant in ("acme", "zeta"))
+    for client in (acme, zeta, acme):
+        ask(client, max_tokens=40)
+        list(ask(client, max_tokens=30, stream=True))
+    eventually(lambda: len(door.ledger.usages) == 6)
+    took_s = sum(spent(replica.final_metrics()).values()) - before
+    usages = door.ledger.usages
+    assert sum(usage.device_us for usage in usages) / 1e6 == pytest.approx(took_s, rel=0.05)
+    assert min(usage.device_us for usage in usages) > 30 * 0.002 * 1e6 * 0.9
+    assert min(usage.kv_block_ms for usage in usages) > 0
+    for usage in usages:
+        by_time = usage.device_us / 1e6 * 36.0 / 3600 * NANOS
+        assert usage.cost_nanos == pytest.approx(usage.output_tokens * 1000 + by_time, abs=NANOS * 1e-8)
+    seen = look(door)
+    assert seen["device_seconds_total", NAME] == pytest.approx(sum(u.device_us for u in usages) / 1e6, abs=1e-5)
+    assert seen["kv_block_seconds_total", NAME] == pytest.approx(sum(u.kv_block_ms for u in usages) / 1e3, abs=0.01)
+    assert seen["cost_total", NAME] == pytest.approx(sum(u.cost_nanos for u in usages) / NANOS)
+    by_tenant = [seen["tenant_device_seconds_total", tenant] for tenant in ("acme", "zeta")]
+    assert sum(by_tenant) == pytest.approx(seen["device_seconds_total", NAME])
+    assert by_tenant[0] > by_tenant[1]
+
+
+def test_what_it_took_is_for_the_gateway_and_not_for_its_client(door: Gateway) -> None:
+    raw = door.openai.completions.with_raw_response.create(model=NAME, prompt="one", max_tokens=3)
+    assert COST_HEADER not in raw.headers
+    eventually(lambda: len(door.ledger.usages) == 1)
+    assert door.ledger.usages[0].device_us > 0
+
+
+def test_a_prompt_in_the_cache_is_cheaper_because_it_takes_less(door: Gateway) -> None:
+    client = door.client(door.add_tenant("acme"))
+    for _ in range(2):
+        ask(client, list(range(10, 210)), max_tokens=2)
+    eventually(lambda: len(door.ledger.usages) == 2)
+    first, again = door.ledger.usages
+    assert again.cached_tokens > 100
+    assert again.device_us < 0.5 * first.device_us
+    assert again.cost_nanos < 0.5 * first.cost_nanos
+
+
+def test_a_stream_that_moved_pays_both_replicas() -> None:
+    with serving(step_s=0.01) as one, serving(step_s=0.01) as two, gateway(one, two) as door:
+        chunks = ask(door.openai, max_tokens=60, stream=True)
+        for _ in range(20):
+            next(chunks)
+        (hurt,) = [replica for replica in (one, two) if replica.engine.num_open]
+        hurt.call("POST", "/v1/penstock/drain")
+        list(chunks)
+        eventually(lambda: any(usage.requests for usage in door.ledger.usages))
+        parts = [sum(spent(replica.final_metrics()).values()) for replica in (one, two)]
+    assert min(parts) > 0.1
+    assert sum(usage.device_us for usage in door.ledger.usages) / 1e6 == pytest.approx(sum(parts), rel=0.15)
+
+
+def test_a_stream_that_nobody_carries_on_pays_what_its_replica_said() -> None:
+    with serving(step_s=0.01) as only, gateway(only) as door:
+        chunks = ask(door.openai, max_tokens=500, stream=True)
+        for _ in range(20):
+            next(chunks)
+        only.call("POST", "/v1/penstock/drain")
+        with pytest.raises(openai.APIError):
+            list(chunks)
+        eventually(lambda: any(usage.requests for usage in door.ledger.usages))
+    assert sum(usage.device_us for usage in door.ledger.usages) > 20 * 0.01 * 1e6 * 0.9
+
+
+def test_a_client_that_leaves_is_charged_by_what_others_tokens_took(door: Gateway) -> None:
+    ask(door.openai, max_tokens=40)
+    stream = ask(door.openai, max_tokens=2000, stream=True)
+    for _ in range(30):
+        next(stream)
+    stream.close()
+    eventually(lambda: sum(usage.requests for usage in door.ledger.usages) == 2)
+    whole, left = door.ledger.usages[0], door.ledger.usages[-1]
+    assert left.output_tokens >= 30
+    assert left.device_us / left.tokens == pytest.approx(whole.device_us / whole.tokens, rel=0.01)
+    assert left.kv_block_ms > 0
+    eventually(door.is_idle)
+
+
+def test_a_server_that_measures_nothing_is_paid_by_the_token() -> None:
+    with providing(says="hello") as provider:
+        pools = {"m": ModelSettings(replicas=[provider.url], price=Price(1.0, 1.0, replica_hour=36.0))}
+        with gateway(pools=pools) as door:
+            door.openai.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}], max_tokens=5)
+            eventually(lambda: len(door.ledger.usages) == 1)
+            (usage,) = door.ledger.usages
+    assert usage.device_us == usage.kv_block_ms == 0
+    assert usage.cost_nanos == usage.tokens * 1000
+
+
+def test_an_estimate_is_the_mean_of_what_was_measured() -> None:
+    times = DeviceTime()
+    usage = TokenUsage(90, 10)
+    assert times.estimate("m", usage) is None
+    times.learn("m", usage, Cost(1.0, 4.0))
+    times.learn("m", TokenUsage(100, 0), Cost(2.0, 2.0))
+    assert times.estimate("m", TokenUsage(10, 10)) == Cost(3.0 * 20 / 200, 6.0 * 20 / 200)
+    assert times.estimate("n", usage) is None
+
+
+def test_what_a_rule_saves_counts_device_time_the_other_models_by_its_mean() -> None:
+    times, tallies = DeviceTime(), Tallies(GATEWAY_CATALOG)
+    times.learn("big", TokenUsage(50, 50), Cost(2.0, 0.0))
+    prices = {"small": Price(replica_hour=3600.0), "big": Price(replica_hour=7200.0)}
+    rules = RuleTally(tallies)
+    ruling = Ruling("auto", Verdict("short", "small"), False, "big", "big", "small")
+    rules.ended(ruling, "small", TokenUsage(10, 10, work=Cost(0.1, 0.0)), prices, times)
+    (saved,) = dict(dict(tallies.series())[RULE_SAVINGS]).values()
+    assert saved == pytest.approx(0.4 * 2.0 - 0.1 * 1.0)
