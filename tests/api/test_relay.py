@@ -126,5 +126,16 @@ def test_a_record_keeps_the_cost_of_every_replica_that_gave_the_stream_back() ->
         record.append(
             origin_comment(ORIGIN) + event(0) + cost_comment(Cost(0.5, 2.0)) + carry_on_comment(EngineFailed(""))
         )
+        assert record.cost == record.cost_elsewhere + Cost(0.5, 2.0)
         record.envelope(REQUEST)
+        assert record.cost == record.cost_elsewhere
     assert record.cost_elsewhere == Cost(1.0, 4.0)
+    record.append(event(1) + cost_comment(Cost(0.25, 1.0)))
+    record.append(b"data: [DONE]\n\n")
+    assert record.cost == Cost(1.25, 5.0)
+
+
+def test_a_record_without_a_cost_has_none() -> None:
+    record = StreamRecord()
+    record.append(origin_comment(ORIGIN) + event(0))
+    assert record.cost is None

@@ -144,7 +144,7 @@ def test_the_log_has_a_line_per_request_and_never_a_key_or_a_prompt(
     assert re.search(
         rf"^\S+Z id=[0-9a-f]{{24}} tenant=acme key={made['id']} surface=chat/completions model=small "
         r"replica=http://\S+ outcome=ok reason=- prompt=\d+ cached=\d+ output=5 queue_ms=\d+\.\d ttft_ms=- "
-        r"total_ms=\d+\.\d tries=1$",
+        r"total_ms=\d+\.\d tries=1 device_ms=\d+\.\d kv_block_s=\d+\.\d{3}$",
         log,
         re.MULTILINE,
     )

@@ -6,7 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.gateway.settings import ModelSettings
+from penstock.tenancy.prices import Price
 from tests.cli.real_server import MODEL, RealServer, eventually
+from tests.gateway.door import gateway
 
 pytestmark = pytest.mark.slow
 
@@ -41,3 +44,28 @@ def test_the_sum_over_requests_is_the_time_the_device_worked(server: RealServer)
     charged_s, busy_s = totals(server)
     assert busy_s > before_s
     assert charged_s == pytest.approx(busy_s, rel=0.01)
+
+
+def test_what_a_gateway_charges_is_what_its_replica_worked(server: RealServer) -> None:
+    eventually(server.is_idle, within_s=10)
+    before_s = totals(server)[0]
+    with gateway(pools={MODEL: ModelSettings(replicas=[server.url], price=Price(replica_hour=2.0))}) as door:
+        clients = [door.client(door.add_tenant(tenant)) for tenant in ("acme", "zeta")]
+
+        def ask(index: int) -> None:
+            answer = clients[index % 2].completions.create(
+                model=MODEL, prompt=f"Once upon a time there were {index % 3} bears", max_tokens=20 + 2 * index,
+                stream=index % 3 > 0,
+            )  # fmt: skip
+            if index % 3:
+                list(answer)
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(ask, range(12)))
+        eventually(door.is_idle, within_s=10)
+        usages = door.ledger.usages
+    eventually(server.is_idle, within_s=10)
+    charged_s = sum(usage.device_us for usage in usages) / 1e6
+    assert charged_s == pytest.approx(totals(server)[0] - before_s, rel=0.01)
+    assert sum(usage.cost_nanos for usage in usages) / 1e9 == pytest.approx(charged_s * 2.0 / 3600, rel=1e-3)
+    assert {usage.tenant_id for usage in usages if usage.device_us} == {"acme", "zeta"}

@@ -193,6 +193,7 @@ def test_tenants_have_what_they_used_and_what_it_cost() -> None:
     (tenant,) = (msgspec.convert(one, TenantRow) for one in hello["state"]["tenants"])
     assert (tenant.id, tenant.name, tenant.requests, tenant.priority) == ("acme", "Acme", 1, "standard")
     assert tenant.cost == pytest.approx((tenant.input_tokens + 2.0 * tenant.output_tokens) / 1e6)
+    assert tenant.device_s > 0
     assert tenant.budget == {"tokens_per_day": 1000}
 
 

@@ -15,3 +15,9 @@ def test_cached_input_may_be_cheaper() -> None:
 
 def test_a_provider_that_counts_more_cached_tokens_than_tokens_pays_nobody_back() -> None:
     assert Price(1000.0, 0.0, cached=0.0).nanos(10, 500, 0) == 0
+
+
+def test_device_time_is_paid_by_the_replicas_hour_beside_tokens_or_alone() -> None:
+    assert Price(replica_hour=3.6).nanos(10**6, 0, 10**6, device_s=2.0) == 2_000_000
+    assert Price(input=1.0, replica_hour=3.6).nanos(1000, 0, 0, device_s=2.0) == 1_000_000 + 2_000_000
+    assert Price(input=1.0).nanos(1000, 0, 0, device_s=2.0) == 1_000_000

@@ -23,6 +23,7 @@ from penstock.tenancy.keys import KeyRing
 from penstock.tenancy.migrations import MIGRATIONS, migrate
 from penstock.tenancy.store import Store, open_database, open_store
 from penstock.tenancy.tenants import Limits, PriorityClass
+from penstock.tenancy.usage import Spent, Usage, UsageSum
 from tests.tenancy.children import child, run_at_once
 
 
@@ -212,6 +213,22 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date_with_what_is_in_it(
     with open_store(store_url) as store:
         assert store.tenant("acme").id == "acme"
         assert store.usage.spending(["2026-11"]) == {}
+
+
+def test_usage_of_a_store_that_measured_nothing_is_kept_and_added_to(store_url: str) -> None:
+    database = open_database(store_url)
+    with database.migrating() as execute:
+        for statement in [one for step in MIGRATIONS[:4] for one in step]:
+            execute(statement)
+        execute("CREATE TABLE migrations (version INTEGER PRIMARY KEY)")
+        execute("INSERT INTO migrations (version) VALUES (4)")
+        execute("INSERT INTO usage_by_hour VALUES ('acme', 0, 'm', 'k', 1, 10, 0, 5, 7)")
+        execute("INSERT INTO spending VALUES ('1970-01', 'acme', 15, 7)")
+    database.close()
+    with open_store(store_url) as store:
+        store.usage.append([Usage("r", "acme", "k", "m", 5.0, 10, 0, 5, 7, 1, 250, 3)], now_s=5.0)
+        assert store.usage.sums("acme", since_s=0, until_s=1) == [UsageSum(0, "m", 2, 20, 0, 10, 14, 250, 3)]
+        assert store.usage.spending(["1970-01"]) == {("acme", "1970-01"): Spent(30, 14, 250)}
 
 
 def test_a_store_of_a_newer_penstock_is_refused(store: Store, store_url: str) -> None:

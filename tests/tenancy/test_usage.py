@@ -12,15 +12,22 @@ NOON = 1_794_744_000  # 2026-11-15 12:00 UTC
 
 
 def used(request_id: str, at_s: float = NOON, *, tenant: str = "acme", model: str = "m", key: str = "k") -> Usage:
-    return Usage(request_id, tenant, key, model, at_s, input_tokens=10, cached_tokens=4, output_tokens=5, cost_nanos=7)
+    return Usage(
+        request_id, tenant, key, model, at_s, input_tokens=10, cached_tokens=4, output_tokens=5, cost_nanos=7,
+        device_us=9, kv_block_ms=2,
+    )  # fmt: skip
 
 
 def test_a_request_is_counted_once_however_often_it_is_reported(store: Store) -> None:
     book = store.usage
     assert book.append([used("a"), used("b"), used("a")], now_s=NOON) == 2
     assert book.append([used("b"), used("c")], now_s=NOON) == 1
-    assert book.sums("acme", since_s=0, until_s=NOON + 1) == [UsageSum(NOON - 12 * HOUR_S, "m", 3, 30, 12, 15, 21)]
-    assert book.spending(periods(NOON)) == {("acme", "2026-11-15"): Spent(45, 21), ("acme", "2026-11"): Spent(45, 21)}
+    assert book.sums("acme", since_s=0, until_s=NOON + 1) == [
+        UsageSum(NOON - 12 * HOUR_S, "m", 3, 30, 12, 15, 21, 27, 6)
+    ]
+    assert book.spending(periods(NOON)) == dict.fromkeys(
+        [("acme", "2026-11-15"), ("acme", "2026-11")], Spent(45, 21, 27)
+    )
 
 
 def test_sums_are_per_model_and_hour_or_day_or_all_together(store: Store) -> None:
@@ -55,7 +62,7 @@ def test_a_batch_may_be_larger_than_a_statement(store: Store) -> None:
 
 def test_only_the_tenants_asked_for_are_told(store: Store) -> None:
     store.usage.append([used("a"), used("b", tenant="other")], now_s=NOON)
-    assert store.usage.spending(["2026-11"], ["acme", "nobody"]) == {("acme", "2026-11"): Spent(15, 7)}
+    assert store.usage.spending(["2026-11"], ["acme", "nobody"]) == {("acme", "2026-11"): Spent(15, 7, 9)}
 
 
 def test_what_was_counted_long_ago_is_forgotten_but_its_sum_is_not(store: Store) -> None:

@@ -46,11 +46,13 @@ export interface Tenant {
   input_tokens: number;
   cached_tokens: number;
   output_tokens: number;
+  device_s: number;
   cost: number;
   today_tokens: number;
   today_cost: number;
   month_tokens: number;
   month_cost: number;
+  month_device_s: number;
   budget: Record<string, number>;
 }
 
@@ -88,6 +90,7 @@ export interface Request {
   num_tries: number;
   rule: string;
   cost: number | null;
+  device_s: number | null;
   parts: Record<string, number>;
 }
 

@@ -39,6 +39,7 @@ COST_HEADER = "x-penstock-cost"  # to a gateway, of an answer that is not stream
 TokenIds = list[Annotated[int, Meta(ge=0, le=2**31 - 1)]]
 _CARRY_ON = b": carry on: "
 _COST = b": cost "
+_LAST_READS = 4  # what a replica says at last is in one of these
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -206,6 +207,14 @@ class StreamRecord:
         self._num_counted += _num_ids(bytes(self._units[self._counted_bytes :]))
         self._counted_bytes = len(self._units)
         return self._num_counted + _num_ids(b",".join([block[2:] for block in blocks if block.startswith(b": [")]))
+
+    @property
+    def cost(self) -> Cost | None:
+        """Of the stream so far, by what its replicas said; None: nothing yet."""
+        here, elsewhere = find_cost(b"".join(self._tail[-_LAST_READS:])), self.cost_elsewhere
+        if here is None:
+            return elsewhere if elsewhere != Cost() else None
+        return here + elsewhere
 
     def envelope(self, request: bytes, prompt_ids: bytes = b"null") -> bytes | None:
         """What to send to the next replica, whose answer goes on in this record; None if this is no relayed stream.

@@ -27,7 +27,15 @@ from penstock.gateway.http.server import Server, bound_socket
 from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.request_log import RequestLog
 from penstock.gateway.route_board import RouteBoard
-from penstock.gateway.settings import LOOPBACK, GatewaySettings, pools_of, replicas_of, router_of, routes_of
+from penstock.gateway.settings import (
+    LOOPBACK,
+    GatewaySettings,
+    admission_of,
+    pools_of,
+    replicas_of,
+    router_of,
+    routes_of,
+)
 from penstock.gateway.state import state_of
 from penstock.gateway.watch_settings import slack_of, slos_of
 from penstock.gateway.watchtower import Watchtower
@@ -81,10 +89,10 @@ async def serve(settings: GatewaySettings, url: str) -> None:
                 books = Books(keys, limiter, budgets, ledger, prices)
                 replicas = replicas_of(models, settings.health)
                 recorder = GatewayRecorder(lines, decisions, traces)
-                admission = Admission(router_of(settings, models))
+                slos, slack = slos_of(settings.slo, models), slack_of(settings.watch.alerts)
+                admission = Admission(router_of(settings, models), admission_of(settings), slos)
                 door = Door(routes.table, replicas, books, admission, recorder, explains=settings.route_headers)
                 routes.changed = door.use
-                slos, slack = slos_of(settings.slo, models), slack_of(settings.watch.alerts)
                 tower = Watchtower(door, slos, settings.watch, slack=slack)
                 feed = Feed(GatewaySource(door, keys, budgets))
                 try:

@@ -31,11 +31,11 @@ _QUEUE_LIMITS = {name: AdmissionSettings().classes[priority].max_length for name
 class _Used:
     """By one tenant, since this process began."""
 
-    __slots__ = ("cached", "cost", "input", "output", "refused", "requests")
+    __slots__ = ("cached", "cost", "device_s", "input", "output", "refused", "requests")
 
     def __init__(self) -> None:
         self.requests = self.refused = self.input = self.cached = self.output = 0
-        self.cost = 0.0
+        self.cost = self.device_s = 0.0
 
 
 class GatewaySource:
@@ -67,6 +67,7 @@ class GatewaySource:
         used.cached += facts.cached_tokens
         used.output += facts.output_tokens
         used.cost += facts.cost or 0.0
+        used.device_s += facts.device_s or 0.0
 
     def names(self) -> dict[str, str]:
         return self._names
@@ -158,8 +159,8 @@ class GatewaySource:
         today, this_month = (self._budgets.spent(tenant.id, period) for period in (day, month))
         return TenantRow(
             tenant.id, tenant.name, tenant.priority.value, tenant.is_active, used.requests, used.refused, used.input,
-            used.cached, used.output, used.cost, today.tokens, today.cost_nanos / NANOS,
-            this_month.tokens, this_month.cost_nanos / NANOS,
+            used.cached, used.output, used.device_s, used.cost, today.tokens, today.cost_nanos / NANOS,
+            this_month.tokens, this_month.cost_nanos / NANOS, this_month.device_us / 1e6,
             {name: value for name, value in fields_of(tenant.budget).items() if value is not None},
         )  # fmt: skip
 

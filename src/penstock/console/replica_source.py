@@ -83,5 +83,5 @@ def facts_of(finished: Finished) -> RequestFacts:
         input_tokens=finished.prompt_tokens, cached_tokens=finished.cached_tokens,
         output_tokens=finished.output_tokens, queue_s=0.0 if finished.parts else None,
         ttft_s=finished.ttft_s if finished.is_stream else None, total_s=finished.total_s, num_tries=1,
-        parts=server_timing.encode(finished.parts),
+        parts=server_timing.encode(finished.parts), device_s=finished.cost.device_s,
     )  # fmt: skip

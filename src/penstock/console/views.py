@@ -50,11 +50,13 @@ class TenantRow(Struct, frozen=True):
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    device_s: float = 0.0  # that replicas measured
     cost: float = 0.0
     today_tokens: int = 0  # of all gateways
     today_cost: float = 0.0
     month_tokens: int = 0
     month_cost: float = 0.0
+    month_device_s: float = 0.0
     budget: dict[str, float] = {}  # what bounds it: tokens_per_day, money_per_month …
 
 
@@ -95,6 +97,7 @@ class RequestRow(Struct, frozen=True):
     rule: str
     cost: float | None  # None: nobody has set a price
     parts: dict[str, float]  # seconds at the replica, in their order, up to the first token
+    device_s: float | None = None  # None: its replica does not measure it
 
 
 class Candidate(Struct, frozen=True):
@@ -127,6 +130,7 @@ def request_row(at_s: float, facts: RequestFacts, replica: str) -> RequestRow:
         facts.id, at_s, facts.surface, facts.ending.value, facts.reason, facts.tenant, facts.model, replica,
         facts.input_tokens, facts.cached_tokens, facts.output_tokens, _rounded(facts.queue_s), _rounded(facts.ttft_s),
         _rounded(facts.total_s), facts.num_tries, facts.rule, facts.cost, server_timing.decode(facts.parts),
+        facts.device_s,
     )  # fmt: skip
 
 

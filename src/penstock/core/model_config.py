@@ -38,7 +38,8 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()  # per layer: how many tokens back it sees; empty: all of them
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
-    quantization: Literal["fp8"] | None = None  # of the linear layers' weights, where the file has them smaller
+    # Of most of the linear layers' weights, where the file has them smaller: see `EngineSettings.quant`.
+    quantization: Literal["fp8", "int8", "int4", "w8a8"] | None = None
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None

@@ -53,7 +53,7 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     # what this gateway thinks of it
     state: ReplicaState = ReplicaState.READY
     is_tripped: bool = False  # its circuit breaker lets nothing through now
-    share: float = 1.0  # slow start: it counts as this much of a replica
+    share: float = 1.0  # it counts as this much of a replica: it starts slowly, or is slower than its siblings
 
     # what this gateway sent since `taken_at`, less what it saw end
     sent_sequences: int = 0

@@ -9,6 +9,7 @@ import enum
 
 import msgspec
 
+from penstock.core.guide import Guide
 from penstock.core.sampling import SamplingParams
 
 
@@ -36,6 +37,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     priority: Priority = Priority.NORMAL
     namespace: str = ""  # prefix-cache isolation: part of every block hash
     output_ids: list[int] = []  # generated elsewhere: the answer goes on after them, as if they had been made here
+    guide: Guide | None = None  # every token of the answer follows it
 
     def finish_after(self, num_generated: int, token_id: int) -> FinishReason | None:
         """Whether the answer ends with `token_id`, the last of `num_generated`, the output made elsewhere included."""
@@ -56,6 +58,16 @@ class RequestTimings(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     queue_s: float  # from arrival in the engine to the first step that ran it
     prefill_s: float  # from there to the end of the step that made the first token
+
+
+class Cost(msgspec.Struct, frozen=True, gc=False):
+    """What was used for a request, measured step by step: see `sched.cost`."""
+
+    device_s: float = 0.0  # its share of the time the device worked
+    kv_block_s: float = 0.0  # blocks of the KV cache that it held, times seconds
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.device_s + other.device_s, self.kv_block_s + other.kv_block_s)
 
 
 class TokenEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):

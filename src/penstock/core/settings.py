@@ -18,7 +18,7 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 
 def setting(default: Any, help: str) -> Any:
     """A field with the sentence that documents it, in `--help` and in the reference."""
-    if isinstance(default, list):
+    if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata={"help": help})
     return field(default=default, metadata={"help": help})
 
@@ -29,8 +29,10 @@ class EngineSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto", "number format of what is computed; auto: the fastest on this machine, by measurement; a GPU: bfloat16"
     )
-    quant: Literal["auto", "none", "fp8"] = setting(
-        "auto", "number format of linear weights, if not dtype's; auto: as the model's files have them; fp8 needs a GPU"
+    quant: Literal["auto", "none", "fp8", "int8", "int4", "w8a8"] = setting(
+        "auto",
+        "number format of linear weights, if not dtype's; auto: as the model's files have them; int8 and int4: integers "
+        "with a scale for 128 of them; fp8 and w8a8: 8-bit floats or integers, activations too; fp8 needs a GPU",
     )
     kv_dtype: Literal["auto", "fp8"] = setting("auto", "number format of the KV cache; auto: as dtype; fp8 needs a GPU")
     load: Literal["auto", "dummy"] = setting(

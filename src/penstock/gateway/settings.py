@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from penstock.admission.settings import CLASS_NAMES, AdmissionSettings
 from penstock.core.config import build
 from penstock.core.errors import ConfigError
 from penstock.core.settings import TelemetrySettings, setting
@@ -61,7 +62,7 @@ class ModelSettings:
     send_priority: bool = False  # tell servers that are not penstock's a tenant's class: they must schedule by it
     kv_events: KvEventSettings | None = None  # where vLLM, SGLang or TensorRT-LLM servers publish their KV events
     routing: RoutingSettings | None = None  # auto: the gateway's
-    price: Price = field(default_factory=Price)  # per million tokens: input, output, and cached if that is cheaper
+    price: Price = field(default_factory=Price)  # per million tokens: input, output, cached; and per replica_hour
     slo: dict[str, Any] = field(default_factory=dict)  # objectives that are not the gateway's
     slow_after_s: Seconds | None = None  # time to the first byte after which the next model is tried; none: never
     probe_every_s: Period | None = None  # of servers without reports; auto: health's, with a key 60; 0: never
@@ -93,6 +94,9 @@ class GatewaySettings:
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     health: HealthSettings = field(default_factory=HealthSettings)
     slo: Slo = field(default_factory=Slo)
+    max_wait_s: dict[Literal["interactive", "standard", "batch"], Seconds] = setting(
+        {}, "how long requests of a class may wait for a place; auto: by the model's slo.ttft_s, batch 300"
+    )
     watch: WatchSettings = field(default_factory=WatchSettings)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -150,6 +154,14 @@ def _route(name: str, model: ModelSettings) -> Route:
 def router_of(settings: GatewaySettings, models: dict[str, ModelSettings]) -> Router:
     own = {name: pool.routing for name, pool in pools_of(models).items() if pool.routing is not None}
     return Router.from_settings(settings.routing, own)
+
+
+def admission_of(settings: GatewaySettings) -> AdmissionSettings:
+    own = {CLASS_NAMES[name]: wait_s for name, wait_s in settings.max_wait_s.items()}
+    rules = AdmissionSettings().classes
+    return AdmissionSettings(
+        {one: replace(rules[one], max_wait_s=own.get(one, rules[one].max_wait_s)) for one in rules}
+    )
 
 
 def replicas_of(models: dict[str, ModelSettings], health: HealthSettings | None = None) -> list[Replica]:

@@ -34,8 +34,9 @@ class Budgets:
         self._day_ends_s = 0.0
 
     def spend(self, usage: Usage) -> None:
+        spent = Spent(usage.tokens, usage.cost_nanos, usage.device_us)
         for period in self._periods(usage.at_s):
-            _count(self._recorded, (usage.tenant_id, period), usage.tokens, usage.cost_nanos)
+            _count(self._recorded, (usage.tenant_id, period), spent)
 
     def check(self, tenant: Tenant, now_s: float) -> None:
         """Raise if the day's or the month's budget is spent; until when, the error tells."""
@@ -52,10 +53,7 @@ class Budgets:
     def spent(self, tenant_id: str, period: str) -> Spent:
         stored, included = self._known
         key = (tenant_id, period)
-        known, ours, counted = stored.get(key, NOTHING), self._recorded.get(key, NOTHING), included.get(key, NOTHING)
-        return Spent(
-            known.tokens + ours.tokens - counted.tokens, known.cost_nanos + ours.cost_nanos - counted.cost_nanos
-        )
+        return stored.get(key, NOTHING) + self._recorded.get(key, NOTHING) - included.get(key, NOTHING)
 
     def load(self, book: UsageBook, *, now_s: float) -> None:
         """Everybody's totals, at the start."""
@@ -68,8 +66,8 @@ class Budgets:
             {key: spent for key, spent in totals.items() if key[1] in current} for totals in self._known
         )
         for key, spent in spent_by_period(written).items():
-            _count(stored, key, spent.tokens, spent.cost_nanos)
-            _count(included, key, spent.tokens, spent.cost_nanos)
+            _count(stored, key, spent)
+            _count(included, key, spent)
         self._known = (stored, included)
         asked, self._asked = self._asked, set()
         if asked:
@@ -85,9 +83,8 @@ class Budgets:
         return self._day
 
 
-def _count(totals: Totals, key: TenantPeriod, tokens: int, cost_nanos: int) -> None:
-    before = totals.get(key, NOTHING)
-    totals[key] = Spent(before.tokens + tokens, before.cost_nanos + cost_nanos)
+def _count(totals: Totals, key: TenantPeriod, spent: Spent) -> None:
+    totals[key] = totals.get(key, NOTHING) + spent
 
 
 def _is_spent(spent: Spent, tokens: int | None, money: float | None) -> bool:

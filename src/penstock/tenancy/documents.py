@@ -17,7 +17,8 @@ from penstock.tenancy.usage import HOUR_S, UsageSum
 Document = dict[str, Any]
 Step = Literal["hour", "day", "all"]
 STEPS: tuple[Step, ...] = ("hour", "day", "all")
-SUMMED = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost_nanos")
+SUMMED = ("requests", "input_tokens", "cached_tokens", "output_tokens", "device_us", "kv_block_ms", "cost_nanos")
+_WHOLE = {"device_us": ("device_s", 1_000_000), "kv_block_ms": ("kv_block_s", 1000), "cost_nanos": ("cost", NANOS)}
 
 
 def tenant_document(tenant: Tenant) -> Document:
@@ -67,10 +68,10 @@ class UsageReport:
 
     def document(self) -> Document:
         rows = [self._row(one) for one in self.sums]
-        return {"tenant": self._tenant_id, "since": _iso(self._since_s), "usage": rows, "total": _priced(self.total)}
+        return {"tenant": self._tenant_id, "since": _iso(self._since_s), "usage": rows, "total": _shown(self.total)}
 
     def _row(self, one: UsageSum) -> Document:
-        counts = _priced({name: getattr(one, name) for name in SUMMED})
+        counts = _shown({name: getattr(one, name) for name in SUMMED})
         return {**({} if self.by == "all" else {"start": _iso(one.start_s)}), "model": one.model, **counts}
 
 
@@ -81,11 +82,10 @@ def step_from(text: str) -> Step:
     raise InvalidValue(f"usage is summed by one of {', '.join(STEPS)}", param="by")
 
 
-def _priced(counts: dict[str, int]) -> Document:
-    return {
-        **{name: count for name, count in counts.items() if name != "cost_nanos"},
-        "cost": counts["cost_nanos"] / NANOS,
-    }
+def _shown(counts: dict[str, int]) -> Document:
+    """In seconds and money, not in the fractions that are kept."""
+    whole = {name: _WHOLE.get(name, (name, 1)) for name in counts}
+    return {shown: counts[name] / unit if unit > 1 else counts[name] for name, (shown, unit) in whole.items()}
 
 
 def _iso(at_s: float) -> str:

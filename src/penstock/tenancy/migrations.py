@@ -76,7 +76,14 @@ ROUTES = (
     "CREATE INDEX route_revisions_by_name ON route_revisions (name, revision)",
 )
 
-MIGRATIONS = (TENANTS_AND_KEYS, USAGE, ADMINS, ROUTES)
+MEASURED = (
+    # What replicas measured of a request, beside its tokens; of usage from before, and of other servers, nothing.
+    "ALTER TABLE usage_by_hour ADD COLUMN device_us BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE usage_by_hour ADD COLUMN kv_block_ms BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE spending ADD COLUMN device_us BIGINT NOT NULL DEFAULT 0",
+)
+
+MIGRATIONS = (TENANTS_AND_KEYS, USAGE, ADMINS, ROUTES, MEASURED)
 
 
 def migrate(database: Database) -> int:

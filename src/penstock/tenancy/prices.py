@@ -1,4 +1,4 @@
-"""What tokens cost. Amounts are whole nano-units of the operator's currency, so that sums are exact."""
+"""What tokens and device time cost. Amounts are whole nano-units of the operator's currency, so that sums are exact."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ Amount = Annotated[float, Meta(ge=0, le=1e9)]
 
 @dataclass(frozen=True)
 class Price:
-    """Of one model, per million tokens."""
+    """Of one model: per million tokens, and per hour of one of its replicas; a request pays both."""
 
     input: Amount = 0.0
     output: Amount = 0.0
     cached: Amount | None = None  # of input that came from the prefix cache; None: as other input
+    replica_hour: Amount = 0.0  # of the device-seconds that replicas measure
 
-    def nanos(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
+    def nanos(self, input_tokens: int, cached_tokens: int, output_tokens: int, device_s: float = 0.0) -> int:
         cached_price = self.input if self.cached is None else self.cached
         cached_tokens = min(cached_tokens, input_tokens)
         fresh = (input_tokens - cached_tokens) * self.input
-        return round((fresh + cached_tokens * cached_price + output_tokens * self.output) * (NANOS // 1_000_000))
+        by_tokens = (fresh + cached_tokens * cached_price + output_tokens * self.output) * (NANOS // 1_000_000)
+        return round(by_tokens + device_s * self.replica_hour * (NANOS / 3600))
 
 
 FREE = Price()

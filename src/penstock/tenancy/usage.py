@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from penstock.tenancy.database import MAX_ROWS, Database, Execute, placeholders
 
@@ -29,6 +30,8 @@ class Usage(Struct, frozen=True, gc=False):
     output_tokens: int = 0
     cost_nanos: int = 0
     requests: int = 1  # 0: the request goes on
+    device_us: int = 0  # measured by replicas that do: see `core.request.Cost`
+    kv_block_ms: int = 0
 
     @property
     def tokens(self) -> int:
@@ -45,11 +48,20 @@ class UsageSum(Struct, frozen=True):
     cached_tokens: int
     output_tokens: int
     cost_nanos: int
+    device_us: int = 0
+    kv_block_ms: int = 0
 
 
 class Spent(Struct, frozen=True, gc=False):
     tokens: int = 0
     cost_nanos: int = 0
+    device_us: int = 0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.tokens + other.tokens, self.cost_nanos + other.cost_nanos, self.device_us + other.device_us)
+
+    def __sub__(self, other: Spent) -> Spent:
+        return Spent(self.tokens - other.tokens, self.cost_nanos - other.cost_nanos, self.device_us - other.device_us)
 
 
 T = TypeVar("T")
@@ -84,7 +96,7 @@ class UsageBook:
             new = [usage for chunk in _chunks(ordered) for usage in _not_seen(execute, chunk, now_s)]
             by_hour = _sums_by_hour(new)
             _add(execute, "usage_by_hour", _HOUR_KEYS, _HOUR_SUMS, by_hour)
-            by_period = {key: (spent.tokens, spent.cost_nanos) for key, spent in _spent(by_hour).items()}
+            by_period = {key: astuple(spent) for key, spent in _spent(by_hour).items()}
             _add(execute, "spending", _PERIOD_KEYS, _PERIOD_SUMS, by_period)
         return len(new)
 
@@ -104,7 +116,7 @@ class UsageBook:
 
     def spending(self, names: Sequence[str], tenant_ids: Iterable[str] | None = None) -> dict[TenantPeriod, Spent]:
         """What was spent in these periods, by everybody or by these tenants."""
-        columns = "SELECT tenant_id, period, tokens, cost_nanos FROM spending WHERE period IN "
+        columns = f"SELECT {', '.join((*_PERIOD_KEYS, *_PERIOD_SUMS))} FROM spending WHERE period IN "
         wanted = placeholders(1, len(names))
         with self._database.reading() as execute:
             if tenant_ids is None:
@@ -114,7 +126,7 @@ class UsageBook:
                 for chunk in _chunks(tenant_ids):
                     sql = f"{columns}{wanted} AND tenant_id IN {placeholders(1, len(chunk))}"
                     rows += execute(sql, (*names, *chunk))
-        return {(tenant_id, period): Spent(tokens, nanos) for tenant_id, period, tokens, nanos in rows}
+        return {(tenant_id, period): Spent(*sums) for tenant_id, period, *sums in rows}
 
     def forget_settled(self, *, now_s: float) -> None:
         """Let go of request ids that nobody reports again; the sums stay."""
@@ -123,9 +135,9 @@ class UsageBook:
 
 
 _HOUR_KEYS = ("tenant_id", "hour", "model", "key_id")
-_HOUR_SUMS = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost_nanos")
+_HOUR_SUMS = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost_nanos", "device_us", "kv_block_ms")
 _PERIOD_KEYS = ("tenant_id", "period")
-_PERIOD_SUMS = ("tokens", "cost_nanos")
+_PERIOD_SUMS = ("tokens", "cost_nanos", "device_us")  # the fields of `Spent`
 
 Sums = dict[tuple[str, int, str, str], list[int]]
 
@@ -146,23 +158,24 @@ def _sums_by_hour(usages: Iterable[Usage]) -> Sums:
     for usage in usages:
         key = (usage.tenant_id, _hour(usage.at_s), usage.model, usage.key_id)
         if (total := sums.get(key)) is None:
-            total = sums[key] = [0, 0, 0, 0, 0]
+            total = sums[key] = [0] * len(_HOUR_SUMS)
         total[0] += usage.requests
         total[1] += usage.input_tokens
         total[2] += usage.cached_tokens
         total[3] += usage.output_tokens
         total[4] += usage.cost_nanos
+        total[5] += usage.device_us
+        total[6] += usage.kv_block_ms
     return sums
 
 
 def _spent(by_hour: Sums) -> dict[TenantPeriod, Spent]:
     """Days and months are made of hours."""
     spent: dict[TenantPeriod, Spent] = {}
-    for (tenant_id, hour, *_), (_, input_tokens, _, output_tokens, cost_nanos) in by_hour.items():
+    for (tenant_id, hour, *_), (_, input_tokens, _, output_tokens, cost_nanos, device_us, _) in by_hour.items():
+        used = Spent(input_tokens + output_tokens, cost_nanos, device_us)
         for period in periods(hour):
-            before = spent.get((tenant_id, period), NOTHING)
-            after = Spent(before.tokens + input_tokens + output_tokens, before.cost_nanos + cost_nanos)
-            spent[tenant_id, period] = after
+            spent[tenant_id, period] = spent.get((tenant_id, period), NOTHING) + used
     return spent
 
 

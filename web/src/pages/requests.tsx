@@ -117,6 +117,7 @@ function Details({ request, decisions }: { request: Request; decisions: Decision
     ["Replica", <>{request.replica || "–"}{request.num_tries > 1 && <small> after {request.num_tries} tries</small>}</>],
     ["Prompt", <>{count(request.input_tokens)} tokens{request.cached_tokens > 0 && <small>, {count(request.cached_tokens)} from the cache</small>}</>],
     ["Output", <>{count(tokens)} tokens{decode_s && tokens > 1 ? <small>, {compact((tokens - 1) / decode_s)} per second</small> : null}</>],
+    ["Device time", request.device_s == null ? "not measured by this server" : duration(request.device_s)],
     ["Cost", request.cost == null ? "no price is set" : money(request.cost)],
   ];
   if (request.rule) facts.push(["Rule", request.rule]);

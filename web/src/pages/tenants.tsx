@@ -1,5 +1,5 @@
 import { Bar, Card, type Column, Empty, Pill, Table } from "../parts/basics";
-import { compact, count, money, percent, words } from "../format";
+import { compact, count, duration, money, percent, words } from "../format";
 import { useStore } from "../store";
 import type { Tenant } from "../types";
 
@@ -51,6 +51,7 @@ function columns(hasPrices: boolean): Column<Tenant>[] {
     { name: "Cached", isNumber: true, show: (one) => (one.input_tokens ? percent(one.cached_tokens / one.input_tokens) : "–") },
     { name: "Output", isNumber: true, show: (one) => compact(one.output_tokens) },
     { name: "Tokens this month", isNumber: true, show: (one) => compact(one.month_tokens) },
+    { name: "Device time", isNumber: true, show: (one) => (one.month_device_s > 0 ? duration(one.month_device_s) : "–") },
     ...(hasPrices ? costs : []),
     { name: "Budget", show: (one) => <Budget tenant={one} /> },
   ];

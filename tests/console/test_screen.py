@@ -1,0 +1,98 @@
+"""The fleet as text: what is shown, and that eighty columns are enough."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.console.history import COLUMNS
+from penstock.console.screen import AlertLine, Hello, Tick, View, lines
+from penstock.console.views import QueueRow, ReplicaRow, State, TenantRow
+
+names = st.text(min_size=1, max_size=60, alphabet=st.characters(exclude_categories=["C", "Z", "M", "Lo", "So"]))
+numbers = st.none() | st.floats(0, 1e9)
+
+
+def view(state: State | None = None, **columns: float | None) -> View:
+    row = [columns.get(name) for name in COLUMNS]
+    state = state or State([], [ReplicaRow("r", "small-1f2a", "small", "penstock", "ready")], [], [])
+    series = {"": [[value] for value in row], "small": [[value] for value in row]}
+    hello = Hello("gateway", "1.2", began_s=0.0, at_s=7200.0, columns=list(COLUMNS), series=series, state=state)
+    return View("http://127.0.0.1:8000", hello)
+
+
+def text(shown: View) -> str:
+    return "\n".join(lines(shown))
+
+
+def test_a_replica_is_shown_with_its_load_and_a_bar_of_its_cache() -> None:
+    replica = ReplicaRow(
+        "r", "small-1f2a", "small", "penstock", "ready", running=3, waiting=2, max_sequences=64, kv_used=250,
+        kv_capacity=1000, tokens_per_s=123.4, hit_rate=0.5, heard_s_ago=0.12,
+    )  # fmt: skip
+    (line,) = [line for line in lines(view(State([], [replica], [], []))) if line.startswith("small-1f2a")]
+    assert line.split() == ["small-1f2a", "ready", "3/64", "2", "██░░░░░░░░", "25%", "123", "50%", "0.1s"]
+
+
+def test_times_and_rates_of_a_model_are_shown_and_what_nobody_knows_is_a_dash() -> None:
+    known = view(ok=1.25, output_rate=12345, ttft_p50=0.0451, ttft_p95=12.0, tpot_p50=0.0012, waiting=3, running=4)
+    (line,) = [line for line in lines(known) if line.startswith("small ")]
+    assert line.split() == ["small", "1.2", "12.3k", "45", "ms", "12.0", "s", "1.2", "ms", "-", "3", "4"]
+
+
+def test_a_tick_takes_the_place_of_what_was_known() -> None:
+    shown = view(ok=1.0)
+    row: list[float | None] = [2.0 if name == "ok" else None for name in COLUMNS]
+    shown.take(Tick(7260.0, State([], [], [], []), {"": row, "small": row}))
+    assert "2.0 ok/s" in text(shown)
+    assert "0/0 replicas ready" in text(shown)
+
+
+def test_pages_come_before_tickets_and_what_is_over_is_not_shown() -> None:
+    shown = view()
+    assert "alerts" not in text(shown)  # nobody watches
+    shown.alerts = []
+    assert "no alerts" in text(shown)
+    shown.alerts = [
+        AlertLine("a", "ticket", "firing", "a queue is long", 7140.0),
+        AlertLine("b", "page", "firing", "a replica is gone", 7140.0),
+        AlertLine("c", "page", "resolved", "it was slow"),
+    ]
+    said = text(shown)
+    assert said.index("a replica is gone") < said.index("a queue is long")
+    assert "it was slow" not in said
+    assert "ALERTS 2" in said
+
+
+def test_queues_and_the_tenants_that_use_most_are_shown() -> None:
+    tenants = [TenantRow(f"t{number}", requests=number, today_tokens=number) for number in range(8)]
+    queues = [QueueRow("small", {"interactive": 3, "batch": 0}, {"interactive": 256, "batch": 1024})]
+    said = text(view(State([], [], queues, tenants)))
+    assert "3/256" in said
+    assert "t7 " in said
+    assert "t0 " not in said
+    assert "and 3 more" in said
+
+
+def test_colours_are_for_terminals_only() -> None:
+    assert "\x1b" not in text(view())
+    assert "\x1b" in "\n".join(lines(view(), has_colour=True))
+
+
+@settings(max_examples=50, deadline=None)
+@given(names, st.integers(0, 10**9), st.dictionaries(st.sampled_from(COLUMNS), numbers), st.integers(20, 200))
+def test_no_line_is_wider_than_the_terminal(name: str, count: int, columns: dict[str, float], width: int) -> None:
+    replica = ReplicaRow(
+        name, name, name, "penstock", "restarting", breaker="open", running=count, waiting=count, max_sequences=count,
+        kv_used=count, kv_capacity=count, tokens_per_s=float(count), hit_rate=1.0, heard_s_ago=float(count),
+    )  # fmt: skip
+    state = State([], [replica], [QueueRow(name, {name: count}, {name: count})], [TenantRow(name, requests=count)])
+    shown = view(state, **columns)
+    shown.alerts = [AlertLine("a", "page", "firing", name * 5, 1.0)]
+    assert max(map(len, lines(shown, width=width))) <= max(80, width)
+
+
+def test_what_a_feed_says_first_can_be_read() -> None:
+    said = msgspec.json.encode(view(ok=1.0).hello)
+    assert msgspec.json.decode(said, type=Hello).state.replicas[0].name == "small-1f2a"
