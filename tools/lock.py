@@ -31,7 +31,8 @@ def write(path: Path, head: str, pins: dict[str, str]) -> None:
 
 def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    engine = [TORCH if one.startswith("torch") else one for one in project["project"]["optional-dependencies"]["engine"]]
+    extras = project["project"]["optional-dependencies"]
+    engine = [TORCH if one.startswith("torch") else one for one in extras["engine"]]
     runtime = [*project["project"]["dependencies"], *engine]
     everything = resolve([*runtime, *project["dependency-groups"]["dev"]])
     pinned = {name: everything[name] for name in resolve(runtime)}

@@ -21,7 +21,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2 as traces
 from penstock import __version__
 from penstock.observe.catalog import Metric
 from penstock.observe.otlp.names import Named, named
-from penstock.observe.spans import Attributes, Span, Value
+from penstock.observe.spans import Attributes, Kind, Span, Value
 from penstock.observe.tallies import Labels, Spread, Tallies
 
 _CUMULATIVE = metrics.AGGREGATION_TEMPORALITY_CUMULATIVE
@@ -70,10 +70,10 @@ def _scope(scopes: Any) -> Any:
 
 
 def _fill(found: traces.Span, span: Span) -> None:
-    is_remote = span.kind == traces.Span.SPAN_KIND_SERVER and span.parent_id
+    is_remote = span.kind is Kind.SERVER and span.parent_id
     found.trace_id, found.span_id = bytes.fromhex(span.trace_id), bytes.fromhex(span.span_id)
     found.parent_span_id = bytes.fromhex(span.parent_id)
-    found.name, found.kind = span.name, span.kind
+    found.name, found.kind = span.name, traces.Span.SpanKind.ValueType(span.kind)
     found.start_time_unix_nano, found.end_time_unix_nano = span.start_ns, max(span.start_ns, span.end_ns)
     found.trace_state = span.state.decode("latin-1")
     found.flags = _SAMPLED * span.is_sampled | (_IS_REMOTE if is_remote else _IS_NOT_REMOTE)
