@@ -12,7 +12,7 @@ from penstock.dialects.dialect import Dialect
 from penstock.dialects.engines.tgi import TGI_GENERATE
 from penstock.dialects.engines.triton import TRITON, TRITON_TRTLLM
 from penstock.dialects.native import CHAT, COMPLETIONS, NativeCall, translate
-from penstock.gateway.spent import find_usage
+from penstock.gateway.spent import TokenUsage, find_usage
 from tests.dialects.servers import WORDS, FakeTgi, FakeTriton, FakeTritonTrtllm
 
 FAKES = {"triton": FakeTriton, "triton-trtllm": FakeTritonTrtllm, "tgi-generate": FakeTgi}
@@ -91,7 +91,7 @@ def test_a_stream_comes_back_in_openais_words(dialect: Dialect, path: bytes) -> 
 def test_the_books_find_the_usage_though_the_client_did_not_ask(dialect: Dialect) -> None:
     asked = call(dialect, stream=True)
     data = b"".join([asked.answer.feed(part) for part in answered(dialect, asked)]) + asked.answer.end()
-    assert find_usage(data) == (7, 5, 0)
+    assert find_usage(data) == TokenUsage(7, 5)
     assert all("usage" not in event for event in events(data))
 
 

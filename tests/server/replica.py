@@ -26,7 +26,6 @@ from penstock.core.model_config import ModelConfig
 from penstock.core.settings import ServerSettings
 from penstock.core.slo import Slo
 from penstock.engine.client import EngineClient, EngineState
-from penstock.observe.prometheus import Metrics
 from penstock.server.app import Replica as ReplicaApp
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
@@ -52,6 +51,7 @@ class Replica:
     model: ServedModel
     engine: EngineClient
     processes: list[Process]  # every engine process so far
+    app: ReplicaApp
 
     @cached_property
     def openai(self) -> openai.OpenAI:
@@ -117,12 +117,16 @@ def _tokenizer() -> Tokenizer:
 
 
 @contextlib.contextmanager
-def serving(settings: ServerSettings | None = None, **options: Any) -> Iterator[Replica]:
+def serving(
+    settings: ServerSettings | None = None, *, mount: Callable[[ReplicaApp, Recorder], Any] | None = None,
+    **options: Any,
+) -> Iterator[Replica]:  # fmt: skip
+    """`mount`: puts another application in front of the replica's, in the event loop."""
     tokenizer = _tokenizer()
     vocab_size = tokenizer.vocab_size
     options = {"vocab_size": vocab_size} | options
     clock = MonotonicClock()
-    recorder = Recorder(Metrics(), clock, NAME, Slo())
+    recorder = Recorder(clock, NAME, Slo())
     processes: list[Process] = []
 
     async def launch(theirs: socket.socket) -> Process:
@@ -140,15 +144,18 @@ def serving(settings: ServerSettings | None = None, **options: Any) -> Iterator[
     )
     app = ReplicaApp(engine, recorder, clock, settings or ServerSettings())
     app.open(model)
+    front: list[Any] = [app]
 
     async def start_and_serve(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             with contextlib.suppress(PenstockError):
                 await engine.start()
-        await app(scope, receive, send)
+            if mount is not None:
+                front[0] = mount(app, recorder)
+        await front[0](scope, receive, send)
 
     with running(start_and_serve) as (host, port):
-        yield Replica(host, port, model, engine, processes)
+        yield Replica(host, port, model, engine, processes, app)
     assert engine.state is EngineState.STOPPED
 
 

@@ -184,11 +184,11 @@ def test_an_unknown_model_is_not_found(replica: Replica) -> None:
     assert refused.value.request_id
 
 
-def test_tools_are_refused_by_name(replica: Replica) -> None:
+def test_tools_that_the_server_would_have_to_run_are_refused_by_name(replica: Replica) -> None:
     with pytest.raises(anthropic.BadRequestError) as refused:
-        create(replica, QUESTION, tools=[{"name": "f", "input_schema": {"type": "object"}}])
+        create(replica, QUESTION, tools=[{"name": "web_search", "type": "web_search_20250305"}])
     assert (refused.value.type, refused.value.error_code) == ("invalid_request_error", "unsupported_parameter")
-    assert refused.value.api_message == "tools: is not supported by this server"
+    assert refused.value.api_message.startswith("tools[0].type: ")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])

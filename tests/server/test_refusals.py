@@ -94,8 +94,8 @@ def test_a_bad_parameter_is_named(replica: Replica, body: dict[str, object], par
 @pytest.mark.parametrize(
     "body",
     [
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
-        {"response_format": {"type": "json_object"}},
+        {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
+        {"structured_outputs": {"structural_tag": "{}"}},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
     ],
 )

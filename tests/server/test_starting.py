@@ -9,7 +9,6 @@ from penstock.core.clock import MonotonicClock
 from penstock.core.settings import ServerSettings
 from penstock.core.slo import Slo
 from penstock.engine.client import EngineClient
-from penstock.observe.prometheus import Metrics
 from penstock.server.app import Replica
 from penstock.server.recorder import Recorder
 from tests.api.serving import running
@@ -29,7 +28,7 @@ def ask(host: str, port: int, method: str, path: str) -> tuple[int, dict[str, st
 def test_a_server_whose_model_is_loading_is_alive_but_not_ready() -> None:
     clock = MonotonicClock()
     engine = EngineClient(never, clock)
-    app = Replica(engine, Recorder(Metrics(), clock, "m", Slo()), clock, ServerSettings())
+    app = Replica(engine, Recorder(clock, "m", Slo()), clock, ServerSettings())
     with running(app) as (host, port):
         assert ask(host, port, "GET", "/health")[0] == 200
         status, _, body = ask(host, port, "GET", "/ready")

@@ -57,6 +57,11 @@ class Request:
         wanted = self.headers.get("x-request-id", "")
         return wanted if _SANE_REQUEST_ID.fullmatch(wanted) else uuid.uuid4().hex
 
+    @property
+    def trace_context(self) -> dict[bytes, bytes]:
+        """Its headers that say which trace it is part of."""
+        return {name: value for name, value in self._raw_headers if name in (b"traceparent", b"tracestate")}
+
     def error_event(self, error: PenstockError) -> bytes:
         """An error in mid-stream, as this request's client reads it."""
         return sse.error_event(error, self.id, self.convention)
@@ -130,12 +135,15 @@ class SseStream:
     the status line is long gone. The error goes on to the router.
     """
 
-    def __init__(self, send: Send, error_event: Callable[[PenstockError], bytes] = sse.error_event) -> None:
+    def __init__(
+        self, send: Send, error_event: Callable[[PenstockError], bytes] = sse.error_event, headers: Headers = ()
+    ) -> None:
         self._send = send
         self._error_event = error_event
+        self._headers = headers
 
     async def __aenter__(self) -> SseStream:
-        await self.start()
+        await self.start(self._headers)
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -18,6 +18,7 @@ class ModelText(msgspec.Struct, frozen=True):
     chat_template: str | None
     vocab_size: int  # of the model, which may have fewer rows than its tokenizer has words
     bos_token_id: int | None
+    tool_format: str | None = None  # None: as the template tells
 
 
 _decoder = msgspec.json.Decoder(ModelText)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.core.devices import DeviceReading
+
 
 class ReplicaReport(msgspec.Struct, frozen=True):
     boot: str  # of this server process
@@ -33,3 +35,15 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     max_model_len: int = 0
     block_size: int = 0
     text: str = ""  # the digest of its `ModelText`; empty: it cannot be had yet
+
+    generated_tokens: int = 0  # by the engine since its start, as the two that follow
+    prompt_tokens: int = 0  # looked up in the prefix cache
+    cached_tokens: int = 0  # of them, found there
+    version: str = ""  # of penstock
+    busy_s: float = 0.0  # time in which the device has worked for the engine since its start
+
+    devices: tuple[DeviceReading, ...] = ()  # as they were last read, once a second; none: nothing is known of them
+    device_fault: str = ""  # why one of them gets no more work; it is draining then
+
+    kv_fragmentation: float = 0.0  # the part of the room in sequences' blocks that has no token in it
+    memory_kills: int = 0  # of the engine, by the kernel

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 
-from penstock.api.anthropic import (
-    MessageHead,
-    MessagesRequest,
-    Stop,
-    Usage,
-    events,
-    message,
-    parse_count_tokens,
-    parse_messages,
-    token_count,
-)
+from penstock.api.anthropic import MessageHead, MessagesRequest, parse_count_tokens, parse_messages, token_count
 from penstock.api.asgi import Request, Route, Send, json_response
 from penstock.api.errors import ANTHROPIC
 from penstock.core.errors import ContextLengthExceeded
-from penstock.core.request import FinishReason
-from penstock.server.choices import Piece
+from penstock.server.anthropic_answer import MessageAnswer
+from penstock.server.calling_answers import CallingMessage
 from penstock.server.exchange import Ask, Exchange
-from penstock.server.generation import Generation
 from penstock.server.incoming import Incoming
 from penstock.server.prompts import PromptEncoder
 from penstock.server.served_model import ServedModel
+from penstock.server.tool_calling import ToolCalling
 
 
 class AnthropicRoutes:
@@ -56,7 +45,10 @@ class AnthropicRoutes:
         prompts = await self._encoder.chat(chat, incoming.prompt_ids)
         chat = msgspec.structs.replace(chat, max_tokens=self._fit_output(wanted, len(prompts[0])))
         head = MessageHead(f"msg_{incoming.origin.id}", self._model.name)
-        return Ask(chat, prompts, partial(MessageAnswer, head, wanted.max_tokens))
+        calling = ToolCalling.of(chat, self._model)
+        if calling is None:
+            return Ask(chat, prompts, partial(MessageAnswer, head, wanted.max_tokens))
+        return Ask(chat, prompts, partial(CallingMessage, head, wanted.max_tokens), calling.guide, calling)
 
     async def _count(self, body: bytes) -> bytes:
         wanted = parse_count_tokens(body)
@@ -73,36 +65,3 @@ class AnthropicRoutes:
                 param="max_tokens",
             )
         return self._model.fit_output(num_prompt_tokens, wanted.max_tokens, is_explicit=False)
-
-
-@dataclass(frozen=True)
-class MessageAnswer:
-    head: MessageHead
-    max_tokens: int  # the client's own limit
-    generation: Generation
-
-    def opening(self) -> list[bytes]:
-        return events.start(self.head, self._usage())
-
-    def events(self, piece: Piece) -> list[bytes]:
-        text = [events.text(piece.text)] if piece.text else []
-        return text if piece.finish is None else text + events.end(self._stop(piece), self._usage())
-
-    def closing(self) -> list[bytes]:
-        return []
-
-    def whole(self, pieces: list[Piece]) -> bytes:
-        text = "".join(piece.text for piece in pieces)
-        return message(self.head, text, self._stop(pieces[-1]), self._usage())
-
-    def _usage(self) -> Usage:
-        generation = self.generation
-        return Usage.of(generation.num_prompt_tokens, generation.num_output_tokens, generation.num_cached_tokens)
-
-    def _stop(self, last: Piece) -> Stop:
-        if last.stop is not None:
-            return Stop("stop_sequence", last.stop)
-        if last.finish is not FinishReason.LENGTH:
-            return Stop("end_turn")
-        is_at_limit = self.generation.num_output_tokens >= self.max_tokens
-        return Stop("max_tokens" if is_at_limit else "model_context_window_exceeded")

@@ -7,15 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 from penstock.api.asgi import Receive, Request, Route, Router, Scope, Send
 from penstock.api.errors import ANTHROPIC, OPENAI
+from penstock.api.replica_report import ReplicaReport
 from penstock.core.clock import Clock
 from penstock.core.errors import EngineUnavailable
 from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineClient
 from penstock.server.anthropic_routes import AnthropicRoutes
 from penstock.server.block_routes import BlockRoutes
+from penstock.server.devices import Devices
 from penstock.server.drain import Drain
 from penstock.server.exchange import Exchange
 from penstock.server.gateway_routes import GatewayRoutes
+from penstock.server.guides import GuideTrials
 from penstock.server.health_routes import HealthRoutes
 from penstock.server.incoming import GatewayTrust
 from penstock.server.openai_routes import OpenAIRoutes
@@ -34,8 +37,13 @@ class Replica:
         self._settings = settings
         self.drain = Drain()
         self._trust = GatewayTrust(settings.gateway_secret)
-        self._gateway = GatewayRoutes(engine, self.drain, self._trust, settings)
-        health = HealthRoutes(engine, recorder, clock, self.drain, deep_timeout_s=settings.deep_health_timeout_s)
+        self._guides: GuideTrials | None = None
+        self.devices = Devices(recorder.tallies, clock, recorder.model, self.drain.begin)
+        self._gateway = GatewayRoutes(engine, self.drain, self.devices, self._trust, settings)
+        health = HealthRoutes(
+            engine, recorder, clock, self.drain, self.devices, deep_timeout_s=settings.deep_health_timeout_s
+        )
+        self.look = health.look  # before its numbers are read
         blocks = BlockRoutes(engine, self.drain, self._trust)
         self._always = [*health.routes(), *self._gateway.routes(), *blocks.routes()]
         paths = {"/v1/messages": ANTHROPIC, "/v1/messages/count_tokens": ANTHROPIC, "/v1/{path}": OPENAI}
@@ -47,12 +55,17 @@ class Replica:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._router(scope, receive, send)
 
+    def report(self) -> ReplicaReport:
+        """How it is, as gateways are told."""
+        return self._gateway.now()
+
     def open(self, model: ServedModel) -> None:
         """The engine is ready: take requests for its model."""
         gc.freeze()  # what is loaded by now stays: the garbage collector need not stop a stream to look through it
         pool = ThreadPoolExecutor(thread_name_prefix="tokenize")
         self._gateway.open(model, pool)
         encoder = PromptEncoder(model, pool)
+        self._guides = GuideTrials(self._gateway.encoded_text, model.config.eos_token_ids)
         exchange = Exchange(
             model,
             self._engine,
@@ -60,11 +73,17 @@ class Replica:
             self._clock,
             self.drain,
             self._trust,
+            self._guides,
             max_open=self._settings.max_open,
             max_body_bytes=self._settings.max_body_bytes,
         )
         openai, anthropic = (api(model, encoder, exchange).routes() for api in (OpenAIRoutes, AnthropicRoutes))
-        self._router = Router([*openai, *anthropic, *self._always], shutdown=self._engine.stop)
+        self._router = Router([*openai, *anthropic, *self._always], shutdown=self._stop)
+
+    async def _stop(self) -> None:
+        await self._engine.stop()
+        if self._guides is not None:
+            await self._guides.close()
 
     async def _refuse(self, request: Request, send: Send) -> None:
         raise EngineUnavailable("the model is being loaded", retry_after_s=5.0)

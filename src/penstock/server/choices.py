@@ -1,4 +1,5 @@
-"""Token events become text: one `ChoiceText` per choice, with its own detokenizer and stop strings."""
+"""Token events become text: one `ChoiceText` per choice, with its own detokenizer and stop strings, and with its own
+parser where the text may hold calls of tools."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ from dataclasses import dataclass, field
 
 from penstock.api.openai import GenerationOptions, ScoredToken
 from penstock.core.request import FinishReason, TokenEvent, TokenLogprobs
+from penstock.server.tool_calling import ToolCalling
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.stops import StopStrings
 from penstock.text.tokenizer import Tokenizer
+from penstock.text.tools import Part, Text
 
 
 @dataclass(frozen=True)
@@ -22,28 +25,42 @@ class Piece:
     stop: str | None = None  # the stop string that ended it
     token_ids: list[int] = field(default_factory=list)  # all of the event's
     cached_tokens: int = 0  # of the prompt; with the first tokens of a choice
+    parts: list[Part] | None = None  # where tools may be called: what the text says
+    is_calling: bool = False  # it ended, and with whole calls
 
 
 class ChoiceText:
-    def __init__(self, index: int, prompt_ids: list[int], tokenizer: Tokenizer, options: GenerationOptions) -> None:
+    def __init__(
+        self,
+        index: int,
+        prompt_ids: list[int],
+        tokenizer: Tokenizer,
+        options: GenerationOptions,
+        calling: ToolCalling | None = None,
+    ) -> None:
         skip = options.skip_special_tokens
         self.num_tokens = 0
         self._index = index
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, prompt_ids=prompt_ids, skip_special_tokens=skip)
+        marks = calling.mark_ids if calling is not None else frozenset[int]()
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids=prompt_ids, skip_special_tokens=skip, kept_ids=marks)
         self._stops = StopStrings(options.stop, include=options.include_stop_str_in_output)
+        self._calls = calling.parser() if calling is not None else None
+        self._must_call = calling is not None and calling.is_required
         self._resumed_ids: list[int] | None = None
 
     @property
     def is_stopped(self) -> bool:
-        """By a stop string."""
-        return self._stops.hit is not None
+        """By a stop string, or with the last call that is wanted."""
+        return self._stops.hit is not None or (self._calls is not None and self._calls.is_done)
 
-    def resume(self, token_ids: list[int]) -> None:
-        """Take tokens whose text was sent by another replica. What it held back is held back here."""
+    def resume(self, token_ids: list[int]) -> list[Part]:
+        """Take tokens whose text was sent by another replica. What it held back is held back here. Gives what was
+        sent, where tools may be called."""
         self._resumed_ids = token_ids
         self.num_tokens += len(token_ids)
-        self._stops.push(self._detokenizer.push(token_ids))
+        text, _ = self._stops.push(self._detokenizer.push(token_ids))
+        return self._calls.push(text) if self._calls is not None else []
 
     def resumed_characters(self) -> int:
         """Of the tokens whose text another replica sent, each read by itself."""
@@ -62,10 +79,21 @@ class ChoiceText:
             rest, is_stopped = self._stops.push(self._detokenizer.flush())
             text += rest if is_stopped else rest + self._stops.flush()
             finish = FinishReason.STOP if is_stopped else finish
+        parts, is_calling = None, False
+        if self._calls is not None:
+            parts = self._calls.push(text)
+            if self._calls.is_done:
+                finish = FinishReason.STOP
+            if finish is not None:
+                # Of an answer that is calls and nothing else, text is the beginning of one that was cut.
+                parts += [p for p in self._calls.flush() if not (self._must_call and isinstance(p, Text))]
+            is_calling = finish is FinishReason.STOP and 0 < self._calls.num_ended == self._calls.num_begun
         scored = None if logprobs is None else self._score(token_ids, logprobs)
         is_counted = self._resumed_ids is not None  # where the prompt was computed first
         cached_tokens = 0 if is_counted else event.cached_tokens or 0
-        return Piece(self._index, text, scored, finish, self._stops.hit, event.token_ids, cached_tokens)
+        return Piece(
+            self._index, text, scored, finish, self._stops.hit, event.token_ids, cached_tokens, parts, is_calling
+        )
 
     def _score(self, token_ids: list[int], logprobs: list[TokenLogprobs]) -> list[ScoredToken]:
         return [

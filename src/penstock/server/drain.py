@@ -18,19 +18,22 @@ class Drain:
     def __init__(self) -> None:
         self.is_begun = False
         self.is_stopping = False  # the process ends as soon as nothing is open
+        self.reason = "this replica is draining"
         self._relayed: set[Generation] = set()
 
-    def begin(self, *, is_stopping: bool = False) -> None:
+    def begin(self, reason: str | None = None, *, is_stopping: bool = False) -> None:
+        if not self.is_begun:
+            self.reason = reason or self.reason
         self.is_begun = True
         self.is_stopping |= is_stopping
         for generation in self._relayed:
-            generation.give_back(_refusal())
+            generation.give_back(self._refusal())
 
     @contextmanager
     def admit(self, generation: Generation, *, is_relayed: bool) -> Iterator[None]:
         """While it runs. Raises when no new work is taken."""
         if self.is_begun:
-            raise _refusal()
+            raise self._refusal()
         if is_relayed:
             self._relayed.add(generation)
         try:
@@ -38,6 +41,5 @@ class Drain:
         finally:
             self._relayed.discard(generation)
 
-
-def _refusal() -> EngineUnavailable:
-    return EngineUnavailable("this replica is draining", retry_after_s=_RETRY_AFTER_S)
+    def _refusal(self) -> EngineUnavailable:
+        return EngineUnavailable(self.reason, retry_after_s=_RETRY_AFTER_S)

@@ -8,17 +8,21 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.api import relay
+from penstock.api import relay, server_timing
 from penstock.api.asgi import Request, Send, SseStream, json_response
 from penstock.api.openai import GenerationRequest, new_id
+from penstock.api.openai.guided import GuideAsked
 from penstock.core.clock import Clock
+from penstock.core.errors import PenstockError
 from penstock.engine.client import EngineClient
 from penstock.server.choices import Piece
 from penstock.server.drain import Drain
 from penstock.server.generation import Generation, Times
+from penstock.server.guides import GuideTrials
 from penstock.server.incoming import GatewayTrust, Incoming
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
+from penstock.server.tool_calling import ToolCalling
 
 
 class Answer(Protocol):
@@ -40,6 +44,8 @@ class Ask:
     wanted: GenerationRequest
     prompts: list[list[int]]
     answer: Callable[[Generation], Answer]
+    guide: GuideAsked | None = None  # what the answer must look like; None: what `wanted` says
+    calling: ToolCalling | None = None  # of tools, where they may be called
 
 
 class Exchange:
@@ -51,6 +57,7 @@ class Exchange:
         clock: Clock,
         drain: Drain,
         trust: GatewayTrust,
+        guides: GuideTrials,
         *,
         max_open: int,
         max_body_bytes: int,
@@ -61,6 +68,7 @@ class Exchange:
         self._clock = clock
         self._drain = drain
         self._trust = trust
+        self._guides = guides
         self._max_open = max_open
         self._max_body_bytes = max_body_bytes
 
@@ -69,15 +77,21 @@ class Exchange:
     ) -> None:
         with self._recorder.request(route, request.id, request.convention) as record:
             times = Times(self._clock.now())
+            record.context = request.trace_context
             incoming = self._trust.read(request, await request.body(self._max_body_bytes))
             ask = await read(incoming)
+            asked = ask.guide or ask.wanted.guide()
+            guide = await self._guides.check(asked) if asked is not None else None
             times.tokenized_s = self._clock.now()
             # The client's id may repeat; what the engine calls the request must not.
             generation = Generation(
                 ask.wanted, ask.prompts, self._model, new_id(request.id), times,
                 fallback_seed=incoming.origin.seed, resume=incoming.resume, namespace=incoming.namespace,
+                guide=guide, calling=ask.calling,
             )  # fmt: skip
-            with generation, self._drain.admit(generation, is_relayed=incoming.is_relayed):
+            # A whole answer that came with its ids is in an envelope for their sake alone: it may end here.
+            may_go = incoming.is_relayed and (generation.options.stream or incoming.prompt_ids is None)
+            with generation, self._drain.admit(generation, is_relayed=may_go):
                 record.follow(generation)
                 generation.start(self._engine, max_open=self._max_open)
                 answer = ask.answer(generation)
@@ -94,13 +108,16 @@ class Exchange:
         news = generation.pieces(self._clock)
         # The first news is awaited before a word is sent: until then a failure still has its own status.
         pieces: list[Piece] = await anext(news, [])
+        parts = generation.times.parts
+        timing = [(server_timing.HEADER, server_timing.encode(parts))] if parts else []
         if not generation.options.stream:
             async for more in news:
                 pieces += more
-            await json_response(send, 200, answer.whole(pieces))
+            cost = [(relay.COST_HEADER.encode(), relay.cost_value(generation.cost))] if incoming.is_from_gateway else []
+            await json_response(send, 200, answer.whole(pieces), timing + cost)
             return
         writer = _Relayed(answer, incoming, generation) if incoming.is_relayed else _Plain(answer)
-        async with SseStream(send, writer.error_event or request.error_event) as stream:
+        async with SseStream(send, writer.error_event or request.error_event, timing) as stream:
             await stream.write(writer.opening() + writer.frame(pieces))
             async for pieces in news:
                 if frame := writer.frame(pieces):
@@ -130,10 +147,9 @@ class _Plain:
 class _Relayed:
     """The same with what another replica needs to carry it on; or carried on, without what the client has."""
 
-    error_event = staticmethod(relay.carry_on_comment)
-
     def __init__(self, answer: Answer, incoming: Incoming, generation: Generation) -> None:
         self._answer = answer
+        self._generation = generation
         self._origin = msgspec.structs.replace(incoming.origin, prompt_tokens=generation.num_prompt_tokens)
         self._is_resumed = incoming.resume is not None
         self._replayed = generation.replayed
@@ -149,4 +165,7 @@ class _Relayed:
         return b"".join([units.unit(p.index, p.token_ids, p.cached_tokens, answer.events(p)) for p in pieces])
 
     def closing(self) -> bytes:
-        return self._units.known(self._answer.closing())
+        return relay.cost_comment(self._generation.cost) + self._units.known(self._answer.closing())
+
+    def error_event(self, error: PenstockError) -> bytes:
+        return relay.cost_comment(self._generation.cost) + relay.carry_on_comment(error)

@@ -10,11 +10,15 @@ from penstock.api.openai import CompletionRequest, GenerationRequest, Usage, che
 from penstock.api.relay import Resume
 from penstock.core.clock import Clock
 from penstock.core.errors import InvalidRequest, Overloaded, PenstockError
+from penstock.core.guide import Guide
 from penstock.core.hashing import cache_namespace
-from penstock.core.request import Request, RequestTimings, TokenEvent, TokenLogprobs
+from penstock.core.request import Cost, Request, RequestTimings, TokenEvent, TokenLogprobs
+from penstock.engine.accounts import Meter
 from penstock.engine.client import EngineClient, TokenStream
 from penstock.server.choices import ChoiceText, Piece
 from penstock.server.served_model import ServedModel
+from penstock.server.tool_calling import ToolCalling
+from penstock.text.tools import Part
 
 
 @dataclass
@@ -26,6 +30,26 @@ class Times:
     first_token_s: float | None = None
     last_token_s: float | None = None
     engine: RequestTimings | None = None  # of the first choice to have a token
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token_s is None else self.first_token_s - self.arrived_s
+
+    @property
+    def decode_s(self) -> float:
+        """From the first token to the last."""
+        first_s, last_s = self.first_token_s, self.last_token_s
+        return 0.0 if first_s is None or last_s is None else last_s - first_s
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Of the time to the first token, in their order; empty before that."""
+        if (ttft_s := self.ttft_s) is None:
+            return {}
+        found = {"tokenize": self.tokenized_s - self.arrived_s}
+        if self.engine is not None:
+            found |= {"queue": self.engine.queue_s, "prefill": self.engine.prefill_s}
+        return found | {"first_token": max(0.0, ttft_s - sum(found.values()))}
 
 
 class Generation:
@@ -45,14 +69,19 @@ class Generation:
         fallback_seed: int,
         resume: Resume | None = None,
         namespace: str = "",
+        guide: Guide | None = None,
+        calling: ToolCalling | None = None,
     ) -> None:
         vocab_size = model.config.vocab_size
         self.options = wanted.to_options(vocab_size)
         self.times = times
+        self.tenant = namespace
         self.num_prompt_tokens = sum(map(len, prompts))
         self.num_cached_tokens = 0
         self.num_resumed_tokens = 0
         self.replayed: Piece | None = None
+        self.resumed_parts: dict[int, list[Part]] = {}  # of each choice, before that: where tools may be called
+        self.calling = calling
         sampling = wanted.to_sampling(vocab_size, fallback_seed=fallback_seed)
         stop_token_ids = set(self.options.stop_token_ids)
         if not self.options.ignore_eos:
@@ -75,9 +104,10 @@ class Generation:
                     priority=self.options.priority,
                     namespace=cache_namespace(namespace, self.options.namespace),
                     output_ids=outputs.pop(index, []),
+                    guide=guide,
                 )
                 self._requests.append(request)
-                self._choices[request.id] = ChoiceText(index, prompt_ids, model.tokenizer, self.options)
+                self._choices[request.id] = ChoiceText(index, prompt_ids, model.tokenizer, self.options, calling)
         if resume is not None:
             if outputs or not self.options.stream:
                 raise InvalidRequest("resume: this is not the request that the stream was for", param="resume")
@@ -90,10 +120,10 @@ class Generation:
             check_token_ids(known, vocab_size, "resume")
             self.num_resumed_tokens += len(known)
             if last is not None and last.choice == index:
-                text.resume(known[: len(known) - len(last.token_ids)])
+                self.resumed_parts[index] = text.resume(known[: len(known) - len(last.token_ids)])
                 self.replayed = text.take(_again(request, last.token_ids))
             elif known:
-                text.resume(known)
+                self.resumed_parts[index] = text.resume(known)
         self.num_cached_tokens = sum(u.cached_tokens for u in resume.units if u.choice % self.options.n == 0)
 
     @property
@@ -107,6 +137,16 @@ class Generation:
     @property
     def usage(self) -> Usage:
         return Usage.of(self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens)
+
+    @property
+    def meter(self) -> Meter | None:
+        """Of what it costs; None: it has not begun."""
+        return self._stream.meter if self._stream is not None else None
+
+    @property
+    def cost(self) -> Cost:
+        """So far; and of what was made here."""
+        return self._stream.meter.cost if self._stream is not None else Cost()
 
     @property
     def num_made_here(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 
@@ -14,19 +15,22 @@ from penstock.core.request import Priority
 from penstock.core.request import Request as EngineRequest
 from penstock.core.sampling import SamplingParams
 from penstock.engine.client import EngineClient, EngineState
-from penstock.observe.prometheus import CONTENT_TYPE
+from penstock.observe.tallies import CONTENT_TYPE
+from penstock.server.devices import Devices
 from penstock.server.drain import Drain
 from penstock.server.recorder import Recorder
 
 
 class HealthRoutes:
     def __init__(
-        self, engine: EngineClient, recorder: Recorder, clock: Clock, drain: Drain, *, deep_timeout_s: float
-    ) -> None:
+        self, engine: EngineClient, recorder: Recorder, clock: Clock, drain: Drain, devices: Devices, *,
+        deep_timeout_s: float,
+    ) -> None:  # fmt: skip
         self._engine = engine
         self._recorder = recorder
         self._clock = clock
         self._drain = drain
+        self._devices = devices
         self._deep_timeout_s = deep_timeout_s
 
     def routes(self) -> list[Route]:
@@ -44,7 +48,8 @@ class HealthRoutes:
 
     async def ready(self, request: Request, send: Send) -> None:
         is_ready = self._engine.state is EngineState.READY and not self._drain.is_begun
-        await _answer(send, is_ready, engine=self._engine.state, draining=self._drain.is_begun)
+        why = {"reason": self._drain.reason} if self._drain.is_begun else {}
+        await _answer(send, is_ready, engine=self._engine.state, draining=self._drain.is_begun, **why)
 
     async def deep(self, request: Request, send: Send) -> None:
         """One real token, ahead of everybody: finds an engine that hangs though its process lives."""
@@ -55,6 +60,7 @@ class HealthRoutes:
         )  # fmt: skip
         try:
             with self._engine.open([probe]) as stream:
+                self._recorder.pays("", stream.meter)
                 await asyncio.wait_for(stream.next(), self._deep_timeout_s)
         except (PenstockError, TimeoutError) as error:
             reason = error.message if isinstance(error, PenstockError) else "no token in time"
@@ -62,9 +68,14 @@ class HealthRoutes:
             return
         await _answer(send, True, engine=self._engine.state, latency_s=round(self._clock.now() - started_s, 4))
 
-    async def metrics(self, request: Request, send: Send) -> None:
+    def look(self) -> Callable[[], bytes]:
+        """Takes down how things stand now; what it returns makes the text of it."""
         is_ready = self._engine.state is EngineState.READY
-        body = self._recorder.exposition(is_ready=is_ready, restarts=self._engine.restarts)
+        self._devices.look()
+        return self._recorder.exposition(is_ready=is_ready, restarts=self._engine.restarts, info=self._engine.info)
+
+    async def metrics(self, request: Request, send: Send) -> None:
+        body = await asyncio.to_thread(self.look())  # milliseconds, in which streams go on
         await respond(send, 200, body, [(b"content-type", CONTENT_TYPE.encode())])
 
 

@@ -22,6 +22,7 @@ from penstock.core.errors import InvalidRequest, PermissionDenied
 class Incoming:
     body: bytes  # the client's request
     origin: relay.Origin
+    is_from_gateway: bool = False
     is_relayed: bool = False  # a streamed answer is to be one that another replica can carry on
     prompt_ids: list[list[int]] | None = None  # rendered and tokenized at the gateway
     resume: relay.Resume | None = None
@@ -47,12 +48,12 @@ class GatewayTrust:
         self.check(request)
         namespace = namespace or ""
         if mode is None or mode == relay.STREAM:
-            return Incoming(body, new_origin(), is_relayed=mode is not None, namespace=namespace)
+            return Incoming(body, new_origin(), True, mode is not None, namespace=namespace)
         if mode != relay.ENVELOPE:
             raise InvalidRequest(f"{relay.HEADER}: expected '{relay.STREAM}' or '{relay.ENVELOPE}'")
         envelope = relay.open_envelope(body)
         origin = envelope.resume.origin if envelope.resume else new_origin()
-        return Incoming(bytes(envelope.request), origin, True, envelope.prompt_ids, envelope.resume, namespace)
+        return Incoming(bytes(envelope.request), origin, True, True, envelope.prompt_ids, envelope.resume, namespace)
 
 
 def new_origin() -> relay.Origin:

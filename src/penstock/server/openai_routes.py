@@ -16,10 +16,12 @@ from penstock.api.openai import (
 )
 from penstock.api.relay import Origin
 from penstock.server.answers import CHAT, COMPLETION, CompletionAnswer, Form
+from penstock.server.calling_answers import CallingChat
 from penstock.server.exchange import Ask, Exchange
 from penstock.server.incoming import Incoming
 from penstock.server.prompts import PromptEncoder
 from penstock.server.served_model import ServedModel
+from penstock.server.tool_calling import ToolCalling
 
 
 class OpenAIRoutes:
@@ -52,7 +54,11 @@ class OpenAIRoutes:
     async def _read_chat(self, incoming: Incoming) -> Ask:
         wanted = parse_chat(incoming.body)
         self._model.check_name(wanted.model)
-        return self._ask(CHAT, incoming.origin, wanted, await self._encoder.chat(wanted, incoming.prompt_ids))
+        prompts = await self._encoder.chat(wanted, incoming.prompt_ids)
+        calling = ToolCalling.of(wanted, self._model)
+        if calling is None:
+            return self._ask(CHAT, incoming.origin, wanted, prompts)
+        return Ask(wanted, prompts, partial(CallingChat, self._head(CHAT, incoming.origin)), calling.guide, calling)
 
     async def _read_completion(self, incoming: Incoming) -> Ask:
         wanted = parse_completion(incoming.body)
@@ -69,9 +75,11 @@ class OpenAIRoutes:
         prompts: list[list[int]],
         echoed: list[str] | None = None,
     ) -> Ask:
-        head = ResponseHead(f"{form.id_prefix}-{origin.id}", self._model.name, origin.created)
         openings = [text for text in echoed or [""] * len(prompts) for _ in range(wanted.n or 1)]
-        return Ask(wanted, prompts, partial(CompletionAnswer, form, head, openings))
+        return Ask(wanted, prompts, partial(CompletionAnswer, form, self._head(form, origin), openings))
+
+    def _head(self, form: Form, origin: Origin) -> ResponseHead:
+        return ResponseHead(f"{form.id_prefix}-{origin.id}", self._model.name, origin.created)
 
     def _card(self) -> ModelCard:
         return ModelCard(id=self._model.name, created=self._model.created, max_model_len=self._model.max_model_len)

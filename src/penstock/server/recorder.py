@@ -3,44 +3,96 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from penstock import __version__
 from penstock.api.errors import OPENAI, Convention
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
-from penstock.core.slo import Slo
-from penstock.engine.messages import EngineStats
+from penstock.core.request import Cost
+from penstock.core.slo import Objective, Slo
+from penstock.engine.accounts import Meter
+from penstock.engine.messages import EngineInfo
 from penstock.observe import catalog
-from penstock.observe.prometheus import Metrics
+from penstock.observe.device_catalog import DEVICE_CATALOG
+from penstock.observe.tallies import Count, Tallies
+from penstock.server.engine_tally import EngineTally
 from penstock.server.generation import Generation
 
 log = logging.getLogger("penstock.request")
+
+_MAX_TENANTS = 200  # with series of their own
+_OTHERS = "other"
 
 
 @dataclass
 class Record:
     generation: Generation | None = None
+    context: Mapping[bytes, bytes] = field(default_factory=dict)  # headers that say which trace it is part of
 
     def follow(self, generation: Generation) -> None:
         self.generation = generation
 
 
+class Finished(NamedTuple):
+    """One request, over."""
+
+    id: str
+    model: str
+    route: str
+    status: int
+    outcome: str  # ok, or an error's code
+    total_s: float
+    is_stream: bool = False
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    ttft_s: float | None = None
+    parts: Mapping[str, float] = {}  # of that
+    cost: Cost = Cost()  # so far: what was under way when it ended is not in it
+    decode_s: float = 0.0  # from the first token to the last
+    context: Mapping[bytes, bytes] = {}  # as in the record
+
+    @classmethod
+    def of(
+        cls, record: Record, model: str, route: str, request_id: str, status: int, outcome: str, total_s: float
+    ) -> Finished:
+        generation = record.generation
+        if generation is None:
+            return cls(request_id, model, route, status, outcome, total_s, context=record.context)
+        return cls(
+            request_id, model, route, status, outcome, total_s, generation.options.stream,
+            generation.num_prompt_tokens, generation.num_cached_tokens, generation.num_made_here,
+            generation.times.ttft_s, generation.times.parts, generation.cost, generation.times.decode_s, record.context,
+        )  # fmt: skip
+
+
 class Recorder:
-    def __init__(self, metrics: Metrics, clock: Clock, model: str, slo: Slo) -> None:
-        self._metrics = metrics
+    """Belongs to the event loop's thread; only what `exposition` returns may be called in another."""
+
+    def __init__(self, clock: Clock, model: str, slo: Slo) -> None:
         self._clock = clock
-        self._model = model
+        self.model = model
         self._slo = slo
-        self._open = 0
+        self.tallies = Tallies((*catalog.CATALOG, *DEVICE_CATALOG))
+        self._engine = EngineTally(self.tallies)
+        self.engine_report = self._engine.take  # the engine's news after a step
+        self._open = self.tallies.count(catalog.REQUESTS_OPEN)
+        self._ttft, self._tpot, self._total = (
+            self.tallies.spread(metric, model) for metric in (catalog.TTFT, catalog.TPOT, catalog.REQUEST_LATENCY)
+        )
+        self._tenants: dict[str, tuple[Count, Count]] = {}
+        self.listeners: list[Callable[[Finished], None]] = []  # told of every request, at its end
 
     @contextmanager
     def request(self, route: str, request_id: str, convention: Convention = OPENAI) -> Iterator[Record]:
         started_s = self._clock.now()
         record = Record()
         status, outcome = 500, "cancelled"
-        self._count_open(+1)
+        self._open.value += 1
         try:
             yield record
             status, outcome = 200, "ok"
@@ -51,72 +103,87 @@ class Recorder:
             outcome = PenstockError.code
             raise
         finally:
-            self._count_open(-1)
-            self._metrics.inc(catalog.REQUESTS, route, str(status), outcome)
-            self._finish(record, route, request_id, outcome, self._clock.now() - started_s)
+            self._open.value -= 1
+            self.tallies.count(catalog.REQUESTS, route, str(status), outcome).value += 1
+            total_s = self._clock.now() - started_s
+            self._finish(record, route, request_id, outcome, total_s)
+            if self.listeners:
+                finished = Finished.of(record, self.model, route, request_id, status, outcome, total_s)
+                for listener in self.listeners:
+                    listener(finished)
 
-    def engine_report(self, stats: EngineStats) -> None:
-        """The engine's news after a step."""
-        metrics = self._metrics
-        metrics.set(catalog.SEQUENCES_RUNNING, stats.num_running)
-        metrics.set(catalog.SEQUENCES_WAITING, stats.num_waiting)
-        metrics.set(catalog.KV_USAGE, stats.kv_usage)
-        metrics.set(catalog.KV_CACHED_BLOCKS, stats.cached_blocks)
-        metrics.set(catalog.STEP_BUDGET, stats.budget_tokens)
-        metrics.set_total(catalog.STEPS, stats.steps)
-        metrics.set_total(catalog.PREEMPTIONS, stats.preemptions)
-        metrics.set_total(catalog.PREFIX_TOKENS, stats.prompt_tokens)
-        metrics.set_total(catalog.PREFIX_HIT_TOKENS, stats.cached_tokens)
-        metrics.set_total(catalog.GENERATED_TOKENS, stats.generated_tokens)
-        metrics.set_total(catalog.KV_EVICTIONS, stats.evictions)
-        if stats.step_s > 0:
-            metrics.observe(catalog.STEP_TIME, stats.step_s)
-            metrics.observe(catalog.BATCH_SIZE, stats.step_sequences)
-            metrics.observe(catalog.STEP_TOKENS, stats.step_tokens)
+    def pays(self, tenant: str, meter: Meter) -> None:
+        """Nothing more is read of these requests; what they have cost, and may still cost, is this tenant's."""
+        counts = self._tenants.get(tenant)
+        if counts is None:
+            counts = self._tenant(tenant)
+        device_s, kv_block_s = counts
 
-    def exposition(self, *, is_ready: bool, restarts: int) -> bytes:
-        self._metrics.set(catalog.ENGINE_READY, float(is_ready))
-        self._metrics.set_total(catalog.ENGINE_RESTARTS, restarts)
-        return self._metrics.exposition()
+        def pay(cost: Cost) -> None:
+            device_s.value += cost.device_s
+            kv_block_s.value += cost.kv_block_s
 
-    def _count_open(self, change: int) -> None:
-        self._open += change
-        self._metrics.set(catalog.REQUESTS_OPEN, self._open)
+        pay(meter.settle(pay))
+
+    def exposition(self, *, is_ready: bool, restarts: int, info: EngineInfo | None) -> Callable[[], bytes]:
+        """Makes the text of how things stand now."""
+        count = self.tallies.count
+        count(catalog.ENGINE_READY).value = float(is_ready)
+        count(catalog.ENGINE_RESTARTS).value = restarts
+        if info is not None:
+            what = (self.model, info.device, info.device_name, __version__)
+            self.tallies.replace(catalog.REPLICA_INFO, {what: 1})
+        self._engine.look(info)
+        return self.tallies.exposition
+
+    # -- inside
 
     def _finish(self, record: Record, route: str, request_id: str, outcome: str, total_s: float) -> None:
         generation = record.generation
         if generation is None:
             log.info("id=%s route=%s outcome=%s total_ms=%.1f", request_id, route, outcome, 1e3 * total_s)
             return
-        times, tokens = generation.times, generation.num_made_here
-        ttft_s = times.first_token_s - times.arrived_s if times.first_token_s is not None else None
-        if ttft_s is not None and times.first_token_s is not None and times.last_token_s is not None:
-            self._observe_ttft(generation, ttft_s)
-            per_choice = tokens / generation.num_choices
-            if per_choice > 1:
-                tpot_s = (times.last_token_s - times.first_token_s) / (per_choice - 1)
-                self._metrics.observe(catalog.TPOT, tpot_s, self._model)
-                self._judge("tpot", tpot_s, self._slo.tpot_s)
-        self._metrics.observe(catalog.REQUEST_LATENCY, total_s, self._model)
-        self._metrics.observe(catalog.PROMPT_TOKENS, generation.num_prompt_tokens, self._model)
-        self._metrics.observe(catalog.OUTPUT_TOKENS, tokens, self._model)
+        ttft_s, tokens, spread = generation.times.ttft_s, generation.num_made_here, self.tallies.spread
+        if ttft_s is not None:
+            self._observe_times(generation, ttft_s)
+        self._total.observe(total_s)
+        if outcome == "ok":
+            self._judge(Objective.LATENCY, total_s)
+        spread(catalog.PROMPT_TOKENS, self.model).observe(generation.num_prompt_tokens)
+        spread(catalog.OUTPUT_TOKENS, self.model).observe(tokens)
+        if generation.meter is not None:
+            self.pays(generation.tenant, generation.meter)
         log.info(
-            "id=%s route=%s outcome=%s prompt=%d cached=%d output=%d ttft_ms=%s total_ms=%.1f",
+            "id=%s route=%s outcome=%s prompt=%d cached=%d output=%d ttft_ms=%s total_ms=%.1f device_ms=%.2f",
             request_id, route, outcome, generation.num_prompt_tokens, generation.num_cached_tokens, tokens,
-            "-" if ttft_s is None else f"{1e3 * ttft_s:.1f}", 1e3 * total_s,
+            "-" if ttft_s is None else f"{1e3 * ttft_s:.1f}", 1e3 * total_s, 1e3 * generation.cost.device_s,
         )  # fmt: skip
 
-    def _judge(self, objective: str, seconds: float, target_s: float | None) -> None:
-        if target_s is not None:
-            self._metrics.inc(catalog.SLO_REQUESTS, self._model, objective, str(seconds <= target_s).lower())
-
-    def _observe_ttft(self, generation: Generation, ttft_s: float) -> None:
+    def _observe_times(self, generation: Generation, ttft_s: float) -> None:
         times = generation.times
-        self._metrics.observe(catalog.TTFT, ttft_s, self._model)
-        self._judge("ttft", ttft_s, self._slo.ttft_s)
-        parts = {"tokenize": times.tokenized_s - times.arrived_s}
-        if times.engine is not None:
-            parts |= {"queue": times.engine.queue_s, "prefill": times.engine.prefill_s}
-        parts["first_token"] = max(0.0, ttft_s - sum(parts.values()))
-        for part, seconds in parts.items():
-            self._metrics.observe(catalog.TTFT_PART, seconds, self._model, part)
+        assert times.first_token_s is not None
+        assert times.last_token_s is not None
+        self._ttft.observe(ttft_s)
+        self._judge(Objective.TTFT, ttft_s)
+        for part, seconds in times.parts.items():
+            self.tallies.spread(catalog.TTFT_PART, self.model, part).observe(seconds)
+        per_choice = generation.num_made_here / generation.num_choices
+        if per_choice > 1:
+            tpot_s = (times.last_token_s - times.first_token_s) / (per_choice - 1)
+            self._tpot.observe(tpot_s)
+            self._judge(Objective.TPOT, tpot_s)
+
+    def _judge(self, objective: Objective, seconds: float) -> None:
+        target_s = self._slo.target(objective)
+        if target_s is not None:
+            met = str(seconds <= target_s).lower()
+            self.tallies.count(catalog.SLO_REQUESTS, self.model, objective, met).value += 1
+
+    def _tenant(self, tenant: str) -> tuple[Count, Count]:
+        """What has a name keeps it: a series that moved to the others and back would be no counter."""
+        name = tenant if len(self._tenants) < _MAX_TENANTS else _OTHERS
+        count = self.tallies.count
+        found = count(catalog.DEVICE_SECONDS, self.model, name), count(catalog.KV_BLOCK_SECONDS, self.model, name)
+        if name is not _OTHERS:
+            self._tenants[tenant] = found
+        return found

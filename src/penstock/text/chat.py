@@ -1,12 +1,14 @@
 """A conversation becomes the one text that the model was trained to continue.
 
 Chat templates are Jinja programs that come with a model, and they are not trusted: they run in a sandbox, with the
-environment that transformers gives them. This module knows no roles and no tokens; the template does.
+environment that transformers gives them. This module knows no roles and no tokens; the template does. Of tools it knows
+whether the template does, and in which format its model calls them.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -18,12 +20,23 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock.core.errors import InvalidRequest, ModelUnsupported
+from penstock.text import tools
 
 
 class ChatTemplate:
-    def __init__(self, template: str | None, *, bos_token: str | None = None, eos_token: str | None = None) -> None:
-        """None is a model without a template: it cannot chat."""
+    def __init__(
+        self,
+        template: str | None,
+        *,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        tool_format: str | None = None,
+    ) -> None:
+        """None is a model without a template: it cannot chat. `tool_format` is one of `tools.FORMATS`, if it is not to
+        be told from the template."""
         self.source = template
+        self.tool_format = tools.choose(template or "", tool_format)
+        self.knows_tools = bool(template) and re.search(r"\btools\b", template or "") is not None
         self._template = _compile(template) if template is not None else None
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         # A token that a model does not have stays undefined, which renders as nothing; None would render as "None".

@@ -16,12 +16,19 @@ _MOST_BYTES_OF_A_CHARACTER = 4
 
 class Detokenizer:
     def __init__(
-        self, tokenizer: Tokenizer, *, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        *,
+        prompt_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        kept_ids: frozenset[int] = frozenset(),
     ) -> None:
         """`prompt_ids` are what the text goes on from: only a text that starts from nothing drops its first space,
-        and a character may begin in the prompt."""
+        and a character may begin in the prompt. `kept_ids` are special tokens that are not skipped."""
         self._token_bytes = tokenizer.token_bytes
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        if kept_ids:
+            self._skipped -= kept_ids
         self._pending = b""
         self._drops_space = tokenizer.drops_leading_space and all(token_id in self._skipped for token_id in prompt_ids)
         self.push(prompt_ids[-_MOST_BYTES_OF_A_CHARACTER:])

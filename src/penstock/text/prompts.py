@@ -19,14 +19,21 @@ class Chat(Protocol):
     @property
     def continue_final_message(self) -> bool | None: ...
 
-    def conversation(self) -> list[dict[str, str]]: ...
+    def conversation(self) -> list[dict[str, Any]]: ...
+
+    def offered_tools(self) -> list[dict[str, Any]]: ...
 
     def opens_answer(self) -> bool: ...
 
 
 def render(template: ChatTemplate, chat: Chat) -> str:
-    messages = chat.conversation()
+    messages, tools = chat.conversation(), chat.offered_tools()
     variables = {key: value for key, value in (chat.chat_template_kwargs or {}).items() if key != "messages"}
+    if template.knows_tools:
+        messages = template.tool_format.for_template(messages)
+        variables |= {"tools": tools} if tools else {}
+    elif tools or any("tool_calls" in message for message in messages):
+        messages = template.tool_format.spelled_out(messages, tools)
     text = template.render(messages, **variables | {"add_generation_prompt": chat.opens_answer()})
     if chat.continue_final_message:  # what the template puts after the last words would end the answer
         last = messages[-1]["content"].strip()

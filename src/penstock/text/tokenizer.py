@@ -62,6 +62,11 @@ class Tokenizer:
         """Whether a text's first space is the tokenizer's own mark and no part of the text (SentencePiece)."""
         return self._bytes.drops_leading_space
 
+    def special_id(self, text: str) -> int | None:
+        """Of a special token; None: to this model it is a text like any other."""
+        token_id = self._backend.token_to_id(text)
+        return token_id if token_id in self.special_ids else None
+
     def special_tokens(self) -> dict[str, str]:
         """Texts by name; only those that the model has."""
         return dict(self._special_tokens)

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api.anthropic import MessageHead, Stop, Usage, events, message, token_count
+from penstock.api.anthropic.responses import text_block
 
 HEAD = MessageHead("msg_1", "m")
 USAGE = Usage.of(10, 3, cached_tokens=4)
@@ -32,7 +33,7 @@ def split(frame: bytes) -> tuple[str, str]:
 
 
 def test_a_whole_message_is_what_the_client_expects() -> None:
-    found = Message.model_validate_json(message(HEAD, "hello", Stop("stop_sequence", "END"), USAGE))
+    found = Message.model_validate_json(message(HEAD, [text_block("hello")], Stop("stop_sequence", "END"), USAGE))
     assert (found.id, found.type, found.role, found.model) == ("msg_1", "message", "assistant", "m")
     assert [block.model_dump(include={"type", "text"}) for block in found.content] == [
         {"type": "text", "text": "hello"}

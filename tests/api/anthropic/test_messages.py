@@ -6,13 +6,21 @@ import json
 from typing import Any, get_type_hints
 
 import pytest
-from anthropic.types import TextBlock, message_count_tokens_params, message_create_params
+from anthropic.types import (
+    TextBlock,
+    ToolParam,
+    ToolResultBlockParam,
+    ToolUseBlockParam,
+    message_count_tokens_params,
+    message_create_params,
+)
 from anthropic.types.text_block_param import TextBlockParam
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api.anthropic import CountTokensRequest, MessagesRequest, parse_count_tokens, parse_messages
-from penstock.api.anthropic.messages import ContentBlock
+from penstock.api.anthropic.blocks import ContentBlock
+from penstock.api.anthropic.tools import Tool
 from penstock.core.errors import InvalidRequest, UnsupportedParameter
 
 USER = {"role": "user", "content": "hi"}
@@ -101,8 +109,6 @@ def test_cache_hints_are_taken_and_change_nothing() -> None:
     [
         {"type": "image", "source": {"type": "url", "url": "x"}},
         {"type": "document", "source": {}, "title": "x"},
-        {"type": "tool_use", "id": "t", "name": "f", "input": {}},
-        {"type": "tool_result", "tool_use_id": "t", "content": "4", "is_error": False},
         {"type": "thinking", "thinking": "hm", "signature": "s"},
         {"type": "hologram"},
     ],
@@ -116,8 +122,6 @@ def test_a_block_that_is_not_text_is_unsupported_for_its_type(block: Any) -> Non
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": [{"name": "f", "input_schema": {}}]},
-        {"tool_choice": {"type": "any"}},
         {"thinking": {"type": "adaptive"}},
         {"output_config": {"effort": "high"}},
         {"service_tier": "priority"},
@@ -183,8 +187,7 @@ def test_counting_takes_the_prompt_and_nothing_else() -> None:
         return parse_count_tokens(json.dumps({"model": "m", "messages": [USER], **fields}).encode())
 
     assert parse_count(system="x").to_chat().conversation()[0]["role"] == "system"
-    with pytest.raises(UnsupportedParameter):
-        parse_count(tools=[{"name": "f"}])
+    assert parse_count(tools=[{"name": "f", "input_schema": {}}]).to_chat().offered_tools()
     with pytest.raises(InvalidRequest, match="unknown field 'max_tokens'"):
         parse_count(max_tokens=5)
 
@@ -200,6 +203,9 @@ _HEADERS = {"user_profile_id", "workspace_id"}  # the client sends these as head
         (message_create_params.MessageCreateParamsStreaming, MessagesRequest),
         (message_count_tokens_params.MessageCountTokensParams, CountTokensRequest),
         (TextBlockParam, ContentBlock),
+        (ToolUseBlockParam, ContentBlock),
+        (ToolResultBlockParam, ContentBlock),
+        (ToolParam, Tool),
     ],
 )
 def test_every_field_of_the_client_is_known(params: type, struct: Any) -> None:

@@ -65,10 +65,10 @@ def test_a_text_part_without_text_is_refused() -> None:
     assert caught.value.param == "messages[0].content[0].text"
 
 
-def test_an_assistants_tool_calls_are_unsupported() -> None:
+def test_an_assistants_calls_of_custom_tools_are_unsupported() -> None:
     with pytest.raises(UnsupportedParameter) as caught:
-        parse([{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}])
-    assert caught.value.param == "messages[0].tool_calls"
+        parse([{"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "custom", "custom": {}}]}])
+    assert caught.value.param == "messages[0].tool_calls[0].type"
 
 
 def test_max_completion_tokens_wins() -> None:
@@ -120,9 +120,6 @@ def test_only_the_assistants_last_message_can_be_continued() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function"}),
         ("functions", [{}]),
         ("function_call", {"name": "f"}),
         ("modalities", ["text", "audio"]),

@@ -151,12 +151,7 @@ def test_more_tokens_at_least_than_at_most_is_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("response_format", {"type": "json_object"}),
-        ("structured_outputs", {"json": {}}),
-        ("guided_json", {}),
-        ("guided_regex", "a"),
-        ("guided_choice", ["a"]),
-        ("guided_grammar", "a"),
+        ("structured_outputs", {"json": {}, "whitespace_pattern": " "}),
         ("store", True),
         ("service_tier", "flex"),
         ("stream_options", {"include_obfuscation": True}),

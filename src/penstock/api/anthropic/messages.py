@@ -6,63 +6,31 @@ kind of conversation only.
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from penstock.api import openai
+from penstock.api.anthropic.blocks import Content, calls_of, results_of, text_of
+from penstock.api.anthropic.caching import CacheControl
+from penstock.api.anthropic.tools import Tool, ToolChoice
 from penstock.api.decoding import NotBuilt, Refused, WireStruct, decode
 from penstock.api.openai.generation import MAX_STOPS, Count, PositiveCount, StopString
-from penstock.core.errors import UnsupportedParameter
-
-
-class CacheControl(WireStruct):
-    """A hint: prefixes are cached without being asked, and found by content."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class ContentBlock(WireStruct):
-    type: str
-    text: str | None = None
-    cache_control: CacheControl | None = None
-
-    # Clients send an answer back as they received it, empty fields included.
-    citations: Annotated[Any, NotBuilt([])] = None
-    parsed_output: Annotated[Any, NotBuilt()] = None
-
-    # Of the other types, so that these are refused for what they are and not for a field.
-    source: Annotated[Any, NotBuilt()] = None
-    title: Annotated[Any, NotBuilt()] = None
-    context: Annotated[Any, NotBuilt()] = None
-    id: Annotated[Any, NotBuilt()] = None
-    name: Annotated[Any, NotBuilt()] = None
-    input: Annotated[Any, NotBuilt()] = None
-    caller: Annotated[Any, NotBuilt()] = None
-    tool_use_id: Annotated[Any, NotBuilt()] = None
-    content: Annotated[Any, NotBuilt()] = None
-    is_error: Annotated[Any, NotBuilt()] = None
-    thinking: Annotated[Any, NotBuilt()] = None
-    signature: Annotated[Any, NotBuilt()] = None
-    data: Annotated[Any, NotBuilt()] = None
-    file_id: Annotated[Any, NotBuilt()] = None
-
-    def __post_init__(self) -> None:
-        if self.type != "text":
-            raise Refused("type", "only blocks of type 'text' are supported by this server", UnsupportedParameter)
-        super().__post_init__()
-        if self.text is None:
-            raise Refused("text", "is required")
-
-
-Content = str | list[ContentBlock]
+from penstock.api.openai.tools import MAX_TOOLS, ToolDefinition, check_offer
 
 
 class Message(WireStruct):
     role: Literal["user", "assistant", "system"]
     content: Content
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        owners = {"tool_use": "assistant", "tool_result": "user"}
+        for block in [] if isinstance(self.content, str) else self.content:
+            if (owner := owners.get(block.type, self.role)) != self.role:
+                raise Refused("content", f"blocks of type {block.type} belong to the {owner}")
 
 
 class Metadata(WireStruct):
@@ -79,8 +47,9 @@ class PromptRequest(WireStruct):
     system: Content | None = None
     cache_control: CacheControl | None = None
 
-    tools: Annotated[Any, NotBuilt([])] = None
-    tool_choice: Annotated[Any, NotBuilt({"type": "none"}, {"type": "auto"})] = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+
     thinking: Annotated[Any, NotBuilt({"type": "disabled"})] = None
     output_config: Annotated[Any, NotBuilt({})] = None
     output_format: Annotated[Any, NotBuilt()] = None
@@ -90,27 +59,54 @@ class PromptRequest(WireStruct):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_offer(self._offer(), self._choice())
         last = self.messages[-1]
-        if last.role == "assistant" and (text := _text(last.content)) != text.rstrip():
+        if last.role == "assistant" and (text := text_of(last.content)) != text.rstrip():
             raise Refused("messages", "the text of a final assistant message cannot end with whitespace")
+        end = itertools.takewhile(lambda message: message.role == "assistant", reversed(self.messages))
+        if any(calls_of(message.content) for message in end):
+            raise Refused("messages", "a tool_use needs a tool_result in the message after it")
 
     def to_chat(self) -> openai.ChatRequest:
-        """The system prompt goes first, turns of one role in a row are one turn, and a last turn of the assistant's is
-        the beginning of the answer."""
+        """The system prompt goes first, turns of one role in a row are one turn, results of tools are turns of their
+        own, and a last turn of the assistant's is the beginning of the answer."""
         turns: list[openai.Message] = []
-        if self.system and (system := _text(self.system)):
+        if self.system and (system := text_of(self.system)):
             turns.append(openai.Message(role="system", content=system))
         for message in self.messages:
-            text = _text(message.content)
-            if turns and turns[-1].role == message.role:
-                turns[-1].content = f"{turns[-1].content}\n{text}"
-            else:
-                turns.append(openai.Message(role=message.role, content=text))
+            results = list(results_of(message.content))
+            turns += results
+            text = text_of(message.content)
+            if text or not results:
+                _add_turn(turns, message.role, text, message.content)
         if len(turns) > 1 and turns[-1].role == "assistant" and not turns[-1].content:
             turns.pop()  # the beginning of an answer that begins with nothing
+        choice = self.tool_choice
         return openai.ChatRequest(
-            model=self.model, messages=turns, continue_final_message=turns[-1].role == "assistant"
+            model=self.model,
+            messages=turns,
+            continue_final_message=turns[-1].role == "assistant",
+            tools=self._offer() or None,
+            tool_choice=self._choice(),
+            parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
         )
+
+    def _offer(self) -> list[ToolDefinition]:
+        return [tool.to_openai() for tool in self.tools or ()]
+
+    def _choice(self) -> openai.ToolChoice | None:
+        return None if self.tool_choice is None else self.tool_choice.to_openai()
+
+
+def _add_turn(
+    turns: list[openai.Message], role: Literal["user", "assistant", "system"], text: str, content: Content
+) -> None:
+    calls = calls_of(content)
+    if turns and turns[-1].role == role:
+        turns[-1].content = f"{turns[-1].content}\n{text}"
+        turns[-1].tool_calls = [*(turns[-1].tool_calls or ()), *calls] or None
+    else:
+        turns.append(openai.Message(role=role, content=text, tool_calls=calls or None))
 
 
 class CountTokensRequest(PromptRequest):
@@ -149,12 +145,6 @@ class MessagesRequest(PromptRequest, kw_only=True):
             cache_salt=self.cache_salt,
             priority=self.priority,
         )
-
-
-def _text(content: Content) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(block.text or "" for block in content)
 
 
 _MESSAGES = msgspec.json.Decoder(MessagesRequest)

@@ -11,7 +11,8 @@ import msgspec
 
 encode = msgspec.json.Encoder().encode
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+Block = dict[str, Any]  # of content
 
 
 class MessageHead(msgspec.Struct, frozen=True):
@@ -39,15 +40,34 @@ class Usage(msgspec.Struct, frozen=True):
         return cls(prompt_tokens - cached_tokens, 0, cached_tokens, output_tokens)
 
 
-def message(head: MessageHead, text: str, stop: Stop, usage: Usage) -> bytes:
-    return encode(envelope(head, [{"type": "text", "text": text}], stop, usage))
+def text_block(text: str) -> Block:
+    return {"type": "text", "text": text}
+
+
+def tool_use_block(call_id: str, name: str, arguments: str) -> Block:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": _input(arguments)}
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """An object in any case: arguments that are none come under a name that Anthropic proposes for them."""
+    if not arguments:
+        return {}
+    try:
+        found = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"INVALID_JSON": arguments}
+
+
+def message(head: MessageHead, content: list[Block], stop: Stop, usage: Usage) -> bytes:
+    return encode(envelope(head, content, stop, usage))
 
 
 def token_count(count: int) -> bytes:
     return encode({"input_tokens": count})
 
 
-def envelope(head: MessageHead, content: list[dict[str, str]], stop: Stop, usage: Usage) -> dict[str, Any]:
+def envelope(head: MessageHead, content: list[Block], stop: Stop, usage: Usage) -> dict[str, Any]:
     return {
         "id": head.id,
         "type": "message",

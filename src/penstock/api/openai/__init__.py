@@ -6,6 +6,7 @@ from penstock.api.openai.completions import CompletionRequest, parse_completion
 from penstock.api.openai.generation import GenerationOptions, GenerationRequest, check_token_ids, for_choice
 from penstock.api.openai.models import ModelCard, model_list, model_object
 from penstock.api.openai.responses import (
+    Call,
     Choice,
     ResponseHead,
     ScoredToken,
@@ -14,19 +15,23 @@ from penstock.api.openai.responses import (
     new_id,
     text_completion,
 )
+from penstock.api.openai.tools import FunctionDefinition, ToolChoice
 
 __all__ = [
+    "Call",
     "ChatChunks",
     "ChatRequest",
     "Choice",
     "CompletionChunks",
     "CompletionRequest",
+    "FunctionDefinition",
     "GenerationOptions",
     "GenerationRequest",
     "Message",
     "ModelCard",
     "ResponseHead",
     "ScoredToken",
+    "ToolChoice",
     "Usage",
     "chat_completion",
     "check_token_ids",

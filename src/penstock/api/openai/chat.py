@@ -12,6 +12,15 @@ from msgspec import Meta
 
 from penstock.api.decoding import NotBuilt, Refused, WireStruct, decode
 from penstock.api.openai.generation import GenerationRequest, PositiveCount
+from penstock.api.openai.tools import (
+    MAX_TOOLS,
+    FunctionDefinition,
+    NamedTool,
+    ToolCall,
+    ToolChoice,
+    ToolDefinition,
+    check_offer,
+)
 from penstock.core.errors import UnsupportedParameter
 
 
@@ -37,8 +46,9 @@ class Message(WireStruct):
     name: str | None = None
     tool_call_id: str | None = None
 
+    tool_calls: list[ToolCall] | None = None  # of an assistant's earlier turn
+
     # Clients send an answer back as they received it, empty fields included.
-    tool_calls: Annotated[Any, NotBuilt([])] = None
     function_call: Annotated[Any, NotBuilt()] = None
     annotations: Annotated[Any, NotBuilt([])] = None
     audio: Annotated[Any, NotBuilt()] = None
@@ -46,16 +56,19 @@ class Message(WireStruct):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.content is None:
+        if self.tool_calls and self.role != "assistant":
+            raise Refused("tool_calls", "only the assistant calls tools")
+        if self.content is None and not self.tool_calls:
             raise Refused("content", "is required, as a string or a list of text parts")
 
-    def to_template(self) -> dict[str, str]:
+    def to_template(self) -> dict[str, Any]:
         """As chat templates take it: content is one string, and `developer` is what they call `system`."""
         message = {
             "role": "system" if self.role == "developer" else self.role,
             "content": self._text(),
             "name": self.name,
             "tool_call_id": self.tool_call_id,
+            "tool_calls": [call.to_template() for call in self.tool_calls] if self.tool_calls else None,
         }
         return {key: value for key, value in message.items() if value is not None}
 
@@ -77,9 +90,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    parallel_tool_calls: bool | None = None  # says nothing when there are no tools
-    tools: Annotated[Any, NotBuilt([])] = None
-    tool_choice: Annotated[Any, NotBuilt("none", "auto")] = None
+    tools: Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
     functions: Annotated[Any, NotBuilt([])] = None
     function_call: Annotated[Any, NotBuilt("none", "auto")] = None
     modalities: Annotated[Any, NotBuilt(["text"])] = None
@@ -93,7 +107,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
     prompt_cache_retention: Annotated[Any, NotBuilt("in_memory")] = None
 
     def __post_init__(self) -> None:
+        if self.functions:
+            raise Refused("functions", "is not supported by this server: use tools", UnsupportedParameter)
         super().__post_init__()
+        check_offer(self.tools, self.tool_choice)
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise Refused("max_tokens", "differs from max_completion_tokens; give one of them")
         if self.top_logprobs is not None and not self.logprobs:
@@ -102,6 +119,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
             raise Refused("continue_final_message", "cannot go with add_generation_prompt")
         if self.continue_final_message and self.messages[-1].role != "assistant":
             raise Refused("continue_final_message", "needs a last message from the assistant")
+        if self.continue_final_message and self.messages[-1].tool_calls:
+            raise Refused("continue_final_message", "a message that calls tools cannot be continued")
+        if self.must_call() and self.ignore_eos:
+            raise Refused("ignore_eos", "cannot go with this tool_choice: the answer ends with its calls")
 
     def output_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -109,8 +130,27 @@ class ChatRequest(GenerationRequest, kw_only=True):
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def conversation(self) -> list[dict[str, str]]:
+    def conversation(self) -> list[dict[str, Any]]:
         return [message.to_template() for message in self.messages]
+
+    def may_call(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def must_call(self) -> bool:
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    def callable_tools(self) -> list[FunctionDefinition]:
+        """The one that must be called, or all of them."""
+        named = self.tool_choice.function if isinstance(self.tool_choice, NamedTool) else None
+        tools = [tool.definition() for tool in self.tools or ()]
+        return [tool for tool in tools if named is None or tool.name == named.name]
+
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """What the model is told of. Which of them it must call changes nothing here, so prompts keep their beginning;
+        a model that is to call none is told of none."""
+        if not self.may_call():
+            return []
+        return [{"type": "function", "function": tool.definition().to_template()} for tool in self.tools or ()]
 
     def opens_answer(self) -> bool:
         """Whether the template is to end by opening the assistant's turn: yes, unless told otherwise."""

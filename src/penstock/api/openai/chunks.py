@@ -2,7 +2,8 @@
 
 A chunk goes out for every token of every stream, so what never changes is encoded once per response, and a chunk costs
 the encoding of its text and one concatenation. Both kinds are written the same way: `start` each choice, `text` as it
-comes, `finish` each choice, and `usage` at the end if the client asked for it.
+comes, `finish` each choice, and `usage` at the end if the client asked for it. A chat's chunks may hold calls of tools
+too: each is told with `call`, and then its `arguments` as they come.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.api.openai.responses import (
+    Call,
+    Finish,
     ResponseHead,
     ScoredToken,
     Usage,
+    call_object,
     chat_logprobs,
     completion_logprobs,
     encode,
     envelope,
 )
-from penstock.core.request import FinishReason
 
 
 class _Frame:
@@ -42,14 +45,23 @@ class ChatChunks:
     def resume(self, index: int, num_characters: int) -> None:
         """The tokens that come next are scored after so many characters of others; here nobody asks where."""
 
-    def start(self, index: int) -> bytes | None:
-        return self._chunk(index, b'{"role":"assistant","content":""}')
+    def start(self, index: int, text: str | None = "") -> bytes | None:
+        """None: there may be calls instead of a text."""
+        return self._chunk(index, b'{"role":"assistant","content":%b}' % encode(text))
 
     def text(self, index: int, text: str, logprobs: Sequence[ScoredToken] | None = None) -> bytes:
-        scored = b"null" if logprobs is None else encode(chat_logprobs(logprobs))
-        return self._chunk(index, b'{"content":%b}' % encode(text), scored)
+        return self._chunk(index, b'{"content":%b}' % encode(text), _scored(logprobs))
 
-    def finish(self, index: int, reason: FinishReason) -> bytes:
+    def call(self, index: int, number: int, call: Call, logprobs: Sequence[ScoredToken] | None = None) -> bytes:
+        """`number` is of the call, among those of its choice."""
+        delta = {"tool_calls": [{"index": number, **call_object(call)}]}
+        return self._chunk(index, encode(delta), _scored(logprobs))
+
+    def arguments(self, index: int, number: int, text: str, logprobs: Sequence[ScoredToken] | None = None) -> bytes:
+        delta = b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (number, encode(text))
+        return self._chunk(index, delta, _scored(logprobs))
+
+    def finish(self, index: int, reason: Finish) -> bytes:
         return self._chunk(index, b"{}", finish=encode(reason))
 
     def usage(self, usage: Usage) -> bytes:
@@ -64,6 +76,10 @@ class ChatChunks:
             finish,
             self._frame.suffix,
         )
+
+
+def _scored(logprobs: Sequence[ScoredToken] | None) -> bytes:
+    return b"null" if logprobs is None else encode(chat_logprobs(logprobs))
 
 
 class CompletionChunks:
@@ -84,7 +100,7 @@ class CompletionChunks:
         scored = b"null" if logprobs is None else self._score(index, logprobs)
         return self._chunk(index, encode(text), scored)
 
-    def finish(self, index: int, reason: FinishReason) -> bytes:
+    def finish(self, index: int, reason: Finish) -> bytes:
         return self._chunk(index, b'""', finish=encode(reason))
 
     def usage(self, usage: Usage) -> bytes:

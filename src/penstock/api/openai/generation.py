@@ -13,6 +13,16 @@ import msgspec
 from msgspec import Meta
 
 from penstock.api.decoding import NotBuilt, Refused, WireStruct
+from penstock.api.openai.guided import (
+    FORMS,
+    NULL,
+    Choices,
+    GuideAsked,
+    ResponseFormat,
+    Source,
+    StructuredOutputs,
+    find_guide,
+)
 from penstock.core.errors import InvalidRequest
 from penstock.core.request import Priority
 from penstock.core.sampling import SamplingParams
@@ -109,12 +119,17 @@ class GenerationRequest(WireStruct):
 
     store: Annotated[bool | None, NotBuilt(False)] = None
     service_tier: Annotated[str | None, NotBuilt("auto", "default")] = None
-    response_format: Annotated[Any, NotBuilt({"type": "text"})] = None
-    structured_outputs: Annotated[Any, NotBuilt()] = None
-    guided_json: Annotated[Any, NotBuilt()] = None
-    guided_regex: Annotated[Any, NotBuilt()] = None
-    guided_choice: Annotated[Any, NotBuilt()] = None
-    guided_grammar: Annotated[Any, NotBuilt()] = None
+
+    # What the answer must look like: see `guided`.
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: msgspec.Raw = NULL
+    guided_regex: Source | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Source | None = None
+    json_schema: msgspec.Raw = NULL
+    regex: Source | None = None
+    ebnf: Source | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,6 +138,12 @@ class GenerationRequest(WireStruct):
         limit = self.output_limit()
         if limit is not None and (self.min_tokens or 0) > limit:
             raise Refused("min_tokens", f"must not be more than the output limit, {limit}")
+        if (asked := self.guide()) is not None and self.ignore_eos:
+            raise Refused("ignore_eos", f"cannot go with {asked.param}: a guided answer ends where its guide does")
+
+    def guide(self) -> GuideAsked | None:
+        """What the answer must look like, and the field that says so."""
+        return find_guide(self, FORMS)
 
     def output_limit(self) -> int | None:
         """How many tokens the client wants at most; None: as many as the context leaves room for."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -51,13 +51,25 @@ class ScoredToken(msgspec.Struct, frozen=True):
     top: Sequence[ScoredToken] = ()
 
 
+class Call(msgspec.Struct, frozen=True):
+    """Of a tool."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+Finish = FinishReason | Literal["tool_calls"]
+
+
 class Choice(msgspec.Struct, frozen=True):
     """One finished answer."""
 
     index: int
     text: str
-    finish: FinishReason
+    finish: Finish
     logprobs: Sequence[ScoredToken] | None = None
+    calls: Sequence[Call] = ()
 
 
 def new_id(kind: str) -> str:
@@ -69,13 +81,24 @@ def chat_completion(head: ResponseHead, choices: Sequence[Choice], usage: Usage)
     wire_choices = [
         {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": _message(choice),
             "logprobs": None if choice.logprobs is None else chat_logprobs(choice.logprobs),
             "finish_reason": choice.finish,
         }
         for choice in choices
     ]
     return encode(envelope(head, "chat.completion") | {"choices": wire_choices, "usage": usage})
+
+
+def call_object(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _message(choice: Choice) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.calls:
+        message |= {"content": choice.text or None, "tool_calls": [call_object(call) for call in choice.calls]}
+    return message
 
 
 def text_completion(head: ResponseHead, choices: Sequence[Choice], usage: Usage) -> bytes:

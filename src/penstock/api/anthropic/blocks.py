@@ -1,0 +1,92 @@
+"""The content of a message: text, a call of a tool, or what came of one; and what they are in a chat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from penstock.api import openai
+from penstock.api.anthropic.caching import CacheControl
+from penstock.api.decoding import NotBuilt, Refused, WireStruct
+from penstock.api.openai.tools import FunctionCall, ToolCall
+from penstock.core.errors import UnsupportedParameter
+
+_NEEDED = {"text": ("text",), "tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id",)}
+_ALLOWED = {"tool_result": ("content", "is_error")}
+_OF_A_TYPE = ("text", "id", "name", "input", "tool_use_id", "content", "is_error")
+
+
+class ContentBlock(WireStruct):
+    type: str
+    text: str | None = None
+    cache_control: CacheControl | None = None
+
+    # tool_use and tool_result
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[ContentBlock] | None = None
+    is_error: bool | None = None
+
+    # Clients send an answer back as they received it, empty fields included.
+    citations: Annotated[Any, NotBuilt([])] = None
+    parsed_output: Annotated[Any, NotBuilt()] = None
+    caller: Annotated[Any, NotBuilt({"type": "direct"})] = None
+    toolset_name: Annotated[Any, NotBuilt()] = None
+
+    # Of the other types, so that these are refused for what they are and not for a field.
+    source: Annotated[Any, NotBuilt()] = None
+    title: Annotated[Any, NotBuilt()] = None
+    context: Annotated[Any, NotBuilt()] = None
+    thinking: Annotated[Any, NotBuilt()] = None
+    signature: Annotated[Any, NotBuilt()] = None
+    data: Annotated[Any, NotBuilt()] = None
+    file_id: Annotated[Any, NotBuilt()] = None
+
+    def __post_init__(self) -> None:
+        if self.type not in _NEEDED:
+            known = ", ".join(f"'{kind}'" for kind in _NEEDED)
+            raise Refused("type", f"only blocks of type {known} are supported by this server", UnsupportedParameter)
+        super().__post_init__()
+        for field in _NEEDED[self.type]:
+            if getattr(self, field) is None:
+                raise Refused(field, "is required")
+        for field in _OF_A_TYPE:
+            is_allowed = field in _NEEDED[self.type] or field in _ALLOWED.get(self.type, ())
+            if not is_allowed and getattr(self, field) is not None:
+                raise Refused(field, f"is not allowed in a block of type {self.type}")
+        if isinstance(self.content, list) and any(block.type != "text" for block in self.content):
+            raise Refused("content", "only blocks of type 'text' are supported here", UnsupportedParameter)
+
+
+Content = str | list[ContentBlock]
+
+
+def text_of(content: Content) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(block.text or "" for block in content if block.type == "text")
+
+
+def calls_of(content: Content) -> list[ToolCall]:
+    blocks = [] if isinstance(content, str) else content
+    return [
+        ToolCall(id=block.id or "", function=FunctionCall(name=block.name or "", arguments=_json(block.input)))
+        for block in blocks
+        if block.type == "tool_use"
+    ]
+
+
+def results_of(content: Content) -> Iterable[openai.Message]:
+    for block in [] if isinstance(content, str) else content:
+        if block.type == "tool_result":
+            text = text_of(block.content or "")
+            # A chat has no word for a failed call; the model is told in its own.
+            text = f"Error: {text}" if block.is_error else text
+            yield openai.Message(role="tool", content=text, tool_call_id=block.tool_use_id)
+
+
+def _json(value: dict[str, Any] | None) -> str:
+    return json.dumps(value or {}, ensure_ascii=False)

@@ -1,0 +1,14 @@
+"""Where Anthropic's clients want their prompts cached."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from penstock.api.decoding import WireStruct
+
+
+class CacheControl(WireStruct):
+    """A hint: prefixes are cached without being asked, and found by content."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None

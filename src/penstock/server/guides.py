@@ -1,0 +1,121 @@
+"""Guides before generation: found to be good, or refused. The work is done in a process of its own, `guide_process`.
+
+What was found is kept, so that a schema that comes with every request is tried once. The process is started by the
+first guided request, and again if it died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from hashlib import blake2b
+from importlib.util import find_spec
+
+import msgspec
+
+from penstock.api.openai.guided import GuideAsked
+from penstock.core.errors import EngineUnavailable, InvalidRequest, Overloaded, UnsupportedParameter
+from penstock.core.guide import Guide
+from penstock.engine.mailbox import FrameReader, frame_of
+from penstock.server.guide_protocol import Model, Trial, Verdict
+
+_MOST_KEPT = 512
+_MOST_OPEN = 64
+_PATIENCE_S = 30.0  # for one answer, the start of the process included; it has its own limits
+
+
+class GuideTrials:
+    def __init__(self, encoded_text: Callable[[], Awaitable[bytes]], eos_ids: Sequence[int]) -> None:
+        """`encoded_text`: the model's ModelText."""
+        self._encoded_text = encoded_text
+        self._eos_ids = list(eos_ids)
+        self._kept: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._open: dict[bytes, asyncio.Task[Verdict]] = {}
+        self._answers: dict[int, asyncio.Future[Verdict]] = {}
+        self._count = 0
+        self._process: Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+
+    async def check(self, asked: GuideAsked) -> Guide:
+        """The guide as the engine is to have it. Raises what its sender is to read."""
+        guide, param = asked
+        key = blake2b(guide.source.encode(), digest_size=16, person=guide.kind.encode()).digest()
+        verdict = self._kept.get(key)
+        if verdict is None:
+            verdict = await self._try(key, guide)
+        else:
+            self._kept.move_to_end(key)
+        if verdict.guide is None:
+            kind = UnsupportedParameter if verdict.is_unsupported else InvalidRequest
+            raise kind(f"{param}: {verdict.problem}", param=param)
+        return verdict.guide
+
+    async def close(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    async def _try(self, key: bytes, guide: Guide) -> Verdict:
+        """Who asks for the same at the same time waits for the same."""
+        if key not in self._open:
+            if len(self._open) >= _MOST_OPEN:
+                raise Overloaded("too many new guides are being tried", retry_after_s=1.0)
+            self._open[key] = asyncio.create_task(self._ask(guide))
+            self._open[key].add_done_callback(lambda task: self._keep(key, task))
+        return await asyncio.shield(self._open[key])
+
+    def _keep(self, key: bytes, task: asyncio.Task[Verdict]) -> None:
+        del self._open[key]
+        if not task.cancelled() and task.exception() is None:
+            self._kept[key] = task.result()
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+
+    async def _ask(self, guide: Guide) -> Verdict:
+        process = await self._running()
+        self._count += 1
+        answer = self._answers[self._count] = asyncio.get_running_loop().create_future()
+        assert process.stdin is not None
+        process.stdin.write(frame_of(msgspec.msgpack.encode(Trial(self._count, guide))))
+        try:
+            return await asyncio.wait_for(answer, _PATIENCE_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            raise EngineUnavailable("the guide could not be tried in time", retry_after_s=1.0) from None
+
+    async def _running(self) -> Process:
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                if find_spec("llguidance") is None:
+                    raise UnsupportedParameter("guided output needs llguidance: pip install 'penstock[engine]'")
+                model = Model(await self._encoded_text(), self._eos_ids)
+                arguments = ["-m", "penstock.server.guide_process"]
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable, *arguments, stdin=PIPE, stdout=PIPE
+                )
+                assert self._process.stdin is not None
+                self._process.stdin.write(frame_of(msgspec.msgpack.encode(model)))
+                self._reading = asyncio.create_task(self._read(self._process))
+            return self._process
+
+    async def _read(self, process: Process) -> None:
+        """One life of the process."""
+        frames, decoder = FrameReader(), msgspec.msgpack.Decoder(Verdict)
+        assert process.stdout is not None
+        while data := await process.stdout.read(1 << 16):
+            for verdict in map(decoder.decode, frames.feed(data)):
+                answer = self._answers.pop(verdict.number, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(verdict)
+        await process.wait()
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_exception(EngineUnavailable("what tries guides has died", retry_after_s=1.0))

@@ -1,0 +1,63 @@
+"""What the tools of a chat mean for its answers: how they are read, and what keeps the model to good calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.api.openai import ChatRequest, FunctionDefinition
+from penstock.api.openai.guided import MAX_CHARACTERS, GuideAsked
+from penstock.core.errors import InvalidRequest
+from penstock.server.served_model import ServedModel
+from penstock.text.tools import CallParser, Tool, ToolFormat
+
+
+@dataclass(frozen=True)
+class ToolCalling:
+    format: ToolFormat
+    names: list[str]
+    is_required: bool  # an answer is calls and nothing else
+    most: int | None  # calls in an answer
+    mark_ids: frozenset[int]  # special tokens that are part of a call
+    guide: GuideAsked | None
+
+    @classmethod
+    def of(cls, chat: ChatRequest, model: ServedModel) -> ToolCalling | None:
+        """None: no tool may be called. Nothing is known yet of whether the guide can be followed."""
+        if not chat.may_call():
+            return None
+        template, tokenizer = model.chat_template, model.tokenizer
+        known = {mark: tokenizer.special_id(mark) for mark in template.tool_format.marks}
+        special = {mark: token_id for mark, token_id in known.items() if token_id is not None}
+        most = 1 if chat.parallel_tool_calls is False else None
+        tools = chat.callable_tools()
+        guide = _guide(chat, template.tool_format, tools, special, most)
+        names, marks = [tool.name for tool in tools], frozenset(special.values())
+        return cls(template.tool_format, names, chat.must_call(), most, marks, guide)
+
+    def parser(self) -> CallParser:
+        return self.format.parser(self.names, self.most)
+
+
+def _guide(
+    chat: ChatRequest,
+    tool_format: ToolFormat,
+    functions: Sequence[FunctionDefinition],
+    special: dict[str, int],
+    most: int | None,
+) -> GuideAsked | None:
+    asked = None if chat.must_call() else chat.guide()
+    if asked is not None and asked.guide.kind != "json_schema":
+        raise InvalidRequest(f"{asked.param}: only a JSON schema can go with tools", param=asked.param)
+    tools = [Tool(of.name, of.parameters, of.strict) for of in functions]
+    try:
+        guide = tool_format.guide(
+            tools, special, is_required=chat.must_call(), most=most, otherwise=asked and asked.guide
+        )
+    except RecursionError:
+        raise InvalidRequest("tools: a schema is nested too deeply", param="tools") from None
+    if guide is not None and len(guide.source) > MAX_CHARACTERS:
+        raise InvalidRequest(
+            f"tools: their schemas have more than the {MAX_CHARACTERS} characters that can be enforced", param="tools"
+        )
+    return None if guide is None else GuideAsked(guide, asked.param if asked else "tools")

@@ -1,0 +1,158 @@
+"""Guides made to work: which tokens may come next. The only module that knows llguidance.
+
+A `Matcher` follows one answer. It never raises for what a grammar does: it stops, and says why. Making one may take a
+while and masks take from microseconds to milliseconds, so both let go of the interpreter lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import llguidance
+import numpy as np
+from llguidance.gbnf_to_lark import is_lark_syntax
+
+from penstock.core.errors import InvalidRequest, UnsupportedParameter
+from penstock.core.guide import Guide
+from penstock.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_MOST_ERROR = 300  # characters of what the library says
+_MARK = "\x02"  # before a text that is to be encoded as one that goes on; no vocabulary joins it with anything
+
+
+# One way to write JSON, as Python's `json.dumps` does, so that all between the values is forced. A schema may ask for
+# another in its `x-guidance`.
+_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Not for it to choose: an unknown keyword is an error, and what two schemas of a oneOf allow would not be valid.
+_STRICT: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}
+
+
+class Words:
+    """A vocabulary as bytes, in the form in which llguidance asks for it."""
+
+    def __init__(self, tokens: Sequence[bytes], special_ids: Sequence[int], eos_ids: Sequence[int]) -> None:
+        self.tokens = tokens
+        self.special_token_ids = special_ids
+        self.eos_token_id = eos_ids[0]
+        self.bos_token_id = None
+        self.eos_ids = list(eos_ids)
+        self.tokenizer: Tokenizer | None = None  # None: nobody asks for forced tokens
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> Words:
+        tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
+        words = cls(tokens, sorted(i for i in tokenizer.special_ids if i < vocab_size), eos_ids)
+        words.tokenizer = tokenizer
+        return words
+
+    def __call__(self, text: bytes) -> list[int]:
+        """As the tokenizer writes it in the middle of a text."""
+        if self.tokenizer is None:
+            return []
+        token_ids = self.tokenizer.encode(_MARK + text.decode(), add_special_tokens=False)
+        skipped = b""
+        for at, token_id in enumerate(token_ids):
+            if skipped.endswith(_MARK.encode()):
+                return token_ids[at:]
+            skipped += self.tokens[token_id]
+        return []
+
+
+class Vocabulary:
+    """What matchers of one model share. To make it takes a good part of a second, and holds the interpreter lock."""
+
+    def __init__(self, words: Words) -> None:
+        self.size = len(words.tokens)
+        self.mask_bytes = -(-self.size // 8)
+        self.eos_ids = words.eos_ids
+        self.tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(words), n_vocab=self.size, eos_token=words.eos_ids
+        )
+        self.limits = llguidance.LLParserLimits(max_lexer_states=50_000, step_max_items=20_000, verbose_errors=False)
+
+
+class Matcher:
+    def __init__(self, vocabulary: Vocabulary, guide: Guide) -> None:
+        """Raises an InvalidRequest for a guide that cannot be followed."""
+        self._vocabulary = vocabulary
+        try:
+            grammar = _grammar(guide)
+        except ValueError as error:  # JSON that is none
+            raise InvalidRequest(_clip(str(error))) from None
+        self._matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=vocabulary.limits)
+        if self.error:
+            raise UnsupportedParameter(self.error)
+
+    def copy(self) -> Matcher:
+        other = object.__new__(Matcher)
+        other._vocabulary = self._vocabulary
+        other._matcher = self._matcher.deep_copy()
+        return other
+
+    @property
+    def error(self) -> str:
+        return _clip(self._matcher.get_error())
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing can follow."""
+        return self._matcher.is_stopped()
+
+    def take(self, token_ids: list[int]) -> bool:
+        """False: they do not follow the guide, and there is an error now."""
+        return self._matcher.consume_tokens(token_ids)
+
+    def forced(self) -> list[int]:
+        """What has to come next, whatever the model thinks."""
+        return self._matcher.compute_ff_tokens()
+
+    def mask(self, barred_ids: Sequence[int] = ()) -> bytes:
+        """Of the tokens that may come next: one bit each, the lowest id first. Never empty: what cannot go on ends.
+
+        `barred_ids` are left out, unless there is nothing else.
+        """
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: self._vocabulary.mask_bytes].copy()
+        if barred_ids:
+            allowed = bits.copy()
+            _clear(allowed, barred_ids)
+            bits = allowed if allowed.any() else bits
+        if not bits.any():
+            for token_id in self._vocabulary.eos_ids:
+                bits[token_id >> 3] |= 1 << (token_id & 7)
+        return bits.tobytes()
+
+
+def as_lark(guide: Guide) -> Guide:
+    """A grammar that is written as GBNF or EBNF, in Lark's language; any other guide as it is."""
+    if guide.kind != "grammar" or is_lark_syntax(guide.source):
+        return guide
+    try:
+        return Guide("grammar", llguidance.gbnf_to_lark.gbnf_to_lark(guide.source))
+    except Exception as error:  # the library raises nothing narrower
+        raise InvalidRequest(_clip(f"this is not a grammar: {error}")) from None
+
+
+def _grammar(guide: Guide) -> str:
+    match guide.kind:
+        case "json_schema":
+            # Options are written into the schema, so it has to be an object.
+            schema = "{}" if guide.source.strip() == "true" else guide.source
+            return llguidance.LLMatcher.grammar_from_json_schema(schema, _STYLE, _STRICT)
+        case "regex":
+            return llguidance.LLMatcher.grammar_from_regex(guide.source)
+        case "grammar":
+            return llguidance.LLMatcher.grammar_from_lark(guide.source)
+
+
+def _clear(bits: np.ndarray[tuple[int], np.dtype[np.uint8]], token_ids: Sequence[int]) -> None:
+    for token_id in token_ids:
+        bits[token_id >> 3] &= 0xFF ^ (1 << (token_id & 7))
+
+
+def _clip(text: str) -> str:
+    line = " ".join(text.replace("<non-verbose/>", "").split())
+    return line if len(line) <= _MOST_ERROR else f"{line[:_MOST_ERROR]}…"

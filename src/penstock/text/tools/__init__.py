@@ -1,0 +1,40 @@
+"""Tool calls as text: one format for each family of models, and the parts that an answer is told in."""
+
+from __future__ import annotations
+
+from penstock.text.tools.format import ToolFormat
+from penstock.text.tools.grammar import Tool
+from penstock.text.tools.hermes import HERMES
+from penstock.text.tools.llama3 import LLAMA3
+from penstock.text.tools.mistral import MISTRAL, MISTRAL_V11
+from penstock.text.tools.parser import CallParser
+from penstock.text.tools.parts import CallArguments, CallBegun, CallEnded, Part, Text
+from penstock.text.tools.smollm2 import SMOLLM2
+
+__all__ = [
+    "FORMATS",
+    "CallArguments",
+    "CallBegun",
+    "CallEnded",
+    "CallParser",
+    "Part",
+    "Text",
+    "Tool",
+    "ToolFormat",
+    "choose",
+]
+
+FORMATS = {known.name: known for known in (HERMES, LLAMA3, MISTRAL, MISTRAL_V11, SMOLLM2)}
+
+
+def choose(template: str, name: str | None = None) -> ToolFormat:
+    """By name, or else by what the chat template gives away of its family."""
+    if name in FORMATS:  # a gateway may be older than its replica
+        return FORMATS[name]
+    if "[TOOL_CALLS]" in template:
+        return MISTRAL_V11 if "[ARGS]" in template else MISTRAL
+    if "<tool_call>" in template:
+        return HERMES
+    if "<|start_header_id|>" in template:
+        return LLAMA3
+    return SMOLLM2 if "SmolLM" in template else HERMES

@@ -1,0 +1,117 @@
+"""How one family of models calls tools: how it is told of them, what its calls look like, and what keeps it to that.
+
+A family is one instance of `ToolFormat` in a file of its own. Most chat templates tell the model of its tools
+themselves; for one that cannot, `spelled_out` says it in a system message, and writes calls and results as plain turns.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+from penstock.core.guide import Guide
+from penstock.text.tools import grammar
+from penstock.text.tools.grammar import Shape, Tool
+from penstock.text.tools.parser import CallParser, Syntax
+
+Message = dict[str, Any]
+_ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    name: str
+    syntax: Syntax  # what is read
+    shape: Shape  # what is written
+    instructions: Callable[[str], str]  # from the tools, as JSON, to what a template that cannot tell of them is given
+    marks: tuple[str, ...] = ()  # texts that may be special tokens of the model: they are read and not skipped
+    id_characters: int | None = None  # of a call's id, if the template insists
+
+    def parser(self, names: Sequence[str], most: int | None = None) -> CallParser:
+        return CallParser(self.syntax, frozenset(names), most)
+
+    def guide(
+        self,
+        tools: Sequence[Tool],
+        special: Mapping[str, int],
+        *,
+        is_required: bool,
+        most: int | None = None,
+        otherwise: Guide | None = None,
+    ) -> Guide | None:
+        """What keeps an answer to good calls; None if nothing has to. `special` are the ids of `marks` that are tokens,
+        and `otherwise` is what an answer without calls has to follow: a JSON schema."""
+        if is_required:
+            return Guide("grammar", grammar.required(self.shape, tools, special, most))
+        if otherwise is not None:
+            marked = replace(self.shape, mark=self.syntax.mark)  # without one, a call and an answer begin alike
+            return Guide("grammar", grammar.instead(marked, tools, special, most, json.loads(otherwise.source)))
+        if any(tool.strict for tool in tools):
+            return Guide("grammar", grammar.allowed(self.shape, tools, special, most))
+        return None
+
+    def call_id(self, prefix: str, *key: object) -> str:
+        """The same for the same key, at every replica."""
+        digest = blake2b(repr(key).encode(), digest_size=12)
+        if self.id_characters is None:
+            return prefix + digest.hexdigest()
+        return _short(digest.digest(), self.id_characters)
+
+    def for_template(self, messages: Sequence[Message]) -> list[Message]:
+        """With ids that the template accepts: those of another server's calls may be longer."""
+        return [self._with_short_ids(message) for message in messages] if self.id_characters else list(messages)
+
+    def spelled_out(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
+        """For a template that knows no tools."""
+        found: list[Message] = []
+        if tools:
+            listed = self.instructions(json.dumps(list(tools), ensure_ascii=False))
+            if messages and messages[0]["role"] == "system":
+                listed = f"{messages[0]['content']}\n\n{listed}"
+                messages = messages[1:]
+            found.append({"role": "system", "content": listed})
+        was_result = False
+        for message in messages:
+            is_result = message["role"] == "tool"
+            if is_result:
+                message = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+            elif "tool_calls" in message:
+                text = "\n".join(filter(None, (message["content"], self.written(message["tool_calls"]))))
+                message = {"role": "assistant", "content": text}
+            if is_result and was_result:
+                found[-1]["content"] += f"\n{message['content']}"
+            else:
+                found.append(message)
+            was_result = is_result
+        return found
+
+    def written(self, calls: Sequence[dict[str, Any]]) -> str:
+        """Calls of an earlier turn, as the model would have written them."""
+        functions = [call["function"] for call in calls]
+        return self.shape.written([(of["name"], json.dumps(of["arguments"], ensure_ascii=False)) for of in functions])
+
+    def _with_short_ids(self, message: Message) -> Message:
+        found = dict(message)
+        if "tool_calls" in found:
+            found["tool_calls"] = [call | {"id": self._fit_id(call["id"])} for call in found["tool_calls"]]
+        if "tool_call_id" in found:
+            found["tool_call_id"] = self._fit_id(found["tool_call_id"])
+        return found
+
+    def _fit_id(self, given: str) -> str:
+        assert self.id_characters is not None
+        if re.fullmatch(f"[A-Za-z0-9]{{{self.id_characters}}}", given):
+            return given
+        return _short(blake2b(given.encode(errors="replace"), digest_size=12).digest(), self.id_characters)
+
+
+def _short(digest: bytes, num_characters: int) -> str:
+    number, found = int.from_bytes(digest), []
+    for _ in range(num_characters):
+        number, at = divmod(number, len(_ALPHANUMERIC))
+        found.append(_ALPHANUMERIC[at])
+    return "".join(found)

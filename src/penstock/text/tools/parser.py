@@ -1,0 +1,232 @@
+"""From text as it comes to the parts of an answer, whatever the family: where its calls begin, and where they end.
+
+A call is opened by a mark, or, where the family has none, by a brace that begins the answer. What turns out to be no
+call is given back as text, to the letter. What has begun stays a call: it was told, and cannot be taken back.
+
+How the text was cut on its way here changes nothing but how often something is told: a part is told as soon as no later
+text can change it. So whoever pushes the same text again, in whatever pieces, comes to the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from penstock.text.tools.call_object import CallObject, State
+from penstock.text.tools.json_scan import SPACE
+from penstock.text.tools.other_calls import NamedCall, PythonText
+from penstock.text.tools.parts import CallArguments, CallBegun, CallEnded, Part, Text, add
+
+_Call = CallObject | NamedCall | PythonText
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """How a family writes its calls."""
+
+    mark: str
+    close: str = ""  # what ends them, if anything but the end of the answer does
+    before: str = SPACE + "[]"  # what may stand between the mark and the first call
+    between: str = SPACE + ",]"  # and between a call and the next one
+    is_bare: bool = False  # a brace that begins the answer opens calls too, if they are of tools on offer
+    unquoted: type[NamedCall] | type[PythonText] | None = None  # what a call is that begins with a letter
+
+
+class CallParser:
+    """`names` are the tools on offer. After `most` calls it is done, and hears no more."""
+
+    def __init__(self, syntax: Syntax, names: Collection[str], most: int | None = None) -> None:
+        self._syntax = syntax
+        self._names = names
+        self._most = most
+        self._parts: list[Part] = []
+        self._held = ""  # text that may become a mark, or white space that may stand before one
+        self._may_be_bare = syntax.is_bare
+        self._is_in_calls = False
+        self._raw = ""  # what was taken for the beginning of a call and not told yet, its mark included
+        self._gap = ""  # what stands before the next call
+        self._is_first = False  # of the calls that were opened together
+        self._is_bare = False  # they have no mark
+        self._call: _Call | None = None
+        self._has_text = False  # after the last call
+        self._had_text = False  # anywhere
+        self.num_begun = 0
+        self.num_ended = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self._most is not None and self.num_ended >= self._most
+
+    def push(self, text: str) -> list[Part]:
+        self._feed(text)
+        return self._told()
+
+    def flush(self) -> list[Part]:
+        """At the end of the text: what was held back."""
+        if self.is_done:
+            return self._told()
+        if isinstance(self._call, PythonText):
+            self._tell_calls(self._call.calls())
+        if self._raw:
+            rest, is_first = self._raw, self._is_first
+            self._leave()
+            if not is_first:
+                rest = rest.strip(self._syntax.between)
+                rest = "" if self._syntax.close.startswith(rest) else rest
+            self._tell_text(rest)
+        text, self._held = self._held, ""
+        self._tell_text(text.rstrip() if self.num_begun else text)
+        return self._told()
+
+    def _told(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _feed(self, text: str) -> None:
+        """Each of the three takes what it understands and leaves the rest."""
+        while text and not self.is_done:
+            if not self._is_in_calls:
+                text = self._feed_text(text)
+            elif self._call is None:
+                text = self._feed_gap(text)
+            else:
+                text = self._feed_call(self._call, text)
+
+    # -- text
+
+    def _feed_text(self, text: str) -> str:
+        text, self._held = self._held + text, ""
+        if self._may_be_bare and (begun := text.lstrip()):
+            self._may_be_bare = False
+            if begun[0] == "{":
+                self._open(text[: len(text) - len(begun)], is_bare=True)
+                return begun
+        mark = self._syntax.mark
+        at = text.find(mark)
+        end = at if at >= 0 else len(text) - _num_shared(text, mark)
+        settled = len(text[:end].rstrip())
+        self._tell_text(text[:settled])
+        if at < 0:
+            self._held = text[settled:]
+            return ""
+        self._open(text[settled : at + len(mark)])
+        return text[at + len(mark) :]
+
+    def _tell_text(self, text: str) -> None:
+        if self.num_begun and not self._has_text:
+            text = text.lstrip()  # what stands between a call and the text after it
+            text = f"\n{text}" if text and self._had_text else text
+        if text:
+            self._has_text = self._had_text = True
+            add(self._parts, Text(text))
+
+    def _open(self, mark: str, *, is_bare: bool = False) -> None:
+        """With the white space before the mark."""
+        self._raw, self._gap, self._is_bare = mark, "", is_bare
+        self._is_in_calls = self._is_first = True
+
+    # -- between calls
+
+    def _feed_gap(self, text: str) -> str:
+        syntax = self._syntax
+        for position, character in enumerate(text):
+            self._raw += character
+            self._gap += character
+            found = self._gap.lstrip(syntax.before if self._is_first else syntax.between)
+            rest = text[position + 1 :]
+            if found == "{":
+                self._call = CallObject()
+                return rest
+            if self._is_first and not self._is_bare and syntax.unquoted is not None and found.isidentifier():
+                self._call = syntax.unquoted()
+                for known in self._gap.lstrip():
+                    self._call.take(known)
+                return rest
+            if found and found == syntax.close:
+                self._leave()
+                return rest
+            if found and found == syntax.mark:
+                self._open(self._gap)
+                return rest
+            if not syntax.close.startswith(found) and not syntax.mark.startswith(found):
+                return self._give_back(rest)
+        return ""
+
+    def _leave(self) -> None:
+        self._is_in_calls, self._raw, self._call = False, "", None
+
+    def _give_back(self, rest: str) -> str:
+        """It was no call: what is to be read again as text."""
+        raw = self._raw
+        self._leave()
+        if not self._is_first:
+            return raw.lstrip(self._syntax.between) + rest
+        end = 0 if self._is_bare else raw.index(self._syntax.mark) + len(self._syntax.mark)
+        self._tell_text(raw[:end])
+        return raw[end:] + rest
+
+    # -- in a call
+
+    def _feed_call(self, call: _Call, text: str) -> str:
+        position = 0
+        while position < len(text):
+            if not self._raw and (end := call.run(text, position)) > position:
+                position = end
+                continue
+            character = text[position]
+            state = call.take(character)
+            if self._raw:
+                self._raw += character
+                if call.name is not None and not self._begin(call.name):
+                    state = State.BROKEN
+            if state is not State.OPEN:
+                return self._leave_call(call, state, text[position:])
+            position += 1
+        self._tell_arguments(call)
+        return ""
+
+    def _leave_call(self, call: _Call, state: State, text: str) -> str:
+        """What is left of the text, which begins with the character that ended the call or broke it."""
+        if self._raw:
+            return self._give_back(text[1:])
+        self._tell_arguments(call)
+        self._end()
+        return text[1:] if state is State.ENDED else text
+
+    def _begin(self, name: str) -> bool:
+        if self._is_bare and name not in self._names:
+            return False  # some JSON that happens to have a name
+        self._raw = ""
+        add(self._parts, CallBegun(self.num_begun, name))
+        self.num_begun += 1
+        self._has_text = False
+        return True
+
+    def _tell_arguments(self, call: _Call) -> None:
+        if text := call.taken():
+            add(self._parts, CallArguments(self.num_begun - 1, text))
+
+    def _end(self) -> None:
+        add(self._parts, CallEnded(self.num_begun - 1))
+        self.num_ended += 1
+        self._call, self._gap, self._is_first = None, "", False
+
+    def _tell_calls(self, calls: list[tuple[str, str]]) -> None:
+        if not calls or any(name not in self._names for name, _ in calls):
+            return  # it is some other Python
+        self._leave()
+        for name, arguments in calls[: self._most]:
+            add(self._parts, CallBegun(self.num_begun, name))
+            add(self._parts, CallArguments(self.num_begun, arguments))
+            self.num_begun += 1
+            self._end()
+
+
+def _num_shared(text: str, mark: str) -> int:
+    """How much of the mark the text ends with."""
+    if mark[0] not in text[1 - len(mark) :]:
+        return 0
+    for length in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:length]):
+            return length
+    return 0

@@ -1,0 +1,45 @@
+"""What an answer is made of where the model may call tools: runs of text, and calls.
+
+A call is begun with its name, gets its arguments as text, a little at a time, and is ended. One that was cut short is
+never ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    index: int  # among the calls of the answer
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    index: int
+    text: str  # of a JSON object, as the model wrote it
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    index: int
+
+
+Part = Text | CallBegun | CallArguments | CallEnded
+
+
+def add(parts: list[Part], part: Part) -> None:
+    """At the end, joined with the last one if both are text of the same."""
+    last = parts[-1] if parts else None
+    if isinstance(part, Text) and isinstance(last, Text):
+        parts[-1] = Text(last.text + part.text)
+    elif isinstance(part, CallArguments) and isinstance(last, CallArguments) and last.index == part.index:
+        parts[-1] = replace(last, text=last.text + part.text)
+    else:
+        parts.append(part)

@@ -1,0 +1,52 @@
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.engine.messages import EngineInfo, EngineStats
+from penstock.observe.catalog import CATALOG
+from penstock.observe.device_catalog import DEVICE_CATALOG
+from penstock.observe.tallies import Tallies
+from penstock.server.engine_tally import EngineTally
+
+INFO = EngineInfo(
+    device="cuda", number_format="bfloat16", quant="none", kv_dtype="bfloat16", kernels="triton", num_blocks=10,
+    block_size=16, max_num_seqs=4, chunk_tokens=64, max_model_len=160, kv_bytes=0, weight_bytes=1000,
+    kv_token_bytes=10, read_bytes_per_s=1e6, device_name="Fake GPU",
+)  # fmt: skip
+
+
+def step(number: int, **fields: float) -> EngineStats:
+    return EngineStats(steps=number, cost_s=0.002, busy_s=0.002 * number, read_tokens=50 * number, **fields)  # type: ignore[arg-type]
+
+
+def seen(tally: EngineTally, tallies: Tallies, info: EngineInfo | None = INFO) -> dict[str, float]:
+    tally.look(info)
+    families = text_string_to_metric_families(tallies.exposition().decode())
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+def tally() -> tuple[EngineTally, Tallies]:
+    tallies = Tallies((*CATALOG, *DEVICE_CATALOG))
+    return EngineTally(tallies), tallies
+
+
+def test_totals_go_on_when_an_engine_starts_again_from_zero() -> None:
+    counting, tallies = tally()
+    for stats in (step(5, preemptions=3), step(9, preemptions=4), EngineStats(), step(2, preemptions=1)):
+        counting.take(stats)
+    metrics = seen(counting, tallies)
+    assert metrics["penstock_preemptions_total"] == 5
+    assert metrics["penstock_busy_seconds_total"] == pytest.approx(0.022)
+    assert metrics["penstock_step_seconds_count"] == 3, "what reports no step is none"
+
+
+def test_the_bandwidth_used_is_weights_and_context_over_the_time_of_the_steps() -> None:
+    counting, tallies = tally()
+    for number in range(1, 200):
+        counting.take(step(number))
+    assert seen(counting, tallies)["penstock_mbu_ratio"] == pytest.approx((1000 + 50 * 10) / 0.002 / 1e6)
+
+
+def test_it_is_absent_where_nobody_has_measured_the_device() -> None:
+    counting, tallies = tally()
+    counting.take(step(1))
+    assert "penstock_mbu_ratio" not in seen(counting, tallies, None)

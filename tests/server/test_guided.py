@@ -1,0 +1,301 @@
+"""Guided answers from a whole replica, whose model says random things, as clients of several servers ask for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import psutil
+import pytest
+from pydantic import BaseModel
+
+from penstock.api.relay import StreamRecord
+from tests.server import relaying
+from tests.server.replica import NAME, Replica, serving
+
+CHAT = "/v1/chat/completions"
+MESSAGES: list[Any] = [{"role": "user", "content": "Who is it?"}]
+
+
+class Pet(BaseModel):
+    name: str
+    kind: Literal["cat", "dog"]
+    legs: int
+    friends: list[str]
+
+
+@pytest.fixture(scope="module")
+def replica() -> Iterator[Replica]:
+    with serving(is_guided=True) as running:
+        yield running
+
+
+def ask(replica: Replica, **body: Any) -> tuple[int, Any]:
+    status, _, answer = replica.post(CHAT, messages=MESSAGES, **{"max_tokens": 300} | body)
+    return status, answer
+
+
+def content(replica: Replica, **body: Any) -> str:
+    status, answer = ask(replica, **body)
+    assert status == 200, answer
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def refusal(replica: Replica, **body: Any) -> dict[str, Any]:
+    status, answer = ask(replica, **body)
+    assert status == 400, answer
+    error: dict[str, Any] = answer["error"]
+    return error
+
+
+SMALL: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "maxLength": 5}, "b": {"type": "boolean"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+def test_openais_client_parses_answers_into_pydantic_models(replica: Replica) -> None:
+    for seed in range(5):
+        answer = replica.openai.chat.completions.parse(
+            model=NAME, messages=MESSAGES, response_format=Pet, seed=seed, max_tokens=400
+        )
+        choice = answer.choices[0]
+        if choice.finish_reason == "stop":
+            assert choice.message.parsed is not None
+            assert choice.message.parsed.kind in ("cat", "dog")
+            return
+    raise AssertionError("no answer came to its end")
+
+
+def test_openais_client_streams_guided_answers(replica: Replica) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "small", "strict": True, "schema": SMALL}}
+    stream = replica.openai.chat.completions.create(
+        model=NAME, messages=MESSAGES, response_format=form, stream=True, max_tokens=100
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert set(json.loads(text)) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SMALL}}},
+        {"response_format": {"type": "json_object", "schema": SMALL}},
+        {"response_format": {"type": "json", "value": SMALL}},
+        {"guided_json": SMALL},
+        {"guided_json": json.dumps(SMALL)},
+        {"structured_outputs": {"json": SMALL}},
+        {"json_schema": json.dumps(SMALL)},
+    ],
+)
+def test_every_way_to_ask_for_a_schema_is_understood(replica: Replica, body: dict[str, Any]) -> None:
+    found = json.loads(content(replica, **body))
+    assert set(found) == {"a", "b"}
+    assert isinstance(found["b"], bool)
+
+
+@pytest.mark.parametrize(
+    ("body", "pattern"),
+    [
+        ({"guided_regex": "[a-c]{3}"}, "[a-c]{3}"),
+        ({"regex": "[a-c]{3}"}, "[a-c]{3}"),
+        ({"structured_outputs": {"regex": "[a-c]{3}"}}, "[a-c]{3}"),
+        ({"response_format": {"type": "regex", "value": "[a-c]{3}"}}, "[a-c]{3}"),
+        ({"guided_choice": ["yes", "no", "may be"]}, "yes|no|may be"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+        ({"guided_grammar": 'start: "<" /[a-z]{2}/ ">"'}, "<[a-z]{2}>"),
+        ({"ebnf": 'root ::= "<" [a-z] [a-z] ">"'}, "<[a-z]{2}>"),
+        ({"response_format": {"type": "grammar", "grammar": 'root ::= "<" [a-z] ">"'}}, "<[a-z]>"),
+    ],
+)
+def test_every_other_guide_is_followed(replica: Replica, body: dict[str, Any], pattern: str) -> None:
+    assert re.fullmatch(pattern, content(replica, **body))
+
+
+def test_choices_differ_and_all_follow_their_guide(replica: Replica) -> None:
+    status, answer = ask(replica, n=8, guided_regex="[a-z]{4}")
+    assert status == 200
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    assert all(re.fullmatch("[a-z]{4}", text) for text in texts)
+    assert len(set(texts)) > 3
+
+
+def test_completions_are_guided_too_and_stop_strings_still_stop(replica: Replica) -> None:
+    status, _, answer = replica.post("/v1/completions", prompt="It is", max_tokens=50, guided_regex="[0-9]{6}")
+    assert status == 200
+    assert re.fullmatch("[0-9]{6}", answer["choices"][0]["text"])
+    assert content(replica, guided_regex="aaaa,[a-z]{5}", stop=[","]) == "aaaa"
+
+
+def test_log_probabilities_are_those_of_the_tokens_that_came(replica: Replica) -> None:
+    status, answer = ask(replica, guided_regex="one two three", logprobs=True)
+    assert status == 200
+    choice = answer["choices"][0]
+    assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == choice["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"guided_json": {"not": {}}}, "guided_json", "not"),
+        ({"guided_regex": "(?<=a)b"}, "guided_regex", "look-behind"),
+        (
+            {"response_format": {"type": "json_object", "schema": {"uniqueItems": True}}},
+            "response_format",
+            "uniqueItems",
+        ),
+        ({"structured_outputs": {"grammar": "start: nothing"}}, "structured_outputs", "nothing"),
+        ({"guided_json": {"$ref": "#"}}, "guided_json", "no answer can follow it"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_name_before_anything_is_generated(
+    replica: Replica, body: dict[str, Any], param: str, words: str
+) -> None:
+    error = refusal(replica, **body)
+    assert (error["code"], error["param"]) == ("unsupported_parameter", param)
+    assert words in error["message"]
+
+
+def test_a_refusal_is_as_quick_the_second_time(replica: Replica) -> None:
+    body = {"guided_json": {"not": {"type": "string"}}}
+    assert refusal(replica, **body) == refusal(replica, **body)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "a huge enum": {"guided_json": {"enum": [f"{i:x}{i * i:x}" for i in range(8000)]}},
+    "thousands of properties": {"guided_json": {"properties": {f"p{i}": {"type": "string"} for i in range(4000)}}},
+    "deep nesting": {"guided_json": nested(400)},
+    "doubling": {
+        "guided_json": {
+            "$ref": "#/$defs/d0",
+            "$defs": {
+                f"d{i}": {"allOf": [{"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"type": "null"}]}] * 2}
+                for i in range(30)
+            }
+            | {"d30": {"type": "string"}},
+        }
+    },
+    "a regex in a regex": {"guided_regex": "((((((a{1,99}){1,99}){1,99}){1,99}){1,99}){1,99}){1,99}"},
+    "parentheses": {"guided_regex": "(" * 20_000 + ")" * 20_000},
+    "alternatives": {
+        "guided_grammar": "start: "
+        + " | ".join(f"r{i}" for i in range(300))
+        + "".join(f'\nr{i}: start start "x"{{1000}}' for i in range(300))
+    },
+    "llama.cpp's parentheses": {"guided_grammar": "root ::= " + "(" * 30_000},
+}
+
+
+@pytest.mark.slow
+def test_hostile_guides_cost_their_senders_an_error_and_others_nothing() -> None:
+    """Each is refused in bounded time, or followed; and a stream beside them goes on all the while."""
+    with serving(is_guided=True, step_s=0.005, num_blocks=4096) as replica:
+        assert content(replica, guided_regex="warm")
+        arrivals: list[float] = []
+        is_over = threading.Event()
+
+        def read_on() -> None:
+            with replica.openai.chat.completions.create(
+                model=NAME, messages=MESSAGES, stream=True, max_tokens=4000, extra_body={"ignore_eos": True}
+            ) as stream:
+                for _ in stream:
+                    arrivals.append(time.monotonic())
+                    if is_over.is_set():
+                        return
+
+        reader = threading.Thread(target=read_on)
+        reader.start()
+        for name, body in HOSTILE.items():
+            began_s = time.monotonic()
+            status, answer = ask(replica, **body, max_tokens=10)
+            took_s = time.monotonic() - began_s
+            assert status in (200, 400), (name, answer)
+            assert took_s < 8.0, name
+            if status == 400:
+                assert answer["error"]["param"] == next(iter(body)), name
+            assert len([at for at in arrivals if at > began_s]) > took_s / 0.1, f"the stream stood still: {name}"
+        assert reader.is_alive()
+        is_over.set()
+        reader.join()
+        assert content(replica, guided_choice=["fine"]) == "fine"
+
+
+def test_a_guide_that_takes_too_much_is_refused_and_the_next_is_tried_as_ever(replica: Replica) -> None:
+    error = refusal(replica, **HOSTILE["thousands of properties"])
+    assert error["code"] == "unsupported_parameter"
+    assert "too complex" in error["message"]
+    assert content(replica, guided_choice=["as ever"]) == "as ever"
+
+
+def test_a_guided_stream_that_is_cut_anywhere_is_carried_on(replica: Replica) -> None:
+    with serving(is_guided=True) as other:
+        body = json.dumps(
+            {"model": NAME, "messages": MESSAGES, "stream": True, "seed": 7, "max_tokens": 60, "guided_json": SMALL}
+        ).encode()
+        whole = relaying.ask((replica.host, replica.port), CHAT, body)
+        for end in relaying.block_ends(whole)[1:-1]:
+            record = StreamRecord()
+            record.append(whole[:end])
+            rest = relaying.carry_on(record, (other.host, other.port), CHAT, body)
+            assert relaying.events(whole[:end] + rest) == relaying.events(whole)
+
+
+def test_a_free_request_starts_no_process_and_a_dead_one_is_started_again() -> None:
+    with serving(is_guided=True) as fresh:
+        assert ask(fresh, max_tokens=5)[0] == 200
+        children = [child.cmdline() for child in psutil.Process().children(recursive=True)]
+        assert sum("penstock.server.guide_process" in words for words in children) <= 1  # the module's own
+        before = {c.pid for c in psutil.Process().children(recursive=True)}
+        assert content(fresh, guided_choice=["one"]) == "one"
+        (pid,) = {c.pid for c in psutil.Process().children(recursive=True)} - before
+        os.kill(pid, signal.SIGKILL)
+        assert content(fresh, guided_choice=["one"]) == "one"  # known to be good
+        assert retried(fresh, guided_choice=["two"]) == "two"
+    assert not psutil.pid_exists(pid)
+
+
+def retried(replica: Replica, **body: Any) -> str:
+    """Who asks in the very moment is told to come again."""
+    for _ in range(20):
+        status, answer = ask(replica, **body)
+        if status == 200:
+            return str(answer["choices"][0]["message"]["content"])
+        assert status == 503
+        time.sleep(0.1)
+    raise AssertionError("it never came back")
+
+
+def test_more_than_one_guide_is_refused(replica: Replica) -> None:
+    error = refusal(replica, guided_regex="a", guided_choice=["b"])
+    assert error["param"] == "guided_choice"
+
+
+def test_a_guided_answer_is_not_one_that_never_ends(replica: Replica) -> None:
+    assert refusal(replica, guided_regex="a", ignore_eos=True)["param"] == "ignore_eos"
+
+
+def test_openais_errors_name_the_field(replica: Replica) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        replica.openai.chat.completions.create(
+            model=NAME,
+            messages=MESSAGES,
+            response_format={"type": "json_schema"},  # type: ignore[arg-type, typeddict-item]
+        )
+    assert caught.value.param == "response_format.json_schema"
