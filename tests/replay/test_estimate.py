@@ -45,6 +45,15 @@ def test_longer_never_means_sooner() -> None:
     assert found.fit.queue == pytest.approx(0.5, abs=0.1)
 
 
+def test_means_come_out_right_where_long_prompts_take_longer_for_each_token() -> None:
+    times, waited = drawn(200)
+    measured = times.queue_s + times.prefill_s**2
+    found = judge(times, waited, measured)
+    assert found.fit is not None
+    assert found.fit.fixed_s == 0.0  # it would be negative
+    assert found.fit.seconds(times).mean() == pytest.approx(measured.mean())
+
+
 def test_the_wait_at_the_door_is_nobodys_estimate() -> None:
     times, _ = drawn(60)
     waited = np.array([random.Random(seed).random() for seed in range(60)])

@@ -100,3 +100,25 @@ def test_it_is_json_and_back() -> None:
     assert msgspec.json.decode(msgspec.json.encode(told), type=Report) == told
     assert set(told.others) == set(STRATEGIES)
     assert all(name in text(told) for name in STRATEGIES)
+
+
+def test_times_are_without_requests_from_before_any_speed_was_measured() -> None:
+    """A guess that is ten times too slow, for three requests of 200, would be all that a fit sees."""
+    past, slow = Past(), [replica("a"), replica("b")]
+    early = [past.choose(request(f"e{number}", 3000), slow, 900.0) for number in range(3)]
+    later = list(traffic("kv_aware", 200, slower=2.0))
+    told = report(Replay({"kv_aware": RoutingSettings("kv_aware")}).read([*early, *map(ended, early), *later]))
+    alone = report(Replay({"kv_aware": RoutingSettings("kv_aware")}).read(later))
+    assert told.estimate == alone.estimate
+    assert told.recorded.ttft == alone.recorded.ttft
+    assert told.log.num_requests == alone.log.num_requests + 3
+    assert any("without 3 requests" in limit for limit in told.limits)
+
+
+def test_where_no_speed_is_ever_measured_all_requests_are_timed() -> None:
+    past, fleet = Past(), [replica("a"), replica("b")]
+    choices = [past.choose(request(f"q{number}", 100 * number), fleet, 1000.0 + number) for number in range(1, 60)]
+    told = report(Replay({}).read([*choices, *(ended(one, one.prompt_tokens / 1000) for one in choices)]))
+    assert told.estimate.num_measured == len(choices)
+    assert told.estimate.fitted is not None
+    assert told.estimate.fitted.explained > 0.99

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from functools import cache
 
 import pytest
-from tools.routing.replayed import Recorded
-from tools.routing.simulation import Simulation
+from tools.routing.replayed import Written
 
 from penstock.replay.replay import Replay
 from penstock.replay.report import Report, report
 from penstock.router.strategies import RoutingSettings, StrategyName
+from penstock.sim.cost import StepCost
+from penstock.sim.flight import Ask
+from penstock.sim.profile import Profile
+from penstock.sim.simulation import Simulation
 
 OTHERS: tuple[StrategyName, ...] = ("round_robin", "session", "least_connections")
 REPLICAS, REQUESTS, BLOCK = 4, 600, 512
 
+# About 20,000 prompt tokens a second.
+COST = StepCost(step_s=0.012, weights_s=0.0, token_s=40e-6, sequence_s=0.1e-3)
+PROFILE = Profile("replayed", COST, kv_tokens=1_000_000, max_sequences=128, chunk_tokens=2048, overlaps=False)
 
-def ask_all(sim: Simulation) -> None:
+
+def asks() -> Iterator[Ask]:
     """Sessions of a few turns, each of which begins with all that was said before."""
     rng, at_s = random.Random(3), 0.0
     turns = dict.fromkeys(range(60), 6)
@@ -25,26 +34,26 @@ def ask_all(sim: Simulation) -> None:
         number = rng.randrange(60)
         turns[number] = turns[number] + 3 if turns[number] < 30 else 6
         blocks = [1000 * number + block for block in range(turns[number])]
-        sim.ask(at_s, BLOCK * len(blocks) + 100, 30, blocks, session=f"s{number}")
-    sim.run(at_s + 60.0)
+        yield Ask(at_s, BLOCK * len(blocks) + 100, 30, blocks, f"s{number}")
 
 
+@cache
 def really(strategy: StrategyName) -> tuple[float, float]:
     """Share of prompt tokens reused, and mean time to a first token."""
-    sim = Simulation(RoutingSettings(strategy), REPLICAS)
-    ask_all(sim)
-    times = [job.ttft_s for job in sim.jobs if job.ttft_s is not None]
-    return sum(job.hit for job in sim.jobs) / sum(job.request.prompt_tokens for job in sim.jobs), sum(times) / len(
-        times
-    )
+    result = Simulation(PROFILE, REPLICAS, RoutingSettings(strategy)).run(asks())
+    assert result.answered == REQUESTS
+    assert result.ttft_s.mean is not None
+    return result.hit_rate, result.ttft_s.mean
 
 
 @pytest.fixture(scope="module")
 def replayed() -> dict[bool, Report]:
-    sim = Recorded(RoutingSettings("kv_aware"), REPLICAS)
-    ask_all(sim)
+    written = Written()
+    Simulation(
+        PROFILE, REPLICAS, RoutingSettings("kv_aware"), chosen=written.chosen, ended=written.ended
+    ).run(asks())  # fmt: skip
     policies = {name: RoutingSettings(name) for name in ("kv_aware", *OTHERS)}
-    return {carries: report(Replay(policies, carries=carries).read(sim.entries)) for carries in (False, True)}
+    return {carries: report(Replay(policies, carries=carries).read(written.entries)) for carries in (False, True)}
 
 
 def test_what_was_done_is_estimated_as_it_was(replayed: dict[bool, Report]) -> None:

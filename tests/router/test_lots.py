@@ -4,7 +4,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.router.lots import is_among, lot_of, race
@@ -37,6 +37,8 @@ def test_of_two_the_shares_are_exact(percent: int) -> None:
 
 
 @given(lots, weights)
+@example(0.5, [0.0, 5e-324])
+@example(0.5, [0.0, 0.0, 5e-324])
 def test_the_same_lot_falls_to_the_same_one_and_never_to_one_without_weight(lot: float, weights: list[float]) -> None:
     winner = race(lot, runners(weights))
     assert winner == race(lot, runners(weights))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from penstock.core.request import Priority
 from penstock.core.slo import Slo
+from penstock.router.router import Choice
 from penstock.sim.cost import StepCost
 from penstock.sim.flight import Ask, Flight
 from penstock.sim.profile import Profile
@@ -133,3 +134,22 @@ def test_a_slow_replica_is_left_to_itself() -> None:
     share = sum(flight.replica == "r0" for flight in late) / len(late)
     assert result.answered == result.requests
     assert share < 0.5 / 6
+
+
+def test_every_choice_of_a_replica_is_told_with_the_next_ones_of_those_it_loses() -> None:
+    ways: dict[int, list[str]] = {}
+
+    def chosen(flight: Flight, choice: Choice, now: float) -> None:
+        assert now >= flight.ask.at_s
+        assert choice.replica is not None
+        ways.setdefault(flight.number, []).append(choice.replica.id)
+
+    seen = Seen()
+    sim = Simulation(PROFILE, 4, chosen=chosen, ended=seen)
+    sim.events.at(1.0, sim.kill, "r1")
+    sim.run(steady(2.0, 40.0))
+    moved = [flight for flight in seen.flights if flight.moves]
+    assert moved
+    assert all(ways[flight.number][0] == "r1" for flight in moved)
+    assert all(len(ways[flight.number]) == 1 + flight.moves for flight in seen.flights)
+    assert all(ways[flight.number][-1] == flight.replica for flight in seen.flights)

@@ -1,7 +1,9 @@
-"""The router on a manual clock: what each strategy makes of a trace, and how long a pick takes.
+"""The router measured: how long a pick takes, what it saves a replica, and whether a replay tells the truth.
 
-    python -m tools.routing.table TRACE    hit rate and times to a first token, by strategy, on 4 and 16 replicas
-    python -m tools.routing.speed          microseconds for a pick, by replicas and prompt
+    python -m tools.routing.speed             microseconds for a pick, by replicas and prompt
+    python -m tools.routing.prompt_ids        milliseconds that a prompt's token ids save a replica
+    python -m tools.routing.replayed TRACE    what a replay says of the other strategies, and what they really come to
 
-TRACE is a Mooncake trace: JSON lines with timestamp, input_length, output_length and hash_ids.
+TRACE is a Mooncake trace: JSON lines with timestamp, input_length, output_length and hash_ids. What each strategy makes
+of one is for `penstock sim compare`.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 
-_SPEED = 2000.0  # tokens per second, of a replica that has measured nothing yet
+GUESSED_SPEED = 2000.0  # tokens per second, of a replica that has measured nothing yet
 
 
 def snapshot_of(report: ReplicaReport, last: ReplicaSnapshot, heard_at: float) -> ReplicaSnapshot:
@@ -25,8 +25,8 @@ def snapshot_of(report: ReplicaReport, last: ReplicaSnapshot, heard_at: float) -
         max_context_tokens=report.max_model_len or 1,
         kv_capacity_tokens=report.kv_capacity_tokens or 1,
         step_tokens=report.chunk_tokens or 1,
-        prefill_tokens_per_s=report.prefill_tokens_per_s or _SPEED,
-        decode_tokens_per_s=max(report.num_running, 1) / step_s if step_s else _SPEED,
+        prefill_tokens_per_s=report.prefill_tokens_per_s or GUESSED_SPEED,
+        decode_tokens_per_s=max(report.num_running, 1) / step_s if step_s else GUESSED_SPEED,
         waiting=max(report.num_waiting, report.num_open - report.num_running),  # the engine counts after a step
         running=report.num_running,
         prefill_tokens=report.queued_tokens,

@@ -101,11 +101,14 @@ def judge(times: Times, waited: Column, measured: Column) -> Judgement:
 
 
 def _fitted(rows: Column, seconds: Column) -> Fit:
-    """Least squares, so that means come out right; nothing counts backwards, and what would is left out."""
+    """Least squares; nothing counts backwards, and what would is left out. Of long prompts each token takes longer,
+    which makes the fixed part negative; without one, least squares miss the mean, so the rest is scaled to it."""
     used = [0, 1, 2]
     while True:
         found, *_ = np.linalg.lstsq(rows[:, used], seconds, rcond=None)
         if found.min() >= 0 or len(used) == 1:
+            mean = float((rows[:, used] @ found).mean())
+            found *= seconds.mean() / mean if mean > 0 else 1.0
             weights = dict(zip(used, found.tolist(), strict=True))
             return Fit(*(max(0.0, weights.get(column, 0.0)) for column in range(3)))
         used.pop(int(found.argmin()))

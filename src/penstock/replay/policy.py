@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from penstock.admission.shares import blocked_by
 from penstock.core.replica import ReplicaSnapshot
 from penstock.gateway.decisions import Decided
+from penstock.gateway.reports import GUESSED_SPEED
 from penstock.replay.world import Load, World
 from penstock.router.lots import lot_of
 from penstock.router.prefix_index import PrefixIndex
@@ -38,6 +39,11 @@ class Shown(NamedTuple):
 
     def missing_tokens(self, replica: ReplicaSnapshot) -> int:
         return self.request.prompt_tokens - self.matched_tokens(replica)
+
+    @property
+    def is_by_guess(self) -> bool:
+        """Nobody has measured how fast it is: the fleet is new, or of a kind that never tells."""
+        return all(replica.prefill_tokens_per_s == GUESSED_SPEED for replica in self.replicas)
 
 
 class Parts(NamedTuple):

@@ -98,10 +98,17 @@ class Replay:
         self.cached_tokens = 0  # as replicas told, of requests that ended
         self._missing = self._computed = 0  # tokens of prompts of which replicas said how much they held
         self.waited, self.measured = array("d"), array("d")
+        self._guessed: list[str] = []  # of the same requests, the model if no speed was known; else ""
+        self._timed_models: set[str] = set()
 
     @property
     def num_requests(self) -> int:
         return self.num_choices - self.num_sent_on
+
+    def by_guess(self) -> list[bool]:
+        """Of each that ended, whether it came before the first speed of its model was measured: its seconds would be
+        in another unit than those of all who came later. Where none ever is, all are in the same."""
+        return [model in self._timed_models for model in self._guessed]
 
     def read(self, entries: Iterable[Decided | Ended]) -> Replay:
         for entry in entries:
@@ -121,6 +128,8 @@ class Replay:
         self._count(decided)
         shown = as_recorded(decided)
         recorded = _pick(recorded_choice(decided, shown), shown)
+        if not shown.is_by_guess:
+            self._timed_models.add(decided.model)
         for replica, hashes in unexplained(shown, self._as_it_was):
             for world in self._worlds:
                 world.seen(replica, hashes, now, shown.request.block_tokens)
@@ -165,6 +174,7 @@ class Replay:
             self._computed += ended.input_tokens - ended.cached_tokens
         self.waited.append(ended.queue_s or 0.0)
         self.measured.append(nan if ended.ttft_s is None else ended.ttft_s)
+        self._guessed.append(found.decided.model if found.recorded.shown.is_by_guess else "")
         self.recorded.times.append(found.recorded.parts)
         for tally, pick in zip(self.others.values(), found.others, strict=True):
             tally.times.append(pick.parts)

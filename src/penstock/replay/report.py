@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.replay.estimate import Column, Fit, Judgement, Spread, judge, spread
 from penstock.replay.replay import Change, Replay, Tally
 from penstock.router.explanation import route_header
+
+Mask = NDArray[np.bool_]
 
 _LITTLE = 0.5  # of the variance
 _CARRIED = (
@@ -87,29 +90,34 @@ def report(replay: Replay) -> Report:
         replay.num_choices, replay.num_free, replay.num_cut, replay.num_hashed, replay.prompt_tokens,
         replay.cached_tokens,
     )  # fmt: skip
-    waited, measured = np.array(replay.waited), np.array(replay.measured)
+    is_timed = ~np.array(replay.by_guess(), bool)
+    waited, measured = np.array(replay.waited), np.where(is_timed, np.array(replay.measured), np.nan)
     judgement = judge(replay.recorded.times, waited, measured)
     fit = judgement.fit or Fit()
-    recorded = _outcome(replay.recorded, replay.recorded, fit, waited, measured, replay.num_free)
-    others = {
-        name: _outcome(tally, replay.recorded, fit, waited, measured, replay.num_free)
-        for name, tally in replay.others.items()
-    }
-    is_fitted = judgement.fit is not None
-    return Report(replay.carries, log, judgement, is_fitted, recorded, others, _limits(log, judgement, replay.carries))
+
+    def outcome(tally: Tally) -> Outcome:
+        return _outcome(tally, replay.recorded, fit, waited, measured, is_timed, replay.num_free)
+
+    others = {name: outcome(tally) for name, tally in replay.others.items()}
+    limits = _limits(log, judgement, replay.carries, int((~is_timed).sum()))
+    return Report(
+        replay.carries, log, judgement, judgement.fit is not None, outcome(replay.recorded), others, limits
+    )  # fmt: skip
 
 
-def _outcome(tally: Tally, recorded: Tally, fit: Fit, waited: Column, measured: Column, num_free: int) -> Outcome:
+def _outcome(
+    tally: Tally, recorded: Tally, fit: Fit, waited: Column, measured: Column, is_timed: Mask, num_free: int
+) -> Outcome:
     agreement = 1.0 if tally is recorded else tally.num_same / num_free if num_free else 1.0
     found = Outcome(agreement, tally.reused_tokens, _shares(tally), None)
-    if not len(waited):
+    if not is_timed.any():
         return found
     own, theirs = fit.seconds(recorded.times), fit.seconds(tally.times)
-    more = theirs - own
+    more = (theirs - own)[is_timed]
     same = ~np.isnan(measured) & (np.ones(len(waited), bool) if tally is recorded else np.array(tally.same, bool))
     return msgspec.structs.replace(
         found,
-        ttft=spread(waited + theirs),
+        ttft=spread((waited + theirs)[is_timed]),
         more_s=float(more.mean()),
         more_error_s=float(2 * more.std() / len(more) ** 0.5),
         measured_same=spread(measured[same]) if same.any() else None,
@@ -149,7 +157,7 @@ def because(change: Change) -> str:
     return ", ".join(told) or "nothing between the two but whose turn it is"
 
 
-def _limits(log: Log, judgement: Judgement, carries: bool) -> list[str]:
+def _limits(log: Log, judgement: Judgement, carries: bool, num_guessed: int) -> list[str]:
     found = [_CARRIED if carries else _ALONE]
     best = judgement.fitted or judgement.router
     if best is None:
@@ -163,6 +171,10 @@ def _limits(log: Log, judgement: Judgement, carries: bool) -> list[str]:
         )
     if judgement.measured is not None and judgement.fit is None:
         found.append("There are too few measured requests to fit the estimate to them: it is the router's own.")
+    if num_guessed:
+        found.append(
+            f"Times are without {num_guessed:,} requests that came before any replica had measured how fast it is."
+        )
     if log.num_choices and not log.num_hashed:
         found.append(
             "The log names no prompt's blocks, as it is with strategies that do not go by prefixes: what another would "

@@ -15,6 +15,7 @@ from zlib import crc32
 _BITS = 53  # of a float
 _MASK = (1 << 64) - 1
 _SHADOW = 0x5AD0
+_UNIT = 2.0**-64  # of length: over the least of weights it is still a number
 
 
 def lot_of(session: str) -> float:
@@ -35,8 +36,8 @@ def race(lot: float, runners: Sequence[tuple[str, float]]) -> str:
         lengths = [both * lot, both * (1.0 - lot), *(-log(_luck(lot, crc32(name.encode()))) for name, _ in runners[2:])]
     winner, best = runners[0][0], inf
     for length, (name, weight) in zip(lengths, runners, strict=False):
-        if weight and length / weight < best:
-            winner, best = name, length / weight
+        if weight and (took := length * _UNIT / weight) < best:
+            winner, best = name, took
     return winner
 
 

@@ -17,17 +17,20 @@ from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.core.request import TokenEvent
 from penstock.gateway.health.replica_health import ReplicaHealth
+from penstock.gateway.reports import GUESSED_SPEED
 from penstock.gateway.retries import RetryBudget
 from penstock.gateway.speeds import Speeds
 from penstock.router.learning import OutputLengths
 from penstock.router.prefix_index import PrefixIndex
 from penstock.router.request import EdgeRequest
-from penstock.router.router import Router
+from penstock.router.router import Choice, Router
 from penstock.router.strategies import RoutingSettings
 from penstock.sim.events import Events
 from penstock.sim.flight import Ask, Flight
 from penstock.sim.prompts import TokenRun, as_request
 from penstock.sim.replica import SimReplica
+
+Chosen = Callable[[Flight, Choice, float], None]
 
 MODEL = "m"
 _REPORT_S = 0.05
@@ -35,7 +38,7 @@ _MOST_SILENT = 5  # reports that may be left out while nothing changes
 _POLL_S = 0.05
 _GOLDEN = 0.6180339887498949
 _LEAST_LIMIT = 1024  # tokens of output that a client allows at least, as most do
-_DECODE_SPEED = 2000.0
+_LEAST_DRAW = 2.0**-53  # with none at all, a decision log is taken for one of before draws were kept
 
 
 class Followed:
@@ -55,9 +58,10 @@ class Followed:
 class SimDoor:
     def __init__(
         self, events: Events, routing: RoutingSettings, ended: Callable[[Flight], None], *,
-        admission: AdmissionSettings | None = None, publishes: bool = True,
+        admission: AdmissionSettings | None = None, publishes: bool = True, chosen: Chosen | None = None,
     ) -> None:  # fmt: skip
-        """`ended` is told of every request once; without `publishes` nobody says what is in the caches."""
+        """`ended` is told of every request once, `chosen` of every time that one is sent to a replica; without
+        `publishes` nobody says what is in the caches."""
         index = PrefixIndex()
         self.index = index
         self.admission = Admission(Router(routing.build(index), index=index), admission)
@@ -66,6 +70,7 @@ class SimDoor:
         self.num_open = 0
         self._events = events
         self._ended = ended
+        self._chosen = chosen
         self._publishes = publishes
         self._by_prefix = self.admission.router.goes_by_prefixes(MODEL)
         self._lengths = OutputLengths()
@@ -131,13 +136,13 @@ class SimDoor:
         """As the gateway makes it of a report."""
         report = followed.last
         now, name, step_s = self._events.now, followed.replica.name, report.decode_step_s
-        speed = self._speeds.seen(name, report.prefill_tokens_per_s, 2000.0)
+        speed = self._speeds.seen(name, report.prefill_tokens_per_s, GUESSED_SPEED)
         return followed.health.mark(
             ReplicaSnapshot(
                 id=name, models=(MODEL,), taken_at=now, max_sequences=min(report.max_num_seqs, report.max_open),
                 max_context_tokens=report.max_model_len, kv_capacity_tokens=report.kv_capacity_tokens,
                 step_tokens=report.chunk_tokens, prefill_tokens_per_s=speed,
-                decode_tokens_per_s=max(report.num_running, 1) / step_s if step_s else _DECODE_SPEED,
+                decode_tokens_per_s=max(report.num_running, 1) / step_s if step_s else GUESSED_SPEED,
                 waiting=max(report.num_waiting, report.num_open - report.num_running), running=report.num_running,
                 prefill_tokens=report.queued_tokens, kv_active_tokens=report.kv_active_tokens, steps=report.steps,
             ),
@@ -169,7 +174,7 @@ class SimDoor:
             flight.shed = "lost"
             self._close(flight)
         else:
-            self._send(flight, choice.replica.id)
+            self._send(flight, choice.replica.id, choice)
 
     # -- requests
 
@@ -199,7 +204,7 @@ class SimDoor:
         run = TokenRun(number, ask.prompt_tokens, ask.names, ROUTING_TOKENS)
         return EdgeRequest(
             id=str(number), model=MODEL, prompt_tokens=ask.prompt_tokens, max_tokens=limit, tenant=ask.tenant,
-            priority=ask.priority, session=ask.session, draw=number * _GOLDEN % 1.0,
+            priority=ask.priority, session=ask.session, draw=number * _GOLDEN % 1.0 or _LEAST_DRAW,
             context_tokens=ask.prompt_tokens + ask.output_tokens,
             hashes=run.routing_hashes() if self._by_prefix else (),
             expected_output=self._lengths.expected(ask.tenant, MODEL, limit),
@@ -207,7 +212,7 @@ class SimDoor:
 
     def _decided(self, flight: Flight, decision: Decision) -> None:
         if isinstance(decision, Admit):
-            self._send(flight, decision.replica_id)
+            self._send(flight, decision.replica_id, decision.choice)
         elif isinstance(decision, Shed):
             flight.shed = decision.reason.value
             self._close(flight)
@@ -230,8 +235,10 @@ class SimDoor:
             if flight is not None:
                 self._decided(flight, decision)
 
-    def _send(self, flight: Flight, name: str) -> None:
+    def _send(self, flight: Flight, name: str, choice: Choice) -> None:
         followed = self.followed[name]
+        if self._chosen is not None:
+            self._chosen(flight, choice, self._events.now)
         flight.replica = name
         followed.riders[flight.number] = flight
         self._events.after(followed.replica.profile.request_s, self._arrive, flight, followed)

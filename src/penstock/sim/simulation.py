@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from penstock.admission.settings import AdmissionSettings
 from penstock.core.slo import Slo
 from penstock.router.strategies import RoutingSettings, StrategyName
-from penstock.sim.door import SimDoor
+from penstock.sim.door import Chosen, SimDoor
 from penstock.sim.events import Events
 from penstock.sim.flight import Ask, Flight
 from penstock.sim.oracle import best_place
@@ -25,12 +25,12 @@ _GOLDEN = 0.6180339887498949
 
 
 class Simulation:
-    """`routing` may be "oracle". `ended` is told of every request, besides the tally."""
+    """`routing` may be "oracle", of which nothing is `chosen`; that and `ended` are told as the door tells them."""
 
     def __init__(
         self, profile: Profile, num_replicas: int, routing: RoutingSettings | Literal["oracle"] | None = None, *,
         slo: Slo | None = None, admission: AdmissionSettings | None = None, publishes: bool = True,
-        takes_many: bool = True, ended: Callable[[Flight], None] | None = None,
+        takes_many: bool = True, ended: Callable[[Flight], None] | None = None, chosen: Chosen | None = None,
     ) -> None:  # fmt: skip
         self.profile = profile
         self.events = Events()
@@ -40,7 +40,7 @@ class Simulation:
         self.policy = "oracle" if self._has_oracle else settings.strategy
         self._told = ended
         self._is_asked = True
-        self.door = SimDoor(self.events, settings, self._ended, admission=admission, publishes=publishes)
+        self.door = SimDoor(self.events, settings, self._ended, admission=admission, publishes=publishes, chosen=chosen)
         self.replicas: dict[str, SimReplica] = {}
         for number in range(num_replicas):
             replica = SimReplica(f"r{number}", profile, self.events, self.door, takes_many=takes_many)
