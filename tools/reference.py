@@ -12,10 +12,15 @@ from penstock.api.errors import STATUS_TABLE, anthropic_status, anthropic_type
 from penstock.cli.flags import SECTIONS, flag, members, show
 from penstock.cli.main import parser
 from penstock.core.errors import all_errors
-from penstock.core.settings import Settings
+from penstock.core.settings import Settings, TelemetrySettings
+from penstock.gateway.request_log import LogSettings
 from penstock.gateway.settings import GatewaySettings
 from penstock.observe.catalog import CATALOG, Metric
+from penstock.observe.device_catalog import DEVICE_CATALOG
 from penstock.observe.gateway_catalog import GATEWAY_CATALOG
+from penstock.observe.otlp.names import named
+from penstock.observe.watch_catalog import WATCH_CATALOG
+from penstock.watch.settings import AlertSettings, ProbeSettings, WatchSettings
 
 DIRECTORY = Path(__file__).parent.parent / "docs" / "reference"
 HEAD = "<!-- Written by tools/reference.py from the code. Do not edit. -->\n\n"
@@ -35,18 +40,35 @@ def config_page() -> str:
                 f"| `{section}.{field.name}` | `{flag(field.name)}` | {kind} | {default} | {field.metadata['help']} |"
             )
         lines.append("")
+    lines.append("`telemetry`: as of a gateway, below; in the file only.\n")
     return "\n".join([*lines, *_gateway_settings(), ""])
 
 
 def _gateway_settings() -> list[str]:
-    kinds = get_type_hints(GatewaySettings)
     lines = ["## Of a gateway\n", "`penstock gateway --config penstock.yaml`: [its page](../gateway.md).\n"]
     lines += ["| key | type | default | |", "|---|---|---|---|"]
-    for field in dataclasses.fields(GatewaySettings):
-        if "help" in field.metadata:
-            kind, default = _type_name(kinds[field.name]), f"`{show(field.default)}`"
-            lines.append(f"| `{field.name}` | {kind} | {default} | {field.metadata['help']} |")
+    groups = {
+        "": GatewaySettings,
+        "logs.": LogSettings,
+        "telemetry.": TelemetrySettings,
+        "watch.": WatchSettings,
+        "watch.alerts.": AlertSettings,
+        "watch.probes.": ProbeSettings,
+    }
+    for prefix, group in groups.items():
+        kinds = get_type_hints(group)
+        for field in dataclasses.fields(group):
+            if "help" in field.metadata:
+                default = _default(field)
+                kind = _type_name(kinds[field.name])
+                lines.append(f"| `{prefix}{field.name}` | {kind} | `{default}` | {field.metadata['help']} |")
     return lines
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return str(field.default_factory())
+    return "none" if field.default is dataclasses.MISSING else show(field.default)
 
 
 def _type_name(kind: Any) -> str:
@@ -86,15 +108,26 @@ def errors_page() -> str:
 
 
 def metrics_page() -> str:
-    lines = ["# Metrics\n", "At `/metrics`, in the Prometheus format.\n"]
-    for title, catalog in (("Of a replica", CATALOG), ("Of a gateway", GATEWAY_CATALOG)):
-        lines += [f"## {title}\n", "| name | kind | labels | |", "|---|---|---|---|", *map(_metric_row, catalog), ""]
+    lines = [
+        "# Metrics\n",
+        "At `/metrics`, in the Prometheus format; [over OTLP](../tracing.md#metrics) under OpenTelemetry's names.\n",
+    ]
+    for title, catalog in (
+        ("Of a replica", CATALOG),
+        ("Of its device", DEVICE_CATALOG),
+        ("Of a gateway", GATEWAY_CATALOG),
+        ("Of a gateway's watch", WATCH_CATALOG),
+    ):
+        head = ["| name | kind | labels | | in OpenTelemetry, and its unit |", "|---|---|---|---|---|"]
+        lines += [f"## {title}\n", *head, *map(_metric_row, catalog), ""]
     return "\n".join(lines)
 
 
 def _metric_row(metric: Metric) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels)
-    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |"
+    otel = named(metric)
+    kind = next((f", {value}" for key, value in otel.fixed.items() if key == "gen_ai.token.type"), "")
+    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} | `{otel.name}`{kind}, {otel.unit} |"
 
 
 PAGES = {"config.md": config_page, "cli.md": cli_page, "errors.md": errors_page, "metrics.md": metrics_page}

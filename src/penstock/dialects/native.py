@@ -30,7 +30,14 @@ _IMPOSSIBLE = (
     "logprobs",
     "top_logprobs",
     "logit_bias",
+    "structured_outputs",
     "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "json_schema",
+    "regex",
+    "ebnf",
     "suffix",
 )
 _MEANS_NOTHING: dict[str, tuple[object, ...]] = {"response_format": ({"type": "text"},)}

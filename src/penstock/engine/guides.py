@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from penstock.core.guide import Guide
@@ -33,9 +32,12 @@ class Guides:
         self._vocabulary = vocabulary
         self._kept: OrderedDict[Guide, Matcher] = OrderedDict()
         self._news = threading.Event()
+        self._wanted: list[LiveGuide] = []
+        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._num_threads = max(1, min(8, num_cores // 2))
         self._making = ThreadPoolExecutor(1, "guides", initializer=_be_kind)
-        self._slow = ThreadPoolExecutor(1, "slow-masks", initializer=_be_kind)
-        self._quick = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 1) // 4)), "masks")
+        self._quick = ThreadPoolExecutor(self._num_threads, "masks")
+        self._slow = ThreadPoolExecutor(max(1, num_cores // 8), "slow-masks", initializer=_be_kind)
 
     def open(self, request: Request) -> LiveGuide:
         """What keeps a request to its guide. It is not ready yet."""
@@ -57,16 +59,28 @@ class Guides:
         self._kept.move_to_end(guide)
         return kept.copy()
 
-    def make(self, mask: Callable[[], bytes]) -> Future[bytes]:
-        """For a sequence that waits in the queue."""
-        return self._told(self._making.submit(mask))
+    def begin(self, live: LiveGuide) -> None:
+        """Make a matcher for it, and its first mask."""
+        self._making.submit(live.begin).add_done_callback(self._tell)
 
-    def mask(self, mask: Callable[[], bytes], *, is_quick: bool) -> Future[bytes]:
-        return self._quick.submit(mask) if is_quick else self._told(self._slow.submit(mask))
+    def want(self, live: LiveGuide) -> None:
+        self._wanted.append(live)
 
-    def _told(self, mask: Future[bytes]) -> Future[bytes]:
-        mask.add_done_callback(lambda _: self._news.set())
-        return mask
+    def go(self) -> None:
+        """Make the masks that are wanted by now: a few threads, each for its part of those that are quick."""
+        if not self._wanted:
+            return
+        wanted, self._wanted = self._wanted, []
+        quick = [live for live in wanted if live.is_quick]
+        size = -(-len(quick) // self._num_threads)
+        for start in range(0, len(quick), size or 1):
+            self._quick.submit(_make_all, quick[start : start + size])
+        for live in wanted:
+            if not live.is_quick:
+                self._slow.submit(live.make).add_done_callback(self._tell)
+
+    def _tell(self, _: Future[None]) -> None:
+        self._news.set()
 
     @property
     def end_id(self) -> int:
@@ -91,11 +105,13 @@ class LiveGuide:
         self._request = request
         self._num_tokens = len(request.output_ids)
         self._may_jump = request.sampling.num_logprobs is None
-        self.is_quick = False  # was the last time
+        self.is_quick = False  # as it was the last time
         self._coming: list[int] = []  # forced, and not taken yet
         self._matcher: Matcher | None = None
         self._error: str | None = None
-        self._mask = guides.make(self._begin)
+        self._is_jump_over = False  # nothing is forced here: that was looked for already
+        self._mask: Future[bytes] = Future()
+        guides.begin(self)
 
     # -- the loop's side
 
@@ -104,6 +120,7 @@ class LiveGuide:
         return self.is_quick or self._mask.done()
 
     def bits(self) -> bytes:
+        self._guides.go()
         return self._mask.result()
 
     def take(self, token_id: int) -> Follow:
@@ -116,12 +133,11 @@ class LiveGuide:
         self._num_tokens += 1 + len(forced)
         if matcher.is_over:
             return self._failed() if matcher.error else Follow([*forced, self._guides.end_id], FinishReason.STOP)
+        self._mask, self._is_jump_over = Future(), is_jump
         if self._coming:
-            self._mask = Future()
             self._mask.set_result(self._guides.mask_of(self._coming[0]))
         else:
-            make = self._make_mask if is_jump else self._make_step
-            self._mask = self._guides.mask(make, is_quick=self.is_quick)
+            self._guides.want(self)
         return Follow(forced)
 
     def _jump(self, matcher: Matcher) -> list[int]:
@@ -146,7 +162,7 @@ class LiveGuide:
 
     # -- the other threads'
 
-    def _begin(self) -> bytes:
+    def begin(self) -> None:
         try:
             guide = self._request.guide
             assert guide is not None
@@ -156,36 +172,33 @@ class LiveGuide:
         except Exception as error:  # it was found to be good, so this is not the client's fault
             log.exception("a guide could not be made")
             self._error = str(error)
-        return self._make_step()
+        self.make()
 
-    def _make_step(self) -> bytes:
-        return self._made(self._next_forced)
-
-    def _make_mask(self) -> bytes:
-        return self._made(self._next_allowed)
-
-    def _made(self, make: Callable[[Matcher], bytes]) -> bytes:
-        """Never raises: whoever waits for it chooses for others too."""
+    def make(self) -> None:
+        """The mask. Never fails: whoever waits for it chooses for others too."""
         started_s = time.thread_time()
+        mask: bytes | None = None
         try:
             if self._matcher is not None and self._error is None:
-                mask = make(self._matcher)
+                mask = self._next(self._matcher)
                 self._error = self._matcher.error or None
-                return mask
         except Exception as error:
             log.exception("a mask could not be made")
             self._error = str(error)
-        finally:
-            self.is_quick = time.thread_time() - started_s < _QUICK_S
-        return self._guides.mask_of(self._guides.end_id)
+        self.is_quick = time.thread_time() - started_s < _QUICK_S
+        self._mask.set_result(mask or self._guides.mask_of(self._guides.end_id))
 
-    def _next_forced(self, matcher: Matcher) -> bytes:
-        self._coming = self._forced(matcher)
-        return self._guides.mask_of(self._coming[0]) if self._coming else self._next_allowed(matcher)
-
-    def _next_allowed(self, matcher: Matcher) -> bytes:
+    def _next(self, matcher: Matcher) -> bytes:
+        self._coming = [] if self._is_jump_over else self._forced(matcher)
+        if self._coming:
+            return self._guides.mask_of(self._coming[0])
         is_early = self._num_tokens < self._request.min_tokens
         return matcher.mask(self._request.stop_token_ids if is_early else ())
+
+
+def _make_all(part: list[LiveGuide]) -> None:
+    for live in part:
+        live.make()
 
 
 def _be_kind() -> None:

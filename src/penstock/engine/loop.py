@@ -52,6 +52,9 @@ class Guides(Protocol):
 
     def open(self, request: Request) -> TokenGuide: ...
 
+    def go(self) -> None:
+        """Begin with the masks that the last tokens call for."""
+
     def wait(self, timeout_s: float) -> None:
         """Until one of them may have become ready."""
 
@@ -157,6 +160,8 @@ class EngineLoop:
             self._step_log.add(step.plan, cost_s)
         held_tokens = self._scheduler.cache.held_tokens  # before those who end give their blocks back
         events = self._scheduler.commit(step.plan, result, now)
+        if self._guides is not None:
+            self._guides.go()
         shares = split(step.plan.slices, events, cost_s, self._work)
         self._scheduler.budget.observe(shares.num_tokens, shares.num_decodes, elapsed_s)
         self._read_tokens += min(shares.context, held_tokens)

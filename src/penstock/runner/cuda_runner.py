@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,10 @@ from penstock.sched.plan import Sampled, SampleSpec, Slice, StepPlan, StepResult
 _NUM_STAGES = 2  # a step's inputs may still be on their way when the next one's are written, but not those after it
 
 
-@dataclass(frozen=True)
+Scores = list[Tensor | None]  # per sampled row, on the device: see device_sampler.logprobs
+
+
+@dataclass
 class PendingStep:
     """A step on the device. Asking for its result waits for it."""
 
@@ -37,10 +41,18 @@ class PendingStep:
     token_ids: Tensor  # pinned; valid once `done` has happened
     started: torch.cuda.Event
     done: torch.cuda.Event
-    scores: list[Tensor | None]  # per sampled row, on the device: see device_sampler.logprobs
     on_busy: Callable[[float], None]  # told how long the device worked on it
+    launch_choice: Callable[[], Scores] | None  # None: it is launched
+    scores: Scores = field(default_factory=list)
+
+    @torch.inference_mode()
+    def choose(self) -> None:
+        if self.launch_choice is not None:
+            self.scores, self.launch_choice = self.launch_choice(), None
+            self.done.record()
 
     def result(self) -> StepResult:
+        assert self.launch_choice is None
         self.done.synchronize()
         self.on_busy(self.started.elapsed_time(self.done) / 1e3)
         rows = zip(self.token_ids.tolist(), self.scores, strict=True)
@@ -110,15 +122,20 @@ class CudaRunner:
             logits, best = self._replay(plan.slices)
         else:
             logits, best = self._run(plan.slices)
-        chosen = choose(logits, best, specs)
-        self._sampled[: len(specs)] = chosen
         self._rows = {s.request_id: row for row, s in enumerate(s for s in plan.slices if s.sample is not None)}
         answer = self._answers[self._num_steps % _NUM_STAGES][: len(specs)]
-        answer.copy_(chosen, non_blocking=True)
-        scores = _scores(logits, chosen, specs)
-        done.record()
         self._num_steps += 1
-        return PendingStep(plan, answer, started, done, scores, self._add_busy)
+        launch_choice = partial(self._choose, logits, best, specs, answer)
+        step = PendingStep(plan, answer, started, done, self._add_busy, launch_choice)
+        if all(spec.mask is None for spec in specs):  # else some may depend on tokens that nobody has read yet
+            step.choose()
+        return step
+
+    def _choose(self, logits: Tensor, best: Tensor, specs: list[SampleSpec], answer: Tensor) -> Scores:
+        chosen = choose(logits, best, specs)
+        self._sampled[: len(specs)] = chosen
+        answer.copy_(chosen, non_blocking=True)
+        return _scores(logits, chosen, specs)
 
     def _add_busy(self, seconds: float) -> None:
         self._busy_s += seconds
@@ -191,7 +208,7 @@ def graph_ladder(max_num_seqs: int) -> list[int]:
     return [size for size in steps if size < max_num_seqs] + [max_num_seqs]
 
 
-def _scores(logits: Tensor, chosen: Tensor, specs: list[SampleSpec]) -> list[Tensor | None]:
+def _scores(logits: Tensor, chosen: Tensor, specs: list[SampleSpec]) -> Scores:
     wanted = (spec.params.num_logprobs for spec in specs)
     return [logprobs(logits[i], chosen[i], count) if count is not None else None for i, count in enumerate(wanted)]
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.sampling import keyed_uniform
+from penstock.runner.masks import apply_masks
 from penstock.runner.sampler import reshape, reshapes, truncates
 from penstock.sched.plan import SampleSpec
 
@@ -22,7 +23,10 @@ def choose(logits: Tensor, best: Tensor, specs: list[SampleSpec]) -> Tensor:
         logits = logits.clone()
         for row, spec in zip(logits, specs, strict=True):
             reshape(row, spec)
+        apply_masks(logits, specs)
         best = logits.argmax(dim=-1)
+        if all(spec.params.is_greedy for spec in specs):
+            return best.int()
     device = logits.device
     params = [spec.params for spec in specs]
     temperature = _column([p.temperature or 1.0 for p in params], device)

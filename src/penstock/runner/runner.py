@@ -19,6 +19,9 @@ class FinishedStep:
 
     outcome: StepResult
 
+    def choose(self) -> None:
+        pass
+
     def result(self) -> StepResult:
         return self.outcome
 

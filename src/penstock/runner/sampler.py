@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.core.request import TokenLogprobs
 from penstock.core.sampling import SamplingParams, keyed_uniform
+from penstock.runner.masks import apply_masks
 from penstock.sched.plan import Sampled, SampleSpec
 
 _NUCLEUS_GUESSES = (256, 4096)  # how many of the best tokens to sort before sorting all of them, which is slow
@@ -25,6 +26,7 @@ def sample(logits: Tensor, specs: list[SampleSpec]) -> list[Sampled]:
         logits = logits.clone()  # log probabilities are reported as the model gave them
         for row, spec in zip(logits, specs, strict=True):
             reshape(row, spec)
+        apply_masks(logits, specs)
     chosen = logits.argmax(dim=-1).tolist()
     drawn = [i for i, spec in enumerate(specs) if not spec.params.is_greedy]
     if drawn:
@@ -38,7 +40,7 @@ def sample(logits: Tensor, specs: list[SampleSpec]) -> list[Sampled]:
 
 def reshapes(spec: SampleSpec) -> bool:
     """Whether a row is to be changed before anything is chosen from it."""
-    return bool(spec.params.logit_bias or spec.banned_ids or spec.params.has_penalties)
+    return bool(spec.mask is not None or spec.params.logit_bias or spec.banned_ids or spec.params.has_penalties)
 
 
 def reshape(row: Tensor, spec: SampleSpec) -> None:

@@ -40,6 +40,10 @@ _TTFT_TARGET = Query(
     'max by (model) (penstock_slo_target_seconds{model=~"$model", objective="ttft"})', "{{model}} target"
 )
 _STEP_P95 = "histogram_quantile(0.95, sum by (instance, le) (rate(penstock_step_seconds_bucket[5m])))"
+_COST = (
+    f"1000 * sum by (model) (rate(penstock_gateway_cost_total{_M}[5m])) / "
+    'sum by (model) (rate(penstock_gateway_tokens_total{model=~"$model", kind=~"input|output"}[5m]))'
+)
 _HITS = "rate(penstock_prefix_hit_tokens_total[5m]) / rate(penstock_prefix_query_tokens_total[5m])"
 _FIRING = Query("sum by (severity) (penstock_alerts_firing) or vector(0)", "{{severity}}")
 
@@ -63,6 +67,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Wait at the gateway", "s", *_quantiles("penstock_gateway_queue_wait_seconds", 0.5, 0.95)),
         Panel("Requests by outcome", "reqps", _rate("penstock_gateway_requests_total", "outcome")),
         Panel("Tokens", "none", _rate("penstock_gateway_tokens_total", "model, kind")),
+        Panel("Cost per 1,000 tokens", "none", Query(_COST, "{{model}}")),
         Panel("Open streams", "none", _over("sum", "penstock_gateway_streams_open", "model")),
     ),
     "The fleet": (
