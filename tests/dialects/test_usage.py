@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.dialects.usage import StreamTally, hide_usage
-from penstock.gateway.spent import find_usage
+from penstock.gateway.spent import TokenUsage, find_usage
 from tests.dialects.servers import WORDS, FakeVllm
 
 STREAM = FakeVllm().answer("/v1/chat/completions", {"stream": True, "stream_options": {"include_usage": True}})[1]
@@ -14,7 +14,7 @@ def test_a_usage_nobody_asked_for_becomes_a_comment_that_the_books_can_read() ->
     hidden = hide_usage(b"".join(STREAM))
     assert hidden.count(b"data: ") == len(STREAM) - 1
     assert hidden.endswith(b"data: [DONE]\n\n")
-    assert find_usage(hidden) == (7, 5, 0)
+    assert find_usage(hidden) == TokenUsage(7, 5)
     crlf = b"".join(STREAM).replace(b"\n", b"\r\n")
     assert find_usage(hide_usage(crlf)) == (7, 5, 0)
 
