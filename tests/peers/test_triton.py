@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from penstock.gateway.spent import find_usage
+from penstock.gateway.spent import TokenUsage, find_usage
 from tests.gateway.following import Following, eventually, following
 from tests.peers.peers import free_port, library_path, python_of, running, wait_for
 
@@ -94,7 +94,7 @@ async def test_the_ensemble_streams_in_openais_words(triton: tuple[str, str]) ->
         said = await found.ask(prompt="Hi", stream=True)
         events = [json.loads(each[6:]) for each in said.body.split(b"\n\n")[:-2] if each.startswith(b"data: ")]
         assert [event["choices"][0]["text"] for event in events] == ["The", " quick", " brown", " fox", " jumps", ""]
-        assert find_usage(said.body) == (7, 5, 0)
+        assert find_usage(said.body) == TokenUsage(7, 5)
 
 
 async def test_what_triton_refuses_comes_back_as_an_error(triton: tuple[str, str]) -> None:
