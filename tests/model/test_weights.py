@@ -11,7 +11,9 @@ from torch import Tensor
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.hf import HFCheckpoint
 from penstock.model.loading import load_model
-from penstock.model.ops import Fp8Weight, Linear, Ops
+from penstock.model.ops import Linear, Ops
+from penstock.model.quantized import Weight
+from penstock.model.quantized.fp8 import Fp8Weight
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps
 from penstock.model.ops.reference import ReferenceOps
@@ -30,9 +32,9 @@ class PackingOps(ReferenceOps):
 
     def __init__(self) -> None:
         super().__init__()
-        self.packed: list[Tensor | Fp8Weight] = []
+        self.packed: list[Weight] = []
 
-    def linear(self, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         self.packed.append(weight)
         return super().linear(weight, bias)
 
@@ -41,7 +43,7 @@ def weights_of(checkpoint: Checkpoint, ops: Ops) -> Weights:
     return Weights(checkpoint, partial(read_stored, checkpoint), ops, checkpoint.tensor_names())
 
 
-def packed_qkv(directory: Path) -> Tensor | Fp8Weight:
+def packed_qkv(directory: Path) -> Weight:
     ops = PackingOps()
     weights_of(HFCheckpoint(directory), ops).at("model.layers.0.self_attn").linear(QKV, 64)
     return ops.packed[0]

@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.model.ops import Norm, Scaled, Stream
 from penstock.model.ops.triton import TritonOps, rowwise, thin
 from penstock.model.ops.triton.argmax import argmax
-from penstock.quant.fp8 import Fp8Ops
+from penstock.quant import Quant, to_quant
 
 from .timing import DTYPE, FP8, MODELS, TIMED, bandwidth, copies_of, each_us, graph_us, randn, throughput, tried
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from penstock.core.model_config import ModelConfig
 from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
-from penstock.hub.stored import FloatArray, StoredTensor
+from penstock.hub.stored import FloatArray, Stored
 
 
 class Checkpoint(Protocol):
@@ -23,8 +23,8 @@ class Checkpoint(Protocol):
     def tensor_names(self) -> frozenset[str]:
         """Names as in Hugging Face checkpoints (`model.layers.0.self_attn.q_proj.weight`), in every format."""
 
-    def stored(self, name: str) -> StoredTensor:
-        """One tensor in Hugging Face's layout and the file's number format; GGUF's quantized types are dequantized."""
+    def stored(self, name: str) -> Stored:
+        """One tensor in Hugging Face's layout and the file's number format."""
 
     def tensor(self, name: str) -> FloatArray:
         """The same in float32; C-contiguous, maybe a read-only view."""

@@ -9,21 +9,57 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from penstock.core.errors import ModelUnsupported
-from penstock.hub.safetensors_file import TensorInfo
+import numpy as np
 
-Json = Mapping[str, Any]
+from penstock.core.errors import ModelUnsupported
+from penstock.hub.quantization import Json, Quantization, Tensors
+from penstock.hub.quantization import require as _require
+from penstock.hub.quantization import unsupported as _unsupported
+from penstock.hub.safetensors_file import TensorInfo
+from penstock.hub.stored import Stored
+
 Activations = Literal["static", "dynamic"]  # quantized by the file's `input_scale`, or each token by its own largest
 
-SUPPORTED = "FP8 (E4M3) with a scale per tensor or per row, as compressed-tensors, fbgemm_fp8 or fp8"
 # Where the scales of a layer's keys and values lie, below `self_attn`; the names changed over the years.
 KV_SCALES = (
     ("k_scale", "v_scale"),
     ("k_proj.output_scale", "v_proj.output_scale"),
     ("kv_scale", "kv_scale"),
 )
+
+
+@dataclass(frozen=True)
+class Fp8:
+    activations: Activations
+
+    @property
+    def quantization(self) -> Quantization:
+        return "fp8"
+
+    def weights(self, names: Set[str]) -> frozenset[str]:
+        return frozenset()  # they have the names of plain ones
+
+    def check(self, infos: Mapping[str, TensorInfo]) -> None:
+        check_scales(infos, self.activations)
+
+    def stored(self, name: str, tensors: Tensors) -> Stored:
+        found = tensors.floats(name)
+        scales = tensors.floats(f"{name}_scale").widened().reshape(-1)  # one, or one per row
+        return replace(
+            found,
+            scales=np.broadcast_to(scales, found.values.shape[0]).copy(),
+            input_scale=_number(input_scale_name(name), tensors) if self.activations == "static" else None,
+        )
+
+
+def _number(name: str, tensors: Tensors) -> float:
+    values = tensors.floats(name).widened()
+    if values.size != 1:
+        raise ModelUnsupported(f"{name} is {list(values.shape)}, not a single number")
+    return float(values.item())
 
 
 def read_activations(quantization: Json) -> Activations:
@@ -93,13 +129,6 @@ def _require_fp8(label: str, entry: Json, **allowed: tuple[Any, ...]) -> None:
     _require(label, entry, num_bits=(8,), type=("float",), symmetric=(None, True), **allowed)
 
 
-def _require(label: str, entry: Json, **allowed: tuple[Any, ...]) -> None:
-    """Each key must have one of the values; None stands for a key that is not there."""
-    for key, values in allowed.items():
-        if entry.get(key) not in values:
-            raise _unsupported(f"{label} with {key} {entry.get(key)!r}")
-
-
 def _check_scale(name: str, tensors: Mapping[str, TensorInfo], sizes: tuple[int, ...]) -> None:
     if name not in tensors:
         hint = f" (but {name}_inv, for blocks)" if f"{name}_inv" in tensors else ""
@@ -107,7 +136,3 @@ def _check_scale(name: str, tensors: Mapping[str, TensorInfo], sizes: tuple[int,
     shape = tensors[name].shape
     if math.prod(shape) not in sizes or math.prod(shape[1:]) != 1:
         raise _unsupported(f"{name} of shape {list(shape)}")
-
-
-def _unsupported(found: str) -> ModelUnsupported:
-    return ModelUnsupported(f"its quantization is not supported: {found}. Supported: {SUPPORTED}; or use a GGUF")

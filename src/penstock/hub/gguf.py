@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
 from penstock.core.model_config import ModelConfig, RopeScaling
 from penstock.core.tokenizer_source import TokenizerMetadata
 from penstock.hub.families import FAMILY_FILES
 from penstock.hub.gguf_file import GGUFFile
-from penstock.hub.stored import FloatArray, StoredTensor
+from penstock.hub.quantization import Quantization
+from penstock.hub.stored import FloatArray, GroupedTensor, Stored, StoredTensor
 
 ARCHITECTURES = tuple(name for name, files in FAMILY_FILES.items() if files.has_gguf_name)
 ROPE_FACTORS = "rope_freqs.weight"  # what Llama 3's rope scaling becomes
@@ -34,6 +37,13 @@ IN_BLOCK = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+
+
+# How integers are kept: in as many bits, or in 8.
+_KEPT_AS: dict[str, Quantization] = {
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), "int4"),
+    **dict.fromkeys(("Q5_0", "Q5_1", "Q8_0", "Q5_K", "Q6_K"), "int8"),
 }
 
 
@@ -65,19 +75,29 @@ class GGUFCheckpoint:
     def tensor_names(self) -> frozenset[str]:
         return frozenset(self._names)
 
-    def stored(self, name: str) -> StoredTensor:
-        return StoredTensor(self.tensor(name), "F32")
+    def stored(self, name: str) -> Stored:
+        """Integers in groups stay so; all other types are dequantized."""
+        found = self._file.grouped(self._name(name))
+        if found is None:
+            return StoredTensor(self.tensor(name), "F32")
+        heads = self._rotated_heads(name)
+        return found if heads is None else _reordered(found, _half_rotation(np.arange(found.values.shape[0]), heads))
 
     def tensor(self, name: str) -> FloatArray:
+        values = self._file.tensor(self._name(name))
+        heads = self._rotated_heads(name)
+        return values if heads is None else _half_rotation(values, heads)
+
+    def _name(self, name: str) -> str:
         if name not in self._names:
             raise ModelCorrupt(f"{self.path} has no tensor {name}; use another file of this model")
-        values = self._file.tensor(self._names[name])
-        if FAMILY_FILES[self._architecture].gguf_rotates_neighbours:
-            if ".q_proj." in name:
-                return _half_rotation(values, self.config.num_heads)
-            if ".k_proj." in name:
-                return _half_rotation(values, self.config.num_kv_heads)
-        return values
+        return self._names[name]
+
+    def _rotated_heads(self, name: str) -> int | None:
+        """Of q and k, where llama.cpp rotates them its own way; None: there is nothing to put back."""
+        if not FAMILY_FILES[self._architecture].gguf_rotates_neighbours:
+            return None
+        return self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads if ".k_proj." in name else None
 
     def kv_scales(self, layer: int) -> tuple[float, float]:
         return 1.0, 1.0
@@ -110,7 +130,16 @@ class GGUFCheckpoint:
             windows=(window,) * num_layers if window else (),
             eos_token_ids=self._end_tokens(),
             bos_token_id=self._metadata.get("tokenizer.ggml.bos_token_id"),
+            quantization=self._quantization(),
         )
+
+    def _quantization(self) -> Quantization | None:
+        """Of most bytes of the linear layers."""
+        sizes: dict[Quantization | None, int] = {"int4": 0, "int8": 0, None: 0}
+        for name, info in self._file.tensors.items():
+            if name.startswith("blk.") and len(info.shape) == 2:
+                sizes[_KEPT_AS.get(info.type.name)] += info.num_bytes
+        return max(sizes, key=lambda kind: sizes[kind])
 
     def _check_supported(self) -> str:
         architecture = self._metadata.get("general.architecture")
@@ -180,7 +209,13 @@ def _is_rope_table(name: str) -> bool:
     return name == ROPE_FACTORS or name.endswith(".attn_rot_embd.weight")
 
 
-def _half_rotation(rows: FloatArray, num_heads: int) -> FloatArray:
+def _reordered(weight: GroupedTensor, rows: npt.NDArray[np.int64]) -> GroupedTensor:
+    minimums = weight.minimums and StoredTensor(weight.minimums.values[rows], weight.minimums.format)
+    scales = StoredTensor(weight.scales.values[rows], weight.scales.format)
+    return replace(weight, values=weight.values[rows], scales=scales, minimums=minimums)
+
+
+def _half_rotation(rows: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
     """llama.cpp rotates neighbours (0,1), (2,3), …; Hugging Face rotates halves (0,d/2), (1,d/2+1), …
     Each head's rows are put back into the latter order."""
     pairs = rows.reshape(num_heads, -1, 2, *rows.shape[1:])  # [heads, head_dim / 2, 2, ...]

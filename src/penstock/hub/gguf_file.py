@@ -19,7 +19,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
-from penstock.hub.stored import FloatArray
+from penstock.hub.gguf_blocks import grouped
+from penstock.hub.stored import FloatArray, GroupedTensor
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -50,6 +51,14 @@ class GGUFFile:
         end = max((info.start + info.num_bytes for info in self.tensors.values()), default=0)
         if end > len(self._bytes):
             raise ModelCorrupt(f"{path} is cut short: {len(self._bytes):,} of {end:,} bytes; {_AGAIN}")
+
+    def grouped(self, name: str) -> GroupedTensor | None:
+        """A matrix of small integers as it is stored, if it is one."""
+        info = self.tensors[name]
+        if len(info.shape) != 2:
+            return None
+        raw = np.frombuffer(self._bytes, np.uint8, info.num_bytes, info.start)
+        return grouped(raw.reshape(-1, GGML_QUANT_SIZES[info.type][1]), info.type, info.shape[0])
 
     def tensor(self, name: str) -> FloatArray:
         info = self.tensors[name]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
 from penstock.core.model_config import ModelConfig
 from penstock.core.tokenizer_source import TokenizerFiles
-from penstock.hub.fp8 import check_scales, input_scale_name, kv_scale_names, read_activations
+from penstock.hub.fp8 import check_scales, kv_scale_names
 from penstock.hub.hf_config import model_config
 from penstock.hub.hf_directory import HFDirectory, read_json
+from penstock.hub.quantization import Tensors
 from penstock.hub.safetensors_file import SafetensorsFile
-from penstock.hub.stored import FloatArray, StoredTensor
+from penstock.hub.schemes import read_scheme
+from penstock.hub.stored import FloatArray, Stored
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -26,17 +25,26 @@ class HFCheckpoint:
         self._described = HFDirectory(directory)
         config = self._described.read_config()
         self._files = self._open_weights()
+        quantization = config.get("quantization_config")
+        self._scheme = read_scheme(quantization) if quantization else None
+        self._tensors = Tensors(
+            {name: file.tensors[name] for name, file in self._files.items()},
+            lambda name: self._files[name].stored(name),
+            lambda name: self._files[name].integers(name),
+        )
         names = frozenset(name for name in self._files if name.endswith((".weight", ".bias")))  # not scales and tables
+        if self._scheme:
+            self._scheme.check(self._tensors.infos)
+            names |= self._scheme.weights(self._tensors.names)
+        else:
+            check_scales(self._tensors.infos, None)
         if "model.embed_tokens.weight" not in names:
             raise ModelCorrupt(f"{directory} holds no model.embed_tokens.weight; it is not a complete language model")
-        quantization = config.get("quantization_config")
-        self._activations = read_activations(quantization) if quantization else None
-        check_scales({name: file.tensors[name] for name, file in self._files.items()}, self._activations)
         self._config = model_config(
             config,
             self._described.read_generation(),
             has_head="lm_head.weight" in names,
-            quantization="fp8" if self._activations else None,
+            quantization=self._scheme.quantization if self._scheme else None,
         )
         self._names = names
 
@@ -55,19 +63,13 @@ class HFCheckpoint:
     def tensor_names(self) -> frozenset[str]:
         return self._names
 
-    def stored(self, name: str) -> StoredTensor:
+    def stored(self, name: str) -> Stored:
         if name not in self._names:
             raise ModelCorrupt(f"{self._directory} has no tensor {name}; download the model again")
-        found = self._files[name].stored(name)
-        if found.format != "F8_E4M3":
-            return found
-        scale_name = f"{name}_scale"
-        scales = self._files[scale_name].stored(scale_name).widened().reshape(-1)  # one, or one per row
-        return replace(
-            found,
-            scales=np.broadcast_to(scales, found.values.shape[0]).copy(),
-            input_scale=self._number(input_scale_name(name)) if self._activations == "static" else None,
-        )
+        is_plain = name in self._files and self._tensors.infos[name].code not in ("F8_E4M3", "I8")
+        if is_plain or self._scheme is None:
+            return self._files[name].stored(name)
+        return self._scheme.stored(name, self._tensors)
 
     def tensor(self, name: str) -> FloatArray:
         return self.stored(name).widened()

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
 from penstock.core.model_config import ModelConfig, RopeScaling
 from penstock.hub.families import FAMILY_FILES
+from penstock.hub.quantization import Quantization
 
 Json = Mapping[str, Any]
 
 
 def model_config(
-    config: Json, generation: Json, *, has_head: bool, quantization: Literal["fp8"] | None = None
+    config: Json, generation: Json, *, has_head: bool, quantization: Quantization | None = None
 ) -> ModelConfig:
     """`generation` is generation_config.json, or empty; `has_head` and `quantization` say what the weights are like."""
     family = config.get("model_type")

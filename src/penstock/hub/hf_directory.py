@@ -11,8 +11,8 @@ from typing import Any
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
 from penstock.core.model_config import ModelConfig
 from penstock.core.tokenizer_source import TokenizerFiles
-from penstock.hub.fp8 import read_activations
 from penstock.hub.hf_config import model_config
+from penstock.hub.schemes import read_scheme
 
 CONFIG = "config.json"
 
@@ -62,8 +62,8 @@ class HFDirectory:
 def config_without_weights(config: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     """What config.json says, where there are no weights to ask."""
     quantization = config.get("quantization_config")
-    is_fp8 = bool(quantization and read_activations(quantization))
-    return model_config(config, generation, has_head=True, quantization="fp8" if is_fp8 else None)
+    found = read_scheme(quantization).quantization if quantization else None
+    return model_config(config, generation, has_head=True, quantization=found)
 
 
 def read_json(path: Path) -> dict[str, Any]:

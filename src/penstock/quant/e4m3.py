@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.model.ops import Fp8Weight
+from penstock.model.quantized.fp8 import Fp8Weight
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 _ROWS = 8192  # at a time: widened, they are a few times the weight

@@ -19,7 +19,8 @@ from penstock.model.loading import load_model
 from penstock.model.ops import KVShape, LayerKV, Ops
 from penstock.runner.kernels import choose_kernels, compiling_ahead, make_runner
 from penstock.runner.memory import blocks_on_cpu, blocks_on_gpu, free_bytes
-from penstock.runner.precision import FP8, Quant, name
+from penstock.quant import Quant
+from penstock.runner.precision import FP8, name
 from penstock.runner.profile import Limits, profile, told_if_too_large
 from penstock.sched.plan import Runner
 
@@ -52,6 +53,8 @@ class Assembly:
     chunk_tokens: int
     max_model_len: int
     kv_bytes: int
+    device_name: str = ""  # as its driver calls it
+    device_uuid: str = ""  # of a GPU: by it others know which one is ours
 
 
 def assemble(checkpoint: Checkpoint, settings: EngineSettings, phase: Phase) -> Assembly:
@@ -63,8 +66,13 @@ def assemble(checkpoint: Checkpoint, settings: EngineSettings, phase: Phase) -> 
     kernels = choose_kernels(config, settings, device)
     ops = kernels.make_ops()
     phase("weights", 0, config.num_layers)
-    with told_if_too_large("the model", "use a smaller one, or quant fp8"), compiling_ahead(kernels, config, limits):
-        model = load_model(checkpoint, ops, progress=lambda done, total: phase("weights", done, total))
+    with told_if_too_large("the model", "use a smaller one, or quant int4"), compiling_ahead(kernels, config, limits):
+        model = load_model(
+            checkpoint,
+            ops,
+            quantize=kernels.quantize,
+            progress=lambda done, total: phase("weights", done, total),
+        )
     shape = KVShape(config.num_layers, 1, limits.block_size, config.num_kv_heads, config.head_dim)
     block_bytes = limits.block_size * config.kv_bytes_per_token(ops.kv_dtype.itemsize)
     if device.type == "cuda":
@@ -84,6 +92,7 @@ def assemble(checkpoint: Checkpoint, settings: EngineSettings, phase: Phase) -> 
     if device.type == "cuda":
         phase("graphs", 0, 0)
     runner = make_runner(kernels, model, ops, kv, limits)
+    gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return Assembly(
         runner=runner,
         device=str(device),
@@ -97,6 +106,8 @@ def assemble(checkpoint: Checkpoint, settings: EngineSettings, phase: Phase) -> 
         chunk_tokens=limits.chunk_tokens,
         max_model_len=limits.max_model_len,
         kv_bytes=blocks * block_bytes,
+        device_name=gpu.name if gpu else "",
+        device_uuid=f"GPU-{gpu.uuid}" if gpu else "",
     )
 
 

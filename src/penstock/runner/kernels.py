@@ -22,7 +22,9 @@ from penstock.model.loading import random_model
 from penstock.model.ops import KVShape, LayerKV, Ops
 from penstock.model.ops.formats import choose_format
 from penstock.model.ops.reference import ReferenceOps
-from penstock.runner.precision import Quant, fp8_obstacle, name, resolve_kv_dtype, resolve_quant
+from penstock.model.weights import Quantize
+from penstock.quant import Quant, as_stored, to_quant
+from penstock.runner.precision import fp8_obstacle, name, resolve_kv_dtype, resolve_quant
 from penstock.runner.profile import Limits, decode_step, largest_step
 from penstock.runner.runner import ModelRunner
 from penstock.sched.plan import Runner
@@ -39,7 +41,8 @@ _SMALL_VOCABULARY = 1024  # of the model that kernels are compiled with: a head 
 class Kernels:
     name: Literal["native", "torch", "triton"]  # what they are written in
     number_format: str
-    quant: Quant
+    quant: Quant  # of most linear weights
+    quantize: Quantize  # what makes them so while they are loaded
     make_ops: Callable[[], Ops]
 
 
@@ -56,8 +59,14 @@ def _on_gpu(config: ModelConfig, settings: EngineSettings, device: torch.device)
         obstacle = obstacle or f"FP8 products give bfloat16, and dtype is {name(dtype)}"
     quant = resolve_quant(settings.quant, config.quantization, obstacle)
     if not has_triton:
-        return Kernels("torch", name(dtype), quant, partial(ReferenceOps, device, dtype))
-    return Kernels("triton", name(dtype), quant, partial(_triton_ops, quant, device, dtype, kv_dtype))
+        return Kernels("torch", name(dtype), quant, _quantizer(settings, quant), partial(ReferenceOps, device, dtype))
+    make_ops = partial(_triton_ops, device, dtype, kv_dtype)
+    return Kernels("triton", name(dtype), quant, _quantizer(settings, quant), make_ops)
+
+
+def _quantizer(settings: EngineSettings, quant: Quant) -> Quantize:
+    """Without a wish, each weight stays as it is stored: a file may mix formats."""
+    return as_stored if settings.quant == "auto" and quant != "none" else partial(to_quant, quant)
 
 
 def _on_cpu(config: ModelConfig, settings: EngineSettings, device: torch.device) -> Kernels:
@@ -73,7 +82,7 @@ def _on_cpu(config: ModelConfig, settings: EngineSettings, device: torch.device)
     # The kernels have threads of their own; two pools would fight for the cores.
     torch.set_num_threads(1 if chosen.kernels == "native" else threads)
     written_in: Literal["native", "torch"] = "native" if chosen.kernels == "native" else "torch"
-    return Kernels(written_in, chosen.arithmetic, quant, partial(chosen.ops, threads))
+    return Kernels(written_in, chosen.arithmetic, quant, _quantizer(settings, quant), partial(chosen.ops, threads))
 
 
 def _has_triton() -> bool:
@@ -87,11 +96,10 @@ def _has_triton() -> bool:
     return True
 
 
-def _triton_ops(quant: Quant, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> Ops:
-    from penstock.quant.fp8 import Fp8Ops
-    from penstock.quant.wide import WideOps
+def _triton_ops(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> Ops:
+    from penstock.model.ops.triton import TritonOps
 
-    return {"fp8": Fp8Ops, "none": WideOps}[quant](device, dtype, kv_dtype=kv_dtype)
+    return TritonOps(device, dtype, kv_dtype=kv_dtype)
 
 
 def make_runner(kernels: Kernels, model: CausalLM, ops: Ops, kv: list[LayerKV], limits: Limits) -> Runner:
@@ -124,16 +132,17 @@ def compiling_ahead(kernels: Kernels, config: ModelConfig, limits: Limits) -> It
         yield
         return
     with ThreadPoolExecutor(1, thread_name_prefix="compile") as pool:
-        compiled = pool.submit(_compile, kernels.make_ops(), config, limits)
+        compiled = pool.submit(_compile, kernels, config, limits)
         yield
         compiled.result()
 
 
-def _compile(ops: Ops, config: ModelConfig, limits: Limits) -> None:
+def _compile(kernels: Kernels, config: ModelConfig, limits: Limits) -> None:
     """Steps of every kind on one layer of the model's shape. No graphs: capturing forbids all others to allocate."""
+    ops = kernels.make_ops()
     single = replace(config, num_layers=1, windows=config.windows[:1], vocab_size=_SMALL_VOCABULARY)
     shape = KVShape(1, 1, limits.block_size, config.num_kv_heads, config.head_dim)
-    runner = _triton_runner(random_model(single, ops), ops, ops.allocate_kv(shape), limits)
+    runner = _triton_runner(random_model(single, ops, quantize=partial(to_quant, kernels.quant)), ops, ops.allocate_kv(shape), limits)
     few = min(16, limits.max_num_seqs)
     for step in (decode_step(1, limits), decode_step(few, limits), largest_step(limits)):
         runner.submit(step).result()

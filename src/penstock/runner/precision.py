@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 
 from penstock.core.errors import ConfigError
+from penstock.quant import Quant
 
 FP8 = torch.float8_e4m3fn
-Quant = Literal["none", "fp8"]
 
 _FIRST_WITH_FP8 = (8, 9)  # compute capability: Ada, Hopper and what came after
 
@@ -27,12 +27,12 @@ def fp8_obstacle(device: torch.device, *, has_triton: bool) -> str | None:
     return None if has_triton else "FP8 needs Triton, which is not installed"
 
 
-def resolve_quant(wanted: Literal["auto", "none", "fp8"], stored: Quant | None, obstacle: str | None) -> Quant:
+def resolve_quant(wanted: Literal["auto"] | Quant, stored: Quant | None, fp8_obstacle: str | None) -> Quant:
     """`stored` is the files' own format. Files in FP8 run anywhere, widened if need be; a wish is met or refused."""
-    if wanted == "fp8" and obstacle:
-        raise ConfigError(f"quant is fp8, but {obstacle}", param="quant")
-    if wanted == "auto" and stored == "fp8" and obstacle:
-        log.warning("the model's FP8 weights are widened: %s", obstacle)
+    if wanted == "fp8" and fp8_obstacle:
+        raise ConfigError(f"quant is fp8, but {fp8_obstacle}", param="quant")
+    if wanted == "auto" and stored == "fp8" and fp8_obstacle:
+        log.warning("the model's FP8 weights are widened: %s", fp8_obstacle)
         return "none"
     return (stored or "none") if wanted == "auto" else wanted
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from penstock.model.ops import Fp8Weight, Norm, Stream
+from penstock.model.ops import Norm, Stream
 from penstock.model.ops.reference import ReferenceOps
+from penstock.model.quantized.fp8 import Fp8Weight
 
 pytest.importorskip("triton", reason="no Triton")
 from penstock.model.ops.triton import TritonOps, rowwise, thin
 from penstock.model.ops.triton.argmax import argmax
+from penstock.quant import to_quant
 from penstock.quant.e4m3 import quantized
-from penstock.quant.fp8 import Fp8Ops
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -142,12 +144,13 @@ def test_fp8_product_is_that_of_its_numbers(rows: int, has_bias: bool, input_sca
 @pytest.mark.parametrize("fp8", [True, False])
 def test_few_rows_of_a_wide_model(rows: int, outputs: int, fp8: bool) -> None:
     torch.manual_seed(0)
-    ops, columns = (Fp8Ops if fp8 else TritonOps)(DEVICE, torch.bfloat16), 4608
+    ops, columns = TritonOps(DEVICE, torch.bfloat16), 4608
     stored = weight(outputs, columns).cuda()
     seen = quantized(stored).dequantized() if fp8 else stored.bfloat16().float()
+    kept = to_quant("fp8" if fp8 else "none", stored)
     x, norms = rows_of(rows, columns, torch.bfloat16), norm(columns, torch.bfloat16)
     normed = ReferenceOps(DEVICE, torch.bfloat16).rms_norm(x, norms.weight, norms.eps)
-    assert relative_error(ops.norm_linear(Stream(x), norms, ops.linear(stored)), normed.float() @ seen.T) < 4e-3
+    assert relative_error(ops.norm_linear(Stream(x), norms, ops.linear(kept)), normed.float() @ seen.T) < 4e-3
 
 
 @GPU
@@ -158,12 +161,13 @@ def test_fp8_layer_is_close_to_the_float_one(rows: int) -> None:
     x, y, norms = rows_of(rows, hidden, dtype), rows_of(rows, hidden, dtype), norm(hidden, dtype)
     output, gate_up, down = weight(hidden, hidden), weight(2 * wide, hidden), weight(hidden, wide)
     results = []
-    for ops in (Fp8Ops(DEVICE, dtype), ReferenceOps(DEVICE, torch.float32)):
+    for ops, quant in ((TritonOps(DEVICE, dtype), "fp8"), (ReferenceOps(DEVICE, torch.float32), "none")):
+        kept = partial(to_quant, quant)
         stream = Stream(x.to(ops.activation_dtype, copy=True))
         norms = Norm(norms.weight.to(ops.activation_dtype), 1e-5)
-        ops.add_linear(stream, y.to(ops.activation_dtype), ops.linear(output))
-        ops.feed_forward(stream, norms, ops.linear(gate_up), ops.linear(down))
-        results.append(ops.norm_linear(stream, norms, ops.linear(output)))
+        ops.add_linear(stream, y.to(ops.activation_dtype), ops.linear(kept(output)))
+        ops.feed_forward(stream, norms, ops.linear(kept(gate_up)), ops.linear(kept(down)))
+        results.append(ops.norm_linear(stream, norms, ops.linear(kept(output))))
     assert relative_error(*results) < 0.06
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from penstock.model.batch import Batch
+from penstock.model.quantized import Weight
 
 
 @dataclass(frozen=True)
@@ -60,23 +61,6 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
-class Fp8Weight:
-    """A weight in 8-bit floating point, as a checkpoint stores it: values * scales[:, None]."""
-
-    values: Tensor  # [out, in] float8_e4m3fn
-    scales: Tensor  # [out] float32
-    input_scale: float | None = None  # activations are divided by it; None: each row by what its largest needs
-
-    def dequantized(self) -> Tensor:
-        return self.values.float() * self.scales[:, None]
-
-
-def plain(weight: Tensor | Fp8Weight) -> Tensor:
-    """For operations that know no such format."""
-    return weight.dequantized() if isinstance(weight, Fp8Weight) else weight
-
-
-@dataclass(frozen=True)
 class Norm:
     """RMSNorm's weight, on the device in the activations' type."""
 
@@ -86,7 +70,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Scaled:
-    """A product of FP8 numbers that is yet to be multiplied by its rows' and its columns' scales."""
+    """A product of 8-bit numbers that is yet to be multiplied by its rows' and its columns' scales."""
 
     values: Tensor  # [rows, columns]
     row_scales: Tensor  # [rows] float32
@@ -119,16 +103,17 @@ class Ops(Protocol):
     activation_dtype: torch.dtype
     kv_dtype: torch.dtype
 
-    def linear(self, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Linear:
-        """Pack a [out, in] weight of any float type for this device. The caller drops its own copy."""
+    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
+        """Pack a [out, in] weight for this device. What is quantized stays so if there are kernels for its format. The
+        caller drops its own copy."""
 
-    def head(self, table: Tensor) -> Linear:
-        """The product with a [vocab, hidden] table, which is never quantized."""
+    def head(self, table: Weight) -> Linear:
+        """The product with a [vocab, hidden] table."""
 
-    def embedding(self, table: Tensor) -> Linear:
-        """A lookup [tokens] int32 -> [tokens, hidden] from a float32 [vocab, hidden] table."""
+    def embedding(self, table: Weight) -> Linear:
+        """A lookup [tokens] int32 -> [tokens, hidden] from a [vocab, hidden] table."""
 
-    def tied(self, table: Tensor) -> tuple[Linear, Linear]:
+    def tied(self, table: Weight) -> tuple[Linear, Linear]:
         """(embedding, head) from one table, stored once where the implementation can."""
 
     def norm_linear(self, stream: Stream, norm: Norm, linear: Linear) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from penstock.core.errors import ModelUnsupported
 from penstock.model.batch import Batch
-from penstock.model.ops import AttentionSpec, Fp8Weight, KVShape, LayerKV, Linear, Norm, Rope, Scaled, Stream
+from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Linear, Norm, Rope, Scaled, Stream
 from penstock.model.ops import library as c
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.library import ARITHMETICS, LOW_BIT, MOST_HEAD_DIM, load_library, pages, pointer
@@ -81,7 +81,7 @@ class NativeOps:
         self._batch: Batch | None = None
         self._batch_struct = c.Batch()
 
-    def linear(self, weight: Weight | Fp8Weight, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         return NativeLinear(self._packed(weight, bias))
 
     def head(self, table: Weight) -> Linear:
@@ -97,10 +97,10 @@ class NativeOps:
         packed = self._packed(table, None)
         return NativeLookup(packed), NativeLinear(packed)
 
-    def _packed(self, weight: Weight | Fp8Weight, bias: Tensor | None) -> PackedWeight:
+    def _packed(self, weight: Weight, bias: Tensor | None) -> PackedWeight:
         if kept := packed_low_bit(self, weight, bias, self.keeps):
             return kept
-        wide = weight.dequantized() if isinstance(weight, Fp8Weight) else plain(weight)
+        wide = plain(weight)
         return PackedWeight(self, self.arithmetic, wide.shape, bias).fill(wide)
 
     def rms_norm(self, stream: Stream, norm: Norm) -> Tensor:

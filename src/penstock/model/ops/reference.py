@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.model.batch import Batch
-from penstock.model.ops import AttentionSpec, Fp8Weight, KVShape, LayerKV, Linear, Norm, Rope, Stream, plain
+from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Linear, Norm, Rope, Stream
+from penstock.model.quantized import Weight, plain
 
 
 class ReferenceOps:
@@ -33,17 +34,17 @@ class ReferenceOps:
         self._block_size = 1
         self._layout: BatchLayout | None = None  # of the step that was begun
 
-    def linear(self, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         return partial(F.linear, weight=self._store(plain(weight)), bias=None if bias is None else self._store(bias))
 
-    def head(self, table: Tensor) -> Linear:
+    def head(self, table: Weight) -> Linear:
         return self.linear(table)
 
-    def embedding(self, table: Tensor) -> Linear:
-        return partial(F.embedding, weight=self._store(table))
+    def embedding(self, table: Weight) -> Linear:
+        return partial(F.embedding, weight=self._store(plain(table)))
 
-    def tied(self, table: Tensor) -> tuple[Linear, Linear]:
-        stored = self._store(table)
+    def tied(self, table: Weight) -> tuple[Linear, Linear]:
+        stored = self._store(plain(table))
         return partial(F.embedding, weight=stored), partial(F.linear, weight=stored)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -17,14 +17,20 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigError
 from penstock.model.batch import Batch
-from penstock.model.ops import AttentionSpec, Fp8Weight, KVShape, LayerKV, Linear, Norm, Rope, Stream, plain
+from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Linear, Norm, Rope, Stream
 from penstock.model.ops.triton import rowwise, thin
 from penstock.model.ops.triton.decode import attend_decodes
 from penstock.model.ops.triton.decode_plan import DecodePlan, plan_decodes
-from penstock.model.ops.triton.linears import FP8_MULTIPLE, FloatLinear, Fp8Linear, GpuLinear
+from penstock.model.ops.triton.grouped_linear import GroupedLinear
+from penstock.model.ops.triton.linears import MULTIPLE, ByteLinear, FloatLinear, GpuLinear
 from penstock.model.ops.triton.prefill import attend_chunks
 from penstock.model.ops.triton.shared import attend_shared
 from penstock.model.ops.triton.store import store_chunks
+from penstock.model.ops.triton.words import can_be_words
+from penstock.model.quantized import Weight, plain
+from penstock.model.quantized.fp8 import Fp8Weight
+from penstock.model.quantized.grouped import GroupedWeight
+from penstock.model.quantized.int8 import Int8Weight
 
 LEAST_BLOCK_SIZE = 16  # what a matrix product takes; 64 and more is fast
 
@@ -57,47 +63,48 @@ class TritonOps:
             and dtype is torch.bfloat16
             and torch.cuda.get_device_capability(self.device) >= (8, 9)
         )
+        # Ampere and later multiply int8 as fast as Triton's kernels for a few rows need it.
+        self._has_int8 = (
+            self.device.type == "cuda"
+            and dtype is not torch.float32
+            and torch.cuda.get_device_capability(self.device) >= (8, 0)
+        )
         self._num_kv_heads = 1
         self._step: Step | None = None
 
-    def linear(self, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Linear:
-        stored_bias = None if bias is None else self._store(bias)
-        if isinstance(weight, Fp8Weight) and self._multiplies_fp8(weight):
-            return self._fp8_linear(weight, stored_bias)
-        return FloatLinear(thin.Weight(self._store(plain(weight)), bias=stored_bias))
+    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
+        return self._linear(weight, None if bias is None else self._store(bias))
 
-    def head(self, table: Tensor) -> Linear:
-        return FloatLinear(thin.Weight(self._store(table)))
+    def head(self, table: Weight) -> Linear:
+        return self._table(table)
 
-    def embedding(self, table: Tensor) -> Linear:
-        return partial(F.embedding, weight=self._store(table))
+    def embedding(self, table: Weight) -> Linear:
+        return self._lookup(self._table(table))
 
-    def tied(self, table: Tensor) -> tuple[Linear, Linear]:
-        stored = self._store(table)
-        return partial(F.embedding, weight=stored), FloatLinear(thin.Weight(stored))
+    def tied(self, table: Weight) -> tuple[Linear, Linear]:
+        stored = self._table(table)
+        return self._lookup(stored), stored
 
     def norm_linear(self, stream: Stream, norm: Norm, linear: Linear) -> Tensor:
-        return self._norm_product(stream, norm, linear, thin.Ending.NOTHING)
+        return self._norm_product(stream, norm, _on_gpu(linear), thin.Ending.NOTHING)
 
     def add_linear(self, stream: Stream, x: Tensor, linear: Linear) -> None:
-        assert isinstance(linear, GpuLinear)
-        weight = linear.weight
-        if thin.fits(x.shape[0], weight.values):
+        linear = _on_gpu(linear)
+        if linear.takes(x.shape[0]):
             assert stream.pending is None
-            thin.product(x, weight, ending=thin.Ending.ADD, into=stream.residual)
-        elif isinstance(linear, Fp8Linear) and weight.bias is None:
+            linear.few(x, ending=thin.Ending.ADD, into=stream.residual)
+        elif isinstance(linear, ByteLinear) and not linear.has_bias:
             stream.pending = linear.product(rowwise.quantize(x, linear.quantization))
         else:
             stream.pending = linear(x)  # every sum is followed by a norm, which adds it on its way
 
     def feed_forward(self, stream: Stream, norm: Norm, gate_up: Linear, down: Linear) -> None:
-        assert isinstance(gate_up, GpuLinear)
-        assert isinstance(down, GpuLinear)
-        if thin.fits(stream.residual.shape[0], gate_up.weight.values):
+        gate_up, down = _on_gpu(gate_up), _on_gpu(down)
+        if gate_up.takes(stream.residual.shape[0], thin.Ending.SWIGLU):
             self.add_linear(stream, self._norm_product(stream, norm, gate_up, thin.Ending.SWIGLU), down)
             return
         halves = self.norm_linear(stream, norm, gate_up)
-        if isinstance(down, Fp8Linear):
+        if isinstance(down, ByteLinear) and not down.takes(halves.shape[0]):
             stream.pending = down.product(rowwise.silu_mul(halves, down.quantization))
         else:
             self.add_linear(stream, rowwise.silu_mul(halves), down)
@@ -140,30 +147,52 @@ class TritonOps:
         pool = first.pool.view(torch.int16)  # of any type: not every torch indexes FP8
         pool[:, :, destinations] = pool[:, :, sources]
 
-    def _norm_product(self, stream: Stream, norm: Norm, linear: Linear, ending: thin.Ending) -> Tensor:
-        assert isinstance(linear, GpuLinear)
-        weight, num_rows = linear.weight, stream.residual.shape[0]
-        if thin.fits(num_rows, weight.values):
-            if stream.pending is None and thin.can_norm(num_rows, weight.values):
-                return thin.product(stream.residual, weight, norm=norm, ending=ending)
-            return thin.product(rowwise.rms_norm(stream, norm), weight, ending=ending)
+    def _norm_product(self, stream: Stream, norm: Norm, linear: GpuLinear, ending: thin.Ending) -> Tensor:
+        num_rows = stream.residual.shape[0]
+        if linear.takes(num_rows, ending):
+            if stream.pending is None and linear.norms(num_rows):
+                return linear.few(stream.residual, norm=norm, ending=ending)
+            return linear.few(rowwise.rms_norm(stream, norm), ending=ending)
         assert ending is thin.Ending.NOTHING
-        if isinstance(linear, Fp8Linear):
+        if isinstance(linear, ByteLinear):
             rows = rowwise.rms_norm(stream, norm, linear.quantization)
             return linear.scaled_product(rows, stream.residual.dtype)
         return linear(rowwise.rms_norm(stream, norm))
 
-    def _multiplies_fp8(self, weight: Fp8Weight) -> bool:
-        """Others are widened: they work, and take twice the memory."""
-        return self._has_fp8 and all(size % FP8_MULTIPLE == 0 for size in weight.values.shape)
+    def _linear(self, weight: Weight, bias: Tensor | None) -> GpuLinear:
+        """In the weight's own format, if there is a kernel for it; others are widened: they work, and take more memory."""
+        if isinstance(weight, GroupedWeight) and self.weight_dtype is not torch.float32 and can_be_words(weight):
+            return GroupedLinear.of(weight, bias)
+        if isinstance(weight, Fp8Weight) and self._has_fp8 and _multiplies(weight.shape):
+            return self._byte_linear(weight, rowwise.Quantization(weight.input_scale), bias)
+        if isinstance(weight, Int8Weight) and self._has_int8 and _multiplies(weight.shape):
+            return self._byte_linear(weight, rowwise.Quantization(None, torch.int8), bias)
+        return FloatLinear(thin.Weight(self._store(plain(weight)), bias=bias))
 
-    def _fp8_linear(self, weight: Fp8Weight, bias: Tensor | None) -> Fp8Linear:
+    def _table(self, table: Weight) -> GpuLinear:
+        """Of an embedding or a head: 8 bits with rows quantized would cost it precision."""
+        return self._linear(table if isinstance(table, GroupedWeight) else plain(table), None)
+
+    def _byte_linear(
+        self, weight: Fp8Weight | Int8Weight, quantization: rowwise.Quantization, bias: Tensor | None
+    ) -> ByteLinear:
         values, scales = weight.values.to(self.device), weight.scales.to(self.device, torch.float32)
-        return Fp8Linear(
-            thin.Weight(values, scales, bias),
-            rowwise.Quantization(weight.input_scale),
-            torch.ones((), device=self.device),
-        )
+        return ByteLinear(thin.Weight(values, scales, bias), quantization, torch.ones((), device=self.device))
+
+    def _lookup(self, linear: GpuLinear) -> Linear:
+        if isinstance(linear, GroupedLinear):
+            return partial(linear.rows, dtype=self.activation_dtype)
+        assert isinstance(linear, FloatLinear)
+        return partial(F.embedding, weight=linear.weight.values)
 
     def _store(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.weight_dtype)
+
+
+def _multiplies(shape: torch.Size) -> bool:
+    return all(size % MULTIPLE == 0 for size in shape)
+
+
+def _on_gpu(linear: Linear) -> GpuLinear:
+    assert isinstance(linear, FloatLinear | ByteLinear | GroupedLinear)
+    return linear

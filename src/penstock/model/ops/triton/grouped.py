@@ -19,7 +19,7 @@ from penstock.model.ops.triton.launch import assembles, let_next_start, overlaps
 from penstock.model.ops.triton.thin import SHRINK, Ending, finish
 from penstock.model.ops.triton.words import Words, columns_of, halves, part_of, per_output, read_per_output, tile_of, zero_of
 
-MOST_ROWS = 32
+MOST_ROWS = 16
 
 
 class Tiling(NamedTuple):
@@ -59,9 +59,10 @@ def _read_rows(x_ptr, chunk, num_rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 
 @triton.jit
 def _groups(ptr, chunk, part, tile, filled, COLUMNS: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr):
-    """Scales or offsets of the groups in which a part of each chunk lies."""
-    group = (chunk * PARTS + part) * 32 // GROUP
-    return read_per_output(ptr + group[:, None] * filled + tile[None, :] * 16, group < COLUMNS // GROUP)
+    """Scales or offsets of the groups in which a part of each chunk lies. Behind the last, where all sums are zero, any
+    will do."""
+    group = tl.minimum((chunk * PARTS + part) * 32 // GROUP, COLUMNS // GROUP - 1)
+    return read_per_output(ptr + group[:, None] * filled + tile[None, :] * 16)
 
 
 @triton.jit

@@ -33,7 +33,7 @@ class ManyTiling(NamedTuple):
 
 def can_be_many(weight: Words) -> bool:
     """A chunk must lie within a group."""
-    return weight.group_size % (SPAN * 16 // weight.bits) == 0
+    return weight.group_size == weight.columns or weight.group_size % (SPAN * 16 // weight.bits) == 0
 
 
 def many_rows(x: Tensor, weight: Words, tiling: ManyTiling) -> Tensor:
@@ -101,11 +101,11 @@ def _many_rows_kernel(
         raw = tl.dot(wide_tile_of(pairs, TILES, BITS, BFLOAT16, ASSEMBLED), x)
         group = chunk * CHUNK // GROUP + tl.zeros([1], tl.int32)
         at = group[:, None] * filled + tile[None, :] * 16
-        scale = tl.reshape(per_output(read_per_output(scales_ptr + at, group >= 0), BLOCK_M), [16 * TILES, BLOCK_M])
+        scale = tl.reshape(per_output(read_per_output(scales_ptr + at), BLOCK_M), [16 * TILES, BLOCK_M])
         sums = tl.load(sums_ptr + m * CHUNKS + chunk, mask=m < num_rows, other=0.0)[None, :]
         acc += (raw - sums * zero_of(BITS, BFLOAT16)) * scale
         if HAS_OFFSETS:
-            offset = per_output(read_per_output(offsets_ptr + at, group >= 0), BLOCK_M)
+            offset = per_output(read_per_output(offsets_ptr + at), BLOCK_M)
             acc += sums * tl.reshape(offset, [16 * TILES, BLOCK_M])
     n = (program // row_blocks) * TILES * 16 + tl.arange(0, 16 * TILES)
     acc *= grow

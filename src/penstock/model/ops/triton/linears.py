@@ -1,45 +1,83 @@
-"""Weights on a GPU, and what multiplies with them: our kernel for a few rows, cuBLAS for many."""
+"""Weights on a GPU, one class per format, and what multiplies with them: our kernels for a few rows, for many cuBLAS or
+what its format asks for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.model.ops import Scaled
+from penstock.model.ops import Norm, Scaled
 from penstock.model.ops.triton import thin
-from penstock.model.ops.triton.rowwise import Fp8Rows, Quantization, quantize
+from penstock.model.ops.triton.rowwise import QuantizedRows, Quantization, quantize, rescaled
+from penstock.model.ops.triton.thin import Ending
 
-FP8_MULTIPLE = 16  # cuBLAS's FP8 products take no other sizes
+MULTIPLE = 16  # cuBLAS's 8-bit products take no other sizes
+
+
+class GpuLinear(Protocol):
+    @property
+    def has_bias(self) -> bool: ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def takes(self, num_rows: int, ending: Ending = Ending.NOTHING) -> bool:
+        """Whether `few` can."""
+
+    def norms(self, num_rows: int) -> bool:
+        """Whether `few` can norm so many rows itself."""
+
+    def few(self, x: Tensor, *, norm: Norm | None = None, ending: Ending, into: Tensor | None = None) -> Tensor:
+        """The product of a few rows, with what is before it and behind it; see `thin.product`."""
 
 
 @dataclass(frozen=True)
-class FloatLinear:
+class ThinLinear:
+    """A weight that `thin` multiplies with a few rows."""
+
     weight: thin.Weight
 
+    @property
+    def has_bias(self) -> bool:
+        return self.weight.bias is not None
+
+    def takes(self, num_rows: int, ending: Ending = Ending.NOTHING) -> bool:
+        return thin.fits(num_rows, self.weight.values)
+
+    def norms(self, num_rows: int) -> bool:
+        return thin.can_norm(num_rows, self.weight.values)
+
+    def few(self, x: Tensor, *, norm: Norm | None = None, ending: Ending, into: Tensor | None = None) -> Tensor:
+        return thin.product(x, self.weight, norm=norm, ending=ending, into=into)
+
+
+@dataclass(frozen=True)
+class FloatLinear(ThinLinear):
     def __call__(self, x: Tensor) -> Tensor:
-        if thin.fits(x.shape[0], self.weight.values):
-            return thin.product(x, self.weight)
+        if self.takes(x.shape[0]):
+            return self.few(x, ending=Ending.NOTHING)
         return F.linear(x, self.weight.values, self.weight.bias)
 
 
 @dataclass(frozen=True)
-class Fp8Linear:
-    """Rows are quantized too, unless there are only a few."""
+class ByteLinear(ThinLinear):
+    """In FP8 or INT8. Rows are quantized too, unless there are only a few."""
 
-    weight: thin.Weight
     quantization: Quantization
     one: Tensor  # on the device: the scale of a product that is scaled later
 
     def __call__(self, x: Tensor) -> Tensor:
-        if thin.fits(x.shape[0], self.weight.values):
-            return thin.product(x, self.weight)
+        if self.takes(x.shape[0]):
+            return self.few(x, ending=Ending.NOTHING)
         return self.scaled_product(quantize(x, self.quantization), x.dtype)
 
-    def scaled_product(self, rows: Fp8Rows, dtype: torch.dtype) -> Tensor:
+    def scaled_product(self, rows: QuantizedRows, dtype: torch.dtype) -> Tensor:
         assert self.weight.scales is not None
+        if self.quantization.dtype is torch.int8:
+            return rescaled(self.product(rows), self.weight.bias, dtype)
         return torch._scaled_mm(
             rows.values,
             self.weight.values.t(),
@@ -50,14 +88,12 @@ class Fp8Linear:
             use_fast_accum=True,
         )
 
-    def product(self, rows: Fp8Rows) -> Scaled:
+    def product(self, rows: QuantizedRows) -> Scaled:
         """cuBLAS splits a long sum over the device only if it need not scale rows: whoever reads it will."""
         assert self.weight.scales is not None
-        assert self.weight.bias is None, "a bias is added to what is scaled"
+        if self.quantization.dtype is torch.int8:
+            return Scaled(torch._int_mm(rows.values, self.weight.values.t()), rows.scales, self.weight.scales)
         values = torch._scaled_mm(
             rows.values, self.weight.values.t(), self.one, self.one, out_dtype=torch.bfloat16, use_fast_accum=True
         )
         return Scaled(values, rows.scales, self.weight.scales)
-
-
-GpuLinear = FloatLinear | Fp8Linear

@@ -1,8 +1,8 @@
-"""Norms, SwiGLU, and rows in FP8. Every row is its own; intermediate roundings are those of `reference`, so results
+"""Norms, SwiGLU, and rows in FP8 or INT8. Every row is its own; intermediate roundings are those of `reference`, so results
 agree to the bit up to the order of a sum.
 
-Whoever feeds an FP8 product writes FP8: the largest number of a row becomes the largest that FP8 has, unless the
-checkpoint brings a scale.
+Whoever feeds an 8-bit product writes 8 bits: the largest number of a row becomes the largest that the format has, unless
+the checkpoint brings a scale.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -26,32 +26,34 @@ _SILU_COLUMNS = 2048  # that one program computes, if rows need not be seen whol
 
 @dataclass(frozen=True)
 class Quantization:
-    """How activations become FP8."""
+    """How activations become small."""
 
     scale: float | None  # what they are divided by; None: each row by its own
+    dtype: torch.dtype = FP8
 
 
 @dataclass(frozen=True)
-class Fp8Rows:
-    values: Tensor  # [rows, columns] float8_e4m3fn
+class QuantizedRows:
+    values: Tensor  # [rows, columns] float8_e4m3fn or int8
     scales: Tensor  # [rows] float32
 
     @classmethod
-    def empty(cls, rows: int, columns: int, device: torch.device) -> Fp8Rows:
-        return cls(torch.empty(rows, columns, dtype=FP8, device=device), torch.empty(rows, device=device))
+    def empty(cls, rows: int, columns: int, quantization: Quantization, device: torch.device) -> QuantizedRows:
+        values = torch.empty(rows, columns, dtype=quantization.dtype, device=device)
+        return cls(values, torch.empty(rows, device=device))
 
 
 @overload
 def rms_norm(stream: Stream, norm: Norm) -> Tensor: ...
 @overload
-def rms_norm(stream: Stream, norm: Norm, quantization: Quantization) -> Fp8Rows: ...
-def rms_norm(stream: Stream, norm: Norm, quantization: Quantization | None = None) -> Tensor | Fp8Rows:
+def rms_norm(stream: Stream, norm: Norm, quantization: Quantization) -> QuantizedRows: ...
+def rms_norm(stream: Stream, norm: Norm, quantization: Quantization | None = None) -> Tensor | QuantizedRows:
     """The norm of the stream; what was pending is added to it."""
     residual, pending = stream.residual, stream.pending
     rows, columns = residual.shape
-    out = Fp8Rows.empty(rows, columns, residual.device) if quantization else torch.empty_like(residual)
+    out = QuantizedRows.empty(rows, columns, quantization, residual.device) if quantization else torch.empty_like(residual)
     scaled = pending if isinstance(pending, Scaled) else None
-    values, scales = (out.values, out.scales) if isinstance(out, Fp8Rows) else (out, None)
+    values, scales = (out.values, out.scales) if isinstance(out, QuantizedRows) else (out, None)
     block = triton.next_power_of_2(columns)
     _rms_norm_kernel[(rows,)](
         residual, scaled.values if scaled else pending, scaled.row_scales if scaled else None,
@@ -66,12 +68,12 @@ def rms_norm(stream: Stream, norm: Norm, quantization: Quantization | None = Non
 @overload
 def silu_mul(gate_up: Tensor) -> Tensor: ...
 @overload
-def silu_mul(gate_up: Tensor, quantization: Quantization) -> Fp8Rows: ...
-def silu_mul(gate_up: Tensor, quantization: Quantization | None = None) -> Tensor | Fp8Rows:
+def silu_mul(gate_up: Tensor, quantization: Quantization) -> QuantizedRows: ...
+def silu_mul(gate_up: Tensor, quantization: Quantization | None = None) -> Tensor | QuantizedRows:
     """[rows, 2 * columns] -> silu(first half) * second half"""
     rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
-    out = Fp8Rows.empty(rows, columns, gate_up.device) if quantization else gate_up.new_empty(rows, columns)
-    values, scales = (out.values, out.scales) if isinstance(out, Fp8Rows) else (out, None)
+    out = QuantizedRows.empty(rows, columns, quantization, gate_up.device) if quantization else gate_up.new_empty(rows, columns)
+    values, scales = (out.values, out.scales) if isinstance(out, QuantizedRows) else (out, None)
     block = triton.next_power_of_2(columns) if quantization else _SILU_COLUMNS
     _silu_mul_kernel[(rows, triton.cdiv(columns, block))](
         gate_up, values, scales, _scale(quantization), COLUMNS=columns, QUANTIZE=_kind(quantization), BLOCK=block,
@@ -80,13 +82,24 @@ def silu_mul(gate_up: Tensor, quantization: Quantization | None = None) -> Tenso
     return out
 
 
-def quantize(x: Tensor, quantization: Quantization) -> Fp8Rows:
+def quantize(x: Tensor, quantization: Quantization) -> QuantizedRows:
     rows, columns = x.shape
-    out = Fp8Rows.empty(rows, columns, x.device)
+    out = QuantizedRows.empty(rows, columns, quantization, x.device)
     block = triton.next_power_of_2(columns)
     _quantize_kernel[(rows,)](
         x, out.values, out.scales, _scale(quantization), COLUMNS=columns, QUANTIZE=_kind(quantization), BLOCK=block,
         OVERLAPS=overlaps(), num_warps=min(max(block // 512, 1), 16), launch_pdl=overlaps(),
+    )  # fmt: skip
+    return out
+
+
+def rescaled(product: Scaled, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """What a product of integers stands for."""
+    rows, columns = product.values.shape
+    out = torch.empty(rows, columns, dtype=dtype, device=product.values.device)
+    _rescale_kernel[(rows, triton.cdiv(columns, _SILU_COLUMNS))](
+        product.values, product.row_scales, product.column_scales, bias, out, COLUMNS=columns,
+        HAS_BIAS=bias is not None, BLOCK=_SILU_COLUMNS, OVERLAPS=overlaps(), num_warps=8, launch_pdl=overlaps(),
     )  # fmt: skip
     return out
 
@@ -111,11 +124,15 @@ def _write(x, row, column, inside, out_ptr, scales_ptr, scale, COLUMNS: tl.const
     if QUANTIZE == 0:
         tl.store(out_ptr + at, x.to(out_ptr.dtype.element_ty), mask=inside)
     else:
+        IS_INTEGER: tl.constexpr = out_ptr.dtype.element_ty == tl.int8
+        LARGEST: tl.constexpr = 127.0 if IS_INTEGER else 448.0
         if QUANTIZE == 1:
-            scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12) / 448.0
+            scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12) / LARGEST
         tl.store(scales_ptr + row, scale)
-        rounded = tl.clamp(x / scale, -448.0, 448.0).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + at, rounded, mask=inside)
+        shrunk = tl.clamp(x / scale, -LARGEST, LARGEST)
+        if IS_INTEGER:
+            shrunk += tl.where(shrunk >= 0, 0.5, -0.5)  # to the nearest: what follows cuts off
+        tl.store(out_ptr + at, shrunk.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -177,3 +194,21 @@ def _quantize_kernel(
     wait(OVERLAPS)
     x = tl.load(x_ptr + row.to(tl.int64) * COLUMNS + column, mask=inside, other=0.0).to(tl.float32)
     _write(x, row, column, inside, out_ptr, scales_ptr, scale, COLUMNS, QUANTIZE)
+
+
+@triton.jit
+def _rescale_kernel(
+    values_ptr, row_scales_ptr, column_scales_ptr, bias_ptr, out_ptr, COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    let_next_start(OVERLAPS)
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < COLUMNS
+    by_column = tl.load(column_scales_ptr + column, mask=inside, other=0.0)
+    wait(OVERLAPS)
+    at = row.to(tl.int64) * COLUMNS + column
+    wide = tl.load(values_ptr + at, mask=inside, other=0).to(tl.float32) * tl.load(row_scales_ptr + row) * by_column
+    if HAS_BIAS:
+        wide += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, wide.to(out_ptr.dtype.element_ty), mask=inside)

@@ -46,8 +46,11 @@ class Words:
 
 
 def can_be_words(weight: GroupedWeight) -> bool:
-    """A part must lie within one group."""
-    return weight.group_size % SPAN == 0 and weight.shape[1] % COLUMNS == 0
+    """Groups are whole parts, and chunks whole groups or the other way round; unless there is one group alone."""
+    columns, group, chunk = weight.shape[1], weight.group_size, SPAN * 16 // weight.bits
+    if columns % COLUMNS:
+        return False
+    return group == columns or group % chunk == 0 or (group % SPAN == 0 and chunk % group == 0)
 
 
 def to_words(weight: GroupedWeight, bias: Tensor | None = None) -> Words:
@@ -55,9 +58,9 @@ def to_words(weight: GroupedWeight, bias: Tensor | None = None) -> Words:
     if offsets is not None:
         # Of 16 bits where the scales are: as exact as those, for a group adds a few steps at most.
         offsets = by_tile(offsets.to(torch.float16 if weight.scales.dtype is torch.float16 else torch.float32))
-    rows = torch.arange(weight.shape[0], device=weight.values.device).split(_ROWS)
+    rows = torch.split(torch.arange(weight.shape[0], device=weight.values.device), _ROWS)
     values = torch.cat([_words(weight.rows(some).integers(), weight.bits) for some in rows])
-    return Words(values, by_tile(weight.scales), offsets, weight.bits, *weight.shape, bias)
+    return Words(values, by_tile(weight.scales), offsets, weight.bits, weight.shape[0], weight.shape[1], bias)
 
 
 def by_tile(per_group: Tensor) -> Tensor:
@@ -133,12 +136,11 @@ def in_order_of_words(x: Tensor) -> Tensor:
 
 
 @triton.jit
-def read_per_output(line, inside):
-    """What each chunk's group has for each output. line: [chunks, tiles] pointers; inside: [chunks]"""
+def read_per_output(line):
+    """What each chunk's group has for each output. line: [chunks, tiles] pointers"""
     t, g, r = tl.arange(0, 4), tl.arange(0, 8), tl.arange(0, 2)
     place = t[:, None, None, None, None] * 0 + g[None, :, None, None, None] * 2 + r[None, None, None, None, :]
-    pointers = line[None, None, :, :, None] + place  # [t, g, chunks, tiles, r]
-    return tl.load(pointers, mask=inside[None, None, :, None, None], other=0.0)
+    return tl.load(line[None, None, :, :, None] + place)  # [t, g, chunks, tiles, r]
 
 
 @triton.jit
@@ -177,11 +179,13 @@ def part_of(pairs, PART: tl.constexpr, BITS: tl.constexpr, BFLOAT16: tl.constexp
         wide = tl.join(low, high).to(tl.float32) + (128.0 if BFLOAT16 else 1024.0)
         result = wide.to(tl.bfloat16) if BFLOAT16 else wide.to(tl.float16)
     elif BFLOAT16:
-        types: tl.constexpr = (tl.bfloat16, tl.bfloat16)
-        low, high = tl.inline_asm_elementwise(INSTRUCTIONS, "=h,=h,r", [pairs], dtype=types, is_pure=True, pack=1)
+        low, high = tl.inline_asm_elementwise(
+            INSTRUCTIONS, "=h,=h,r", [pairs], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=1
+        )
         result = tl.join(low, high)
     else:
-        types: tl.constexpr = (tl.float16, tl.float16)
-        low, high = tl.inline_asm_elementwise(INSTRUCTIONS, "=h,=h,r", [pairs], dtype=types, is_pure=True, pack=1)
+        low, high = tl.inline_asm_elementwise(
+            INSTRUCTIONS, "=h,=h,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=1
+        )
         result = tl.join(low, high)
     return result

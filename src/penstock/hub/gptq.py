@@ -1,0 +1,73 @@
+"""GPTQ's layout, as AutoGPTQ and GPTQModel write it.
+
+`qweight` [in / 8, out] packs eight inputs into a word, `qzeros` [groups, out / 8] eight outputs; `scales` are
+[groups, out], and `g_idx` tells the group of each input. Format 1 stores zero points less one, format 2 as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from penstock.hub.quantization import Json, Quantization, Tensors, order_of, require, require_some, unpack_words, unsupported
+from penstock.hub.safetensors_file import TensorInfo
+from penstock.hub.stored import GroupedTensor, StoredTensor, packed
+
+
+@dataclass(frozen=True)
+class Gptq:
+    bits: Literal[4, 8]
+    added: int  # to a zero point, which format 1 stores less one
+
+    @classmethod
+    def read(cls, config: Json) -> Gptq:
+        require("quantization_config", config, bits=(4, 8), checkpoint_format=(None, "gptq", "gptq_v2"))
+        require("quantization_config", config, is_marlin_format=(None, False), lm_head=(None, False))
+        return cls(config["bits"], 0 if config.get("checkpoint_format") == "gptq_v2" else 1)
+
+    @property
+    def quantization(self) -> Quantization:
+        return "int4" if self.bits == 4 else "int8"
+
+    def weights(self, names: Set[str]) -> frozenset[str]:
+        return frozenset(name.removesuffix("qweight") + "weight" for name in names if name.endswith(".qweight"))
+
+    def check(self, infos: Mapping[str, TensorInfo]) -> None:
+        weights = self.weights(infos.keys())
+        require_some("gptq", weights)
+        for name in weights:
+            base = name.removesuffix("weight")
+            for part in ("qzeros", "scales"):
+                if base + part not in infos:
+                    raise unsupported(f"{base}qweight without {base}{part}")
+            per_word = 32 // self.bits
+            (words, outputs), (groups, *_) = infos[base + "qweight"].shape, infos[base + "scales"].shape
+            if infos[base + "scales"].shape != (groups, outputs) or words * per_word % groups:
+                raise unsupported(f"{base}scales of shape {list(infos[base + 'scales'].shape)}")
+            if infos[base + "qzeros"].shape != (groups, outputs // per_word):
+                raise unsupported(f"{base}qzeros of shape {list(infos[base + 'qzeros'].shape)}")
+
+    def stored(self, name: str, tensors: Tensors) -> GroupedTensor:
+        base = name.removesuffix("weight")
+        words = tensors.integers(base + "qweight")
+        scales = tensors.floats(base + "scales")
+        zeros = unpack_words(tensors.integers(base + "qzeros"), self.bits, axis=1) + np.uint8(self.added)
+        # A word has consecutive inputs of one output, in order: its bytes are what is wanted, once outputs come first.
+        values = np.ascontiguousarray(words.T).view(np.uint8)
+        columns = words.shape[0] * 32 // self.bits
+        order = None
+        if base + "g_idx" in tensors.names:
+            group = columns // scales.values.shape[0]
+            order = order_of(tensors.integers(base + "g_idx"), group, base + "g_idx")
+        if order is not None:
+            integers = unpack_words(words, self.bits, axis=0)[order].T
+            values = packed(integers) if self.bits == 4 else np.ascontiguousarray(integers)
+        transposed = StoredTensor(np.ascontiguousarray(scales.values.T), scales.format)
+        middle = 1 << (self.bits - 1)
+        symmetric = bool(np.all(zeros == middle))
+        return GroupedTensor(
+            values, self.bits, transposed, None if symmetric else np.ascontiguousarray(zeros.T), order=order
+        )

@@ -1,0 +1,21 @@
+"""The scheme that config.json's `quantization_config` names."""
+
+from __future__ import annotations
+
+from penstock.hub.awq import Awq
+from penstock.hub.compressed_integers import FORMATS, CompressedIntegers
+from penstock.hub.fp8 import Fp8, read_activations
+from penstock.hub.gptq import Gptq
+from penstock.hub.quantization import Json, Scheme
+
+
+def read_scheme(config: Json) -> Scheme:
+    """Whatever is not understood is refused."""
+    method = config.get("quant_method")
+    if method == "gptq":
+        return Gptq.read(config)
+    if method == "awq":
+        return Awq.read(config)
+    if method == "compressed-tensors" and config.get("format") in FORMATS:
+        return CompressedIntegers.read(config)
+    return Fp8(read_activations(config))

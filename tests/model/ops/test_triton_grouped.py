@@ -1,0 +1,163 @@
+"""Products with 4- and 8-bit integers on a GPU equal those with the numbers they stand for, for every number of rows and
+kind of group, alone and fused; or on no GPU, interpreted."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.model.ops import Norm, Stream
+from penstock.model.ops.reference import ReferenceOps
+from penstock.model.quantized.grouped import Bits, GroupedWeight, packed
+
+pytest.importorskip("triton", reason="no Triton")
+from penstock.model.ops.triton import TritonOps
+from penstock.model.ops.triton.grouped import MOST_ROWS
+from penstock.model.ops.triton.grouped_linear import MOST_MANY, GroupedLinear
+from penstock.model.ops.triton.grouped_many import widened
+from penstock.model.ops.triton.linears import FloatLinear
+from penstock.model.ops.triton.words import to_words
+from penstock.quant.integers import by_row
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+GPU = pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter is too slow, or has no such product")
+# The interpreter cuts where the hardware rounds to bfloat16.
+TOLERANCES = {torch.float16: 2e-3} if DEVICE == "cpu" else {torch.float16: 2e-3, torch.bfloat16: 6e-3}
+DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+KINDS = ("symmetric", "zeros", "minimums")
+# Chunks that fill the rows and that do not, groups as long as a part, a chunk, a row.
+SHAPES = [(64, 256, 32), (64, 256, 128), (96, 576, 64), (64, 160, 160)]
+
+
+def integers(out: int, columns: int, group: int, bits: Bits, kind: str, *, ordered: bool = False) -> GroupedWeight:
+    dice = torch.Generator().manual_seed(7)
+    shape = (out, columns // group)
+    values = torch.randint(0, 1 << bits, (out, columns), generator=dice, dtype=torch.uint8)
+    scales = (torch.rand(shape, generator=dice) + 0.5) * columns**-0.5 / (1 << (bits - 2))
+    zeros = torch.randint(1, 1 << bits, shape, generator=dice, dtype=torch.uint8).to(DEVICE)
+    minimums = -torch.rand(shape, generator=dice) * columns**-0.5
+    return GroupedWeight(
+        (packed(values) if bits == 4 else values).to(DEVICE),
+        bits,
+        scales.half().to(DEVICE),
+        zeros if kind == "zeros" else None,
+        minimums.half().to(DEVICE) if kind == "minimums" else None,
+        torch.randperm(columns, generator=dice).to(DEVICE) if ordered else None,
+    )
+
+
+def rows_of(count: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(count, columns, generator=torch.Generator().manual_seed(count)).to(DEVICE, dtype)
+
+
+def relative_error(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("out", "columns", "group"), SHAPES)
+def test_words_stand_for_the_same_numbers(out: int, columns: int, group: int, bits: Bits, kind: str) -> None:
+    weight = integers(out, columns, group, bits, kind)
+    words, expected = to_words(weight), weight.dequantized()
+    assert relative_error(widened(words, torch.float32), expected) < 1e-3
+    ids = torch.tensor([5, 0, out - 1, 17], dtype=torch.int32, device=DEVICE)
+    assert relative_error(widened(words, torch.float32, ids), expected[ids.long()]) < 1e-3
+
+
+@DTYPES
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("out", "columns", "group"), SHAPES)
+def test_a_product_of_a_few_rows(
+    out: int, columns: int, group: int, bits: Bits, kind: str, dtype: torch.dtype
+) -> None:
+    weight = integers(out, columns, group, bits, kind)
+    linear, expected = TritonOps(DEVICE, dtype).linear(weight), weight.dequantized()
+    assert isinstance(linear, GroupedLinear)
+    for count in (1, 11) if DEVICE == "cpu" else (1, 2, 8, 9, MOST_ROWS):
+        x = rows_of(count, columns, dtype)
+        assert relative_error(linear(x), x.float() @ expected.T) < TOLERANCES[dtype]
+
+
+@DTYPES
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_product_of_many_rows(bits: Bits, kind: str, dtype: torch.dtype) -> None:
+    weight = integers(96, 320, 320, bits, kind)
+    linear, expected = TritonOps(DEVICE, dtype).linear(weight), weight.dequantized()
+    for count in (MOST_ROWS + 1,) if DEVICE == "cpu" else (MOST_ROWS + 1, 64, 65, 200, MOST_MANY + 1):
+        x = rows_of(count, 320, dtype)
+        assert relative_error(linear(x), x.float() @ expected.T) < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_groups_shorter_than_a_chunk_are_widened_for_many_rows(bits: Bits) -> None:
+    weight = integers(64, 256, 32, bits, "minimums")
+    x = rows_of(40, 256, torch.float16)
+    found = TritonOps(DEVICE, torch.float16).linear(weight)(x)
+    assert relative_error(found, x.float() @ weight.dequantized().T) < 2e-3
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_bias_and_order_of_columns(count: int) -> None:
+    weight = integers(64, 256, 128, 4, "zeros", ordered=True)
+    bias, x = torch.randn(64).half(), rows_of(count, 256, torch.float16)
+    found = TritonOps(DEVICE, torch.float16).linear(weight, bias)(x)
+    assert relative_error(found, x.float() @ weight.dequantized().T + bias.to(DEVICE).float()) < 2e-3
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+@pytest.mark.parametrize("ffn", [64, 48])  # whose halves are whole tiles, or not
+def test_a_layer_with_another_format_in_each_linear(count: int, ffn: int) -> None:
+    """Sums that wait for a norm meet products that norm, add and gate themselves."""
+    dtype, hidden = torch.float16, 128
+    four, eight = integers(hidden, hidden, 128, 4, "zeros"), integers(2 * ffn, hidden, 32, 8, "symmetric")
+    down = torch.randn(hidden, ffn, generator=torch.Generator().manual_seed(1)).to(DEVICE) * ffn**-0.5
+    norm = Norm(torch.ones(hidden, dtype=dtype, device=DEVICE), 1e-5)
+    results = []
+    for ops in (TritonOps(DEVICE, dtype), ReferenceOps(DEVICE, torch.float32)):
+        wide = ops.activation_dtype
+        stream = Stream(rows_of(count, hidden, dtype).to(wide))
+        norms = Norm(norm.weight.to(wide), norm.eps)
+        ops.add_linear(stream, rows_of(count + 100, hidden, dtype)[:count].to(wide), ops.linear(four))
+        ops.feed_forward(stream, norms, ops.linear(eight), ops.linear(down))
+        results.append(ops.norm_linear(stream, norms, ops.linear(four)))
+    assert relative_error(*results) < 5e-3
+
+
+def test_an_embedding_is_looked_up_in_integers() -> None:
+    table = integers(96, 256, 32, 4, "minimums")
+    embedding, head = TritonOps(DEVICE, torch.float16).tied(table)
+    ids = torch.tensor([3, 95, 3, 40], dtype=torch.int32, device=DEVICE)
+    assert relative_error(embedding(ids), table.dequantized()[ids.long()]) < 1e-3
+    x = rows_of(2, 256, torch.float16)
+    assert relative_error(head(x), F.linear(x.float(), table.dequantized())) < 2e-3
+
+
+def test_groups_of_16_are_widened_when_they_are_loaded() -> None:
+    weight = integers(64, 256, 16, 8, "symmetric")
+    linear = TritonOps(DEVICE, torch.float16).linear(weight)
+    assert isinstance(linear, FloatLinear)
+    x = rows_of(2, 256, torch.float16)
+    assert relative_error(linear(x), x.float() @ weight.dequantized().T) < 2e-3
+
+
+@GPU
+@pytest.mark.parametrize("count", [1, 9, 17, 300])
+def test_rows_of_integers_meet_weights_of_integers(count: int) -> None:
+    weight = by_row(torch.randn(1024, 2048, device=DEVICE) * 2048**-0.5)
+    x = rows_of(count, 2048, torch.bfloat16)
+    seen = x.float()
+    if count > MOST_ROWS:  # then rows are integers too
+        scales = x.float().abs().amax(1, keepdim=True) / 127
+        seen = (seen / scales).round() * scales
+    found = TritonOps(DEVICE, torch.bfloat16).linear(weight)(x)
+    assert relative_error(found, seen @ weight.dequantized().T) < 4e-3
