@@ -39,6 +39,9 @@ FORMATS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "fp8": {"dtype": "bfloat16", "quant": "fp8"},
+    "int8": {"dtype": "bfloat16", "quant": "int8"},
+    "w8a8": {"dtype": "bfloat16", "quant": "w8a8"},
+    "int4": {"dtype": "bfloat16", "quant": "int4"},
     "fp8-kv": {"dtype": "bfloat16", "kv_dtype": "fp8"},
     "fp8+fp8-kv": {"dtype": "bfloat16", "quant": "fp8", "kv_dtype": "fp8"},
 }

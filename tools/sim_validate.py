@@ -2,9 +2,10 @@
 
     python -m tools.sim_validate TRACE [--model smollm2] [--busy 0.5] [--count 120] [--first 0] [--cores 0,1]
 
-One replica, of one thread on one core, writes a step log under a mixed load: that is the profile. Then two of them on a
-core each answer a slice of the trace, so fast that by the simulator a step runs for the given share of the time, and it
-is asked the same. Prompts longer than `--most-prompt` and answers longer than `--most-output` are cut, in both.
+Two replicas of one thread, on a core each, write step logs under a mixed load: that is the profile. What shares the
+cores with them, the gateway and the client too, is in it. Then they answer a slice of the trace, so fast that by the
+simulator a step runs for the given share of the time, and it is asked the same. Prompts longer than `--most-prompt` and
+answers longer than `--most-output` are cut, in both.
 """
 
 from __future__ import annotations
@@ -84,21 +85,36 @@ def bench(url: str, directory: Path, *load: str) -> dict[str, Any]:
     return dict(point)
 
 
-def learn(model: str, core: int, directory: Path) -> Profile:
+@contextmanager
+def fleet(model: str, cores: list[int], directory: Path) -> Iterator[str]:
+    """A gateway's URL, in front of a replica on each core; what their steps took is in `steps0.csv` and so on."""
+    own, urls = free_port(), list[str]()
+    with ExitStack() as stack:
+        for number, core in enumerate(cores):
+            port = free_port()
+            urls.append(f"http://127.0.0.1:{port}")
+            command = engine(model, port, "--step-log", str(directory / f"steps{number}.csv"))
+            stack.enter_context(running(command, core, urls[-1], directory / f"replica{number}.log"))
+        config = directory / "gateway.yaml"
+        config.write_text(json.dumps({"port": own, "models": {model: {"replicas": urls}}}))
+        url = f"http://127.0.0.1:{own}"
+        stack.enter_context(running(penstock("gateway", "--config", str(config)), None, url, directory / "gateway.log"))
+        yield url
+
+
+def learn(model: str, cores: list[int], directory: Path) -> Profile:
     """By prompts alone, decodes alone, and both at once, of all lengths that come."""
-    log = directory / "steps.csv"
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    with running(engine(model, port, "--step-log", str(log)), core, url, directory / "calibrate.log"):
-        for concurrency in ("1", "2", "4", "8"):
+    with fleet(model, cores, directory) as url:
+        for each in (1, 2, 4, 8):
             bench(
-                url, directory, "--concurrency", concurrency, "--requests", str(8 + 2 * int(concurrency)),
-                "--prompt-tokens", "32:600", "--output-tokens", "2:100", "--seed", concurrency,
+                url, directory, "--model", model, "--concurrency", str(each * len(cores)),
+                "--requests", str((8 + 2 * each) * len(cores)),
+                "--prompt-tokens", "32:600", "--output-tokens", "2:100", "--seed", str(each),
             )  # fmt: skip
-    steps, limits = read_steps(log)
-    fit = calibrate(steps[10:])
+    logs = [read_steps(directory / f"steps{number}.csv") for number in range(len(cores))]
+    fit = calibrate([step for steps, _ in logs for step in steps[10:]])
     print(fit.summary(), file=sys.stderr)
-    return replace(fit.profile("validated", limits), request_s=_REQUEST_S)
+    return replace(fit.profile("validated", logs[0][1]), request_s=_REQUEST_S)
 
 
 def cut(arrivals: list[Arrival], most_prompt: int, most_output: int) -> list[Arrival]:
@@ -128,16 +144,7 @@ def write_trace(arrivals: list[Arrival], path: Path) -> None:
 
 
 def measure(model: str, cores: list[int], trace: Path, speed: float, directory: Path) -> dict[str, Any]:
-    ports, own = [free_port() for _ in cores], free_port()
-    with ExitStack() as stack:
-        for core, port in zip(cores, ports, strict=True):
-            url = f"http://127.0.0.1:{port}"
-            stack.enter_context(running(engine(model, port), core, url, directory / f"replica{port}.log"))
-        config = directory / "gateway.yaml"
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
-        config.write_text(json.dumps({"port": own, "models": {model: {"replicas": urls}}}))
-        url = f"http://127.0.0.1:{own}"
-        stack.enter_context(running(penstock("gateway", "--config", str(config)), None, url, directory / "gateway.log"))
+    with fleet(model, cores, directory) as url:
         return bench(
             url, directory, "--model", model, "--trace", str(trace), "--speed", f"{speed:.6f}", "--warmup", "4"
         )
@@ -157,7 +164,7 @@ def main() -> None:
     cores = [int(core) for core in given.cores.split(",")]
     with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
         directory = Path(temporary)
-        profile = learn(given.model, cores[0], directory)
+        profile = learn(given.model, cores, directory)
         arrivals = cut(read_trace(given.trace, given.first, given.count), given.most_prompt, given.most_output)
         arrivals = that_fit(arrivals, profile)
         speed = find_speed(arrivals, profile, len(cores), given.busy)

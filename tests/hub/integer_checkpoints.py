@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.hub.fp8_checkpoints import LLAMA, edit_config, weights_file
 from tests.hub.families import random_model
+from tests.hub.fp8_checkpoints import LLAMA, edit_config, weights_file
 
 Arrays = dict[str, np.ndarray]
 

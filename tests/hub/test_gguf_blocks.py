@@ -20,7 +20,9 @@ def random_blocks(type: GGMLQuantizationType, rows: int, columns: int) -> np.nda
     if type.name == "Q6_K":
         blocks[:, -2:] = scales[:, :2]
     else:
-        blocks[:, : 4 if type.name.endswith(("1", "4_K", "5_K")) else 2] = scales[:, : 4 if type.name.endswith(("1", "4_K", "5_K")) else 2]
+        blocks[:, : 4 if type.name.endswith(("1", "4_K", "5_K")) else 2] = scales[
+            :, : 4 if type.name.endswith(("1", "4_K", "5_K")) else 2
+        ]
     return blocks
 
 

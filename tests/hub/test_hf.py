@@ -112,7 +112,7 @@ def test_linear_rope_scaling_is_read_with_its_first_spelling(llama: Path) -> Non
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between layers"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "bits 3"),
-            ({"quantization_config": {"quant_method": "aqlm"}}, "aqlm"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "aqlm"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"mlp_bias": True}, "mlp_bias"),
     ],

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from penstock.core.errors import ModelUnsupported
 from penstock.hub.hf import HFCheckpoint
 from penstock.hub.hf_directory import HFDirectory
 from penstock.hub.stored import GroupedTensor
-from tests.hub.fp8_checkpoints import edit_config
+from tests.hub.fp8_checkpoints import edit_config, weights_file
 from tests.hub.integer_checkpoints import LAYOUTS, PER_TOKEN, compressed, write_integers
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
@@ -76,10 +77,6 @@ def test_what_cannot_be_read_is_refused_by_name(quantization: dict[str, Any], re
 
 
 def test_groups_of_different_sizes_are_refused(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    from tests.hub.fp8_checkpoints import weights_file
-
     write_integers(tmp_path, LAYOUTS["GPTQ"])
     tensors = load_file(weights_file(tmp_path))
     tensors[Q_PROJ.replace("weight", "g_idx")][0] = 1

@@ -12,11 +12,11 @@ from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.hf import HFCheckpoint
 from penstock.model.loading import load_model
 from penstock.model.ops import Linear, Ops
-from penstock.model.quantized import Weight
-from penstock.model.quantized.fp8 import Fp8Weight
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps
 from penstock.model.ops.reference import ReferenceOps
+from penstock.model.quantized import Weight
+from penstock.model.quantized.fp8 import Fp8Weight
 from penstock.model.weights import Weights, read_stored
 from tests.hub.families import FAMILIES, random_model
 from tests.hub.fp8_checkpoints import LAYOUTS, Layout, edit_tensor, write_fp8

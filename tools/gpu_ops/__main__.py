@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 
 from .attention import decodes, prefills, shared, sweep_decode, sweep_plan, sweep_prefill
-from .linears import linears, products, small, sweep_thin
+from .linears import linears, products, small, sweep_grouped, sweep_thin
 
 PARTS: dict[str, Callable[[], None]] = {
     "small": small,
@@ -14,6 +14,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "prefill": prefills,
     "products": products,
     "sweep-thin": sweep_thin,
+    "sweep-grouped": sweep_grouped,
     "sweep-decode": sweep_decode,
     "sweep-plan": sweep_plan,
     "sweep-prefill": sweep_prefill,

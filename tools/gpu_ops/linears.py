@@ -9,14 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.model.ops import Norm, Scaled, Stream
-from penstock.model.ops.triton import TritonOps, rowwise, thin
+from penstock.model.ops import Linear, Norm, Scaled, Stream
+from penstock.model.ops.triton import TritonOps, grouped, grouped_linear, rowwise, thin
 from penstock.model.ops.triton.argmax import argmax
 from penstock.quant import Quant, to_quant
 
 from .timing import DTYPE, FP8, MODELS, TIMED, bandwidth, copies_of, each_us, graph_us, randn, throughput, tried
 
 VOCABULARY = 128256
+QUANTS: tuple[Quant, ...] = ("none", "fp8", "w8a8", "int8", "int4")
 
 
 def small() -> None:
@@ -58,16 +59,20 @@ def time_rowwise(name: str, rows: int) -> None:
 class Chain:
     """All the linears of a model, layer by layer, and what is fused with them. Attention is left out."""
 
-    def __init__(self, name: str, *, fp8: bool) -> None:
+    def __init__(self, name: str, quant: Quant) -> None:
         model = MODELS[name]
-        self.name = f"{name} {'FP8' if fp8 else 'bf16'}"
-        self.ops = (Fp8Ops if fp8 else TritonOps)("cuda", DTYPE)
+        self.name = f"{name} {'bf16' if quant == 'none' else quant}"
+        self.ops, self.weight_bytes = TritonOps("cuda", DTYPE), 0
         self.layers = [
-            [self.ops.linear(randn(outputs, inputs) * inputs**-0.5) for outputs, inputs in model.linears]
+            [self._linear(randn(outputs, inputs) * inputs**-0.5, quant) for outputs, inputs in model.linears]
             for _ in range(model.layers)
         ]
         self.norm = Norm(torch.ones(model.hidden, device="cuda", dtype=DTYPE), 1e-5)
-        self.weight_bytes = sum(linear.weight.values.nbytes for layer in self.layers for linear in layer)
+
+    def _linear(self, weight: Tensor, quant: Quant) -> Linear:
+        kept = to_quant(quant, weight)
+        self.weight_bytes += kept.nbytes if isinstance(kept, Tensor) else kept.num_bytes
+        return self.ops.linear(kept)
 
     def step(self, x: Tensor) -> None:
         stream = Stream(x.clone())
@@ -85,11 +90,11 @@ class Chain:
 def linears() -> None:
     """Whole steps, as bandwidth of the weights; with few rows, beside them those of cuBLAS."""
     for name in TIMED:
-        for fp8 in (False, True):
-            chain = Chain(name, fp8=fp8)
+        for quant in QUANTS:
+            chain = Chain(name, quant)
             for rows in (1, 2, 8, 16, 32, 64, 256):
                 line = f"linears {chain.name:7} {rows:3} rows: {chain.rate(rows)}"
-                if rows <= thin.MOST_ROWS:
+                if rows <= thin.MOST_ROWS and quant in ("none", "fp8"):
                     with patch.object(thin, "fits", lambda *_: False):
                         line += f", cuBLAS {tried(chain.rate, rows)}"
                 print(line)
@@ -99,11 +104,21 @@ def sweep_thin() -> None:
     numbers = [(16, 2, 256, 3), (16, 2, 256, 4), (16, 4, 128, 3), (16, 4, 128, 4), (16, 4, 64, 5), (32, 4, 64, 4),
                (32, 2, 128, 6), (32, 4, 128, 3), (32, 4, 128, 4), (32, 2, 256, 4), (64, 4, 128, 3)]  # fmt: skip
     for name in TIMED:
-        for fp8 in (False, True):
-            chain = Chain(name, fp8=fp8)
+        for quant in ("none", "fp8"):
+            chain = Chain(name, quant)
             for tiling in (thin.Tiling(*each) for each in numbers):
                 with patch.object(thin, "_tiling", lambda *_, tiling=tiling: tiling):
                     print(f"{chain.name:7} 8 rows {tiling}: {tried(chain.rate, 8)}")
+
+
+def sweep_grouped() -> None:
+    """Tilings of a few rows with 4-bit integers, all linears of a model."""
+    for numbers in ((32, 4, 8), (32, 8, 16), (32, 8, 8), (32, 16, 16), (16, 8, 16)):
+        chain = Chain("8B", "int4")
+        tiling = grouped.Tiling(*numbers)
+        with patch.object(grouped_linear, "_tiling", lambda *_, tiling=tiling: tiling):
+            for rows in (1, 8, 16):
+                print(f"{chain.name:7} {rows} rows {tiling}: {tried(chain.rate, rows)}")
 
 
 def products() -> None:

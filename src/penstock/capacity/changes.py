@@ -59,9 +59,8 @@ def changes(case: Case, setup: Setup) -> Iterator[Change]:
         yield Change("KV fp8", Price.QUALITY, replace(free, formats=replace(formats, kv="fp8")), demand)
     for weights in ("fp8", "int8", "int4"):
         if formats.weights == "bfloat16" or (weights == "int4" and formats.weights != "int4"):
-            note = "" if weights == "fp8" else "penstock serves bf16 and fp8; another engine does this"
             changed = replace(free, formats=replace(formats, weights=weights))
-            yield Change(f"weights {SHORT.get(weights, weights)}", Price.QUALITY, changed, demand, note)
+            yield Change(f"weights {SHORT.get(weights, weights)}", Price.QUALITY, changed, demand)
     yield from _slower(free, demand)
 
 

@@ -31,8 +31,8 @@ class EngineSettings:
     )
     quant: Literal["auto", "none", "fp8", "int8", "int4", "w8a8"] = setting(
         "auto",
-        "number format of linear weights, if not dtype's; auto: as the model's files have them; int8 and int4: integers "
-        "with a scale for 128 of them; fp8 and w8a8: 8-bit floats or integers, activations too; fp8 needs a GPU",
+        "number format of linear weights, if not dtype's; auto: as the model's files have them; int8, int4: integers, "
+        "a scale for 128 of them; fp8 and w8a8: 8-bit floats or integers, activations too; fp8 needs a GPU",
     )
     kv_dtype: Literal["auto", "fp8"] = setting("auto", "number format of the KV cache; auto: as dtype; fp8 needs a GPU")
     load: Literal["auto", "dummy"] = setting(

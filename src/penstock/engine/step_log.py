@@ -1,8 +1,8 @@
 """A line for every step of an engine: what was in it, and how long it took. `penstock sim calibrate` reads it.
 
-    # {"kv_tokens": 16384, "max_sequences": 16, …}
-    prefill_tokens,prefill_pairs,decodes,decode_context,seconds
-    0,0,4,3211,0.0143211
+# {"kv_tokens": 16384, "max_sequences": 16, …}
+prefill_tokens,prefill_pairs,decodes,decode_context,seconds
+0,0,4,3211,0.0143211
 """
 
 from __future__ import annotations

@@ -13,7 +13,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.hub.quantization import Json, Quantization, Tensors, order_of, require, require_some, unpack_words, unsupported
+from penstock.hub.quantization import (
+    Json,
+    Quantization,
+    Tensors,
+    order_of,
+    require,
+    require_some,
+    unpack_words,
+    unsupported,
+)
 from penstock.hub.safetensors_file import TensorInfo
 from penstock.hub.stored import GroupedTensor, Stored, StoredTensor, packed
 

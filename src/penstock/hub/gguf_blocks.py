@@ -1,7 +1,8 @@
 """GGUF's blocks of small integers as integers in groups, the way all other formats leave the hub.
 
-A block has 32 values, or 256 in eight or sixteen groups; scales and minimums of groups may be small integers themselves,
-times a scale of the block. Types that are no such thing (a codebook, other sizes) are not here: they are dequantized.
+A block has 32 values, or 256 in eight or sixteen groups; scales and minimums of groups may be small integers
+themselves, times a scale of the block. Types that are no such thing (a codebook, other sizes) are not here: they are
+dequantized.
 """
 
 from __future__ import annotations

@@ -22,7 +22,12 @@ from penstock.hub.stored import STORED_AS, FloatArray, NumberFormat, StoredTenso
 
 DType = Literal["float32", "bfloat16", "float16"]
 CODES: dict[DType, NumberFormat] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-INTEGERS: dict[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I8": np.dtype("i1"), "U8": np.dtype("u1")}
+INTEGERS: dict[str, np.dtype[Any]] = {
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+}
 HEADER_BYTES_PER_TENSOR = 256  # room kept for the header: a name, a type, two dimensions and two offsets
 COPY_BYTES = 1 << 26
 

@@ -64,7 +64,9 @@ class GroupedTensor:
         if self.minimums is not None:
             wide = wide * scales + self.minimums.widened()[:, :, None]
         else:
-            zeros = np.float32(1 << (self.bits - 1)) if self.zeros is None else self.zeros[:, :, None].astype(np.float32)
+            zeros = (
+                np.float32(1 << (self.bits - 1)) if self.zeros is None else self.zeros[:, :, None].astype(np.float32)
+            )
             wide = (wide - zeros) * scales
         stored: FloatArray = wide.reshape(rows, -1)
         if self.order is None:

@@ -17,9 +17,9 @@ from penstock.core.settings import EngineSettings
 from penstock.hub.checkpoint import Checkpoint
 from penstock.model.loading import load_model
 from penstock.model.ops import KVShape, LayerKV, Ops
+from penstock.quant import Quant
 from penstock.runner.kernels import choose_kernels, compiling_ahead, make_runner
 from penstock.runner.memory import blocks_on_cpu, blocks_on_gpu, free_bytes
-from penstock.quant import Quant
 from penstock.runner.precision import FP8, name
 from penstock.runner.profile import Limits, profile, told_if_too_large
 from penstock.sched.plan import Runner

@@ -142,7 +142,9 @@ def _compile(kernels: Kernels, config: ModelConfig, limits: Limits) -> None:
     ops = kernels.make_ops()
     single = replace(config, num_layers=1, windows=config.windows[:1], vocab_size=_SMALL_VOCABULARY)
     shape = KVShape(1, 1, limits.block_size, config.num_kv_heads, config.head_dim)
-    runner = _triton_runner(random_model(single, ops, quantize=partial(to_quant, kernels.quant)), ops, ops.allocate_kv(shape), limits)
+    runner = _triton_runner(
+        random_model(single, ops, quantize=partial(to_quant, kernels.quant)), ops, ops.allocate_kv(shape), limits
+    )
     few = min(16, limits.max_num_seqs)
     for step in (decode_step(1, limits), decode_step(few, limits), largest_step(limits)):
         runner.submit(step).result()

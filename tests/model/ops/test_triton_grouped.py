@@ -1,5 +1,5 @@
-"""Products with 4- and 8-bit integers on a GPU equal those with the numbers they stand for, for every number of rows and
-kind of group, alone and fused; or on no GPU, interpreted."""
+"""Products with 4- and 8-bit integers on a GPU equal those with the numbers they stand for, for every number of rows
+and kind of group, alone and fused; or on no GPU, interpreted."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.model.ops import Norm, Stream
+from penstock.core.model_config import ModelConfig
+from penstock.model.loading import random_model
+from penstock.model.ops import KVShape, Norm, Stream
 from penstock.model.ops.reference import ReferenceOps
+from penstock.model.quantized import Weight, plain
 from penstock.model.quantized.grouped import Bits, GroupedWeight, packed
+from tests.model.paged import PagedSequence, make_batch
 
 pytest.importorskip("triton", reason="no Triton")
 from penstock.model.ops.triton import TritonOps
@@ -21,6 +25,7 @@ from penstock.model.ops.triton.grouped_linear import MOST_MANY, GroupedLinear
 from penstock.model.ops.triton.grouped_many import widened
 from penstock.model.ops.triton.linears import FloatLinear
 from penstock.model.ops.triton.words import to_words
+from penstock.quant import Quant, to_quant
 from penstock.quant.integers import by_row
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -76,9 +81,7 @@ def test_words_stand_for_the_same_numbers(out: int, columns: int, group: int, bi
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("out", "columns", "group"), SHAPES)
-def test_a_product_of_a_few_rows(
-    out: int, columns: int, group: int, bits: Bits, kind: str, dtype: torch.dtype
-) -> None:
+def test_a_product_of_a_few_rows(out: int, columns: int, group: int, bits: Bits, kind: str, dtype: torch.dtype) -> None:
     weight = integers(out, columns, group, bits, kind)
     linear, expected = TritonOps(DEVICE, dtype).linear(weight), weight.dequantized()
     assert isinstance(linear, GroupedLinear)
@@ -115,7 +118,7 @@ def test_bias_and_order_of_columns(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])
-@pytest.mark.parametrize("ffn", [64, 48])  # whose halves are whole tiles, or not
+@pytest.mark.parametrize("ffn", [64, 56])  # whose halves are whole tiles, or not
 def test_a_layer_with_another_format_in_each_linear(count: int, ffn: int) -> None:
     """Sums that wait for a norm meet products that norm, add and gate themselves."""
     dtype, hidden = torch.float16, 128
@@ -161,3 +164,29 @@ def test_rows_of_integers_meet_weights_of_integers(count: int) -> None:
         seen = (seen / scales).round() * scales
     found = TritonOps(DEVICE, torch.bfloat16).linear(weight)(x)
     assert relative_error(found, seen @ weight.dequantized().T) < 4e-3
+
+
+@GPU
+def test_a_model_with_a_format_of_its_own_in_every_linear_equals_the_reference() -> None:
+    """Chunks and decodes together, so that few rows and many meet every format."""
+    config = ModelConfig("llama", 256, 128, 192, 4, 4, 2, 32, 256)
+    dtype = list(TOLERANCES)[-1]
+    quants: tuple[Quant, ...] = ("int4", "int8", "w8a8", "none")
+
+    def mixed(weight: Weight) -> Weight:  # layers are loaded in any order: which format it is, the numbers say
+        return to_quant(quants[int(plain(weight).float().abs().sum()) % 4], weight)
+
+    found: list[Tensor] = []
+    for ops in (TritonOps(DEVICE, dtype), ReferenceOps(DEVICE)):
+        model = random_model(config, ops, quantize=mixed)
+        kv = ops.allocate_kv(KVShape(4, 12, 16, 2, 32))
+        first, second = PagedSequence(list(range(60)), [3, 7, 1, 9]), PagedSequence(list(range(90, 140)), [8, 2, 4, 6])
+        rows = []
+        for counts in [(30, 0), (1, 20), (1, 1), (7, 1)]:
+            work = [(s, count) for s, count in zip((first, second), counts, strict=True) if count]
+            with torch.inference_mode():
+                rows.append(model(make_batch(work, device=DEVICE), kv))
+            for sequence, count in work:
+                sequence.computed += count
+        found.append(torch.cat(rows))
+    assert relative_error(*found) < 0.03

@@ -1,5 +1,5 @@
-"""Weights in 4- or 8-bit integers, with a scale for each group of columns: GPTQ, AWQ, compressed-tensors, GGUF's blocks,
-and what `--quant int4` and `int8` make while a model is loaded. Activations are left alone.
+"""Weights in 4- or 8-bit integers, with a scale for each group of columns: GPTQ, AWQ, compressed-tensors, GGUF's
+blocks, and what `--quant int4` and `int8` make while a model is loaded. Activations are left alone.
 """
 
 from __future__ import annotations

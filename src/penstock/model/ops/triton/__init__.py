@@ -160,7 +160,7 @@ class TritonOps:
         return linear(rowwise.rms_norm(stream, norm))
 
     def _linear(self, weight: Weight, bias: Tensor | None) -> GpuLinear:
-        """In the weight's own format, if there is a kernel for it; others are widened: they work, and take more memory."""
+        """In the weight's own format, if there is a kernel for it; others are widened, and take more memory."""
         if isinstance(weight, GroupedWeight) and self.weight_dtype is not torch.float32 and can_be_words(weight):
             return GroupedLinear.of(weight, bias)
         if isinstance(weight, Fp8Weight) and self._has_fp8 and _multiplies(weight.shape):

@@ -1,8 +1,8 @@
-"""Products of a few rows with weights of 4- and 8-bit integers in groups: they take as long as reading the weights does.
+"""Products of a few rows with weights of 4- and 8-bit integers in groups.
 
 Weights go from memory to the tensor cores through registers alone (see `words`), and are on their way before the rows
-are there. What follows a product is part of it. Integers meet the activations as they are, exactly, and a group's sum is
-scaled: no precision is lost to 16-bit weights.
+are there. What follows a product is part of it. Integers meet the activations as they are, exactly, and a group's sum
+is scaled: no precision is lost to 16-bit weights.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -17,7 +17,16 @@ from torch import Tensor
 
 from penstock.model.ops.triton.launch import assembles, let_next_start, overlaps, wait
 from penstock.model.ops.triton.thin import SHRINK, Ending, finish
-from penstock.model.ops.triton.words import Words, columns_of, halves, part_of, per_output, read_per_output, tile_of, zero_of
+from penstock.model.ops.triton.words import (
+    Words,
+    columns_of,
+    halves,
+    part_of,
+    per_output,
+    read_per_output,
+    tile_of,
+    zero_of,
+)
 
 MOST_ROWS = 16
 
@@ -101,8 +110,10 @@ def _few_rows_kernel(
             next_up = _read(words + to_up, after[:, None, None, None], CHUNKS)
             next_scales_up = _groups(scales_ptr, after, 0, up_tile, filled, COLUMNS, GROUP, PARTS)
         x = _read_rows(x_ptr, chunk, num_rows, BLOCK_M, COLUMNS, PARTS)
-        acc, acc_up = _add_turn(acc, acc_up, ahead, ahead_up, x, scales, scales_up, chunk, tile, up_tile, filled,
-                                scales_ptr, offsets_ptr, COLUMNS, GROUP, BITS, HAS_OFFSETS, ENDING, ASSEMBLED)  # fmt: skip
+        acc, acc_up = _add_turn(
+            acc, acc_up, ahead, ahead_up, x, scales, scales_up, chunk, tile, up_tile, filled, scales_ptr, offsets_ptr,
+            COLUMNS, GROUP, BITS, HAS_OFFSETS, ENDING, ASSEMBLED,
+        )  # fmt: skip
         chunk, ahead, ahead_up, scales, scales_up = after, next_words, next_up, next_scales, next_scales_up
     m = tl.arange(0, BLOCK_M)
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -12,9 +12,10 @@ from penstock.model.ops import Norm
 from penstock.model.ops.triton.grouped import MOST_ROWS, Tiling, few_rows
 from penstock.model.ops.triton.grouped_many import ManyTiling, can_be_many, many_rows, widened
 from penstock.model.ops.triton.thin import Ending
-from penstock.model.ops.triton.words import OUTPUTS, Words, to_words
+from penstock.model.ops.triton.words import Words, to_words
 from penstock.model.quantized.grouped import GroupedWeight
 
+_TILED = 32  # outputs of a program; with SwiGLU half of them are gates
 MOST_MANY = 512  # rows; beyond, widening the weight once is cheaper
 
 
@@ -32,7 +33,7 @@ class GroupedLinear:
         return self.weight.bias is not None
 
     def takes(self, num_rows: int, ending: Ending = Ending.NOTHING) -> bool:
-        halves_fit = ending is not Ending.SWIGLU or self.weight.outputs % (2 * OUTPUTS) == 0
+        halves_fit = ending is not Ending.SWIGLU or self.weight.outputs % _TILED == 0
         return num_rows <= MOST_ROWS and halves_fit
 
     def norms(self, num_rows: int) -> bool:
@@ -67,7 +68,7 @@ def _tiling(weight: Words) -> Tiling:
     """All of a program's chunks are one straight run of instructions: not more than eight turns."""
     chunks = weight.values.shape[1]
     warps = next(warps for warps in (4, 8, 16, 32) if chunks <= 8 * 2 * warps or warps == 32)
-    return Tiling(32, warps, 2 * warps)
+    return Tiling(_TILED, warps, 2 * warps)
 
 
 def _many_tiling(num_rows: int, weight: Words) -> ManyTiling:

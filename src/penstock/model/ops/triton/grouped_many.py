@@ -19,7 +19,16 @@ from torch import Tensor
 
 from penstock.model.ops.triton.launch import assembles, let_next_start, overlaps, wait
 from penstock.model.ops.triton.thin import SHRINK
-from penstock.model.ops.triton.words import SPAN, Words, in_order_of_words, per_output, read_per_output, wide_tile_of, zero_of
+from penstock.model.ops.triton.words import (
+    OUTPUTS,
+    SPAN,
+    Words,
+    in_order_of_words,
+    per_output,
+    read_per_output,
+    wide_tile_of,
+    zero_of,
+)
 
 
 class ManyTiling(NamedTuple):
@@ -38,6 +47,7 @@ def can_be_many(weight: Words) -> bool:
 
 def many_rows(x: Tensor, weight: Words, tiling: ManyTiling) -> Tensor:
     """x [rows, in] times the weight: [rows, out]"""
+    assert OUTPUTS % tiling.outputs == 0
     num_rows, outputs = x.shape[0], weight.outputs
     out = x.new_empty(num_rows, outputs)
     if weight.bits == 8 and x.dtype is torch.bfloat16:

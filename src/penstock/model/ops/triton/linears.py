@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.model.ops import Norm, Scaled
 from penstock.model.ops.triton import thin
-from penstock.model.ops.triton.rowwise import QuantizedRows, Quantization, quantize, rescaled
+from penstock.model.ops.triton.rowwise import Quantization, QuantizedRows, quantize, rescaled
 from penstock.model.ops.triton.thin import Ending
 
 MULTIPLE = 16  # cuBLAS's 8-bit products take no other sizes

@@ -1,8 +1,8 @@
-"""Norms, SwiGLU, and rows in FP8 or INT8. Every row is its own; intermediate roundings are those of `reference`, so results
-agree to the bit up to the order of a sum.
+"""Norms, SwiGLU, and rows in FP8 or INT8. Every row is its own; intermediate roundings are those of `reference`, so
+results agree to the bit up to the order of a sum.
 
-Whoever feeds an 8-bit product writes 8 bits: the largest number of a row becomes the largest that the format has, unless
-the checkpoint brings a scale.
+Whoever feeds an 8-bit product writes 8 bits: the largest number of a row becomes the largest that the format has,
+unless the checkpoint brings a scale.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -51,7 +51,11 @@ def rms_norm(stream: Stream, norm: Norm, quantization: Quantization | None = Non
     """The norm of the stream; what was pending is added to it."""
     residual, pending = stream.residual, stream.pending
     rows, columns = residual.shape
-    out = QuantizedRows.empty(rows, columns, quantization, residual.device) if quantization else torch.empty_like(residual)
+    out = (
+        QuantizedRows.empty(rows, columns, quantization, residual.device)
+        if quantization
+        else torch.empty_like(residual)
+    )
     scaled = pending if isinstance(pending, Scaled) else None
     values, scales = (out.values, out.scales) if isinstance(out, QuantizedRows) else (out, None)
     block = triton.next_power_of_2(columns)
@@ -72,7 +76,11 @@ def silu_mul(gate_up: Tensor, quantization: Quantization) -> QuantizedRows: ...
 def silu_mul(gate_up: Tensor, quantization: Quantization | None = None) -> Tensor | QuantizedRows:
     """[rows, 2 * columns] -> silu(first half) * second half"""
     rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
-    out = QuantizedRows.empty(rows, columns, quantization, gate_up.device) if quantization else gate_up.new_empty(rows, columns)
+    out = (
+        QuantizedRows.empty(rows, columns, quantization, gate_up.device)
+        if quantization
+        else gate_up.new_empty(rows, columns)
+    )
     values, scales = (out.values, out.scales) if isinstance(out, QuantizedRows) else (out, None)
     block = triton.next_power_of_2(columns) if quantization else _SILU_COLUMNS
     _silu_mul_kernel[(rows, triton.cdiv(columns, block))](

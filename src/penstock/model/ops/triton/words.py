@@ -1,10 +1,10 @@
 """Integers of 4 and 8 bits in 16-bit words, in the order in which the kernels of `grouped` read them.
 
-A row of a weight is cut into chunks, and a chunk into parts of 32 columns: 4 of 4-bit integers, or 2 of 8-bit. A chunk is
-32 words; word i holds one integer of every part, so that one shift and one mask take neighbours out of neighbouring
-words. The words of 16 outputs lie together, in the order in which a warp's threads take them as the left side of a matrix
-product: each reads 16 bytes, and has them where the tensor cores want them. The columns of a part are so ordered that a
-thread's share of the activations is 16 bytes in a row too. Nothing is rearranged while the model runs.
+A row of a weight is cut into chunks, and a chunk into parts of 32 columns: 4 of 4-bit integers, or 2 of 8-bit. A chunk
+is 32 words; word i holds one integer of every part, so that one shift and one mask take neighbours out of neighbouring
+words. The words of 16 outputs lie together, in the order in which a warp's threads take them as the left side of a
+matrix product: each reads 16 bytes, and has them where the tensor cores want them. The columns of a part are so ordered
+that a thread's share of the activations is 16 bytes in a row too. Nothing is rearranged while the model runs.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -21,7 +21,7 @@ from torch import Tensor
 from penstock.model.quantized.grouped import Bits, GroupedWeight
 
 SPAN = 32  # words of a chunk, and columns of a part
-OUTPUTS = 32  # a weight is filled up to a multiple
+OUTPUTS = 64  # a weight is filled up to a multiple: no program takes more
 COLUMNS = 8  # that a thread reads at once
 _ROWS = 4096  # packed at a time: on the way each integer takes some bytes
 
