@@ -1,4 +1,4 @@
-"""A weight of 4- or 8-bit integers in groups, on a GPU: which kernel multiplies how many rows, by measurement."""
+"""A weight of 4- or 8-bit integers in groups, on a GPU: which kernel multiplies how many rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.model.ops.triton.words import Words, to_words
 from penstock.model.quantized.grouped import GroupedWeight
 
 _TILED = 32  # outputs of a program; with SwiGLU half of them are gates
-MOST_MANY = 512  # rows; beyond, widening the weight once is cheaper
+MOST_MANY = 512  # rows; beyond, the weight is widened once. Not measured yet: see docs/quantization.md
 
 
 @dataclass(frozen=True)
