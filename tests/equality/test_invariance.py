@@ -17,7 +17,7 @@ from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.model.layers import CausalLM
 from penstock.model.loading import random_model
-from penstock.model.ops import Fp8Weight, Linear
+from penstock.model.ops import Linear
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.library import ARITHMETICS
 from penstock.model.ops.native import NativeOps
@@ -67,13 +67,13 @@ class LowBitOps(NativeOps):
         super().__init__("bfloat16", threads=threads, keeps=frozenset({bits}))
         self.bits = bits
 
-    def linear(self, weight: Weight | Fp8Weight, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         return super().linear(self._rounded(weight), bias)
 
     def embedding(self, table: Weight) -> Linear:
         return super().embedding(self._rounded(table))
 
-    def _rounded(self, weight: Weight | Fp8Weight) -> Weight:
+    def _rounded(self, weight: Weight) -> Weight:
         assert isinstance(weight, Tensor)
         columns = weight.shape[1]
         return grouped(weight, self.bits, 32 if columns % 32 == 0 else columns, has_minimums=True)

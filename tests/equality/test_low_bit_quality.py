@@ -12,7 +12,7 @@ from tools.perplexity import open_model, prose
 from torch import Tensor
 
 from penstock.model.loading import load_model
-from penstock.model.ops import Fp8Weight, Linear
+from penstock.model.ops import Linear
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps
 from penstock.model.quantized import Weight
@@ -30,7 +30,7 @@ LOGIT_ERROR = 0.1  # at most, of all logits' deviation from their mean
 class RoundedOps(NativeOps):
     """Layers in 4 bits and the tied head in 8, like the default model's file; multiplied as they are, or widened."""
 
-    def linear(self, weight: Weight | Fp8Weight, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         assert isinstance(weight, Tensor)
         return super().linear(grouped(weight, 4, 32, has_minimums=True), bias)
 

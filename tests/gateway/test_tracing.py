@@ -71,7 +71,7 @@ def test_a_clients_trace_goes_on_to_the_provider_below_a_span_of_the_gateway() -
         assert (root.trace_id, root.parent_id, root.kind) == (TRACE, CLIENT, Kind.SERVER)
         assert {one.parent_id for one in (admission, pick, visit)} == {root.span_id}
         assert len({one.span_id for one in (root, admission, pick, visit)}) == 4
-        assert root.start_ns == admission.start_ns <= admission.end_ns <= visit.start_ns < visit.end_ns <= root.end_ns
+        assert root.start_ns == admission.start_ns <= admission.end_ns <= visit.start_ns <= visit.end_ns <= root.end_ns
         said = root.attributes
         assert (said["gen_ai.operation.name"], said["gen_ai.request.model"]) == ("chat", "m")
         assert (said["gen_ai.usage.input_tokens"], said["gen_ai.usage.output_tokens"]) == (3, 1)

@@ -42,7 +42,8 @@ def test_the_parts_of_the_time_to_first_token_add_up_to_it() -> None:
         }
         assert sum(parts.values()) == pytest.approx(metrics[f"penstock_ttft_seconds_sum{{{NAME}}}"], rel=1e-3)
         assert parts["prefill"] >= 0.02
-        assert metrics[f"penstock_tpot_seconds_sum{{{NAME}}}"] >= 0.02
+        after_first = 2 * metrics[f"penstock_tpot_seconds_sum{{{NAME}}}"]
+        assert after_first + parts["first_token"] >= 0.04  # a first token that was late is late for this too
 
 
 def test_tokens_and_prefix_hits_are_counted() -> None:
