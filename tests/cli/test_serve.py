@@ -133,7 +133,7 @@ def test_a_long_prompt_is_remembered(server: RealServer) -> None:
         {"max_tokens": 1_000_000},
         {"stop": [str(i) for i in range(100)]},
         {"logit_bias": {"49999999": 1}},
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
+        {"extra_body": {"functions": [{"name": "f", "parameters": {}}]}},
         {"messages": [{"role": "user", "content": "word " * 20_000}]},
     ],
 )

@@ -12,12 +12,9 @@ from tools.perplexity import open_model, prose
 from torch import Tensor
 
 from penstock.model.loading import load_model
-from penstock.model.ops import Linear
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps
-from penstock.model.quantized import Weight
 from penstock.text.tokenizer import Tokenizer
-from tests.model.ops.low_bit import grouped
 from tests.model.paged import PagedDriver
 
 pytestmark = pytest.mark.slow
@@ -25,18 +22,6 @@ pytestmark = pytest.mark.slow
 WINDOWS, LENGTH = 6, 128
 PERPLEXITY_COST = 0.01  # at most
 LOGIT_ERROR = 0.1  # at most, of all logits' deviation from their mean
-
-
-class RoundedOps(NativeOps):
-    """Layers in 4 bits and the tied head in 8, like the default model's file; multiplied as they are, or widened."""
-
-    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
-        assert isinstance(weight, Tensor)
-        return super().linear(grouped(weight, 4, 32, has_minimums=True), bias)
-
-    def tied(self, table: Weight) -> tuple[Linear, Linear]:
-        assert isinstance(table, Tensor)
-        return super().tied(grouped(table, 8, 32))
 
 
 @cache
@@ -47,9 +32,9 @@ def text() -> Tensor:
 
 @cache
 def logits(*bits: int) -> Tensor:
-    """[windows, tokens, vocabulary], with weights of these bits kept and all others widened to float32."""
+    """[windows, tokens, vocabulary], with weights of these bits kept as the file has them, all others as float32."""
     try:
-        ops = RoundedOps("float32", keeps=frozenset(bits))
+        ops = NativeOps("float32", keeps=frozenset(bits))
     except KernelsUnavailable as reason:
         pytest.skip(str(reason))
     driver = PagedDriver(load_model(open_model("smollm2"), ops), ops, block_size=16)
