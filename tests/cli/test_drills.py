@@ -11,6 +11,7 @@ from tools.drills.stand import stand
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.drill  # fewer of them go on in test_gateway and test_survival
 async def test_three_hundred_streams_outlive_a_kill_a_hang_and_a_drain(tmp_path: Path) -> None:
     with stand(tmp_path) as place:
         report = await survival.run(place, 300, 700)

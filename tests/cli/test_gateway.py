@@ -70,10 +70,15 @@ def is_ready(url: str) -> bool:
         return False
 
 
+def ours() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if "penstock.cli.main" in child.cmdline()]
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory: Path = tmp_path_factory.mktemp("gateway")
     store = f"sqlite:///{directory / 'tenants.db'}"
+    others = set(ours())  # of tests before this one
     command = [sys.executable, "-m", "penstock.cli.main", "serve", "smollm2", "--replicas", "2", "--port", "0"]
     process = subprocess.Popen(
         [*command, "--dtype", "float32"],
@@ -87,7 +92,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     yield served
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
-    assert not [child for child in psutil.Process().children(recursive=True) if "penstock.cli.main" in child.cmdline()]
+    assert not set(ours()) - others
 
 
 def text(client: openai.OpenAI, seed: int, at_token: Callable[[int], object] = lambda _: None) -> str:
