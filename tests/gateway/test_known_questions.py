@@ -11,7 +11,7 @@ from penstock.watch.settings import ProbeSettings
 from penstock.watch.watch import Watch
 from tests.gateway.door import Gateway, gateway
 from tests.gateway.provider import providing
-from tests.server.replica import NAME, serving
+from tests.server.replica import NAME, eventually, serving
 
 
 def asked(door: Gateway, *models: str, rounds: int = 1, **settings: object) -> dict[tuple[str, str], list[str]]:
@@ -57,3 +57,20 @@ def test_a_server_that_fails_is_told_of() -> None:
         gateway(pools={"m": ModelSettings(replicas=[broken.url], dialect="openai")}) as door,
     ):
         assert asked(door, "m") == {("m", ""): ["failed"]}
+
+
+def test_a_replica_that_is_lost_is_asked_nothing_more() -> None:
+    with serving(step_s=30.0) as hung, gateway(hung) as door:
+        (replica,) = door.door.replicas.values()
+
+        async def ask() -> bool:
+            questioner = Questioner([replica], Watch({NAME: Slo()}, door.door.now()), ProbeSettings(every_s=0.01))
+            round = asyncio.create_task(questioner.round())
+            while not replica.riders:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            replica.send_riders_away()
+            await round
+            return questioner.views() == [] and not replica.riders  # nobody's answer, and nothing is left there
+
+        assert asyncio.run_coroutine_threadsafe(ask(), door.loop).result(10)
+        eventually(lambda: hung.engine.num_open == 0)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 
 import msgspec
 from msgspec import Struct
 
 from penstock.core.replica import ReplicaState
+from penstock.dialects.standing import Answer
 from penstock.gateway.fetch import fetch
 from penstock.gateway.http.call import Failure
 from penstock.gateway.replicas import Replica
@@ -124,10 +125,15 @@ class Questioner:
                 "max_tokens": self._settings.tokens, "temperature": 0, "logprobs": True, "top_logprobs": _TOP,
             }
         )  # fmt: skip
-        answer = await fetch(
-            replica.upstream, b"/v1/chat/completions", replica.headers, timeout_s=self._settings.timeout_s, body=body,
-            most_bytes=_MOST_BYTES,
+        answer = await _at(
+            replica,
+            fetch(
+                replica.upstream, b"/v1/chat/completions", replica.headers, timeout_s=self._settings.timeout_s,
+                body=body, most_bytes=_MOST_BYTES,
+            ),
         )  # fmt: skip
+        if answer is None:
+            return _NotAsked()
         if isinstance(answer, Failure):
             return None
         if answer.status in _BUSY:
@@ -143,6 +149,35 @@ class Questioner:
 
 class _NotAsked:
     """Nothing can be told from this."""
+
+
+class _Question:
+    """A rider like any other: of a replica that hangs or is gone, it asks nothing more."""
+
+    is_stream = False
+
+    def __init__(self, answer: asyncio.Task[Answer | Failure]) -> None:
+        self._answer = answer
+        self.is_given_up = False
+
+    def replica_lost(self) -> None:
+        self.is_given_up = True
+        self._answer.cancel()
+
+
+async def _at(replica: Replica, asking: Coroutine[None, None, Answer | Failure]) -> Answer | Failure | None:
+    """None: the replica was lost meanwhile."""
+    answer = asyncio.create_task(asking)
+    question = _Question(answer)
+    replica.riders.add(question)
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        if not question.is_given_up:
+            raise
+        return None
+    finally:
+        replica.riders.discard(question)
 
 
 def _read(body: bytes) -> Said | None:
