@@ -49,5 +49,5 @@ def test_what_cannot_be_written_is_lost_and_counted_and_what_can_be_again_is_wri
     assert (numbers.num_lost, numbers.written) == (15, [])
     numbers.is_full = False
     numbers.put(99)
-    numbers._write_all()
+    numbers.tick()
     assert (numbers.num_lost, numbers.written) == (15, [[99]])

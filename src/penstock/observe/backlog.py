@@ -7,11 +7,11 @@ whoever reads. What cannot be written, or comes faster than it can be, is lost, 
 from __future__ import annotations
 
 import logging
-import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
+
+from penstock.observe.recurring import Recurring
 
 _INTERVAL_S = 0.2
 
@@ -19,19 +19,18 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Backlog(ABC, Generic[T]):
-    """`put` belongs to the event loop. From `start` to `close`, or as a context."""
+class Backlog(Recurring, Generic[T]):
+    """`put` belongs to the event loop."""
 
     def __init__(self, name: str, *, most: int, batch: int) -> None:
         """`most` may wait; after each `batch` the event loop's thread gets its turn."""
+        super().__init__(name, _INTERVAL_S)
         self._name = name
         self._most = most
         self._batch = batch
         self._waiting: deque[T] = deque()
         self._num_dropped = 0  # by the event loop
         self._num_failed = 0  # by the thread
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @abstractmethod
     def write(self, batch: list[T]) -> None:
@@ -47,21 +46,7 @@ class Backlog(ABC, Generic[T]):
         else:
             self._num_dropped += 1
 
-    def start(self) -> Self:
-        self._thread.start()
-        return self
-
-    def close(self) -> None:
-        """What waits is written first."""
-        self._stopping.set()
-        self._thread.join()
-        self._write_all()
-
-    def _run(self) -> None:
-        while not self._stopping.wait(_INTERVAL_S):
-            self._write_all()
-
-    def _write_all(self) -> None:
+    def tick(self) -> None:
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(self._batch, len(self._waiting)))]
             try:
@@ -70,11 +55,3 @@ class Backlog(ABC, Generic[T]):
                 if not self._num_failed:
                     log.error("the %s cannot be written: %s", self._name, error)
                 self._num_failed += len(batch)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -9,13 +9,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 from penstock.core.errors import ConfigError
 from penstock.observe.backlog import Backlog
 from penstock.observe.otlp.target import Target
 from penstock.observe.otlp.transport import Busy, Transport, transport
+from penstock.observe.recurring import Recurring
 from penstock.observe.spans import Span
 from penstock.observe.tallies import Tallies
 
@@ -84,7 +84,7 @@ class TraceExporter(Backlog[T], Generic[T]):
         self._way.close()
 
 
-class MetricExporter:
+class MetricExporter(Recurring):
     """`look` is called at an interval, in this thread, for the tallies as they stand."""
 
     def __init__(
@@ -93,48 +93,27 @@ class MetricExporter:
         _check_installed()
         from penstock.observe.otlp import messages
 
-        self._stopping = threading.Event()
+        super().__init__("metric export", every_s)
         self._way = transport("metrics", target)
         self._sender = _Sender(self._way, target.timeout_s, self._stopping)
         self._look = look
-        self._every_s = every_s
         resource, began_ns = messages.resource(who), time.time_ns()
         self._encode: Callable[[Iterable[Tallies]], bytes] = lambda tallies: messages.metrics_request(
             resource, tallies, began_ns, time.time_ns()
         )
-        self._thread = threading.Thread(target=self._run, name="metric export", daemon=True)
         self.num_failed = 0
 
-    def start(self) -> Self:
-        self._thread.start()
-        return self
-
     def close(self) -> None:
-        """The last numbers are sent first."""
-        self._stopping.set()
-        self._thread.join()
-        self._push()
+        super().close()
         self._way.close()
 
-    def _run(self) -> None:
-        while not self._stopping.wait(self._every_s):
-            self._push()
-
-    def _push(self) -> None:
+    def tick(self) -> None:
         try:
             self._sender.send(self._encode(self._look()))
         except OSError as error:
             if not self.num_failed:
                 log.error("metrics cannot be pushed: %s", error)
             self.num_failed += 1
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def is_installed() -> bool:
