@@ -64,8 +64,7 @@ async def test_prompts_near_the_contexts_end_wait_for_room_and_harm_nobody(place
 async def test_decodes_that_fill_the_cache_are_preempted_and_come_out_right(place: Place, count: int) -> None:
     report = await pressure.drill(place.replica.port, place.replica, pressure.decodes(count), at_once=24, num_late=300)
     check(report)
-    assert report.fullest > 0.97
-    assert report.num_preempted > 0
+    assert report.num_preempted > 0  # which nobody is before the last free block is taken
     assert set(report.turned_away) == {"429 overloaded with Retry-After"}
 
 

@@ -167,11 +167,16 @@ def test_a_server_that_will_not_hear_of_priorities_is_told_of_none_again_and_no_
 
 def test_how_fast_a_server_is_that_does_not_say_is_learnt_from_its_streams() -> None:
     with FakeSglang(NAME) as fast, FakeSglang(NAME, token_s=0.1) as slow, fleet(fast.url, slow.url) as door:
-        asked: Any = {"model": NAME, "messages": [{"role": "user", "content": "hello"}], "stream": True}
-        for _ in range(6):
+
+        def is_learnt() -> bool:
+            return all(one.prefill_tokens_per_s != 2000.0 for one in door.door.admission.replicas(NAME))
+
+        for number in range(40):  # each a prompt that neither knows, so that both are asked
+            asked: Any = {"model": NAME, "messages": [{"role": "user", "content": f"{number} hellos"}], "stream": True}
             list(door.openai.chat.completions.create(**asked))
-        seen = {one.id: one for one in door.door.admission.replicas(NAME)}
-        eventually(lambda: all(one.prefill_tokens_per_s != 2000.0 for one in door.door.admission.replicas(NAME)))
+            if is_learnt():
+                break
+        eventually(is_learnt)
         seen = {one.id: one for one in door.door.admission.replicas(NAME)}
         assert seen[slow.url].prefill_tokens_per_s < 100.0 < seen[fast.url].prefill_tokens_per_s
         assert observed_speed(seen[slow.url]) < observed_speed(seen[fast.url])  # what the weighted strategy goes by

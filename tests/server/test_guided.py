@@ -282,6 +282,20 @@ def retried(replica: Replica, **body: Any) -> str:
     raise AssertionError("it never came back")
 
 
+def test_guided_requests_and_what_was_forced_are_counted() -> None:
+    with serving(is_guided=True) as fresh:
+        for _ in range(2):
+            assert content(fresh, guided_choice=["a long word that is forced"]) == "a long word that is forced"
+        assert refusal(fresh, guided_regex="(")
+        found = fresh.final_metrics()
+        named = "penstock_guided_requests_total"
+        assert found[f"{named}{{grammar,new}}"] == 1
+        assert found[f"{named}{{grammar,known}}"] == 1
+        assert found[f"{named}{{regex,refused}}"] == 1
+        assert found["penstock_guide_trial_seconds_count"] == 2
+        assert 0 < found["penstock_forced_tokens_total"] < found["penstock_generated_tokens_total"]
+
+
 def test_more_than_one_guide_is_refused(replica: Replica) -> None:
     error = refusal(replica, guided_regex="a", guided_choice=["b"])
     assert error["param"] == "guided_choice"

@@ -30,6 +30,7 @@ _KIND = 10  # how nice the threads are that nobody should have to wait for
 class Guides:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
+        self.waited_s = 0.0  # by the loop, for masks
         self._kept: OrderedDict[Guide, Matcher] = OrderedDict()
         self._news = threading.Event()
         self._wanted: list[LiveGuide] = []
@@ -121,7 +122,12 @@ class LiveGuide:
 
     def bits(self) -> bytes:
         self._guides.go()
-        return self._mask.result()
+        if self._mask.done():
+            return self._mask.result()
+        started_s = time.perf_counter()
+        mask = self._mask.result()
+        self._guides.waited_s += time.perf_counter() - started_s
+        return mask
 
     def take(self, token_id: int) -> Follow:
         matcher = self._matcher

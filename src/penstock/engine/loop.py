@@ -242,4 +242,6 @@ class EngineLoop:
             read_tokens=self._read_tokens,
             recomputed_tokens=counters.recomputed_tokens,
             kv_fragmentation=self._fragmentation if scheduler.num_running else 0.0,
+            forced_tokens=counters.forced_tokens,
+            mask_wait_s=self._guides.waited_s if self._guides is not None else 0.0,
         )

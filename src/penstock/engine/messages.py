@@ -95,6 +95,8 @@ class EngineStats(msgspec.Struct, frozen=True, gc=False, array_like=True):
     recomputed_tokens: int = 0  # by sequences that had been preempted
     kv_fragmentation: float = 0.0  # share of the room in sequences' blocks that has no token in it
     received_tokens: int = 0  # of all prompts that have come to the engine
+    forced_tokens: int = 0  # of those generated, by guides
+    mask_wait_s: float = 0.0  # of steps, for guides
 
 
 class CacheChanges(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -67,6 +67,15 @@ KV_BLOCK_SECONDS = Metric(
     "Blocks of the KV cache that requests held in steps, times the steps' seconds.", ("model", "tenant"),
 )  # fmt: skip
 
+GUIDED_REQUESTS = Metric(
+    "penstock_guided_requests_total", "counter",
+    "Requests with a guide: known (the same was found good before), new, or refused.", ("kind", "verdict"),
+)  # fmt: skip
+GUIDE_TRIAL_TIME = Metric(
+    "penstock_guide_trial_seconds", "histogram", "Time to find a new guide good or bad, before generation.", (),
+    LATENCY_BUCKETS_S,
+)  # fmt: skip
+
 TRACES_LOST = Metric(
     "penstock_traces_lost_total", "counter", "Requests whose spans were to be pushed and could not be, or not in time."
 )
@@ -104,5 +113,7 @@ RECOMPUTED_TOKENS = Metric(
 PREFIX_TOKENS = Metric("penstock_prefix_query_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.")
 PREFIX_HIT_TOKENS = Metric("penstock_prefix_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache.")
 GENERATED_TOKENS = Metric("penstock_generated_tokens_total", "counter", "Tokens the engine generated.")
+FORCED_TOKENS = Metric("penstock_forced_tokens_total", "counter", "Of those, what a guide forced: nobody chose them.")
+MASK_WAIT = Metric("penstock_mask_wait_seconds_total", "counter", "Time in which steps waited for guides' masks.")
 
 CATALOG: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -29,6 +29,7 @@ class SchedulerCounters:
     prompt_tokens: int = 0  # of sequences that were let in for the first time, output made elsewhere included
     cached_tokens: int = 0  # of those, found in the prefix cache
     generated_tokens: int = 0
+    forced_tokens: int = 0  # of those, by a guide: nobody chose them
     recomputed_tokens: int = 0  # that a sequence had before it was preempted, and that the cache had lost
 
 
@@ -258,6 +259,7 @@ class Scheduler:
         taken, finish, error = sequence.take(sampled.token_ids)
         if len(taken) > len(sampled.token_ids):
             sequence.num_in_flight = 0  # what is in flight was chosen for the place of a forced token
+            self.counters.forced_tokens += len(taken) - len(sampled.token_ids)
         sequence.hashes.extend(sequence.token_ids)
         self.counters.generated_tokens += len(taken)
         if finish is not None:

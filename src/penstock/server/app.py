@@ -65,7 +65,9 @@ class Replica:
         pool = ThreadPoolExecutor(thread_name_prefix="tokenize")
         self._gateway.open(model, pool)
         encoder = PromptEncoder(model, pool)
-        self._guides = GuideTrials(self._gateway.encoded_text, model.config.eos_token_ids)
+        self._guides = GuideTrials(
+            self._gateway.encoded_text, model.config.eos_token_ids, self._recorder.tallies, self._clock
+        )
         exchange = Exchange(
             model,
             self._engine,

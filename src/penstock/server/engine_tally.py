@@ -25,6 +25,8 @@ _TOTALS: dict[Metric, str] = {
     catalog.PREFIX_TOKENS: "prompt_tokens",
     catalog.PREFIX_HIT_TOKENS: "cached_tokens",
     catalog.GENERATED_TOKENS: "generated_tokens",
+    catalog.FORCED_TOKENS: "forced_tokens",
+    catalog.MASK_WAIT: "mask_wait_s",
     catalog.KV_EVICTIONS: "evictions",
 }
 _KEEP = 0.98  # of what was known of bandwidth, at every step

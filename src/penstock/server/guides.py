@@ -18,9 +18,12 @@ from importlib.util import find_spec
 import msgspec
 
 from penstock.api.openai.guided import GuideAsked
+from penstock.core.clock import Clock
 from penstock.core.errors import EngineUnavailable, InvalidRequest, Overloaded, UnsupportedParameter
 from penstock.core.guide import Guide
 from penstock.engine.mailbox import FrameReader, frame_of
+from penstock.observe import catalog
+from penstock.observe.tallies import Tallies
 from penstock.server.guide_protocol import Model, Trial, Verdict
 
 _MOST_KEPT = 512
@@ -29,8 +32,12 @@ _PATIENCE_S = 30.0  # for one answer, the start of the process included; it has 
 
 
 class GuideTrials:
-    def __init__(self, encoded_text: Callable[[], Awaitable[bytes]], eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self, encoded_text: Callable[[], Awaitable[bytes]], eos_ids: Sequence[int], tallies: Tallies, clock: Clock
+    ) -> None:
         """`encoded_text`: the model's ModelText."""
+        self._tallies = tallies
+        self._clock = clock
         self._encoded_text = encoded_text
         self._eos_ids = list(eos_ids)
         self._kept: OrderedDict[bytes, Verdict] = OrderedDict()
@@ -46,10 +53,13 @@ class GuideTrials:
         guide, param = asked
         key = blake2b(guide.source.encode(), digest_size=16, person=guide.kind.encode()).digest()
         verdict = self._kept.get(key)
+        is_known = verdict is not None
         if verdict is None:
             verdict = await self._try(key, guide)
         else:
             self._kept.move_to_end(key)
+        outcome = "refused" if verdict.guide is None else "known" if is_known else "new"
+        self._tallies.count(catalog.GUIDED_REQUESTS, guide.kind, outcome).value += 1
         if verdict.guide is None:
             kind = UnsupportedParameter if verdict.is_unsupported else InvalidRequest
             raise kind(f"{param}: {verdict.problem}", param=param)
@@ -78,13 +88,16 @@ class GuideTrials:
                 self._kept.popitem(last=False)
 
     async def _ask(self, guide: Guide) -> Verdict:
+        started_s = self._clock.now()
         process = await self._running()
         self._count += 1
         answer = self._answers[self._count] = asyncio.get_running_loop().create_future()
         assert process.stdin is not None
         process.stdin.write(frame_of(msgspec.msgpack.encode(Trial(self._count, guide))))
         try:
-            return await asyncio.wait_for(answer, _PATIENCE_S)
+            verdict = await asyncio.wait_for(answer, _PATIENCE_S)
+            self._tallies.spread(catalog.GUIDE_TRIAL_TIME).observe(self._clock.now() - started_s)
+            return verdict
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -92,7 +105,7 @@ class GuideTrials:
 
     async def _running(self) -> Process:
         async with self._starting:
-            if self._process is None or self._process.returncode is not None:
+            if not self._is_alive():
                 if find_spec("llguidance") is None:
                     raise UnsupportedParameter("guided output needs llguidance: pip install 'penstock[engine]'")
                 model = Model(await self._encoded_text(), self._eos_ids)
@@ -104,6 +117,11 @@ class GuideTrials:
                 self._process.stdin.write(frame_of(msgspec.msgpack.encode(model)))
                 self._reading = asyncio.create_task(self._read(self._process))
             return self._process
+
+    def _is_alive(self) -> bool:
+        """What has died is known by its pipe before it is by its exit code."""
+        process = self._process
+        return process is not None and process.returncode is None and not (process.stdin and process.stdin.is_closing())
 
     async def _read(self, process: Process) -> None:
         """One life of the process."""
