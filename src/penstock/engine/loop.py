@@ -50,6 +50,10 @@ class Mail(Protocol):
 class Guides(Protocol):
     """Where guided requests get what keeps them to their guides."""
 
+    @property
+    def waited_s(self) -> float:
+        """By the loop, for masks."""
+
     def open(self, request: Request) -> TokenGuide: ...
 
     def go(self) -> None:

@@ -47,7 +47,7 @@ class AnthropicRoutes:
         head = MessageHead(f"msg_{incoming.origin.id}", self._model.name)
         calling = ToolCalling.of(chat, self._model)
         if calling is None:
-            return Ask(chat, prompts, partial(MessageAnswer, head, wanted.max_tokens))
+            return Ask(chat, prompts, partial(MessageAnswer, head, wanted.max_tokens), wanted.guide())
         return Ask(chat, prompts, partial(CallingMessage, head, wanted.max_tokens), calling.guide, calling)
 
     async def _count(self, body: bytes) -> bytes:

@@ -95,33 +95,28 @@ class GuideTrials:
         assert process.stdin is not None
         process.stdin.write(frame_of(msgspec.msgpack.encode(Trial(self._count, guide))))
         try:
-            verdict = await asyncio.wait_for(answer, _PATIENCE_S)
-            self._tallies.spread(catalog.GUIDE_TRIAL_TIME).observe(self._clock.now() - started_s)
-            return verdict
+            verdict: Verdict = await asyncio.wait_for(answer, _PATIENCE_S)
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             raise EngineUnavailable("the guide could not be tried in time", retry_after_s=1.0) from None
+        self._tallies.spread(catalog.GUIDE_TRIAL_TIME).observe(self._clock.now() - started_s)
+        return verdict
 
     async def _running(self) -> Process:
         async with self._starting:
-            if not self._is_alive():
+            process = self._process
+            if process is None or _is_dead(process):
                 if find_spec("llguidance") is None:
                     raise UnsupportedParameter("guided output needs llguidance: pip install 'penstock[engine]'")
                 model = Model(await self._encoded_text(), self._eos_ids)
                 arguments = ["-m", "penstock.server.guide_process"]
-                self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, *arguments, stdin=PIPE, stdout=PIPE
-                )
-                assert self._process.stdin is not None
-                self._process.stdin.write(frame_of(msgspec.msgpack.encode(model)))
-                self._reading = asyncio.create_task(self._read(self._process))
-            return self._process
-
-    def _is_alive(self) -> bool:
-        """What has died is known by its pipe before it is by its exit code."""
-        process = self._process
-        return process is not None and process.returncode is None and not (process.stdin and process.stdin.is_closing())
+                process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=PIPE, stdout=PIPE)
+                assert process.stdin is not None
+                process.stdin.write(frame_of(msgspec.msgpack.encode(model)))
+                self._process = process
+                self._reading = asyncio.create_task(self._read(process))
+            return process
 
     async def _read(self, process: Process) -> None:
         """One life of the process."""
@@ -137,3 +132,8 @@ class GuideTrials:
         for answer in answers.values():
             if not answer.done():
                 answer.set_exception(EngineUnavailable("what tries guides has died", retry_after_s=1.0))
+
+
+def _is_dead(process: Process) -> bool:
+    """Its pipe tells before its exit code does."""
+    return process.returncode is not None or (process.stdin is not None and process.stdin.is_closing())

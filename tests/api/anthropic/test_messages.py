@@ -123,7 +123,6 @@ def test_a_block_that_is_not_text_is_unsupported_for_its_type(block: Any) -> Non
     "fields",
     [
         {"thinking": {"type": "adaptive"}},
-        {"output_config": {"effort": "high"}},
         {"service_tier": "priority"},
         {"container": "c1"},
         {"mcp_servers": [{"url": "x"}]},
@@ -133,6 +132,12 @@ def test_what_is_not_built_is_unsupported_by_name(fields: dict[str, Any]) -> Non
     with pytest.raises(UnsupportedParameter) as refused:
         parse(**fields)
     assert refused.value.param == next(iter(fields))
+
+
+def test_how_hard_a_model_is_to_try_is_unsupported_by_name() -> None:
+    with pytest.raises(UnsupportedParameter) as refused:
+        parse(output_config={"effort": "high"})
+    assert refused.value.param == "output_config.effort"
 
 
 @pytest.mark.parametrize(

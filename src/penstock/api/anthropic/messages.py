@@ -15,9 +15,11 @@ from msgspec import Meta
 from penstock.api import openai
 from penstock.api.anthropic.blocks import Content, calls_of, results_of, text_of
 from penstock.api.anthropic.caching import CacheControl
+from penstock.api.anthropic.output import OutputConfig, OutputFormat, guide_of
 from penstock.api.anthropic.tools import Tool, ToolChoice
 from penstock.api.decoding import NotBuilt, Refused, WireStruct, decode
 from penstock.api.openai.generation import MAX_STOPS, Count, PositiveCount, StopString
+from penstock.api.openai.guided import GuideAsked
 from penstock.api.openai.tools import MAX_TOOLS, ToolDefinition, check_offer
 
 
@@ -51,8 +53,8 @@ class PromptRequest(WireStruct):
     tool_choice: ToolChoice | None = None
 
     thinking: Annotated[Any, NotBuilt({"type": "disabled"})] = None
-    output_config: Annotated[Any, NotBuilt({})] = None
-    output_format: Annotated[Any, NotBuilt()] = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     context_management: Annotated[Any, NotBuilt()] = None
     mcp_servers: Annotated[Any, NotBuilt([])] = None
     speed: Annotated[Any, NotBuilt("standard")] = None
@@ -60,6 +62,9 @@ class PromptRequest(WireStruct):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_offer(self._offer(), self._choice())
+        if self.output_format is not None and self._format() is not self.output_format:
+            raise Refused("output_format", "cannot go with output_config.format: an answer has one format")
+        self.guide()  # or refused
         last = self.messages[-1]
         if last.role == "assistant" and (text := text_of(last.content)) != text.rstrip():
             raise Refused("messages", "the text of a final assistant message cannot end with whitespace")
@@ -88,8 +93,20 @@ class PromptRequest(WireStruct):
             continue_final_message=turns[-1].role == "assistant",
             tools=self._offer() or None,
             tool_choice=self._choice(),
+            response_format=asked.to_openai() if (asked := self._format()) is not None else None,
             parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
         )
+
+    def guide(self) -> GuideAsked | None:
+        param = "output_format" if self.output_format is not None else "output_config"
+        try:
+            return guide_of(self._format(), param)
+        except ValueError as problem:
+            raise Refused(param, str(problem)) from None
+
+    def _format(self) -> OutputFormat | None:
+        named = self.output_config.format if self.output_config is not None else None
+        return named or self.output_format
 
     def _offer(self) -> list[ToolDefinition]:
         return [tool.to_openai() for tool in self.tools or ()]

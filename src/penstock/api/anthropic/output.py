@@ -1,0 +1,27 @@
+"""What an answer must look like, as Anthropic's clients say it: `output_config.format`; older ones `output_format`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from penstock.api.decoding import NotBuilt, WireStruct
+from penstock.api.openai.guided import GuideAsked, JsonSchema, ResponseFormat, read_schema
+
+
+class OutputFormat(WireStruct):
+    type: Literal["json_schema"]
+    schema: msgspec.Raw
+
+    def to_openai(self) -> ResponseFormat:
+        return ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=self.schema))
+
+
+class OutputConfig(WireStruct):
+    effort: Annotated[Any, NotBuilt()] = None
+    format: OutputFormat | None = None
+
+
+def guide_of(asked: OutputFormat | None, param: str) -> GuideAsked | None:
+    return None if asked is None else GuideAsked(read_schema(asked.schema), param)
