@@ -1,4 +1,8 @@
-"""Short versions of the drills in tools/drills: real processes, attacked and counted from outside."""
+"""Short versions of the drills in tools/drills: real processes, attacked and counted from outside: `make drills`.
+
+What they hold is tested without a clock, or without processes, elsewhere: streams in test_gateway and test_survival,
+limits in tenancy/limits/test_shared, refusals and spikes in admission/test_drills.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,9 @@ import pytest
 from tools.drills import limits, refusals, slow_clients, spike, survival
 from tools.drills.stand import stand
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.drill]
 
 
-@pytest.mark.drill  # fewer of them go on in test_gateway and test_survival
 async def test_three_hundred_streams_outlive_a_kill_a_hang_and_a_drain(tmp_path: Path) -> None:
     with stand(tmp_path) as place:
         report = await survival.run(place, 300, 700)
@@ -20,10 +23,7 @@ async def test_three_hundred_streams_outlive_a_kill_a_hang_and_a_drain(tmp_path:
     assert min(report.num_hit) > 100
 
 
-@pytest.mark.parametrize(
-    "counting",
-    ["shared", *(pytest.param(name, marks=pytest.mark.drill) for name in ("redis-closed", "redis-open"))],
-)
+@pytest.mark.parametrize("counting", ["shared", "redis-closed", "redis-open"])
 async def test_four_gateways_count_together_though_one_is_killed(tmp_path: Path, counting: str) -> None:
     with stand(tmp_path) as place:
         report = await limits.run(place, counting, 24.0)
@@ -35,14 +35,12 @@ async def test_four_gateways_count_together_though_one_is_killed(tmp_path: Path,
     assert report.lost_tokens == 0
 
 
-@pytest.mark.drill
 async def test_who_is_told_when_to_come_back_is_let_in_then(tmp_path: Path) -> None:
     with stand(tmp_path, context=refusals.CONTEXT) as place:
         found = await refusals.drill(place, ["tokens", "requests", "concurrency"], 6.0, 0)
     assert [kept.kind for kept in found if not kept.is_good] == []
 
 
-@pytest.mark.drill
 async def test_who_is_refused_for_load_is_mostly_let_in_when_told(tmp_path: Path) -> None:
     with stand(tmp_path, context=refusals.CONTEXT) as place:
         (kept,) = await refusals.drill(place, ["load"], 20.0, 240)
@@ -59,7 +57,6 @@ async def test_in_a_spike_who_spikes_waits_and_the_others_do_not(tmp_path: Path)
     assert spike.p(0.95, report.during.spiking) > 3 * spike.p(0.95, report.during.others)
 
 
-@pytest.mark.drill
 async def test_a_tenfold_spike_leaves_the_others_where_they_were(tmp_path: Path) -> None:
     """The drill holds it to 1.2; here other things run on the same cores."""
     with stand(tmp_path) as place:

@@ -279,7 +279,7 @@ class Soak:
 def test_a_soak_of_mixed_requests_leaves_nothing_behind(server: RealServer) -> None:
     before = say(server, STORY, temperature=0)
     restarts = server.metrics()["penstock_engine_restarts_total"]
-    soak = Soak(server, seconds=20)
+    soak = Soak(server, seconds=10)
     with ThreadPoolExecutor(12) as pool:
         list(pool.map(soak.run, range(12)))
     eventually(server.is_idle, 2)

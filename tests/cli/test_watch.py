@@ -54,7 +54,7 @@ def loaded(gateway: RealGateway, clients: int = 9) -> Iterator[None]:
     def ask(client: int) -> None:
         number = 1000 * client
         while not ended.is_set():
-            stream(gateway, number)
+            stream(gateway, number, tokens=12)
             number += 1
 
     threads = [threading.Thread(target=ask, args=(client,)) for client in range(clients)]
