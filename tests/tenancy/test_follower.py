@@ -87,10 +87,10 @@ def test_the_worst_of_many_revocations_is_still_at_once(store: Store, store_url:
     ring = KeyRing()
     waits = []
     with open_store(store_url) as gateway, Follower(gateway, ring.apply):
-        for number in range(100):
+        for number in range(40):
             key = store.create_key("acme")
-            time.sleep(0.06 + number * 0.0007)  # all phases of a poll
+            time.sleep(0.06 + number * 0.0018)  # all phases of a poll
             store.revoke_key(key.record.id)
             waits.append(seconds_until_refused(ring, key.secret))
-    print(f"revocation to effect: median {sorted(waits)[50] * 1e3:.1f} ms, worst {max(waits) * 1e3:.1f} ms")
+    print(f"revocation to effect: median {sorted(waits)[20] * 1e3:.1f} ms, worst {max(waits) * 1e3:.1f} ms")
     assert max(waits) < EFFECT_S
