@@ -36,13 +36,16 @@ CHUNK = 16  # tokens of each window in a step of the first half
 FORCE = 1e4  # a bias that no logit withstands
 
 FORMATS: dict[str, dict[str, Any]] = {
-    "float32": {"dtype": "float32"},
-    "bfloat16": {"dtype": "bfloat16"},
+    "float32": {"dtype": "float32", "quant": "none"},
+    "bfloat16": {"dtype": "bfloat16", "quant": "none"},
+    "stored": {"dtype": "bfloat16"},
     "fp8": {"dtype": "bfloat16", "quant": "fp8"},
     "int8": {"dtype": "bfloat16", "quant": "int8"},
     "w8a8": {"dtype": "bfloat16", "quant": "w8a8"},
     "int4": {"dtype": "bfloat16", "quant": "int4"},
     "fp8-kv": {"dtype": "bfloat16", "kv_dtype": "fp8"},
+    "float32+int8-kv": {"dtype": "float32", "quant": "none", "kv_dtype": "int8"},
+    "int8-kv": {"dtype": "bfloat16", "quant": "none", "kv_dtype": "int8"},
     "fp8+fp8-kv": {"dtype": "bfloat16", "quant": "fp8", "kv_dtype": "fp8"},
 }
 
@@ -131,7 +134,7 @@ def table(
         one = found[name] = perplexity(checkpoint, settings, token_ids, windows=windows, length=length)
         base = found[formats[0]]
         print(
-            f"{name:12} prefill {one.prefill:8.4f} ({one.prefill / base.prefill - 1:+.2%}, {one.num_prefill} tokens)  "
+            f"{name:15} prefill {one.prefill:8.4f} ({one.prefill / base.prefill - 1:+.2%}, {one.num_prefill} tokens)  "
             f"decode {one.decode:8.4f} ({one.decode / base.decode - 1:+.2%}, {one.num_decode} tokens)",
             flush=True,
         )
@@ -147,7 +150,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=16)
     parser.add_argument("--length", type=int, default=512, help="tokens in a window")
     arguments = parser.parse_args()
-    default = "bfloat16,fp8,fp8-kv,fp8+fp8-kv" if arguments.device == "cuda" else "float32,bfloat16"
+    default = "bfloat16,fp8,fp8-kv,fp8+fp8-kv" if arguments.device == "cuda" else "float32,bfloat16,stored"
     checkpoint = open_model(arguments.model)
     token_ids = prose(Tokenizer.load(checkpoint.tokenizer_source))
     formats = (arguments.formats or default).split(",")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from penstock.api.errors import STATUS_TABLE, anthropic_status, anthropic_type
-from penstock.cli.flags import SECTIONS, flag, members, show
+from penstock.cli.flags import SECTIONS, default_of, flag, members, show
 from penstock.cli.main import parser
 from penstock.core.errors import all_errors
 from penstock.core.settings import Settings, TelemetrySettings
@@ -35,7 +35,7 @@ def config_page() -> str:
         lines += [f"## {section}\n", "| key | flag | type | default | |", "|---|---|---|---|---|"]
         for field in dataclasses.fields(hints[section]):
             kind = _type_name(kinds[field.name])
-            default = f"`{show(field.default)}`"
+            default = f"`{default_of(field)}`"
             lines.append(
                 f"| `{section}.{field.name}` | `{flag(field.name)}` | {kind} | {default} | {field.metadata['help']} |"
             )

@@ -33,7 +33,7 @@ from penstock.sim.simulation import Simulation
 from penstock.sim.workload import replay, speed_for, that_fit
 from penstock.workload.trace import Arrival, read_trace
 
-ENGINE = ["--threads", "1", "--device", "cpu"]
+ENGINE = ["--threads", "1", "--device", "cpu", "--speculate", "off"]  # the simulator does not guess
 MOST_OFF = 0.15
 _START_S = 120.0
 _REQUEST_S = 0.004  # what HTTP, the gateway and the client take on such a machine

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from penstock.capacity.formats import Formats
 from penstock.capacity.hardware import hardware
 from penstock.capacity.memory import kv_tokens_that_fit, memory_of
+from penstock.capacity.model_bytes import ModelBytes
 from penstock.capacity.shapes import SHAPES
 from penstock.capacity.step_cost import Parallelism
 
@@ -50,3 +51,10 @@ def test_smaller_numbers_and_more_gpus_never_fit_less(shape: str, tensor: int, s
     assert fits(Formats(kv="fp8"), Parallelism(tensor, stages)) >= wide
     assert fits(Formats(), Parallelism(2 * tensor, stages)) >= wide
     assert fits(Formats(), Parallelism(tensor, 2 * stages)) >= wide
+
+
+def test_a_cache_of_integers_has_a_scale_for_each_head() -> None:
+    config = SHAPES["llama8b"]
+    wide, small = (ModelBytes(config, Formats(kv=kv)).kv_bytes_per_token for kv in ("bfloat16", "int8"))
+    assert small == 2 * config.num_layers * config.num_kv_heads * (config.head_dim + 2)
+    assert 1.9 < wide / small < 2.0

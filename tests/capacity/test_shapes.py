@@ -15,6 +15,12 @@ def test_a_shape_has_as_many_parameters_as_its_model(name: str, billions: float)
     assert SHAPES[name].num_parameters / 1e9 == pytest.approx(billions, rel=0.005)
 
 
+@pytest.mark.parametrize(("name", "billions", "active"), [("mixtral-8x7b", 46.7, 12.9), ("qwen3-30b-a3b", 30.5, 3.35)])
+def test_a_mixture_has_many_parameters_and_few_of_them_active(name: str, billions: float, active: float) -> None:
+    assert SHAPES[name].num_parameters / 1e9 == pytest.approx(billions, rel=0.005)
+    assert SHAPES[name].num_active_parameters / 1e9 == pytest.approx(active, rel=0.005)
+
+
 def test_a_shape_can_be_given_in_numbers() -> None:
     numbers = "hidden=8192,ffn=28672,layers=80,heads=64,kv_heads=8"
     assert shape_from_numbers(numbers) == SHAPES["llama70b"]

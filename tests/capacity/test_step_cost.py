@@ -68,3 +68,20 @@ def test_more_in_a_step_never_takes_less(step: tuple[int, ...], more: tuple[int,
     cost = StepCost(SHAPES[shape], H200)
     both = [a + b for a, b in zip(step, more, strict=True)]
     assert cost.seconds(*both) >= cost.seconds(*step[:4]) > 0
+
+
+def test_a_mixture_reads_only_the_experts_that_its_tokens_are_given() -> None:
+    mixture = SHAPES["mixtral-8x7b"]
+    cost = StepCost(mixture, H200, IDEAL)
+    head = mixture.vocab_size * mixture.hidden_size
+    expert = 32 * 3 * mixture.hidden_size * mixture.intermediate_size
+    rest = mixture.num_parameters - head - 8 * expert  # the embedding is not read, the head is
+    assert cost.seconds(0, 0, 1, 0) == pytest.approx(2 * (rest + 2 * expert) / 4.8e12)
+    assert cost.seconds(0, 0, 2, 0) == pytest.approx(2 * (rest + 3.5 * expert) / 4.8e12)  # a quarter of them is shared
+    assert cost.seconds(0, 0, 64, 0) == pytest.approx(2 * (rest + 8 * expert) / 4.8e12)
+
+
+def test_a_token_of_a_mixture_costs_the_products_of_its_own_experts() -> None:
+    mixture = SHAPES["mixtral-8x7b"]
+    active = mixture.num_active_parameters - 2 * mixture.vocab_size * mixture.hidden_size
+    assert StepCost(mixture, H200, IDEAL).seconds(8192, 0, 0, 0) == pytest.approx(8192 * 2 * active / 989e12)

@@ -66,3 +66,11 @@ def test_a_wrong_file_is_an_error_that_says_where(tmp_path: Path, text: str | by
 def test_a_file_that_is_not_there_is_an_error() -> None:
     with pytest.raises(ConfigError, match="no-such-file"):
         parse("--config", "no-such-file")
+
+
+def test_pairs_are_given_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse("--lora", "poet=/a/poet", "--lora", "bard=x=y").server.lora == {"poet": "/a/poet", "bard": "x=y"}
+    for wrong in ("poet", "poet=", "=path"):
+        with pytest.raises(SystemExit):
+            parse("--lora", wrong)
+        assert "expected NAME=VALUE" in capsys.readouterr().err

@@ -16,12 +16,18 @@ from typing import Literal
 import msgspec
 
 from penstock.core.clock import MonotonicClock
+from penstock.core.errors import ModelCorrupt
+from penstock.engine.adapters import AdapterMail
 from penstock.engine.client import Launch
+from penstock.engine.embedding import EmbedQueue
 from penstock.engine.fake import FakeRunner
+from penstock.engine.fake_embedder import FakeEmbedder
 from penstock.engine.loop import EngineLoop, Guides
 from penstock.engine.mailbox import Mailbox
 from penstock.engine.messages import EngineInfo, Failed, Loading, Ready
+from penstock.hub.peft import read_peft
 from penstock.kv.cache import KVCache
+from penstock.sched.adapters import AdapterSlots
 from penstock.sched.budget import StepBudget
 from penstock.sched.plan import StepHandle, StepPlan
 from penstock.sched.scheduler import Scheduler
@@ -40,6 +46,9 @@ class Options(msgspec.Struct):
     overlaps: bool = False
     routing_tokens: int = 0
     is_guided: bool = False  # with the small tokenizer's vocabulary
+    max_loras: int = 0
+    max_cpu_loras: int = 4
+    read_s: float = 0.0  # how long reading an adapter takes
     start: Literal["ready", "failed", "exit", "hang"] = "ready"
 
 
@@ -51,6 +60,28 @@ def launcher(**options: object) -> Launch:
         return await asyncio.create_subprocess_exec(sys.executable, *arguments, pass_fds=[theirs.fileno()])
 
     return launch
+
+
+class FakeWeights:
+    """Adapters are read, and that is all."""
+
+    def __init__(self, options: Options) -> None:
+        self._read_s = options.read_s
+
+    def read(self, path: str, digest: str) -> str:
+        time.sleep(self._read_s)
+        if read_peft(Path(path)).digest != digest:
+            raise ModelCorrupt(f"the adapter {path} is no longer the one that was loaded")
+        return digest
+
+    def keep(self, adapter: str) -> None:
+        pass
+
+    def forget(self, digest: str) -> None:
+        pass
+
+    def clear(self, slot: int) -> None:
+        pass
 
 
 class SlowRunner:
@@ -83,16 +114,19 @@ def main() -> None:
         sys.exit(1)
     cache = KVCache(options.num_blocks, options.block_size, routing_tokens=options.routing_tokens)
     budget = StepBudget(options.chunk_tokens, target_s=None, floor=options.block_size)
-    scheduler = Scheduler(cache, budget, max_num_seqs=options.max_num_seqs)
+    slots = AdapterSlots(options.max_loras)
+    scheduler = Scheduler(cache, budget, max_num_seqs=options.max_num_seqs, adapters=slots)
     info = EngineInfo(
         device="fake", number_format="int", quant="none", kv_dtype="int", kernels="none",
         num_blocks=options.num_blocks, block_size=options.block_size, max_num_seqs=options.max_num_seqs,
         chunk_tokens=options.chunk_tokens, max_model_len=cache.capacity_tokens, kv_bytes=0,
-        routing_tokens=options.routing_tokens,
+        routing_tokens=options.routing_tokens, max_loras=options.max_loras,
     )  # fmt: skip
     guides = _guides() if options.is_guided else None
     mailbox.send(Ready(info))
-    EngineLoop(scheduler, SlowRunner(options), mailbox, MonotonicClock(), guides=guides).run()
+    embeddings = EmbedQueue(FakeEmbedder(poison=POISON), MonotonicClock())
+    mail = AdapterMail(mailbox, FakeWeights(options), slots, max_host=options.max_cpu_loras)
+    EngineLoop(scheduler, SlowRunner(options), mail, MonotonicClock(), guides=guides, embeddings=embeddings).run()
 
 
 def _guides() -> Guides:

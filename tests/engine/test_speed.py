@@ -26,3 +26,10 @@ def test_what_is_recent_counts_most() -> None:
         speed.observe(EngineStats(step_tokens=108, step_sequences=8, cost_s=cost_s))
     assert speed.decode_step_s == pytest.approx(0.04, rel=0.05)
     assert speed.prefill_tokens_per_s == pytest.approx(2500, rel=0.05)
+
+
+def test_steps_with_drafts_are_neither_prompts_nor_plain_decodes() -> None:
+    speed = StepSpeed()
+    speed.observe(EngineStats(step_tokens=8, step_sequences=8, cost_s=0.01))
+    speed.observe(EngineStats(step_tokens=30, step_drafts=22, step_sequences=8, cost_s=0.02))
+    assert (speed.prefill_tokens_per_s, speed.decode_step_s) == (None, pytest.approx(0.01))

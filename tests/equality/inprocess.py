@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -14,10 +15,14 @@ from penstock.kv.cache import KVCache
 from penstock.model.batch import Batch
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV, Ops
+from penstock.runner.adapters import RunnerAdapters
+from penstock.runner.moving import BlockMover
 from penstock.runner.runner import ModelRunner
+from penstock.sched.adapters import AdapterSlots
 from penstock.sched.budget import StepBudget
 from penstock.sched.plan import StepPlan
 from penstock.sched.scheduler import Scheduler
+from penstock.sched.sequence import Sequence as LiveSequence
 from tests.model.paged import kv_shape
 
 MOST_STEPS = 2000
@@ -50,15 +55,20 @@ class InProcess:
         chunk_tokens: int = 256,
         max_num_seqs: int = 8,
         share_prefixes: bool = True,
+        guess: Callable[[LiveSequence], list[int]] | None = None,
+        adapters: RunnerAdapters | None = None,
+        num_slots: int = 0,
+        host_blocks: int = 0,
     ) -> None:
+        """`guess`: drafts for a sequence that decodes."""
         budget = StepBudget(chunk_tokens, target_s=None, floor=block_size)
-        self.cache = KVCache(num_blocks, block_size, share_prefixes=share_prefixes)
-        self.scheduler = Scheduler(self.cache, budget, max_num_seqs=max_num_seqs)
+        self.cache = KVCache(num_blocks, block_size, share_prefixes=share_prefixes, host_blocks=host_blocks)
+        self.scheduler = Scheduler(self.cache, budget, max_num_seqs=max_num_seqs, adapters=AdapterSlots(num_slots))
         self._model = Recorder(model)
-        self._runner = ModelRunner(
-            self._model, ops, soiled(ops.allocate_kv(kv_shape(model.config, num_blocks, block_size)))
-        )
+        kv = soiled(ops.allocate_kv(kv_shape(model.config, num_blocks, block_size)))
+        self._runner = ModelRunner(self._model, ops, kv, adapters, BlockMover(ops, kv, host_blocks))
         self._steps = 0
+        self._guess = guess
         self.num_copies = 0  # blocks copied before they were written
         self.outputs: dict[str, list[int]] = defaultdict(list)
         self.logprobs: dict[str, list[TokenLogprobs]] = defaultdict(list)
@@ -74,14 +84,19 @@ class InProcess:
 
     def step(self) -> StepPlan | None:
         self._steps += 1
-        plan = self.scheduler.plan(float(self._steps))
+        decoding = self.scheduler.decoding if self._guess is not None else []
+        drafts = {s.request.id: self._guess(s) for s in decoding} if self._guess is not None else {}
+        plan = self.scheduler.plan(float(self._steps), drafts)
         if plan is None:
             return None
         self.num_copies += len(plan.copies)
         result = self._runner.submit(plan).result()
-        sampled = [s.request_id for s in plan.slices if s.sample is not None]
-        for name, row in zip(sampled, self._model.logits, strict=True):
-            self.logits[name].append(row)
+        rows = iter(self._model.logits)
+        for planned, sampled in zip(plan.slices, result.sampled, strict=True):
+            if sampled is not None:
+                own = list(islice(rows, 1 + len(planned.ahead)))
+                self.logits[planned.request_id] += own[: len(sampled.token_ids)]
+        assert next(rows, None) is None
         for event in self.scheduler.commit(plan, result, float(self._steps)):
             self.outputs[event.request_id] += event.token_ids
             self.logprobs[event.request_id] += event.logprobs or []

@@ -3,9 +3,10 @@ so what it samples from them is too."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.library import ARITHMETICS
 from penstock.model.ops.native import NativeOps
 from penstock.model.quantized import Weight
+from penstock.sched.sequence import Sequence as LiveSequence
 from tests.equality.inprocess import InProcess
 from tests.model.ops.low_bit import grouped
 
@@ -83,6 +85,7 @@ SCENES: dict[str, Callable[..., NativeOps]] = {
     **{name: partial(NativeOps, name) for name in ARITHMETICS},
     "4 bits": partial(LowBitOps, 4),
     "8 bits": partial(LowBitOps, 8),
+    "int8 cache": partial(NativeOps, "bfloat16", kv_dtype=torch.int8),
 }
 
 
@@ -99,7 +102,7 @@ class Scene:
         self.arithmetic = arithmetic
         self.alone = {request.id: self.run([request]) for request in REQUESTS}
 
-    def engine(self, *, threads: int = 1, **options: int) -> InProcess:
+    def engine(self, *, threads: int = 1, **options: Any) -> InProcess:
         return InProcess(*model_on(self.arithmetic, threads), **options)
 
     def run(self, requests: Sequence[Request], *, apart: int = 0, **options: int) -> InProcess:
@@ -155,6 +158,21 @@ def test_preempted(scene: Scene) -> None:
     engine = scene.run(REQUESTS, num_blocks=24, chunk_tokens=19)
     assert engine.preemptions > 0
     scene.check(engine)
+
+
+def test_drafted(scene: Scene) -> None:
+    """Rows of drafts are what the tokens would have been one by one; so is what is chosen from them."""
+    source = random.Random(1)
+
+    def guess(sequence: LiveSequence) -> list[int]:
+        rest = scene.alone[sequence.request.id].outputs[sequence.request.id][sequence.num_generated :]
+        return [t if source.random() < 0.8 else source.randrange(CONFIG.vocab_size) for t in rest[:6]]
+
+    for options in ({"num_blocks": 24, "chunk_tokens": 19}, {"threads": 2, "block_size": 16}):
+        engine = scene.engine(guess=guess, **options)
+        engine.run(*REQUESTS)
+        scene.check(engine)
+        assert engine.scheduler.counters.drafted_tokens > engine.scheduler.counters.accepted_tokens > 0
 
 
 def test_on_two_threads(scene: Scene) -> None:

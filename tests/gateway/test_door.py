@@ -67,8 +67,10 @@ def test_a_stream_goes_on_elsewhere_when_its_replica_cannot(how: str) -> None:
         assert len({chunk.id for chunk in seen}) == 1
         usage = seen[-1].usage
         assert usage is not None
-        assert usage.completion_tokens == door.ledger.usages[-1].output_tokens
         eventually(door.is_idle)
+        last = door.ledger.usages[-1].request_id
+        billed = [part.output_tokens for part in door.ledger.usages if part.request_id == last]
+        assert usage.completion_tokens == sum(billed)  # one that takes over a second is billed in parts
 
 
 def test_an_alias_is_served_by_the_model_it_stands_for(replicas: list[Replica]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedConfig
 
 from tests.hub.families import SHAPE, random_model
 
@@ -59,13 +59,12 @@ LAYOUTS = {
 }
 
 
-def write_fp8(directory: Path, layout: Layout, **more: Tensor) -> dict[str, Tensor]:
+def write_fp8(directory: Path, layout: Layout, config: PreTrainedConfig = LLAMA, **more: Tensor) -> dict[str, Tensor]:
     """The weights that a reader must find, in float32. `more` are further tensors; "__" in a name stands for "."."""
-    model = random_model(LLAMA).to(torch.bfloat16)
-    model.save_pretrained(directory)
+    random_model(config).to(torch.bfloat16).save_pretrained(directory)
     stored: dict[str, Tensor] = {}
     expected: dict[str, Tensor] = {}
-    for index, (name, weight) in enumerate(model.state_dict().items()):
+    for index, (name, weight) in enumerate(load_file(weights_file(directory)).items()):
         if not name.endswith("_proj.weight"):
             stored[name], expected[name] = weight, weight.float()
             continue

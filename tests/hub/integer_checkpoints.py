@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from tests.hub.families import random_model
 from tests.hub.fp8_checkpoints import LLAMA, edit_config, weights_file
@@ -153,13 +154,12 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-def write_integers(directory: Path, layout: Layout) -> dict[str, Tensor]:
+def write_integers(directory: Path, layout: Layout, config: PreTrainedConfig = LLAMA) -> dict[str, Tensor]:
     """The weights that a reader must find, in float32."""
-    model = random_model(LLAMA).to(torch.float16)
-    model.save_pretrained(directory)
+    random_model(config).to(torch.float16).save_pretrained(directory)
     stored: dict[str, Tensor] = {}
     expected: dict[str, Tensor] = {}
-    for seed, (name, weight) in enumerate(model.state_dict().items()):
+    for seed, (name, weight) in enumerate(load_file(weights_file(directory)).items()):
         if not name.endswith("_proj.weight"):
             stored[name], expected[name] = weight, weight.float()
             continue

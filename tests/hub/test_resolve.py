@@ -25,7 +25,7 @@ def test_files_and_directories_are_told_apart(tmp_path: Path) -> None:
         ("smolm2", "did you mean 'smollm2'"),
         ("SmolLM2", "did you mean 'smollm2'"),
         ("Qwen/Qwen3-0.6B", "did you mean 'hf:Qwen/Qwen3-0.6B'"),
-        ("nothing.gguf", r"Give a name \(smollm2\), a \.gguf file, a Hugging Face directory, or hf:org/name"),
+        ("nothing.gguf", r"Give a name \(smollm2, minilm\), a \.gguf file, a Hugging Face directory, or hf:org/name"),
         ("hf:no-slash", "hf:org/name"),
         ("hf:../../etc/passwd", "hf:org/name"),
         ("hf:../passwd", "hf:org/name"),

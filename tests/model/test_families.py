@@ -32,7 +32,12 @@ class Pair:
         return PagedDriver(self.ours, self.ops, block_size=block_size)
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+# What these bring is also in one of the others.
+SLOW = ("mixtral", "qwen3-moe", "phi3", "phi4")
+PARAMS = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in CONFIGS]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def pair(request: pytest.FixtureRequest) -> Pair:
     theirs, ops = hf_model(request.param), ReferenceOps()
     return Pair(theirs, load_model(StateDictCheckpoint(theirs), ops), ops)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
-from penstock.core.model_config import ModelConfig
+from penstock.core.model_config import Experts, ModelConfig
 from penstock.core.tokenizer_source import TokenizerMetadata
 from penstock.hub.checkpoint import Checkpoint
+from penstock.hub.families import FAMILY_FILES
 from penstock.hub.stored import FloatArray
 from penstock.model.families import FAMILIES
 from penstock.model.loading import load_model, random_model
@@ -69,7 +70,9 @@ def test_progress_counts_layers() -> None:
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_random_model_of_every_family_runs(architecture: str) -> None:
     ops = ReferenceOps()
-    model = random_model(replace(TINY, architecture=architecture, windows=(4, None, 4)), ops)
+    experts = Experts(4, 2, 32, shared_intermediate_size=16) if FAMILY_FILES[architecture].experts else None
+    config = replace(TINY, architecture=architecture, windows=(4, None, 4), local_rope_theta=100.0, experts=experts)
+    model = random_model(config, ops)
     logits = PagedDriver(model, ops, block_size=4).prefill(list(range(20)))
     assert logits.shape == (20, 256)
     assert logits.isfinite().all()

@@ -93,6 +93,37 @@ def test_symmetric_and_asymmetric_parts_join() -> None:
     assert torch.equal(plain(together), torch.cat([plain(part) for part in parts]))
 
 
+def integers(bits: Bits, groups: int, kind: str) -> GroupedWeight:
+    """[8, 96]"""
+    values = torch.randint(0, 1 << bits, (8, 96), dtype=torch.uint8)
+    return GroupedWeight(
+        packed(values) if bits == 4 else values,
+        bits,
+        torch.rand(8, groups).half(),
+        torch.randint(0, 1 << bits, (8, groups), dtype=torch.uint8) if kind == "zeros" else None,
+        torch.randn(8, groups).half() if kind == "minimums" else None,
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([4, 8]), st.sampled_from([1, 3, 6]), st.sampled_from(["middle", "zeros", "minimums"])
+        ),
+        min_size=2,
+        max_size=3,
+    )
+)
+def test_integers_of_several_sizes_join_in_the_finest_of_them(kinds: list[tuple[Bits, int, str]]) -> None:
+    parts: list[Weight] = [integers(*kind) for kind in kinds]
+    together = joined(parts)
+    assert isinstance(together, GroupedWeight)
+    assert together.bits == max(bits for bits, _, _ in kinds)
+    assert together.scales.shape[1] == max(groups for _, groups, _ in kinds)
+    torch.testing.assert_close(plain(together), torch.cat([plain(part) for part in parts]))
+
+
 @settings(max_examples=20)
 @given(st.sampled_from([4, 8]), st.sampled_from(["middle", "zeros", "minimums"]))
 def test_offsets_are_what_a_group_adds_to_values_that_count_from_the_middle(bits: Bits, kind: str) -> None:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors.numpy import load_file
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from penstock.core.model_config import ModelConfig, RopeScaling
 from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
+from penstock.hub.hf_config import model_config as read_config
 from penstock.hub.stored import FloatArray, StoredTensor
 
 SHAPE: dict[str, Any] = {
@@ -39,6 +48,18 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+EXPERTS: dict[str, Any] = {"moe_intermediate_size": 48, "num_experts_per_tok": 3}
+GEMMA: dict[str, Any] = {"sliding_window": 6, "query_pre_attn_scalar": 40, "head_dim": 24}
+SPECIAL: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75}
+# Both sets of factors are the same: transformers changes from one to the other as a sequence grows.
+LONG_ROPE = {
+    **PARTIAL_ROPE,
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 16,
+    "short_factor": [1.0, 1.1, 1.5, 2.0, 3.0, 5.0],
+    "long_factor": [1.0, 1.1, 1.5, 2.0, 3.0, 5.0],
+}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SHAPE),
     "llama-tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
@@ -47,6 +68,16 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "mistral": MistralConfig(**SHAPE, sliding_window=6),
     "qwen2": Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=5, max_window_layers=1),
     "qwen3": Qwen3Config(**SHAPE, tie_word_embeddings=True),
+    "mixtral": MixtralConfig(**SHAPE, num_local_experts=5),
+    "qwen2-moe": Qwen2MoeConfig(
+        **(SHAPE | EXPERTS), shared_expert_intermediate_size=40, num_experts=6, mlp_only_layers=[1]
+    ),
+    "qwen3-moe": Qwen3MoeConfig(**(SHAPE | EXPERTS), num_experts=7, norm_topk_prob=True),
+    "gemma2": Gemma2Config(**(SHAPE | GEMMA), attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
+    "gemma3": Gemma3TextConfig(**(SHAPE | GEMMA), layer_types=["sliding_attention", "full_attention"]),
+    "phi3": Phi3Config(**SHAPE, **SPECIAL, sliding_window=6),
+    "phi4": Phi3Config(**SHAPE, **SPECIAL, rope_parameters=PARTIAL_ROPE),
+    "phi4-long": Phi3Config(**SHAPE, **SPECIAL, rope_parameters=LONG_ROPE, original_max_position_embeddings=16),
 }
 
 
@@ -60,6 +91,8 @@ def hf_model(name: str) -> PreTrainedModel:
 
 
 def model_config(hf: PreTrainedConfig) -> ModelConfig:
+    if hf.model_type not in ("llama", "mistral", "qwen2", "qwen3"):
+        return read_config(hf.to_dict(), {}, has_head=True)
     rope = hf.rope_parameters
     window = getattr(hf, "sliding_window", None)
     types = getattr(hf, "layer_types", None) or ["sliding_attention"] * hf.num_hidden_layers
@@ -131,9 +164,12 @@ class ArrayCheckpoint:
 
 
 class StateDictCheckpoint(ArrayCheckpoint):
-    """A checkpoint over a torch model's own weights."""
+    """A checkpoint over a torch model's own weights, named as they are in a file."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__(
-            model_config(model.config), {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-        )
+        config, tensors = model_config(model.config), {n: tensor.numpy() for n, tensor in model.state_dict().items()}
+        if config.experts is not None:
+            with TemporaryDirectory() as directory:
+                model.save_pretrained(directory)
+                tensors = load_file(Path(directory) / "model.safetensors")
+        super().__init__(config, tensors)

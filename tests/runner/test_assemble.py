@@ -30,6 +30,17 @@ def test_auto_is_resolved_to_what_the_model_and_the_machine_allow() -> None:
     assert made.kv_bytes == 1024 * 16 * CONFIG.kv_bytes_per_token(4)
 
 
+def test_a_cache_in_int8_has_scales_and_runs() -> None:
+    made = assembled(dtype="float32", kv_dtype="int8")
+    assert made.kv_dtype == "int8"
+    assert made.num_blocks == 1024
+    heads = 2 * CONFIG.num_layers * CONFIG.num_kv_heads
+    assert made.kv_bytes == 1024 * 16 * heads * (CONFIG.head_dim + 2)
+    spec = SampleSpec(SamplingParams(temperature=0.0), history=[1, 2, 3], prompt_len=3, position=3)
+    sampled = made.runner.submit(StepPlan([Slice("a", 0, 3, [1, 2, 3], [0], spec, epoch=0)])).result().sampled
+    assert sampled[0] is not None
+
+
 def test_a_model_stored_in_fp8_is_widened_on_a_cpu() -> None:
     checkpoint = RandomCheckpoint(replace(CONFIG, quantization="fp8"))
     assert assemble(checkpoint, EngineSettings(device="cpu", dtype="float32"), lambda *_: None).quant == "none"

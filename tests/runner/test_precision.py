@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.core.errors import ConfigError
-from penstock.runner.precision import fp8_obstacle, name, resolve_kv_dtype, resolve_quant
+from penstock.runner.precision import fp8_obstacle, int8_kv_obstacle, name, resolve_kv_dtype, resolve_quant
 
 OLD_GPU = "this GPU, of compute capability 8.0, has no FP8 arithmetic"
 
@@ -45,6 +45,14 @@ def test_the_cache_is_as_the_activations_unless_asked_otherwise() -> None:
 
 def test_a_cpu_has_no_fp8() -> None:
     assert fp8_obstacle(torch.device("cpu"), has_triton=True) is not None
+
+
+def test_a_cache_in_int8_is_for_cpus() -> None:
+    cpu, gpu = (int8_kv_obstacle(torch.device(kind)) for kind in ("cpu", "cuda"))
+    assert name(resolve_kv_dtype("int8", torch.float32, None, cpu)) == "int8"
+    with pytest.raises(ConfigError, match=r"kv_dtype is int8, but a GPU .* use fp8") as refused:
+        resolve_kv_dtype("int8", torch.bfloat16, None, gpu)
+    assert refused.value.param == "kv_dtype"
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,12 @@ class Client:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(num_blocks=st.integers(10, 24), overlaps=st.booleans())
-    def start(self, num_blocks: int, overlaps: bool) -> None:
-        self.cache = KVCache(num_blocks, BLOCK)
+    @initialize(num_blocks=st.integers(10, 24), overlaps=st.booleans(), host_blocks=st.sampled_from([0, 3, 40]))
+    def start(self, num_blocks: int, overlaps: bool, host_blocks: int) -> None:
+        self.cache = KVCache(num_blocks, BLOCK, host_blocks=host_blocks)
         self.budget = StepBudget(CHUNK, target_s=0.05, floor=FLOOR)
         self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs=MAX_SEQS, aging_s=1.0)
-        self.runner = FakeRunner(num_blocks, BLOCK, vocab_size=VOCAB, overlaps=overlaps)
+        self.runner = FakeRunner(num_blocks, BLOCK, vocab_size=VOCAB, overlaps=overlaps, host_blocks=host_blocks)
         self.in_flight: InFlight | None = None
         self.open: dict[str, Client] = {}
         self.block_namespace: dict[int, str] = {}  # whose tokens lie in each block
@@ -43,17 +43,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt=prompts, max_tokens=st.integers(1, 12), namespace=st.sampled_from(["", "other"]),
         stop=st.integers(0, VOCAB - 1),
         priority=st.sampled_from(Priority), num_made_elsewhere=st.sampled_from([0, 0, 3]),
+        tenant=st.sampled_from(["", "", "b", "c"]),
     )  # fmt: skip
     def submit(
-        self, prompt: list[int], max_tokens: int, namespace: str, stop: int, priority: Priority, num_made_elsewhere: int
-    ) -> None:
+        self, prompt: list[int], max_tokens: int, namespace: str, stop: int, priority: Priority,
+        num_made_elsewhere: int, tenant: str,
+    ) -> None:  # fmt: skip
         self.count += 1
         output: list[int] = []
         for _ in range(min(num_made_elsewhere, max_tokens - 1)):
             output.append(fake_token([*prompt, *output], VOCAB))
         request = Request(
             f"r{self.count}", prompt, max_tokens, namespace=namespace, stop_token_ids=[stop], priority=priority,
-            output_ids=output,
+            output_ids=output, tenant=tenant, weight=3.0 if tenant == "b" else 1.0,
         )  # fmt: skip
         self.open[request.id] = Client(request, list(output))
         self.scheduler.submit(request, self.now)
@@ -72,12 +74,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         if previous is not None and not self.runner.overlaps:
             self.commit(previous, elapsed_s)
             previous = None
-        plan = self.scheduler.plan(self.now)
+        plan = self.plan()
         if plan is not None:
             self.check_executable(plan)
             self.in_flight = InFlight(plan, self.runner.submit(plan), self.now)
         if previous is not None:
             self.commit(previous, elapsed_s)
+
+    def plan(self) -> StepPlan | None:
+        return self.scheduler.plan(self.now)
 
     def commit(self, step: InFlight, elapsed_s: float) -> None:
         self.now += elapsed_s
@@ -97,7 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 del self.open[event.request_id]
 
     def check_executable(self, plan: StepPlan) -> None:
-        decodes = sum(s.num_tokens == 1 for s in plan.slices)
+        decodes = sum(s.num_tokens - len(s.ahead) == 1 for s in plan.slices)
         assert plan.num_tokens <= max(CHUNK, decodes + FLOOR)
         assert len(plan.slices) <= MAX_SEQS
         assert len({s.request_id for s in plan.slices}) == len(plan.slices)
@@ -123,6 +128,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         assert self.cache.pool.num_free == self.cache.pool.num_blocks
         assert not self.cache._pending
+        if (host := self.cache.pool.host) is not None:
+            assert len(host._ids) + len(host._free) == host.num_blocks
+            assert len({*host._ids.values(), *host._free}) == host.num_blocks
 
     def teardown(self) -> None:
         """Whatever happened, everything that is still open finishes: nothing starves."""

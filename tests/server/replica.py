@@ -26,6 +26,7 @@ from penstock.core.model_config import ModelConfig
 from penstock.core.settings import ServerSettings
 from penstock.core.slo import Slo
 from penstock.engine.client import EngineClient, EngineState
+from penstock.engine.fake import adapter_seed
 from penstock.server.app import Replica as ReplicaApp
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
@@ -102,6 +103,14 @@ class Replica:
             return self.model.tokenizer.encode(prompt, add_special_tokens=True)
         return self.model.tokenizer.encode(self.model.chat_template.render(prompt), add_special_tokens=False)
 
+    def adapted_answer(self, prompt: str, count: int, adapter: str, *, ignore_eos: bool = False) -> str:
+        """By the adapter of this name."""
+        seed = adapter_seed(self.model.adapters[adapter].digest)
+        if not ignore_eos:
+            return self.answer(prompt, count, seed=seed)
+        ids = expected(self.prompt_ids(prompt), count, vocab_size=self.model.tokenizer.vocab_size, seed=seed)
+        return self.model.tokenizer.decode(ids)
+
     def answer_ids(self, prompt: str | list[Message], count: int, *, seed: int = 0) -> list[int]:
         """Up to and without the end of sequence."""
         token_ids = expected(self.prompt_ids(prompt), count, vocab_size=self.model.tokenizer.vocab_size, seed=seed)
@@ -119,9 +128,10 @@ def _tokenizer() -> Tokenizer:
 @contextlib.contextmanager
 def serving(
     settings: ServerSettings | None = None, *, mount: Callable[[ReplicaApp, Recorder], Any] | None = None,
-    **options: Any,
+    restores: dict[str, str] | None = None, generates: bool = True, **options: Any,
 ) -> Iterator[Replica]:  # fmt: skip
-    """`mount`: puts another application in front of the replica's, in the event loop."""
+    """`mount`: puts another application in front of the replica's, in the event loop; `restores`: it begins like
+    `penstock serve`, with these adapters and those of an earlier life."""
     tokenizer = _tokenizer()
     vocab_size = tokenizer.vocab_size
     options = {"vocab_size": vocab_size} | options
@@ -140,8 +150,9 @@ def serving(
         num_kv_heads=1, head_dim=8, context_length=4096, eos_token_ids=(EOS,), bos_token_id=1,
     )  # fmt: skip
     model = ServedModel(
-        NAME, config, tokenizer, ChatTemplate(CHAT), max_model_len=shape.num_blocks * shape.block_size, created=1
-    )
+        NAME, config, tokenizer, ChatTemplate(CHAT), max_model_len=shape.num_blocks * shape.block_size, created=1,
+        max_loras=shape.max_loras, generates=generates, embeds=True,
+    )  # fmt: skip
     app = ReplicaApp(engine, recorder, clock, settings or ServerSettings())
     app.open(model)
     front: list[Any] = [app]
@@ -150,6 +161,8 @@ def serving(
         if scope["type"] == "lifespan":
             with contextlib.suppress(PenstockError):
                 await engine.start()
+                if restores is not None:
+                    await app.adapters(model).restore(restores)
             if mount is not None:
                 front[0] = mount(app, recorder)
         await front[0](scope, receive, send)

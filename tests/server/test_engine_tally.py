@@ -46,6 +46,12 @@ def test_the_bandwidth_used_is_weights_and_context_over_the_time_of_the_steps() 
     assert seen(counting, tallies)["penstock_mbu_ratio"] == pytest.approx((1000 + 50 * 10) / 0.002 / 1e6)
 
 
+def test_the_room_in_the_cache_is_told_with_its_number_format() -> None:
+    counting, tallies = tally()
+    assert seen(counting, tallies)["penstock_kv_capacity_tokens"] == 160
+    assert b'penstock_kv_capacity_tokens{format="bfloat16"} 160' in tallies.exposition()
+
+
 def test_it_is_absent_where_nobody_has_measured_the_device() -> None:
     counting, tallies = tally()
     counting.take(step(1))

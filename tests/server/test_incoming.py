@@ -2,8 +2,10 @@
 
 import pytest
 
+from penstock.api import relay
 from penstock.api.asgi import Request
-from penstock.core.errors import PermissionDenied
+from penstock.core.errors import InvalidRequest, PermissionDenied
+from penstock.core.request import Priority
 from penstock.server.incoming import GatewayTrust
 
 
@@ -36,3 +38,34 @@ def test_with_a_secret_it_alone_counts() -> None:
     for headers in ({}, {"x_penstock_secret": ""}, {"x_penstock_secret": "S"}):
         with pytest.raises(PermissionDenied):
             trust.check(request("127.0.0.1", **headers))
+
+
+def test_a_gateway_says_who_asks_by_what_weight_and_how_urgent_it_may_be() -> None:
+    trust = GatewayTrust(None)
+    named = trust.read(request("127.0.0.1", x_penstock_tenant="acme 2.5 2", x_penstock_namespace=""), b"{}")
+    assert named.tenancy == relay.Tenancy("acme", 2.5, Priority.LOW)
+    assert trust.read(request("127.0.0.1", x_penstock_namespace="old"), b"{}").tenancy == relay.Tenancy("old")
+    with pytest.raises(PermissionDenied):
+        trust.read(request("10.0.0.1", x_penstock_tenant="acme 2.5 2"), b"{}")
+
+
+@pytest.mark.parametrize(
+    "value", ["", "acme", "acme 0 1", "acme -1 1", "acme nan 1", "acme inf 1", "acme 1 3", "a b 1 1"]
+)
+def test_what_is_no_tenant_is_refused(value: str) -> None:
+    with pytest.raises(InvalidRequest, match="x-penstock-tenant"):
+        GatewayTrust(None).read(request("127.0.0.1", x_penstock_tenant=value), b"{}")
+
+
+@pytest.mark.parametrize("priority", Priority)
+@pytest.mark.parametrize("weight", [0.01, 1.0, 2.5, 1000.0])
+def test_what_a_gateway_writes_is_what_a_replica_reads(weight: float, priority: Priority) -> None:
+    tenancy = relay.Tenancy("acme", weight, priority)
+    assert relay.read_tenant(relay.tenant_value(tenancy).decode()) == tenancy
+
+
+def test_a_request_may_be_less_urgent_than_its_tenant_but_not_more() -> None:
+    standard = relay.Tenancy("acme", 1.0, Priority.NORMAL)
+    assert [standard.priority_of(asked) for asked in (None, *Priority)] == [1, 1, 1, 2]
+    direct = relay.Tenancy()
+    assert [direct.priority_of(asked) for asked in (None, *Priority)] == [1, 0, 1, 2]

@@ -7,11 +7,21 @@ from tests.server.replica import NAME, Replica, eventually, serving
 
 
 def test_after_some_traffic_every_metric_of_the_catalog_is_exported() -> None:
-    with serving() as replica:
+    with serving(is_guided=True) as replica:
         replica.openai.completions.create(model=NAME, prompt="some traffic", max_tokens=5)
+        replica.post("/v1/completions", prompt="and some that is guided", guided_choice=["yes", "no"])
         names = {name.partition("{")[0] for name in replica.final_metrics()}
         for metric in CATALOG:
             assert (f"{metric.name}_count" if metric.kind == "histogram" else metric.name) in names
+
+
+def test_what_the_weights_are_in_is_told() -> None:
+    with serving() as replica:
+        text = replica.call("GET", "/metrics")[2].decode()
+        assert f'model="{NAME}",device="fake"' in text
+        (line,) = (line for line in text.splitlines() if line.startswith("penstock_replica_info{"))
+        assert 'number_format="' in line
+        assert 'quant="none"' in line
 
 
 def test_every_exit_is_counted_once() -> None:

@@ -25,6 +25,7 @@ class Asked(NamedTuple):
     output_tokens: int
     names: tuple[int, ...] = ()
     priority: Priority = Priority.NORMAL
+    tenant: str = ""
 
 
 class Seen(NamedTuple):
@@ -101,7 +102,10 @@ def run_engine(profile: Profile, asked: Sequence[Asked]) -> tuple[dict[str, Seen
     scheduler = Scheduler(cache, budget, max_num_seqs=profile.max_sequences, patience_s=profile.slo.patience_s)
     clock = _Clock()
     messages: list[tuple[float, ToEngine]] = [
-        (one.at_s, Submit(Request(str(i), _tokens(i, one), one.output_tokens, priority=one.priority)))
+        (
+            one.at_s,
+            Submit(Request(str(i), _tokens(i, one), one.output_tokens, priority=one.priority, tenant=one.tenant)),
+        )
         for i, one in enumerate(asked)
     ]
     mail = _Mail(sorted(messages, key=lambda pair: pair[0]), clock)

@@ -44,7 +44,8 @@ def simulate(profile: Profile, asked: list[Asked], *, takes_many: bool) -> tuple
     replica = SimReplica("r", profile, events, ear, takes_many=takes_many)
     for number, one in enumerate(asked):
         run = TokenRun(number, one.prompt_tokens, one.names, profile.block_tokens)
-        events.at(one.at_s, replica.submit, as_request(str(number), run, one.output_tokens, one.priority))
+        request = as_request(str(number), run, one.output_tokens, one.priority, tenant=one.tenant)
+        events.at(one.at_s, replica.submit, request)
     count = 0
     while events.step():
         count += 1
@@ -55,12 +56,13 @@ def prompts() -> st.SearchStrategy[Asked]:
     """Few names, so that beginnings are shared; and a tail of one's own."""
     chains = st.sampled_from([(), (1,), (1, 2), (1, 2, 3), (4,), (4, 5)])
     return st.builds(
-        lambda at, names, tail, output, priority: Asked(at, 512 * len(names) + tail, output, names, priority),
+        lambda at, names, tail, *rest: Asked(at, 512 * len(names) + tail, rest[0], names, *rest[1:]),
         st.floats(0.0, 1.0),
         chains,
         st.integers(1, 500),
         st.integers(1, 80),
         st.sampled_from(Priority),
+        st.sampled_from(["", "", "b", "c"]),
     )
 
 

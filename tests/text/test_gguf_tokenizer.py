@@ -35,6 +35,8 @@ def words(pre: str, text: str) -> list[str]:
         ("llama-bpe", "It|'s| |123|45| IT|'S| aB|  | b|\n\n|x"),
         ("qwen2", "It|'s| |1|2|3|4|5| IT|'S| aB|  | b|\n\n|x"),
         ("tekken", "It|'s| |1|2|3|4|5| IT|'S| a|B|  | b|\n\n|x"),
+        ("dbrx", "It|'s| |123|45| IT|'S| aB|  | b|\n\n|x"),
+        ("gpt-4o", "It's| |123|45| IT'S| a|B|  | b|\n\n|x"),
     ],
 )
 def test_each_rule_cuts_words_its_own_way(pre: str, expected: str) -> None:
@@ -84,6 +86,15 @@ def test_control_tokens_are_special_and_user_defined_ones_only_whole() -> None:
     assert tokenizer.special_ids == {0, 1, 2}
     assert tokenizer.decode(ids) == "<think>"
     assert tokenizer.special_tokens() == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+def test_phi_3_drops_the_blanks_behind_its_own_tokens() -> None:
+    phi = small.load(SENTENCEPIECE | {"general.architecture": "phi3"})
+    llama = small.load(SENTENCEPIECE | {"general.architecture": "llama"})
+    assert phi.encode("</s>\n the", add_special_tokens=False) == phi.encode("</s>the", add_special_tokens=False)
+    assert llama.encode("</s>\n the", add_special_tokens=False) != llama.encode("</s>the", add_special_tokens=False)
+    for kept in ("<s> the", "<unk> the"):
+        assert phi.encode(kept, add_special_tokens=False) == llama.encode(kept, add_special_tokens=False)
 
 
 @given(st.text("".join(small.CORPUS) + "▁", max_size=60))

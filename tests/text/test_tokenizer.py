@@ -130,8 +130,8 @@ def test_a_file_that_is_no_tokenizer_is_corrupt(tmp_path: Path) -> None:
 
 
 def test_a_decoder_that_is_not_understood_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelUnsupported, match="WordPiece"):
-        from_files(tmp_path, BYTE_LEVEL, {}, decoder={"type": "WordPiece", "prefix": "##", "cleanup": True})
+    with pytest.raises(ModelUnsupported, match="BPEDecoder"):
+        from_files(tmp_path, BYTE_LEVEL, {}, decoder={"type": "BPEDecoder", "suffix": "</w>"})
     with pytest.raises(ModelUnsupported, match="no decoder"):
         from_files(tmp_path, BYTE_LEVEL, {}, decoder=None)
 
@@ -141,3 +141,16 @@ def test_metaspace_decoders_are_understood(tmp_path: Path) -> None:
     tokenizer = from_files(tmp_path, SENTENCEPIECE, {}, decoder=decoder)
     ids = tokenizer.encode("the words that come", add_special_tokens=False)
     assert tokenizer.decode(ids) == tokenizer._backend.decode(ids) == "the words that come"
+
+
+def test_the_pieces_of_words_are_joined(tmp_path: Path) -> None:
+    words = {"[UNK]": 0, "play": 1, "##ing": 2, "chess": 3}
+    model = tokenizers.models.WordPiece(words, unk_token="[UNK]")
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    backend.decoder = tokenizers.decoders.WordPiece()
+    tokenizer = Tokenizer(backend)
+    ids = tokenizer.encode("playing chess", add_special_tokens=False)
+    assert ids == [1, 2, 3]
+    assert tokenizer.decode(ids) == "playing chess"
+    assert tokenizer.token_bytes(3) == b" chess"

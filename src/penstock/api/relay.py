@@ -21,25 +21,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from penstock.core.errors import InvalidRequest, PenstockError
-from penstock.core.request import Cost
+from penstock.core.request import Cost, Priority
 
 HEADER = "x-penstock"  # from a gateway: one of the two
 STREAM = "stream"  # the body is the client's; a streamed answer is to be relayed
 ENVELOPE = "envelope"  # the body is an `Envelope`, and the answer is to be relayed
 SECRET_HEADER = "x-penstock-secret"
 NAMESPACE_HEADER = "x-penstock-namespace"  # from a gateway: whose prefixes these are, and nobody else's
+WATERMARK_HEADER = "x-penstock-watermark"  # from a gateway: the name of what its tenant's answers are marked with
+TENANT_HEADER = "x-penstock-tenant"  # from a gateway: a `Tenancy`
 COST_HEADER = "x-penstock-cost"  # to a gateway, of an answer that is not streamed: as in the comment
 
 TokenIds = list[Annotated[int, Meta(ge=0, le=2**31 - 1)]]
 _CARRY_ON = b": carry on: "
 _COST = b": cost "
 _LAST_READS = 4  # what a replica says at last is in one of these
+
+
+class Tenancy(NamedTuple):
+    """Who asks, by what weight it shares a replica with others, and how urgent its requests are at most."""
+
+    id: str = ""
+    weight: float = 1.0
+    priority: Priority | None = None  # None: as each request says
+
+    def priority_of(self, asked: Priority | None) -> Priority:
+        """Of a request, by its own wish: it may be less urgent than its tenant's others, but not more."""
+        if self.priority is None:
+            return Priority.NORMAL if asked is None else asked
+        return self.priority if asked is None else max(self.priority, asked)
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -93,6 +109,18 @@ def open_envelope(body: bytes) -> Envelope:
     return envelope
 
 
+def read_tenant(value: str) -> Tenancy:
+    """Of `TENANT_HEADER`."""
+    try:
+        name, weight, priority = value.split(" ")
+        tenant = Tenancy(name, float(weight), Priority(int(priority)))
+    except ValueError:
+        tenant = None
+    if tenant is None or not 0 < tenant.weight < inf:
+        raise InvalidRequest(f"{TENANT_HEADER}: expected a name, a weight above 0 and a class of 0 to 2") from None
+    return tenant
+
+
 # -- the replica writes
 
 
@@ -142,6 +170,11 @@ class UnitWriter:
 def sealed(request: bytes, prompt_ids: bytes) -> bytes:
     """An envelope for a request that begins here, with its prompt as ids; both are JSON."""
     return b'{"request":%b,"prompt_ids":%b}' % (request, prompt_ids)
+
+
+def tenant_value(tenant: Tenancy) -> bytes:
+    """Of `TENANT_HEADER`."""
+    return b"%b %.9g %d" % (tenant.id.encode(), tenant.weight, tenant.priority or 0)
 
 
 # -- the gateway reads

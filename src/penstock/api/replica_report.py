@@ -11,6 +11,14 @@ import msgspec
 from penstock.core.devices import DeviceReading
 
 
+class AdapterNews(msgspec.Struct, frozen=True, array_like=True):
+    """A LoRA adapter that a replica serves beside its model."""
+
+    name: str
+    digest: str  # of its content
+    is_on_device: bool = False  # else it takes a moment to get there
+
+
 class ReplicaReport(msgspec.Struct, frozen=True):
     boot: str  # of this server process
     model: str
@@ -47,3 +55,4 @@ class ReplicaReport(msgspec.Struct, frozen=True):
 
     kv_fragmentation: float = 0.0  # the part of the room in sequences' blocks that has no token in it
     memory_kills: int = 0  # of the engine, by the kernel
+    adapters: tuple[AdapterNews, ...] = ()

@@ -50,7 +50,9 @@ class Roofline:
 
     def mbu(self, work: EngineWorkload, steps: int, seconds: float) -> float:
         """Bytes that had to be read, over the time, as a share of the device's bandwidth."""
-        read_bytes = steps * self.weight_bytes + context_read(work) * self._bytes.kv_bytes_per_token
+        tokens = sum(end - start for start, end in query_positions(work))
+        weight_bytes = self._bytes.read_bytes_of(tokens / steps) if steps else 0.0
+        read_bytes = steps * weight_bytes + context_read(work) * self._bytes.kv_bytes_per_token
         return read_bytes / seconds / self.peaks.bytes_per_s
 
     def mfu(self, work: EngineWorkload, seconds: float) -> float | None:

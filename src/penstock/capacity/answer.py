@@ -89,6 +89,7 @@ def as_json(answer: Answer, name: str) -> bytes:
         "model": {
             "name": name,
             "parameters": case.config.num_parameters,
+            "active_parameters": case.config.num_active_parameters,
             "weight_bytes": model.stored_bytes,
             "kv_bytes_per_token": model.kv_bytes_per_token,
         },

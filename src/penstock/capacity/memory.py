@@ -38,13 +38,21 @@ def memory_of(
     model, tensor, stages = ModelBytes(config, formats), parallelism.tensor, parallelism.pipeline
     weight_bytes = -(-model.stored_bytes // parallelism.num_gpus)
     # In a layer: its input and output, and the two halves of the MLP. At the end: logits, and their softmax, in fp32.
-    width = 4 * config.hidden_size + 2 * config.intermediate_size // tensor
+    width = 4 * config.hidden_size + 2 * _widest(config) // tensor
     logits_bytes = 2 * 4 * max_num_seqs * config.vocab_size // tensor
     step_bytes = RESERVED_BYTES + int(chunk_tokens * width * BYTES[formats.dtype]) + logits_bytes
     left_bytes = max(0, int(gpu.memory_bytes * memory_fraction) - weight_bytes - step_bytes)
     token_bytes = model.kv_bytes_per_token // (min(tensor, config.num_kv_heads) * stages) or 1
     kv_tokens = left_bytes // token_bytes // BLOCK_TOKENS * BLOCK_TOKENS
     return Memory(weight_bytes, step_bytes, left_bytes, kv_tokens)
+
+
+def _widest(config: ModelConfig) -> int:
+    """Of a token's way through an MLP; of a mixture, through all its experts at once."""
+    experts = config.experts
+    if experts is None:
+        return config.intermediate_size
+    return max(config.intermediate_size, experts.per_token * experts.intermediate_size)
 
 
 def kv_tokens_that_fit(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.capacity.formats import BYTES, Formats
-from penstock.core.model_config import ModelConfig
+from penstock.core.model_config import INT8_KV_SCALE_BYTES, Experts, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,19 @@ class ModelBytes:
 
     @property
     def read_bytes(self) -> int:
-        """Weights that a step reads: all but the embedding, of which it reads a few rows. A tied one is the head."""
+        """Weights that a step of many tokens reads: all but the embedding, of which it reads a few rows. A tied one is
+        the head."""
         dtype_bytes = BYTES[self.formats.dtype]
         return int(BYTES[self.formats.weights] * self.linear_parameters + dtype_bytes * self.head_parameters)
+
+    @property
+    def expert_bytes(self) -> int:
+        """Of those, all the routed experts'; see `experts_read`."""
+        return int(BYTES[self.formats.weights] * self.config.num_expert_parameters)
+
+    def read_bytes_of(self, tokens: float) -> float:
+        """What a step of so many tokens reads: of a mixture only the experts that somebody was given."""
+        return self.read_bytes - self.expert_bytes * (1.0 - experts_read(self.config.experts, tokens))
 
     @property
     def stored_bytes(self) -> int:
@@ -36,11 +46,13 @@ class ModelBytes:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return self.config.kv_bytes_per_token(int(BYTES[self.formats.kv]))
+        scale_bytes = INT8_KV_SCALE_BYTES if self.formats.kv == "int8" else 0
+        return self.config.kv_bytes_per_token(int(BYTES[self.formats.kv]), scale_bytes)
 
     @property
     def linear_flops_per_token(self) -> int:
-        return 2 * self.linear_parameters
+        """Of a mixture, only what a token passes."""
+        return 2 * (self.linear_parameters - self.config.num_parameters + self.config.num_active_parameters)
 
     @property
     def head_flops_per_token(self) -> int:
@@ -51,6 +63,13 @@ class ModelBytes:
     def flops_per_pair(self) -> int:
         """Of attention, for one token that looks at one token of context, in all layers."""
         return 4 * self.config.num_heads * self.config.head_dim * self.config.num_layers
+
+
+def experts_read(experts: Experts | None, tokens: float) -> float:
+    """The share of the experts that a step of so many tokens needs, if each token's are drawn evenly."""
+    if experts is None:
+        return 1.0
+    return float(1.0 - (1.0 - experts.per_token / experts.count) ** tokens)
 
 
 def pairs(start: int, end: int) -> int:

@@ -12,6 +12,7 @@ from penstock.capacity.memory import MEMORY_FRACTION
 from penstock.capacity.model_bytes import ModelBytes
 from penstock.capacity.plan import HOURS_PER_MONTH, Case, Layout
 from penstock.capacity.steady import MOST_UTILISATION
+from penstock.core.model_config import ModelConfig
 
 GIB = 2**30
 SAME, SHOWN = (
@@ -38,13 +39,21 @@ def head(case: Case, name: str, formats: Formats) -> str:
     config, model, demand = case.config, ModelBytes(case.config, formats), case.demand
     return "\n".join(
         (
-            f"model     {name}: {config.num_parameters / 1e9:.3g} billion parameters, {config.num_layers} layers, "
+            f"model     {name}: {_parameters(config)}, {config.num_layers} layers, "
             f"{config.num_heads} heads over {config.num_kv_heads} of keys and values",
             f"          {formats}: weights {_gib(model.stored_bytes)}, KV cache {_kib(model)} a token",
             f"asked     {_figures(demand.rate)} requests/s; {_lengths(demand)}",
             f"          {_target(demand)}",
         )
     )
+
+
+def _parameters(config: ModelConfig) -> str:
+    found = f"{config.num_parameters / 1e9:.3g} billion parameters"
+    if config.experts is None:
+        return found
+    active = f"{config.num_active_parameters / 1e9:.3g} billion active"
+    return f"{found} ({active}: {config.experts.per_token} of {config.experts.count} experts)"
 
 
 def need(case: Case, layout: Layout) -> str:

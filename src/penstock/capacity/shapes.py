@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from penstock.core.config import nearest
 from penstock.core.errors import ConfigError
-from penstock.core.model_config import ModelConfig
+from penstock.core.model_config import Experts, ModelConfig
 
 
 def _shape(
     hidden: int, ffn: int, layers: int, heads: int, head_dim: int = 128, *, kv_heads: int = 8, vocab: int = 128_256,
-    tied: bool = False, context: int = 131_072, family: str = "llama",
+    tied: bool = False, context: int = 131_072, family: str = "llama", experts: Experts | None = None,
 ) -> ModelConfig:  # fmt: skip
     return ModelConfig(
         architecture=family, vocab_size=vocab, hidden_size=hidden, intermediate_size=ffn, num_layers=layers,
         num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, context_length=context, rope_theta=500_000.0,
-        tied_embeddings=tied,
+        tied_embeddings=tied, experts=experts,
     )  # fmt: skip
 
 
@@ -28,6 +28,12 @@ SHAPES = {
     "mistral24b": _shape(5120, 32_768, 40, 32, vocab=131_072, context=32_768, family="mistral"),
     "qwen3-8b": _shape(4096, 12_288, 36, 32, vocab=151_936, context=40_960, family="qwen3"),
     "qwen3-32b": _shape(5120, 25_600, 64, 64, vocab=151_936, context=40_960, family="qwen3"),
+    "qwen3-30b-a3b": _shape(
+        2048, 6144, 48, 32, kv_heads=4, vocab=151_936, context=40_960, family="qwen3_moe", experts=Experts(128, 8, 768)
+    ),
+    "mixtral-8x7b": _shape(
+        4096, 14_336, 32, 32, vocab=32_000, context=32_768, family="mixtral", experts=Experts(8, 2, 14_336)
+    ),
 }
 NUMBERS = ("hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "vocab", "context", "tied")
 

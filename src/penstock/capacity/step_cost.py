@@ -1,7 +1,8 @@
 """How long a step takes: a roofline with four constants, the same for every model, format and GPU.
 
     step = layers x overhead                     what launching a layer's kernels costs, whatever is in the step
-         + max(weights read, products computed)  linear layers are bound by the one or the other
+         + max(weights read, products computed)  linear layers are bound by the one or the other; of a mixture the
+                                                 experts that the step's tokens are expected to be given
          + attention of prompts, computed        by pairs of tokens
          + context of decodes, read              from the KV cache
          + decodes x overhead                    what the host does for each sequence: schedule, sample, hand out
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 from penstock.capacity.formats import BYTES, Formats, compute_format
 from penstock.capacity.hardware import Gpu
-from penstock.capacity.model_bytes import ModelBytes
+from penstock.capacity.model_bytes import ModelBytes, experts_read
 from penstock.core.model_config import ModelConfig
 
 
@@ -59,7 +60,18 @@ class StepCost:
     With a pipeline a step is one micro-batch's way through all stages; as many others are under way in the meantime.
     """
 
-    __slots__ = ("fixed_s", "head_token_s", "kv_token_s", "linear_token_s", "pair_s", "read_s", "sequence_s", "token_s")
+    __slots__ = (
+        "experts",
+        "experts_s",
+        "fixed_s",
+        "head_token_s",
+        "kv_token_s",
+        "linear_token_s",
+        "pair_s",
+        "read_s",
+        "sequence_s",
+        "token_s",
+    )
 
     def __init__(
         self,
@@ -76,6 +88,8 @@ class StepCost:
         linear_flops_per_s = gpu.flops_per_s(products) * constants.flops_efficiency * tensor
         other_flops_per_s = gpu.flops_per_s(formats.dtype) * constants.flops_efficiency * tensor
         self.read_s = model.read_bytes / tensor / bytes_per_s
+        self.experts = config.experts
+        self.experts_s = model.expert_bytes / tensor / bytes_per_s  # of `read_s`, all experts' part
         self.linear_token_s = model.linear_flops_per_token / linear_flops_per_s
         self.head_token_s = model.head_flops_per_token / other_flops_per_s
         self.pair_s = model.flops_per_pair / other_flops_per_s
@@ -100,9 +114,12 @@ class StepCost:
         """
         tokens = prefill_tokens + num_decodes
         products_s = tokens * self.linear_token_s + num_decodes * self.head_token_s
+        read_s = self.read_s
+        if self.experts is not None:
+            read_s -= self.experts_s * (1.0 - experts_read(self.experts, tokens))
         return (
             self.fixed_s
-            + (products_s if products_s > self.read_s else self.read_s)
+            + (products_s if products_s > read_s else read_s)
             + prefill_pairs * self.pair_s
             + decode_context * self.kv_token_s
             + num_decodes * self.sequence_s

@@ -13,8 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from penstock import __version__
+from penstock.capacity.formats import Formats
+from penstock.capacity.model_bytes import ModelBytes
 from penstock.cli.doctor_findings import Finding, fail, ok, warn
 from penstock.core.errors import PenstockError
+from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
 from penstock.hub.home import penstock_home
 
@@ -110,10 +113,14 @@ def model(spec: str, settings: EngineSettings) -> Iterator[Finding]:
         return
     size = sum(file.stat().st_size for file in _files(path))
     config = checkpoint.config
-    yield ok(
-        "model", f"{spec}: {config.num_parameters / 1e6:,.0f} M parameters, {size / _GIB:.2f} GiB, complete, in {path}"
-    )
-    yield from _memory(size, config.kv_bytes_per_token(2), settings)
+    yield ok("model", f"{spec}: {_parameters(config)}, {size / _GIB:.2f} GiB, complete, in {path}")
+    kv = "bfloat16" if settings.kv_dtype == "auto" else settings.kv_dtype
+    yield from _memory(size, ModelBytes(config, Formats(kv=kv)).kv_bytes_per_token, settings)
+
+
+def _parameters(config: ModelConfig) -> str:
+    found = f"{config.num_parameters / 1e6:,.0f} M parameters"
+    return found + (f" ({config.num_active_parameters / 1e6:,.0f} M active)" if config.experts else "")
 
 
 def _memory(weight_bytes: int, token_bytes: int, settings: EngineSettings) -> Iterator[Finding]:

@@ -15,19 +15,26 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.cli.engine_encoder import build_encoder
 from penstock.cli.engine_facts import peaks_of, weight_bytes, work_of
 from penstock.cli.engine_guides import making_guides
+from penstock.cli.engine_speculation import kind_of, make_speculation
 from penstock.cli.phases import Phases
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import PenstockError
 from penstock.core.hashing import ROUTING_TOKENS
-from penstock.core.settings import Settings
-from penstock.engine.loop import EngineLoop
+from penstock.core.settings import EngineSettings, Settings
+from penstock.engine.adapters import AdapterMail
+from penstock.engine.embedding import EmbedQueue
+from penstock.engine.encoder_loop import EncoderLoop
+from penstock.engine.loop import EngineLoop, Mail
 from penstock.engine.mailbox import Disconnected, Mailbox
 from penstock.engine.messages import EngineInfo, Failed, Loading, Ready
 from penstock.engine.step_log import StepLimits, StepLog
 from penstock.hub.checkpoint import Checkpoint
+from penstock.hub.encoder import EncoderCheckpoint
 from penstock.kv.cache import KVCache
+from penstock.sched.adapters import AdapterSlots
 from penstock.sched.budget import StepBudget
 from penstock.sched.scheduler import Scheduler
 
@@ -35,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.runner.assemble import Assembly
 
 
-def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]:
+def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop | EncoderLoop, EngineInfo]:
     phases = Phases("import", lambda name, done, total: mailbox.send(Loading(name, done, total)))
     # Torch takes a second to import; the socket is already open, so the server knows we live.
     from penstock.hub.resolve import describe, resolve
@@ -43,6 +50,7 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
     from penstock.runner.assemble import assemble
 
     engine = settings.engine
+    kind_of(engine, overlaps=False)  # what contradicts itself is told before anything is loaded
     phases("files", 0, 0)
     checkpoint: Checkpoint
     if engine.load == "dummy":
@@ -50,18 +58,25 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
         checkpoint, source = RandomCheckpoint(files.config), files.tokenizer_source
     else:
         checkpoint = resolve(settings.model)
+        if isinstance(checkpoint, EncoderCheckpoint):
+            return build_encoder(checkpoint, engine, mailbox, phases)
         source = checkpoint.tokenizer_source
     guides = making_guides(checkpoint.config, source)
     assembly = assemble(checkpoint, engine, phases)
     phases("guides", 0, 0)
     guides.result()
-    phases.close()
     floor = max(assembly.block_size, assembly.chunk_tokens // 8)
     budget = StepBudget(assembly.chunk_tokens, target_s=settings.slo.tpot_s, floor=floor)
     cache = KVCache(
-        assembly.num_blocks, assembly.block_size, share_prefixes=engine.prefix_cache, routing_tokens=ROUTING_TOKENS
+        assembly.num_blocks, assembly.block_size, share_prefixes=engine.prefix_cache, routing_tokens=ROUTING_TOKENS,
+        host_blocks=assembly.host_blocks, copy_s=assembly.copy_s,
+    )  # fmt: skip
+    speculation, speculates = make_speculation(checkpoint, source, engine, assembly, cache, phases)
+    phases.close()
+    slots = AdapterSlots(engine.max_loras if assembly.adapters is not None else 0)
+    scheduler = Scheduler(
+        cache, budget, max_num_seqs=assembly.max_num_seqs, patience_s=settings.slo.patience_s, adapters=slots
     )
-    scheduler = Scheduler(cache, budget, max_num_seqs=assembly.max_num_seqs, patience_s=settings.slo.patience_s)
     kv_token_bytes = assembly.kv_bytes // (assembly.num_blocks * assembly.block_size)
     peaks = peaks_of(assembly.device_name)
     work = work_of(checkpoint.config, assembly.device, kv_token_bytes, peaks)
@@ -85,11 +100,28 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
         read_bytes_per_s=peaks.bytes_per_s if peaks is not None else None,
         device_name=assembly.device_name,
         device_uuid=assembly.device_uuid,
+        embeds=assembly.embedder is not None,
+        max_loras=slots.num_slots,
+        speculation=speculates,
     )
     loop = EngineLoop(
-        scheduler, assembly.runner, mailbox, MonotonicClock(), work, _step_log(settings, assembly), guides.result()
+        scheduler,
+        assembly.runner,
+        _mail(mailbox, assembly, slots, engine),
+        MonotonicClock(),
+        work,
+        _step_log(settings, assembly),
+        guides.result(),
+        speculation,
+        EmbedQueue(assembly.embedder, MonotonicClock()),
     )
     return loop, info
+
+
+def _mail(mailbox: Mailbox, assembly: Assembly, slots: AdapterSlots, settings: EngineSettings) -> Mail:
+    if assembly.adapters is None:
+        return mailbox
+    return AdapterMail(mailbox, assembly.adapters, slots, max_host=settings.max_cpu_loras or 4 * settings.max_loras)
 
 
 def _step_log(settings: Settings, assembly: Assembly) -> StepLog | None:

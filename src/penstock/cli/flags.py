@@ -31,7 +31,7 @@ def add_section(parser: argparse.ArgumentParser, section: str, *, leave_out: tup
         if field.name not in leave_out:
             group.add_argument(
                 flag(field.name), dest=f"{section}.{field.name}", default=argparse.SUPPRESS,
-                help=f"{field.metadata['help']} (default: {show(field.default)})", **_parsing(kinds[field.name]),
+                help=f"{field.metadata['help']} (default: {default_of(field)})", **_parsing(kinds[field.name]),
             )  # fmt: skip
 
 
@@ -57,6 +57,22 @@ def flag(name: str) -> str:
 
 def show(default: object) -> str:
     return "auto" if default is None else str(default)
+
+
+def default_of(field: dataclasses.Field[Any]) -> str:
+    return "none" if field.default is dataclasses.MISSING else show(field.default)
+
+
+class _Pair(argparse.Action):
+    """NAME=VALUE, as often as one likes."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        name, sign, value = values.partition("=")
+        if not (name and sign and value):
+            parser.error(f"{option}: expected {self.metavar}, not {values!r}")
+        setattr(namespace, self.dest, getattr(namespace, self.dest, {}) | {name: value})
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -89,6 +105,8 @@ def _parsing(kind: Any) -> dict[str, Any]:
         return {"choices": get_args(kind)}
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
+    if get_origin(kind) is dict:
+        return {"action": _Pair, "metavar": "NAME=VALUE"}
     plain = members(kind)[0]
     is_optional = type(None) in members(kind)
 

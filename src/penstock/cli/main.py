@@ -16,12 +16,14 @@ from penstock.cli.gateway import add_gateway
 from penstock.cli.keys import add_keys, run_keys
 from penstock.cli.logs import configure_logs
 from penstock.cli.plan import add_plan, run_plan
+from penstock.cli.quantize import add_quantize, run_quantize
 from penstock.cli.replay import add_replay, run_replay
 from penstock.cli.routes import add_routes, run_routes
 from penstock.cli.sim import add_sim, run_sim
 from penstock.cli.tenants import add_tenants, run_tenants
 from penstock.cli.top import add_top, run_top
 from penstock.cli.usage import add_usage, run_usage
+from penstock.cli.watermark import add_watermark, run_watermark
 from penstock.core.errors import PenstockError
 from penstock.observe.redaction import redact
 
@@ -53,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     convert.add_argument("directory", type=Path, metavar="DIR", help="where to write")
     convert.add_argument("--to", choices=["hf"], default="hf", help="the format: a Hugging Face directory")
     convert.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    add_quantize(commands)
     add_bench(commands)
     add_gateway(commands)
     add_tenants(commands)
@@ -66,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     add_replay(commands)
     add_plan(commands)
     add_sim(commands)
+    add_watermark(commands)
     return root
 
 
@@ -100,6 +104,8 @@ def run(arguments: argparse.Namespace) -> None:
             from penstock.cli.convert import convert
 
             convert(arguments.model, arguments.directory, arguments.dtype)
+        case "quantize":
+            run_quantize(arguments)
         case "bench":
             run_bench(arguments)
         case "sim":
@@ -128,6 +134,8 @@ def run(arguments: argparse.Namespace) -> None:
             run_replay(arguments)
         case "plan":
             run_plan(arguments)
+        case "watermark":
+            run_watermark(arguments)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import msgspec
 import uvicorn
@@ -28,8 +29,10 @@ from penstock.engine.client import EngineClient
 from penstock.engine.messages import EngineInfo, Loading
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.hf_directory import HFDirectory
+from penstock.hub.peft import read_peft
 from penstock.hub.progress import ProgressBar
 from penstock.hub.resolve import default_name, describe, resolve
+from penstock.hub.watermarks import WatermarkFile
 from penstock.observe.gpu.sampling import Sampling
 from penstock.observe.tallies import Tallies
 from penstock.server.app import Replica
@@ -50,8 +53,14 @@ def serve(settings: Settings, *, has_console: bool = False) -> None:
         raise ConfigError("serving a model needs torch: pip install 'penstock[engine]'")
     with _listen(settings) as listener:
         started_s = time.monotonic()
+        if settings.server.watermark is not None:  # told now, and not by the first request
+            WatermarkFile.at(settings.server.watermark_file).find(settings.server.watermark)
+        for adapter in settings.server.lora.values():
+            read_peft(Path(adapter))
         find = describe if settings.engine.load == "dummy" else resolve
         files = find(settings.model, progress=ProgressBar())
+        if settings.engine.draft is not None:
+            resolve(settings.engine.draft, progress=ProgressBar())  # so that its download is seen
         with contextlib.suppress(KeyboardInterrupt):
             uvloop.run(_serve(settings, files, listener, started_s, has_console))
 
@@ -86,7 +95,9 @@ async def _serve(
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             model, info = loading.result()
-            replica.open(model)
+            adapters = replica.adapters(model)
+            await adapters.restore(settings.server.lora)
+            replica.open(model, adapters)
             sampling = watch_devices(info, settings.server, replica.devices.take)
             _say_ready(name, info, listener, time.monotonic() - started_s, has_console)
             await serving
@@ -123,6 +134,9 @@ async def _load(
         ),
         max_model_len=info.max_model_len,
         created=int(time.time()),
+        generates=info.generates,
+        embeds=info.embeds,
+        max_loras=info.max_loras,
     )
     return model, info
 
@@ -200,7 +214,24 @@ def _say_ready(name: str, info: EngineInfo, listener: socket.socket, seconds: fl
     weights = "" if info.quant == "none" else f", {info.quant} weights"
     cache = f"{info.num_blocks:,} blocks of {info.block_size} tokens, {info.kv_bytes / 2**20:,.0f} MiB, {info.kv_dtype}"
     in_browser = f", here or in a browser at {url}" if has_console else ""
-    message = '{"role":"user","content":"What is the capital of France?"}'
+    if not info.generates:
+        print(
+            f"""
+penstock serves {name} at {url}   (ready in {seconds:.1f} s: {phases})
+
+  device          {info.device}, {info.kernels} kernels, {info.number_format}
+  it makes        vectors of texts, and no texts
+  longest text    {info.max_model_len} tokens
+  batch           {info.chunk_tokens} tokens
+
+Try it{in_browser}:
+
+  curl {url}/v1/embeddings -d '{{"model":"{name}","input":["a cat","a kitten"]}}'
+""",
+            flush=True,
+        )
+        return
+    message = '{"role":"user","content":"Why is the sky blue?"}'
     body = f'{{"model":"{name}","stream":true,"temperature":0,"messages":[{message}]}}'
     print(
         f"""
@@ -211,6 +242,7 @@ penstock serves {name} at {url}   (ready in {seconds:.1f} s: {phases})
   max_num_seqs    {info.max_num_seqs}
   chunk_tokens    {info.chunk_tokens}
   max_model_len   {info.max_model_len}
+  speculation     {info.speculation}
 
 Try it{in_browser}:
 

@@ -63,7 +63,13 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--priority", choices=[str(one) for one in PriorityClass], help="(default: standard)", **given)
     command.add_argument(
+        "--weight", type=float, metavar="X", help="its share of a replica that others use too (default: 1)", **given
+    )
+    command.add_argument(
         "--cache", choices=[str(one) for one in CacheScope], help="prompts kept in the cache (default: own)", **given
+    )
+    command.add_argument(
+        "--watermark", type=_or_none(str), metavar="NAME", help="of its answers; the replicas have its secret", **given
     )
     command.add_argument(
         "--active", dest="is_active", action=argparse.BooleanOptionalAction, help="whether its keys work", **given
@@ -93,7 +99,7 @@ def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
         section, dot, name = key.partition(".")
         if dot:
             values.setdefault(section, {})[name] = Limits().burst_s if name == "burst_s" and value is None else value
-        elif key in ("name", "models", "adapters", "priority", "cache", "is_active"):
+        elif key in ("name", "models", "adapters", "priority", "weight", "cache", "watermark", "is_active"):
             values[key] = value
     return values
 
@@ -115,7 +121,9 @@ def _show(tenant: Tenant, as_json: bool) -> None:
         "active": "yes" if tenant.is_active else "no",
         "created": show_time(tenant.created_at),
         "priority": tenant.priority,
+        "weight": f"{tenant.weight:g}",
         "cache": tenant.cache,
+        "watermark": tenant.watermark or "-",
         "models": _joined(tenant.models),
         "adapters": _joined(tenant.adapters),
     }
@@ -165,8 +173,8 @@ def _names(text: str) -> list[str]:
     return [name for name in (part.strip() for part in text.split(",")) if name]
 
 
-def _or_none(kind: type[int] | type[float]) -> Callable[[str], float | None]:
-    def parse(text: str) -> float | None:
+def _or_none(kind: type[int] | type[float] | type[str]) -> Callable[[str], float | str | None]:
+    def parse(text: str) -> float | str | None:
         return None if text == "none" else kind(text)
 
     parse.__name__ = kind.__name__  # argparse names it in its errors

@@ -6,6 +6,7 @@
     │   ├── InvalidValue              well-formed, but a value is not one that can be kept
     │   ├── TooLargeForLimit          more tokens than the tenant's rate limit ever grants at once
     │   ├── UnsupportedParameter      understood, but not built or not possible here
+    │   ├── UnsupportedTask           the model can do other things, which are named
     │   ├── BodyTooLarge
     │   ├── HeadersTooLarge
     │   └── RequestTimeout            the request itself did not arrive in time
@@ -74,6 +75,10 @@ class TooLargeForLimit(InvalidRequest):
 
 class UnsupportedParameter(InvalidRequest):
     code = "unsupported_parameter"
+
+
+class UnsupportedTask(InvalidRequest):
+    code = "unsupported_task"
 
 
 class BodyTooLarge(InvalidRequest):

@@ -18,8 +18,12 @@ BlockHash = bytes
 ROUTING_TOKENS = 256  # tokens in a routing block, unless a replica says otherwise
 
 
-def root_hash(namespace: str) -> BlockHash:
-    return blake2b(namespace.encode(), digest_size=16, person=b"penstock.root").digest()
+def root_hash(namespace: str, adapter: str = "") -> BlockHash:
+    """`adapter` is the digest of a LoRA adapter's content: what it computed is no use to any other."""
+    if not adapter:
+        return blake2b(namespace.encode(), digest_size=16, person=b"penstock.root").digest()
+    fields = f"{len(adapter)}:{adapter}{namespace}"
+    return blake2b(fields.encode(), digest_size=16, person=b"penstock.lora").digest()
 
 
 def block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:

@@ -5,22 +5,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+INT8_KV_SCALE_BYTES = 2  # of a key or a value of one head, in a cache of 8-bit integers
+
 
 @dataclass(frozen=True)
 class RopeScaling:
     """Rotary embeddings stretched beyond the length they were trained for."""
 
-    kind: Literal["linear", "llama3", "factors"]
+    kind: Literal["linear", "llama3", "factors", "longrope"]
     factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
-    original_context: int = 8192  # llama3
-    factors: tuple[float, ...] = ()  # GGUF's form: what each frequency is divided by
+    original_context: int = 8192  # llama3, longrope
+    factors: tuple[float, ...] = ()  # GGUF's form: what each frequency is divided by; longrope: in the original context
+    long_factors: tuple[float, ...] = ()  # longrope: what it is divided by where contexts may be longer than that
+    magnitude: float = 1.0  # longrope: what is rotated is multiplied by it
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts: in place of one MLP a layer has many, and a router picks a few of them for each token."""
+
+    count: int
+    per_token: int
+    intermediate_size: int  # of each
+    normalized: bool = True  # the weights of a token's experts sum to one
+    shared_intermediate_size: int = 0  # of one expert more that every token passes, with a gate of its own; 0: none
+    dense_layers: tuple[int, ...] = ()  # layers that have a plain MLP all the same
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    architecture: str  # the family's name: "llama", "qwen2", "qwen3", "mistral"
+    architecture: str  # the family's name, a key of `hub.families.FAMILY_FILES`
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -36,6 +52,15 @@ class ModelConfig:
     attention_bias: bool = False  # biases on q, k and v (Qwen2)
     output_bias: bool = False  # bias on the attention's output projection too
     windows: tuple[int | None, ...] = ()  # per layer: how many tokens back it sees; empty: all of them
+    local_rope_theta: float | None = None  # of layers that see a window, where it is another and nothing is scaled
+    rotary_dim: int | None = None  # the first so many dimensions of a head are rotated; None: all
+    query_scale: float | None = None  # of attention scores; None: one over the root of the head size
+    attention_cap: float | None = None  # scores are kept within it, by a tanh
+    logit_cap: float | None = None  # so are logits
+    activation: Literal["silu", "gelu"] = "silu"  # of the MLP's gate; gelu is the tanh form
+    norm_offset: float = 0.0  # added to the norms' weights: Gemma's count from one
+    embedding_scale: float = 1.0
+    experts: Experts | None = None
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     # Of most of the linear layers' weights, where the file has them smaller: see `EngineSettings.quant`.
@@ -44,12 +69,41 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
 
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and layer not in self.experts.dense_layers
+
     @property
     def num_parameters(self) -> int:
-        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        per_layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        return self.num_layers * per_layer + embeddings + self.hidden_size
+        return self._parameters(self.experts.count if self.experts else 0)
 
-    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_value
+    @property
+    def num_active_parameters(self) -> int:
+        """Those that one token passes; of a mixture, only a few experts'."""
+        return self._parameters(self.experts.per_token if self.experts else 0)
+
+    @property
+    def num_expert_parameters(self) -> int:
+        """Of all routed experts, in all layers: what a step reads a part of."""
+        if self.experts is None:
+            return 0
+        num_layers = sum(self.has_experts(layer) for layer in range(self.num_layers))
+        return num_layers * self.experts.count * 3 * self.hidden_size * self.experts.intermediate_size
+
+    def _parameters(self, num_experts: int) -> int:
+        """With so many experts in each layer that has any."""
+        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        mlps = sum(self._mlp_parameters(layer, num_experts) for layer in range(self.num_layers))
+        return self.num_layers * (attention + 2 * self.hidden_size) + mlps + embeddings + self.hidden_size
+
+    def _mlp_parameters(self, layer: int, num_experts: int) -> int:
+        experts = self.experts
+        if experts is None or not self.has_experts(layer):
+            return 3 * self.hidden_size * self.intermediate_size
+        widths = num_experts * experts.intermediate_size + experts.shared_intermediate_size
+        router = self.hidden_size * (experts.count + (experts.shared_intermediate_size > 0))
+        return 3 * self.hidden_size * widths + router
+
+    def kv_bytes_per_token(self, bytes_per_value: int, bytes_per_scale: int = 0) -> int:
+        """A key or a value of a head may have a scale."""
+        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * bytes_per_value + bytes_per_scale)

@@ -42,6 +42,8 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     prefill_tokens_per_s: float = 2000.0
     decode_tokens_per_s: float = 2000.0  # of the whole batch
     mean_output_tokens: float = 256.0
+    adapters: frozenset[str] = frozenset()  # LoRA adapters that can be asked of it, by name
+    warm_adapters: frozenset[str] = frozenset()  # of those, the ones on its device
 
     # what it is doing
     waiting: int = 0

@@ -27,6 +27,13 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+class AdapterRef(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A LoRA adapter, by what it is and by what clients call it."""
+
+    digest: str  # of its content
+    name: str
+
+
 class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     id: str
     prompt_ids: list[int]
@@ -38,6 +45,9 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     namespace: str = ""  # prefix-cache isolation: part of every block hash
     output_ids: list[int] = []  # generated elsewhere: the answer goes on after them, as if they had been made here
     guide: Guide | None = None  # every token of the answer follows it
+    adapter: AdapterRef | None = None  # None: the base model's own answer
+    tenant: str = ""  # who shares the engine with whom: see `sched.fairness`
+    weight: float = 1.0  # of the tenant's share among all that are here
 
     def finish_after(self, num_generated: int, token_id: int) -> FinishReason | None:
         """Whether the answer ends with `token_id`, the last of `num_generated`, the output made elsewhere included."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.core.watermark import Watermark
+
 
 class SamplingParams(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     temperature: float = 1.0  # 0 is greedy
@@ -16,6 +18,7 @@ class SamplingParams(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     logit_bias: dict[int, float] = {}
     seed: int = 0  # always set: the edge draws one when the client did not
     num_logprobs: int | None = None  # None: no logprobs; 0: the chosen token's only; k: the k best too
+    watermark: Watermark | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -24,6 +27,11 @@ class SamplingParams(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     @property
     def has_penalties(self) -> bool:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the next token depends on which ones came before in a way only the host knows."""
+        return self.has_penalties or self.watermark is not None
 
 
 def keyed_uniform(seed: int, position: int) -> float:

@@ -31,10 +31,13 @@ class EngineSettings:
     )
     quant: Literal["auto", "none", "fp8", "int8", "int4", "w8a8"] = setting(
         "auto",
-        "number format of linear weights, if not dtype's; auto: as the model's files have them; int8, int4: integers, "
+        "number format of linear weights, if not dtype's; auto: as the model's files have them, on a CPU where that is "
+        "faster (none: never); int8, int4: integers, "
         "a scale for 128 of them; fp8 and w8a8: 8-bit floats or integers, activations too; fp8 needs a GPU",
     )
-    kv_dtype: Literal["auto", "fp8"] = setting("auto", "number format of the KV cache; auto: as dtype; fp8 needs a GPU")
+    kv_dtype: Literal["auto", "fp8", "int8"] = setting(
+        "auto", "number format of the KV cache; auto: as dtype; 8 bits: fp8 on a GPU, int8 on a CPU"
+    )
     load: Literal["auto", "dummy"] = setting(
         "auto", "dummy: random weights of the model's shape, for benchmarks; its directory needs no weights"
     )
@@ -48,7 +51,28 @@ class EngineSettings:
         "the KV cache alone, auto: room for 16,384 tokens, or a whole context",
     )
     prefix_cache: bool = setting(True, "share the KV cache of equal prompt beginnings")
+    host_kv_gib: Annotated[float, Meta(gt=0)] | None = setting(
+        None,
+        "GiB of host memory for KV blocks that the device's cache has no room for; none: what has no room is computed "
+        "again. On a CPU rather raise memory_fraction",
+    )
+    pooling: Literal["auto", "mean", "last"] = setting(
+        "auto", "how a text's embedding is made of its tokens'; auto: as the model's files say, else mean"
+    )
     threads: Count | None = setting(None, "CPU threads; auto: one per core this process may use")
+    speculate: Literal["auto", "off", "ngram", "draft"] = setting(
+        "auto",
+        "guess tokens ahead where that pays; no answer changes by it. ngram: from the text so far; draft: with another "
+        "model; auto: draft if there is one, else ngram; on a GPU, off",
+    )
+    draft: str | None = setting(None, "a small model with the same vocabulary, to guess with; named as MODEL is")
+    draft_tokens: Count | None = setting(None, "most tokens to guess ahead; auto: ngram 16, draft 6")
+    max_loras: Annotated[int, Meta(ge=0)] = setting(
+        8, "most LoRA adapters on the device, and so in one batch; others take turns; 0: none can be used"
+    )
+    max_cpu_loras: Count | None = setting(
+        None, "most LoRA adapters in host memory; others are read from disk when they are used; auto: 4 times max_loras"
+    )
     step_log: str | None = setting(None, "a file for a line about every step, for `penstock sim calibrate`")
 
 
@@ -67,6 +91,16 @@ class ServerSettings:
         None,
         "what a gateway must know to use this replica as its own; better in a file or in PENSTOCK_GATEWAY_SECRET than "
         "on a command line; none: only gateways on this machine may",
+    )
+    watermark: str | None = setting(
+        None, "name of the watermark that every answer gets (penstock watermark add NAME); auto: none"
+    )
+    watermark_file: str | None = setting(
+        None, "where watermarks are kept; auto: PENSTOCK_WATERMARKS, else watermarks.json in penstock's home"
+    )
+    lora: dict[str, str] = setting({}, "a LoRA adapter to serve beside the model: its name, and a directory of PEFT's")
+    adapter_file: str | None = setting(
+        None, "where adapters loaded at run time are kept in mind; auto: adapters/MODEL.json in penstock's home"
     )
     drain_timeout_s: Seconds = setting(30.0, "how long running requests may go on after SIGTERM")
     dcgm_url: str | None = setting(

@@ -25,6 +25,7 @@ _USAGE = msgspec.Raw(b'{"include_usage":true}')
 class Adapter(NamedTuple):
     name: str
     path: str = ""  # where the server finds it, for those that want to be told
+    base: str = ""  # the model's name, for those that want that beside it
 
 
 class Wishes(NamedTuple):
@@ -103,6 +104,8 @@ def _add(dialect: Dialect, members: Members, wishes: Wishes) -> None:
 
 def _select(members: Members, dialect: Dialect, adapter: Adapter) -> None:
     assert dialect.lora is not None
+    if adapter.base and dialect.lora.select != "model":
+        members["model"] = _raw(adapter.base)
     match dialect.lora.select:
         case "model" | "lora_path" as member:
             members[member] = _raw(adapter.name)

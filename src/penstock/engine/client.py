@@ -20,11 +20,16 @@ from penstock.core.clock import Clock
 from penstock.core.errors import EngineFailed, EngineUnavailable, PenstockError, RequestAborted, all_errors
 from penstock.core.request import FinishReason, Request, TokenEvent
 from penstock.engine.accounts import Accounts, Meter
+from penstock.engine.adapter_desk import AdapterDesk
 from penstock.engine.cache_contents import CacheContents
+from penstock.engine.embedding_calls import EmbeddingCalls
 from penstock.engine.mailbox import FrameReader, frame
 from penstock.engine.memory_kills import count_memory_kills
 from penstock.engine.messages import (
     Abort,
+    AdapterAnswer,
+    AdapterState,
+    Embedded,
     EngineInfo,
     EngineStats,
     Failed,
@@ -125,7 +130,9 @@ class EngineClient:
         self.restarts = 0
         self.memory_kills = 0  # of its processes, by the kernel
         self.cache = CacheContents()
+        self.adapters = AdapterDesk(self._send, _as_error)
         self._accounts = Accounts()
+        self.embeddings = EmbeddingCalls(self._send, self._check_ready)
         self._sent_tokens = 0  # of all prompts, to the process that runs
 
     async def start(self) -> EngineInfo:
@@ -163,8 +170,7 @@ class EngineClient:
 
     def open(self, requests: list[Request]) -> TokenStream:
         """Hand requests to the engine. The stream must be closed."""
-        if self.state is not EngineState.READY:
-            raise EngineUnavailable(f"the engine is {self.state.value}", retry_after_s=5.0)
+        self._check_ready()
         stream = TokenStream(self, [request.id for request in requests])
         for request in requests:
             self._streams[request.id] = stream
@@ -172,6 +178,10 @@ class EngineClient:
             self._sent_tokens += len(request.prompt_ids)
             self._send(Submit(request))
         return stream
+
+    def _check_ready(self) -> None:
+        if self.state is not EngineState.READY:
+            raise EngineUnavailable(f"the engine is {self.state.value}", retry_after_s=5.0)
 
     def abort(self, request_id: str) -> None:
         """End a request's work in the engine; nothing more is heard of it. Harmless if it has ended."""
@@ -236,6 +246,7 @@ class EngineClient:
         self._sent_tokens = 0
         self._report(EngineStats())
         self.cache.begin(0)
+        self.adapters.end()
 
     def _receive(self, message: FromEngine) -> None:
         match message:
@@ -246,15 +257,20 @@ class EngineClient:
                     self.cache.take(changes.stored, changes.removed)
                 for event in events:
                     self._deliver(event)
+            case AdapterAnswer() | AdapterState():
+                self.adapters.take(message)
             case Loading():
                 self._on_loading(message)
             case Ready(info):
                 self.info = info
                 self._accounts.begin(info.work, info.block_size)
                 self.cache.begin(info.routing_tokens)
+                self.adapters.begin()
                 self._enter(EngineState.READY)
                 if self.restarts:
                     log.info("the engine process runs again")
+            case Embedded():
+                self.embeddings.take(message)
             case Failed(code, text):
                 self._failure = _as_error(code, text)
 
@@ -276,6 +292,7 @@ class EngineClient:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(error)
+        self.embeddings.fail(error)
 
     def _send(self, message: ToEngine) -> None:
         if self._writer is not None and not self._writer.is_closing():

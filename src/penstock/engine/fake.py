@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import takewhile
+from zlib import crc32
 
 from penstock.core.request import TokenLogprobs
 from penstock.sched.plan import Sampled, SampleSpec, Slice, StepHandle, StepPlan, StepResult
@@ -22,6 +24,11 @@ def fake_token(context: Sequence[int], vocab_size: int, *, seed: int = 0) -> int
     return state % vocab_size
 
 
+def adapter_seed(adapter: str) -> int:
+    """What an adapter makes of the fake model: another one."""
+    return crc32(adapter.encode()) if adapter else 0
+
+
 def fake_logprobs(token_id: int, vocab_size: int, num_logprobs: int) -> TokenLogprobs:
     """The chosen token has probability 1/2, and each next best half of the one before."""
     top = [((token_id + rank) % vocab_size, -(rank + 1) * math.log(2)) for rank in range(num_logprobs)]
@@ -29,16 +36,21 @@ def fake_logprobs(token_id: int, vocab_size: int, num_logprobs: int) -> TokenLog
 
 
 class FakeRunner:
-    def __init__(self, num_blocks: int, block_size: int, *, vocab_size: int = 1000, overlaps: bool = False) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, vocab_size: int = 1000, overlaps: bool = False, host_blocks: int = 0
+    ) -> None:
         self.overlaps = overlaps
+        self._num_blocks = num_blocks
         self._block_size = block_size
         self._vocab_size = vocab_size
-        self._slots: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self._slots: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks + host_blocks)]
         self._newest: dict[str, int] = {}  # the last token of each sequence, as a device would keep it
+        self._adapters: dict[int, str] = {}  # by slot
 
     def submit(self, plan: StepPlan) -> StepHandle:
-        for (_, target), content in zip(plan.copies, [list(self._slots[s]) for s, _ in plan.copies], strict=True):
-            self._slots[target] = content
+        for source, target in plan.copies:
+            self._slots[target] = list(self._slots[source])
+        self._adapters.update(plan.placements)
         step = _Step(self, plan, [self._run(s) for s in plan.slices])
         if not self.overlaps or all(s.sample is None or s.sample.mask is None for s in plan.slices):
             step.choose()
@@ -46,7 +58,7 @@ class FakeRunner:
 
     def choose(self, plan: StepPlan, contexts: list[list[int]]) -> StepResult:
         sampled = [
-            self._choose(context, planned.sample) if planned.sample is not None else None
+            self._choose_all(context, planned) if planned.sample is not None else None
             for planned, context in zip(plan.slices, contexts, strict=True)
         ]
         self._newest = {
@@ -59,6 +71,7 @@ class FakeRunner:
     def _run(self, planned: Slice) -> list[int]:
         """All that the sequence's next token follows; empty: there is none yet."""
         tokens = list(planned.token_ids)
+        assert all(block_id < self._num_blocks for block_id in planned.block_ids), "a block of the host's is used"
         if planned.awaits_token:
             tokens.append(self._newest[planned.request_id])
         for position, token_id in enumerate(tokens, planned.start):
@@ -71,9 +84,26 @@ class FakeRunner:
         assert all(token_id is not None for token_id in context), "a block was read before it was written"
         return [t for t in context if t is not None]
 
-    def _choose(self, context: list[int], spec: SampleSpec) -> Sampled:
+    def _choose_all(self, context: list[int], planned: Slice) -> Sampled:
+        """What follows the sequence's own tokens, and what follows each draft as long as they hold."""
+        assert planned.sample is not None
+        adapter = self._adapters[planned.slot] if planned.slot is not None else ""
+        chosen = [
+            self._choose(context[: planned.end + count], spec, adapter)
+            for count, spec in enumerate((planned.sample, *planned.ahead))
+        ]
+        pairs = zip(planned.drafts, chosen, strict=False)
+        num_held = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token_ids[0], pairs))
+        held = chosen[: num_held + 1]
+        logprobs = None if held[0].logprobs is None else [score for one in held for score in one.logprobs or ()]
+        return Sampled([one.token_ids[0] for one in held], logprobs)
+
+    def _choose(self, context: list[int], spec: SampleSpec, adapter: str) -> Sampled:
         params = spec.params
-        token_id = fake_token(context, self._vocab_size, seed=0 if params.is_greedy else params.seed)
+        seed = adapter_seed(adapter) + (0 if params.is_greedy else params.seed)
+        if params.watermark is not None:  # what it says then is another text altogether: so much can be seen
+            seed += params.watermark.secret[0] + 1
+        token_id = fake_token(context, self._vocab_size, seed=seed)
         if spec.mask is not None:
             token_id = _nearest(token_id, spec.mask.bits())
         if params.num_logprobs is None:

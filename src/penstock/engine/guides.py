@@ -13,7 +13,9 @@ import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
 
 from penstock.core.guide import Guide
 from penstock.core.request import FinishReason, Request
@@ -26,6 +28,8 @@ _QUICK_S = 0.001  # of a thread's own time: what others can be made to wait for
 _NUM_KEPT = 32  # matchers for guides that come again; each is some megabytes
 _KIND = 10  # how nice the threads are that nobody should have to wait for
 
+Made = TypeVar("Made")
+
 
 class Guides:
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -33,7 +37,7 @@ class Guides:
         self.waited_s = 0.0  # by the loop, for masks
         self._kept: OrderedDict[Guide, Matcher] = OrderedDict()
         self._news = threading.Event()
-        self._wanted: list[LiveGuide] = []
+        self._wanted: dict[LiveGuide, None] = {}  # each once, however many tokens it was told
         num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._num_threads = max(1, min(8, num_cores // 2))
         self._making = ThreadPoolExecutor(1, "guides", initializer=_be_kind)
@@ -65,13 +69,13 @@ class Guides:
         self._making.submit(live.begin).add_done_callback(self._tell)
 
     def want(self, live: LiveGuide) -> None:
-        self._wanted.append(live)
+        self._wanted[live] = None
 
     def go(self) -> None:
         """Make the masks that are wanted by now: a few threads, each for its part of those that are quick."""
         if not self._wanted:
             return
-        wanted, self._wanted = self._wanted, []
+        wanted, self._wanted = self._wanted, {}
         quick = [live for live in wanted if live.is_quick]
         size = -(-len(quick) // self._num_threads)
         for start in range(0, len(quick), size or 1):
@@ -79,6 +83,20 @@ class Guides:
         for live in wanted:
             if not live.is_quick:
                 self._slow.submit(live.make).add_done_callback(self._tell)
+
+    def wait_for(self, made: Future[Made]) -> Made:
+        """In the loop's time, which is counted."""
+        if made.done():
+            return made.result()
+        started_s = time.perf_counter()
+        found = made.result()
+        self.waited_s += time.perf_counter() - started_s
+        return found
+
+    def look_ahead(self, live: LiveGuide, drafts: Sequence[int]) -> Future[list[bytes]]:
+        """Masks for the places after drafts, once its own is made."""
+        self.go()
+        return self._quick.submit(live.look, drafts)
 
     def _tell(self, _: Future[None]) -> None:
         self._news.set()
@@ -112,6 +130,8 @@ class LiveGuide:
         self._error: str | None = None
         self._is_jump_over = False  # nothing is forced here: that was looked for already
         self._mask: Future[bytes] = Future()
+        self._looking: Future[list[bytes]] | None = None  # at what may follow drafts
+        self._foreseen: list[tuple[int, list[int]]] = []  # drafts, and what is forced after each
         guides.begin(self)
 
     # -- the loop's side
@@ -122,18 +142,20 @@ class LiveGuide:
 
     def bits(self) -> bytes:
         self._guides.go()
-        if self._mask.done():
-            return self._mask.result()
-        started_s = time.perf_counter()
-        mask = self._mask.result()
-        self._guides.waited_s += time.perf_counter() - started_s
-        return mask
+        return self._guides.wait_for(self._mask)
+
+    def ahead(self, drafts: Sequence[int]) -> list[MaskAhead]:
+        self._looking = self._guides.look_ahead(self, drafts)
+        return [MaskAhead(self._guides, self._looking, place) for place in range(len(drafts))]
 
     def take(self, token_id: int) -> Follow:
+        if self._looking is not None:  # its turn is over first: in a step that was planned and not run it may not be
+            self._looking.result()
+            self._looking = None
         matcher = self._matcher
         if matcher is None or self._error is not None or not matcher.take([token_id]):
             return self._failed()
-        self._coming = self._coming[1:]
+        self._coming = self._coming_after(token_id)
         is_jump = self._may_jump and self.is_quick
         forced = self._jump(matcher) if is_jump else []
         self._num_tokens += 1 + len(forced)
@@ -156,7 +178,15 @@ class LiveGuide:
             found += forced
             forced = self._forced(matcher)
         self._may_jump = time.thread_time() - started_s < _QUICK_S  # else it would hold the loop up
+        del self._foreseen[: len(found)]
         return found
+
+    def _coming_after(self, token_id: int) -> list[int]:
+        """As it was when masks were made for drafts, if it is one of them: it is to be the same list."""
+        if self._foreseen and self._foreseen[0][0] == token_id:
+            return self._foreseen.pop(0)[1]
+        self._foreseen = []
+        return self._coming[1:]
 
     @staticmethod
     def _forced(matcher: Matcher) -> list[int]:
@@ -185,7 +215,7 @@ class LiveGuide:
         started_s = time.thread_time()
         mask: bytes | None = None
         try:
-            if self._matcher is not None and self._error is None:
+            if self._matcher is not None and self._error is None and not self._matcher.is_over:
                 mask = self._next(self._matcher)
                 self._error = self._matcher.error or None
         except Exception as error:
@@ -196,10 +226,46 @@ class LiveGuide:
 
     def _next(self, matcher: Matcher) -> bytes:
         self._coming = [] if self._is_jump_over else self._forced(matcher)
-        if self._coming:
-            return self._guides.mask_of(self._coming[0])
-        is_early = self._num_tokens < self._request.min_tokens
+        return self._mask_at(matcher, self._coming, self._num_tokens)
+
+    def _mask_at(self, matcher: Matcher, coming: list[int], num_tokens: int) -> bytes:
+        if coming:
+            return self._guides.mask_of(coming[0])
+        is_early = num_tokens < self._request.min_tokens
         return matcher.mask(self._request.stop_token_ids if is_early else ())
+
+    def look(self, drafts: Sequence[int]) -> list[bytes]:
+        """A mask for the place after each draft, as it will be once the draft is taken. After one that cannot come,
+        or that ends the answer, nobody asks what may follow. Never fails either."""
+        self._mask.result()  # whoever makes it has its turn first
+        masks: list[bytes] = []
+        self._foreseen = []
+        try:
+            if self._matcher is not None and self._error is None:
+                masks = list(self._masks_after(drafts, self._matcher.copy(), self._coming))
+        except Exception:
+            log.exception("masks for drafts could not be made")
+        return masks + [self._guides.mask_of(self._guides.end_id)] * (len(drafts) - len(masks))
+
+    def _masks_after(self, drafts: Sequence[int], matcher: Matcher, coming: list[int]) -> Iterator[bytes]:
+        for count, draft in enumerate(drafts, 1):
+            is_barred = bool(coming) and coming[0] != draft
+            if matcher.is_over or is_barred or not matcher.take([draft]) or matcher.is_over:
+                return
+            coming = coming[1:] or self._forced(matcher)
+            self._foreseen.append((draft, coming))
+            yield self._mask_at(matcher, coming, self._num_tokens + count)
+
+
+class MaskAhead(NamedTuple):
+    """Of the place after one of the drafts."""
+
+    guides: Guides
+    masks: Future[list[bytes]]
+    place: int
+
+    def bits(self) -> bytes:
+        return self.guides.wait_for(self.masks)[self.place]
 
 
 def _make_all(part: list[LiveGuide]) -> None:

@@ -13,11 +13,13 @@ from typing import Protocol
 
 from penstock.core.clock import Clock
 from penstock.core.request import FinishReason, Request, TokenEvent
+from penstock.engine.embedding import EmbedQueue
 from penstock.engine.mailbox import Disconnected
 from penstock.engine.messages import (
     Abort,
     CacheChanges,
     Charge,
+    Embed,
     EngineStats,
     FromEngine,
     StepReport,
@@ -27,9 +29,11 @@ from penstock.engine.messages import (
 )
 from penstock.engine.step_log import StepLog
 from penstock.sched.cost import Split, Work, split
+from penstock.sched.drafting import Drafts
 from penstock.sched.guiding import TokenGuide
 from penstock.sched.plan import Runner, StepHandle, StepPlan
 from penstock.sched.scheduler import Scheduler
+from penstock.sched.speculation import Speculation
 
 log = logging.getLogger("penstock.engine")
 
@@ -80,6 +84,8 @@ class EngineLoop:
         work: Work = Work(),  # noqa: B008 (frozen)
         step_log: StepLog | None = None,
         guides: Guides | None = None,
+        speculation: Speculation | None = None,
+        embeddings: EmbedQueue | None = None,
     ) -> None:
         """`work`: by which a step's time is split over its sequences; `step_log` is closed with the loop; without
         `guides` nobody may ask for a guided answer."""
@@ -92,6 +98,8 @@ class EngineLoop:
         self._work = work
         self._step_log = step_log
         self._guides = guides
+        self._speculation = speculation
+        self._embeddings = embeddings or EmbedQueue(None, clock)
         self._busy_s = 0.0
         self._read_tokens = 0
         self._fragmentation, self._looked_s = 0.0, 0.0
@@ -107,8 +115,11 @@ class EngineLoop:
         in_flight: InFlight | None = None
         try:
             while not self._is_stopped:
-                self._read_mail(wait=in_flight is None and not self._scheduler.has_work)
+                is_idle = in_flight is None and not (self._scheduler.has_work or self._embeddings.has_work)
+                self._read_mail(wait=is_idle)
                 in_flight = self._advance(in_flight)
+                if self._embeddings.has_work:
+                    self._embed()
         except Disconnected:
             log.info("the server is gone; the engine stops")
         finally:
@@ -122,7 +133,7 @@ class EngineLoop:
             self._commit(previous)
             previous = None
         now = self._clock.now()
-        plan = self._scheduler.plan(now)
+        plan = self._scheduler.plan(now, self._drafts())
         current = self._submit(plan, now) if plan is not None else None
         if plan is None and previous is None and self._guides is not None and self._scheduler.has_work:
             self._guides.wait(_GUIDE_WAIT_S)  # those who are left wait for nothing else
@@ -130,6 +141,24 @@ class EngineLoop:
             self._ahead_tokens = current.plan.num_tokens - len(current.plan.slices) if current is not None else 0
             self._commit(previous)
         return self._choose(current) if current is not None and self._guides is not None else current
+
+    def _embed(self) -> None:
+        """A batch of whole texts, between two steps."""
+        done = self._embeddings.step()
+        self._busy_s += done.device_s
+        for answer in done.answers:
+            self._mailbox.send(answer)
+
+    def _drafts(self) -> Drafts:
+        """What may come next, for those for whom it pays to guess."""
+        if self._speculation is None:
+            return {}
+        try:
+            return self._speculation.drafts(self._scheduler.decoding)
+        except Exception:
+            log.exception("drafts could not be made; the engine goes on without")
+            self._speculation = None
+            return {}
 
     def _choose(self, step: InFlight) -> InFlight | None:
         """What could not be chosen before the tokens of the step before were known."""
@@ -162,16 +191,21 @@ class EngineLoop:
         self._busy_s += cost_s
         if self._step_log is not None:
             self._step_log.add(step.plan, cost_s)
+        if self._speculation is not None:
+            self._speculation.observe(step.plan, result, cost_s)
         held_tokens = self._scheduler.cache.held_tokens  # before those who end give their blocks back
         events = self._scheduler.commit(step.plan, result, now)
         if self._guides is not None:
             self._guides.go()
         shares = split(step.plan.slices, events, cost_s, self._work)
-        self._scheduler.budget.observe(shares.num_tokens, shares.num_decodes, elapsed_s)
+        self._scheduler.cache.observe(shares.num_tokens - shares.num_decodes, cost_s)
+        num_drafts = sum([len(planned.ahead) for planned in step.plan.slices]) if self._speculation is not None else 0
+        if not num_drafts:
+            self._scheduler.budget.observe(shares.num_tokens, shares.num_decodes, elapsed_s)
         self._read_tokens += min(shares.context, held_tokens)
         self._look(now)
         charges = [Charge(one.request_id, one.seconds, one.num_blocks * cost_s) for one in shares.shares]
-        self._report(events, self._stats(shares, len(step.plan.slices), elapsed_s, cost_s), charges)
+        self._report(events, self._stats(shares, len(step.plan.slices), elapsed_s, cost_s, num_drafts), charges)
 
     def _look(self, now: float) -> None:
         if now - self._looked_s >= _LOOK_S:
@@ -186,6 +220,8 @@ class EngineLoop:
         ended = [s.request_id for s in plan.slices if self._scheduler.abort(s.request_id)]
         message = "the engine failed while running this request"
         events = [TokenEvent(request_id, finish=FinishReason.ERROR, error=message) for request_id in ended]
+        self._scheduler.adapters.undo(plan)
+        self._scheduler.cache.undo(plan.copies)
         self._report(events, self._stats())
 
     def _read_mail(self, *, wait: bool) -> None:
@@ -197,7 +233,10 @@ class EngineLoop:
                     self._received_tokens += len(request.prompt_ids)
                     self._begin(request)
                 case Abort(request_id):
+                    self._embeddings.abort(request_id)
                     aborted |= self._scheduler.abort(request_id)
+                case Embed():
+                    self._embeddings.add(message)
                 case Stop():
                     self._is_stopped = True
         if aborted and not self._scheduler.has_work:  # no step will report that the engine is idle now
@@ -219,7 +258,12 @@ class EngineLoop:
         self._mailbox.send(StepReport(events, stats, cache, list(charges)))
 
     def _stats(
-        self, shares: Split = _NO_STEP, num_sequences: int = 0, elapsed_s: float = 0.0, cost_s: float = 0.0
+        self,
+        shares: Split = _NO_STEP,
+        num_sequences: int = 0,
+        elapsed_s: float = 0.0,
+        cost_s: float = 0.0,
+        num_drafts: int = 0,
     ) -> EngineStats:
         scheduler = self._scheduler
         counters, pool = scheduler.counters, scheduler.cache.pool
@@ -245,7 +289,11 @@ class EngineLoop:
             price=shares.price,
             read_tokens=self._read_tokens,
             recomputed_tokens=counters.recomputed_tokens,
+            loaded_tokens=scheduler.cache.loaded_tokens,
             kv_fragmentation=self._fragmentation if scheduler.num_running else 0.0,
+            step_drafts=num_drafts,
+            drafted_tokens=counters.drafted_tokens,
+            accepted_tokens=counters.accepted_tokens,
             forced_tokens=counters.forced_tokens,
             mask_wait_s=self._guides.waited_s if self._guides is not None else 0.0,
         )

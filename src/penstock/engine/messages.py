@@ -18,11 +18,34 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Have an adapter at hand, and requests for it may come. Answered when it has been read once."""
+
+    digest: str
+    path: str
+    pinned: bool = False  # keep it on the device
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Answered when the last request that runs with it has ended."""
+
+    digest: str
+
+
+class Embed(msgspec.Struct, frozen=True, tag=True):
+    """Whole texts, for one vector each; or, where `scored` says how many of each text's last tokens count, for the mean
+    log probability of these."""
+
+    request_id: str
+    texts: list[list[int]]
+    scored: list[int] | None = None
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Leave the loop now. What still runs is dropped: draining is the server's part."""
 
 
-ToEngine = Submit | Abort | Stop
+ToEngine = Submit | Abort | Embed | LoadAdapter | UnloadAdapter | Stop
 
 # -- engine to server
 
@@ -49,6 +72,10 @@ class EngineInfo(msgspec.Struct, frozen=True):
     read_bytes_per_s: float | None = None  # the most that was ever measured on such a device; None: nobody has
     device_name: str = ""  # as its driver calls it
     device_uuid: str = ""  # of a GPU
+    generates: bool = True  # it answers with tokens
+    embeds: bool = False  # it answers with vectors, and with scores if it generates too
+    max_loras: int = 0  # adapters that have room on the device; 0: it cannot run any
+    speculation: str = "off"  # what it guesses tokens with, in words
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
@@ -95,8 +122,12 @@ class EngineStats(msgspec.Struct, frozen=True, gc=False, array_like=True):
     recomputed_tokens: int = 0  # by sequences that had been preempted
     kv_fragmentation: float = 0.0  # share of the room in sequences' blocks that has no token in it
     received_tokens: int = 0  # of all prompts that have come to the engine
+    step_drafts: int = 0  # of `step_tokens`
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of those
     forced_tokens: int = 0  # of those generated, by guides
     mask_wait_s: float = 0.0  # of steps, for guides
+    loaded_tokens: int = 0  # of those cached, from host memory
 
 
 class CacheChanges(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -121,4 +152,30 @@ class StepReport(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=
     charges: list[Charge] = []
 
 
-FromEngine = Loading | Ready | Failed | StepReport
+class AdapterAnswer(msgspec.Struct, frozen=True, tag=True):
+    """To a load or an unload."""
+
+    digest: str
+    code: str = ""  # of the error, if it could not be done
+    message: str = ""
+
+
+class AdapterState(msgspec.Struct, frozen=True, tag=True):
+    """Where adapters are, by digest. Counters run from the engine's start."""
+
+    device: list[str] = []
+    host: list[str] = []
+    swaps: int = 0  # put onto the device
+    reads: int = 0  # from disk
+
+
+class Embedded(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """All that was asked for, at once; or why not."""
+
+    request_id: str
+    values: bytes = b""  # float32, text by text
+    device_s: float = 0.0
+    error: str | None = None
+
+
+FromEngine = Loading | Ready | Failed | StepReport | Embedded | AdapterAnswer | AdapterState

@@ -23,7 +23,7 @@ class StepSpeed:
         return self._prefill_tokens / self._prefill_s if self._prefill_s else None
 
     def observe(self, stats: EngineStats) -> None:
-        if stats.cost_s <= 0:
+        if stats.cost_s <= 0 or stats.step_drafts:  # with drafts a step is longer, and makes more
             return
         prefill_tokens = stats.step_tokens - stats.step_sequences
         if prefill_tokens > 0:

@@ -37,9 +37,10 @@ class Account:
         self.course.chose(choice, now)
         self._door.recorder.chose(self._inquiry, request, choice, now)
 
-    def follow(self, record: StreamRecord, model: str) -> None:
+    def follow(self, record: StreamRecord, request: EdgeRequest) -> None:
         """A stream begins, which is charged as it goes."""
-        self._bill.follow(record, model, self._toll.progress if self._toll is not None else None)
+        progress = self._toll.progress if self._toll is not None else None
+        self._bill.follow(record, request.model, progress, request.adapter)
 
     def start_over(self, request_id: str, prompt_tokens: int) -> None:
         """The request leaves this model for another. What it has reserved stays."""
@@ -52,8 +53,9 @@ class Account:
         door, inquiry, model = self._door, self._inquiry, request.model
         if usage is not None:
             usage = self._measured(model, usage, ending)
-            self._bill.close(model, usage)
-            door.lengths.learn(request.tenant, model, usage.output_tokens)
+            self._bill.close(model, usage, request.adapter)
+            if inquiry.surface.generates:
+                door.lengths.learn(request.tenant, model, usage.output_tokens)
         else:
             self._bill.stop()
         if self._toll is not None:

@@ -28,6 +28,11 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     prompt: msgspec.Raw = msgspec.Raw()  # of /v1/completions: there may be many
     messages: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()  # of /v1/messages
+    input: msgspec.Raw = msgspec.Raw()  # of /v1/embeddings: as a prompt
+    query: msgspec.Raw = msgspec.Raw()  # of /v1/rerank
+    documents: msgspec.Raw = msgspec.Raw()
+    text_1: msgspec.Raw = msgspec.Raw()  # of /v1/score
+    text_2: msgspec.Raw = msgspec.Raw()
     metadata: dict[str, msgspec.Raw] | None = None
 
     @property
@@ -41,19 +46,30 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
         return (self.n or 1) * _num_prompts(bytes(self.prompt))
 
     @property
+    def num_texts(self) -> int:
+        """Of a request that generates nothing: each is a sequence of its own."""
+        return sum(_num_prompts(bytes(part)) for part in (self.input, self.documents, self.text_2) if part)
+
+    @property
+    def paired_bytes(self) -> int:
+        """Of what each of these texts may be read together with."""
+        return len(bytes(self.query)) + len(bytes(self.text_1))
+
+    @property
     def session(self) -> str | None:
         """Requests that should meet the same cache and the same version; Anthropic's clients have a user_id."""
         return self.prompt_cache_key or self.user or (_user_id(self.metadata) if self.metadata else None)
 
 
 class Surface(msgspec.Struct, frozen=True):
-    """One of the paths that generate: which clients speak it, and what they mean by saying nothing."""
+    """One of the paths that need a replica: which clients speak it, and what they mean by saying nothing."""
 
     path: bytes
     name: str  # in metrics and logs
     convention: Convention
     default_output: int | None  # tokens, if the client sets no limit; None: as many as the context leaves
     last_event: bytes  # of a stream
+    generates: bool = True  # it makes tokens; else numbers, of whole texts
 
 
 SURFACES = {
@@ -62,6 +78,9 @@ SURFACES = {
         Surface(b"/v1/chat/completions", "chat/completions", OPENAI, None, b"data: [DONE]"),
         Surface(b"/v1/completions", "completions", OPENAI, 16, b"data: [DONE]"),
         Surface(b"/v1/messages", "messages", ANTHROPIC, None, b"event: message_stop"),
+        Surface(b"/v1/embeddings", "embeddings", OPENAI, 0, b'"usage"', generates=False),
+        Surface(b"/v1/rerank", "rerank", OPENAI, 0, b'"usage"', generates=False),
+        Surface(b"/v1/score", "score", OPENAI, 0, b'"usage"', generates=False),
     )
 }
 
@@ -108,4 +127,4 @@ def _num_prompts(prompt: bytes) -> int:
     if prompt[:1] != b"[":
         return 1
     parts = msgspec.json.decode(prompt, type=list[msgspec.Raw])
-    return max(1, sum(bytes(part).lstrip()[:1] in (b'"', b"[") for part in parts))
+    return max(1, sum(bytes(part).lstrip()[:1] in (b'"', b"[", b"{") for part in parts))

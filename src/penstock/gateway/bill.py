@@ -35,38 +35,39 @@ class Bill:
         self._num_parts = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def follow(self, record: StreamRecord, model: str, charged: Charged | None) -> None:
-        """From now on the stream is charged as it goes; `charged` is told how many tokens that are so far."""
+    def follow(self, record: StreamRecord, model: str, charged: Charged | None, adapter: str = "") -> None:
+        """From now on the stream is charged as it goes; `charged` is told how many tokens that are so far. An adapter
+        has its model's price, and is in the books by its own name."""
         self.stop()
-        self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self._look, record, model, charged)
+        self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self._look, record, model, charged, adapter)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def close(self, model: str, usage: TokenUsage) -> None:
+    def close(self, model: str, usage: TokenUsage, adapter: str = "") -> None:
         self.stop()
-        self._charge(model, usage, self._inquiry.id, requests=1)
+        self._charge(model, usage, self._inquiry.id, adapter, requests=1)
 
     def cost(self, model: str) -> float | None:
         """Of all that was charged, at this model's price; None: it has none."""
         price = self._prices.get(model, FREE)
         return self._charged.nanos(price) / NANOS if price != FREE else None
 
-    def _look(self, record: StreamRecord, model: str, charged: Charged | None) -> None:
-        self.follow(record, model, charged)
+    def _look(self, record: StreamRecord, model: str, charged: Charged | None, adapter: str) -> None:
+        self.follow(record, model, charged, adapter)
         prompt_tokens = record.prompt_tokens
         if prompt_tokens is None:
             return
         usage = TokenUsage(prompt_tokens, record.num_tokens)
         if usage.total > self._charged.total:
             self._num_parts += 1
-            self._charge(model, usage, f"{self._inquiry.id}/{self._num_parts}", requests=0)
+            self._charge(model, usage, f"{self._inquiry.id}/{self._num_parts}", adapter, requests=0)
             if charged is not None:
                 charged(usage.total)
 
-    def _charge(self, model: str, usage: TokenUsage, id: str, requests: int) -> None:
+    def _charge(self, model: str, usage: TokenUsage, id: str, adapter: str, requests: int) -> None:
         before, self._charged = self._charged, usage
         caller = self._inquiry.caller
         price = self._prices.get(model, FREE)
@@ -79,8 +80,8 @@ class Bill:
             cached_tokens = max(0, cached_tokens - before.cached_tokens)
         self._ledger.record(
             Usage(
-                id, caller.tenant.id, caller.key_id, model, time.time(), input_tokens, cached_tokens, output_tokens,
-                cost, requests, round(1e6 * work.device_s) if work is not None else 0,
+                id, caller.tenant.id, caller.key_id, adapter or model, time.time(), input_tokens, cached_tokens,
+                output_tokens, cost, requests, round(1e6 * work.device_s) if work is not None else 0,
                 round(1e3 * work.kv_block_s) if work is not None else 0,
             )
         )  # fmt: skip

@@ -161,10 +161,10 @@ class Door:
     def _name(self, inquiry: Inquiry, standing: Standing, size: Size) -> None:
         """Where it pays: which replica holds the prompt's beginning can then be told."""
         if size.is_worth_naming and self.admission.router.goes_by_prefixes(inquiry.route.pool(inquiry.lot)):
-            namespace = standing.tenant.namespace
             size.name(
-                inquiry.asked, namespace, lambda error: self._go_on(inquiry, self._let_in, standing, size, error=error)
-            )
+                inquiry.asked, standing.tenant.namespace, inquiry.route.adapter,
+                lambda error: self._go_on(inquiry, self._let_in, standing, size, error=error),
+            )  # fmt: skip
         else:
             self._let_in(inquiry, standing, size)
 
@@ -186,7 +186,7 @@ class Door:
     def _let_in(self, inquiry: Inquiry, standing: Standing, size: Size) -> None:
         tenant, asked, route, pool = standing.tenant, inquiry.asked, inquiry.route, inquiry.route.pool(inquiry.lot)
         size.check(tenant.limits.max_input)
-        body = body_for(inquiry, size)
+        body = body_for(inquiry, size, route)
         hint = inquiry.expected_output * size.choices if inquiry.expected_output is not None else None
         expected = self.lengths.expected(tenant.id, pool, size.max_tokens, hint)
         request = EdgeRequest(
@@ -203,6 +203,9 @@ class Door:
             context_tokens=size.context_tokens,
             hashes=size.hashes,
             block_tokens=size.block_tokens,
+            holds_cache=inquiry.surface.generates,
+            allowed=None if tenant.watermark is None else self.roster.own_replicas,
+            adapter=route.adapter,
         )
         self.retries.earn()
         chain = Chain(self, inquiry, standing.models, size.output) if route.fallbacks else None

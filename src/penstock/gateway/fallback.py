@@ -58,7 +58,7 @@ class Chain:
         step = f"{self._tried[-1]}->{route.name}; {failure.value}".encode()
         self.header = b"%b: %b\r\n" % (HEADER, step) if not self.header else self.header[:-2] + b", %b\r\n" % step
         self._tried.append(route.name)
-        return self._to_pool(route.pool(self._inquiry.lot), request)
+        return self._to_route(route, request)
 
     def watch(self, is_slow: Callable[[], None]) -> None:
         """From now on the present model has so long for its first byte."""
@@ -84,9 +84,9 @@ class Chain:
             skipped.append(route.name)
         return None
 
-    def _to_pool(self, pool: str, request: EdgeRequest) -> Move:
+    def _to_route(self, route: Route, request: EdgeRequest) -> Move:
         """Another model counts otherwise. It is not counted here again: whether it fits is for its replica to say."""
-        inquiry = self._inquiry
+        inquiry, pool = self._inquiry, route.pool(self._inquiry.lot)
         size = Size(self._door.pools[pool], inquiry.surface.path, inquiry.body, inquiry.asked, self._output)
         moved = replace(
             request,
@@ -95,8 +95,9 @@ class Chain:
             max_tokens=size.max_tokens if size.output is not None else request.max_tokens,
             context_tokens=size.context_tokens,
             hashes=(),
+            adapter=route.adapter,
         )
-        return Move(moved, size, body_for(inquiry, size))
+        return Move(moved, size, body_for(inquiry, size, route))
 
     def _is_ready(self, route: Route) -> bool:
         admission, now = self._door.admission, self._door.now()

@@ -18,6 +18,7 @@ import msgspec
 from penstock.api.anthropic import parse_messages
 from penstock.api.model_text import ModelText
 from penstock.api.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from penstock.api.openai.embeddings import parse_embedding
 from penstock.core.errors import InvalidRequest
 from penstock.core.hashing import ROUTING_TOKENS, cache_namespace, chain_routing, routing_root
 from penstock.core.replica import UNBOUNDED
@@ -34,6 +35,7 @@ _NAMED, _NAMED_BYTES = 2_000, 64 << 20  # the same, where ids are kept too: of 8
 _HOLDS_TOOLS = re.compile(rb'"tools"|"tool_calls"|"tool_use"|\\u00[67]').search  # or may: letters can be escaped
 
 CHAT, COMPLETION, MESSAGES = b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"
+EMBEDDINGS = b"/v1/embeddings"
 _PARSERS: dict[bytes, Callable[[bytes], ChatRequest | CompletionRequest]] = {
     CHAT: parse_chat,
     COMPLETION: parse_completion,
@@ -94,31 +96,39 @@ class Lexicon:
         key = blake2b(path + body, digest_size=16).digest()
         known = self._counts.get(key)
         if known is None:
-            known = self._count(_PARSERS[path](body))
+            known = self._count_texts(body) if path == EMBEDDINGS else self._count(_PARSERS[path](body))
             self._counts.put(key, known)
         return known
 
-    def names(self, path: bytes, body: bytes, tenant: str) -> Named:
+    def names(self, path: bytes, body: bytes, tenant: str, adapter: str = "") -> Named:
         """As its replica would tokenize it and name its blocks for this tenant's namespace. Raises as `count` does."""
-        key = self._name_key(path, body, tenant)
+        key = self._name_key(path, body, tenant, adapter)
         known = self._names.get(key)
         if known is None:
-            known = self._name(_PARSERS[path](body), tenant)
+            known = self._name(_PARSERS[path](body), tenant, adapter)
             self._names.put(key, known, len(known.ids))
         return known
 
-    def known_names(self, path: bytes, body: bytes, tenant: str) -> Named | None:
+    def known_names(self, path: bytes, body: bytes, tenant: str, adapter: str = "") -> Named | None:
         """What `names` would say, if that is remembered: found at once."""
-        return self._names.get(self._name_key(path, body, tenant))
+        return self._names.get(self._name_key(path, body, tenant, adapter))
 
     @staticmethod
-    def _name_key(path: bytes, body: bytes, tenant: str) -> bytes:
-        return blake2b(b"%b %b %b" % (path, tenant.encode(), body), digest_size=16).digest()
+    def _name_key(path: bytes, body: bytes, tenant: str, adapter: str) -> bytes:
+        return blake2b(b"%b %b\0%b %b" % (path, tenant.encode(), adapter.encode(), body), digest_size=16).digest()
+
+    def _count_texts(self, body: bytes) -> int:
+        request = parse_embedding(body)
+        inputs = request.inputs(self._vocab_size)
+        lengths = self._tokenizer.count([one for one in inputs if isinstance(one, str)], add_special_tokens=True)
+        lengths += [len(one) for one in inputs if not isinstance(one, str)]
+        keep = request.truncate_prompt_tokens or 0
+        return sum(min(length, keep) if keep > 0 else length for length in lengths)
 
     # -- naming
 
-    def _name(self, request: ChatRequest | CompletionRequest, tenant: str) -> Named:
-        root = routing_root(cache_namespace(tenant, request.cache_salt or ""))
+    def _name(self, request: ChatRequest | CompletionRequest, tenant: str, adapter: str) -> Named:
+        root = routing_root(cache_namespace(tenant, request.cache_salt or ""), adapter=adapter)
         keep_last, is_text = request.truncate_prompt_tokens, True
         if isinstance(request, ChatRequest):
             text = render(self._template, request)

@@ -113,10 +113,10 @@ class Passage:
         tenant, transcript = self._inquiry.caller.tenant, self._transcript
         relayed, body = rest or transcript.letter(replica)
         if rest is None and transcript.record is not None:
-            self._account.follow(transcript.record, self.request.model)
+            self._account.follow(transcript.record, self.request)
         self._forwarding = forward(
             self._exchange,
-            replica.way(tenant),
+            replica.way(tenant, self.request.adapter),
             target=self._inquiry.surface.path,
             headers=replica.headers_for(tenant, relayed=relayed) + trace,
             body=body,

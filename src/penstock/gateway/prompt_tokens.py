@@ -54,14 +54,16 @@ class PromptTokens:
         counting.add_done_callback(self._counted)
         return counting
 
-    def names(self, path: bytes, body: bytes, tenant: str) -> Named | asyncio.Future[Named]:
+    def names(self, path: bytes, body: bytes, tenant: str, adapter: str = "") -> Named | asyncio.Future[Named]:
         """The prompt's length and the names of its blocks; raises as `count` does."""
         assert self.lexicon is not None
-        known = self.lexicon.known_names(path, body, tenant)
+        known = self.lexicon.known_names(path, body, tenant, adapter)
         if known is not None:
             return known
         self.num_counting += 1
-        naming = asyncio.get_running_loop().run_in_executor(self._pool, self.lexicon.names, path, body, tenant)
+        naming = asyncio.get_running_loop().run_in_executor(
+            self._pool, self.lexicon.names, path, body, tenant, adapter
+        )
         naming.add_done_callback(self._counted)
         return naming
 

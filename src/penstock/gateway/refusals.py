@@ -12,6 +12,7 @@ from penstock.core.errors import (
     TooLargeForLimit,
 )
 from penstock.gateway.sizes import Size
+from penstock.router.filters import ADAPTER
 from penstock.tenancy.limits.quota import UNIT, Quota, Reason, Refusal
 
 
@@ -38,9 +39,9 @@ def shed(decision: Shed, size: Size) -> PenstockError:
             f"this request needs a context of at least {size.context_tokens} tokens{prompt} and no replica has so much"
         )
     if reason is ShedReason.NO_REPLICA:
-        return EngineUnavailable(
-            "no replica of this model is ready", reason=reason.value, retry_after_s=decision.retry_after_s
-        )
+        is_lacking = ADAPTER.reason in decision.detail
+        what = "no replica that is ready has this adapter" if is_lacking else "no replica of this model is ready"
+        return EngineUnavailable(what, reason=reason.value, retry_after_s=decision.retry_after_s)
     return Overloaded(
         f"too much is asked of this model: {reason.value}", reason=reason.value, retry_after_s=decision.retry_after_s
     )

@@ -8,7 +8,7 @@ asked at an interval whether it is there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 from zlib import crc32
@@ -20,7 +20,7 @@ from penstock.api.replica_report import ReplicaReport
 from penstock.core.replica import UNBOUNDED, ReplicaSnapshot, ReplicaState
 from penstock.core.request import Priority
 from penstock.dialects.engines import DIALECTS
-from penstock.dialects.requests import Wishes
+from penstock.dialects.requests import Adapter, Wishes
 from penstock.gateway.foreign import ForeignFollower
 from penstock.gateway.health.probe import Prober
 from penstock.gateway.health.replica_health import ReplicaHealth
@@ -37,6 +37,8 @@ _LOOK_S = 0.5  # how often a provider is looked at: its breaker and its share ch
 _NEEDS_SECRET = b'"permission_denied"'  # so says a penstock replica to a gateway that does not know its secret
 
 _NAMESPACE = relay.NAMESPACE_HEADER.encode()
+_TENANT = relay.TENANT_HEADER.encode()
+_WATERMARK = relay.WATERMARK_HEADER.encode()
 STREAM_HEADER = render([(relay.HEADER.encode(), relay.STREAM.encode())])
 ENVELOPE_HEADER = render([(relay.HEADER.encode(), relay.ENVELOPE.encode())])
 
@@ -57,6 +59,7 @@ class Replica:
         health: HealthSettings | None = None, probe_every_s: float | None = None,
         deep_probe_every_s: float | None = None, id: str | None = None, served_as: str | None = None,
         dialect: str = "openai", kv_events: KvEventSettings | None = None, sends_priority: bool = False,
+        adapters: Mapping[str, str | None] | None = None,
     ) -> None:  # fmt: skip
         """`model`: the pool it is in; `served_as`: what it calls the model itself, if that is another name."""
         self.id = id or url
@@ -66,6 +69,8 @@ class Replica:
         self.upstream = upstream
         self.dialect = dialect  # of `dialects`, if it is no penstock replica; auto: it is found out
         self.kv_events = kv_events
+        self.adapters = adapters or {}  # that it is to have, and where it finds them; None: it has it already
+        self.loaded: frozenset[str] = frozenset()  # of those, where it does not say itself what it has
         self._sends_priority = sends_priority
         self.has_key = key is not None  # it is somebody else's, and paid for
         self.riders: set[Rider] = set()
@@ -86,18 +91,22 @@ class Replica:
             headers.append((relay.SECRET_HEADER.encode(), secret.encode()))
         self.headers = render(headers)
 
-    def way(self, tenant: Tenant) -> Upstream:
+    def way(self, tenant: Tenant, adapter: str = "") -> Upstream:
         """To it, for a tenant's request: its cache is the tenant's own whoever keeps it."""
         namespace, priority = tenant.namespace, tenant.priority.priority if self._sends_priority else Priority.NORMAL
-        if self.relays or (not namespace and priority is Priority.NORMAL):
+        if self.relays or not (namespace or adapter or priority is not Priority.NORMAL):
             return self.upstream
-        return self.upstream.wishing(Wishes(salt=namespace, priority=priority))
+        named = Adapter(adapter, self.adapters.get(adapter) or "", self.served_as) if adapter else None
+        return self.upstream.wishing(Wishes(salt=namespace, priority=priority, adapter=named))
 
     def headers_for(self, tenant: Tenant, *, relayed: bytes = b"") -> bytes:
         """What a penstock replica must know besides the client's bytes; `relayed`: what kind of stream it is."""
         if not self.relays:
             return self.headers
-        return b"%b%b: %b\r\n%b" % (self.headers, _NAMESPACE, tenant.namespace.encode(), relayed)
+        mark = b"%b: %b\r\n" % (_WATERMARK, tenant.watermark.encode()) if tenant.watermark else b""
+        who = relay.tenant_value(relay.Tenancy(tenant.id, tenant.weight, tenant.priority.priority))
+        named = b"%b: %b\r\n%b: %b\r\n" % (_NAMESPACE, tenant.namespace.encode(), _TENANT, who)
+        return b"%b%b%b%b" % (self.headers, named, mark, relayed)
 
     @property
     def url(self) -> str:

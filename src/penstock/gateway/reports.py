@@ -33,4 +33,6 @@ def snapshot_of(report: ReplicaReport, last: ReplicaSnapshot, heard_at: float) -
         kv_active_tokens=report.kv_active_tokens,
         steps=report.steps,
         state=state,
+        adapters=frozenset([one.name for one in report.adapters]) if report.adapters else frozenset(),
+        warm_adapters=frozenset([one.name for one in report.adapters if one.is_on_device]),
     )

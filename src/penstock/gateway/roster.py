@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from msgspec.structs import replace
 
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
+from penstock.gateway.adapters import AdapterKeeper
 from penstock.gateway.http.forward import Outcome
 from penstock.gateway.kv_follower import KvFollower
 from penstock.gateway.kv_sources import namespace_of_salt
@@ -39,10 +40,13 @@ class Roster:
         self._observed = ObservedSpeeds()
         self._states: dict[str, ReplicaState] = {}
         self._followers: list[Follower] = []
+        self._keepers: dict[str, AdapterKeeper] = {}  # of those that are to have adapters
         self._kv_followers: dict[str, KvFollower] = {}
         self._kv_reader: KvEventReader | None = None
 
     def follow(self, changed: Callable[[Replica], None]) -> None:
+        adapted = [replica for replica in self.replicas.values() if replica.adapters]
+        self._keepers = {replica.id: AdapterKeeper(replica, changed) for replica in adapted}
         self._followers = [Follower(replica, changed) for replica in self.replicas.values()]
         published = [replica for replica in self.replicas.values() if replica.kv_events is not None]
         if published:
@@ -60,9 +64,16 @@ class Roster:
             speeds.forget(replica.id)
             return snapshot
         if not replica.relays:
+            if replica.loaded:
+                snapshot = replace(snapshot, adapters=replica.loaded, warm_adapters=replica.loaded)
             return self._with_observed(replica, snapshot)
         speed = speeds.seen(replica.id, replica.prefill_speed, snapshot.prefill_tokens_per_s)
         return replace(snapshot, prefill_tokens_per_s=speed)
+
+    @property
+    def own_replicas(self) -> frozenset[str]:
+        """Penstock's: only they mark answers."""
+        return frozenset(replica.id for replica in self.replicas.values() if replica.relays)
 
     def _with_observed(self, replica: Replica, snapshot: ReplicaSnapshot) -> ReplicaSnapshot:
         """What it does not say of its speed, its answers have shown."""
@@ -89,6 +100,8 @@ class Roster:
             self._kv_followers[replica.id] = KvFollower(replica.id, replica.upstream, replica.headers, self._index)
         self.pools[replica.model].replica_changed(replica)
         self._note(replica)
+        if (keeper := self._keepers.get(replica.id)) is not None:
+            keeper.look()
 
     def _note(self, replica: Replica) -> None:
         """In the log, when it comes, goes, or is told to go; not what passes in a moment."""
@@ -103,6 +116,8 @@ class Roster:
     def close(self) -> None:
         for follower in self._followers:
             follower.close()
+        for keeper in self._keepers.values():
+            keeper.close()
         for kv_follower in self._kv_followers.values():
             kv_follower.close()
         if self._kv_reader is not None:

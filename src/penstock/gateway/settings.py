@@ -54,6 +54,7 @@ class ModelSettings:
     default: str | None = None  # where to when none fires
     dry_run: bool = False  # all go to the default; it is shown where they would have gone
     aliases: list[str] = field(default_factory=list)
+    adapters: dict[str, str | None] = field(default_factory=dict)  # LoRA: name, and the replicas' path to load it from
     key_env: str | None = None  # the environment variable with the key that the servers want
     secret_env: str | None = None  # the one with the replicas' gateway_secret
     fallback: list[str] = field(default_factory=list)  # models to go on to, in this order, when this one cannot
@@ -106,7 +107,9 @@ class GatewaySettings:
         return {name: build(ModelSettings, values, where=f"models.{name}.") for name, values in self.models.items()}
 
 
-_OF_THE_MODEL = ("aliases", "fallback", "fallback_on", "slow_after_s", "versions", "rules", "default", "dry_run")
+_OF_THE_MODEL = (
+    "adapters", "aliases", "fallback", "fallback_on", "slow_after_s", "versions", "rules", "default", "dry_run",
+)  # fmt: skip
 
 
 def pools_of(models: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
@@ -130,7 +133,13 @@ def pools_of(models: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
 
 
 def routes_of(models: dict[str, ModelSettings]) -> RouteTable:
-    return RouteTable(_route(name, model) for name, model in models.items())
+    routes = [_route(name, model) for name, model in models.items()]
+    for name, model in models.items():
+        for adapter in model.adapters:
+            if any(adapter == route.name for route in routes):
+                raise ConfigError(f"two models or adapters are called '{adapter}'", param=f"models.{name}.adapters")
+            routes.append(Route(adapter, (), adapter_of=name))
+    return RouteTable(routes)
 
 
 def _route(name: str, model: ModelSettings) -> Route:
@@ -187,7 +196,7 @@ def replicas_of(models: dict[str, ModelSettings], health: HealthSettings | None 
             Replica(
                 url, model=name, served_as=pool.served_as, upstream=ForeignUpstream.from_url(url), key=key,
                 secret=secret, health=health, probe_every_s=probe_every_s, deep_probe_every_s=pool.deep_probe_every_s,
-                kv_events=pool.kv_events, sends_priority=pool.send_priority,
+                kv_events=pool.kv_events, sends_priority=pool.send_priority, adapters=pool.adapters,
                 dialect="openai" if key and pool.dialect == "auto" else pool.dialect,  # a paid one is not asked around
                 id=url if counts[url] == 1 else f"{url}#{name}",  # one provider may have many models
             )

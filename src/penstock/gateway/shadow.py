@@ -46,7 +46,7 @@ class Shadows:
                 self._door.recorder.shadowed(other, time.time(), "dropped", None, None, None)
                 continue
             size = Size(self._door.pools[other], inquiry.surface.path, inquiry.body, inquiry.asked, output)
-            self._open.add(Copy(self, other, inquiry, replica, body_for(inquiry, size)))
+            self._open.add(Copy(self, other, inquiry, replica, body_for(inquiry, size, inquiry.route)))
 
     def give_way(self, pool: str) -> None:
         """A request has to wait for this pool."""

@@ -17,12 +17,15 @@ from penstock.core.replica import UNBOUNDED, ReplicaState
 from penstock.gateway.asked import Asked, with_model, with_output_limit
 from penstock.gateway.byte_names import BLOCK_BYTES, byte_names
 from penstock.gateway.inquiry import Inquiry
-from penstock.gateway.lexicon import COMPLETION, MESSAGES, Named
+from penstock.gateway.lexicon import CHAT, COMPLETION, EMBEDDINGS, MESSAGES, Named
 from penstock.gateway.model_texts import ModelTexts
 from penstock.gateway.prompt_tokens import PromptTokens
 from penstock.gateway.replicas import Replica
+from penstock.router.routes import Route
 
 _UNKNOWN_OUTPUT = 4096  # tokens, where neither a client nor a context limits it
+_GENERATES = (CHAT, COMPLETION, MESSAGES)
+_MARKS, _ASKING = 4, 80  # tokens around each of several texts; where it is read together with another
 _NAMED_BYTES = 1024  # of a body, from which on its prompt may have a whole routing block
 _MOST_NAMING = 16  # prompts of a model in the threads' queue; then requests rather go without names than wait
 _MOST_COUNTING = 64  # prompts of a model in the threads' queue; each may take a good part of a second
@@ -58,8 +61,9 @@ class Pool:
 
 
 class Size:
-    __slots__ = ("_body", "_ids", "_is_cut", "_is_put_in", "_num_prompts", "_path", "_text", "block_tokens", "choices",
-                 "exact", "hashes", "is_final", "most", "output", "pool", "prompt")  # fmt: skip
+    __slots__ = ("_body", "_ids", "_is_cut", "_is_put_in", "_num_prompts", "_num_texts", "_path", "_text",
+                 "block_tokens", "choices", "exact", "hashes", "is_final",
+                 "most", "output", "pool", "prompt")  # fmt: skip
 
     def __init__(self, pool: Pool, path: bytes, body: bytes, asked: Asked, output: int | None) -> None:
         """`output` is the limit of one choice; None: nobody has set any."""
@@ -71,8 +75,11 @@ class Size:
         self._ids = b""  # of the prompt, once it is named, as the lexicon of this digest has them
         self._text = ""
         lexicon, n = pool.tokens.lexicon, asked.n or 1
-        self.is_final = lexicon is None  # nothing more exact can be had
-        self.choices = choices = n if path != COMPLETION else asked.num_choices
+        texts = 0 if path in _GENERATES else asked.num_texts
+        self._num_texts = texts
+        self.is_final = lexicon is None or (texts > 0 and path != EMBEDDINGS)  # nothing more exact can be had
+        self.choices = choices = texts or (n if path != COMPLETION else asked.num_choices)
+        n = n if not texts else 1
         self._num_prompts = choices // n
         self._path = path
         self._body = body
@@ -83,6 +90,9 @@ class Size:
             most = len(body)
         else:
             most = lexicon.bound(body) if asked.chat_template_kwargs is None else UNBOUNDED
+        if texts:
+            paired = asked.paired_bytes
+            most += texts * (paired + _ASKING if paired else _MARKS)
         context = pool.most_context * self._num_prompts  # no model takes more than that
         self.most = most if most < context else context  # tokens of the prompt: a bound, or as many as it has
         estimate = pool.tokens.estimate(len(body))
@@ -93,7 +103,7 @@ class Size:
             return False
         if max_input is not None and self.most > max_input:
             return True
-        if self._num_prompts > 1:
+        if self._num_prompts > 1 or self._num_texts:
             return False
         if self._is_put_in:  # and refused by the replica if it does not fit, which its client has not deserved
             return self.most + self.fitting_output > self.pool.least_context
@@ -109,8 +119,8 @@ class Size:
             )
         if self.prompt > max_input:
             raise ContextLengthExceeded(
-                f"the prompt has about {self.prompt} tokens, judging by earlier ones (the model's tokenizer is "
-                f"not known here); this tenant's limit is {max_input}",
+                f"the prompt has about {self.prompt} tokens, judging by earlier ones (they cannot be counted "
+                f"here); this tenant's limit is {max_input}",
                 reason="max_input",
             )
 
@@ -136,18 +146,20 @@ class Size:
     def is_worth_naming(self) -> bool:
         """There is a choice of replicas, and the prompt may have a block's length; and not so many wait already."""
         pool, tokens = self.pool, self.pool.tokens
+        if self._path not in _GENERATES:
+            return False
         return len(self._body) >= _NAMED_BYTES and pool.num_ready > 1 and tokens.num_counting < _MOST_NAMING
 
-    def name(self, asked: Asked, tenant: str, then: Callable[[PenstockError | None], None]) -> None:
+    def name(self, asked: Asked, tenant: str, adapter: str, then: Callable[[PenstockError | None], None]) -> None:
         """Called back at once if it is remembered, else from the event loop. `tenant`: its namespace."""
         lexicon = self.pool.tokens.lexicon
         if lexicon is None:
-            self.hashes = byte_names(asked, tenant)
+            self.hashes = byte_names(asked, f"{tenant}\0{adapter}" if adapter else tenant)
             self.block_tokens = max(1, self.pool.tokens.estimate(BLOCK_BYTES))
             then(None)
             return
         self._text = lexicon.digest
-        named = self.pool.tokens.names(self._path, self._body, tenant)
+        named = self.pool.tokens.names(self._path, self._body, tenant, adapter)
         if isinstance(named, Named):
             self._is_named(named)
             then(None)
@@ -216,6 +228,8 @@ class Size:
     @property
     def context_tokens(self) -> int:
         """What it surely needs of a replica's context: that of one choice."""
+        if self._num_texts:  # what is longer may be cut, which its replica knows
+            return 1
         return (self.exact if self.exact is not None and self._num_prompts == 1 else 1) + self._least_output
 
     @property
@@ -229,15 +243,16 @@ class Size:
         return self.output if self.exact is None else max(1, min(self.output, self.pool.most_context - self.exact))
 
     def learn(self, prompt_tokens: int) -> None:
-        self.pool.tokens.learn(len(self._body), prompt_tokens)
+        if not self._num_texts:  # they say nothing about prompts
+            self.pool.tokens.learn(len(self._body), prompt_tokens)
 
 
-def body_for(inquiry: Inquiry, size: Size) -> bytes:
-    """A client's request as the replicas of the size's pool are sent it."""
+def body_for(inquiry: Inquiry, size: Size, route: Route) -> bytes:
+    """A client's request as the replicas of the size's pool, which the route led to, are sent it."""
     body, asked = inquiry.body, inquiry.asked
     if asked.output_limit is None and size.output not in (None, inquiry.surface.default_output):
         body = with_output_limit(body, size.fitting_output)
-    name = size.pool.served_as
+    name = route.adapter or size.pool.served_as
     return body if asked.model == name else with_model(body, name)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.router.routes import RouteTable
+from penstock.router.routes import Route, RouteTable
 from penstock.tenancy.limits.quota import Quota, Rate
 from penstock.tenancy.tenants import Tenant
 
@@ -14,7 +14,7 @@ class Standing:
 
     def __init__(self, tenant: Tenant, routes: RouteTable) -> None:
         self.tenant = tenant
-        self.models = [name for name in routes.routes if tenant.may_use_model(name)]  # what exists for it
+        self.models = [name for name, route in routes.routes.items() if _may_use(tenant, route)]  # what exists for it
         self.quota = _quota(tenant)  # None: nothing is limited, and the limiter need not be asked
 
 
@@ -30,6 +30,13 @@ class Standings:
                 self._known.clear()
             found = self._known[tenant.id] = Standing(tenant, self._routes)
         return found
+
+
+def _may_use(tenant: Tenant, route: Route) -> bool:
+    """An adapter is allowed by its own name, and only where its model is too."""
+    if route.adapter_of is None:
+        return tenant.may_use_model(route.name)
+    return tenant.may_use_model(route.adapter_of) and tenant.may_use_adapter(route.name)
 
 
 def _quota(tenant: Tenant) -> Quota | None:

@@ -28,7 +28,8 @@ from penstock.router.router import Choice
 if TYPE_CHECKING:
     from penstock.gateway.recorder import RequestFacts
 
-_OPERATIONS = {"completions": "text_completion"}  # by surface; all others are chats
+# By surface; all others are chats.
+_OPERATIONS = {"completions": "text_completion"} | dict.fromkeys(("embeddings", "rerank", "score"), "embeddings")
 _MOST_CANDIDATES = 16  # of a pick; of more, the best
 
 

@@ -8,13 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.hub.quantization import Json, Quantization, Tensors, require, require_some, unpack_words, unsupported
-from penstock.hub.safetensors_file import TensorInfo
-from penstock.hub.stored import GroupedTensor, StoredTensor, packed
+from penstock.hub.quantization import (
+    Json,
+    Quantization,
+    Tensors,
+    pack_words,
+    require,
+    require_some,
+    unpack_words,
+    unsupported,
+)
+from penstock.hub.safetensors_file import TensorInfo, Written
+from penstock.hub.stored import GroupedTensor, StoredTensor, integers, packed
 
 _PER_WORD = 8
 _PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # of each output in its word
@@ -60,3 +70,33 @@ def _unpacked(words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
     """[rows, outputs / 8] -> [rows, outputs]"""
     places = unpack_words(words, 4, axis=1).reshape(words.shape[0], -1, _PER_WORD)
     return places[:, :, _PLACES].reshape(words.shape[0], -1)
+
+
+def awq_config(*, group: int) -> dict[str, Any]:
+    return {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": group,
+        "zero_point": True,
+        "version": "gemm",
+        "modules_to_not_convert": None,
+    }
+
+
+def awq_tensors(name: str, weight: GroupedTensor) -> dict[str, Written]:
+    """What `name` (`….weight`) becomes in a file."""
+    assert weight.bits == 4
+    assert weight.order is None
+    base = name.removesuffix("weight")
+    zeros = np.full(weight.scales.values.shape, 8, np.uint8) if weight.zeros is None else weight.zeros
+    return {
+        f"{base}qweight": Written(_packed(integers(weight).T), "I32"),
+        f"{base}qzeros": Written(_packed(zeros.T), "I32"),
+        f"{base}scales": Written(weight.scales.values.T, weight.scales.format),
+    }
+
+
+def _packed(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+    """[rows, outputs] -> [rows, outputs / 8]"""
+    places = values.reshape(values.shape[0], -1, _PER_WORD)[:, :, np.argsort(_PLACES)]
+    return pack_words(places.reshape(values.shape), 4, axis=1)

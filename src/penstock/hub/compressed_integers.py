@@ -18,13 +18,14 @@ from penstock.hub.quantization import (
     Quantization,
     Tensors,
     order_of,
+    pack_words,
     require,
     require_some,
     unpack_words,
     unsupported,
 )
-from penstock.hub.safetensors_file import TensorInfo
-from penstock.hub.stored import GroupedTensor, Stored, StoredTensor, packed
+from penstock.hub.safetensors_file import TensorInfo, Written
+from penstock.hub.stored import GroupedTensor, Stored, StoredTensor, integers, packed
 
 FORMATS = ("pack-quantized", "int-quantized")
 
@@ -123,3 +124,46 @@ def _from_lowest(values: Any) -> Any:
 
 def _two_dimensional(scales: StoredTensor) -> StoredTensor:
     return StoredTensor(scales.values.reshape(scales.values.shape[0] if scales.values.ndim else 1, -1), scales.format)
+
+
+def compressed_config(format: str, weights: Json, inputs: Json | None) -> dict[str, Any]:
+    """One group of all linears but the head, as llm-compressor writes it."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+    }
+
+
+def scheme_entry(kind: str, strategy: str, *, group: int | None = None, dynamic: bool = False) -> dict[str, Any]:
+    """How 8-bit numbers are scaled, for `weights` or `input_activations`."""
+    return {
+        "num_bits": 8,
+        "type": kind,
+        "symmetric": True,
+        "strategy": strategy,
+        "group_size": group,
+        "dynamic": dynamic,
+    }
+
+
+def w8a8_tensors(name: str, weight: StoredTensor) -> dict[str, Written]:
+    """int-quantized: also FP8's float-quantized, which differs in the number format alone."""
+    assert weight.scales is not None
+    return {name: Written(weight.values, weight.format), f"{name}_scale": Written(weight.scales[:, None], "F32")}
+
+
+def packed_tensors(name: str, weight: GroupedTensor) -> dict[str, Written]:
+    """pack-quantized, of a weight that is symmetric and lies as it lies."""
+    assert weight.zeros is None
+    assert weight.order is None
+    values = integers(weight)
+    return {
+        f"{name}_packed": Written(pack_words(values, weight.bits, axis=1), "I32"),
+        f"{name}_scale": Written(weight.scales.values, weight.scales.format),
+        f"{name}_shape": Written(np.array(values.shape, np.int64), "I64"),
+    }

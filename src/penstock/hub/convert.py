@@ -36,6 +36,15 @@ def convert_to_hf(
     names = sorted(checkpoint.tensor_names() - ({"lm_head.weight"} if config.tied_embeddings else set()))
     tensors = ((name, checkpoint.tensor(name)) for name in names)
     write_safetensors(directory / "model.safetensors", tensors, len(names), dtype)
+    write_tokenizer(checkpoint, directory, tokenizer_json, special_tokens)
+    _write_json(directory / "config.json", config_json)
+
+
+def write_tokenizer(
+    checkpoint: Checkpoint, directory: Path, tokenizer_json: str, special_tokens: Mapping[str, str]
+) -> None:
+    """All but the weights and config.json."""
+    config = checkpoint.config
     (directory / "tokenizer.json").write_text(tokenizer_json)
     tokenizer_config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -47,7 +56,6 @@ def convert_to_hf(
         tokenizer_config["chat_template"] = template
     _write_json(directory / "tokenizer_config.json", tokenizer_config)
     _write_json(directory / "generation_config.json", _special_ids(config))
-    _write_json(directory / "config.json", config_json)
 
 
 def hf_config(config: ModelConfig, dtype: DType) -> dict[str, Any]:
@@ -65,13 +73,63 @@ def hf_config(config: ModelConfig, dtype: DType) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "max_position_embeddings": config.context_length,
         "rms_norm_eps": config.norm_eps,
-        "hidden_act": "silu",
+        **_activation(config),
         "rope_theta": config.rope_theta,
         "rope_scaling": _rope_scaling(config),
         "tie_word_embeddings": config.tied_embeddings,
         "attention_bias": config.attention_bias,
         **_sliding_window(config),
+        **_attention_scores(config),
+        **_rotated_part(config),
+        **_experts(config),
+        "pad_token_id": None,  # Phi's default may lie beyond the vocabulary
         **_special_ids(config),
+    }
+
+
+def _activation(config: ModelConfig) -> dict[str, Any]:
+    if config.activation == "silu":
+        return {"hidden_act": "silu"}
+    return dict.fromkeys(("hidden_act", "hidden_activation"), "gelu_pytorch_tanh")
+
+
+def _attention_scores(config: ModelConfig) -> dict[str, Any]:
+    """What of the families' own attention is a key of config.json."""
+    local, scale = config.local_rope_theta, config.query_scale
+    return {
+        **({} if local is None else {"rope_local_base_freq": local}),
+        **({} if scale is None else {"query_pre_attn_scalar": round(scale**-2)}),
+        **({} if config.activation == "silu" else _caps(config)),
+    }
+
+
+def _caps(config: ModelConfig) -> dict[str, Any]:
+    return {"attn_logit_softcapping": config.attention_cap, "final_logit_softcapping": config.logit_cap}
+
+
+def _rotated_part(config: ModelConfig) -> dict[str, Any]:
+    if not FAMILY_FILES[config.architecture].rotates_a_part:
+        return {}
+    scaling = config.rope_scaling
+    return {
+        "partial_rotary_factor": (config.rotary_dim or config.head_dim) / config.head_dim,
+        "original_max_position_embeddings": scaling.original_context if scaling else config.context_length,
+    }
+
+
+def _experts(config: ModelConfig) -> dict[str, Any]:
+    experts = config.experts
+    if experts is None:
+        return {}
+    count = "num_local_experts" if config.architecture == "mixtral" else "num_experts"
+    shared = experts.shared_intermediate_size
+    return {
+        count: experts.count,
+        "num_experts_per_tok": experts.per_token,
+        "moe_intermediate_size": experts.intermediate_size,
+        "norm_topk_prob": experts.normalized,
+        "mlp_only_layers": list(experts.dense_layers),
+        **({"shared_expert_intermediate_size": shared} if shared else {}),
     }
 
 
@@ -88,9 +146,11 @@ def _sliding_window(config: ModelConfig) -> dict[str, Any]:
     rule = FAMILY_FILES[config.architecture].windows
     if rule == "on all layers":
         return {"sliding_window": window}
-    if rule == "never" or window is None:
+    if rule in ("never", "refused") or window is None:
         return {}
     types = ["full_attention" if width is None else "sliding_attention" for width in config.windows]
+    if rule == "in a pattern":
+        return {"sliding_window": window, "layer_types": types}
     first = types.index("sliding_attention")
     return {"use_sliding_window": True, "sliding_window": window, "max_window_layers": first, "layer_types": types}
 
@@ -101,6 +161,13 @@ def _rope_scaling(config: ModelConfig) -> dict[str, Any] | None:
         return None
     if scaling.kind == "linear":
         return {"rope_type": "linear", "factor": scaling.factor}
+    if scaling.kind == "longrope":
+        return {
+            "rope_type": "longrope",
+            "short_factor": list(scaling.factors),
+            "long_factor": list(scaling.long_factors),
+            "attention_factor": scaling.magnitude,
+        }
     llama3 = scaling if scaling.kind == "llama3" else _recover_llama3(config, scaling.factors)
     return {
         "rope_type": "llama3",

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """What Hugging Face calls a mixture's parts, below a layer. The router is its `gate`."""
+
+    block: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
 
 
 @dataclass(frozen=True)
@@ -13,33 +23,144 @@ class FamilyFiles:
     hf_defaults: Mapping[str, Any]  # what transformers takes for a key that config.json does not have
     # Biases of the attention: on all four projections if the config says so; on q, k and v without its saying so.
     biases: Literal["as configured", "on qkv", "never"]
-    # Sliding windows: on every layer that has a window configured, or on the layers that the config lists.
-    windows: Literal["never", "on all layers", "on some layers"]
-    has_gguf_name: bool = True
+    # Sliding windows: on every layer that has a window configured, or on the layers that the config lists. "in a
+    # pattern": on all but every n-th. "refused": no checkpoint has them, and how they would be meant is not known.
+    windows: Literal["never", "on all layers", "on some layers", "in a pattern", "refused"]
+    gguf_name: str | None  # None: in GGUF it is a llama, and what else it has says what it is
     gguf_rotates_neighbours: bool = False  # llama.cpp's rotation of q and k; the others' files are as Hugging Face's
+    gguf_parts: Mapping[str, str] = field(default_factory=dict)  # of a block, where they are not named as usual
+    gguf_end_tokens: tuple[str, ...] = ()  # that end a turn, where the file does not say so
+    activation: Literal["silu", "gelu"] = "silu"
+    norms_from_one: bool = False  # the norms' weights are stored less one; in GGUF they are whole
+    scales_embedding: bool = False  # by the root of the hidden size
+    rotates_a_part: bool = False  # a config may have only a part of each head rotated
+    experts: ExpertNames | None = None
 
+
+_SLIDING = {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}
+_GEMMA: dict[str, Any] = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_GEMMA_PARTS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 
 FAMILY_FILES: dict[str, FamilyFiles] = {
     "llama": FamilyFiles(
-        "LlamaForCausalLM", {"max_position_embeddings": 2048}, "as configured", "never", gguf_rotates_neighbours=True
+        "LlamaForCausalLM",
+        {"max_position_embeddings": 2048},
+        "as configured",
+        "never",
+        "llama",
+        gguf_rotates_neighbours=True,
     ),
     "mistral": FamilyFiles(  # in GGUF a llama with a window
         "MistralForCausalLM",
         {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
         "never",
         "on all layers",
-        has_gguf_name=False,
+        None,
+        gguf_rotates_neighbours=True,
     ),
-    "qwen2": FamilyFiles(
-        "Qwen2ForCausalLM",
-        {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28},
+    "qwen2": FamilyFiles("Qwen2ForCausalLM", _SLIDING, "on qkv", "on some layers", "qwen2"),
+    "qwen3": FamilyFiles("Qwen3ForCausalLM", {**_SLIDING, "head_dim": 128}, "as configured", "on some layers", "qwen3"),
+    "mixtral": FamilyFiles(  # in GGUF a llama with experts
+        "MixtralForCausalLM",
+        {
+            "max_position_embeddings": 131_072,
+            "num_key_value_heads": 8,
+            "rope_theta": 1_000_000.0,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        },
+        "never",
+        "on all layers",
+        None,
+        gguf_rotates_neighbours=True,
+        experts=ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
+    ),
+    "qwen2_moe": FamilyFiles(
+        "Qwen2MoeForCausalLM",
+        {
+            "max_position_embeddings": 32_768,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+        },
         "on qkv",
-        "on some layers",
+        "refused",
+        "qwen2moe",
+        experts=ExpertNames(),
     ),
-    "qwen3": FamilyFiles(
-        "Qwen3ForCausalLM",
-        {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28, "head_dim": 128},
+    "qwen3_moe": FamilyFiles(
+        "Qwen3MoeForCausalLM",
+        {
+            "max_position_embeddings": 32_768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+        },
         "as configured",
-        "on some layers",
+        "refused",
+        "qwen3moe",
+        experts=ExpertNames(),
+    ),
+    "gemma2": FamilyFiles(
+        "Gemma2ForCausalLM",
+        {
+            **_GEMMA,
+            "max_position_embeddings": 8192,
+            "sliding_window_pattern": 2,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        "never",
+        "in a pattern",
+        "gemma2",
+        gguf_parts=_GEMMA_PARTS,
+        gguf_end_tokens=("<end_of_turn>",),
+        activation="gelu",
+        norms_from_one=True,
+        scales_embedding=True,
+    ),
+    "gemma3_text": FamilyFiles(
+        "Gemma3ForCausalLM",
+        {
+            **_GEMMA,
+            "max_position_embeddings": 131_072,
+            "sliding_window_pattern": 6,
+            "rope_theta": 1_000_000.0,
+            "rope_local_base_freq": 10_000.0,
+            # Of the larger ones config.json says little: these are what it leaves out.
+            "vocab_size": 262_208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+        },
+        "never",
+        "in a pattern",
+        "gemma3",
+        gguf_parts=_GEMMA_PARTS,
+        gguf_end_tokens=("<end_of_turn>",),
+        activation="gelu",
+        norms_from_one=True,
+        scales_embedding=True,
+    ),
+    "phi3": FamilyFiles(
+        "Phi3ForCausalLM",
+        {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
+        "never",
+        "on all layers",
+        "phi3",
+        gguf_parts={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        gguf_end_tokens=("<|end|>", "<|endoftext|>"),
+        rotates_a_part=True,
     ),
 }

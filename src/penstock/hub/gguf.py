@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.errors import ModelCorrupt, ModelUnsupported
-from penstock.core.model_config import ModelConfig, RopeScaling
+from penstock.core.errors import ModelCorrupt
+from penstock.core.model_config import ModelConfig
 from penstock.core.tokenizer_source import TokenizerMetadata
-from penstock.hub.families import FAMILY_FILES
+from penstock.hub.families import FAMILY_FILES, ExpertNames
+from penstock.hub.gguf_config import ROPE_TABLES, GGUFDescription
 from penstock.hub.gguf_file import GGUFFile
-from penstock.hub.quantization import Quantization
 from penstock.hub.stored import FloatArray, GroupedTensor, Stored, StoredTensor
 
-ARCHITECTURES = tuple(name for name, files in FAMILY_FILES.items() if files.has_gguf_name)
-ROPE_FACTORS = "rope_freqs.weight"  # what Llama 3's rope scaling becomes
 TOP_LEVEL = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -38,26 +37,22 @@ IN_BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+SHARED_GATE = "ffn_gate_inp_shexp"
 
-
-# How integers are kept: in as many bits, or in 8.
-_KEPT_AS: dict[str, Quantization] = {
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), "int4"),
-    **dict.fromkeys(("Q5_0", "Q5_1", "Q8_0", "Q5_K", "Q6_K"), "int8"),
-}
+Place = tuple[str, int | None]  # the file's tensor, and which of the experts stacked in it
 
 
 class GGUFCheckpoint:
     def __init__(self, path: Path) -> None:
         self._file = GGUFFile(path)
-        self._metadata = self._file.metadata
-        self._architecture = self._check_supported()
-        # Hugging Face's name -> the file's
-        self._names = {self._hf_name(name): name for name in self._file.tensors if not _is_rope_table(name)}
-        try:
-            self._config = self._read_config()
-        except (TypeError, ValueError, ArithmeticError) as error:
-            raise ModelCorrupt(f"the metadata of {path} makes no sense ({error}); download it again") from None
+        self._description = GGUFDescription(self._file)
+        self._files = FAMILY_FILES[self._description.family]
+        self._parts = {**IN_BLOCK, **self._files.gguf_parts, **_expert_parts(self._files.experts)}
+        # Hugging Face's name -> where it lies
+        self._places = dict(
+            place for name in self._file.tensors if not _is_rope_table(name) for place in self._of(name)
+        )
+        self._config = self._description.config(self.tensor_names())
 
     @property
     def path(self) -> Path:
@@ -69,144 +64,81 @@ class GGUFCheckpoint:
 
     @property
     def tokenizer_source(self) -> TokenizerMetadata:
-        keys = {key: value for key, value in self._metadata.items() if key.startswith("tokenizer.")}
+        metadata = self._file.metadata
+        keys = {key: value for key, value in metadata.items() if key.startswith(("tokenizer.", "general.arch"))}
         return TokenizerMetadata(keys, keys.get("tokenizer.chat_template"))
 
     def tensor_names(self) -> frozenset[str]:
-        return frozenset(self._names)
+        return frozenset(self._places)
 
     def stored(self, name: str) -> Stored:
         """Integers in groups stay so; all other types are dequantized."""
-        found = self._file.grouped(self._name(name))
+        found = self._file.grouped(*self._place(name))
         if found is None:
             return StoredTensor(self.tensor(name), "F32")
         heads = self._rotated_heads(name)
         return found if heads is None else _reordered(found, _half_rotation(np.arange(found.values.shape[0]), heads))
 
     def tensor(self, name: str) -> FloatArray:
-        values = self._file.tensor(self._name(name))
+        place = self._place(name)
+        values = self._file.tensor(*place)
+        if SHARED_GATE in place[0]:
+            values = values.reshape(1, -1)  # llama.cpp drops what has one row
+        if self._files.norms_from_one and name.endswith("norm.weight"):
+            values = values - np.float32(1)
         heads = self._rotated_heads(name)
         return values if heads is None else _half_rotation(values, heads)
-
-    def _name(self, name: str) -> str:
-        if name not in self._names:
-            raise ModelCorrupt(f"{self.path} has no tensor {name}; use another file of this model")
-        return self._names[name]
-
-    def _rotated_heads(self, name: str) -> int | None:
-        """Of q and k, where llama.cpp rotates them its own way; None: there is nothing to put back."""
-        if not FAMILY_FILES[self._architecture].gguf_rotates_neighbours:
-            return None
-        return self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads if ".k_proj." in name else None
 
     def kv_scales(self, layer: int) -> tuple[float, float]:
         return 1.0, 1.0
 
-    def _read_config(self) -> ModelConfig:
-        hidden_size = self._required("embedding_length")
-        num_heads = self._same_in_all_layers("attention.head_count")
-        num_layers = self._required("block_count")
-        head_dim = self._key("attention.key_length", hidden_size // num_heads)
-        self._reject_partial_heads(head_dim)
-        window = self._key("attention.sliding_window") or None
-        names = self.tensor_names()
-        return ModelConfig(
-            # A llama with a window is what Hugging Face calls a Mistral.
-            architecture="mistral" if window and self._architecture == "llama" else self._architecture,
-            vocab_size=self._file.tensors["token_embd.weight"].shape[0],
-            hidden_size=hidden_size,
-            intermediate_size=self._same_in_all_layers("feed_forward_length"),
-            num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=self._same_in_all_layers("attention.head_count_kv", num_heads),
-            head_dim=head_dim,
-            context_length=self._required("context_length"),
-            norm_eps=self._required("attention.layer_norm_rms_epsilon"),
-            rope_theta=self._key("rope.freq_base", 10_000.0),
-            rope_scaling=self._rope_scaling(),
-            tied_embeddings="lm_head.weight" not in names,
-            attention_bias="model.layers.0.self_attn.q_proj.bias" in names,
-            output_bias="model.layers.0.self_attn.o_proj.bias" in names,
-            windows=(window,) * num_layers if window else (),
-            eos_token_ids=self._end_tokens(),
-            bos_token_id=self._metadata.get("tokenizer.ggml.bos_token_id"),
-            quantization=self._quantization(),
-        )
-
-    def _quantization(self) -> Quantization | None:
-        """Of most bytes of the linear layers."""
-        sizes: dict[Quantization | None, int] = {"int4": 0, "int8": 0, None: 0}
-        for name, info in self._file.tensors.items():
-            if name.startswith("blk.") and len(info.shape) == 2:
-                sizes[_KEPT_AS.get(info.type.name)] += info.num_bytes
-        return max(sizes, key=lambda kind: sizes[kind])
-
-    def _check_supported(self) -> str:
-        architecture = self._metadata.get("general.architecture")
-        if architecture not in ARCHITECTURES:
-            raise self._unsupported(f"its architecture is {architecture!r}; supported: {', '.join(ARCHITECTURES)}")
-        if self._metadata.get("split.count", 1) > 1:
-            raise self._unsupported("it is one part of a split model; merge the parts with `llama-gguf-split --merge`")
-        if self._metadata.get(f"{architecture}.expert_count", 0) > 0:
-            raise self._unsupported("it is a mixture of experts; only dense models are supported")
-        for name in TOP_LEVEL.keys() - {"output.weight"} - self._file.tensors.keys():
+    def _place(self, name: str) -> Place:
+        if name not in self._places:
             raise ModelCorrupt(f"{self.path} has no tensor {name}; use another file of this model")
-        return str(architecture)
+        return self._places[name]
 
-    def _hf_name(self, name: str) -> str:
+    def _rotated_heads(self, name: str) -> int | None:
+        """Of q and k, where llama.cpp rotates them its own way; None: there is nothing to put back."""
+        if not self._files.gguf_rotates_neighbours:
+            return None
+        return self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads if ".k_proj." in name else None
+
+    def _of(self, name: str) -> Iterator[tuple[str, Place]]:
+        """Hugging Face's names of what one tensor of the file holds."""
         if name in TOP_LEVEL:
-            return TOP_LEVEL[name]
+            yield TOP_LEVEL[name], (name, None)
+            return
         match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-        part = IN_BLOCK.get(match[2]) if match else None
+        part = self._parts.get(match[2]) if match else None
         # A tensor nobody reads would make the model silently wrong.
         if match is None or part is None or (match[3] == "bias" and not part.startswith("self_attn.")):
-            raise self._unsupported(f"tensor {name} is not part of a {self._architecture} model as we know it")
-        return f"model.layers.{match[1]}.{part}.{match[3]}"
+            raise self._description.unsupported(
+                f"tensor {name} is not part of a {self._files.gguf_name or 'llama'} model as we know it"
+            )
+        whole = f"model.layers.{match[1]}.{part}.{match[3]}"
+        if "{expert}" not in whole:
+            yield whole, (name, None)
+            return
+        for expert in range(self._file.tensors[name].shape[0]):
+            yield whole.format(expert=expert), (name, expert)
 
-    def _key(self, name: str, default: Any = None) -> Any:
-        return self._metadata.get(f"{self._architecture}.{name}", default)
 
-    def _required(self, name: str) -> Any:
-        value = self._key(name)
-        if not value:
-            raise ModelCorrupt(f"{self.path} does not say its {self._architecture}.{name}; use another file")
-        return value
-
-    def _same_in_all_layers(self, name: str, default: Any = None) -> int:
-        value = self._required(name) if default is None else self._key(name, default)
-        values = set(value) if isinstance(value, list) else {value}
-        if len(values) > 1:
-            raise self._unsupported(f"{name} differs between layers")
-        return int(values.pop())
-
-    def _reject_partial_heads(self, head_dim: int) -> None:
-        for name in ("attention.value_length", "rope.dimension_count"):
-            if self._key(name, head_dim) != head_dim:
-                raise self._unsupported(f"{name} is {self._key(name)}, not the head size {head_dim}")
-
-    def _rope_scaling(self) -> RopeScaling | None:
-        factor = self._key("rope.scaling.factor") or self._key("rope.scale_linear") or 1.0
-        kind = self._key("rope.scaling.type", "linear" if factor != 1.0 else "none")
-        has_factors = ROPE_FACTORS in self._file.tensors
-        if kind == "none" and has_factors:
-            return RopeScaling("factors", factors=tuple(self._file.tensor(ROPE_FACTORS).tolist()))
-        if kind == "none":
-            return None
-        if kind == "linear" and not has_factors:
-            return RopeScaling("linear", factor=factor)
-        raise self._unsupported(f"rope scaling {kind!r}; supported: none, linear, or a table of factors (Llama 3)")
-
-    def _end_tokens(self) -> tuple[int, ...]:
-        ids = (self._metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
-        return tuple(dict.fromkeys(id for id in ids if id is not None))
-
-    def _unsupported(self, reason: str) -> ModelUnsupported:
-        return ModelUnsupported(f"{self.path} cannot be served: {reason}")
+def _expert_parts(names: ExpertNames | None) -> dict[str, str]:
+    if names is None:
+        return {}
+    shared = {f"ffn_{part}_shexp": f"{names.block}.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
+    parts = {"gate": names.gate, "up": names.up, "down": names.down}
+    return {
+        "ffn_gate_inp": f"{names.block}.gate",
+        SHARED_GATE: f"{names.block}.shared_expert_gate",
+        **shared,
+        **{f"ffn_{part}_exps": f"{names.block}.experts.{{expert}}.{theirs}" for part, theirs in parts.items()},
+    }
 
 
 def _is_rope_table(name: str) -> bool:
     """Tables derived from the config; the factors are read with the config."""
-    return name == ROPE_FACTORS or name.endswith(".attn_rot_embd.weight")
+    return name in ROPE_TABLES or name.endswith(".attn_rot_embd.weight")
 
 
 def _reordered(weight: GroupedTensor, rows: npt.NDArray[np.int64]) -> GroupedTensor:

@@ -52,16 +52,16 @@ class GGUFFile:
         if end > len(self._bytes):
             raise ModelCorrupt(f"{path} is cut short: {len(self._bytes):,} of {end:,} bytes; {_AGAIN}")
 
-    def grouped(self, name: str) -> GroupedTensor | None:
-        """A matrix of small integers as it is stored, if it is one."""
-        info = self.tensors[name]
+    def grouped(self, name: str, part: int | None = None) -> GroupedTensor | None:
+        """A matrix of small integers as it is stored, if it is one; or one of several that are stacked."""
+        info = self._info(name, part)
         if len(info.shape) != 2:
             return None
         raw = np.frombuffer(self._bytes, np.uint8, info.num_bytes, info.start)
         return grouped(raw.reshape(-1, GGML_QUANT_SIZES[info.type][1]), info.type, info.shape[0])
 
-    def tensor(self, name: str) -> FloatArray:
-        info = self.tensors[name]
+    def tensor(self, name: str, part: int | None = None) -> FloatArray:
+        info = self._info(name, part)
         raw = np.frombuffer(self._bytes, np.uint8, info.num_bytes, info.start)
         if info.type == GGMLQuantizationType.F32:
             return raw.view(np.float32).reshape(info.shape)
@@ -79,6 +79,14 @@ class GGUFFile:
                 "use a file of another quantization, such as Q4_K_M or Q8_0"
             ) from None
         return values.reshape(info.shape)
+
+    def _info(self, name: str, part: int | None) -> TensorInfo:
+        info = self.tensors[name]
+        if part is None:
+            return info
+        count, *shape = info.shape
+        num_bytes = info.num_bytes // count
+        return TensorInfo(tuple(shape), info.type, info.start + part * num_bytes, num_bytes)
 
 
 _AGAIN = "delete it and download it again"

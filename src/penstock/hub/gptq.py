@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,14 +16,16 @@ from penstock.hub.quantization import (
     Json,
     Quantization,
     Tensors,
+    group_index,
     order_of,
+    pack_words,
     require,
     require_some,
     unpack_words,
     unsupported,
 )
-from penstock.hub.safetensors_file import TensorInfo
-from penstock.hub.stored import GroupedTensor, StoredTensor, packed
+from penstock.hub.safetensors_file import TensorInfo, Written
+from penstock.hub.stored import GroupedTensor, StoredTensor, integers, packed
 
 
 @dataclass(frozen=True)
@@ -80,3 +82,33 @@ class Gptq:
         return GroupedTensor(
             values, self.bits, transposed, None if symmetric else np.ascontiguousarray(zeros.T), order=order
         )
+
+
+def gptq_config(*, bits: int, group: int, symmetric: bool, act_order: bool) -> dict[str, Any]:
+    return {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group,
+        "sym": symmetric,
+        "desc_act": act_order,
+        "lm_head": False,
+        "checkpoint_format": "gptq",
+        "pack_dtype": "int32",
+    }
+
+
+def gptq_tensors(name: str, weight: GroupedTensor) -> dict[str, Written]:
+    """What `name` (`….weight`) becomes in a file, in format 1: no zero point may be 0."""
+    base, bits = name.removesuffix("weight"), weight.bits
+    values = integers(weight)
+    columns, (rows, groups) = values.shape[1], weight.scales.values.shape
+    if weight.order is not None:
+        values = values[:, np.argsort(weight.order)]
+    zeros = np.full((rows, groups), 1 << (bits - 1), np.uint8) if weight.zeros is None else weight.zeros
+    assert zeros.min() > 0, "format 1 cannot say a zero point of 0"
+    return {
+        f"{base}qweight": Written(pack_words(values.T, bits, axis=0), "I32"),
+        f"{base}qzeros": Written(pack_words((zeros - 1).T, bits, axis=1), "I32"),
+        f"{base}scales": Written(weight.scales.values.T, weight.scales.format),
+        f"{base}g_idx": Written(group_index(weight.order, columns, columns // groups), "I32"),
+    }

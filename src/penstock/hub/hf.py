@@ -13,10 +13,17 @@ from penstock.hub.hf_directory import HFDirectory, read_json
 from penstock.hub.quantization import Tensors
 from penstock.hub.safetensors_file import SafetensorsFile
 from penstock.hub.schemes import read_scheme
-from penstock.hub.stored import FloatArray, Stored
+from penstock.hub.stored import FloatArray, Stored, StoredTensor
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+# How a model that also sees images calls the part that speaks, older files and newer; the rest is not read.
+TEXT_PREFIXES = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
+IMAGE_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
 class HFCheckpoint:
@@ -24,13 +31,13 @@ class HFCheckpoint:
         self._directory = directory
         self._described = HFDirectory(directory)
         config = self._described.read_config()
-        self._files = self._open_weights()
+        self._files = self._text_tensors()
         quantization = config.get("quantization_config")
         self._scheme = read_scheme(quantization) if quantization else None
         self._tensors = Tensors(
-            {name: file.tensors[name] for name, file in self._files.items()},
-            lambda name: self._files[name].stored(name),
-            lambda name: self._files[name].integers(name),
+            {name: file.tensors[theirs] for name, (file, theirs) in self._files.items()},
+            self._stored,
+            lambda name: self._files[name][0].integers(self._files[name][1]),
         )
         names = frozenset(name for name in self._files if name.endswith((".weight", ".bias")))  # not scales and tables
         if self._scheme:
@@ -68,7 +75,7 @@ class HFCheckpoint:
             raise ModelCorrupt(f"{self._directory} has no tensor {name}; download the model again")
         is_plain = name in self._files and self._tensors.infos[name].code not in ("F8_E4M3", "I8")
         if is_plain or self._scheme is None:
-            return self._files[name].stored(name)
+            return self._stored(name)
         return self._scheme.stored(name, self._tensors)
 
     def tensor(self, name: str) -> FloatArray:
@@ -79,10 +86,21 @@ class HFCheckpoint:
         return (self._number(names[0]), self._number(names[1])) if names else (1.0, 1.0)
 
     def _number(self, name: str) -> float:
-        values = self._files[name].stored(name).widened()
+        values = self._stored(name).widened()
         if values.size != 1:
             raise ModelUnsupported(f"{name} of {self._directory} is {list(values.shape)}, not a single number")
         return float(values.item())
+
+    def _stored(self, name: str) -> StoredTensor:
+        file, theirs = self._files[name]
+        return file.stored(theirs)
+
+    def _text_tensors(self) -> dict[str, tuple[SafetensorsFile, str]]:
+        """Every tensor's file, and its name there."""
+        found = self._open_weights()
+        if not any(name.startswith(tuple(TEXT_PREFIXES)) for name in found):
+            return {name: (file, name) for name, file in found.items()}
+        return {_text_name(name): (file, name) for name, file in found.items() if not name.startswith(IMAGE_PREFIXES)}
 
     def _open_weights(self) -> dict[str, SafetensorsFile]:
         """Every tensor's file. Each shard is checked to be complete, and to hold what the index says."""
@@ -97,3 +115,10 @@ class HFCheckpoint:
             if name not in shards[shard].tensors:
                 raise ModelCorrupt(f"{shard} does not hold {name}, which {INDEX} says it does; download it again")
         return {name: shards[shard] for name, shard in places.items()}
+
+
+def _text_name(name: str) -> str:
+    for prefix, ours in TEXT_PREFIXES.items():
+        if name.startswith(prefix):
+            return ours + name.removeprefix(prefix)
+    return name

@@ -10,34 +10,51 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
-from penstock.core.model_config import ModelConfig, RopeScaling
-from penstock.hub.families import FAMILY_FILES
+from penstock.core.model_config import Experts, ModelConfig
+from penstock.hub.families import FAMILY_FILES, FamilyFiles
+from penstock.hub.hf_rope import local_rope_theta, rope_scaling, rope_theta, rotated_part
 from penstock.hub.quantization import Quantization
 
 Json = Mapping[str, Any]
+
+WITH_IMAGES = ("gemma3",)
+ACTIVATIONS = {"silu": ("silu", "swish"), "gelu": ("gelu_pytorch_tanh",)}
 
 
 def model_config(
     config: Json, generation: Json, *, has_head: bool, quantization: Quantization | None = None
 ) -> ModelConfig:
     """`generation` is generation_config.json, or empty; `has_head` and `quantization` say what the weights are like."""
+    config = text_config(config)
     family = config.get("model_type")
     if family not in FAMILY_FILES:
         raise ModelUnsupported(f"model_type {family!r} cannot be served; supported: {', '.join(FAMILY_FILES)}")
-    values = {**FAMILY_FILES[family].hf_defaults, **config}
-    _reject_unknown_math(values)
+    files = FAMILY_FILES[family]
+    values = {**files.hf_defaults, **config}
+    _reject_unknown_math(values, files)
     try:
         return replace(_build(family, values, generation, has_head), quantization=quantization)
     except KeyError as error:
         raise ModelCorrupt(f"config.json has no {error}; download it again") from None
-    except (TypeError, ZeroDivisionError) as error:
+    except (TypeError, ZeroDivisionError, ArithmeticError) as error:
         raise ModelCorrupt(f"config.json holds a value that cannot be ({error}); download it again") from None
 
 
+def text_config(config: Json) -> Json:
+    """Of a model that also sees images, the part that speaks: it can be served without the rest."""
+    inner = config.get("text_config")
+    if config.get("model_type") not in WITH_IMAGES or not isinstance(inner, Mapping):
+        return config
+    outer = {key: config[key] for key in ("eos_token_id", "bos_token_id", "quantization_config") if config.get(key)}
+    return {**inner, **outer}
+
+
 def _build(family: str, values: Json, generation: Json, has_head: bool) -> ModelConfig:
-    num_heads = values["num_attention_heads"]
-    biases = FAMILY_FILES[family].biases
-    biases_everywhere = biases == "as configured" and values.get("attention_bias", False)
+    files, num_heads = FAMILY_FILES[family], values["num_attention_heads"]
+    biases_everywhere = files.biases == "as configured" and values.get("attention_bias", False)
+    head_dim = values.get("head_dim") or values["hidden_size"] // num_heads
+    rotary_dim = int(head_dim * rotated_part(values))
+    query_size = values.get("query_pre_attn_scalar")
     return ModelConfig(
         architecture=family,
         vocab_size=values["vocab_size"],
@@ -46,68 +63,81 @@ def _build(family: str, values: Json, generation: Json, has_head: bool) -> Model
         num_layers=values["num_hidden_layers"],
         num_heads=num_heads,
         num_kv_heads=values.get("num_key_value_heads") or num_heads,
-        head_dim=values.get("head_dim") or values["hidden_size"] // num_heads,
+        head_dim=head_dim,
         context_length=values["max_position_embeddings"],
         norm_eps=values.get("rms_norm_eps", 1e-6),
-        rope_theta=_rope_parameters(values).get("rope_theta") or values.get("rope_theta") or 10_000.0,
-        rope_scaling=_rope_scaling(_rope_parameters(values)),
+        rope_theta=rope_theta(values),
+        rope_scaling=rope_scaling(values, is_phi=files.rotates_a_part),
         tied_embeddings=values.get("tie_word_embeddings", not has_head),
-        attention_bias=biases_everywhere or biases == "on qkv",
+        attention_bias=biases_everywhere or files.biases == "on qkv",
         output_bias=biases_everywhere,
-        windows=_windows(family, values),
+        windows=_windows(files, values),
+        local_rope_theta=local_rope_theta(values),
+        rotary_dim=rotary_dim if rotary_dim < head_dim else None,
+        query_scale=query_size**-0.5 if query_size else None,
+        attention_cap=values.get("attn_logit_softcapping"),
+        logit_cap=values.get("final_logit_softcapping"),
+        activation=files.activation,
+        norm_offset=1.0 if files.norms_from_one else 0.0,
+        embedding_scale=values["hidden_size"] ** 0.5 if files.scales_embedding else 1.0,
+        experts=_experts(values) if files.experts else None,
         eos_token_ids=_end_tokens(values, generation),
         bos_token_id=values.get("bos_token_id"),
     )
 
 
-def _reject_unknown_math(values: Json) -> None:
-    if values.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise ModelUnsupported(f"its activation is {values['hidden_act']}; supported: silu")
+def _reject_unknown_math(values: Json, files: FamilyFiles) -> None:
+    activation = values.get("hidden_activation") or values.get("hidden_act", "silu")
+    if activation not in ACTIVATIONS[files.activation]:
+        raise ModelUnsupported(f"its activation is {activation}; supported: {files.activation}")
     if values.get("mlp_bias"):
         raise ModelUnsupported("it has biases in its MLP (mlp_bias), which are not supported")
-    rotary = _rope_parameters(values).get("partial_rotary_factor") or values.get("partial_rotary_factor") or 1.0
-    if rotary != 1.0:
-        raise ModelUnsupported(f"it rotates only a part of each head (partial_rotary_factor {rotary})")
+    if rotated_part(values) != 1.0 and not files.rotates_a_part:
+        raise ModelUnsupported(f"it rotates only a part of each head (partial_rotary_factor {rotated_part(values)})")
+    for key in ("attention_bias", "use_bidirectional_attention"):
+        if values.get(key) and files.activation == "gelu":
+            raise ModelUnsupported(f"its {key} is {values[key]}, which is not supported for {files.hf_class}")
+    if values.get("qkv_bias", True) is not True:
+        raise ModelUnsupported("it has no biases on q, k and v (qkv_bias), which is not supported")
 
 
-def _rope_parameters(values: Json) -> Json:
-    """transformers 5 has one `rope_parameters`; older files have `rope_scaling` beside `rope_theta`."""
-    return values.get("rope_parameters") or values.get("rope_scaling") or {}
+def _experts(values: Json) -> Experts:
+    num_layers, every = values["num_hidden_layers"], values.get("decoder_sparse_step", 1)
+    dense = values.get("mlp_only_layers") or ()
+    return Experts(
+        count=values.get("num_local_experts") or values["num_experts"],
+        per_token=values["num_experts_per_tok"],
+        intermediate_size=values.get("moe_intermediate_size") or values["intermediate_size"],
+        normalized=values.get("norm_topk_prob", False),
+        shared_intermediate_size=values.get("shared_expert_intermediate_size", 0),
+        dense_layers=tuple(layer for layer in range(num_layers) if layer in dense or (layer + 1) % every),
+    )
 
 
-def _rope_scaling(rope: Json) -> RopeScaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if any(isinstance(value, Mapping) for value in rope.values()):
-        raise ModelUnsupported("its rope parameters differ between layers, which is not supported")
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return RopeScaling("linear", factor=rope["factor"])
-    if kind == "llama3":
-        return RopeScaling(
-            "llama3",
-            factor=rope["factor"],
-            low_freq_factor=rope["low_freq_factor"],
-            high_freq_factor=rope["high_freq_factor"],
-            original_context=rope["original_max_position_embeddings"],
-        )
-    raise ModelUnsupported(f"rope scaling {kind!r} is not supported; supported: default, linear, llama3")
-
-
-def _windows(family: str, values: Json) -> tuple[int | None, ...]:
+def _windows(files: FamilyFiles, values: Json) -> tuple[int | None, ...]:
     window: int | None = values.get("sliding_window")
     num_layers: int = values["num_hidden_layers"]
-    rule = FAMILY_FILES[family].windows
-    if rule == "never" or window is None:
+    if files.windows == "refused" and values.get("use_sliding_window"):
+        raise ModelUnsupported(f"{files.hf_class} with sliding windows (use_sliding_window) is not supported")
+    if files.windows in ("never", "refused") or not window:
         return ()
-    if rule == "on all layers":
-        return (window,) * num_layers
+    if files.windows == "on all layers":
+        return (window,) * num_layers if window < values["max_position_embeddings"] else ()
+    if files.windows == "in a pattern":
+        every = values.get("_sliding_window_pattern") or values["sliding_window_pattern"]
+        types = values.get("layer_types") or window_pattern(num_layers, every)
+        return tuple(window if kind == "sliding_attention" else None for kind in types)
     if not values.get("use_sliding_window", False):
         return ()
-    types: list[str] = values.get("layer_types") or [
+    types = values.get("layer_types") or [
         "sliding_attention" if layer >= values["max_window_layers"] else "full_attention" for layer in range(num_layers)
     ]
     return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def window_pattern(num_layers: int, every: int) -> list[str]:
+    """Every so-many-th layer sees all, the others a window."""
+    return ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(num_layers)]
 
 
 def _end_tokens(config: Json, generation: Json) -> tuple[int, ...]:

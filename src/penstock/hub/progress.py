@@ -22,8 +22,10 @@ def silent(what: str, done_bytes: int, total_bytes: int | None) -> None:
 class ProgressBar:
     """A bar that redraws itself on a terminal; now and then a plain line anywhere else (logs, CI)."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, unit: str = "MB") -> None:
+        """What is counted is bytes, shown as MB; with another unit, that."""
         self._stream = stream or sys.stderr
+        self._unit = unit
         self._redraws = self._stream.isatty()
         self._what: str | None = None
         self._shown_at_s = 0.0
@@ -36,7 +38,7 @@ class ProgressBar:
         if not (is_new or is_done or now - self._shown_at_s >= every_s):
             return
         self._what, self._shown_at_s = what, now
-        line = _line(what, done_bytes, total_bytes)
+        line = _line(what, done_bytes, total_bytes, self._unit)
         if self._redraws:
             end = "\n" if is_done or total_bytes is None else ""
             self._stream.write(f"\r\x1b[2K{line}{end}")
@@ -45,10 +47,11 @@ class ProgressBar:
         self._stream.flush()
 
 
-def _line(what: str, done_bytes: int, total_bytes: int | None) -> str:
+def _line(what: str, done_bytes: int, total_bytes: int | None, unit: str) -> str:
     if total_bytes is None:
         return what
     share = min(done_bytes / total_bytes, 1.0) if total_bytes else 1.0
     filled = round(share * BAR_WIDTH)
     bar = "#" * filled + "-" * (BAR_WIDTH - filled)
-    return f"{what} [{bar}] {share:4.0%} {done_bytes / 1e6:,.1f}/{total_bytes / 1e6:,.1f} MB"
+    counted = f"{done_bytes / 1e6:,.1f}/{total_bytes / 1e6:,.1f}" if unit == "MB" else f"{done_bytes}/{total_bytes}"
+    return f"{what} [{bar}] {share:4.0%} {counted} {unit}"

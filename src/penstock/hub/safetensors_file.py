@@ -11,7 +11,7 @@ import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -81,18 +81,31 @@ class SafetensorsFile:
         return np.frombuffer(self._bytes, dtype, count, info.start).reshape(info.shape)
 
 
+@dataclass(frozen=True)
+class Written:
+    """A tensor as a file is to have it: floats, narrowed while they are written, or integers and bits as they are."""
+
+    values: npt.NDArray[Any]
+    code: str  # of STORED_AS or INTEGERS
+
+
 def write_safetensors(path: Path, tensors: Iterable[tuple[str, FloatArray]], num_tensors: int, dtype: DType) -> None:
+    """All in one number format."""
+    write_tensors(path, ((name, Written(values, CODES[dtype])) for name, values in tensors), num_tensors)
+
+
+def write_tensors(path: Path, tensors: Iterable[tuple[str, Written]], num_tensors: int) -> None:
     """One tensor in memory at a time: the header comes last, into room kept for it, padded as the format allows."""
     room = HEADER_BYTES_PER_TENSOR * (num_tensors + 1)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     partial = path.with_name(path.name + ".part")
     with partial.open("wb") as file:
         file.seek(8 + room)
-        for name, values in tensors:
+        for name, tensor in tensors:
             start = file.tell() - 8 - room
-            _write_values(file, values, dtype)
+            _write_values(file, tensor)
             end = file.tell() - 8 - room
-            header[name] = {"dtype": CODES[dtype], "shape": list(values.shape), "data_offsets": [start, end]}
+            header[name] = {"dtype": tensor.code, "shape": list(tensor.values.shape), "data_offsets": [start, end]}
         text = json.dumps(header).encode().ljust(room)
         assert len(text) == room, "the header outgrew its room"
         file.seek(0)
@@ -100,12 +113,14 @@ def write_safetensors(path: Path, tensors: Iterable[tuple[str, FloatArray]], num
     publish(partial, path)
 
 
-def _write_values(file: BinaryIO, values: FloatArray, dtype: DType) -> None:
-    flat = np.ascontiguousarray(values).reshape(-1)
+def _write_values(file: BinaryIO, tensor: Written) -> None:
+    stored_as = INTEGERS[tensor.code] if tensor.code in INTEGERS else STORED_AS[cast(NumberFormat, tensor.code)]
+    flat = np.ascontiguousarray(tensor.values).reshape(-1)
     for start in range(0, flat.size, COPY_BYTES // 4):
         part = flat[start : start + COPY_BYTES // 4]
-        stored = narrow_bfloat16(part) if dtype == "bfloat16" else part
-        file.write(stored.astype(STORED_AS[CODES[dtype]], copy=False).data)
+        if tensor.code == "BF16" and part.dtype == np.float32:
+            part = narrow_bfloat16(part)
+        file.write(part.astype(stored_as, copy=False).data)
 
 
 def _read_header(buffer: mmap.mmap) -> dict[str, TensorInfo]:

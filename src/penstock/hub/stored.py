@@ -59,7 +59,7 @@ class GroupedTensor:
 
     def widened(self) -> FloatArray:
         rows, groups = self.scales.values.shape
-        wide = (unpacked(self.values) if self.bits == 4 else self.values).astype(np.float32).reshape(rows, groups, -1)
+        wide = integers(self).astype(np.float32).reshape(rows, groups, -1)
         scales = self.scales.widened()[:, :, None]
         if self.minimums is not None:
             wide = wide * scales + self.minimums.widened()[:, :, None]
@@ -77,6 +77,11 @@ class GroupedTensor:
 
 
 Stored = StoredTensor | GroupedTensor
+
+
+def integers(weight: GroupedTensor) -> npt.NDArray[np.uint8]:
+    """[rows, columns]: the values, one per byte, in the stored order of columns."""
+    return unpacked(weight.values) if weight.bits == 4 else weight.values
 
 
 def unpacked(pairs: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from penstock.core.hashing import BlockHash, block_hash, chain_routing, root_hash, routing_root
+from penstock.core.request import AdapterRef
+from penstock.kv.host import HostBlocks
 from penstock.kv.pool import BlockPool
 from penstock.kv.routing import RoutingBlocks
 
@@ -18,9 +21,10 @@ from penstock.kv.routing import RoutingBlocks
 class TokenHashes:
     """The hash chain of a growing token list, one hash per full block."""
 
-    def __init__(self, namespace: str, block_size: int) -> None:
-        self._root = root_hash(namespace)
+    def __init__(self, namespace: str, block_size: int, adapter: AdapterRef | None = None) -> None:
+        self._root = root_hash(namespace, adapter.digest if adapter else "")
         self._namespace = namespace
+        self._adapter = adapter.name if adapter else ""
         self._block_size = block_size
         self._routing: list[int] = []  # once somebody asked
         self.hashes: list[BlockHash] = []
@@ -39,7 +43,7 @@ class TokenHashes:
         """Of the routing block that ends at `(index + 1) * size` of these tokens."""
         known = self._routing
         if index >= len(known):
-            parent = known[-1] if known else routing_root(self._namespace)
+            parent = known[-1] if known else routing_root(self._namespace, adapter=self._adapter)
             known += chain_routing(parent, token_ids[len(known) * size :], size)
         return known[index]
 
@@ -51,14 +55,18 @@ class PrefixMatch:
     block_ids: tuple[int, ...] = ()  # full blocks, shared as they are
     num_tokens: int = 0  # the partial block's included
     partial_block: int | None = None  # shares its first tokens only: to be copied, then written (copy-on-write)
+    on_host: tuple[BlockHash, ...] = ()  # full blocks after those, to be copied from host memory
     is_pending: bool = False  # the next block is being computed by a running sequence right now
 
 
 class BlockTable:
     """The blocks one sequence owns, in order."""
 
-    def __init__(self, cache: KVCache, block_ids: list[int], num_published: int, awaited: Sequence[BlockHash]) -> None:
+    def __init__(
+        self, cache: KVCache, block_ids: list[int], num_published: int, awaited: Sequence[BlockHash], num_shared: int
+    ) -> None:
         self.block_ids = block_ids
+        self.num_shared = num_shared  # of its blocks, held by others when it took them
         self._cache = cache
         self._num_published = num_published
         self._announced = list(awaited)
@@ -104,9 +112,13 @@ class KVCache:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, share_prefixes: bool = True, routing_tokens: int = 0
-    ) -> None:
+        self, num_blocks: int, block_size: int, *, share_prefixes: bool = True, routing_tokens: int = 0,
+        host_blocks: int = 0, copy_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        """`host_blocks`: more of them, in host memory; `copy_s`: what it takes to copy one there and back."""
         self.pool = BlockPool(num_blocks, block_size)
+        if host_blocks and share_prefixes:
+            self.pool.host = HostBlocks(host_blocks, num_blocks, block_size=block_size, copy_s=copy_s)
         self.shares_prefixes = share_prefixes
         can_route = share_prefixes and routing_tokens >= block_size and routing_tokens % block_size == 0
         self.routing = RoutingBlocks(self.pool, routing_tokens) if can_route else None
@@ -145,35 +157,75 @@ class KVCache:
             if block_id is None:
                 break
             found.append(block_id)
-        index = len(found)
+        on_host = self._on_host(hashes.hashes[len(found) : limit // size])
+        index = len(found) + len(on_host)
         start = index * size
         if index < len(hashes.hashes) and hashes.hashes[index] in self._pending:
-            return PrefixMatch(tuple(found), start, is_pending=True)
+            return PrefixMatch(tuple(found), start, is_pending=True, on_host=on_host)
         partial = pool.find_partial(hashes.parent(index), token_ids[start : min(start + size, limit)])
         if partial is None:
-            return PrefixMatch(tuple(found), start)
-        return PrefixMatch(tuple(found), start + partial[1], partial_block=partial[0])
+            return PrefixMatch(tuple(found), start, on_host=on_host)
+        return PrefixMatch(tuple(found), start + partial[1], partial_block=partial[0], on_host=on_host)
+
+    def _on_host(self, hashes: Sequence[BlockHash]) -> tuple[BlockHash, ...]:
+        """How the chain goes on in host memory, unless computing it is faster, or somebody is."""
+        host, pending = self.pool.host, self._pending
+        if host is None or not host.pays:
+            return ()
+        return tuple(takewhile(lambda own: own in host and own not in pending, hashes))
 
     def acquire(
-        self, match: PrefixMatch, num_tokens: int, hashes: TokenHashes, *, reserve: int = 0
-    ) -> BlockTable | None:
+        self, match: PrefixMatch, num_tokens: int, hashes: TokenHashes, token_ids: Sequence[int] = (), *,
+        reserve: int = 0,
+    ) -> BlockTable | None:  # fmt: skip
         """Own the matched blocks and fresh ones for `num_tokens` in all, leaving `reserve` blocks free; or None.
 
-        With a partial match the first fresh block is where its copy goes.
+        What is on the host, and a partial block, is copied into the first of the fresh ones. `token_ids`: those that
+        were matched; they are needed if some are on the host.
         """
         pool = self.pool
-        fresh = self.blocks_for(num_tokens) - len(match.block_ids)
+        shared = len(match.block_ids)
+        fresh = self.blocks_for(num_tokens) - shared
         revived = sum(pool.is_free(block_id) for block_id in match.block_ids)
         if fresh + revived + reserve > pool.num_free:
             return None
         for block_id in match.block_ids:
             pool.retain(block_id)
+        sources = [pool.host.take(own) for own in match.on_host] if pool.host is not None else []
         taken = pool.allocate(fresh)
         assert taken is not None
-        shared = len(match.block_ids)
-        awaited = hashes.hashes[shared : self.blocks_for(num_tokens)] if self.shares_prefixes else []
+        if match.partial_block is not None:  # before the others: it may be where one of them goes
+            pool.moves.append((match.partial_block, taken[len(sources)]))
+        if pool.host is not None:
+            for own, source in zip(match.on_host, sources, strict=True):
+                pool.host.put_back(own, source)
+        pool.moves += zip(sources, taken, strict=False)
+        known = shared + len(match.on_host)
+        awaited = hashes.hashes[known : self.blocks_for(num_tokens)] if self.shares_prefixes else []
         self._pending.update(awaited)
-        return BlockTable(self, [*match.block_ids, *taken], shared, awaited)
+        table = BlockTable(self, [*match.block_ids, *taken], shared, awaited, shared - revived)
+        if match.on_host:
+            table.publish(hashes, token_ids, known * pool.block_size)
+        return table
+
+    def observe(self, prefill_tokens: int, step_s: float) -> None:
+        """A step computed so many tokens of prompts: it decides what is worth copying."""
+        if self.pool.host is not None:
+            self.pool.host.observe(prefill_tokens, step_s)
+
+    @property
+    def loaded_tokens(self) -> int:
+        """That came back from host memory, since the start."""
+        return self.pool.host.num_loaded * self.pool.block_size if self.pool.host is not None else 0
+
+    def undo(self, moves: Sequence[tuple[int, int]]) -> None:
+        """These blocks may not have been copied: nobody is to find them."""
+        host = self.pool.host
+        for _, destination in moves:
+            if host is not None and host.is_here(destination):
+                host.lose(destination)
+            else:
+                self.pool.spoil(destination)
 
     def retract(self, announced: BlockHash) -> None:
         """Nobody need wait for this block any longer: it is published, or it will not come."""

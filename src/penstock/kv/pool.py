@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.core.hashing import BlockHash
+from penstock.kv.host import HostBlocks
 
 
 @dataclass(slots=True)
@@ -37,6 +38,8 @@ class BlockPool:
         self._by_hash: dict[BlockHash, int] = {}
         self._children: dict[BlockHash, list[int]] = {}  # parent's hash -> published blocks that follow it
         self._noted: list[BlockHash] | None = None
+        self.host: HostBlocks | None = None  # where blocks go that are reused
+        self.moves: list[tuple[int, int]] = []  # (source, destination) of blocks to be copied, in this order
 
     @property
     def num_free(self) -> int:
@@ -132,6 +135,15 @@ class BlockPool:
         if block.hash is None or block.parent is None:
             return
         self.counters.evictions += 1
+        if self.host is not None and (kept := self.host.keep(block.hash)) is not None:
+            self.moves.append((block_id, kept))
+        self._unname(block_id)
+
+    def _unname(self, block_id: int) -> None:
+        """Nobody finds it any longer."""
+        block = self._blocks[block_id]
+        assert block.hash is not None
+        assert block.parent is not None
         del self._by_hash[block.hash]
         if self._noted is not None:
             self._noted.append(block.hash)
@@ -139,7 +151,17 @@ class BlockPool:
         siblings.remove(block_id)
         if not siblings:
             del self._children[block.parent]
-        self._blocks[block_id] = _Block()
+        self._blocks[block_id] = _Block(block.references)
+
+    def spoil(self, block_id: int) -> None:
+        """Its content is not what it should be."""
+        if self._blocks[block_id].hash is not None:
+            self._unname(block_id)
+
+    def take_moves(self) -> list[tuple[int, int]]:
+        """All since the last call: for the next step, before all else."""
+        moves, self.moves = self.moves, []
+        return moves
 
 
 _PARTIAL_CANDIDATES = 8  # a popular prefix may have thousands of continuations; look at the newest few

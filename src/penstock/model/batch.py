@@ -22,6 +22,14 @@ class SharedPrefixes:
 
 
 @dataclass(frozen=True)
+class SlotRows:
+    """The tokens that one adapter's weights are added for."""
+
+    slot: int  # where the adapter lies: see `model.adapters`
+    rows: Tensor  # [rows] int64, in ascending order
+
+
+@dataclass(frozen=True)
 class Batch:
     """The tokens of sequence s are rows query_starts[s] to query_starts[s + 1]; they are the last ones of its
     context, so row r of them sits at position context_lens[s] - (query_starts[s + 1] - r)."""
@@ -34,6 +42,7 @@ class Batch:
     logit_rows: Tensor  # [rows] int64: the rows whose next-token logits are wanted
     num_decodes: int  # sequences that bring exactly one token, padding included: known without asking the device
     shared: SharedPrefixes | None = None  # None: every sequence attends to its whole context itself
+    adapters: tuple[SlotRows, ...] = ()  # each slot once; tokens of no slot are the base model's
 
     @property
     def num_tokens(self) -> int:

@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from penstock.core.model_config import ModelConfig
 from penstock.model.batch import Batch
-from penstock.model.ops import AttentionSpec, LayerKV, Linear, Norm, Ops, Rope, Stream
+from penstock.model.ops import AttentionSpec, Layer, LayerKV, LayerParts, Linear, Norm, Ops, Rope, Stream
 from penstock.model.rope import rope_tables
 from penstock.model.weights import Weights
 
@@ -33,11 +34,6 @@ class CausalLM(Protocol):
         """Run one step: the cache is extended by the batch's tokens; logits [rows, vocab] of its logit rows."""
 
 
-class Layer(Protocol):
-    def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
-        """Adds to the stream."""
-
-
 LayerLoader = Callable[[Weights, Rope, int], Layer]
 Family = Callable[[Weights, Progress], CausalLM]
 
@@ -47,13 +43,14 @@ def attention_spec(config: ModelConfig, layer: int) -> AttentionSpec:
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        scale=config.head_dim**-0.5,
+        scale=config.query_scale or config.head_dim**-0.5,
         window=config.window(layer),
+        cap=config.attention_cap,
     )
 
 
 def load_norm(weights: Weights, path: str) -> Norm:
-    return Norm(weights.vector(f"{path}.weight", weights.config.hidden_size), weights.config.norm_eps)
+    return Norm(weights.norm(f"{path}.weight", weights.config.hidden_size), weights.config.norm_eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +90,12 @@ class MLP:
     down: Linear
 
     @classmethod
-    def load(cls, layer: Weights) -> MLP:
+    def load(cls, layer: Weights, norm: str = "post_attention_layernorm") -> MLP:
         weights = layer.at("mlp")
         hidden, ffn = weights.config.hidden_size, weights.config.intermediate_size
         return cls(
             ops=weights.ops,
-            norm=load_norm(layer, "post_attention_layernorm"),
+            norm=load_norm(layer, norm),
             gate_up=weights.linear({"gate_proj": ffn, "up_proj": ffn}, hidden),
             down=weights.linear({"down_proj": hidden}, ffn),
         )
@@ -111,6 +108,20 @@ class MLP:
 class DecoderLayer:
     attention: Attention
     mlp: MLP
+
+    @property
+    def parts(self) -> LayerParts:
+        attention, mlp = self.attention, self.mlp
+        return LayerParts(
+            attention_norm=attention.norm,
+            qkv=attention.qkv,
+            spec=attention.spec,
+            rope=attention.rope,
+            output=attention.output,
+            mlp_norm=mlp.norm,
+            gate_up=mlp.gate_up,
+            down=mlp.down,
+        )
 
     def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
         self.attention(stream, kv, batch)
@@ -133,7 +144,7 @@ class Decoder:
         return cls(
             config=config,
             ops=weights.ops,
-            embedding=embedding,
+            embedding=_scaled(embedding, config.embedding_scale, weights.ops),
             layers=_load_layers(weights, load_layer, progress),
             norm=load_norm(weights, "model.norm"),
             head=head,
@@ -142,9 +153,9 @@ class Decoder:
     def __call__(self, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
         self.ops.begin(batch)
         stream = Stream(self.embedding(batch.token_ids))
-        for layer, layer_kv in zip(self.layers, kv, strict=True):
-            layer(stream, layer_kv, batch)
-        return self.ops.norm_linear(stream.at(batch.logit_rows), self.norm, self.head)
+        self.ops.run_layers(self.layers, stream, kv, batch)
+        logits = self.ops.norm_linear(stream.at(batch.logit_rows), self.norm, self.head)
+        return self.ops.capped(logits, self.config.logit_cap) if self.config.logit_cap else logits
 
 
 def decoder_of(load_layer: LayerLoader) -> Family:
@@ -166,9 +177,16 @@ def _embedding_and_head(weights: Weights) -> tuple[Linear, Linear]:
     return embedding, weights.ops.head(weights.table("lm_head.weight", vocab, hidden))
 
 
+def _scaled(embedding: Linear, scale: float, ops: Ops) -> Linear:
+    if scale == 1.0:
+        return embedding
+    rounded = float(torch.tensor(scale, dtype=ops.activation_dtype))  # as it was in training
+    return lambda ids: embedding(ids) * rounded
+
+
 def _load_layers(weights: Weights, load_layer: LayerLoader, progress: Progress) -> list[Layer]:
     num_layers = weights.config.num_layers
-    rope = rope_tables(weights.config, weights.ops.device)
+    rope = rope_tables(weights.config, weights.ops.device, weights.max_context)
     layers = []
     with ThreadPoolExecutor(LOADERS, thread_name_prefix="load-layer") as pool:
         for layer in pool.map(lambda i: load_layer(weights.at(f"model.layers.{i}"), rope, i), range(num_layers)):

@@ -11,23 +11,38 @@ from penstock.model.families import FAMILIES
 from penstock.model.layers import CausalLM, Progress
 from penstock.model.ops import Ops
 from penstock.model.random_weights import RandomCheckpoint
-from penstock.model.weights import Quantize, Weights, read_stored
+from penstock.model.weights import Quantize, Site, Weights, read_stored
 
 
 def load_model(
-    checkpoint: Checkpoint, ops: Ops, *, quantize: Quantize | None = None, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    ops: Ops,
+    *,
+    quantize: Quantize | None = None,
+    progress: Progress | None = None,
+    max_context: int | None = None,
+    sites: list[Site] | None = None,
 ) -> CausalLM:
     """Layer by layer, so that memory peaks a few layers above the packed size; `progress` is told after each.
 
-    `quantize` makes of each linear's weight what is kept; without it, they are kept as stored.
+    `quantize` makes of each linear's weight what is kept; without it, they are kept as stored. `max_context` is the
+    longest that a sequence may become, where that is less than the model can. Each linear layer is added to `sites`.
     """
     architecture = checkpoint.config.architecture
     family = FAMILIES.get(architecture)
     if family is None:
-        known = ", ".join(sorted(FAMILIES))
+        known = ", ".join(FAMILIES)
         raise ModelUnsupported(f"architecture '{architecture}' is not supported; those that are: {known}")
     read = checkpoint.draw if isinstance(checkpoint, RandomCheckpoint) else partial(read_stored, checkpoint)
-    weights = Weights(checkpoint, read, ops, checkpoint.tensor_names(), quantize or (lambda weight: weight))
+    weights = Weights(
+        checkpoint,
+        read,
+        ops,
+        checkpoint.tensor_names(),
+        quantize or (lambda weight: weight),
+        max_context=max_context,
+        sites=sites if sites is not None else [],
+    )
     return family(weights, progress or (lambda done, total: None))
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ModelMissing
-from penstock.core.model_config import ModelConfig
+from penstock.core.model_config import Experts, ModelConfig
 from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
+from penstock.hub.families import FAMILY_FILES
 from penstock.hub.stored import FloatArray, StoredTensor
 
 MOST_DRAWN_BY_CPU = 1 << 22
@@ -29,6 +30,7 @@ class RandomCheckpoint:
         self._config = config
         self._seed = seed
         self._tokenizer_source = tokenizer_source
+        self._norm_mean = 1.0 - config.norm_offset
         self._shapes = tensor_shapes(config)
 
     @property
@@ -70,19 +72,38 @@ class RandomCheckpoint:
         # Not the seed beside the name: of a seed, torch's generator for the CPU takes the lower 32 bits.
         dice = torch.Generator(source).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
         # A linear keeps the size of what passes through it; a norm stays near one; a bias near zero.
-        mean, deviation = (0.0, shape[1] ** -0.5) if len(shape) == 2 else (float("norm" in name), 0.1)
+        mean, deviation = (0.0, shape[1] ** -0.5) if len(shape) == 2 else ("norm" in name and self._norm_mean, 0.1)
         noise = torch.empty(shape, dtype=torch.bfloat16 if is_large else torch.float32, device=source)
         return noise.normal_(mean, deviation, generator=dice).to(device)
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    hidden, ffn = config.hidden_size, config.intermediate_size
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    per_layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (config.vocab_size, hidden),
+    }
+    attention = _attention_shapes(config)
+    for layer in range(config.num_layers):
+        mlp = _expert_shapes(config, config.experts) if config.experts and config.has_experts(layer) else _mlp(config)
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in (attention | mlp).items()}
+    return shapes
+
+
+def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    hidden, q_size, kv_size = (
+        config.hidden_size,
+        config.num_heads * config.head_dim,
+        config.num_kv_heads * config.head_dim,
+    )
+    norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+    return {
+        **{f"{name}.weight": (hidden,) for name in norms},
         "self_attn.q_proj.weight": (q_size, hidden),
         "self_attn.k_proj.weight": (kv_size, hidden),
         "self_attn.v_proj.weight": (kv_size, hidden),
+        "self_attn.qkv_proj.weight": (q_size + 2 * kv_size, hidden),
         "self_attn.o_proj.weight": (hidden, q_size),
         "self_attn.q_proj.bias": (q_size,),
         "self_attn.k_proj.bias": (kv_size,),
@@ -90,16 +111,35 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "self_attn.o_proj.bias": (hidden,),
         "self_attn.q_norm.weight": (config.head_dim,),
         "self_attn.k_norm.weight": (config.head_dim,),
-        "post_attention_layernorm.weight": (hidden,),
+    }
+
+
+def _mlp(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    return {
         "mlp.gate_proj.weight": (ffn, hidden),
         "mlp.up_proj.weight": (ffn, hidden),
+        "mlp.gate_up_proj.weight": (2 * ffn, hidden),
         "mlp.down_proj.weight": (hidden, ffn),
     }
+
+
+def _expert_shapes(config: ModelConfig, experts: Experts) -> dict[str, tuple[int, ...]]:
+    names, hidden, shared = (
+        FAMILY_FILES[config.architecture].experts,
+        config.hidden_size,
+        experts.shared_intermediate_size,
+    )
+    assert names is not None
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-        "lm_head.weight": (config.vocab_size, hidden),
+        f"{names.block}.gate.weight": (experts.count, hidden),
+        f"{names.block}.shared_expert_gate.weight": (1, hidden),
+        f"{names.block}.shared_expert.gate_proj.weight": (shared, hidden),
+        f"{names.block}.shared_expert.up_proj.weight": (shared, hidden),
+        f"{names.block}.shared_expert.down_proj.weight": (hidden, shared),
     }
-    for layer in range(config.num_layers):
-        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in per_layer.items()}
+    for expert in range(experts.count):
+        at = f"{names.block}.experts.{expert}"
+        shapes[f"{at}.{names.gate}.weight"] = shapes[f"{at}.{names.up}.weight"] = (experts.intermediate_size, hidden)
+        shapes[f"{at}.{names.down}.weight"] = (hidden, experts.intermediate_size)
     return shapes

@@ -3,20 +3,47 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.core.model_config import ModelConfig, RopeScaling
 from penstock.model.ops import Rope
 
 
-def rope_tables(config: ModelConfig, device: torch.device) -> Rope:
+def rope_tables(config: ModelConfig, device: torch.device, max_context: int | None = None) -> Rope:
     """Angles of every position up to the model's context, computed in float32 whatever the activations are."""
-    frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+    rotary_dim, scaling = config.rotary_dim or config.head_dim, config.rope_scaling
+    if scaling and scaling.kind == "longrope":
+        scaling = _one_set(scaling, max_context or config.context_length)
+    frequencies = inverse_frequencies(rotary_dim, config.rope_theta, scaling)
     positions = torch.arange(config.context_length, dtype=torch.float32)
-    angles = torch.outer(positions, frequencies)  # [context, head_dim / 2]
-    return Rope(cos=angles.cos().to(device), sin=angles.sin().to(device))
+    angles = torch.outer(positions, frequencies)  # [context, rotary_dim / 2]
+    magnitude = scaling.magnitude if scaling else 1.0
+    still = (config.head_dim - rotary_dim) // 2  # pairs that do not turn: see `paired_rows`
+    cos = F.pad(angles.cos() * magnitude, (0, still), value=1.0)
+    sin = F.pad(angles.sin() * magnitude, (0, still), value=0.0)
+    return Rope(cos=cos.to(device), sin=sin.to(device))
+
+
+def paired_rows(head_dim: int, rotary_dim: int) -> Tensor:
+    """Where only the first dimensions of a head are rotated: in which order its dimensions must lie for the halves of a
+    whole head to be the pairs that turn together, and behind them those that do not. q and k have the same order, and
+    so the same products."""
+    first, second, rest = torch.arange(head_dim).split_with_sizes(
+        [rotary_dim // 2, rotary_dim // 2, head_dim - rotary_dim]
+    )
+    still = rest.chunk(2)
+    return torch.cat((first, still[0], second, still[1]) if rest.numel() else (first, second))
+
+
+def _one_set(scaling: RopeScaling, max_context: int) -> RopeScaling:
+    """Of two sets of factors, one for all sequences: were it to change as a sequence grows, what its cache holds would
+    have to be computed anew, and no other could share it."""
+    is_long = max_context > scaling.original_context
+    return replace(scaling, kind="factors", factors=scaling.long_factors if is_long else scaling.factors)
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
@@ -30,7 +57,7 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None
             return frequencies / scaling.factor
         case "llama3":
             return _llama3(frequencies, scaling)
-        case "factors":
+        case "factors" | "longrope":
             return frequencies / torch.tensor(scaling.factors, dtype=torch.float32)
 
 

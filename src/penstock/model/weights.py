@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy.typing as npt
@@ -34,6 +34,16 @@ Quantize = Callable[[Weight], Weight]  # a linear's weight, as it is to be kept
 
 
 @dataclass(frozen=True)
+class Site:
+    """A linear layer that was loaded: what it is made of, for whoever adds to it."""
+
+    linear: Linear
+    outputs: dict[str, int]  # the joined projections by their full names, side by side, with their sizes
+    inputs: int
+    order: Tensor | None = None  # of its outputs, where it is not the file's
+
+
+@dataclass(frozen=True)
 class Weights:
     """The tensors of a checkpoint below one prefix, and the operations they are packed for."""
 
@@ -43,6 +53,8 @@ class Weights:
     names: frozenset[str]
     quantize: Quantize = lambda weight: weight
     prefix: str = ""
+    sites: list[Site] = field(default_factory=list)  # of all prefixes together, as they are loaded
+    max_context: int | None = None  # tokens that a sequence may come to; None: all that the model can
 
     @property
     def config(self) -> ModelConfig:
@@ -63,12 +75,28 @@ class Weights:
         """A norm's weight: used as it is, so it lives on the device in the activations' type."""
         return self.tensor(path, size).to(self.ops.activation_dtype)
 
+    def norm(self, path: str, size: int) -> Tensor:
+        """The same, of a family whose norms may count from one. What is added then is not to be rounded away."""
+        offset = self.config.norm_offset
+        return self.tensor(path, size).float() + offset if offset else self.vector(path, size)
+
     def linear(self, outputs: dict[str, int], inputs: int, *, bias: bool = False) -> Linear:
         """The projections named in `outputs`, with their output sizes, as one linear that yields them side by side."""
         biases = [self.tensor(f"{path}.bias", size) for path, size in outputs.items()] if bias else None
         # Nothing here holds on to the parts while they are packed: with their packed form they would be the peak.
-        weight = self.quantize(joined([self._weight(f"{path}.weight", size, inputs) for path, size in outputs.items()]))
-        return self.ops.linear(weight, torch.cat(biases) if biases else None)
+        linear = self.ops.linear(self.weight(outputs, inputs), torch.cat(biases) if biases else None)
+        self.note(linear, outputs, inputs)
+        return linear
+
+    def note(self, linear: Linear, outputs: dict[str, int], inputs: int, order: Tensor | None = None) -> None:
+        """A linear that was made of such projections: their names are kept, for adapters."""
+        names = {f"{self.prefix}{path}": size for path, size in outputs.items()}
+        self.sites.append(Site(linear, names, inputs, order))
+
+    def weight(self, outputs: dict[str, int], inputs: int) -> Weight:
+        """Such projections' weights, as they are to be kept, to be packed by the caller."""
+        parts = [self._weight(f"{path}.weight", size, inputs) for path, size in outputs.items()]
+        return self.quantize(joined(parts))
 
     def _weight(self, path: str, *shape: int) -> Weight:
         name = self.prefix + path

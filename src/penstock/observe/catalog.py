@@ -56,6 +56,10 @@ OUTPUT_TOKENS = Metric(
     "penstock_output_tokens", "histogram", "Generated tokens per request.", ("model",), TOKEN_BUCKETS
 )
 
+EMBEDDED_TEXTS = Metric(
+    "penstock_embedded_texts_total", "counter", "Texts that vectors or scores were made of.", ("model",)
+)
+EMBEDDED_TOKENS = Metric("penstock_embedded_tokens_total", "counter", "Their tokens.", ("model",))
 DEVICE_SECONDS = Metric(
     "penstock_device_seconds_total", "counter",
     "Device time that requests took, each step's split by marginal share; all together they are "
@@ -83,7 +87,7 @@ ENGINE_READY = Metric("penstock_engine_ready", "gauge", "1 while the engine acce
 ENGINE_RESTARTS = Metric("penstock_engine_restarts_total", "counter", "Times the engine process was started again.")
 REPLICA_INFO = Metric(
     "penstock_replica_info", "gauge", "1, with what the replica is: to join others by model, device or version.",
-    ("model", "device", "device_name", "version"),
+    ("model", "device", "device_name", "number_format", "quant", "version"),
 )  # fmt: skip
 SEQUENCES_RUNNING = Metric("penstock_sequences_running", "gauge", "Sequences in the batch.")
 SEQUENCES_WAITING = Metric(
@@ -96,8 +100,16 @@ KV_USAGE = Metric("penstock_kv_usage_ratio", "gauge", "Share of the KV cache's b
 KV_FRAGMENTATION = Metric(
     "penstock_kv_fragmentation_ratio", "gauge", "Share of the room in sequences' blocks that has no token in it."
 )
+KV_CAPACITY = Metric(
+    "penstock_kv_capacity_tokens", "gauge", "Tokens that the KV cache has room for, in its number format.", ("format",)
+)
 KV_CACHED_BLOCKS = Metric("penstock_kv_cached_blocks", "gauge", "Blocks that a prefix lookup can find.")
 KV_EVICTIONS = Metric("penstock_kv_evictions_total", "counter", "Cached blocks given up to make room.")
+LORA_ADAPTERS = Metric(
+    "penstock_lora_adapters", "gauge", "LoRA adapters by where they are: loaded (all of them), host, device.", ("place",)
+)  # fmt: skip
+LORA_SWAPS = Metric("penstock_lora_swaps_total", "counter", "Times an adapter was put onto the device.")
+LORA_READS = Metric("penstock_lora_reads_total", "counter", "Times an adapter was read from disk.")
 BUSY = Metric("penstock_busy_seconds_total", "counter", "Time in which the device worked on steps: its utilisation.")
 STEP_TIME = Metric(
     "penstock_step_seconds", "histogram", "Time of one engine step, without its wait for the step before.", (),
@@ -110,9 +122,17 @@ PREEMPTIONS = Metric("penstock_preemptions_total", "counter", "Sequences that ga
 RECOMPUTED_TOKENS = Metric(
     "penstock_recomputed_tokens_total", "counter", "Tokens computed a second time because of that."
 )
+LOADED_TOKENS = Metric(
+    "penstock_host_kv_tokens_total", "counter", "Tokens whose keys and values came back from host memory."
+)
 PREFIX_TOKENS = Metric("penstock_prefix_query_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.")
 PREFIX_HIT_TOKENS = Metric("penstock_prefix_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache.")
 GENERATED_TOKENS = Metric("penstock_generated_tokens_total", "counter", "Tokens the engine generated.")
+DRAFT_TOKENS = Metric("penstock_draft_tokens_total", "counter", "Tokens that were guessed ahead and computed.")
+ACCEPTED_TOKENS = Metric(
+    "penstock_draft_accepted_tokens_total", "counter",
+    "Of those, the ones that held: each saved its sequence a step. Over penstock_draft_tokens_total: the acceptance.",
+)  # fmt: skip
 FORCED_TOKENS = Metric("penstock_forced_tokens_total", "counter", "Of those, what a guide forced: nobody chose them.")
 MASK_WAIT = Metric("penstock_mask_wait_seconds_total", "counter", "Time in which steps waited for guides' masks.")
 

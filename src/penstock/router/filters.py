@@ -52,13 +52,20 @@ def that_are_allowed(request: EdgeRequest, replicas: Replicas, now: float) -> Re
     return [r for r in replicas if (allowed is None or r.id in allowed) and r.id not in avoid]
 
 
+def that_have_adapter(request: EdgeRequest, replicas: Replicas, now: float) -> Replicas:
+    adapter = request.adapter
+    return [replica for replica in replicas if adapter in replica.adapters] if adapter else replicas
+
+
 MODEL = Filter("other_model", that_serve_model)
 STATE = Filter("not_ready", that_take_work)
 BREAKER = Filter("breaker_open", that_are_not_tripped)
 CONTEXT = Filter("context_too_short", that_fit_context)
 ALLOW_LIST = Filter("not_allowed", that_are_allowed)
 
-DEFAULT_FILTERS = (MODEL, STATE, BREAKER, CONTEXT, ALLOW_LIST)
+ADAPTER = Filter("no_adapter", that_have_adapter)
+
+DEFAULT_FILTERS = (MODEL, STATE, BREAKER, CONTEXT, ALLOW_LIST, ADAPTER)
 
 
 def prefer_ready(replicas: Replicas, now: float) -> Replicas:

@@ -27,6 +27,8 @@ class EdgeRequest(msgspec.Struct, frozen=True, gc=False):
     hashes: Sequence[int] = ()  # of the prompt's routing blocks, from its beginning; none: not known, or too short
     block_tokens: int = ROUTING_TOKENS  # in each of them
     expected_output: int = 0  # tokens, by what such requests had or a hint; 0: not known
+    holds_cache: bool = True  # else it is of whole texts, which are computed and leave nothing there
+    adapter: str = ""  # the LoRA adapter that its replica must have; empty: none
 
     def tokens_of(self, blocks: int) -> int:
         """The prompt's tokens in its first blocks, as far as they need not be computed: the last one always is."""
@@ -42,4 +44,4 @@ class EdgeRequest(msgspec.Struct, frozen=True, gc=False):
     @property
     def kv_tokens(self) -> int:
         """What it probably fills."""
-        return self.prompt_tokens + self.output_tokens
+        return self.prompt_tokens + self.output_tokens if self.holds_cache else 1

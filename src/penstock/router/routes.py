@@ -51,6 +51,12 @@ class Route:
     rules: RuleSet | None = None  # it has these instead of pools
     version_of: str | None = None  # of "name@version": the name
     revision: int = 0  # of the weights; 0: as the file has them
+    adapter_of: str | None = None  # it is a LoRA adapter of this route's model, on the same pools
+
+    @property
+    def adapter(self) -> str:
+        """That its replicas must have; empty: none."""
+        return self.name if self.adapter_of is not None else ""
 
     @property
     def model(self) -> str:
@@ -87,7 +93,7 @@ class RouteTable:
     """Immutable: a new configuration is a new table."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        self.routes = {route.name: route for route in routes}
+        self.routes = _with_adapters({route.name: route for route in routes})
         self._names = dict(self.routes)
         for route in self.routes.values():
             pinned = {f"{route.name}@{version}": pool for version, pool in route.versions.items()}
@@ -138,3 +144,15 @@ class RouteTable:
             if failure in fallback.after and route.name not in done:
                 return route
         return None
+
+
+def _with_adapters(routes: dict[str, Route]) -> dict[str, Route]:
+    """An adapter is where its model is, in the same shares; nothing of it is copied to other versions."""
+    found = dict(routes)
+    for name, route in routes.items():
+        if route.adapter_of is not None:
+            base = routes.get(route.adapter_of)
+            if base is None or base.rules is not None or base.adapter_of is not None:
+                raise ConfigError(f"'{name}' is an adapter of '{route.adapter_of}', which is no model with replicas")
+            found[name] = replace(route, pools=tuple(replace(share, shadow=0.0) for share in base.pools))
+    return found

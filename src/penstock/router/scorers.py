@@ -121,6 +121,12 @@ def session_affinity(load_factor: float = 1.25, slack: int = 4) -> Scorer:
     return score
 
 
+def by_adapter(request: EdgeRequest, replicas: Sequence[ReplicaSnapshot]) -> list[float] | None:
+    """1 where the request's adapter is on the device: elsewhere it has to be put there first, in another's place."""
+    adapter = request.adapter
+    return [float(adapter in replica.warm_adapters) for replica in replicas] if adapter else None
+
+
 def unless_hashed(scorer: Scorer) -> Scorer:
     """A session is a guess about who has the beginning of a prompt. Where that is known nobody needs to guess."""
     return lambda request, replicas: None if request.hashes else scorer(request, replicas)

@@ -16,6 +16,7 @@ from penstock.router.prefix_index import UNKNOWN_CAPACITY_BLOCKS, PrefixIndex
 from penstock.router.request import EdgeRequest
 from penstock.router.scorers import (
     Scorer,
+    by_adapter,
     by_load,
     by_prefix,
     by_priority,
@@ -37,6 +38,7 @@ class Weights:
     prefix: Weight = 3.0  # at 1 a match is worth the time it saves this request; the rest is what it saves others
     session: Weight = 2.0  # more than any load: a session's replica wins while bounded load lets it
     priority: Weight = 3.0  # as `prefix`: a high class does not wait for the sake of those behind it
+    adapter: Weight = 0.3  # of one that is on the device: less than a queue, more than a draw
     load: Load = field(default_factory=Load)
 
 
@@ -70,6 +72,7 @@ def kv_aware(weights: Weights, index: PrefixIndex) -> Strategy:
             Weighted("least_loaded", 1.0, by_load(weights.load)),
             Weighted("prefix", weights.prefix, by_prefix(index, weights.load)),
             Weighted("priority", weights.priority, by_priority(weights.load)),
+            Weighted("adapter", weights.adapter, by_adapter),
             Weighted("session", weights.session, unless_hashed(session_affinity())),
         ),
         index=index,
@@ -84,6 +87,7 @@ def token_aware(weights: Weights, index: PrefixIndex) -> Strategy:
         (
             Weighted("least_loaded", 1.0, by_load(weights.load)),
             Weighted("priority", weights.priority, by_priority(weights.load)),
+            Weighted("adapter", weights.adapter, by_adapter),
         ),
     )
 

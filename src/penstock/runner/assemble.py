@@ -15,12 +15,18 @@ from penstock.core.errors import ConfigError
 from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
 from penstock.hub.checkpoint import Checkpoint
+from penstock.hub.encoder import Pooling, read_pooling
+from penstock.model.adapters import with_adapters
 from penstock.model.loading import load_model
 from penstock.model.ops import KVShape, LayerKV, Ops
+from penstock.model.weights import Site
 from penstock.quant import Quant
+from penstock.runner.adapters import RunnerAdapters
+from penstock.runner.embedder import DecoderEmbedder
 from penstock.runner.kernels import choose_kernels, compiling_ahead, make_runner
 from penstock.runner.memory import blocks_on_cpu, blocks_on_gpu, free_bytes
-from penstock.runner.precision import FP8, name
+from penstock.runner.moving import BlockMover
+from penstock.runner.precision import FP8, kv_scale_bytes, name
 from penstock.runner.profile import Limits, profile, told_if_too_large
 from penstock.sched.plan import Runner
 
@@ -53,8 +59,12 @@ class Assembly:
     chunk_tokens: int
     max_model_len: int
     kv_bytes: int
+    host_blocks: int = 0  # more of them, in host memory
+    copy_s: float = 0.0  # to copy one of those there and back
     device_name: str = ""  # as its driver calls it
     device_uuid: str = ""  # of a GPU: by it others know which one is ours
+    adapters: RunnerAdapters | None = None  # None: it cannot run any
+    embedder: DecoderEmbedder | None = None  # None: not on this device
 
 
 def assemble(checkpoint: Checkpoint, settings: EngineSettings, phase: Phase) -> Assembly:
@@ -66,15 +76,23 @@ def assemble(checkpoint: Checkpoint, settings: EngineSettings, phase: Phase) -> 
     kernels = choose_kernels(config, settings, device)
     ops = kernels.make_ops()
     phase("weights", 0, config.num_layers)
+    sites: list[Site] = []
     with told_if_too_large("the model", "use a smaller one, or quant int4"), compiling_ahead(kernels, config, limits):
         model = load_model(
             checkpoint,
             ops,
             quantize=kernels.quantize,
             progress=lambda done, total: phase("weights", done, total),
+            max_context=limits.max_model_len,
+            sites=sites,
         )
+    base = model
+    adapters: RunnerAdapters | None = None
+    if settings.max_loras and kernels.name != "triton":  # captured graphs know nothing of adapters yet
+        model = adapted = with_adapters(model, sites, ops, settings.max_loras)
+        adapters = RunnerAdapters(adapted.bank)
     shape = KVShape(config.num_layers, 1, limits.block_size, config.num_kv_heads, config.head_dim)
-    block_bytes = limits.block_size * config.kv_bytes_per_token(ops.kv_dtype.itemsize)
+    block_bytes = limits.block_size * config.kv_bytes_per_token(ops.kv_dtype.itemsize, kv_scale_bytes(ops.kv_dtype))
     if device.type == "cuda":
         phase("profile", 0, 0)
         with told_if_too_large("the largest step", "lower chunk_tokens or max_num_seqs"):
@@ -91,7 +109,9 @@ def assemble(checkpoint: Checkpoint, settings: EngineSettings, phase: Phase) -> 
     kv = _cache(ops, replace(shape, num_blocks=blocks), checkpoint)
     if device.type == "cuda":
         phase("graphs", 0, 0)
-    runner = make_runner(kernels, model, ops, kv, limits)
+    host_blocks = _host_blocks(settings, block_bytes) if settings.host_kv_gib and settings.prefix_cache else 0
+    mover = BlockMover(ops, kv, host_blocks) if host_blocks else None
+    runner = make_runner(kernels, model, ops, kv, limits, adapters, mover)
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return Assembly(
         runner=runner,
@@ -106,9 +126,30 @@ def assemble(checkpoint: Checkpoint, settings: EngineSettings, phase: Phase) -> 
         chunk_tokens=limits.chunk_tokens,
         max_model_len=limits.max_model_len,
         kv_bytes=blocks * block_bytes,
+        host_blocks=host_blocks,
+        copy_s=mover.measure() if mover is not None else 0.0,
         device_name=gpu.name if gpu else "",
         device_uuid=f"GPU-{gpu.uuid}" if gpu else "",
+        adapters=adapters,
+        embedder=DecoderEmbedder(base, ops, shape, _pooling(checkpoint, settings), limits.chunk_tokens)
+        if device.type == "cpu"  # on a GPU the memory for it is not set aside
+        else None,
     )
+
+
+def _host_blocks(settings: EngineSettings, block_bytes: int) -> int:
+    """As many as were asked for, if the machine has room for them."""
+    wanted_gib, free = settings.host_kv_gib or 0.0, free_bytes(torch.device("cpu")) / (1 << 30)
+    if wanted_gib > free:
+        message = f"host_kv_gib is {wanted_gib:g}, but only {free:.1f} GiB of host memory are free"
+        raise ConfigError(message, param="host_kv_gib")
+    return int(wanted_gib * (1 << 30)) // block_bytes
+
+
+def _pooling(checkpoint: Checkpoint, settings: EngineSettings) -> Pooling:
+    if settings.pooling != "auto":
+        return settings.pooling
+    return (read_pooling(checkpoint.path) if checkpoint.path.is_dir() else None) or "mean"
 
 
 def _device(wanted: str) -> torch.device:

@@ -24,6 +24,7 @@ from penstock.model.ops.triton.argmax import argmax
 from penstock.model.ops.triton.shared import pieces_wanted, sequences_per_tile
 from penstock.runner.device_inputs import Inputs, Sizes, as_batch, write
 from penstock.runner.device_sampler import choose, logprobs
+from penstock.runner.moving import BlockMover
 from penstock.runner.sharing import LEAST_MEMBERS, Room, SharedViews, share
 from penstock.sched.plan import Sampled, SampleSpec, Slice, StepPlan, StepResult
 
@@ -79,8 +80,10 @@ class CudaRunner:
         max_num_seqs: int,
         chunk_tokens: int,
         table_width: int,
+        mover: BlockMover | None = None,
     ) -> None:
         self._model = model
+        self._mover = mover or BlockMover(ops, kv)
         self._ops = ops
         self._kv = kv
         self._table_width = table_width
@@ -116,7 +119,7 @@ class CudaRunner:
         started, done = _event(), _event()
         started.record()
         if plan.copies:
-            self._ops.copy_blocks(self._kv, plan.copies)
+            self._mover.move(plan.copies)
         specs = [s.sample for s in plan.slices if s.sample is not None]
         if all(s.num_tokens == 1 and s.sample is not None for s in plan.slices) and self._graphs:
             logits, best = self._replay(plan.slices)

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from penstock.core.sampling import keyed_uniform
 from penstock.runner.masks import apply_masks
-from penstock.runner.sampler import reshape, reshapes, truncates
+from penstock.runner.nucleus import truncates
+from penstock.runner.sampler import reshape, reshapes
+from penstock.runner.watermark import apply_watermarks
 from penstock.sched.plan import SampleSpec
 
 
@@ -24,6 +26,7 @@ def choose(logits: Tensor, best: Tensor, specs: list[SampleSpec]) -> Tensor:
         for row, spec in zip(logits, specs, strict=True):
             reshape(row, spec)
         apply_masks(logits, specs)
+        apply_watermarks(logits, specs)  # on the host's word for a row's context; see `Sequence.must_wait`
         best = logits.argmax(dim=-1)
         if all(spec.params.is_greedy for spec in specs):
             return best.int()

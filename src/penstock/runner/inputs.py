@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from penstock.model.batch import Batch
+from penstock.runner.adapters import slot_rows
 from penstock.sched.plan import Slice
 
 
@@ -22,13 +23,19 @@ def build_batch(slices: list[Slice], device: torch.device) -> Batch:
         positions[begin : begin + length] = range(planned.start, planned.start + length)
         tables[row, : len(planned.block_ids)] = planned.block_ids
     contexts = np.array([s.start + s.num_tokens for s in slices], np.int32)
-    last_rows = [end - 1 for end, planned in zip(starts[1:], slices, strict=True) if planned.sample is not None]
+    rows = [
+        row
+        for end, planned in zip(starts[1:], slices, strict=True)
+        if planned.sample is not None
+        for row in range(end - 1 - len(planned.ahead), end)
+    ]
     return Batch(
         token_ids=torch.from_numpy(token_ids).to(device),
         positions=torch.from_numpy(positions).to(device),
         query_starts=torch.tensor(starts, dtype=torch.int32, device=device),
         context_lens=torch.from_numpy(contexts).to(device),
         block_tables=torch.from_numpy(tables).to(device),
-        logit_rows=torch.tensor(last_rows, dtype=torch.int64, device=device),
+        logit_rows=torch.tensor(rows, dtype=torch.int64, device=device),
         num_decodes=sum(length == 1 for length in lengths),
+        adapters=slot_rows(slices, starts, device),
     )

@@ -20,11 +20,14 @@ from penstock.hub.home import penstock_home
 from penstock.model.layers import CausalLM
 from penstock.model.loading import random_model
 from penstock.model.ops import KVShape, LayerKV, Ops
-from penstock.model.ops.formats import choose_format
+from penstock.model.ops.build import KernelsUnavailable
+from penstock.model.ops.formats import Format, choose_format
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.weights import Quantize
 from penstock.quant import Quant, as_stored, to_quant
-from penstock.runner.precision import fp8_obstacle, name, resolve_kv_dtype, resolve_quant
+from penstock.runner.adapters import RunnerAdapters
+from penstock.runner.moving import BlockMover
+from penstock.runner.precision import fp8_obstacle, int8_kv_obstacle, name, resolve_kv_dtype, resolve_quant
 from penstock.runner.profile import Limits, decode_step, largest_step
 from penstock.runner.runner import ModelRunner
 from penstock.sched.plan import Runner
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.runner")
 
+_BITS: dict[Quant, int] = {"int4": 4, "int8": 8, "w8a8": 8}
 _SMALL_VOCABULARY = 1024  # of the model that kernels are compiled with: a head of full size would take gigabytes
 
 
@@ -54,7 +58,7 @@ def _on_gpu(config: ModelConfig, settings: EngineSettings, device: torch.device)
     dtype = torch.bfloat16 if settings.dtype == "auto" else getattr(torch, settings.dtype)
     has_triton = _has_triton()
     obstacle = fp8_obstacle(device, has_triton=has_triton)
-    kv_dtype = resolve_kv_dtype(settings.kv_dtype, dtype, obstacle)
+    kv_dtype = resolve_kv_dtype(settings.kv_dtype, dtype, obstacle, int8_kv_obstacle(device))
     if dtype is not torch.bfloat16:
         obstacle = obstacle or f"FP8 products give bfloat16, and dtype is {name(dtype)}"
     quant = resolve_quant(settings.quant, config.quantization, obstacle)
@@ -65,24 +69,49 @@ def _on_gpu(config: ModelConfig, settings: EngineSettings, device: torch.device)
 
 
 def _quantizer(settings: EngineSettings, quant: Quant) -> Quantize:
-    """Without a wish, each weight stays as it is stored: a file may mix formats."""
-    return as_stored if settings.quant == "auto" and quant != "none" else partial(to_quant, quant)
+    return as_stored if _comes_as_stored(settings) and quant != "none" else partial(to_quant, quant)
+
+
+def _comes_as_stored(settings: EngineSettings) -> bool:
+    """Without a wish, each weight stays as it is stored: a file may mix formats. Random weights are in none yet."""
+    return settings.quant == "auto" and settings.load != "dummy"
 
 
 def _on_cpu(config: ModelConfig, settings: EngineSettings, device: torch.device) -> Kernels:
     obstacle = fp8_obstacle(device, has_triton=False)
     quant = resolve_quant(settings.quant, config.quantization, obstacle)
-    resolve_kv_dtype(settings.kv_dtype, torch.float32, obstacle)  # as the activations, or refused
+    kv_dtype = resolve_kv_dtype(settings.kv_dtype, torch.float32, f"{obstacle}; use int8", int8_kv_obstacle(device))
     if settings.dtype == "float16":
         raise ConfigError("float16 is for GPUs; on a CPU use bfloat16 or float32", param="dtype")
     threads = settings.threads or len(os.sched_getaffinity(0))
-    chosen = choose_format(settings.dtype, threads)
+    chosen = _cpu_format(settings, quant, threads)
     if chosen.fallback_reason is not None:
         log.warning("no native kernels (%s); running on torch, which is slower", chosen.fallback_reason)
+    if quant != "none" and _BITS[quant] not in chosen.keeps:
+        log.info("the model's %s weights are widened to %s: as they are, nothing would be faster", quant, chosen.dtype)
+        quant = "none"
     # The kernels have threads of their own; two pools would fight for the cores.
     torch.set_num_threads(1 if chosen.kernels == "native" else threads)
     written_in: Literal["native", "torch"] = "native" if chosen.kernels == "native" else "torch"
-    return Kernels(written_in, chosen.arithmetic, quant, _quantizer(settings, quant), partial(chosen.ops, threads))
+    # What comes as it is stored and is not kept, the operations widen.
+    quantize: Quantize = as_stored if _comes_as_stored(settings) else partial(to_quant, quant)
+    make_ops = partial(chosen.ops, threads, None if settings.kv_dtype == "auto" else kv_dtype)
+    return Kernels(written_in, chosen.arithmetic, quant, quantize, make_ops)
+
+
+def _cpu_format(settings: EngineSettings, quant: Quant, threads: int) -> Format:
+    """Weights as a file has them are kept small where that is faster; those that were asked for, in any case."""
+    assert settings.dtype != "float16"
+    is_wish = settings.quant in _BITS
+    try:
+        return choose_format(
+            settings.dtype,
+            threads,
+            keep_low_bit=settings.quant != "none",
+            keep=frozenset({_BITS[quant]}) if is_wish else frozenset(),
+        )
+    except KernelsUnavailable as reason:
+        raise ConfigError(f"quant is {quant}, but {reason}", param="quant") from None
 
 
 def _has_triton() -> bool:
@@ -102,27 +131,37 @@ def _triton_ops(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype)
     return TritonOps(device, dtype, kv_dtype=kv_dtype)
 
 
-def make_runner(kernels: Kernels, model: CausalLM, ops: Ops, kv: list[LayerKV], limits: Limits) -> Runner:
+def make_runner(
+    kernels: Kernels,
+    model: CausalLM,
+    ops: Ops,
+    kv: list[LayerKV],
+    limits: Limits,
+    adapters: RunnerAdapters | None = None,
+    mover: BlockMover | None = None,
+) -> Runner:
     """A GPU's has captured its graphs and done the largest step: it has taken all the memory it will ever need."""
     if kernels.name == "triton":
-        captured = _triton_runner(model, ops, kv, limits)
+        captured = _triton_runner(model, ops, kv, limits, mover)
         captured.capture()
         captured.submit(largest_step(limits)).result()
         return captured
-    runner = ModelRunner(model, ops, kv)
+    runner = ModelRunner(model, ops, kv, adapters, mover)
     if ops.device.type == "cuda":
         runner.submit(largest_step(limits))
     return runner
 
 
-def _triton_runner(model: CausalLM, ops: Ops, kv: list[LayerKV], limits: Limits) -> CudaRunner:
+def _triton_runner(
+    model: CausalLM, ops: Ops, kv: list[LayerKV], limits: Limits, mover: BlockMover | None = None
+) -> CudaRunner:
     from penstock.model.ops.triton import TritonOps
     from penstock.runner.cuda_runner import CudaRunner
 
     assert isinstance(ops, TritonOps)
     table_width = -(-limits.max_model_len // limits.block_size)
     sizes = {"max_num_seqs": limits.max_num_seqs, "chunk_tokens": limits.chunk_tokens, "table_width": table_width}
-    return CudaRunner(model, ops, kv, **sizes)
+    return CudaRunner(model, ops, kv, mover=mover, **sizes)
 
 
 @contextmanager
@@ -140,7 +179,8 @@ def compiling_ahead(kernels: Kernels, config: ModelConfig, limits: Limits) -> It
 def _compile(kernels: Kernels, config: ModelConfig, limits: Limits) -> None:
     """Steps of every kind on one layer of the model's shape. No graphs: capturing forbids all others to allocate."""
     ops = kernels.make_ops()
-    single = replace(config, num_layers=1, windows=config.windows[:1], vocab_size=_SMALL_VOCABULARY)
+    experts = config.experts and replace(config.experts, count=config.experts.per_token)
+    single = replace(config, num_layers=1, windows=config.windows[:1], vocab_size=_SMALL_VOCABULARY, experts=experts)
     shape = KVShape(1, 1, limits.block_size, config.num_kv_heads, config.head_dim)
     runner = _triton_runner(
         random_model(single, ops, quantize=partial(to_quant, kernels.quant)), ops, ops.allocate_kv(shape), limits

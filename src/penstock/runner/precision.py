@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from penstock.core.errors import ConfigError
+from penstock.core.model_config import INT8_KV_SCALE_BYTES
 from penstock.quant import Quant
 
 FP8 = torch.float8_e4m3fn
@@ -37,10 +38,28 @@ def resolve_quant(wanted: Literal["auto"] | Quant, stored: Quant | None, fp8_obs
     return (stored or "none") if wanted == "auto" else wanted
 
 
-def resolve_kv_dtype(wanted: Literal["auto", "fp8"], activations: torch.dtype, obstacle: str | None) -> torch.dtype:
-    if wanted == "fp8" and obstacle:
-        raise ConfigError(f"kv_dtype is fp8, but {obstacle}", param="kv_dtype")
-    return FP8 if wanted == "fp8" else activations
+def int8_kv_obstacle(device: torch.device) -> str | None:
+    """Why no cache can be in int8 here; None: it can."""
+    return None if device.type == "cpu" else "a GPU has no kernels for such a cache; use fp8"
+
+
+def resolve_kv_dtype(
+    wanted: Literal["auto", "fp8", "int8"],
+    activations: torch.dtype,
+    fp8_obstacle: str | None,
+    int8_obstacle: str | None = None,
+) -> torch.dtype:
+    if wanted == "auto":
+        return activations
+    obstacle = fp8_obstacle if wanted == "fp8" else int8_obstacle
+    if obstacle:
+        raise ConfigError(f"kv_dtype is {wanted}, but {obstacle}", param="kv_dtype")
+    return FP8 if wanted == "fp8" else torch.int8
+
+
+def kv_scale_bytes(dtype: torch.dtype) -> int:
+    """Of each key and value of a head; FP8 has one scale for a whole layer."""
+    return INT8_KV_SCALE_BYTES if dtype is torch.int8 else 0
 
 
 def name(dtype: torch.dtype) -> str:

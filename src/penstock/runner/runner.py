@@ -8,8 +8,11 @@ import torch
 
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV, Ops
+from penstock.runner.adapters import RunnerAdapters
 from penstock.runner.inputs import build_batch
+from penstock.runner.moving import BlockMover
 from penstock.runner.sampler import sample
+from penstock.runner.verify import choices, outcome
 from penstock.sched.plan import StepPlan, StepResult
 
 
@@ -29,15 +32,25 @@ class FinishedStep:
 class ModelRunner:
     overlaps = False
 
-    def __init__(self, model: CausalLM, ops: Ops, kv: list[LayerKV]) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        ops: Ops,
+        kv: list[LayerKV],
+        adapters: RunnerAdapters | None = None,
+        mover: BlockMover | None = None,
+    ) -> None:
         self._model = model
+        self._adapters = adapters
         self._ops = ops
         self._kv = kv
+        self._mover = mover or BlockMover(ops, kv)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> FinishedStep:
         if plan.copies:
-            self._ops.copy_blocks(self._kv, plan.copies)
+            self._mover.move(plan.copies)
+        if plan.placements and self._adapters is not None:
+            self._adapters.place(plan.placements)
         logits = self._model(build_batch(plan.slices, self._ops.device), self._kv).float()
-        sampled = iter(sample(logits, [s.sample for s in plan.slices if s.sample is not None]))
-        return FinishedStep(StepResult([next(sampled) if s.sample is not None else None for s in plan.slices]))
+        return FinishedStep(outcome(plan.slices, sample(logits, choices(plan.slices))))

@@ -41,7 +41,7 @@ class Work:
         """Of the tokens at [start, end): the one at p sees p + 1. The context is read once for all of them."""
         start, end = part.start, part.start + part.num_tokens
         pairs = (end * (end + 1) - start * (start + 1)) // 2
-        choice = self.choice if part.sample is not None else 0.0
+        choice = self.choice * (1 + len(part.ahead)) if part.sample is not None else 0.0
         return (end - start) * self.token + choice + end * self.read + pairs * self.pair
 
 

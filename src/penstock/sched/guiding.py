@@ -7,6 +7,7 @@ for a place that a forced token has taken meanwhile is void.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from penstock.core.request import FinishReason
@@ -37,3 +38,6 @@ class TokenGuide(Mask, Protocol):
         """It is quick, or its bits are there."""
 
     def take(self, token_id: int) -> Follow: ...
+
+    def ahead(self, drafts: Sequence[int]) -> Sequence[Mask]:
+        """Of the places after each draft, if it and all before it are taken. Asked only while it is quick."""

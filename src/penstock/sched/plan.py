@@ -29,7 +29,7 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
 
 
 class Slice(msgspec.Struct, frozen=True, gc=False):
-    """One sequence's part of a step: tokens [start, start + num_tokens) of it."""
+    """One sequence's part of a step: tokens [start, start + num_tokens) of it, drafts at their end included."""
 
     request_id: str
     start: int
@@ -38,6 +38,17 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
     block_ids: Sequence[int]
     sample: SampleSpec | None  # None: a prefill chunk that is not the last
     epoch: int  # how often the sequence had been preempted when this was planned
+    ahead: Sequence[SampleSpec] = ()  # one per draft: how to choose the token after it, if it holds
+    slot: int | None = None  # where its adapter lies; None: the base model
+
+    @property
+    def end(self) -> int:
+        """Of the tokens that are the sequence's own, whatever becomes of the drafts."""
+        return self.start + self.num_tokens - len(self.ahead)
+
+    @property
+    def drafts(self) -> Sequence[int]:
+        return self.token_ids[len(self.token_ids) - len(self.ahead) :]
 
     @property
     def awaits_token(self) -> bool:
@@ -47,7 +58,8 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
 
 class StepPlan(msgspec.Struct, frozen=True, gc=False):
     slices: list[Slice]
-    copies: list[tuple[int, int]] = []  # (source, destination) blocks, before all else
+    copies: list[tuple[int, int]] = []  # (source, destination) blocks, before all else, in order; host's come last
+    placements: list[tuple[int, str]] = []  # (slot, adapter), likewise and in this order
 
     @property
     def num_tokens(self) -> int:
@@ -55,7 +67,7 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
-    token_ids: list[int]  # zero to k tokens
+    token_ids: list[int]  # zero to k tokens: with drafts, those that held and the one after them
     logprobs: list[TokenLogprobs] | None = None
 
 

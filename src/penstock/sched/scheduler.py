@@ -7,30 +7,24 @@ token is still in flight is planned with a placeholder, and what a later commit 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from penstock.core.request import Request, RequestTimings, TokenEvent
+from penstock.core.request import Request, TokenEvent
 from penstock.kv.cache import BlockTable, KVCache, PrefixMatch
-from penstock.sched import steady
+from penstock.sched import drafting, steady
+from penstock.sched.adapters import AdapterSlots
 from penstock.sched.budget import StepBudget
+from penstock.sched.counters import SchedulerCounters
+from penstock.sched.drafting import Drafts
+from penstock.sched.fairness import Share, Shares
 from penstock.sched.guiding import TokenGuide
-from penstock.sched.plan import Sampled, SampleSpec, Slice, StepPlan, StepResult
-from penstock.sched.queue import Ranking, WaitingQueue
+from penstock.sched.plan import Sampled, Slice, StepPlan, StepResult
+from penstock.sched.queue import WaitingQueue
+from penstock.sched.ranking import Rank, Ranking
 from penstock.sched.sequence import Sequence
+from penstock.sched.slicing import cost_of, take_slice, withdraw
 
 ADMISSION_SCAN = 64  # how deep to look past sequences that wait for a prefix another one is computing
-
-
-@dataclass
-class SchedulerCounters:
-    """Facts since the start, for whoever publishes them."""
-
-    preemptions: int = 0
-    prompt_tokens: int = 0  # of sequences that were let in for the first time, output made elsewhere included
-    cached_tokens: int = 0  # of those, found in the prefix cache
-    generated_tokens: int = 0
-    forced_tokens: int = 0  # of those, by a guide: nobody chose them
-    recomputed_tokens: int = 0  # that a sequence had before it was preempted, and that the cache had lost
+_NO_DRAFTS: Drafts = {}
+_LAST: Rank = (1 << 30, 0.0, 0)  # behind everybody
 
 
 class Scheduler:
@@ -43,6 +37,7 @@ class Scheduler:
         patience_s: float = 0.2,  # how long the first in the queue is held back for the sake of those that run
         aging_s: float = 10.0,
         make_sequence: type[Sequence] = Sequence,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self.cache = cache
         self.budget = budget
@@ -50,11 +45,14 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._patience_s = patience_s
         self._make_sequence = make_sequence
-        self._ranking = Ranking(aging_s)
+        self.adapters = adapters or AdapterSlots(0)
+        self._shares = Shares(max_num_seqs, cache.pool, self.counters, budget.tokens_beside(0))
+        self._ranking = Ranking(aging_s, self._shares)
         self._waiting = WaitingQueue(self._ranking)
         self._running: list[Sequence] = []
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
+        self._gave_way: set[Sequence] = set()  # in the plan being made
         self._prefill_left = 0  # tokens of running sequences that the last plan left for later steps
 
     @property
@@ -90,7 +88,9 @@ class Scheduler:
         sequence = self._make_sequence(request, arrival_s=now, order=self._arrivals, block_size=size)
         sequence.guide = guide
         self._sequences[request.id] = sequence
+        self._shares.join(sequence)
         self._waiting.add(sequence)
+        self.adapters.arrive(sequence)
 
     def abort(self, request_id: str) -> bool:
         """Forget a request, wherever it is. False if it had ended already."""
@@ -104,24 +104,39 @@ class Scheduler:
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    def plan(self, now: float) -> StepPlan | None:
-        """The next step, or None if nothing can run before a result is committed or a request arrives."""
+    @property
+    def decoding(self) -> list[Sequence]:
+        """Whom drafts may help in the next step. Nobody, while there are prompts to compute: they fill a step too."""
+        has_prompts = any(s.num_wanted > 1 for s in self._running)
+        return [s for s in self._running if s.may_draft] if not has_prompts else []
+
+    def plan(self, now: float, drafts: Drafts = _NO_DRAFTS) -> StepPlan | None:
+        """The next step, or None if nothing can run before a result is committed or a request arrives. `drafts` are
+        tokens that may come next, of sequences that are decoding."""
         plan = StepPlan([])
+        self._gave_way.clear()
+        self._prefill_left = 0
+        if is_contested := self._shares.is_contested:
+            self._ranking.look(self._sequences, now)
         self._running.sort(key=lambda s: self._ranking.rank(s, now))
         decodes = [s for s in self._running if s.num_wanted == 1 and not s.must_wait]
         prefills = [s for s in self._running if s.num_wanted > 1 and not s.must_wait]
-        preemptions = self.counters.preemptions
         left = self.budget.tokens_beside(len(decodes))
         for sequence in decodes:  # they always go: prefill never blocks them
             self._extend(plan, sequence, 1, now)
         if prefills or self._is_overdue(now):
             left = max(left, self.budget.floor)
+        if is_contested and prefills:  # whose turn it is does not wait for the end of another's prompt
+            left = self._admit(plan, left, now, ahead_of=self._ranking.rank(prefills[0], now))
         for sequence in prefills:
             left -= self._extend(plan, sequence, min(sequence.num_wanted, left), now)
-        self._prefill_left = sum(s.num_wanted for s in prefills if s.table is not None and s.num_wanted > 1)
-        if self.counters.preemptions == preemptions:  # else memory is short: who gave way now stays out for a step
+        self._prefill_left += sum(s.num_wanted for s in prefills if s.table is not None and s.num_wanted > 1)
+        if is_contested or not self._gave_way:  # else memory is short: who gave way now stays out for a step
             self._admit(plan, left, now)
-        return plan if plan.slices else None
+        if drafts and not self._gave_way:
+            drafting.attach(plan, drafts, self._sequences, self.budget.tokens_beside(len(plan.slices)))
+        plan.copies.extend(self.cache.pool.take_moves() if plan.slices else ())
+        return self.adapters.placed(plan) if plan.slices else None
 
     def _is_overdue(self, now: float) -> bool:
         return any(now - first.arrival_s >= self._patience_s for first in self._waiting.first(1, now))
@@ -131,52 +146,62 @@ class Scheduler:
         if sequence.table is None or sequence.is_settled or count <= 0:
             return 0  # preempted by one before it, or done once its token is read, or the step is full
         while not sequence.table.grow(sequence.num_computed + count):
-            victim = max(self._running, key=lambda s: self._ranking.rank(s, now))
+            victim = self._ranking.last(self._running, now)
             self._preempt(plan, victim)
             if victim is sequence:
                 return 0
-        plan.slices.append(self._slice(sequence, count))
+        self._add(plan, sequence, count)
         return count
 
-    def _admit(self, plan: StepPlan, left: int, now: float) -> None:
-        """Let waiting sequences in, best first, while there are tokens, places and blocks for them."""
+    def _admit(self, plan: StepPlan, left: int, now: float, ahead_of: Rank = _LAST) -> int:
+        """Let waiting sequences in, best first, while there are tokens, places, blocks and adapters for them; how many
+        tokens are left. First come, first served: nobody overtakes for being small, but others' claims stand."""
+        self.adapters.begin()
+        is_short, blocked = bool(self._gave_way), set[Share]()
         for sequence in self._waiting.first(ADMISSION_SCAN, now):
-            if left <= 0:
-                return
-            if sequence.num_in_flight or sequence.must_wait:
+            if left <= 0 or self._ranking.rank(sequence, now) > ahead_of:
+                break
+            if sequence.num_in_flight or sequence.must_wait or sequence.share in blocked or sequence in self._gave_way:
                 continue  # its own last token is being computed, or its guide is being made
+            if not self.adapters.lets_in(sequence, now):
+                continue
             match = self.cache.match(sequence.hashes, sequence.token_ids, limit=len(sequence.token_ids) - 1)
             if match.is_pending:
                 continue  # its prefix is being computed: waiting a step beats repeating it
-            if len(self._running) >= self._max_num_seqs and not self._displace(plan, sequence, now):
-                return
-            table = self._acquire(sequence, match)
-            while table is None and self._displace(plan, sequence, now):
-                table = self._acquire(sequence, match)
+            may_enter = not is_short or self._shares.have_room_for(sequence)
+            table = self._find_room(plan, sequence, match, now) if may_enter else None
             if table is None:
-                return  # first come, first served: nobody overtakes for being small
-            if match.partial_block is not None:
-                plan.copies.append((match.partial_block, table.block_ids[len(match.block_ids)]))
+                is_short = True
+                blocked.add(sequence.share)
+                if not self._shares.is_contested:
+                    break
+                continue
             self._enter(sequence, table, match.num_tokens, now)
-            count = min(sequence.num_wanted, left)
-            plan.slices.append(self._slice(sequence, count))
-            left -= count
-            if plan.slices[-1].sample is None:
+            planned = self._add(plan, sequence, min(sequence.num_wanted, left))
+            left -= planned.num_tokens
+            if planned.sample is None:
                 self._prefill_left += sequence.num_wanted
+        return left
 
-    def _acquire(self, sequence: Sequence, match: PrefixMatch) -> BlockTable | None:
-        """Blocks for all the tokens of a waiting sequence: one that is let in can always finish its prompt.
-
-        A block of headroom per running sequence is left, so that the newcomer is not preempted in the very next step.
-        """
-        reserve = min(len(self._running), self.cache.pool.num_blocks // 8)
-        return self.cache.acquire(match, len(sequence.token_ids), sequence.hashes, reserve=reserve)
+    def _find_room(self, plan: StepPlan, sequence: Sequence, match: PrefixMatch, now: float) -> BlockTable | None:
+        """Blocks for all the tokens of a waiting sequence, so that it can always finish its prompt. A block of headroom
+        per running sequence is left, so that the newcomer is not preempted in the very next step."""
+        if len(self._running) >= self._max_num_seqs and not self._displace(plan, sequence, now, by_place=True):
+            return None
+        tokens, hashes = sequence.token_ids, sequence.hashes
+        while True:
+            reserve = min(len(self._running), self.cache.pool.num_blocks // 8)
+            table = self.cache.acquire(match, len(tokens), hashes, tokens, reserve=reserve)
+            if table is not None or not self._displace(plan, sequence, now):
+                return table
 
     def _enter(self, sequence: Sequence, table: BlockTable, num_cached: int, now: float) -> None:
         self._waiting.remove(sequence)
         self._running.append(sequence)
         sequence.table = table
         sequence.num_computed = num_cached
+        self.adapters.enter(sequence)
+        self._shares.enter(sequence)
         if sequence.first_run_s is None:
             sequence.first_run_s = now
             sequence.num_cached = min(num_cached, sequence.prompt_len)
@@ -185,57 +210,29 @@ class Scheduler:
         else:
             self.counters.recomputed_tokens += max(0, sequence.num_lost - num_cached)
 
-    def _displace(self, plan: StepPlan, newcomer: Sequence, now: float) -> bool:
-        """Preempt a running sequence of a lower class than the newcomer's, if there is one."""
-        victim = max(self._running, key=lambda s: self._ranking.rank(s, now), default=None)
-        if victim is None or self._ranking.level(victim, now) <= self._ranking.level(newcomer, now):
-            return False
-        self._preempt(plan, victim)
-        return True
+    def _displace(self, plan: StepPlan, newcomer: Sequence, now: float, *, by_place: bool = False) -> bool:
+        """Preempt a running sequence that must give way to the newcomer, if there is one."""
+        victim = self._ranking.displaced(newcomer, self._running, now, by_place=by_place)
+        if victim is not None:
+            self._preempt(plan, victim)
+        return victim is not None
 
     def _preempt(self, plan: StepPlan, victim: Sequence) -> None:
         """Take a sequence's blocks, and its place in the plan being made; it waits where it came from."""
-        for index, planned in enumerate(plan.slices):
-            if planned.request_id == victim.request.id:
-                victim.num_in_flight -= planned.sample is not None
-                del plan.slices[index]
-                break
+        self._shares.charge(victim, -withdraw(plan, victim))
         victim.preempt()
+        self.adapters.exit(victim)
+        self._shares.exit(victim)
         self._running.remove(victim)
         self._waiting.add(victim)
+        self._gave_way.add(victim)
         self.counters.preemptions += 1
 
-    def _slice(self, sequence: Sequence, count: int) -> Slice:
-        assert sequence.table is not None
-        start = sequence.num_computed
-        end = start + count
-        known = len(sequence.token_ids)
-        sample = self._sample_spec(sequence) if end == known + sequence.num_in_flight else None
-        sliced = Slice(
-            request_id=sequence.request.id,
-            start=start,
-            num_tokens=count,
-            token_ids=sequence.token_ids[start : min(end, known)],
-            block_ids=sequence.table.block_ids,
-            sample=sample,
-            epoch=sequence.epoch,
-        )
-        sequence.num_computed = end
-        if sample is not None:
-            sequence.num_in_flight += 1
-        return sliced
-
-    def _sample_spec(self, sequence: Sequence) -> SampleSpec:
-        request, guide = sequence.request, sequence.guide
-        generated = sequence.num_generated + sequence.num_in_flight
-        return SampleSpec(
-            params=request.sampling,
-            history=sequence.token_ids,
-            prompt_len=sequence.prompt_len,
-            position=sequence.prompt_len + generated,
-            banned_ids=request.stop_token_ids if generated < request.min_tokens and guide is None else (),
-            mask=guide,
-        )
+    def _add(self, plan: StepPlan, sequence: Sequence, count: int) -> Slice:
+        planned = take_slice(sequence, count)
+        plan.slices.append(planned)
+        self._shares.charge(sequence, cost_of(planned))
+        return planned
 
     # -- recording ---------------------------------------------------------------------------------------------------
 
@@ -247,10 +244,12 @@ class Scheduler:
             if sequence is None:
                 continue  # aborted or finished while the step ran: its tokens are retracted
             if planned.epoch == sequence.epoch and sequence.table is not None:
-                done = planned.start + planned.num_tokens
-                sequence.table.publish(sequence.hashes, sequence.token_ids, done)
-            if sampled is not None and planned.start + planned.num_tokens == len(sequence.token_ids):
+                sequence.table.publish(sequence.hashes, sequence.token_ids, planned.end)
+            if sampled is not None and planned.end == len(sequence.token_ids):
                 events.append(self._take(sequence, sampled, now))  # else its place is taken: see guiding
+                if planned.ahead:
+                    self.counters.drafted_tokens += len(planned.ahead)
+                    self.counters.accepted_tokens += drafting.keep(sequence, planned)
         return events
 
     def _take(self, sequence: Sequence, sampled: Sampled, now: float) -> TokenEvent:
@@ -272,7 +271,7 @@ class Scheduler:
             finish=finish,
             logprobs=sampled.logprobs[: len(taken)] if sampled.logprobs is not None else None,
             cached_tokens=sequence.num_cached if is_first else None,
-            timings=self._timings(sequence, now) if is_first else None,
+            timings=sequence.timings(now) if is_first else None,
             error=error,
         )
 
@@ -283,19 +282,16 @@ class Scheduler:
 
     def take_steady(self, count: int, token_id: int) -> None:
         """Plan and commit `count` of those at once."""
-        steady.advance(self._running, count, token_id)
+        steady.advance(self._running, count, token_id, self._shares)
         self.counters.generated_tokens += count * len(self._running)
-
-    @staticmethod
-    def _timings(sequence: Sequence, now: float) -> RequestTimings:
-        assert sequence.first_run_s is not None
-        return RequestTimings(sequence.first_run_s - sequence.arrival_s, now - sequence.first_run_s)
 
     def _end(self, sequence: Sequence) -> None:
         del self._sequences[sequence.request.id]
+        self._shares.leave(sequence)
         if sequence.table is not None:
             sequence.table.release()
             sequence.table = None
             self._running.remove(sequence)
+        self.adapters.leave(sequence)
         if not self._running:
             self._prefill_left = 0

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.core.request import FinishReason, Request
+from typing import TYPE_CHECKING
+
+from penstock.core.request import FinishReason, Request, RequestTimings
 from penstock.kv.cache import BlockTable, TokenHashes
 from penstock.sched.guiding import Follow, TokenGuide
+
+if TYPE_CHECKING:
+    from penstock.sched.fairness import Share
 
 
 class Sequence:
@@ -14,7 +19,10 @@ class Sequence:
     step in flight. `num_in_flight` counts tokens that such a step will sample but that nobody has read yet.
     """
 
+    share: Share  # its tenant's
     guide: TokenGuide | None = None
+    slot: int | None = None  # where its adapter lies while it runs
+    has_drafts = False  # in flight: how many tokens they come to is not known before they are read
 
     def __init__(self, request: Request, *, arrival_s: float, order: int, block_size: int) -> None:
         self.request = request
@@ -35,7 +43,7 @@ class Sequence:
         return [*self.request.prompt_ids, *self.request.output_ids]
 
     def _hash(self, block_size: int) -> TokenHashes:
-        hashes = TokenHashes(self.request.namespace, block_size)
+        hashes = TokenHashes(self.request.namespace, block_size, self.request.adapter)
         hashes.extend(self.token_ids)
         return hashes
 
@@ -60,7 +68,13 @@ class Sequence:
         guide takes long to tell what may come."""
         if self.guide is not None and not (self.guide.is_quick or (self.guide.is_ready and self.num_in_flight == 0)):
             return True
-        return self.num_in_flight > 0 and self.request.sampling.has_penalties
+        return self.num_in_flight > 0 and (self.has_drafts or self.request.sampling.looks_back)
+
+    @property
+    def may_draft(self) -> bool:
+        """Its next token is to be chosen, and the one before is known."""
+        guide = self.guide
+        return self.num_in_flight == 0 and not self.must_wait and (guide is None or guide.is_quick)
 
     @property
     def is_settled(self) -> bool:
@@ -75,7 +89,11 @@ class Sequence:
     def take(self, token_ids: list[int]) -> Follow:
         """Take generated tokens, and after each what its guide makes follow: that need not be chosen, only computed."""
         taken: list[int] = []
-        for token_id in token_ids:
+        for place, token_id in enumerate(token_ids):
+            if place < len(taken):  # a forced token is there already
+                if taken[place] != token_id:
+                    break
+                continue
             taken.append(token_id)
             finish, error = self.append(token_id), None
             if self.guide is not None:
@@ -93,6 +111,10 @@ class Sequence:
                 return finish, None
         return forced.finish, forced.error
 
+    def timings(self, now: float) -> RequestTimings:
+        assert self.first_run_s is not None
+        return RequestTimings(self.first_run_s - self.arrival_s, now - self.first_run_s)
+
     def preempt(self) -> None:
         """Give up all blocks; the known tokens stay and are computed again, or found in the cache, later."""
         assert self.table is not None
@@ -100,3 +122,4 @@ class Sequence:
         self.table = None
         self.num_lost, self.num_computed = self.num_computed, 0
         self.epoch += 1
+        self.has_drafts = False

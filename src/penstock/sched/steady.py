@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from itertools import repeat
 
 from penstock.kv.pool import BlockPool
+from penstock.sched.fairness import DECODE_COST, Shares
 from penstock.sched.sequence import Sequence
 
 
@@ -24,12 +25,13 @@ def num_steps(running: Seq[Sequence], pool: BlockPool) -> int:
     return max(0, steps)
 
 
-def advance(running: Seq[Sequence], steps: int, token_id: int) -> None:
+def advance(running: Seq[Sequence], steps: int, token_id: int, shares: Shares) -> None:
     """All of them by so many steps, each of which made this token. What was in flight still is, so many steps later."""
     for sequence in running:
         table = sequence.table
         assert table is not None
         sequence.num_computed += steps
+        shares.charge(sequence, DECODE_COST * steps)
         has_room = table.grow(sequence.num_computed)
         assert has_room
         sequence.token_ids.extend(repeat(token_id, steps))

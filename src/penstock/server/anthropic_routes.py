@@ -44,7 +44,7 @@ class AnthropicRoutes:
         chat = wanted.to_chat()
         prompts = await self._encoder.chat(chat, incoming.prompt_ids)
         chat = msgspec.structs.replace(chat, max_tokens=self._fit_output(wanted, len(prompts[0])))
-        head = MessageHead(f"msg_{incoming.origin.id}", self._model.name)
+        head = MessageHead(f"msg_{incoming.origin.id}", wanted.model)
         calling = ToolCalling.of(chat, self._model)
         if calling is None:
             return Ask(chat, prompts, partial(MessageAnswer, head, wanted.max_tokens), wanted.guide())

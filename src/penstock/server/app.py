@@ -12,10 +12,15 @@ from penstock.core.clock import Clock
 from penstock.core.errors import EngineUnavailable
 from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineClient
+from penstock.hub.adapter_file import AdapterFile
+from penstock.hub.watermarks import WatermarkFile
+from penstock.server.adapter_routes import AdapterRoutes
+from penstock.server.adapters import Adapters
 from penstock.server.anthropic_routes import AnthropicRoutes
 from penstock.server.block_routes import BlockRoutes
 from penstock.server.devices import Devices
 from penstock.server.drain import Drain
+from penstock.server.embedding_routes import EmbeddingRoutes
 from penstock.server.exchange import Exchange
 from penstock.server.gateway_routes import GatewayRoutes
 from penstock.server.guides import GuideTrials
@@ -25,6 +30,7 @@ from penstock.server.openai_routes import OpenAIRoutes
 from penstock.server.prompts import PromptEncoder
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
+from penstock.server.watermarks import Watermarks
 
 
 class Replica:
@@ -59,7 +65,11 @@ class Replica:
         """How it is, as gateways are told."""
         return self._gateway.now()
 
-    def open(self, model: ServedModel) -> None:
+    def adapters(self, model: ServedModel) -> Adapters:
+        """Those of a model that is not open yet."""
+        return Adapters(model, self._engine, AdapterFile.of(model.name, self._settings.adapter_file))
+
+    def open(self, model: ServedModel, adapters: Adapters | None = None) -> None:
         """The engine is ready: take requests for its model."""
         gc.freeze()  # what is loaded by now stays: the garbage collector need not stop a stream to look through it
         pool = ThreadPoolExecutor(thread_name_prefix="tokenize")
@@ -76,11 +86,17 @@ class Replica:
             self.drain,
             self._trust,
             self._guides,
+            Watermarks(WatermarkFile.at(self._settings.watermark_file), self._settings.watermark),
             max_open=self._settings.max_open,
             max_body_bytes=self._settings.max_body_bytes,
         )
         openai, anthropic = (api(model, encoder, exchange).routes() for api in (OpenAIRoutes, AnthropicRoutes))
-        self._router = Router([*openai, *anthropic, *self._always], shutdown=self._stop)
+        lora = AdapterRoutes(adapters or self.adapters(model), self._trust).routes()
+        texts = EmbeddingRoutes(
+            model, self._engine, self._recorder, self.drain, self._trust, pool,
+            max_body_bytes=self._settings.max_body_bytes,
+        ).routes()  # fmt: skip
+        self._router = Router([*openai, *anthropic, *lora, *texts, *self._always], shutdown=self._stop)
 
     async def _stop(self) -> None:
         await self._engine.stop()

@@ -23,7 +23,7 @@ class Piece:
     logprobs: list[ScoredToken] | None
     finish: FinishReason | None
     stop: str | None = None  # the stop string that ended it
-    token_ids: list[int] = field(default_factory=list)  # all of the event's
+    token_ids: list[int] = field(default_factory=list)  # all of the event's, up to where it ended
     cached_tokens: int = 0  # of the prompt; with the first tokens of a choice
     parts: list[Part] | None = None  # where tools may be called: what the text says
     is_calling: bool = False  # it ended, and with whole calls
@@ -45,6 +45,7 @@ class ChoiceText:
         marks = calling.mark_ids if calling is not None else frozenset[int]()
         self._detokenizer = Detokenizer(tokenizer, prompt_ids=prompt_ids, skip_special_tokens=skip, kept_ids=marks)
         self._stops = StopStrings(options.stop, include=options.include_stop_str_in_output)
+        self._has_stops = bool(options.stop)
         self._calls = calling.parser() if calling is not None else None
         self._must_call = calling is not None and calling.is_required
         self._resumed_ids: list[int] | None = None
@@ -68,12 +69,11 @@ class ChoiceText:
 
     def take(self, event: TokenEvent) -> Piece:
         """The text of an event. A finish that the engine does not know of is a stop string."""
-        self.num_tokens += len(event.token_ids)
-        token_ids, logprobs, finish = event.token_ids, event.logprobs, event.finish
-        if finish is FinishReason.STOP:  # the stop token ends the text and is no part of it
-            token_ids = token_ids[:-1]
-        text, is_stopped = self._stops.push(self._detokenizer.push(token_ids))
+        all_ids, logprobs, finish = event.token_ids, event.logprobs, event.finish
+        token_ids = all_ids[:-1] if finish is FinishReason.STOP else all_ids  # a stop token is no part of the text
+        text, is_stopped, num_read = self._read(token_ids)
         if is_stopped:
+            all_ids = token_ids = token_ids[:num_read]
             finish = FinishReason.STOP
         elif finish is not None:
             rest, is_stopped = self._stops.push(self._detokenizer.flush())
@@ -88,12 +88,24 @@ class ChoiceText:
                 # Of an answer that is calls and nothing else, text is the beginning of one that was cut.
                 parts += [p for p in self._calls.flush() if not (self._must_call and isinstance(p, Text))]
             is_calling = finish is FinishReason.STOP and 0 < self._calls.num_ended == self._calls.num_begun
+        self.num_tokens += len(all_ids)
         scored = None if logprobs is None else self._score(token_ids, logprobs)
         is_counted = self._resumed_ids is not None  # where the prompt was computed first
         cached_tokens = 0 if is_counted else event.cached_tokens or 0
-        return Piece(
-            self._index, text, scored, finish, self._stops.hit, event.token_ids, cached_tokens, parts, is_calling
-        )
+        return Piece(self._index, text, scored, finish, self._stops.hit, all_ids, cached_tokens, parts, is_calling)
+
+    def _read(self, token_ids: list[int]) -> tuple[str, bool, int]:
+        """Their text, whether a stop string ended it, and with which of them: the rest was not asked for. Tokens may
+        come several at a time, and that must not be seen in what is counted."""
+        if not self._has_stops or len(token_ids) < 2:
+            return *self._stops.push(self._detokenizer.push(token_ids)), len(token_ids)
+        read = ""
+        for count, token_id in enumerate(token_ids, 1):
+            text, is_stopped = self._stops.push(self._detokenizer.push([token_id]))
+            read += text
+            if is_stopped:
+                return read, True, count
+        return read, False, len(token_ids)
 
     def _score(self, token_ids: list[int], logprobs: list[TokenLogprobs]) -> list[ScoredToken]:
         return [

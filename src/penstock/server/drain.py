@@ -29,11 +29,15 @@ class Drain:
         for generation in self._relayed:
             generation.give_back(self._refusal())
 
+    def check(self) -> None:
+        """Raises when no new work is taken."""
+        if self.is_begun:
+            raise self._refusal()
+
     @contextmanager
     def admit(self, generation: Generation, *, is_relayed: bool) -> Iterator[None]:
         """While it runs. Raises when no new work is taken."""
-        if self.is_begun:
-            raise self._refusal()
+        self.check()
         if is_relayed:
             self._relayed.add(generation)
         try:

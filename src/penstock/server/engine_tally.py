@@ -22,9 +22,12 @@ _TOTALS: dict[Metric, str] = {
     catalog.BUSY: "busy_s",
     catalog.PREEMPTIONS: "preemptions",
     catalog.RECOMPUTED_TOKENS: "recomputed_tokens",
+    catalog.LOADED_TOKENS: "loaded_tokens",
     catalog.PREFIX_TOKENS: "prompt_tokens",
     catalog.PREFIX_HIT_TOKENS: "cached_tokens",
     catalog.GENERATED_TOKENS: "generated_tokens",
+    catalog.DRAFT_TOKENS: "drafted_tokens",
+    catalog.ACCEPTED_TOKENS: "accepted_tokens",
     catalog.FORCED_TOKENS: "forced_tokens",
     catalog.MASK_WAIT: "mask_wait_s",
     catalog.KV_EVICTIONS: "evictions",
@@ -63,6 +66,7 @@ class EngineTally:
         for metric, name in _TOTALS.items():
             count(metric).value = self._before[metric] + getattr(stats, name)
         if info is not None:
+            count(catalog.KV_CAPACITY, info.kv_dtype).value = info.num_blocks * info.block_size
             self._look_at_bandwidth(info)
 
     def _look_at_bandwidth(self, info: EngineInfo) -> None:

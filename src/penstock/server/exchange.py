@@ -23,6 +23,7 @@ from penstock.server.incoming import GatewayTrust, Incoming
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
 from penstock.server.tool_calling import ToolCalling
+from penstock.server.watermarks import Watermarks
 
 
 class Answer(Protocol):
@@ -58,6 +59,7 @@ class Exchange:
         drain: Drain,
         trust: GatewayTrust,
         guides: GuideTrials,
+        watermarks: Watermarks,
         *,
         max_open: int,
         max_body_bytes: int,
@@ -69,6 +71,7 @@ class Exchange:
         self._drain = drain
         self._trust = trust
         self._guides = guides
+        self._watermarks = watermarks
         self._max_open = max_open
         self._max_body_bytes = max_body_bytes
 
@@ -79,15 +82,17 @@ class Exchange:
             times = Times(self._clock.now())
             record.context = request.trace_context
             incoming = self._trust.read(request, await request.body(self._max_body_bytes))
+            self._model.check_generates()
             ask = await read(incoming)
             asked = ask.guide or ask.wanted.guide()
             guide = await self._guides.check(asked) if asked is not None else None
+            watermark = await self._watermarks.of(incoming, ask.wanted)
             times.tokenized_s = self._clock.now()
             # The client's id may repeat; what the engine calls the request must not.
             generation = Generation(
                 ask.wanted, ask.prompts, self._model, new_id(request.id), times,
                 fallback_seed=incoming.origin.seed, resume=incoming.resume, namespace=incoming.namespace,
-                guide=guide, calling=ask.calling,
+                guide=guide, calling=ask.calling, watermark=watermark, tenancy=incoming.tenancy,
             )  # fmt: skip
             # A whole answer that came with its ids is in an envelope for their sake alone: it may end here.
             may_go = incoming.is_relayed and (generation.options.stream or incoming.prompt_ids is None)

@@ -18,14 +18,14 @@ from penstock import __version__
 from penstock.api import model_text, sse
 from penstock.api.asgi import Request, Route, Send, SseStream, json_response
 from penstock.api.model_text import ModelText
-from penstock.api.replica_report import ReplicaReport
+from penstock.api.replica_report import AdapterNews, ReplicaReport
 from penstock.core.errors import EngineUnavailable
 from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineClient
 from penstock.server.devices import Devices
 from penstock.server.drain import Drain
 from penstock.server.incoming import GatewayTrust
-from penstock.server.served_model import ServedModel
+from penstock.server.served_model import ServedAdapter, ServedModel
 
 _PERIOD_S = 0.05
 _MOST_PERIODS = 5  # without news: a gateway takes a replica that is silent for a second for a sick one
@@ -38,6 +38,7 @@ class GatewayRoutes:
         self, engine: EngineClient, drain: Drain, devices: Devices, trust: GatewayTrust, settings: ServerSettings
     ) -> None:
         self._model = ""  # as long as it is loading
+        self._adapters: dict[str, ServedAdapter] = {}
         self._text: Future[tuple[bytes, str]] | None = None  # encoded, and its digest
         self._engine = engine
         self._drain = drain
@@ -48,6 +49,7 @@ class GatewayRoutes:
 
     def open(self, model: ServedModel, pool: Executor) -> None:
         self._model = model.name
+        self._adapters = model.adapters
         self._text = pool.submit(_text_of, model)
 
     def routes(self) -> list[Route]:
@@ -125,6 +127,7 @@ class GatewayRoutes:
             device_fault=self._devices.fault,
             kv_fragmentation=round(stats.kv_fragmentation, 2),
             memory_kills=engine.memory_kills,
+            adapters=self._adapter_news() if self._adapters else (),
             text=self._text.result()[1] if self._text is not None and self._text.done() else "",
         )
         if info is None:
@@ -139,6 +142,11 @@ class GatewayRoutes:
             max_model_len=info.max_model_len,
             block_size=info.block_size,
         )
+
+
+    def _adapter_news(self) -> tuple[AdapterNews, ...]:
+        on_device = set(self._engine.adapters.device)
+        return tuple(AdapterNews(name, one.digest, one.digest in on_device) for name, one in self._adapters.items())
 
 
 def _text_of(model: ServedModel) -> tuple[bytes, str]:

@@ -6,18 +6,22 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
 
+import msgspec
+
 from penstock.api.openai import CompletionRequest, GenerationRequest, Usage, check_token_ids, for_choice
-from penstock.api.relay import Resume
+from penstock.api.relay import Resume, Tenancy
 from penstock.core.clock import Clock
 from penstock.core.errors import InvalidRequest, Overloaded, PenstockError
 from penstock.core.guide import Guide
 from penstock.core.hashing import cache_namespace
 from penstock.core.request import Cost, Request, RequestTimings, TokenEvent, TokenLogprobs
+from penstock.core.watermark import Watermark
 from penstock.engine.accounts import Meter
 from penstock.engine.client import EngineClient, TokenStream
 from penstock.server.choices import ChoiceText, Piece
 from penstock.server.served_model import ServedModel
 from penstock.server.tool_calling import ToolCalling
+from penstock.server.watermarks import check_mark
 from penstock.text.tools import Part
 
 
@@ -69,8 +73,10 @@ class Generation:
         fallback_seed: int,
         resume: Resume | None = None,
         namespace: str = "",
+        tenancy: Tenancy = Tenancy(),  # noqa: B008 (a tuple)
         guide: Guide | None = None,
         calling: ToolCalling | None = None,
+        watermark: Watermark | None = None,
     ) -> None:
         vocab_size = model.config.vocab_size
         self.options = wanted.to_options(vocab_size)
@@ -83,11 +89,16 @@ class Generation:
         self.resumed_parts: dict[int, list[Part]] = {}  # of each choice, before that: where tools may be called
         self.calling = calling
         sampling = wanted.to_sampling(vocab_size, fallback_seed=fallback_seed)
+        if watermark is not None:
+            check_mark(watermark, sampling, wanted)
+            sampling = msgspec.structs.replace(sampling, watermark=watermark)
+        adapter = model.adapter_of(wanted.model)  # the last moment: until here it may have been unloaded
         stop_token_ids = set(self.options.stop_token_ids)
         if not self.options.ignore_eos:
             stop_token_ids.update(model.config.eos_token_ids)
         is_explicit = not isinstance(wanted, CompletionRequest) or wanted.max_tokens is not None
         outputs = resume.outputs() if resume else {}
+        priority = tenancy.priority_of(None if wanted.priority is None else self.options.priority)
         self._requests: list[Request] = []
         self._choices: dict[str, ChoiceText] = {}
         self._stream: TokenStream | None = None
@@ -101,10 +112,13 @@ class Generation:
                     sampling=for_choice(sampling, choice),
                     stop_token_ids=sorted(stop_token_ids),
                     min_tokens=self.options.min_tokens,
-                    priority=self.options.priority,
+                    priority=priority,
                     namespace=cache_namespace(namespace, self.options.namespace),
+                    tenant=tenancy.id,
+                    weight=tenancy.weight,
                     output_ids=outputs.pop(index, []),
                     guide=guide,
+                    adapter=adapter,
                 )
                 self._requests.append(request)
                 self._choices[request.id] = ChoiceText(index, prompt_ids, model.tokenizer, self.options, calling)

@@ -1,4 +1,4 @@
-"""/health: is the process alive; /ready: can it take requests; /health/deep: does it really generate; /metrics."""
+"""/health: is the process alive; /ready: can it take requests; /health/deep: does it really work; /metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from penstock.core.request import Priority
 from penstock.core.request import Request as EngineRequest
 from penstock.core.sampling import SamplingParams
 from penstock.engine.client import EngineClient, EngineState
+from penstock.engine.messages import Embed
 from penstock.observe.tallies import CONTENT_TYPE
+from penstock.server.adapters import tally
 from penstock.server.devices import Devices
 from penstock.server.drain import Drain
 from penstock.server.recorder import Recorder
@@ -54,14 +56,18 @@ class HealthRoutes:
     async def deep(self, request: Request, send: Send) -> None:
         """One real token, ahead of everybody: finds an engine that hangs though its process lives."""
         started_s = self._clock.now()
+        info = self._engine.info
         probe = EngineRequest(
             id=new_id("probe"), prompt_ids=[0], max_tokens=1, sampling=SamplingParams(temperature=0.0),
             priority=Priority.HIGH,
         )  # fmt: skip
         try:
-            with self._engine.open([probe]) as stream:
-                self._recorder.pays("", stream.meter)
-                await asyncio.wait_for(stream.next(), self._deep_timeout_s)
+            if info is not None and not info.generates:
+                await asyncio.wait_for(self._engine.embeddings(Embed(probe.id, [[0]])), self._deep_timeout_s)
+            else:
+                with self._engine.open([probe]) as stream:
+                    self._recorder.pays("", stream.meter)
+                    await asyncio.wait_for(stream.next(), self._deep_timeout_s)
         except (PenstockError, TimeoutError) as error:
             reason = error.message if isinstance(error, PenstockError) else "no token in time"
             await _answer(send, False, engine=self._engine.state, reason=reason)
@@ -72,6 +78,7 @@ class HealthRoutes:
         """Takes down how things stand now; what it returns makes the text of it."""
         is_ready = self._engine.state is EngineState.READY
         self._devices.look()
+        tally(self._recorder.tallies, self._engine.adapters)
         return self._recorder.exposition(is_ready=is_ready, restarts=self._engine.restarts, info=self._engine.info)
 
     async def metrics(self, request: Request, send: Send) -> None:

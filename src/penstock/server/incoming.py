@@ -27,6 +27,8 @@ class Incoming:
     prompt_ids: list[list[int]] | None = None  # rendered and tokenized at the gateway
     resume: relay.Resume | None = None
     namespace: str = ""  # the gateway's tenant, whose prefixes are its own
+    watermark: str | None = None  # of that tenant's answers
+    tenancy: relay.Tenancy = relay.Tenancy()  # noqa: RUF009 (a tuple)
 
 
 class GatewayTrust:
@@ -42,18 +44,24 @@ class GatewayTrust:
             raise PermissionDenied("this is for gateways on this machine; for others set gateway_secret")
 
     def read(self, request: Request, body: bytes) -> Incoming:
-        mode, namespace = (request.headers.get(name) for name in (relay.HEADER, relay.NAMESPACE_HEADER))
-        if mode is None and namespace is None:
+        named = (relay.HEADER, relay.NAMESPACE_HEADER, relay.WATERMARK_HEADER, relay.TENANT_HEADER)
+        mode, namespace, mark, tenant = (request.headers.get(name) for name in named)
+        if mode is None and namespace is None and mark is None and tenant is None:
             return Incoming(body, new_origin())
         self.check(request)
         namespace = namespace or ""
+        tenancy = relay.read_tenant(tenant) if tenant is not None else relay.Tenancy(namespace)
         if mode is None or mode == relay.STREAM:
-            return Incoming(body, new_origin(), True, mode is not None, namespace=namespace)
+            is_relayed = mode is not None
+            return Incoming(body, new_origin(), True, is_relayed, namespace=namespace, watermark=mark, tenancy=tenancy)
         if mode != relay.ENVELOPE:
             raise InvalidRequest(f"{relay.HEADER}: expected '{relay.STREAM}' or '{relay.ENVELOPE}'")
         envelope = relay.open_envelope(body)
         origin = envelope.resume.origin if envelope.resume else new_origin()
-        return Incoming(bytes(envelope.request), origin, True, True, envelope.prompt_ids, envelope.resume, namespace)
+        return Incoming(
+            bytes(envelope.request), origin, True, True, envelope.prompt_ids, envelope.resume, namespace, mark,
+            tenancy,
+        )  # fmt: skip
 
 
 def new_origin() -> relay.Origin:

@@ -45,11 +45,13 @@ class OpenAIRoutes:
         await self._exchange.generate(request, send, COMPLETION.route, self._read_completion)
 
     async def models(self, request: Request, send: Send) -> None:
-        await json_response(send, 200, model_list([self._card()]))
+        await json_response(
+            send, 200, model_list([self._card(name) for name in (self._model.name, *self._model.adapters)])
+        )
 
     async def model(self, request: Request, send: Send) -> None:
         self._model.check_name(request.path_param)
-        await json_response(send, 200, model_object(self._card()))
+        await json_response(send, 200, model_object(self._card(request.path_param)))
 
     async def _read_chat(self, incoming: Incoming) -> Ask:
         wanted = parse_chat(incoming.body)
@@ -58,7 +60,9 @@ class OpenAIRoutes:
         calling = ToolCalling.of(wanted, self._model)
         if calling is None:
             return self._ask(CHAT, incoming.origin, wanted, prompts)
-        return Ask(wanted, prompts, partial(CallingChat, self._head(CHAT, incoming.origin)), calling.guide, calling)
+        return Ask(
+            wanted, prompts, partial(CallingChat, self._head(CHAT, incoming.origin, wanted)), calling.guide, calling
+        )
 
     async def _read_completion(self, incoming: Incoming) -> Ask:
         wanted = parse_completion(incoming.body)
@@ -76,10 +80,15 @@ class OpenAIRoutes:
         echoed: list[str] | None = None,
     ) -> Ask:
         openings = [text for text in echoed or [""] * len(prompts) for _ in range(wanted.n or 1)]
-        return Ask(wanted, prompts, partial(CompletionAnswer, form, self._head(form, origin), openings))
+        return Ask(wanted, prompts, partial(CompletionAnswer, form, self._head(form, origin, wanted), openings))
 
-    def _head(self, form: Form, origin: Origin) -> ResponseHead:
-        return ResponseHead(f"{form.id_prefix}-{origin.id}", self._model.name, origin.created)
+    def _head(self, form: Form, origin: Origin, wanted: GenerationRequest) -> ResponseHead:
+        return ResponseHead(f"{form.id_prefix}-{origin.id}", wanted.model, origin.created)
 
-    def _card(self) -> ModelCard:
-        return ModelCard(id=self._model.name, created=self._model.created, max_model_len=self._model.max_model_len)
+    def _card(self, name: str) -> ModelCard:
+        model, adapter = self._model, self._model.adapters.get(name)
+        if adapter is None:
+            return ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len)
+        return ModelCard(
+            id=name, created=adapter.created, max_model_len=model.max_model_len, root=adapter.path, parent=model.name
+        )

@@ -29,8 +29,19 @@ _OTHERS = "other"
 
 
 @dataclass
+class TextWork:
+    """Of a request for vectors or scores."""
+
+    num_texts: int
+    num_tokens: int
+    tenant: str
+    cost: Cost = Cost()  # noqa: RUF009 (frozen)
+
+
+@dataclass
 class Record:
     generation: Generation | None = None
+    texts: TextWork | None = None
     context: Mapping[bytes, bytes] = field(default_factory=dict)  # headers that say which trace it is part of
 
     def follow(self, generation: Generation) -> None:
@@ -60,9 +71,10 @@ class Finished(NamedTuple):
     def of(
         cls, record: Record, model: str, route: str, request_id: str, status: int, outcome: str, total_s: float
     ) -> Finished:
-        generation = record.generation
+        generation, tokens = record.generation, record.texts.num_tokens if record.texts is not None else 0
         if generation is None:
-            return cls(request_id, model, route, status, outcome, total_s, context=record.context)
+            facts = (request_id, model, route, status, outcome, total_s)
+            return cls(*facts, prompt_tokens=tokens, context=record.context)
         return cls(
             request_id, model, route, status, outcome, total_s, generation.options.stream,
             generation.num_prompt_tokens, generation.num_cached_tokens, generation.num_made_here,
@@ -83,6 +95,9 @@ class Recorder:
         self._open = self.tallies.count(catalog.REQUESTS_OPEN)
         self._ttft, self._tpot, self._total = (
             self.tallies.spread(metric, model) for metric in (catalog.TTFT, catalog.TPOT, catalog.REQUEST_LATENCY)
+        )
+        self._texts, self._text_tokens = (
+            self.tallies.count(metric, model) for metric in (catalog.EMBEDDED_TEXTS, catalog.EMBEDDED_TOKENS)
         )
         self._tenants: dict[str, tuple[Count, Count]] = {}
         self.listeners: list[Callable[[Finished], None]] = []  # told of every request, at its end
@@ -131,7 +146,7 @@ class Recorder:
         count(catalog.ENGINE_READY).value = float(is_ready)
         count(catalog.ENGINE_RESTARTS).value = restarts
         if info is not None:
-            what = (self.model, info.device, info.device_name, __version__)
+            what = (self.model, info.device, info.device_name, info.number_format, info.quant, __version__)
             self.tallies.replace(catalog.REPLICA_INFO, {what: 1})
         self._engine.look(info)
         return self.tallies.exposition
@@ -140,6 +155,9 @@ class Recorder:
 
     def _finish(self, record: Record, route: str, request_id: str, outcome: str, total_s: float) -> None:
         generation = record.generation
+        if record.texts is not None:
+            self._finish_texts(record.texts, route, request_id, outcome, total_s)
+            return
         if generation is None:
             log.info("id=%s route=%s outcome=%s total_ms=%.1f", request_id, route, outcome, 1e3 * total_s)
             return
@@ -157,6 +175,18 @@ class Recorder:
             "id=%s route=%s outcome=%s prompt=%d cached=%d output=%d ttft_ms=%s total_ms=%.1f device_ms=%.2f",
             request_id, route, outcome, generation.num_prompt_tokens, generation.num_cached_tokens, tokens,
             "-" if ttft_s is None else f"{1e3 * ttft_s:.1f}", 1e3 * total_s, 1e3 * generation.cost.device_s,
+        )  # fmt: skip
+
+    def _finish_texts(self, work: TextWork, route: str, request_id: str, outcome: str, total_s: float) -> None:
+        self._total.observe(total_s)
+        if outcome == "ok":
+            self._judge(Objective.LATENCY, total_s)
+            self._texts.value += work.num_texts
+            self._text_tokens.value += work.num_tokens
+        (self._tenants.get(work.tenant) or self._tenant(work.tenant))[0].value += work.cost.device_s
+        log.info(
+            "id=%s route=%s outcome=%s texts=%d tokens=%d total_ms=%.1f device_ms=%.2f",
+            request_id, route, outcome, work.num_texts, work.num_tokens, 1e3 * total_s, 1e3 * work.cost.device_s,
         )  # fmt: skip
 
     def _observe_times(self, generation: Generation, ttft_s: float) -> None:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from penstock.core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
+from penstock.core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedTask
 from penstock.core.model_config import ModelConfig
+from penstock.core.request import AdapterRef
 from penstock.text.chat import ChatTemplate
 from penstock.text.prompts import kept_ids
 from penstock.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ServedAdapter:
+    """An adapter that the engine has: clients ask for it as for a model."""
+
+    name: str
+    path: str
+    digest: str  # of its content
+    rank: int
+    pinned: bool
+    created: int  # Unix seconds
 
 
 @dataclass(frozen=True)
@@ -19,10 +32,61 @@ class ServedModel:
     chat_template: ChatTemplate
     max_model_len: int
     created: int  # Unix seconds
+    generates: bool = True
+    embeds: bool = False
+    max_loras: int = 0  # adapters that may run at a time; 0: the engine cannot run any
+    adapters: dict[str, ServedAdapter] = field(default_factory=dict)  # by name; they come and go
 
     def check_name(self, name: str) -> None:
-        if name != self.name:
+        if name != self.name and name not in self.adapters:
             raise ModelNotFound(f"the model '{name}' does not exist; this server has '{self.name}'", param="model")
+
+    def adapter_of(self, name: str) -> AdapterRef | None:
+        """What a request for this model runs with; None: the base model."""
+        self.check_name(name)
+        adapter = self.adapters.get(name)
+        return AdapterRef(adapter.digest, name) if adapter is not None else None
+
+    def check_generates(self) -> None:
+        if not self.generates:
+            raise UnsupportedTask(
+                f"the model '{self.name}' makes no texts: it makes vectors of them, at /v1/embeddings, /v1/rerank and "
+                "/v1/score",
+                param="model",
+            )
+
+    def check_embeds(self) -> None:
+        if not self.embeds:
+            raise UnsupportedTask(
+                f"the model '{self.name}' makes no vectors where it runs: it makes texts, at /v1/chat/completions, "
+                "/v1/completions and /v1/messages",
+                param="model",
+            )
+
+    def check_base_name(self, name: str) -> None:
+        """Vectors are the base model's."""
+        self.check_name(name)
+        if name != self.name:
+            raise UnsupportedTask(f"'{name}' is an adapter: it makes texts, and no vectors", param="model")
+
+    def fit_text(self, ids: list[int], *, keep_first: int | None, param: str | None) -> list[int]:
+        """A text as the model will see it: cut only where the client asked for it, and then its end goes, but for the
+        mark that ends every text of some models."""
+        most = self.max_model_len
+        keep = most if keep_first == -1 else keep_first
+        if keep is not None and len(ids) > keep:
+            is_marked = keep > 1 and ids[-1] in self.tokenizer.special_ids
+            ids = [*ids[: keep - 1], ids[-1]] if is_marked else ids[:keep]
+        if not ids:
+            raise InvalidRequest("a text has no tokens", param=param)
+        if max(ids) >= self.config.vocab_size:
+            raise InvalidRequest(f"a text has a token, {max(ids)}, that this model does not know", param=param)
+        if len(ids) > most:
+            raise ContextLengthExceeded(
+                f"this model takes texts of {most} tokens, and one has {len(ids)}; truncate_prompt_tokens cuts them",
+                param=param,
+            )
+        return ids
 
     def fit_prompt(self, prompt_ids: list[int], *, keep_last: int | None, param: str) -> list[int]:
         """The prompt as the model will see it: never empty, cut only where the client asked for it."""

@@ -18,8 +18,11 @@ from penstock.observe.spans import Kind, Root, Roots, Span, Value
 from penstock.observe.tallies import Count
 from penstock.server.recorder import Finished
 
-_OPERATIONS = {"chat": "chat", "completions": "text_completion", "messages": "chat"}  # by route
-_PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "messages": "/v1/messages"}
+_TEXTS = ("embeddings", "rerank", "score")
+_OPERATIONS = {"chat": "chat", "completions": "text_completion", "messages": "chat"} | dict.fromkeys(
+    _TEXTS, "embeddings"
+)  # by route
+_PATHS = {name: f"/v1/{name}" for name in ("completions", "messages", *_TEXTS)} | {"chat": "/v1/chat/completions"}
 _NAMES = {"queue": "engine queue", "first_token": "first token"}
 
 

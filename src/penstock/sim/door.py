@@ -248,7 +248,9 @@ class SimDoor:
             return  # lost on the way, and sent elsewhere
         ask, replica = flight.ask, followed.replica
         run = TokenRun(flight.number, ask.prompt_tokens, ask.names, replica.profile.block_tokens)
-        replica.submit(as_request(flight.request.id, run, ask.output_tokens, ask.priority, flight.generated))
+        replica.submit(
+            as_request(flight.request.id, run, ask.output_tokens, ask.priority, flight.generated, ask.tenant)
+        )
 
     def token(self, replica: SimReplica, event: TokenEvent) -> None:
         flight = self._flights.get(event.request_id)

@@ -96,6 +96,10 @@ class SimSequence(sequence.Sequence):
         return cast(TokenRun, self.request.prompt_ids)
 
 
-def as_request(request_id: str, run: TokenRun, output_tokens: int, priority: Priority, generated: int = 0) -> Request:
+def as_request(
+    request_id: str, run: TokenRun, output_tokens: int, priority: Priority, generated: int = 0, tenant: str = ""
+) -> Request:
     """For a scheduler that makes `SimSequence`s. A run stands where others have a list."""
-    return Request(request_id, cast(list[int], run), output_tokens, priority=priority, output_ids=[0] * generated)
+    return Request(
+        request_id, cast(list[int], run), output_tokens, priority=priority, output_ids=[0] * generated, tenant=tenant
+    )

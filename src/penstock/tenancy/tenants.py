@@ -19,10 +19,12 @@ from msgspec import UNSET, Meta, Struct
 from penstock.core.config import nearest
 from penstock.core.errors import InvalidValue
 from penstock.core.request import Priority
+from penstock.core.watermark import Name
 
 TenantId = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]
 Count = Annotated[int, Meta(ge=1, le=2**53)]
 Label = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*\Z")]  # shown to people: no control characters
+Weight = Annotated[float, Meta(ge=0.01, le=1000)]
 Money = Annotated[float, Meta(gt=0, le=1e9)]  # of whatever currency the prices are in
 
 
@@ -87,7 +89,9 @@ class Tenant(Struct, frozen=True, omit_defaults=True):
     models: tuple[Label, ...] = ("*",)
     adapters: tuple[Label, ...] = ()
     priority: PriorityClass = PriorityClass.STANDARD
+    weight: Weight = 1.0  # of its share of a replica that others use too
     cache: CacheScope = CacheScope.OWN
+    watermark: Name | None = None  # of its answers; its secret is at the replicas
     is_active: bool = True  # not active: its keys are refused
     created_at: float = 0.0  # seconds since 1970, set by the store
 

@@ -15,17 +15,20 @@ from tokenizers.processors import TemplateProcessing
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
 
+_NEVER_STRIP = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3's tokens
+
 # tokenizer.ggml.token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
 _CL100K_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_TEKKEN_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_O200K_WORDS = (
+    r"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{ends}"
+    r"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{ends}"
+    r"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"  # at the end of a word
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,9 @@ _GPT2 = _WordRule()
 _SMOLLM = _WordRule(splits_digits=True)
 _LLAMA3 = _WordRule(_CL100K_WORDS % r"\p{N}{1,3}", ignores_merges=True, adds_bos=True)
 _QWEN2 = _WordRule(_CL100K_WORDS % r"\p{N}", composes=True)
-_TEKKEN = _WordRule(_TEKKEN_WORDS, ignores_merges=True, adds_bos=True)
+_TEKKEN = _WordRule(_O200K_WORDS.format(ends="", digits=r"\p{N}"), ignores_merges=True, adds_bos=True)
+_GPT4 = _WordRule(_CL100K_WORDS % r"\p{N}{1,3}")
+_GPT4O = _WordRule(_O200K_WORDS.format(ends=_SHORTENED, digits=r"\p{N}{1,3}"))
 
 _WORD_RULES = {
     "default": _GPT2,
@@ -54,6 +59,8 @@ _WORD_RULES = {
     "llama-v3": _LLAMA3,
     "qwen2": _QWEN2,
     "tekken": _TEKKEN,
+    "dbrx": _GPT4,
+    "gpt-4o": _GPT4O,
 }
 
 
@@ -68,7 +75,9 @@ def build(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str, str]]:
             tokenizer, adds_bos = _sentencepiece(tokens, values)
         case other:
             raise ModelUnsupported(f"tokenizers of the kind '{other}' (tokenizer.ggml.model) are not supported")
-    tokenizer.add_tokens(_added_tokens(tokens, _required(values, "token_type")))
+    # Phi-3's were made with blanks and newlines behind its own tokens dropped; no key says so.
+    strips = metadata.get("general.architecture") == "phi3" and values["model"] == "llama"
+    tokenizer.add_tokens(_added_tokens(tokens, _required(values, "token_type"), strips=strips))
     special_tokens = _special_tokens(tokens, values)
     bos = special_tokens.get("bos_token") if values.get("add_bos_token", adds_bos) else None
     eos = special_tokens.get("eos_token") if values.get("add_eos_token", False) else None
@@ -138,10 +147,10 @@ def _bpe(tokens: list[str], merges: list[tuple[str, str]], **options: Any) -> To
         raise ModelCorrupt(f"the GGUF file's vocabulary and merges do not fit together: {error}") from None
 
 
-def _added_tokens(tokens: list[str], types: Sequence[int]) -> list[AddedToken]:
-    """The tokens that are found whole in a text before it is split into words."""
+def _added_tokens(tokens: list[str], types: Sequence[int], *, strips: bool) -> list[AddedToken]:
+    """The tokens that are found whole in a text before it is split into words; some swallow the blanks behind them."""
     return [
-        AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
+        AddedToken(token, special=kind != _USER_DEFINED, normalized=False, rstrip=strips and token not in _NEVER_STRIP)
         for token, kind in zip(tokens, types, strict=True)
         if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]

@@ -29,6 +29,7 @@ class TokenBytes(dict[int, bytes]):
         self._has_byte_tokens = False
         self._replacements: list[tuple[str, str]] = []
         self.drops_leading_space = False
+        self._continues: str | None = None  # how a token begins that goes on with a word; others begin one
         for step in _decoder_steps(tokenizer):
             self._understand(step)
 
@@ -50,6 +51,9 @@ class TokenBytes(dict[int, bytes]):
                 self.drops_leading_space = scheme != "never"
             case {"type": "Strip", "content": " ", "start": 0 | 1 as start, "stop": 0}:
                 self.drops_leading_space = start == 1
+            case {"type": "WordPiece", "prefix": prefix}:  # but for the spaces it takes away before commas and the like
+                self._continues = prefix
+                self.drops_leading_space = True
             case {"type": "Fuse"}:
                 pass
             case _:
@@ -60,6 +64,8 @@ class TokenBytes(dict[int, bytes]):
     def _bytes_of(self, token: str) -> bytes:
         if self._is_byte_level and all(char in _BYTE_OF for char in token):
             return bytes([_BYTE_OF[char] for char in token])
+        if self._continues is not None:
+            return (token.removeprefix(self._continues) if token.startswith(self._continues) else f" {token}").encode()
         for old, new in self._replacements:
             token = token.replace(old, new)
         if self._has_byte_tokens and (found := _BYTE_TOKEN.fullmatch(token)):

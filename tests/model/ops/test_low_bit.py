@@ -57,6 +57,8 @@ WEIGHTS: dict[str, Callable[[int, int], GroupedWeight | Int8Weight]] = {
     "8 bits, minimums": lambda n, k: grouped(torch.randn(n, k), 8, 32, has_minimums=True),
     "8 bits": lambda n, k: grouped(torch.randn(n, k), 8, 32),
     "8 bits per output": lambda n, k: per_channel(torch.randn(n, k)),
+    "8 bits, small groups": lambda n, k: grouped(torch.randn(n, k), 8, 16),
+    "4 bits, small groups, minimums": lambda n, k: grouped(torch.randn(n, k), 4, 16, has_minimums=True),
 }
 
 
@@ -90,21 +92,26 @@ def test_activations_are_rounded_and_no_more(ops: NativeOps) -> None:
     k=st.integers(1, 300),
     start=st.integers(0, 99),
     count=st.integers(1, 100),
+    has_minimums=st.booleans(),
+    is_fine=st.booleans(),
 )
 def test_rows_do_not_depend_on_the_rows_beside_them(
-    bits: Literal[4, 8], m: int, n: int, k: int, start: int, count: int
+    bits: Literal[4, 8], m: int, n: int, k: int, start: int, count: int, has_minimums: bool, is_fine: bool
 ) -> None:
     several, one = native(), native(threads=1)
     assume(several is not None and one is not None)
     assert several is not None
     assert one is not None
-    k += k % 2
-    x, weight = torch.randn(m, k), grouped(torch.randn(n, k), bits, k)
+    k = -(-k // 16) * 16 if is_fine else k + k % 2
+    x = torch.randn(m, k)
+    weight = grouped(torch.randn(n, k), bits, 16 if is_fine else k, has_minimums=has_minimums)
     whole, first = several.linear(weight)(x), start % m
     assert torch.equal(whole[first : first + count], one.linear(weight)(x[first : first + count]))
 
 
-@pytest.mark.parametrize("kind", ["4 bits, minimums", "8 bits, minimums", "8 bits"])
+@pytest.mark.parametrize(
+    "kind", ["4 bits, minimums", "8 bits, minimums", "8 bits", "8 bits, small groups", "4 bits, small groups, minimums"]
+)
 def test_tied_embedding_reads_the_head_s_rows(ops: NativeOps, kind: str) -> None:
     table = WEIGHTS[kind](50, 96)
     embedding, head = ops.tied(table)
@@ -136,8 +143,8 @@ def test_rows_of_nothing_give_the_bias(ops: NativeOps) -> None:
 
 @pytest.mark.parametrize(
     "weight",
-    [grouped(torch.randn(20, 64), 4, 16), grouped(torch.randn(20, 64), 8, 32)],
-    ids=["groups too small", "of bits that are not kept"],
+    [grouped(torch.randn(20, 64), 4, 16), grouped(torch.randn(20, 64), 8, 32), grouped(torch.randn(20, 64), 4, 8)],
+    ids=["groups too small for 4 bits", "of bits that are not kept", "groups too small"],
 )
 def test_what_there_is_no_kernel_for_is_widened(ops: NativeOps, weight: Weight) -> None:
     only_4, x = NativeOps("float32", threads=1, keeps=frozenset({4})), torch.randn(2, 64)

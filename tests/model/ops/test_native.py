@@ -128,6 +128,8 @@ def test_norms_and_swiglu_are_those_of_the_reference(float32_ops: NativeOps, m: 
     assert stream.pending is None
     gate_up = torch.cat((torch.linspace(-120, 120, m * n).view(m, n), x), dim=1)
     torch.testing.assert_close(ops.silu_mul(gate_up), reference.silu_mul(gate_up))
+    torch.testing.assert_close(ops.gated(gate_up, "gelu"), reference.gated(gate_up, "gelu"), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ops.capped(gate_up.clone(), 30.0), reference.capped(gate_up, 30.0), atol=1e-5, rtol=0)
 
 
 # -- attention ------------------------------------------------------------------------------------------------------
@@ -141,11 +143,14 @@ class Shape:
     block_size: int = 16
     window: int | None = None
     has_norms: bool = False
+    cap: float | None = None
 
     def spec(self) -> AttentionSpec:
         torch.manual_seed(self.dim)
         q_norm, k_norm = (torch.rand(2, self.dim) + 0.5).unbind() if self.has_norms else (None, None)
-        return AttentionSpec(self.heads, self.kv_heads, self.dim, self.dim**-0.5, self.window, q_norm, k_norm)
+        return AttentionSpec(
+            self.heads, self.kv_heads, self.dim, self.dim**-0.5, self.window, q_norm, k_norm, cap=self.cap
+        )
 
     def rope(self) -> Rope:
         config = ModelConfig("llama", 1, 1, 1, 1, self.heads, self.kv_heads, self.dim, 2048)
@@ -189,6 +194,7 @@ SHAPES = [
     Shape(14, 2, 64, block_size=5, window=300),
     Shape(32, 1, 80, block_size=1, has_norms=True),
     Shape(2, 1, 256, block_size=24),
+    Shape(8, 4, 32, window=200, cap=1.5),
 ]
 
 

@@ -24,6 +24,7 @@ SHAPES = {
     "window": Heads(4, 2, 32, window=40),
     "short window": Heads(4, 2, 32, window=5, norm=True),
     "one kv head": Heads(20, 1, 32),
+    "capped": Heads(4, 2, 32, window=40, cap=1.5),
 }
 
 

@@ -20,6 +20,7 @@ SHAPES = {
     "GQA 3": Heads(9, 3, 32),
     "GQA 1, normed": Heads(2, 2, 16, norm=True),
     "GQA 20": Heads(20, 1, 96),
+    "capped": Heads(4, 2, 32, cap=1.5),
 }
 
 

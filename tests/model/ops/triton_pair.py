@@ -42,13 +42,21 @@ class Heads:
     head_dim: int
     window: int | None = None
     norm: bool = False
+    cap: float | None = None
 
     def spec(self, dtype: torch.dtype) -> AttentionSpec:
         def weight() -> torch.Tensor | None:
             return torch.randn(self.head_dim, device=DEVICE).to(dtype) if self.norm else None
 
         return AttentionSpec(
-            self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim**-0.5, self.window, weight(), weight()
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.head_dim**-0.5,
+            self.window,
+            weight(),
+            weight(),
+            cap=self.cap,
         )
 
 

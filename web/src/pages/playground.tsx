@@ -140,7 +140,7 @@ export function Playground() {
   );
 }
 
-const IDEAS = ["What is the capital of France?", "Explain a KV cache to a plumber.", "Write a haiku about water under pressure."];
+const IDEAS = ["Why is the sky blue?", "Explain a KV cache to a plumber.", "Write a haiku about water under pressure."];
 
 function Welcome({ isCompared, pick }: { isCompared: boolean; pick: (text: string) => void }) {
   return (

@@ -110,6 +110,7 @@ class GenerationRequest(WireStruct):
     truncate_prompt_tokens: PositiveCount | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     priority: Literal["high", "normal", "low", 0, 1, 2] | None = None
+    watermark: Annotated[str, Meta(min_length=1, max_length=63)] | None = None  # penstock's own
 
     # Labels for the client's own books: they change nothing here.
     user: str | None = None

@@ -19,6 +19,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: int  # Unix seconds
     owned_by: str = "penstock"
     max_model_len: int | None = None  # tokens of context, under the name vLLM gave it
+    root: str | None = None  # of an adapter: where it was loaded from, and its base model; as vLLM has it
+    parent: str | None = None
 
 
 def model_object(card: ModelCard) -> bytes:
@@ -43,4 +45,6 @@ def _for_both(card: ModelCard) -> dict[str, Any]:
         "max_input_tokens": card.max_model_len,
         "max_tokens": card.max_model_len,
     }
-    return msgspec.structs.asdict(card) | for_anthropic
+    of_adapter = ("root", "parent")
+    own = {key: value for key, value in msgspec.structs.asdict(card).items() if key not in of_adapter or value}
+    return own | for_anthropic

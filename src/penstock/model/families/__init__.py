@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.model.families import llama, mistral, qwen2, qwen3
+from penstock.model.families import gemma2, gemma3, llama, mistral, mixtral, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe
 from penstock.model.layers import Family
 
 FAMILIES: dict[str, Family] = {
@@ -10,4 +10,10 @@ FAMILIES: dict[str, Family] = {
     "mistral": mistral.load,
     "qwen2": qwen2.load,
     "qwen3": qwen3.load,
+    "mixtral": mixtral.load,
+    "qwen2_moe": qwen2_moe.load,
+    "qwen3_moe": qwen3_moe.load,
+    "gemma2": gemma2.load,
+    "gemma3_text": gemma3.load,
+    "phi3": phi3.load,
 }

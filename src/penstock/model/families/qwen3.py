@@ -10,14 +10,18 @@ from penstock.model.weights import Weights
 
 
 def layer(weights: Weights, rope: Rope, index: int) -> DecoderLayer:
+    return DecoderLayer(normed_attention(weights, rope, index), MLP.load(weights))
+
+
+def normed_attention(weights: Weights, rope: Rope, index: int) -> Attention:
     config, inner = weights.config, weights.at("self_attn")
     spec = replace(
         attention_spec(config, index),
-        q_norm=inner.vector("q_norm.weight", config.head_dim),
-        k_norm=inner.vector("k_norm.weight", config.head_dim),
+        q_norm=inner.norm("q_norm.weight", config.head_dim),
+        k_norm=inner.norm("k_norm.weight", config.head_dim),
         norm_eps=config.norm_eps,
     )
-    return DecoderLayer(Attention.load(weights, spec, rope, qkv_bias=config.attention_bias), MLP.load(weights))
+    return Attention.load(weights, spec, rope, qkv_bias=config.attention_bias)
 
 
 load = decoder_of(layer)

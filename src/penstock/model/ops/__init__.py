@@ -7,9 +7,9 @@ as large as it can be, so that an implementation may fuse what it likes: norm an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -58,11 +58,15 @@ class AttentionSpec:
     q_norm: Tensor | None = None  # [head_dim]: RMSNorm of each head before the rotation (Qwen3)
     k_norm: Tensor | None = None
     norm_eps: float = 1e-6
+    cap: float | None = None  # scores are kept within it: cap * tanh(score / cap)
+
+
+Activation = Literal["silu", "gelu"]  # gelu is the tanh form
 
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm's weight, on the device in the activations' type."""
+    """RMSNorm's weight, on the device in the activations' type or in float32."""
 
     weight: Tensor
     eps: float
@@ -97,6 +101,44 @@ class Linear(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
+@dataclass(frozen=True)
+class LayerParts:
+    """A decoder layer as data: attention and feed-forward, each behind a norm and added to the stream."""
+
+    attention_norm: Norm
+    qkv: Linear
+    spec: AttentionSpec
+    rope: Rope
+    output: Linear
+    mlp_norm: Norm
+    gate_up: Linear
+    down: Linear
+
+
+class Layer(Protocol):
+    @property
+    def parts(self) -> LayerParts | None:
+        """What it is made of, if it is a plain decoder layer and no more: operations may run such layers their way."""
+
+    def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
+        """Adds to the stream."""
+
+
+def one_by_one(layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
+    for layer, layer_kv in zip(layers, kv, strict=True):
+        layer(stream, layer_kv, batch)
+
+
+class ExpertLinears(Protocol):
+    """The experts of one layer. Built once by `Ops.experts`, called every step."""
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Each row's sum of what its experts make of it: x [tokens, hidden], ids and weights [tokens, experts of each].
+
+        No expert is named twice in a row. A row's result does not depend on the rows beside it.
+        """
+
+
 class Ops(Protocol):
     device: torch.device
     weight_dtype: torch.dtype  # how linear weights are stored, unless they are quantized
@@ -115,6 +157,21 @@ class Ops(Protocol):
 
     def tied(self, table: Weight) -> tuple[Linear, Linear]:
         """(embedding, head) from one table, stored once where the implementation can."""
+
+    def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]]) -> ExpertLinears:
+        """Pack (gate_up, down) of each; they come one by one, and are not held on to."""
+
+    def normed(self, stream: Stream, norm: Norm) -> Tensor:
+        """norm(stream)"""
+
+    def add(self, stream: Stream, x: Tensor) -> None:
+        """stream += x. A norm of the stream must follow before anything else is added to it."""
+
+    def gated(self, halves: Tensor, activation: Activation) -> Tensor:
+        """activation(gate) * up, where gate and up are the halves of each row"""
+
+    def capped(self, x: Tensor, cap: float) -> Tensor:
+        """cap * tanh(x / cap), in place where it can be"""
 
     def norm_linear(self, stream: Stream, norm: Norm, linear: Linear) -> Tensor:
         """linear(norm(stream))"""
@@ -137,6 +194,9 @@ class Ops(Protocol):
         qkv is [tokens, (num_heads + 2 * num_kv_heads) * head_dim], q first, then k, then v.
         Returns [tokens, num_heads * head_dim].
         """
+
+    def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
+        """All of a model, of the step that was begun: `one_by_one`, or together."""
 
     def copy_blocks(self, kv: list[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination), in every layer: the copy of copy-on-write."""

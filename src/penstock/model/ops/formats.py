@@ -67,11 +67,11 @@ class Format:
         """Lower is faster; see BATCH_WEIGHTS."""
         return sum(weight * math.log(self.timings_ms[str(m)]) for m, weight in BATCH_WEIGHTS.items())
 
-    def ops(self, threads: int | None = None) -> Ops:
+    def ops(self, threads: int | None = None, kv_dtype: torch.dtype | None = None) -> Ops:
         os.environ.update(self.environment)
         if self.kernels == "native":
-            return NativeOps(self.arithmetic, threads=threads, keeps=frozenset(self.keeps))
-        return ReferenceOps("cpu", getattr(torch, self.arithmetic))
+            return NativeOps(self.arithmetic, threads=threads, keeps=frozenset(self.keeps), kv_dtype=kv_dtype)
+        return ReferenceOps("cpu", getattr(torch, self.arithmetic), kv_dtype=kv_dtype)
 
 
 TORCH_BFLOAT16 = Format("reference", "bfloat16")
@@ -80,22 +80,34 @@ LOW_BIT = tuple(Format("native", "float32", keeps=[bits]) for bits in (4, 8))
 REFERENCE = (Format("reference", "float32"), TORCH_BFLOAT16)
 
 
-def choose_format(dtype: Dtype = "auto", threads: int | None = None, *, keep_low_bit: bool = False) -> Format:
+def choose_format(
+    dtype: Dtype = "auto",
+    threads: int | None = None,
+    *,
+    keep_low_bit: bool = False,
+    keep: frozenset[int] = frozenset(),
+) -> Format:
     """The fastest format of this dtype on this machine, or of all for "auto".
 
-    Quantized weights are kept as they are where one asks for it and it is faster; never for "float32".
+    Quantized weights are kept as they are where one asks for it and it is faster (never for "float32"). Those of the
+    bits in `keep` are kept in any case: KernelsUnavailable if they cannot be.
     """
     reason, library = _find_kernels()
-    if dtype == "float32":  # one candidate each: nothing to measure
+    if keep and library is None:
+        raise KernelsUnavailable(reason)
+    if dtype == "float32" and not keep:  # one candidate each: nothing to measure
         return Format("native" if library else "reference", "float32", fallback_reason=reason)
     threads = threads or len(os.sched_getaffinity(0))
-    native = (*NATIVE, *LOW_BIT) if keep_low_bit else NATIVE
+    native = (*NATIVE, *LOW_BIT) if keep_low_bit or keep else NATIVE
     measured = _measured(native if library else REFERENCE, threads, library)
+    if lost := keep.difference(*(each.keeps for each in measured)):
+        raise KernelsUnavailable(f"this processor has no instruction for weights of {min(lost)} bits")
     chosen = fastest(each for each in measured if not each.keeps and dtype in ("auto", each.dtype))
     if chosen is None:  # every candidate trapped
         return Format("reference", "float32", fallback_reason=reason or "every native format trapped")
-    low_bit = [each for each in measured if each.keeps and fastest((chosen, each)) is each]
-    return replace(chosen, fallback_reason=reason, keeps=[bits for each in low_bit for bits in each.keeps])
+    faster = [each for each in measured if each.keeps and dtype != "float32" and fastest((chosen, each)) is each]
+    kept = keep.union(*(each.keeps for each in faster)) if keep_low_bit else keep
+    return replace(chosen, fallback_reason=reason, keeps=sorted(kept))
 
 
 def fastest(measured: Iterable[Format]) -> Format | None:
@@ -176,7 +188,8 @@ def random_linear(ops: Ops, shape: tuple[int, int], bits: int) -> Linear:
     assert isinstance(ops, NativeOps), "no others keep such weights"
     out, columns = shape
     values = torch.randint(256, (out, columns * bits // 8), dtype=torch.uint8)
-    return ops.linear(GroupedWeight(values, 4 if bits == 4 else 8, torch.rand(out, columns // GROUP)))
+    scales, minimums = torch.rand(2, out, columns // GROUP)
+    return ops.linear(GroupedWeight(values, 4 if bits == 4 else 8, scales, minimums=minimums))
 
 
 def _best_layer_s(layers: Sequence[Sequence[Linear]], m: int, dtype: torch.dtype) -> float:

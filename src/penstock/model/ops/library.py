@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 from ctypes import POINTER, c_float, c_int, c_int32, c_size_t, c_void_p
 from typing import Any
 
@@ -19,7 +18,10 @@ ARITHMETICS = {
     "bfloat16_dot": torch.bfloat16,  # activations are rounded to bfloat16 too, for the pair-product instruction
 }
 LOW_BIT = {4: 3, 8: 4}  # the places behind them: linear weights of so many bits
-GROUP = 32  # columns of such a weight that share a scale
+CACHED_INT8 = (5, 6)  # and behind those: a cache of 8-bit integers, as fast as it can be, and for any processor
+LOW_BIT_CENTRED = {4: 7, 8: 8}  # weights that count from the middle, without minimums
+LOW_BIT_FINE = 9  # of 8 bits, with a scale and a minimum for every 16
+GROUP = 32  # columns of a low-bit weight that share a scale; a multiple of it, or half of it if need be
 MOST_HEAD_DIM = 256
 
 
@@ -29,7 +31,7 @@ class Layer(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("keys", "values", "cos", "sin", "q_norm", "k_norm")),
         *((name, c_int32) for name in ("arithmetic", "block_size", "heads", "kv_heads", "dim", "window")),
-        *((name, c_float) for name in ("scale", "norm_eps")),
+        *((name, c_float) for name in ("scale", "norm_eps", "cap")),
     )
 
 
@@ -42,14 +44,61 @@ class Batch(ctypes.Structure):
     )
 
 
+class Source(ctypes.Structure):
+    """`struct source` of linear.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "residual", "norm")),
+        ("eps", c_float),
+        ("gated", c_int32),
+    )
+
+
+class DecoderLayer(ctypes.Structure):
+    """`struct decoder_layer` of decoder.c."""
+
+    _fields_ = (
+        ("attention", POINTER(Layer)),
+        *((name, c_void_p) for name in ("qkv", "output", "gate_up", "down", "attention_norm", "mlp_norm")),
+        *((name, c_float) for name in ("attention_eps", "mlp_eps")),
+    )
+
+
+class Experts(ctypes.Structure):
+    """`struct experts` of experts.c."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("linears", "starts", "rows", "weights")),
+        *((name, c_int32) for name in ("count", "hidden")),
+    )
+
+
 class Codes(ctypes.Structure):
     """`struct codes` of low_bit.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("values", "scales", "minimums")),
+        *((name, c_void_p) for name in ("values", "scales", "minimums", "order")),
         ("groups", c_int32),
         ("unit", c_float),
     )
+
+
+class AdapterPart(ctypes.Structure):
+    """`struct adapter_part` of adapters.c."""
+
+    _fields_ = (("b", c_void_p), ("rank", c_int32), ("column", c_int32))
+
+
+class AdapterPair(ctypes.Structure):
+    """`struct adapter_pair` of adapters.c."""
+
+    _fields_ = (("a", c_void_p), ("parts", c_void_p), ("num_parts", c_int32))
+
+
+class AdapterRows(ctypes.Structure):
+    """`struct adapter_rows` of adapters.c."""
+
+    _fields_ = (("pairs", c_void_p), ("rows", c_void_p), ("count", c_int32))
 
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -60,12 +109,17 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "linear_bytes": (c_size_t, (c_int, c_int, c_int)),
     "linear_pack": (None, (c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_int, c_int)),
     "linear_pack_codes": (None, (c_void_p, c_void_p, c_int, c_void_p, POINTER(Codes), c_void_p, c_int, c_int)),
-    "linear_run": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int)),
+    "linear_run": (None, (c_void_p, c_void_p, POINTER(Source), c_void_p, c_int)),
     "linear_lookup": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int)),
     "rms_norm": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int, c_float)),
     "silu_mul": (None, (c_void_p, c_void_p, c_void_p, c_int, c_int)),
+    "gelu_mul": (None, (c_void_p, c_void_p, c_void_p, c_int, c_int)),
+    "cap": (None, (c_void_p, c_void_p, c_int, c_int, c_float)),
     "key_block_bytes": (c_size_t, (c_int, c_int, c_int, c_int)),
     "value_block_bytes": (c_size_t, (c_int, c_int, c_int, c_int)),
+    "layers_run": (None, (c_void_p, POINTER(DecoderLayer), c_int, POINTER(Batch), c_void_p, c_void_p)),
+    "adapters_run": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p, c_int, c_void_p, c_int)),
+    "experts_run": (None, (c_void_p, POINTER(Experts), c_void_p, c_void_p)),
     "attention_run": (None, (c_void_p, POINTER(Layer), POINTER(Batch), c_void_p, c_void_p)),
 }
 
@@ -80,11 +134,6 @@ def load_library() -> ctypes.CDLL:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
-
-
-def pages(num_bytes: int) -> Tensor:
-    """Zeroed bytes, aligned to a page, that cost memory only once they are touched."""
-    return torch.frombuffer(mmap.mmap(-1, max(num_bytes, 1)), dtype=torch.uint8)[:num_bytes]
 
 
 def pointer(tensor: Tensor | None) -> int | None:

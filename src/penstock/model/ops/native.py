@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -19,54 +18,51 @@ from torch import Tensor
 
 from penstock.core.errors import ModelUnsupported
 from penstock.model.batch import Batch
-from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Linear, Norm, Rope, Scaled, Stream
+from penstock.model.ops import (
+    Activation,
+    AttentionSpec,
+    ExpertLinears,
+    KVShape,
+    Layer,
+    LayerKV,
+    Linear,
+    Norm,
+    Rope,
+    Scaled,
+    Stream,
+    one_by_one,
+)
 from penstock.model.ops import library as c
 from penstock.model.ops.build import KernelsUnavailable
-from penstock.model.ops.library import ARITHMETICS, LOW_BIT, MOST_HEAD_DIM, load_library, pages, pointer
+from penstock.model.ops.layer_call import LayerCall, NativeKV
+from penstock.model.ops.library import ARITHMETICS, CACHED_INT8, LOW_BIT, MOST_HEAD_DIM, load_library, pointer
+from penstock.model.ops.memory import Arena, pages
+from penstock.model.ops.native_experts import NativeExperts
 from penstock.model.ops.panels import NativeLinear, NativeLookup, PackedWeight, packed_low_bit
+from penstock.model.ops.program import Program
 from penstock.model.quantized import Weight, plain
-
-
-class LayerCall:
-    """What C must know of a layer; filled in when the layer first attends."""
-
-    def __init__(self, arithmetic: int, keys: Tensor, values: Tensor, block_size: int) -> None:
-        self.struct = c.Layer(
-            keys=keys.data_ptr(), values=values.data_ptr(), arithmetic=arithmetic, block_size=block_size
-        )
-        self.spec: AttentionSpec | None = None
-        self.rope: Rope | None = None
-
-    def describe(self, spec: AttentionSpec, rope: Rope) -> None:
-        self.spec, self.rope = spec, rope  # kept: the struct points into their tensors
-        struct = self.struct
-        struct.cos, struct.sin = rope.cos.data_ptr(), rope.sin.data_ptr()
-        struct.q_norm, struct.k_norm = pointer(spec.q_norm), pointer(spec.k_norm)
-        struct.heads, struct.kv_heads, struct.dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        struct.window, struct.scale, struct.norm_eps = spec.window or 0, spec.scale, spec.norm_eps
-
-
-@dataclass(frozen=True)
-class NativeKV(LayerKV):
-    """Keys and values as rows of bytes, one row per block."""
-
-    call: LayerCall
 
 
 class NativeOps:
     """Raises KernelsUnavailable where there is no compiler, or no such arithmetic on this processor.
 
     `keeps` names the bits of quantized weights that stay as they are: their products are of integers, and activations
-    are rounded to 8 bits for them. All other weights are widened.
+    are rounded to 8 bits for them. All other weights are widened. The cache is like the weights, or `kv_dtype` int8.
     """
 
     def __init__(
-        self, arithmetic: str = "float32", threads: int | None = None, keeps: frozenset[int] = frozenset()
+        self,
+        arithmetic: str = "float32",
+        threads: int | None = None,
+        keeps: frozenset[int] = frozenset(),
+        *,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.device = torch.device("cpu")
         self.weight_dtype = ARITHMETICS[arithmetic]
         self.activation_dtype = torch.float32
-        self.kv_dtype = self.weight_dtype
+        self.kv_dtype = kv_dtype or self.weight_dtype
+        assert self.kv_dtype in (self.weight_dtype, torch.int8), "no such cache"
         self.arithmetic = list(ARITHMETICS).index(arithmetic)
         self.library = load_library()
         if not self.library.arithmetic_at(self.arithmetic):
@@ -75,11 +71,16 @@ class NativeOps:
             if not self.library.arithmetic_at(LOW_BIT[bits]):
                 raise KernelsUnavailable(f"this processor has no instruction for weights of {bits} bits")
         self.keeps = keeps
+        self.kv_arithmetic = self.arithmetic
+        if self.kv_dtype is torch.int8:
+            self.kv_arithmetic = next(each for each in CACHED_INT8 if self.library.arithmetic_at(each))
         self.pool = self.library.pool_new(threads or len(os.sched_getaffinity(0)))
         weakref.finalize(self, self.library.pool_free, self.pool)
+        self.arena = Arena()
         self.packing = threading.Lock()  # layers are loaded by several threads, and the pool serves one caller
         self._batch: Batch | None = None
         self._batch_struct = c.Batch()
+        self._programs: dict[int, Program] = {}  # by whose layers they are: with and without adapters
 
     def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         return NativeLinear(self._packed(weight, bias))
@@ -103,6 +104,15 @@ class NativeOps:
         wide = plain(weight)
         return PackedWeight(self, self.arithmetic, wide.shape, bias).fill(wide)
 
+    def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]]) -> ExpertLinears:
+        return NativeExperts([(self._packed(gate_up, None), self._packed(down, None)) for gate_up, down in pairs])
+
+    def normed(self, stream: Stream, norm: Norm) -> Tensor:
+        return self.rms_norm(stream, norm)
+
+    def add(self, stream: Stream, x: Tensor) -> None:
+        stream.pending = x  # every sum is followed by a norm, which adds it on its way
+
     def rms_norm(self, stream: Stream, norm: Norm) -> Tensor:
         """The norm of the stream; what was pending is added to it."""
         residual, pending = stream.residual, stream.pending
@@ -116,16 +126,24 @@ class NativeOps:
         return out
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        m, n = gate_up.shape
-        out = gate_up.new_empty(m, n // 2)
-        self.library.silu_mul(self.pool, gate_up.data_ptr(), out.data_ptr(), m, n // 2)
+        return self.gated(gate_up, "silu")
+
+    def gated(self, halves: Tensor, activation: Activation) -> Tensor:
+        m, n = halves.shape
+        out = halves.new_empty(m, n // 2)
+        run = self.library.silu_mul if activation == "silu" else self.library.gelu_mul
+        run(self.pool, halves.data_ptr(), out.data_ptr(), m, n // 2)
         return out
+
+    def capped(self, x: Tensor, cap: float) -> Tensor:
+        self.library.cap(self.pool, x.data_ptr(), *x.shape, cap)
+        return x
 
     def norm_linear(self, stream: Stream, norm: Norm, linear: Linear) -> Tensor:
         return linear(self.rms_norm(stream, norm))
 
     def add_linear(self, stream: Stream, x: Tensor, linear: Linear) -> None:
-        stream.pending = linear(x)  # every sum is followed by a norm, which adds it on its way
+        self.add(stream, linear(x))
 
     def feed_forward(self, stream: Stream, norm: Norm, gate_up: Linear, down: Linear) -> None:
         self.add_linear(stream, self.silu_mul(self.norm_linear(stream, norm, gate_up)), down)
@@ -133,13 +151,14 @@ class NativeOps:
     def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
         if shape.head_dim % 8 or shape.head_dim > MOST_HEAD_DIM:
             raise ModelUnsupported(f"head size {shape.head_dim} is no multiple of 8 up to {MOST_HEAD_DIM}")
-        sizes = (self.arithmetic, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        sizes = (self.kv_arithmetic, shape.block_size, shape.num_kv_heads, shape.head_dim)
         key_bytes, value_bytes = self.library.key_block_bytes(*sizes), self.library.value_block_bytes(*sizes)
 
         def layer() -> NativeKV:
             keys = pages(shape.num_blocks * key_bytes).view(shape.num_blocks, key_bytes)
             values = pages(shape.num_blocks * value_bytes).view(shape.num_blocks, value_bytes)
-            return NativeKV(keys, values, shape.block_size, LayerCall(self.arithmetic, keys, values, shape.block_size))
+            call = LayerCall(self.kv_arithmetic, keys, values, shape.block_size)
+            return NativeKV(keys, values, shape.block_size, call)
 
         return [layer() for _ in range(shape.num_layers)]
 
@@ -164,6 +183,19 @@ class NativeOps:
         out = qkv.new_empty(qkv.shape[0], spec.num_heads * spec.head_dim)
         self.library.attention_run(self.pool, call.struct, self._batch_struct, qkv.data_ptr(), out.data_ptr())
         return out
+
+    def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
+        program = self._programs.get(id(layers))
+        if program is None or not program.is_of(layers, kv):
+            program = self._programs[id(layers)] = Program(layers, kv)
+        if program.structs is None:
+            one_by_one(layers, stream, kv, batch)
+            return
+        assert self._batch is batch, "another step was begun"
+        assert stream.pending is None, "the layers begin the stream"
+        stream.pending = pending = torch.empty_like(stream.residual)
+        streams = stream.residual.data_ptr(), pending.data_ptr()
+        self.library.layers_run(self.pool, program.structs, len(layers), self._batch_struct, *streams)
 
     def copy_blocks(self, kv: list[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
         sources, destinations = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).unbind(1)

@@ -8,13 +8,22 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from penstock.model.ops.library import GROUP, LOW_BIT, Codes, pages, pointer
+from penstock.model.ops.library import (
+    GROUP,
+    LOW_BIT,
+    LOW_BIT_CENTRED,
+    LOW_BIT_FINE,
+    Codes,
+    Source,
+    pointer,
+)
+from penstock.model.ops.memory import Arena
 from penstock.model.quantized.grouped import GroupedWeight
 from penstock.model.quantized.int8 import Int8Weight
 
@@ -26,20 +35,21 @@ class Kernels(Protocol):
 
     library: ctypes.CDLL
     pool: int
-    packing: threading.Lock  # layers are loaded by several threads, and the pool serves one caller
+    arena: Arena
+    packing: threading.Lock  # layers are loaded by several threads; the pool serves one caller, and so does the arena
 
 
 class PackedWeight:
     """A weight in panels, and the C struct that describes it. Owns its memory, and keeps the thread pool alive."""
 
-    order: Tensor | None = None  # of the columns, where it is not the activations'
-
     def __init__(self, ops: Kernels, arithmetic: int, shape: torch.Size, bias: Tensor | None) -> None:
         self.library, self.pool, self._ops = ops.library, ops.pool, ops
         self.n, self.k = shape
+        self.order: Tensor | None = None  # of the columns, where it is not the activations'
         self._arithmetic = arithmetic
         self._bias = None if bias is None else bias.to(torch.float32, copy=True)
-        self._panels = pages(self.library.linear_bytes(arithmetic, self.n, self.k))
+        with ops.packing:
+            self._panels = ops.arena.pages(self.library.linear_bytes(arithmetic, self.n, self.k))
         self._struct = ctypes.create_string_buffer(self.library.linear_struct_bytes())
         self.pointer = ctypes.addressof(self._struct)
 
@@ -55,17 +65,18 @@ class PackedWeight:
 
     def fill_codes(self, weight: _Codes) -> PackedWeight:
         # A power of two, so that the division is exact: it moves the scales to where half precision is dense.
-        largest = max(float(weight.scales.abs().max()), float(weight.minimums.abs().max()))
+        largest = max(float(each.abs().max()) for each in (weight.scales, weight.minimums) if each is not None)
         unit = 2.0 ** math.ceil(math.log2(largest)) / _LARGEST_HALF if largest > 0 else 1.0
         values, scales, minimums = (
             weight.values.contiguous(),
             _halves(weight.scales, unit),
-            _halves(weight.minimums, unit),
+            None if weight.minimums is None else _halves(weight.minimums, unit),
         )
-        codes = Codes(values.data_ptr(), scales.data_ptr(), minimums.data_ptr(), scales.shape[1], unit)
+        self.order = None if weight.order is None else weight.order.to(torch.int32)
+        pointers = (pointer(each) for each in (values, scales, minimums, self.order))
+        codes = Codes(*pointers, scales.shape[1], unit)
         with self._ops.packing:
             self.library.linear_pack_codes(*self._place(), codes, pointer(self._bias), self.n, self.k)
-        self.order = weight.order
         return self
 
     def _place(self) -> tuple[int, int, int, int]:
@@ -74,35 +85,50 @@ class PackedWeight:
 
 @dataclass(frozen=True)
 class _Codes:
-    """value * scale + minimum: what every format of integers comes to."""
+    """value * scale + minimum, or (value - middle) * scale: what every format of integers comes to."""
 
     bits: int
     values: Tensor  # [out, in] uint8
     scales: Tensor  # [out, groups] float32
-    minimums: Tensor  # [out, groups] float32
+    minimums: Tensor | None = None  # [out, groups] float32; None: values count from the middle
     order: Tensor | None = None
+
+    @property
+    def group_size(self) -> int:
+        return self.values.shape[1] // self.scales.shape[1]
+
+    @property
+    def is_fine(self) -> bool:
+        return self.scales.shape[1] > 1 and self.group_size % GROUP != 0
+
+    def as_fine(self) -> _Codes:
+        """As those of small groups are stored: in 8 bits, with minimums."""
+        minimums = self.minimums if self.minimums is not None else -self.scales * (1 << (self.bits - 1))
+        return replace(self, bits=8, minimums=minimums)
 
 
 def packed_low_bit(ops: Kernels, weight: object, bias: Tensor | None, bits: frozenset[int]) -> PackedWeight | None:
-    """The weight in the integers that it has, if there are kernels for them among `bits`."""
+    """The weight in the integers that it has, if there are kernels for them and their bits are to be kept."""
     codes = _codes(weight)
+    if codes is not None and codes.is_fine:
+        codes = codes.as_fine() if codes.group_size % (GROUP // 2) == 0 else None
     if codes is None or codes.bits not in bits:
         return None
-    return PackedWeight(ops, LOW_BIT[codes.bits], codes.values.shape, bias).fill_codes(codes)
+    arithmetics = LOW_BIT_CENTRED if codes.minimums is None else LOW_BIT
+    arithmetic = LOW_BIT_FINE if codes.is_fine else arithmetics[codes.bits]
+    return PackedWeight(ops, arithmetic, codes.values.shape, bias).fill_codes(codes)
 
 
 def _codes(weight: object) -> _Codes | None:
     if isinstance(weight, Int8Weight):
-        scales = weight.scales.float()[:, None]
-        return _Codes(8, weight.values.view(torch.uint8) ^ 128, scales, -128 * scales)
-    if not isinstance(weight, GroupedWeight) or (weight.group_size % GROUP and weight.scales.shape[1] > 1):
+        return _Codes(8, weight.values.view(torch.uint8) ^ 128, weight.scales.float()[:, None])
+    if not isinstance(weight, GroupedWeight):
         return None
-    scales = weight.scales.float()
+    scales, minimums = weight.scales.float(), None
     if weight.minimums is not None:
         minimums = weight.minimums.float()
-    else:
-        middle = float(1 << (weight.bits - 1))
-        minimums = -scales * (middle if weight.zeros is None else weight.zeros.float())
+    elif weight.zeros is not None:
+        minimums = -scales * weight.zeros.float()
     return _Codes(weight.bits, weight.integers(), scales, minimums, weight.order)
 
 
@@ -112,17 +138,16 @@ def _halves(values: Tensor, unit: float) -> Tensor:
 
 class NativeLinear:
     def __init__(self, weight: PackedWeight) -> None:
-        self._weight = weight
+        self.weight = weight
         self._run, self._pool, self._pointer, self._n = weight.library.linear_run, weight.pool, weight.pointer, weight.n
-        self._order = weight.order
+        self._source = Source()
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._order is not None:
-            x = x.index_select(1, self._order)
         x = x.contiguous()
         m = x.shape[0]
         y = x.new_empty(m, self._n)
-        self._run(self._pool, self._pointer, x.data_ptr(), y.data_ptr(), m)
+        self._source.x = x.data_ptr()
+        self._run(self._pool, self._pointer, self._source, y.data_ptr(), m)
         return y
 
 

@@ -1,12 +1,13 @@
 """The operations in plain torch: the readable truth that kernels are compared with, and the fallback without them.
 
-Runs on any device in float32, bfloat16 or float16; the cache may be FP8. Norms and rotations are computed in float32,
-like Hugging Face's. The cache of a layer is [num_blocks, block_size, kv_heads, head_dim].
+Runs on any device in float32, bfloat16 or float16; the cache may be FP8 or int8. Norms and rotations are computed in
+float32, like Hugging Face's. The cache of a layer is [num_blocks, block_size, kv_heads, head_dim]; in int8, two bytes
+more for the head's scale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,8 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.model.batch import Batch
-from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Linear, Norm, Rope, Stream
+from penstock.model.ops import (
+    Activation,
+    AttentionSpec,
+    ExpertLinears,
+    KVShape,
+    Layer,
+    LayerKV,
+    Linear,
+    Norm,
+    Rope,
+    Stream,
+    one_by_one,
+)
+from penstock.model.ops.experts import HostExperts
 from penstock.model.quantized import Weight, plain
+
+SCALE = torch.bfloat16  # of what is stored in int8
 
 
 class ReferenceOps:
@@ -47,14 +63,29 @@ class ReferenceOps:
         stored = self._store(plain(table))
         return partial(F.embedding, weight=stored), partial(F.linear, weight=stored)
 
+    def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]]) -> ExpertLinears:
+        return HostExperts.of(self, pairs)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return weight * wide.to(x.dtype)
+        return (weight * wide.to(weight.dtype)).to(x.dtype)
+
+    def normed(self, stream: Stream, norm: Norm) -> Tensor:
+        return self.rms_norm(stream.residual, norm.weight, norm.eps)
+
+    def add(self, stream: Stream, x: Tensor) -> None:
+        stream.residual += x
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return self.gated(gate_up, "silu")
+
+    def gated(self, halves: Tensor, activation: Activation) -> Tensor:
+        gate, up = halves.chunk(2, dim=-1)
+        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+
+    def capped(self, x: Tensor, cap: float) -> Tensor:
+        return torch.tanh(x / cap) * cap
 
     def norm_linear(self, stream: Stream, norm: Norm, linear: Linear) -> Tensor:
         return linear(self.rms_norm(stream.residual, norm.weight, norm.eps))
@@ -67,10 +98,11 @@ class ReferenceOps:
 
     def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
         self._block_size = shape.block_size
+        head_size = shape.head_dim + (SCALE.itemsize if self.kv_dtype is torch.int8 else 0)
 
         def zeros() -> Tensor:
             # Not `empty`: a masked slot still meets a weight of zero, and zero times a stray NaN is NaN.
-            size = (shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+            size = (shape.num_blocks, shape.block_size, shape.num_kv_heads, head_size)
             return torch.zeros(size, dtype=self.kv_dtype, device=self.device)
 
         return [LayerKV(zeros(), zeros(), shape.block_size) for _ in range(shape.num_layers)]
@@ -94,16 +126,20 @@ class ReferenceOps:
         kv.values[layout.blocks, layout.offsets] = as_stored(v, kv.value_scale, self.kv_dtype)
         out = torch.empty_like(q)
         for group in layout.groups:
-            found = F.scaled_dot_product_attention(
+            keys, values = as_read(kv.keys[group.blocks], q.dtype), as_read(kv.values[group.blocks], q.dtype)
+            found = attend(
                 q[group.rows].transpose(1, 2),  # [sequences, heads, queries, dim]
-                kv.keys[group.blocks].to(q.dtype).flatten(1, 2).transpose(1, 2),  # [sequences, kv_heads, context, dim]
-                kv.values[group.blocks].to(q.dtype).flatten(1, 2).transpose(1, 2),
-                attn_mask=group.mask(spec.window),
-                scale=spec.scale * kv.key_scale,
-                enable_gqa=True,
+                keys.flatten(1, 2).transpose(1, 2),  # [sequences, kv_heads, context, dim]
+                values.flatten(1, 2).transpose(1, 2),
+                group.mask(spec.window),
+                spec.scale * kv.key_scale,
+                spec.cap,
             )
             out[group.rows] = found.transpose(1, 2) * kv.value_scale
         return out.flatten(1)
+
+    def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
+        one_by_one(layers, stream, kv, batch)
 
     def copy_blocks(self, kv: list[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
         sources, destinations = torch.tensor(pairs, dtype=torch.int64, device=self.device).view(-1, 2).unbind(1)
@@ -122,12 +158,36 @@ def rotate(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float | None) -> Tensor:
+    if cap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = torch.tanh((q @ k.transpose(2, 3)).float() * (scale / cap)) * cap
+    return scores.masked_fill(~mask, -torch.inf).softmax(dim=-1).to(q.dtype) @ v
+
+
 def as_stored(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """Keys or values as the cache keeps them: in 8 bits divided by the scale, and no larger than they can be."""
+    """Keys or values as the cache keeps them: in 8 bits divided by the scale, and no larger than they can be.
+
+    In int8 each head of each token has a scale of its own, behind its integers, by which its largest is 127.
+    """
     if dtype.itemsize > 1:
         return x
+    if dtype is torch.int8:
+        scales = (x.float().abs().amax(-1, keepdim=True) / 127).to(SCALE)
+        rounded = (x.float() / scales.float()).nan_to_num(0.0).round().clamp(-127, 127)
+        return torch.cat((rounded.to(torch.int8), scales.view(torch.int8)), dim=-1)
     most = torch.finfo(dtype).max
     return (x.float() / scale).clamp(-most, most).to(dtype)
+
+
+def as_read(stored: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is in the cache, but for the scale of a whole layer."""
+    if stored.dtype is not torch.int8:
+        return stored.to(dtype)
+    integers, scales = stored.split_with_sizes([stored.shape[-1] - SCALE.itemsize, SCALE.itemsize], dim=-1)
+    return (integers.float() * scales.view(SCALE).float()).to(dtype)
 
 
 class BatchLayout:

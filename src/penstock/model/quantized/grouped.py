@@ -4,6 +4,7 @@ blocks, and what `--quant int4` and `int8` make while a model is loaded. Activat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -70,19 +71,24 @@ class GroupedWeight:
         return torch.empty_like(wide).index_copy_(1, self.order, wide)
 
     def joined(self, others: Sequence[GroupedWeight]) -> GroupedWeight | None:
+        """Parts that differ in bits or groups get as many bits as the largest and groups as small as the smallest."""
         parts = [self, *others]
-        if len({(part.bits, part.group_size, part.minimums is None) for part in parts}) > 1:
-            return None
         if not all(_same(part.order, self.order) for part in others):
             return None
-        if any(part.zeros is not None for part in parts):
+        if len({part.bits for part in parts}) > 1:
+            parts = [part._in_8_bits() for part in parts]
+        size = math.gcd(*(part.group_size for part in parts))
+        parts = [part._in_groups_of(size) for part in parts]
+        if any(part.minimums is not None for part in parts):
+            parts = [part._with_minimums() for part in parts]
+        elif any(part.zeros is not None for part in parts):
             parts = [part._with_zeros() for part in parts]
         values = stacked([part.values for part in parts])
         scales = stacked([part.scales for part in parts])
         assert values is not None
         assert scales is not None
         zeros, minimums = stacked([part.zeros for part in parts]), stacked([part.minimums for part in parts])
-        return GroupedWeight(values, self.bits, scales, zeros, minimums, self.order)
+        return GroupedWeight(values, parts[0].bits, scales, zeros, minimums, self.order)
 
     def rows(self, ids: Tensor) -> GroupedWeight:
         zeros = None if self.zeros is None else self.zeros[ids]
@@ -94,6 +100,29 @@ class GroupedWeight:
             return self
         middle = torch.full_like(self.scales, 1 << (self.bits - 1), dtype=torch.uint8)
         return replace(self, zeros=middle)
+
+    def _with_minimums(self) -> GroupedWeight:
+        if self.minimums is not None:
+            return self
+        zeros = 1 << (self.bits - 1) if self.zeros is None else self.zeros.float()
+        return replace(self, zeros=None, minimums=-self.scales.float() * zeros)
+
+    def _in_8_bits(self) -> GroupedWeight:
+        if self.bits == 8:
+            return self
+        counts_from_middle = self.zeros is None and self.minimums is None
+        return replace(self, bits=8, values=self.integers() + (120 if counts_from_middle else 0))
+
+    def _in_groups_of(self, size: int) -> GroupedWeight:
+        times = self.group_size // size
+        if times == 1:
+            return self
+        scales, zeros, minimums = (
+            None if each is None else each.repeat_interleave(times, dim=1)
+            for each in (self.scales, self.zeros, self.minimums)
+        )
+        assert scales is not None
+        return replace(self, scales=scales, zeros=zeros, minimums=minimums)
 
 
 def unpacked(pairs: Tensor) -> Tensor:

@@ -7,6 +7,7 @@
  * spans are merged in order. So a row's result depends on its keys and its position only: not on the chunk it came in,
  * not on the rows beside it, nor on whether its spans were computed by one thread or by several. */
 #include "attention.h"
+#include "rows.h"
 
 #include <math.h>
 
@@ -33,6 +34,7 @@ struct work { /* a thread's own; two tiles of sums and the cache's spare bytes f
     const char *keys[SPAN_TILES];
     const char *values[SPAN_TILES];
     const char *panels[SPAN_TILES * MOST_PANELS];
+    float key_scales[SPAN], value_scales[SPAN]; /* where the cache has any */
     struct partial rows[2][MOST_ROWS];
 };
 
@@ -76,6 +78,23 @@ static void score(const struct call *c, const struct item *item, int tiles, stru
     }
 }
 
+/* What lies behind the keys of `count` positions; a block's former owner may have left NaN where there are none. */
+static void read_scales(const struct call *c, int count, struct work *w)
+{
+    size_t place = (size_t)(c->layer->dim / c->arithmetic->step) * PANEL * STEP_BYTES;
+    for (int i = 0; i < count; i += VL) {
+        vu both = *(const vu *)(w->keys[i / PANEL] + place + i % PANEL * STEP_BYTES);
+        store(w->key_scales + i, (vf)(both << 16));
+        store(w->value_scales + i, (vf)(both & 0xffff0000u));
+    }
+    for (int i = count; i % PANEL; i++) w->value_scales[i] = 0.0f;
+}
+
+static void multiply(float *scores, const float *scales, int count)
+{
+    for (int i = 0; i < count; i += VL) store(scores + i, load(scores + i) * load(scales + i));
+}
+
 /* Hide what lies outside [from, to); the greatest of the rest. */
 static float mask(float *scores, int from, int to, int count)
 {
@@ -102,8 +121,11 @@ static float weigh(float *scores, float max, int count)
 static void weigh_rows(const struct call *c, const struct item *item, int first, int count, struct work *w,
                        struct partial *rows)
 {
+    int has_scales = c->arithmetic->has_scales;
     for (int r = 0; r < item->rows; r++) {
         struct range seen = seen_by(c, item, item->row + r);
+        if (has_scales) multiply(w->scores + r * SCORE_STRIDE, w->key_scales, count);
+        if (c->layer->cap > 0) cap_row(w->scores + r * SCORE_STRIDE, count, c->layer->cap);
         int from = least(most(seen.from - first, 0), count), to = most(least(seen.to - first, count), from);
         rows[r].max = mask(w->scores + r * SCORE_STRIDE, from, to, count);
     }
@@ -111,6 +133,7 @@ static void weigh_rows(const struct call *c, const struct item *item, int first,
         float *scores = w->scores + r * SCORE_STRIDE;
         if (rows[r].max == -INFINITY) memset(scores, 0, 4 * (size_t)count); /* sees nothing of this span */
         else rows[r].sum = weigh(scores, rows[r].max, count);
+        if (has_scales) multiply(scores, w->value_scales, count);
         c->arithmetic->convert(scores, (char *)w->weights + r * row_bytes(c->arithmetic, SCORE_STRIDE), count);
     }
 }
@@ -124,6 +147,7 @@ static void attend_span(const struct call *c, const struct item *item, int span,
     int tiles = ceil_div(end - first, PANEL);
     size_t panel_stride = cache_tiles(c, item->sequence, item->kv_head, first, end, w->keys, w->values, spare_of(c, w));
     score(c, item, tiles, w);
+    if (c->arithmetic->has_scales) read_scales(c, end - first, w);
     weigh_rows(c, item, first, tiles * PANEL, w, result.rows);
 
     const struct arithmetic *f = c->arithmetic;

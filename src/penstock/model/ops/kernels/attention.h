@@ -15,6 +15,7 @@ struct layer {
     int32_t arithmetic, block_size, heads, kv_heads, dim;
     int32_t window; /* 0: all */
     float scale, norm_eps;
+    float cap; /* of scores; 0: none */
 };
 
 struct batch {
@@ -56,3 +57,6 @@ void cache_write(struct pool *pool, struct call *c);
 size_t cache_tiles(const struct call *c, int sequence, int kv_head, int first, int end, const char **keys,
                    const char **values, char *spare);
 size_t cache_spare_bytes(const struct call *c, int tiles);
+
+/* One layer's attention of a step. */
+void attention_run(struct pool *pool, const struct layer *l, const struct batch *b, const float *qkv, float *out);

@@ -6,9 +6,12 @@
 
 static int key_columns(int block_size) { return block_size % PANEL ? block_size : PANEL; }
 
+/* Of a key panel's column, its scales included. */
+static int key_steps(const struct arithmetic *f, int dim) { return dim / f->step + f->has_scales; }
+
 static size_t key_bytes(const struct arithmetic *f, int block_size, int dim)
 {
-    return (size_t)(dim / f->step) * block_size * STEP_BYTES;
+    return (size_t)key_steps(f, dim) * block_size * STEP_BYTES;
 }
 
 static size_t value_bytes(const struct arithmetic *f, int block_size, int dim)
@@ -83,14 +86,15 @@ static void write_token(const struct call *c, int sequence, int token, int kv_he
     int position = c->batch->positions[token];
     struct slot slot = slot_of(c, sequence, position, kv_head);
     float rotated[MOST_DIM];
-    char stored[MOST_DIM * STEP_BYTES] = {0};
+    char stored_key[(MOST_DIM + 1) * STEP_BYTES], stored[(MOST_DIM + 1) * STEP_BYTES] = {0};
     rotate(l, key, l->k_norm, position, 1.0f, rotated);
-    f->encode(rotated, stored, l->dim);
-    panel_put_column(slot.keys, slot.column, c->key_columns, stored, l->dim / f->step);
+    f->encode(rotated, stored_key, l->dim);
+    f->encode(value, stored, l->dim);
+    if (f->has_scales) memcpy(stored_key + l->dim + 2, stored + l->dim, 2);
+    panel_put_column(slot.keys, slot.column, c->key_columns, stored_key, key_steps(f, l->dim));
 
     static const char nothing[PANEL * STEP_BYTES];
     int is_newest = position + 1 == c->batch->context_lens[sequence];
-    f->encode(value, stored, l->dim);
     for (int panel = 0; panel < c->value_panels; panel++) {
         char *to = slot.values + panel * panel_bytes(f, l->block_size);
         panel_put_row(f, to, slot.index, stored + panel * PANEL * (STEP_BYTES / f->step));
@@ -142,12 +146,13 @@ void cache_write(struct pool *pool, struct call *c)
 static void gather_tile(const struct call *c, int sequence, int kv_head, int first, int end, char *keys, char *values)
 {
     const struct arithmetic *f = c->arithmetic;
-    char stored[MOST_DIM * STEP_BYTES];
+    int steps = key_steps(f, c->layer->dim);
+    char stored[(MOST_DIM + 1) * STEP_BYTES];
     memset(values, 0, c->value_panels * panel_bytes(f, PANEL));
     for (int k = 0; k < PANEL && first + k < end; k++) {
         struct slot slot = slot_of(c, sequence, first + k, kv_head);
-        panel_get_column(slot.keys, slot.column, c->key_columns, stored, c->layer->dim / f->step);
-        panel_put_column(keys, k, PANEL, stored, c->layer->dim / f->step);
+        panel_get_column(slot.keys, slot.column, c->key_columns, stored, steps);
+        panel_put_column(keys, k, PANEL, stored, steps);
         for (int panel = 0; panel < c->value_panels; panel++) {
             panel_get_row(f, slot.values + panel * panel_bytes(f, c->layer->block_size), slot.index, stored);
             panel_put_row(f, values + panel * panel_bytes(f, PANEL), k, stored);
@@ -166,7 +171,7 @@ size_t cache_tiles(const struct call *c, int sequence, int kv_head, int first, i
             *values = slot.values + panel_bytes(f, slot.index);
             continue;
         }
-        char *tile_values = spare + panel_bytes(f, c->layer->dim);
+        char *tile_values = spare + key_bytes(f, PANEL, c->layer->dim);
         gather_tile(c, sequence, kv_head, position, end, spare, tile_values);
         *keys = spare;
         *values = tile_values;
@@ -177,6 +182,7 @@ size_t cache_tiles(const struct call *c, int sequence, int kv_head, int first, i
 
 size_t cache_spare_bytes(const struct call *c, int tiles)
 {
+    const struct arithmetic *f = c->arithmetic;
     if (c->key_columns == PANEL) return 0;
-    return tiles * (panel_bytes(c->arithmetic, c->layer->dim) + c->value_panels * panel_bytes(c->arithmetic, PANEL));
+    return tiles * (key_bytes(f, PANEL, c->layer->dim) + c->value_panels * panel_bytes(f, PANEL));
 }

@@ -1,17 +1,15 @@
 /* y = x W^T + bias, with W in panels. Who computes which part is decided here; the arithmetic is product.c's. */
+#include "linear.h"
+
 #include "low_bit.h"
-#include "pool.h"
+#include "rows.h"
 
 #define CHUNK_BYTES (64 << 10) /* of weights: long enough to stream, short enough to share out */
+/* Up to so many rows memory is all that is waited for. Its own prefetching does that best: what we fetch for the chunk
+ * behind ours, another thread may have claimed. And chunks are few, so that the streams are long. */
+#define FEW_ROWS 4
+#define CHUNK_VALUES (4 << 10) /* of rows that one thread makes at a time */
 #define BLOCK_TILES 8 /* row tiles that a thread carries past each panel, while the rows stay in its cache */
-
-struct linear {
-    const struct arithmetic *arithmetic;
-    const char *panels; /* [n / 16] panels */
-    const float *bias; /* [n], or NULL */
-    int n, k;
-    float unit; /* of the scales in low-bit panels */
-};
 
 struct job {
     const struct linear *linear;
@@ -40,8 +38,8 @@ static void tile_of_columns(const struct job *job, int group, int tile)
                         {0}, l->unit};
     /* Each of the first tiles fetches one of the next group's panels; a lone tile fetches them all. */
     for (int p = 0; p < count; p++) {
-        int fetches = tile % MOST_PANELS == p || job->num_tiles == 1;
-        t.ahead[p] = panels[p] + (tile < MOST_PANELS && fetches ? count * bytes : 0);
+        int fetches = job->m > FEW_ROWS && tile < MOST_PANELS && (tile == p || job->num_tiles == 1);
+        t.ahead[p] = panels[p] + (fetches ? count * bytes : 0);
     }
     if (column + count * PANEL <= l->n) {
         l->arithmetic->kernels[rows][count](&t);
@@ -70,54 +68,71 @@ static void linear_chunk(void *argument, int chunk, int thread)
 }
 
 struct conversion {
-    const struct arithmetic *arithmetic;
-    const float *from;
+    const struct linear *linear;
+    const struct source *from;
     char *to;
     size_t stride;
-    int m, k, rows_per_chunk;
+    int m, rows_per_chunk;
+    float *made; /* two rows for every thread */
 };
+
+/* A row in floats: where it is, or as it is made in `made`. */
+static const float *make_row(const struct conversion *c, int row, float *made)
+{
+    const struct source *from = c->from;
+    int k = c->linear->k;
+    size_t at = (size_t)row * k;
+    const float *floats = made;
+    if (from->gated) silu_row(from->x + 2 * at, from->x + 2 * at + k, made, k);
+    else if (from->norm) norm_row(from->x + at, from->residual ? from->residual + at : NULL, from->norm, made, k, from->eps);
+    else floats = from->x + at;
+    const int32_t *order = c->linear->order;
+    if (!order) return floats;
+    for (int i = 0; i < k; i++) made[k + i] = floats[order[i]];
+    return made + k;
+}
 
 static void convert_chunk(void *argument, int chunk, int thread)
 {
-    (void)thread;
     const struct conversion *c = argument;
-    int row = chunk * c->rows_per_chunk;
+    const struct arithmetic *a = c->linear->arithmetic;
+    int k = c->linear->k, row = chunk * c->rows_per_chunk;
     int end = row + c->rows_per_chunk < c->m ? row + c->rows_per_chunk : c->m;
     for (; row < end; row++) {
         char *to = c->to + row * c->stride;
-        int whole = c->k / c->arithmetic->step; /* steps */
-        if (c->k % c->arithmetic->step)
-            memset(to + (size_t)whole * c->arithmetic->row_step, 0, c->arithmetic->row_step);
-        c->arithmetic->convert(c->from + (size_t)row * c->k, to, c->k);
+        int whole = k / a->step; /* steps */
+        if (k % a->step) memset(to + (size_t)whole * a->row_step, 0, a->row_step);
+        a->convert(make_row(c, row, c->made + (size_t)2 * thread * k), to, k);
     }
 }
 
 /* Rows as the kernels read them: converted where the arithmetic wants it, and never a multiple of 1 KiB apart, since
  * then a tile's rows fall into the same few sets of the first-level cache. */
-static void prepare_rows(struct pool *pool, const struct linear *l, const float *x, int m, struct job *job)
+static void prepare_rows(struct pool *pool, const struct linear *l, const struct source *from, int m, struct job *job)
 {
     const struct arithmetic *a = l->arithmetic;
-    job->x = (const char *)x;
+    job->x = (const char *)from->x;
     job->x_stride = (size_t)l->k * 4;
-    int as_they_are = a->row_step == 4 * a->step;
+    int as_they_are = a->row_step == 4 * a->step && !from->norm && !from->gated && !l->order;
     if (as_they_are && l->k % a->step == 0 && (m == 1 || l->k % 256)) return;
     size_t stride = (row_bytes(a, l->k) + 127) / 64 * 64;
-    struct conversion c = {a, x, NULL, stride + (stride % 1024 ? 0 : 64), m, l->k, 1 + (16 << 10) / l->k};
+    struct conversion c = {l, from, NULL, stride + (stride % 1024 ? 0 : 64), m, 1 + CHUNK_VALUES / l->k, NULL};
     c.to = pool_scratch(pool, SCRATCH_ROWS, m * c.stride);
+    c.made = pool_scratch(pool, SCRATCH_WORK, (size_t)pool_threads(pool) * 2 * l->k * sizeof(float));
     pool_run(pool, ceil_div(m, c.rows_per_chunk), convert_chunk, &c);
     job->x = c.to;
     job->x_stride = c.stride;
 }
 
-void linear_run(struct pool *pool, const struct linear *l, const float *x, float *y, int m)
+void linear_run(struct pool *pool, const struct linear *l, const struct source *from, float *y, int m)
 {
     struct job job = {.linear = l, .y = y, .m = m};
-    prepare_rows(pool, l, x, m, &job);
+    prepare_rows(pool, l, from, m, &job);
     job.num_tiles = ceil_div(m, MOST_ROWS);
     job.groups = ceil_div(l->n, MOST_PANELS * PANEL);
     size_t group_bytes = MOST_PANELS * panel_bytes(l->arithmetic, l->k);
     job.groups_per_chunk = 1 + (int)(CHUNK_BYTES / group_bytes);
-    int fair = job.groups / (4 * pool_threads(pool)); /* leave everybody a few turns */
+    int fair = job.groups / ((m > FEW_ROWS ? 4 : 2) * pool_threads(pool)); /* leave everybody a few turns */
     if (job.groups_per_chunk > fair) job.groups_per_chunk = fair ? fair : 1;
     job.column_chunks = ceil_div(job.groups, job.groups_per_chunk);
     pool_run(pool, job.column_chunks * ceil_div(job.num_tiles, BLOCK_TILES), linear_chunk, &job);
@@ -154,7 +169,7 @@ size_t linear_bytes(int arithmetic, int n, int k)
 void linear_pack(struct pool *pool, struct linear *l, int arithmetic, char *panels, const float *weight,
                  const float *bias, int n, int k)
 {
-    *l = (struct linear){arithmetic_at(arithmetic), panels, bias, n, k, 1.0f};
+    *l = (struct linear){arithmetic_at(arithmetic), panels, bias, NULL, n, k, 1.0f};
     size_t column_bytes = (size_t)ceil_div(k, l->arithmetic->step) * STEP_BYTES;
     struct packing p = {l, weight, pool_scratch(pool, SCRATCH_WORK, pool_threads(pool) * column_bytes)};
     pool_run(pool, ceil_div(n, PANEL), pack_panel, &p);
@@ -179,7 +194,7 @@ static void pack_code_panel(void *argument, int panel, int thread)
 void linear_pack_codes(struct pool *pool, struct linear *l, int arithmetic, char *panels, const struct codes *codes,
                        const float *bias, int n, int k)
 {
-    *l = (struct linear){arithmetic_at(arithmetic), panels, bias, n, k, codes->unit};
+    *l = (struct linear){arithmetic_at(arithmetic), panels, bias, codes->order, n, k, codes->unit};
     struct code_packing p = {l, codes};
     pool_run(pool, ceil_div(n, PANEL), pack_code_panel, &p);
 }

@@ -4,23 +4,53 @@
 #include "variants.h"
 
 #define SCALES (2 * PANEL) /* bytes of a group's scales, and of its minimums */
-#define CODES(bits) (GROUP * PANEL * (bits) / 8) /* bytes of a group's codes */
-#define STEP(bits) (CODES(bits) + 2 * SCALES)
+#define CODES(bits) (GROUP * PANEL * (bits) / 8) /* bytes of a step's codes */
 
-static int bits_of(const struct arithmetic *a) { return a->panel_step == STEP(4) ? 4 : 8; }
+/* Of one step of a panel. */
+struct layout {
+    int bits;
+    int groups;
+    int minimums; /* whether there are any */
+};
+
+static const struct layout layouts[] = {
+    [INT4] = {4, 1, 1}, [INT8] = {8, 1, 1}, [INT4_CENTRED] = {4, 1, 0}, [INT8_CENTRED] = {8, 1, 0},
+    [INT8_FINE] = {8, 2, 1},
+};
+
+#define MIDDLE(f) (1 << ((f).bits - 1))
+#define STEP(f) (CODES((f).bits) + SCALES * (f).groups * (1 + (f).minimums))
+
+/* No two layouts have steps of one size. */
+static struct layout layout_of(const struct arithmetic *a)
+{
+    int kind = INT4;
+    while (STEP(layouts[kind]) != a->panel_step) kind++;
+    return layouts[kind];
+}
+
+static const char *scales_at(const char *step, struct layout f, int group)
+{
+    return step + CODES(f.bits) + group * SCALES;
+}
+
+static const char *minimums_at(const char *step, struct layout f, int group)
+{
+    return scales_at(step, f, f.groups + group);
+}
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
 struct group {
     int8_t values[GROUP];
     float scale;
-    float sum; /* of the values, times the scale: what a minimum is multiplied with */
+    float sum, first; /* of the values, and of the first half, times the scale: what a minimum is multiplied with */
+    int32_t centre; /* the sum, without the scale, times what the codes count from, less than nothing */
 };
 
 /* To the nearest of 255 values; the largest of a group is 127 or -127. */
-static void round_to_groups(const float *from, void *to, int count)
+INLINE void round_to_groups(const float *from, struct group *out, int count, const int middle)
 {
-    struct group *out = to;
     for (int k = 0; k < count; k += GROUP, out++) {
         uint32_t present = count - k < GROUP ? (1u << (count - k)) - 1 : ~0u;
         __m512 a = _mm512_maskz_loadu_ps((__mmask16)present, from + k);
@@ -31,10 +61,16 @@ static void round_to_groups(const float *from, void *to, int count)
         __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
         _mm_storeu_si128((__m128i *)out->values, _mm512_cvtsepi32_epi8(low));
         _mm_storeu_si128((__m128i *)(out->values + 16), _mm512_cvtsepi32_epi8(high));
+        int first = _mm512_reduce_add_epi32(low), sum = first + _mm512_reduce_add_epi32(high);
         out->scale = largest / 127.0f;
-        out->sum = out->scale * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(low, high));
+        out->sum = out->scale * (float)sum;
+        out->first = out->scale * (float)first;
+        out->centre = -middle * sum;
     }
 }
+
+static void round_for_int4(const float *from, void *to, int count) { round_to_groups(from, to, count, 8); }
+static void round_for_int8(const float *from, void *to, int count) { round_to_groups(from, to, count, 128); }
 
 INLINE __m512i four(const struct group *x, int at)
 {
@@ -59,7 +95,12 @@ INLINE void load_codes(const char *w, const int bits, __m512i codes[GROUP / 4])
     }
 }
 
-INLINE void panel_product(const struct product *t, const int panel, const int rows, const int bits)
+INLINE vf scaled(vf acc, __m512i sum, const struct group *x, vf scale)
+{
+    return vfma((vf)_mm512_cvtepi32_ps(sum) * splat(x->scale), scale, acc);
+}
+
+INLINE void panel_product(const struct product *t, const int panel, const int rows, const struct layout f)
 {
     vf acc[MOST_ROWS];
     FOR_ROWS acc[r] = splat(0.0f);
@@ -68,23 +109,29 @@ INLINE void panel_product(const struct product *t, const int panel, const int ro
     const char *w = t->panels[panel], *ahead = t->ahead[panel];
     for (int k = 0; k < t->depth; k++) {
         __m512i codes[GROUP / 4];
-        load_codes(w, bits, codes);
-        vf scale = halves(w + CODES(bits)), minimum = halves(w + CODES(bits) + SCALES);
-        UNROLL for (int i = 0; i < STEP(bits); i += 64) __builtin_prefetch(ahead + i, 0, 2);
+        load_codes(w, f.bits, codes);
+        vf scale = halves(scales_at(w, f, 0)), minimum = f.minimums ? halves(minimums_at(w, f, 0)) : splat(0.0f);
+        UNROLL for (int i = 0; i < STEP(f); i += 64) __builtin_prefetch(ahead + i, 0, 2);
         FOR_ROWS
         {
             const struct group *x = ROW(struct group, r);
-            __m512i even = _mm512_setzero_si512(), odd = even; /* two, since each addition waits for the one before */
-            UNROLL for (int i = 0; i < GROUP / 4; i += 2) {
-                even = _mm512_dpbusd_epi32(even, codes[i], four(x, i));
-                odd = _mm512_dpbusd_epi32(odd, codes[i + 1], four(x, i + 1));
+            __m512i zero = _mm512_setzero_si512(), sums[2] = {f.minimums ? zero : _mm512_set1_epi32(x->centre), zero};
+            UNROLL for (int i = 0; i < GROUP / 4; i++) {
+                int to = f.groups == 2 ? i / 4 : i % 2; /* by turns, since each addition waits for the one before */
+                sums[to] = _mm512_dpbusd_epi32(sums[to], codes[i], four(x, i));
             }
-            vf sum = (vf)_mm512_cvtepi32_ps(_mm512_add_epi32(even, odd));
-            acc[r] = vfma(sum * splat(x->scale), scale, acc[r]);
-            acc[r] = vfma(splat(x->sum), minimum, acc[r]);
+            if (f.groups == 1) {
+                acc[r] = scaled(acc[r], _mm512_add_epi32(sums[0], sums[1]), x, scale);
+                if (f.minimums) acc[r] = vfma(splat(x->sum), minimum, acc[r]);
+            } else {
+                acc[r] = scaled(acc[r], sums[0], x, scale);
+                acc[r] = scaled(acc[r], sums[1], x, halves(scales_at(w, f, 1)));
+                acc[r] = vfma(splat(x->first), minimum, acc[r]);
+                acc[r] = vfma(splat(x->sum - x->first), halves(minimums_at(w, f, 1)), acc[r]);
+            }
         }
-        w += STEP(bits);
-        ahead += STEP(bits);
+        w += STEP(f);
+        ahead += STEP(f);
         FOR_ROW_GROUPS base[g] += sizeof(struct group);
     }
     float *y = t->y + panel * PANEL;
@@ -97,25 +144,40 @@ INLINE void panel_product(const struct product *t, const int panel, const int ro
     }
 }
 
-INLINE void product_low_bit(const struct product *t, const int rows, const int panels, const int bits)
+INLINE void product_low_bit(const struct product *t, const int rows, const int panels, const struct layout f)
 {
-    for (int panel = 0; panel < panels; panel++) panel_product(t, panel, rows, bits);
+    for (int panel = 0; panel < panels; panel++) panel_product(t, panel, rows, f);
 }
 
-#define product_int4(t, rows, panels) product_low_bit(t, rows, panels, 4)
-#define product_int8(t, rows, panels) product_low_bit(t, rows, panels, 8)
+#define product_int4(t, rows, panels) product_low_bit(t, rows, panels, (struct layout){4, 1, 1})
+#define product_int8(t, rows, panels) product_low_bit(t, rows, panels, (struct layout){8, 1, 1})
+#define product_int4_centred(t, rows, panels) product_low_bit(t, rows, panels, (struct layout){4, 1, 0})
+#define product_int8_centred(t, rows, panels) product_low_bit(t, rows, panels, (struct layout){8, 1, 0})
+#define product_int8_fine(t, rows, panels) product_low_bit(t, rows, panels, (struct layout){8, 2, 1})
 
 FOR_VARIANTS(VARIANT, int4)
 FOR_VARIANTS(VARIANT, int8)
-static const struct arithmetic int4 = {GROUP, STEP(4), sizeof(struct group), round_to_groups, NULL, NULL,
-                                       FOR_VARIANTS(ENTRY, int4)};
-static const struct arithmetic int8 = {GROUP, STEP(8), sizeof(struct group), round_to_groups, NULL, NULL,
-                                       FOR_VARIANTS(ENTRY, int8)};
+FOR_VARIANTS(VARIANT, int4_centred)
+FOR_VARIANTS(VARIANT, int8_centred)
+FOR_VARIANTS(VARIANT, int8_fine)
 
-const struct arithmetic *low_bit_arithmetic(int bits) { return bits == 4 ? &int4 : &int8; }
+#define ARITHMETIC(kind, bits, name) \
+    [kind] = {GROUP, STEP(layouts[kind]), sizeof(struct group), round_for_int##bits, NULL, NULL, FOR_VARIANTS(ENTRY, name)}
+
+const struct arithmetic *low_bit_arithmetic(enum low_bit kind)
+{
+    static const struct arithmetic all[] = {
+        ARITHMETIC(INT4, 4, int4),
+        ARITHMETIC(INT8, 8, int8),
+        ARITHMETIC(INT4_CENTRED, 4, int4_centred),
+        ARITHMETIC(INT8_CENTRED, 8, int8_centred),
+        ARITHMETIC(INT8_FINE, 8, int8_fine),
+    };
+    return all + kind;
+}
 
 #else
-const struct arithmetic *low_bit_arithmetic(int bits) { return (void)bits, NULL; }
+const struct arithmetic *low_bit_arithmetic(enum low_bit kind) { return (void)kind, NULL; }
 #endif
 
 /* A column of a group. */
@@ -142,16 +204,19 @@ static void get_codes(const char *group, int bits, int column, uint8_t values[GR
 
 void low_bit_pack(char *panel, const struct arithmetic *a, const struct codes *codes, int first, int columns, int k)
 {
-    int bits = bits_of(a), size = codes->groups == 1 ? k : k / codes->groups;
+    struct layout f = layout_of(a);
+    int size = codes->groups == 1 ? k : k / codes->groups;
     for (int column = 0; column < columns; column++) {
-        char *group = panel;
-        for (int start = 0; start < k; start += GROUP, group += STEP(bits)) {
+        char *step = panel;
+        for (int start = 0; start < k; start += GROUP, step += STEP(f)) {
             uint8_t values[GROUP] = {0};
             memcpy(values, codes->values + (size_t)(first + column) * k + start, k - start < GROUP ? k - start : GROUP);
-            put_codes(group, bits, column, values);
-            size_t at = (size_t)(first + column) * codes->groups + start / size;
-            memcpy(group + CODES(bits) + 2 * column, codes->scales + at, 2);
-            memcpy(group + CODES(bits) + SCALES + 2 * column, codes->minimums + at, 2);
+            put_codes(step, f.bits, column, values);
+            for (int group = 0; group < f.groups && start + group * GROUP / f.groups < k; group++) {
+                size_t at = (size_t)(first + column) * codes->groups + (start + group * GROUP / f.groups) / size;
+                memcpy((char *)scales_at(step, f, group) + 2 * column, codes->scales + at, 2);
+                if (f.minimums) memcpy((char *)minimums_at(step, f, group) + 2 * column, codes->minimums + at, 2);
+            }
         }
     }
 }
@@ -170,12 +235,15 @@ static float from_half(const char *at)
 
 void low_bit_column(const struct arithmetic *a, const char *panel, int column, float unit, float *out, int k)
 {
-    int bits = bits_of(a);
-    for (int start = 0; start < k; start += GROUP, panel += STEP(bits)) {
+    struct layout f = layout_of(a);
+    for (int start = 0; start < k; start += GROUP, panel += STEP(f)) {
         uint8_t values[GROUP];
-        get_codes(panel, bits, column, values);
-        float scale = from_half(panel + CODES(bits) + 2 * column);
-        float minimum = from_half(panel + CODES(bits) + SCALES + 2 * column);
-        for (int i = 0; i < GROUP && start + i < k; i++) out[start + i] = ((float)values[i] * scale + minimum) * unit;
+        get_codes(panel, f.bits, column, values);
+        for (int group = 0, size = GROUP / f.groups; group < f.groups; group++) {
+            float scale = from_half(scales_at(panel, f, group) + 2 * column);
+            float minimum = f.minimums ? from_half(minimums_at(panel, f, group) + 2 * column) : 0.0f;
+            for (int i = group * size; i < (group + 1) * size && start + i < k; i++)
+                out[start + i] = ((float)(values[i] - (f.minimums ? 0 : MIDDLE(f))) * scale + minimum) * unit;
+        }
     }
 }

@@ -1,4 +1,5 @@
 /* The kernels of product.h: one text per arithmetic, compiled for every number of rows and panels. */
+#include "cached_int8.h"
 #include "low_bit.h"
 #include "variants.h"
 
@@ -134,8 +135,13 @@ const struct arithmetic *arithmetic_at(int index)
 #else
         NULL,
 #endif
-        low_bit_arithmetic(4),
-        low_bit_arithmetic(8),
+        low_bit_arithmetic(INT4),
+        low_bit_arithmetic(INT8),
+        cached_int8_digits(),
+        cached_int8_widened(),
+        low_bit_arithmetic(INT4_CENTRED),
+        low_bit_arithmetic(INT8_CENTRED),
+        low_bit_arithmetic(INT8_FINE),
     };
     return index < (int)(sizeof all / sizeof *all) ? all[index] : NULL;
 }

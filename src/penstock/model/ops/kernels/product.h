@@ -46,18 +46,23 @@ struct arithmetic {
     void (*encode)(const float *from, void *to, int count); /* values to their stored form, and back; or NULL */
     void (*decode)(const void *from, float *to, int count);
     kernel kernels[MOST_ROWS + 1][MOST_PANELS + 1];
+    int row_head; /* bytes of a row before its first step */
+    int has_scales; /* of a cache: what encode leaves has a bfloat16 scale behind its values (cached_int8.h) */
 };
 
 #define STEP_BYTES 4
 
-/* In the order of `ARITHMETICS` and `LOW_BIT` in library.py; NULL where this machine has no such instruction. */
+/* In the order of `ARITHMETICS`, `LOW_BIT` and `CACHED_INT8` in library.py; NULL where this machine has no such instruction. */
 const struct arithmetic *arithmetic_at(int index);
 
 INLINE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 INLINE size_t panel_bytes(const struct arithmetic *a, int k) { return (size_t)ceil_div(k, a->step) * a->panel_step; }
 
-INLINE size_t row_bytes(const struct arithmetic *a, int k) { return (size_t)ceil_div(k, a->step) * a->row_step; }
+INLINE size_t row_bytes(const struct arithmetic *a, int k)
+{
+    return a->row_head + (size_t)ceil_div(k, a->step) * a->row_step;
+}
 
 /* One column of a panel from or to its stored values; `columns` is 16 but for KV blocks of odd sizes. */
 INLINE void panel_put_column(char *panel, int column, int columns, const char *stored, int steps)
@@ -78,7 +83,8 @@ INLINE void panel_put_row(const struct arithmetic *a, char *panel, int k, const 
     size_t value = STEP_BYTES / a->step;
     char *to = panel + (size_t)(k / a->step) * PANEL * STEP_BYTES + k % a->step * value;
     for (int column = 0; column < PANEL; column++)
-        if (value == 2) memcpy(to + column * STEP_BYTES, stored + column * 2, 2);
+        if (value == 1) to[column * STEP_BYTES] = stored[column];
+        else if (value == 2) memcpy(to + column * STEP_BYTES, stored + column * 2, 2);
         else memcpy(to + column * STEP_BYTES, stored + column * 4, 4);
 }
 

@@ -1,4 +1,4 @@
-/* What is done to each row alone: norms and SwiGLU. */
+/* What is done to each row alone: norms, gates and caps. */
 #include "rows.h"
 
 #include "pool.h"
@@ -13,8 +13,9 @@ struct rows {
     float *residual; /* or NULL */
     const float *weight;
     float *out;
-    float eps;
+    float eps; /* of a norm; or the cap */
     int m, n, rows_per_chunk;
+    void (*gate)(const float *gate, const float *up, float *out, int n);
 };
 
 static void run_rows(struct pool *pool, struct rows *j, task run)
@@ -70,7 +71,7 @@ void rms_norm(struct pool *pool, const float *x, float *residual, const float *w
     run_rows(pool, &j, norm_chunk);
 }
 
-static void silu_row(const float *gate, const float *up, float *out, int n)
+void silu_row(const float *gate, const float *up, float *out, int n)
 {
     int i = 0;
     for (; i + VL <= n; i += VL) {
@@ -80,19 +81,59 @@ static void silu_row(const float *gate, const float *up, float *out, int n)
     for (; i < n; i++) out[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
 }
 
-static void silu_chunk(void *argument, int chunk, int thread)
+static void gelu_row(const float *gate, const float *up, float *out, int n)
+{
+    const float a = -1.5957691216f, b = a * 0.044715f; /* twice the root of 2 / pi: a tanh is a sigmoid of twice */
+    int i = 0;
+    for (; i + VL <= n; i += VL) {
+        vf g = load(gate + i);
+        store(out + i, g / (1.0f + vexp(g * (a + b * g * g))) * load(up + i));
+    }
+    for (; i < n; i++) out[i] = gate[i] / (1.0f + expf(gate[i] * (a + b * gate[i] * gate[i]))) * up[i];
+}
+
+static void gate_chunk(void *argument, int chunk, int thread)
 {
     (void)thread;
     const struct rows *j = argument;
     for (int r = chunk * j->rows_per_chunk; r < end_of(j, chunk); r++) {
         const float *gate = j->x + (size_t)r * 2 * j->n;
-        silu_row(gate, gate + j->n, j->out + (size_t)r * j->n, j->n);
+        j->gate(gate, gate + j->n, j->out + (size_t)r * j->n, j->n);
     }
 }
 
 /* [m, 2n], gate first -> silu(gate) * up, [m, n] */
 void silu_mul(struct pool *pool, const float *x, float *out, int m, int n)
 {
-    struct rows j = {.x = x, .out = out, .m = m, .n = n};
-    run_rows(pool, &j, silu_chunk);
+    struct rows j = {.x = x, .out = out, .m = m, .n = n, .gate = silu_row};
+    run_rows(pool, &j, gate_chunk);
+}
+
+/* [m, 2n], gate first -> gelu(gate) * up, [m, n]; gelu in its tanh form */
+void gelu_mul(struct pool *pool, const float *x, float *out, int m, int n)
+{
+    struct rows j = {.x = x, .out = out, .m = m, .n = n, .gate = gelu_row};
+    run_rows(pool, &j, gate_chunk);
+}
+
+void cap_row(float *x, int n, float cap)
+{
+    float twice = 2.0f / cap; /* tanh x = 1 - 2 / (1 + e^2x) */
+    int i = 0;
+    for (; i + VL <= n; i += VL) store(x + i, cap - 2.0f * cap / (1.0f + vexp(load(x + i) * twice)));
+    for (; i < n; i++) x[i] = cap * tanhf(x[i] / cap);
+}
+
+static void cap_chunk(void *argument, int chunk, int thread)
+{
+    (void)thread;
+    const struct rows *j = argument;
+    for (int r = chunk * j->rows_per_chunk; r < end_of(j, chunk); r++) cap_row(j->out + (size_t)r * j->n, j->n, j->eps);
+}
+
+/* [m, n], in place */
+void cap(struct pool *pool, float *x, int m, int n, float cap)
+{
+    struct rows j = {.out = x, .eps = cap, .m = m, .n = n};
+    run_rows(pool, &j, cap_chunk);
 }

@@ -1,4 +1,12 @@
 #pragma once
 
+#include "pool.h"
+
 /* RMSNorm of one row of n; where `residual` is given, x is first added to it in place. */
 void norm_row(const float *x, float *residual, const float *weight, float *out, int n, float eps);
+
+/* silu(gate) * up */
+void silu_row(const float *gate, const float *up, float *out, int n);
+
+/* cap * tanh(x / cap), in place: what is less than the cap by far stays as it is, nothing gets beyond it. */
+void cap_row(float *x, int n, float cap);

@@ -7,7 +7,7 @@ kept on disk by Triton.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +17,20 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigError
 from penstock.model.batch import Batch
-from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Linear, Norm, Rope, Stream
+from penstock.model.ops import (
+    Activation,
+    AttentionSpec,
+    ExpertLinears,
+    KVShape,
+    Layer,
+    LayerKV,
+    Linear,
+    Norm,
+    Rope,
+    Stream,
+    one_by_one,
+)
+from penstock.model.ops.experts import device_experts
 from penstock.model.ops.triton import rowwise, thin
 from penstock.model.ops.triton.decode import attend_decodes
 from penstock.model.ops.triton.decode_plan import DecodePlan, plan_decodes
@@ -69,6 +82,12 @@ class TritonOps:
             and dtype is not torch.float32
             and torch.cuda.get_device_capability(self.device) >= (8, 0)
         )
+        # Torch's product of groups; where it has no kernel for it, it asks the device whose rows are whose.
+        self._can_group = (
+            self.device.type == "cuda"
+            and dtype is torch.bfloat16
+            and torch.cuda.get_device_capability(self.device) >= (9, 0)
+        )
         self._num_kv_heads = 1
         self._step: Step | None = None
 
@@ -84,6 +103,25 @@ class TritonOps:
     def tied(self, table: Weight) -> tuple[Linear, Linear]:
         stored = self._table(table)
         return self._lookup(stored), stored
+
+    def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]]) -> ExpertLinears:
+        return device_experts(self, count, pairs, can_group=self._can_group)
+
+    def normed(self, stream: Stream, norm: Norm) -> Tensor:
+        return rowwise.rms_norm(stream, norm)
+
+    def add(self, stream: Stream, x: Tensor) -> None:
+        assert stream.pending is None
+        stream.pending = x  # every sum is followed by a norm, which adds it on its way
+
+    def gated(self, halves: Tensor, activation: Activation) -> Tensor:
+        if activation == "silu":
+            return rowwise.silu_mul(halves)
+        gate, up = halves.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh") * up
+
+    def capped(self, x: Tensor, cap: float) -> Tensor:
+        return torch.tanh(x.float() / cap).mul_(cap)
 
     def norm_linear(self, stream: Stream, norm: Norm, linear: Linear) -> Tensor:
         return self._norm_product(stream, norm, _on_gpu(linear), thin.Ending.NOTHING)
@@ -134,6 +172,9 @@ class TritonOps:
             shared = attend_shared(qkv, spec, rope, kv, batch, out) if batch.shared else None
             attend_decodes(qkv, spec, rope, kv, batch, step.plan, out, shared=shared)
         return out
+
+    def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
+        one_by_one(layers, stream, kv, batch)
 
     def copy_blocks(self, kv: list[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
         if not pairs:

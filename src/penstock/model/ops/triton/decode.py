@@ -21,7 +21,15 @@ from penstock.model.ops.triton.decode_plan import DecodePlan
 from penstock.model.ops.triton.heads import Rotation, Shape, as_stored, load_rotated
 from penstock.model.ops.triton.launch import overlaps, wait
 from penstock.model.ops.triton.prefill import keys_per_tile
-from penstock.model.ops.triton.softmax import LOG2_E, Partials, joined, load_partial, nothing_yet, store_partial
+from penstock.model.ops.triton.softmax import (
+    LOG2_E,
+    Partials,
+    capped,
+    joined,
+    load_partial,
+    nothing_yet,
+    store_partial,
+)
 
 
 @dataclass(frozen=True)
@@ -178,6 +186,8 @@ def _attend_decodes_kernel(
         mask = seen[:, None] & (d < D)[None, :]  # of values too: a stale slot may hold a NaN
         k = tl.load(keys_ptr + at, mask=mask, other=0.0).to(q.dtype)
         scores = tl.dot(q, k.T, input_precision=SHAPE.precision) * scale
+        if SHAPE.cap:
+            scores = capped(scores, SHAPE.cap)
         scores = tl.where(seen[None, :], scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=1))
         weights = tl.exp2(scores - higher[:, None])
@@ -199,6 +209,8 @@ def _attend_decodes_kernel(
         tl.store(keys_ptr + at + tl.zeros_like(m)[:, None], k_stored, mask=is_key[:, None] & (d < D)[None, :])
         tl.store(values_ptr + at, v_stored, mask=(d < D)[None, :])
         scores = tl.dot(q, q.T, input_precision=SHAPE.precision) * scale
+        if SHAPE.cap:
+            scores = capped(scores, SHAPE.cap)
         score = tl.sum(tl.where(is_key[None, :], scores, 0.0), axis=1)
         one = tl.full([BLOCK_M], 1.0, tl.float32)
         acc, total, highest = joined(acc, total, highest, v_stored.to(tl.float32), one, score)

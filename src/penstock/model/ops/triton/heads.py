@@ -33,6 +33,7 @@ class Shape:
     block_size: int
     window: int  # 0: none
     has_norm: bool
+    cap: float  # of scores; 0: none
     precision: str  # of products
 
     @classmethod
@@ -45,6 +46,7 @@ class Shape:
             block_size=kv.block_size,
             window=spec.window or 0,
             has_norm=spec.q_norm is not None,
+            cap=spec.cap or 0.0,
             precision="ieee" if dtype is torch.float32 else "tf32",
         )
 

@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from penstock.model.batch import Batch
 from penstock.model.ops import AttentionSpec, LayerKV, Rope
 from penstock.model.ops.triton.heads import BATCH_NUMBERS, BATCH_POINTERS, Rotation, Shape, load_rotated
-from penstock.model.ops.triton.softmax import LOG2_E, nothing_yet
+from penstock.model.ops.triton.softmax import LOG2_E, capped, nothing_yet
 from penstock.model.ops.triton.store import locate
 
 
@@ -112,6 +112,8 @@ def attend_tiles(
         block = tl.load(table_ptr + (start + BLOCK_N) // SHAPE.block_size, mask=start + BLOCK_N < end, other=0)
         k = keys.load([slot, 0]).to(q.dtype)
         scores = tl.dot(q, k.T, input_precision=SHAPE.precision)
+        if SHAPE.cap:
+            scores = capped(scores * scale, SHAPE.cap) / scale
         if MASKED:
             key = start + tl.arange(0, BLOCK_N)
             seen = key[None, :] <= positions[:, None]

@@ -41,6 +41,14 @@ def nothing_yet(ROWS: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
+def capped(scores, CAP: tl.constexpr):
+    """Scores in powers of two, kept within CAP, which is not: cap * tanh(score / cap)."""
+    IN_TWOS: tl.constexpr = CAP * 1.4426950408889634
+    # tanh x = 1 - 2 / (1 + e^2x). An infinite power is as right as any that is large.
+    return IN_TWOS - 2.0 * IN_TWOS / (1.0 + tl.exp2(scores * (2.0 / CAP)))
+
+
+@triton.jit
 def joined(acc, total, highest, their_acc, their_total, their_highest):
     higher = tl.maximum(highest, their_highest)
     decay = tl.exp2(highest - higher)

@@ -1,0 +1,58 @@
+"""An engine around an encoder: no cache, no scheduler, whole texts in and vectors out."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from penstock.core.clock import MonotonicClock
+from penstock.core.errors import ConfigError
+from penstock.core.settings import EngineSettings
+from penstock.engine.embedding import EmbedQueue
+from penstock.engine.encoder_loop import EncoderLoop
+from penstock.engine.messages import EngineInfo
+
+if TYPE_CHECKING:
+    from penstock.cli.phases import Phases
+    from penstock.engine.loop import Mail
+    from penstock.hub.encoder import EncoderCheckpoint
+
+_TEXTS = 512  # that a gateway may think are room for: texts wait in the engine, which needs no cache for them
+
+
+def build_encoder(
+    checkpoint: EncoderCheckpoint, settings: EngineSettings, mailbox: Mail, phases: Phases
+) -> tuple[EncoderLoop, EngineInfo]:
+    import torch
+
+    from penstock.runner.embedder import encoder_embedder
+
+    has_gpu = torch.cuda.is_available()
+    if settings.device == "cuda" and not has_gpu:
+        raise ConfigError("device is cuda, but torch finds no GPU here", param="device")
+    device = torch.device("cuda" if has_gpu and settings.device != "cpu" else "cpu")
+    torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
+    phases("weights", 0, checkpoint.config.num_layers)
+    embedder = encoder_embedder(checkpoint, device, None if settings.pooling == "auto" else settings.pooling)
+    phases.close()
+    longest = checkpoint.config.context_length
+    gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    info = EngineInfo(
+        device=str(device),
+        number_format="float32",
+        quant="none",
+        kv_dtype="none",
+        kernels="torch",
+        num_blocks=_TEXTS,
+        block_size=longest,
+        max_num_seqs=_TEXTS,
+        chunk_tokens=embedder.most_tokens,
+        max_model_len=min(settings.max_model_len or longest, longest),
+        kv_bytes=0,
+        startup_s=phases.seconds,
+        device_name=gpu.name if gpu else "",
+        device_uuid=f"GPU-{gpu.uuid}" if gpu else "",
+        generates=False,
+        embeds=True,
+    )
+    return EncoderLoop(EmbedQueue(embedder, MonotonicClock()), mailbox), info

@@ -1,0 +1,186 @@
+"""What `penstock quantize` saved and cost: sizes, perplexities, tokens a second."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from penstock.bench.engine import run_round
+from penstock.bench.roofline import EngineWorkload
+from penstock.cli.bench_engine import make_scheduler
+from penstock.cli.quantize import choose_device, layers_bar
+from penstock.core.model_config import ModelConfig
+from penstock.core.settings import EngineSettings
+from penstock.hub.checkpoint import Checkpoint
+from penstock.hub.hf import HFCheckpoint
+from penstock.hub.quantized_directory import fingerprint, tensor_bytes
+from penstock.model.weights import read_stored
+from penstock.quant.layerwise import rounded
+from penstock.quant.quality import Quality, judged, walked
+from penstock.quant.recipe import GROUP, Recipe
+from penstock.runner.assemble import assemble
+
+PROMPT, OUTPUT = 32, 96  # tokens of a request whose speed is measured
+REQUESTS = (1, 8)  # at once
+
+
+@dataclass(frozen=True)
+class Sizes:
+    files_before: int
+    files_after: int
+    linears_in_16_bits: int
+    linears_in_files: int
+    linears_in_memory: int
+
+    @property
+    def saved(self) -> float:
+        """Of the linears' memory, against 16 bits."""
+        return 1 - self.linears_in_memory / self.linears_in_16_bits
+
+
+@dataclass(frozen=True)
+class Qualities:
+    text: str
+    tokens: int
+    before: Quality
+    nearest: Quality | None  # rounded to the nearest in the same format; None: that is the method
+    after: Quality
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Output tokens per second, by the number of requests at once."""
+
+    before: dict[int, float]
+    after: dict[int, float]
+
+
+@dataclass(frozen=True)
+class Report:
+    model: str
+    directory: str
+    recipe: Recipe
+    sizes: Sizes
+    quality: Qualities | None
+    speed: Speeds | None
+
+    def text(self) -> str:
+        sizes = self.sizes
+        lines = [
+            f"wrote {self.directory}",
+            f"files          {_mb(sizes.files_before)} -> {_mb(sizes.files_after)}",
+            f"linear weights {_mb(sizes.linears_in_16_bits)} in 16 bits -> {_mb(sizes.linears_in_memory)} in memory, "
+            f"{_mb(sizes.linears_in_files)} in files: {sizes.saved:.1%} less memory",
+        ]
+        if self.quality:
+            lines += _quality_lines(self.quality)
+        if self.speed:
+            lines += [
+                f"tokens/s, {count} at once: {self.speed.before[count]:,.1f} -> {self.speed.after[count]:,.1f}"
+                for count in self.speed.before
+            ]
+        return "\n".join([*lines, f"serve it: penstock serve {self.directory}"])
+
+
+def describe(recipe: Recipe, config: ModelConfig) -> str:
+    scales = "a scale per output, activations too" if recipe.group is None else f"groups of {recipe.group}"
+    kind = "" if recipe.group is None else ", symmetric" if recipe.symmetric else ", with zero points"
+    order = ", by act-order" if recipe.act_order else ""
+    line = f"{recipe.method}: {recipe.bits} bits, {scales}{kind}{order}"
+    if recipe.group is not None and recipe.group < GROUP:
+        columns = sorted({config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size})
+        line += f" (the largest up to {GROUP} that divides {', '.join(map(str, columns))} columns)"
+    return line
+
+
+def make_report(
+    arguments: argparse.Namespace, checkpoint: Checkpoint, recipe: Recipe, evaluation: Tensor | None
+) -> Report:
+    """Of the directory that was written; without a text to judge by, of its size alone."""
+    made = HFCheckpoint(arguments.directory)
+    quality = None
+    if evaluation is not None:
+        name = str(arguments.evaluation or "As You Like It")
+        quality = _qualities(checkpoint, made, recipe, evaluation, name, choose_device(arguments.device))
+    return Report(
+        model=arguments.model,
+        directory=str(arguments.directory),
+        recipe=recipe,
+        sizes=_sizes(checkpoint, made),
+        quality=quality,
+        speed=None if evaluation is None else Speeds(_speeds(checkpoint), _speeds(made)),
+    )
+
+
+def _sizes(checkpoint: Checkpoint, made: HFCheckpoint) -> Sizes:
+    names = [name for name in made.tensor_names() if name.endswith("_proj.weight")]
+    cpu = torch.device("cpu")
+    weights = [read_stored(made, name, cpu) for name in names]
+    in_memory = sum(weight.nbytes if isinstance(weight, torch.Tensor) else weight.num_bytes for weight in weights)
+    return Sizes(
+        files_before=sum(fingerprint(checkpoint.path).values()),
+        files_after=sum(fingerprint(made.path).values()),
+        linears_in_16_bits=2 * sum(weight.shape.numel() for weight in weights),
+        linears_in_files=sum(size for name, size in tensor_bytes(made.path) if "_proj." in name),
+        linears_in_memory=in_memory,
+    )
+
+
+def _qualities(
+    checkpoint: Checkpoint, made: Checkpoint, recipe: Recipe, token_ids: Tensor, text: str, device: torch.device
+) -> Qualities:
+    before = walked(checkpoint, token_ids, device, layers_bar("perplexity before"))
+    nearest = None
+    if recipe.needs_data:
+        change = partial(rounded, quantize=recipe.nearest)
+        nearest = judged(walked(checkpoint, token_ids, device, layers_bar("rounded to nearest"), change), before)
+    after = judged(walked(made, token_ids, device, layers_bar("perplexity after")), before)
+    return Qualities(text, token_ids.numel(), judged(before), nearest, after)
+
+
+def _quality_lines(quality: Qualities) -> list[str]:
+    before = quality.before.perplexity
+
+    def line(what: str, one: Quality) -> str:
+        return (
+            f"  {what:18} {one.perplexity:9.3f} ({one.perplexity / before - 1:+.2%}), divergence {one.divergence:.4f}"
+        )
+
+    lines = [f"perplexity on {quality.tokens:,} tokens of {quality.text}", f"  {'before':18} {before:9.3f}"]
+    if quality.nearest:
+        lines.append(line("rounded to nearest", quality.nearest))
+    return [*lines, line("after", quality.after)]
+
+
+def _speeds(checkpoint: Checkpoint) -> dict[int, float]:
+    """A short measure on the engine in process, as it would be served: the better of two rounds."""
+    length = min(checkpoint.config.context_length, PROMPT + OUTPUT)
+    settings = EngineSettings(max_model_len=length, max_num_seqs=max(REQUESTS), memory_fraction=0.1)
+    assembly = assemble(checkpoint, settings, lambda *_: None)
+    found = {}
+    for count in REQUESTS:
+        work = EngineWorkload("quantize", [(PROMPT, length - PROMPT)] * count)
+        rounds = [
+            run_round(
+                work,
+                seed,
+                vocab_size=checkpoint.config.vocab_size,
+                scheduler=make_scheduler(assembly),
+                runner=assembly.runner,
+                busy_s=None,
+            )
+            for seed in range(2)
+        ]
+        found[count] = work.output_tokens / min(one.seconds for one in rounds)
+    del assembly
+    gc.collect()  # the next one needs the memory
+    return found
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"

@@ -1,0 +1,38 @@
+"""A fake embedder, for tests: vectors that tell which text, and only which text, they are of."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+
+DIMENSIONS = 8
+
+
+def fake_vector(text: Sequence[int]) -> list[float]:
+    """Of length one; texts of the same tokens, in whatever order, have the same."""
+    counts = [1.0 + sum(token_id % DIMENSIONS == i for token_id in text) for i in range(DIMENSIONS)]
+    length = math.hypot(*counts)
+    return [count / length for count in counts]
+
+
+class FakeEmbedder:
+    def __init__(self, most_tokens: int = 64, poison: int | None = None) -> None:
+        """`poison`: a token that no batch survives."""
+        self.most_tokens = most_tokens
+        self.batches: list[int] = []  # texts in each
+        self._poison = poison
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> list[bytes]:
+        self._look(texts)
+        return [array("f", fake_vector(text)).tobytes() for text in texts]
+
+    def score(self, texts: Sequence[Sequence[int]], scored: Sequence[int]) -> list[float]:
+        """The fewer tokens come before those that count, the likelier these are."""
+        self._look(texts)
+        return [float(count - len(text)) / 10 for text, count in zip(texts, scored, strict=True)]
+
+    def _look(self, texts: Sequence[Sequence[int]]) -> None:
+        if any(self._poison in text for text in texts):
+            raise RuntimeError("poison")
+        self.batches.append(len(texts))

@@ -1,0 +1,103 @@
+"""What lies in the slots of a device: adapters whose matrices are linears of the operations, by slot and site.
+
+`PlainSlots` is for any operations; those that compute all adapters of a step at once bring their own
+(`ops.native_adapters`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from penstock.model.batch import SlotRows
+from penstock.model.ops import Linear, Ops
+
+
+@dataclass(frozen=True)
+class HostPair:
+    """What an adapter adds to one site, in host memory."""
+
+    a: Tensor  # [ranks, in]: of all the projections that are joined there, below each other
+    parts: list[tuple[Tensor, float, int, int]]  # B [out, rank], its scale, its first row of `a`, its first column
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the projections that a site joins."""
+
+    b: Linear  # scaled
+    ranks: slice  # of what A makes
+    columns: slice  # of the site's output
+
+
+@dataclass(frozen=True)
+class Pair:
+    a: Linear
+    parts: list[Part]
+
+
+HostPairs = dict[int, HostPair]  # of one adapter, by site
+
+
+class Slots(Protocol):
+    def prepared(self, pairs: HostPairs) -> Any:
+        """What can be done before it is put into a slot. Any one thread may, while steps run."""
+
+    def place(self, slot: int, adapter: Any) -> None:
+        """Put what was prepared onto the device; what lay in the slot is gone. Between steps only."""
+
+    def clear(self, slot: int) -> None: ...
+
+    def begin(self, groups: tuple[SlotRows, ...]) -> None:
+        """A step begins, with these adapters."""
+
+    def add(self, site: int, x: Tensor, y: Tensor) -> None:
+        """y [tokens, out] += what the adapters of this step make of x [tokens, in]."""
+
+
+class PlainSlots:
+    def __init__(self, ops: Ops, num_slots: int) -> None:
+        self._ops = ops
+        self._slots: list[dict[int, Pair]] = [{} for _ in range(num_slots)]
+        self._groups: tuple[SlotRows, ...] = ()
+
+    def prepared(self, pairs: HostPairs) -> HostPairs:
+        return pairs
+
+    def place(self, slot: int, adapter: HostPairs) -> None:
+        self.clear(slot)
+        self._slots[slot] = {site: packed(self._ops, pair) for site, pair in adapter.items()}
+
+    def clear(self, slot: int) -> None:
+        self._slots[slot] = {}
+
+    def begin(self, groups: tuple[SlotRows, ...]) -> None:
+        self._groups = groups
+
+    def add(self, site: int, x: Tensor, y: Tensor) -> None:
+        for group in self._groups:
+            pair = self._slots[group.slot].get(site)
+            if pair is None:
+                continue
+            is_all = len(group.rows) == len(x)
+            hidden = pair.a(x if is_all else x[group.rows])
+            for part in pair.parts:
+                found, columns = part.b(hidden[:, part.ranks]), y[:, part.columns]
+                if is_all:
+                    columns += found
+                else:
+                    columns.index_add_(0, group.rows, found)
+
+
+def packed(ops: Ops, pair: HostPair) -> Pair:
+    parts = [
+        Part(
+            ops.linear(b.to(ops.device).float() * scale),
+            slice(rank, rank + b.shape[1]),
+            slice(column, column + b.shape[0]),
+        )
+        for b, scale, rank, column in pair.parts
+    ]
+    return Pair(ops.linear(pair.a.to(ops.device).float()), parts)

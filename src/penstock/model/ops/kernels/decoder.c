@@ -1,0 +1,48 @@
+/* All layers of a decoder in one call: at one token a step, crossing from Python for every operation of every layer
+ * would take longer than many of the operations do. */
+#include "attention.h"
+#include "linear.h"
+
+/* Mirrored in library.py. */
+struct decoder_layer {
+    const struct layer *attention;
+    const struct linear *qkv, *output, *gate_up, *down;
+    const float *attention_norm, *mlp_norm;
+    float attention_eps, mlp_eps;
+};
+
+/* What is computed between two products; one layer's is the next one's. */
+struct between {
+    float *qkv, *attended, *gate_up;
+};
+
+static struct between room(struct pool *pool, const struct decoder_layer *layers, int count, int m)
+{
+    size_t qkv = 0, attended = 0, gate_up = 0;
+    for (const struct decoder_layer *l = layers; l < layers + count; l++) {
+        qkv = (size_t)l->qkv->n > qkv ? (size_t)l->qkv->n : qkv;
+        attended = (size_t)l->output->k > attended ? (size_t)l->output->k : attended;
+        gate_up = (size_t)l->gate_up->n > gate_up ? (size_t)l->gate_up->n : gate_up;
+    }
+    float *at = pool_scratch(pool, SCRATCH_BETWEEN, sizeof(float) * m * (qkv + attended + gate_up));
+    return (struct between){at, at + m * qkv, at + m * (qkv + attended)};
+}
+
+/* `residual` [m, hidden] is the stream. What the last product adds to it stays pending in `pending`, as it does from
+ * operation to operation: the next norm adds it on its way. */
+void layers_run(struct pool *pool, const struct decoder_layer *layers, int count, const struct batch *batch,
+                float *residual, float *pending)
+{
+    int m = batch->tokens;
+    struct between b = room(pool, layers, count, m);
+    for (int i = 0; i < count; i++) {
+        const struct decoder_layer *l = layers + i;
+        struct source before = {i ? pending : residual, i ? residual : NULL, l->attention_norm, l->attention_eps, 0};
+        linear_run(pool, l->qkv, &before, b.qkv, m);
+        attention_run(pool, l->attention, batch, b.qkv, b.attended);
+        linear_run(pool, l->output, &(struct source){.x = b.attended}, pending, m);
+        struct source between = {pending, residual, l->mlp_norm, l->mlp_eps, 0};
+        linear_run(pool, l->gate_up, &between, b.gate_up, m);
+        linear_run(pool, l->down, &(struct source){.x = b.gate_up, .gated = 1}, pending, m);
+    }
+}

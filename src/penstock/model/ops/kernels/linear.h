@@ -1,0 +1,26 @@
+/* A linear layer, and what its rows may be made of. */
+#pragma once
+
+#include "pool.h"
+#include "product.h"
+
+struct linear {
+    const struct arithmetic *arithmetic;
+    const char *panels; /* [n / 16] panels */
+    const float *bias; /* [n], or NULL */
+    const int32_t *order; /* [k]: column i of the panels meets value order[i] of a row; NULL: i */
+    int n, k;
+    float unit; /* of the scales in low-bit panels */
+};
+
+/* The rows that are multiplied: x as it is, its norm, or SwiGLU of its halves. A row goes into the form that kernels
+ * read while it is made, in the thread that made it. */
+struct source {
+    const float *x; /* [m, k], or [m, 2 k] if gated */
+    float *residual; /* [m, k]: x is added to it, and the sum is normed; or NULL */
+    const float *norm; /* [k]: RMSNorm's weight; or NULL */
+    float eps;
+    int gated; /* gate first */
+};
+
+void linear_run(struct pool *pool, const struct linear *l, const struct source *from, float *y, int m);

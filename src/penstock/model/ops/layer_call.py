@@ -1,0 +1,38 @@
+"""A layer's attention as C knows it: where its cache lies, and what is constant about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from penstock.model.ops import AttentionSpec, LayerKV, Rope
+from penstock.model.ops import library as c
+from penstock.model.ops.library import pointer
+
+
+class LayerCall:
+    """What C must know of a layer; filled in when the layer first attends."""
+
+    def __init__(self, arithmetic: int, keys: Tensor, values: Tensor, block_size: int) -> None:
+        self.struct = c.Layer(
+            keys=keys.data_ptr(), values=values.data_ptr(), arithmetic=arithmetic, block_size=block_size
+        )
+        self.spec: AttentionSpec | None = None
+        self.rope: Rope | None = None
+
+    def describe(self, spec: AttentionSpec, rope: Rope) -> None:
+        self.spec, self.rope = spec, rope  # kept: the struct points into their tensors
+        struct = self.struct
+        struct.cos, struct.sin = rope.cos.data_ptr(), rope.sin.data_ptr()
+        struct.q_norm, struct.k_norm = pointer(spec.q_norm), pointer(spec.k_norm)
+        struct.heads, struct.kv_heads, struct.dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+        struct.window, struct.scale, struct.norm_eps = spec.window or 0, spec.scale, spec.norm_eps
+        struct.cap = spec.cap or 0.0
+
+
+@dataclass(frozen=True)
+class NativeKV(LayerKV):
+    """Keys and values as rows of bytes, one row per block."""
+
+    call: LayerCall

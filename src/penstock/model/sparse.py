@@ -1,0 +1,102 @@
+"""A mixture of experts: a router gives each token a few of a layer's experts, and weighs what they make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.core.model_config import Experts
+from penstock.hub.families import FAMILY_FILES
+from penstock.model.batch import Batch
+from penstock.model.layers import Attention, load_norm
+from penstock.model.ops import ExpertLinears, LayerKV, Linear, Norm, Ops, Stream
+from penstock.model.quantized import Weight
+from penstock.model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """One that every token passes, weighed by a gate of its own."""
+
+    ops: Ops
+    gate: Linear  # one output
+    gate_up: Linear
+    down: Linear
+
+    @classmethod
+    def load(cls, weights: Weights, config: Experts, hidden: int) -> SharedExpert:
+        width, inner = config.shared_intermediate_size, weights.at("shared_expert")
+        return cls(
+            ops=weights.ops,
+            gate=weights.ops.linear(weights.tensor("shared_expert_gate.weight", 1, hidden)),
+            gate_up=inner.linear({"gate_proj": width, "up_proj": width}, hidden),
+            down=inner.linear({"down_proj": hidden}, width),
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        logits = self.gate(x).float()
+        # A sigmoid as a softmax of two: torch's own may differ in the last bit with where in a tensor a number lies.
+        share = torch.cat((logits, torch.zeros_like(logits)), dim=1).softmax(dim=1)[:, :1]
+        return self.down(self.ops.gated(self.gate_up(x), "silu")) * share.to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseMLP:
+    ops: Ops
+    norm: Norm
+    router: Linear
+    experts: ExpertLinears
+    shared: SharedExpert | None
+    per_token: int
+    normalized: bool
+
+    @classmethod
+    def load(cls, layer: Weights) -> SparseMLP:
+        config, names = layer.config.experts, FAMILY_FILES[layer.config.architecture].experts
+        assert config is not None
+        assert names is not None
+        hidden, ffn, block = layer.config.hidden_size, config.intermediate_size, layer.at(names.block)
+
+        def pairs() -> Iterator[tuple[Weight, Weight]]:
+            for expert in range(config.count):
+                inner = block.at(f"experts.{expert}")
+                yield inner.weight({names.gate: ffn, names.up: ffn}, hidden), inner.weight({names.down: hidden}, ffn)
+
+        return cls(
+            ops=layer.ops,
+            norm=load_norm(layer, "post_attention_layernorm"),
+            # Never quantized: it is small, and who is chosen may hang on its last bits.
+            router=layer.ops.linear(block.tensor("gate.weight", config.count, hidden)),
+            experts=layer.ops.experts(config.count, pairs()),
+            shared=SharedExpert.load(block, config, hidden) if config.shared_intermediate_size else None,
+            per_token=config.per_token,
+            normalized=config.normalized,
+        )
+
+    def __call__(self, stream: Stream) -> None:
+        x = self.ops.normed(stream, self.norm)
+        found = self.experts(x, *self.route(x))
+        self.ops.add(stream, found if self.shared is None else found + self.shared(x))
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Which experts each row gets, and their weights: [rows, per_token] both."""
+        logits = self.router(x).float()
+        if self.normalized:  # shares of the chosen ones among themselves
+            best = logits.topk(self.per_token, dim=1)
+            return best.indices, best.values.softmax(dim=1)
+        best = logits.softmax(dim=1).topk(self.per_token, dim=1)
+        return best.indices, best.values
+
+
+@dataclass(frozen=True, slots=True)
+class SparseLayer:
+    attention: Attention
+    mlp: SparseMLP
+    parts: None = None
+
+    def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
+        self.attention(stream, kv, batch)
+        self.mlp(stream)

@@ -1,0 +1,55 @@
+"""The adapters of a runner: those in host memory, by digest, and which rows of a step each of those on the device gets.
+
+Which of them are kept, and who has a slot, is decided by others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from penstock.core.errors import ModelCorrupt
+from penstock.hub.peft import read_peft
+from penstock.model.adapters import AdapterBank, HostAdapter
+from penstock.model.batch import SlotRows
+from penstock.sched.plan import Slice
+
+
+class RunnerAdapters:
+    def __init__(self, bank: AdapterBank) -> None:
+        self._bank = bank
+        self._kept: dict[str, HostAdapter] = {}
+
+    def read(self, path: str, digest: str) -> HostAdapter:
+        """From its directory, if that still holds the adapter of this digest. Blocks; any thread may."""
+        found = read_peft(Path(path))
+        if found.digest != digest:
+            raise ModelCorrupt(f"the adapter {path} is no longer the one that was loaded; load it again")
+        return self._bank.fit(found)
+
+    def keep(self, adapter: HostAdapter) -> None:
+        self._kept[adapter.digest] = adapter
+
+    def forget(self, digest: str) -> None:
+        """Out of host memory; on the device it stays until its slot is another's."""
+        self._kept.pop(digest, None)
+
+    def clear(self, slot: int) -> None:
+        self._bank.clear(slot)
+
+    def place(self, placements: Sequence[tuple[int, str]]) -> None:
+        for slot, digest in placements:
+            self._bank.place(slot, self._kept[digest])
+
+
+def slot_rows(slices: Sequence[Slice], starts: Sequence[int], device: torch.device) -> tuple[SlotRows, ...]:
+    """`starts`: the first row of each slice."""
+    rows: dict[int, list[int]] = {}
+    for begin, planned in zip(starts, slices, strict=False):
+        if planned.slot is not None:
+            rows.setdefault(planned.slot, []).extend(range(begin, begin + planned.num_tokens))
+    return tuple(
+        SlotRows(slot, torch.tensor(found, dtype=torch.int64, device=device)) for slot, found in sorted(rows.items())
+    )

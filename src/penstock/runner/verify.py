@@ -1,0 +1,39 @@
+"""Drafts and what was chosen for their places: all rows of a step that a token is chosen from, and which of them count.
+
+A row is chosen from as if all drafts before it held. Once one does not, what follows it is void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, islice
+
+from penstock.sched.plan import Sampled, SampleSpec, Slice, StepResult
+
+
+def choices(slices: Sequence[Slice]) -> list[SampleSpec]:
+    """One per row of logits: for every slice that is sampled, that of its own last token and of each draft."""
+    return [spec for planned in slices if planned.sample is not None for spec in (planned.sample, *planned.ahead)]
+
+
+def outcome(slices: Sequence[Slice], rows: Sequence[Sampled]) -> StepResult:
+    """`rows`: what was chosen from each, one token."""
+    left = iter(rows)
+    return StepResult(
+        [
+            None if planned.sample is None else _held(planned, next(left), list(islice(left, len(planned.ahead))))
+            for planned in slices
+        ]
+    )
+
+
+def _held(planned: Slice, first: Sampled, more: list[Sampled]) -> Sampled:
+    if not more:
+        return first
+    found = [first]
+    for draft, chosen in zip(planned.drafts, more, strict=True):
+        if found[-1].token_ids[0] != draft:
+            break
+        found.append(chosen)
+    logprobs = None if first.logprobs is None else list(chain.from_iterable(one.logprobs or () for one in found))
+    return Sampled([one.token_ids[0] for one in found], logprobs)

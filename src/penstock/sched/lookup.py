@@ -1,0 +1,86 @@
+"""Drafts out of the text itself: what followed the last time the same tokens came. It needs no model, only a dict.
+
+The tokens of a sequence are chained by pairs, as a compressor chains bytes: from its last two tokens one gets to the
+places where the same two stood before, the latest first, and of those the one that agrees furthest back is followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+from penstock.sched.sequence import Sequence as LiveSequence
+
+_MOST_PLACES = 16  # to look at
+_MOST_AGREEMENT = 16  # tokens; a place that agrees so far back is as good as any
+_ID_BITS = 32
+# Of how many tokens agree, for what they are worth: two, three, four, …, eight or more.
+_KINDS = (0, 0, 0, 1, 2, 2, 3, 3, *[4] * (_MOST_AGREEMENT - 7))
+
+
+class PromptLookup:
+    """For any number of sequences; what it knows of one goes with it."""
+
+    is_settled = True  # no look takes long
+
+    def __init__(self) -> None:
+        self._chains: WeakKeyDictionary[LiveSequence, PairChains] = WeakKeyDictionary()
+
+    def look(self, sequence: LiveSequence) -> int | None:
+        """How good a place was found to copy from, as a small number; None: there is none."""
+        chains = self._chains.get(sequence)
+        if chains is None:
+            chains = self._chains[sequence] = PairChains()
+        agreement = chains.look(sequence.token_ids)
+        return _KINDS[agreement] if agreement else None
+
+    def propose(self, wanted: Sequence[tuple[LiveSequence, int]]) -> list[list[int]]:
+        return [self._chains[sequence].copy(sequence.token_ids, count) for sequence, count in wanted]
+
+
+class PairChains:
+    def __init__(self) -> None:
+        self._latest: dict[int, int] = {}  # where each pair of tokens ended last
+        self._before: list[int] = []  # for every place, where its pair ended before; -1: nowhere
+        self._found = -1
+
+    def look(self, token_ids: Sequence[int]) -> int:
+        """With all tokens there are by now: how many of the last ones agree with those at the best place; 0: none."""
+        self._extend(token_ids)
+        end = len(token_ids) - 1
+        place = self._before[end] if end >= 0 else -1
+        best = 0
+        for _ in range(_MOST_PLACES):
+            if place < 0:
+                break
+            agreement = 2
+            while (
+                agreement < _MOST_AGREEMENT
+                and agreement <= place
+                and token_ids[place - agreement] == token_ids[end - agreement]
+            ):
+                agreement += 1
+            if agreement > best:
+                best, self._found = agreement, place
+                if best == _MOST_AGREEMENT:
+                    break
+            place = self._before[place]
+        return best
+
+    def copy(self, token_ids: Sequence[int], count: int) -> list[int]:
+        """The tokens that follow where the last look found; where that runs into the end, it goes round."""
+        start = self._found + 1
+        found = list(token_ids[start : start + count])
+        period = len(token_ids) - start
+        while len(found) < count:
+            found.append(found[-period])
+        return found
+
+    def _extend(self, token_ids: Sequence[int]) -> None:
+        latest, before = self._latest, self._before
+        if not before and token_ids:
+            before.append(-1)  # nothing stands before the first
+        for place in range(len(before), len(token_ids)):
+            pair = token_ids[place - 1] << _ID_BITS | token_ids[place]
+            before.append(latest.get(pair, -1))
+            latest[pair] = place

@@ -1,0 +1,178 @@
+"""Who gets how many drafts: as many as pay, by what they have come to and what steps take now.
+
+A draft is worth the chance that it and all before it hold; it costs what it makes the step longer. Its sequence gets
+drafts until the next one is worth less than its cost buys elsewhere, which is to say: less than the tokens that the
+step would make in that time. With one sequence on the device a draft costs little, since weights are read anyway; with
+many each row costs as much as it brings, and nobody gets any. All of that is measured, and measured again now and then,
+since both the text and the machine change. And nobody is slowed down much by what others gain.
+
+Nothing here can change an answer: see `drafting`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+from penstock.sched.drafting import Drafts, room_of
+from penstock.sched.plan import StepPlan, StepResult
+from penstock.sched.sequence import Sequence as LiveSequence
+from penstock.sched.step_costs import StepCosts
+
+_OPTIMISM = 0.6  # the chance that a draft holds, of which nothing is known yet
+_FAITH = 4.0  # as if so many drafts had been seen with it
+_KEEP = 0.95  # of what is known of drafts, when others are seen
+_FADE = 0.995  # of what is known of a kind that is not tried, at every look at it: so it is tried again
+_PATIENCE = 32  # steps without drafts before it is measured again what they would cost; doubles while nothing comes
+_MOST_PATIENCE = 4096
+_PROBE_TOKENS = 2  # for one in eight, then
+_MOST_SLOWDOWN = 1.2  # of the sequence that gains least
+_MOST_CHANCE = 0.9  # where a draft must be surer than this to pay, nobody looks for one
+
+
+class Proposer(Protocol):
+    @property
+    def is_settled(self) -> bool:
+        """What it did the last time took no longer than it usually does."""
+
+    def look(self, sequence: LiveSequence) -> int | None:
+        """Whether it has drafts for a sequence. The number says of what kind: some hold more often than others."""
+
+    def propose(self, wanted: Sequence[tuple[LiveSequence, int]]) -> list[list[int]]:
+        """Up to so many drafts for each, which was looked at just before."""
+
+
+class Chance:
+    """That a draft holds if those before it did, from those that were seen."""
+
+    __slots__ = ("_held", "_tried")
+
+    def __init__(self) -> None:
+        self._held = self._tried = 0.0
+
+    def given(self, prior: float) -> float:
+        return (self._held + _FAITH * prior) / (self._tried + _FAITH)
+
+    def see(self, num_held: int, count: int) -> None:
+        """Of `count` drafts in a row the first ones held; what came after the first that did not says nothing."""
+        self._held = _KEEP * self._held + num_held
+        self._tried = _KEEP * self._tried + num_held + (num_held < count)
+
+    def fade(self) -> None:
+        self._held *= _FADE
+        self._tried *= _FADE
+
+
+class Hope(NamedTuple):
+    """A sequence that has drafts."""
+
+    sequence: LiveSequence
+    kind: int
+    chance: float
+    most: int
+
+
+class Speculation:
+    def __init__(self, proposer: Proposer, most_tokens: int) -> None:
+        self._proposer = proposer
+        self._most_tokens = most_tokens  # for a sequence in a step
+        self._costs = StepCosts()
+        self._overall: defaultdict[int, Chance] = defaultdict(Chance)  # by kind
+        self._own: WeakKeyDictionary[LiveSequence, defaultdict[int, Chance]] = WeakKeyDictionary()
+        self._asked: dict[str, Hope] = {}  # in the step that is under way
+        self._idle_steps = 0  # since drafts last paid, in which there were some
+        self._patience = _PATIENCE
+
+    def drafts(self, decoding: Sequence[LiveSequence]) -> Drafts:
+        """For the next step, in which these decode, all of them or as many as fit."""
+        self._asked = {}
+        if not decoding or self._costs.wants_plain(len(decoding)):
+            return {}
+        is_probe = self._idle_steps >= self._patience or not self._costs.knows_drafts(len(decoding))
+        if not is_probe and self._costs.threshold(len(decoding)) >= _MOST_CHANCE:
+            self._idle_steps += 1
+            return {}
+        hopes = [hope for sequence in decoding if (hope := self._hope(sequence)) is not None]
+        if is_probe:
+            wanted = [(hope, min(_PROBE_TOKENS, hope.most)) for hope in hopes[: 1 + len(decoding) // 8]]
+        elif wanted := self._wanted(hopes, len(decoding)):
+            self._idle_steps, self._patience = 0, _PATIENCE
+        elif hopes:
+            self._idle_steps += 1
+        if not wanted:
+            return {}
+        self._asked = {hope.sequence.request.id: hope for hope, _ in wanted}
+        proposed = self._proposer.propose([(hope.sequence, count) for hope, count in wanted])
+        return dict(zip(self._asked, proposed, strict=True))
+
+    def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """What came of a step, and how long it took, proposing included."""
+        num_drafts = 0
+        for planned, sampled in zip(plan.slices, result.sampled, strict=True):
+            if planned.ahead and sampled is not None:
+                num_drafts += len(planned.ahead)
+                self._learn(planned.request_id, len(sampled.token_ids) - 1, len(planned.ahead))
+        has_prompts = any(p.sample is None or p.num_tokens > 1 + len(p.ahead) for p in plan.slices)
+        if has_prompts or (num_drafts and not self._proposer.is_settled):
+            return
+        self._costs.see(len(plan.slices), num_drafts, seconds)
+        if num_drafts and self._idle_steps >= self._patience:
+            self._idle_steps, self._patience = 0, min(2 * self._patience, _MOST_PATIENCE)
+
+    def _hope(self, sequence: LiveSequence) -> Hope | None:
+        most = min(self._most_tokens, room_of(sequence))
+        kind = self._proposer.look(sequence) if most else None
+        if kind is None:
+            return None
+        own = self._own.get(sequence)
+        prior = self._overall[kind].given(_OPTIMISM)
+        return Hope(sequence, kind, own[kind].given(prior) if own is not None else prior, most)
+
+    def _wanted(self, hopes: Sequence[Hope], batch: int) -> list[tuple[Hope, int]]:
+        """Twice: what a step brings, and so what its time is worth, depends on how many drafts it has."""
+        counts = [0] * len(hopes)
+        for _ in range(2):
+            gains = sum(gain(hope.chance, count) for hope, count in zip(hopes, counts, strict=True))
+            threshold = self._costs.threshold(batch, sum(counts), gains)
+            counts = [worthwhile(hope.chance, threshold, hope.most) for hope in hopes]
+        least = min(map(gain, [hope.chance for hope in hopes], counts)) if len(hopes) == batch else 0.0
+        counts = capped(counts, self._costs.most_drafts(batch, _MOST_SLOWDOWN * (1 + least)))
+        for hope, count in zip(hopes, counts, strict=True):
+            if not count:
+                self._overall[hope.kind].fade()
+                if (own := self._own.get(hope.sequence)) is not None:
+                    own[hope.kind].fade()
+        return [(hope, count) for hope, count in zip(hopes, counts, strict=True) if count]
+
+    def _learn(self, request_id: str, num_held: int, count: int) -> None:
+        hope = self._asked.get(request_id)
+        if hope is None:
+            return
+        own = self._own.get(hope.sequence)
+        if own is None:
+            own = self._own[hope.sequence] = defaultdict(Chance)
+        own[hope.kind].see(num_held, count)
+        self._overall[hope.kind].see(num_held, count)
+
+
+def gain(chance: float, count: int) -> float:
+    """Tokens that so many drafts bring, on average."""
+    return chance * (1 - chance**count) / (1 - chance) if chance < 1 else float(count)
+
+
+def worthwhile(chance: float, threshold: float, most: int) -> int:
+    """How many drafts in a row are each worth `threshold` tokens or more."""
+    count, worth = 0, chance
+    while count < most and worth >= threshold:
+        count, worth = count + 1, worth * chance
+    return count
+
+
+def capped(counts: list[int], most: int) -> list[int]:
+    """Not more than `most` in all: those who have many give up some first."""
+    cap = max(counts, default=0)
+    while cap and sum([min(count, cap) for count in counts]) > most:
+        cap -= 1
+    return [min(count, cap) for count in counts]

@@ -1,0 +1,165 @@
+"""/v1/embeddings, /v1/rerank and /v1/score: whole texts in, numbers out.
+
+Encoders, and decoders pooled, embed. Two texts go together as far as their vectors do; a decoder rather says how likely
+the one is after the other, which tells more: a document is as relevant as it makes the query likely (Sachan et al.
+2022).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from penstock.api import relay
+from penstock.api.asgi import Request, Route, Send, json_response
+from penstock.api.openai import new_id
+from penstock.api.openai.embeddings import Vectors, embedding_list, parse_embedding, shortened
+from penstock.api.rerank import parse_rerank, parse_score, ranking, score_list
+from penstock.core.errors import InvalidRequest, Overloaded
+from penstock.core.request import Cost
+from penstock.engine.client import EngineClient
+from penstock.engine.messages import Embed
+from penstock.server.drain import Drain
+from penstock.server.incoming import GatewayTrust, Incoming
+from penstock.server.recorder import Recorder, TextWork
+from penstock.server.served_model import ServedModel
+
+_MOST_WAITING = 16_384  # texts; beyond it requests are refused
+_INLINE_CHARACTERS = 2048  # tokenized in less time than a thread takes to wake up
+_ASKING = "Passage: {}\nPlease write a question based on this passage.\nQuestion:"
+
+
+@dataclass(frozen=True)
+class Job:
+    texts: list[list[int]]
+    answer: Callable[[Vectors], bytes]  # of [texts, dimensions]
+    scored: list[int] | None = None  # how many of each text's last tokens count; None: vectors are wanted
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.texts))
+
+
+class EmbeddingRoutes:
+    def __init__(
+        self, model: ServedModel, engine: EngineClient, recorder: Recorder, drain: Drain, trust: GatewayTrust,
+        pool: ThreadPoolExecutor, *, max_body_bytes: int,
+    ) -> None:  # fmt: skip
+        self._model = model
+        self._engine = engine
+        self._recorder = recorder
+        self._drain = drain
+        self._trust = trust
+        self._pool = pool
+        self._max_body_bytes = max_body_bytes
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/v1/embeddings", partial(self._serve, "embeddings", self._embed)),
+            Route("POST", "/v1/rerank", partial(self._serve, "rerank", self._rerank)),
+            Route("POST", "/v1/score", partial(self._serve, "score", self._score)),
+        ]
+
+    async def _serve(
+        self, route: str, read: Callable[[Incoming], Awaitable[Job]], request: Request, send: Send
+    ) -> None:
+        with self._recorder.request(route, request.id, request.convention) as record:
+            record.context = request.trace_context
+            incoming = self._trust.read(request, await request.body(self._max_body_bytes))
+            self._model.check_embeds()
+            job = await read(incoming)
+            self._drain.check()
+            if self._engine.embeddings.num_texts + len(job.texts) > _MOST_WAITING:
+                raise Overloaded(f"{self._engine.embeddings.num_texts} texts are waiting already", retry_after_s=1.0)
+            work = record.texts = TextWork(len(job.texts), job.num_tokens, incoming.namespace)
+            answer = await request.while_connected(
+                self._engine.embeddings(Embed(new_id(request.id), job.texts, job.scored))
+            )
+            work.cost = Cost(device_s=answer.device_s)
+            values = np.frombuffer(answer.values, np.float32).reshape(len(job.texts), -1)
+            cost = [(relay.COST_HEADER.encode(), relay.cost_value(work.cost))] if incoming.is_from_gateway else []
+            await json_response(send, 200, await self._run(job.num_tokens, partial(job.answer, values)), cost)
+
+    # -- what is asked
+
+    async def _embed(self, incoming: Incoming) -> Job:
+        wanted = parse_embedding(incoming.body)
+        self._model.check_base_name(wanted.model)
+        inputs, size = wanted.inputs(self._model.config.vocab_size), self._model.config.hidden_size
+        if wanted.dimensions is not None and wanted.dimensions > size:
+            raise InvalidRequest(f"dimensions: this model's vectors have {size}", param="dimensions")
+        encoded = iter(await self._encode([one for one in inputs if isinstance(one, str)]))
+        ids = [next(encoded) if isinstance(one, str) else one for one in inputs]
+        job = [self._model.fit_text(text, keep_first=wanted.truncate_prompt_tokens, param="input") for text in ids]
+        form, num_tokens = wanted.encoding_format or "float", sum(map(len, job))
+        return Job(
+            job, lambda found: embedding_list(wanted.model, shortened(found, wanted.dimensions), form, num_tokens)
+        )
+
+    async def _rerank(self, incoming: Incoming) -> Job:
+        wanted = parse_rerank(incoming.body)
+        self._model.check_base_name(wanted.model)
+        texts = wanted.texts()
+        tell = partial(ranking, incoming.origin.id, wanted.model, wanted)
+        if not self._model.generates:
+            return await self._compared([wanted.query], texts, wanted.truncate_prompt_tokens, tell)
+        pairs = [(_ASKING.format(text), f" {wanted.query}") for text in texts]
+        return await self._likely(
+            pairs, wanted.truncate_prompt_tokens, lambda scores, num: tell([math.exp(one) for one in scores], num)
+        )
+
+    async def _score(self, incoming: Incoming) -> Job:
+        wanted = parse_score(incoming.body)
+        self._model.check_base_name(wanted.model)
+        pairs, origin = wanted.pairs(), incoming.origin
+        tell = partial(score_list, origin.id, wanted.model, origin.created)
+        if self._model.generates:
+            return await self._likely(pairs, wanted.truncate_prompt_tokens, tell)
+        firsts, others = [one for one, _ in pairs], [other for _, other in pairs]
+        shared = firsts[:1] if isinstance(wanted.text_1, str) or len(wanted.text_1) == 1 else firsts
+        return await self._compared(shared, others, wanted.truncate_prompt_tokens, tell)
+
+    # -- how it is found
+
+    async def _compared(
+        self, firsts: list[str], others: list[str], keep: int | None, tell: Callable[[list[float], int], bytes]
+    ) -> Job:
+        """The cosine of each of the others and its first, or the only one."""
+        ids = await self._encode([*firsts, *others])
+        texts = [self._model.fit_text(one, keep_first=keep, param=None) for one in ids]
+        num_tokens, count = sum(map(len, texts)), len(firsts)
+        return Job(texts, lambda found: tell((found[:count] * found[count:]).sum(axis=1).tolist(), num_tokens))
+
+    async def _likely(
+        self, pairs: list[tuple[str, str]], keep: int | None, tell: Callable[[list[float], int], bytes]
+    ) -> Job:
+        """The mean log probability of each second text's tokens, after the first. Where it is too long, the first
+        loses its end."""
+        before = await self._encode([one for one, _ in pairs])
+        after = await self._encode([other for _, other in pairs], add_special_tokens=False)
+        texts = []
+        for one, other in zip(before, after, strict=True):
+            room = None if keep is None else max(1, (self._model.max_model_len if keep == -1 else keep) - len(other))
+            first = self._model.fit_text(one, keep_first=room, param=None)
+            texts.append(self._model.fit_text([*first, *other], keep_first=None, param=None))
+        num_tokens = sum(map(len, texts))
+        scored = [max(1, len(other)) for other in after]
+        return Job(texts, lambda found: tell(found[:, 0].tolist(), num_tokens), scored)
+
+    async def _encode(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        encode = partial(self._model.tokenizer.encode_batch, texts, add_special_tokens=add_special_tokens)
+        if sum(map(len, texts)) <= _INLINE_CHARACTERS:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, encode)
+
+    async def _run(self, num_tokens: int, make: Callable[[], bytes]) -> bytes:
+        """Many vectors take milliseconds to write."""
+        if num_tokens < _INLINE_CHARACTERS:
+            return make()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, make)

@@ -1,0 +1,84 @@
+"""A mixture of experts, caps and norms behind attention change nothing: a request's logits are bitwise the same however
+it was batched, chunked, cached or resumed. Who shares an expert with whom is different in every batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from penstock.core.model_config import Experts
+from penstock.core.request import Request
+from penstock.model.layers import CausalLM
+from penstock.model.loading import random_model
+from penstock.model.ops.build import KernelsUnavailable
+from penstock.model.ops.native import NativeOps
+from tests.equality.inprocess import InProcess
+from tests.equality.test_invariance import CONFIG, REQUESTS, SCENES
+
+GEMMA = {"activation": "gelu", "norm_offset": 1.0, "embedding_scale": 24.0, "local_rope_theta": 500.0}
+MODELS = {
+    "experts": replace(CONFIG, architecture="qwen3_moe", experts=Experts(13, 4, 200)),
+    "shared expert": replace(
+        CONFIG,
+        architecture="qwen2_moe",
+        attention_bias=True,
+        experts=Experts(9, 3, 136, normalized=False, shared_intermediate_size=100, dense_layers=(1,)),
+    ),
+    "gemma": replace(CONFIG, architecture="gemma2", attention_cap=2.0, logit_cap=3.0, **GEMMA),
+    "part of a head": replace(CONFIG, architecture="phi3", rotary_dim=48),
+}
+WAYS: dict[str, dict[str, int]] = {
+    "together": {},
+    "apart": {"apart": 3, "chunk_tokens": 40},
+    "in chunks": {"chunk_tokens": 7},
+    "preempted": {"num_blocks": 24, "chunk_tokens": 19},
+    "on two threads": {"threads": 2, "chunk_tokens": 50},
+}
+
+
+@cache
+def model_on(name: str, arithmetic: str, threads: int) -> tuple[CausalLM, NativeOps]:
+    ops = SCENES[arithmetic](threads=threads)
+    return random_model(MODELS[name], ops, seed=11), ops
+
+
+def run(
+    name: str, arithmetic: str, requests: list[Request], *, apart: int = 0, threads: int = 1, **how: int
+) -> InProcess:
+    engine = InProcess(*model_on(name, arithmetic, threads), **how)
+    engine.run(*requests, apart=apart)
+    return engine
+
+
+@cache
+def alone(name: str, arithmetic: str) -> dict[str, InProcess]:
+    return {request.id: run(name, arithmetic, [request]) for request in REQUESTS}
+
+
+def check(name: str, arithmetic: str, way: str) -> None:
+    try:
+        expected = alone(name, arithmetic)
+    except KernelsUnavailable as error:
+        pytest.skip(str(error))
+    engine = run(name, arithmetic, REQUESTS, **WAYS[way])
+    for request in REQUESTS:
+        by_itself = expected[request.id]
+        assert engine.outputs[request.id] == by_itself.outputs[request.id]
+        assert torch.equal(torch.stack(engine.logits[request.id]), torch.stack(by_itself.logits[request.id]))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("way", ["together", "in chunks"])
+def test_a_request_says_what_it_would_alone(name: str, way: str) -> None:
+    check(name, "bfloat16", way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("arithmetic", ["float32", "4 bits", "int8 cache"])
+def test_whatever_becomes_of_it(name: str, arithmetic: str) -> None:
+    for way in WAYS:
+        check(name, arithmetic, way)

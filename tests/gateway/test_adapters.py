@@ -1,0 +1,175 @@
+"""Adapters behind a gateway: names of their own that a tenant must be allowed, replicas that are made to have them, and
+requests that go only where they are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from penstock.core.errors import ConfigError
+from penstock.core.replica import ReplicaState
+from penstock.core.settings import ServerSettings
+from penstock.gateway.settings import ModelSettings, routes_of
+from tests.dialects.servers import FakeServer, FakeSglang, FakeTgi, FakeVllm, Reply, as_json
+from tests.gateway.door import Gateway, gateway
+from tests.model.lora import write_adapter
+from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.test_adapters import CONFIG
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    path = tmp_path_factory.mktemp("adapters")
+    return {name: str(write_adapter(path / name, CONFIG, seed=seed)) for seed, name in enumerate(("poet", "bard"))}
+
+
+@contextlib.contextmanager
+def fleet(noted: Path, adapters: dict[str, str | None], count: int = 2) -> Iterator[tuple[Gateway, list[Replica]]]:
+    """Replicas that know of no adapter, behind a gateway that does."""
+    with contextlib.ExitStack() as stack:
+        settings = [ServerSettings(adapter_file=str(noted / f"{place}.json")) for place in range(count)]
+        replicas = [stack.enter_context(serving(each, max_loras=2, step_s=0.01)) for each in settings]
+        urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
+        pools = {NAME: ModelSettings(replicas=urls, adapters=adapters)}
+        door = stack.enter_context(gateway(pools=pools))
+        yield door, replicas
+
+
+def has_all(door: Gateway, names: set[str]) -> bool:
+    return all(replica.snapshot.adapters >= names for replica in door.door.replicas.values())
+
+
+def say(client: openai.OpenAI, model: str) -> str:
+    answer = client.completions.create(model=model, prompt="one two", max_tokens=6, temperature=0)
+    assert answer.model == model
+    return answer.choices[0].text
+
+
+@pytest.mark.slow
+def test_replicas_get_what_is_configured_and_tenants_what_they_are_allowed(
+    tmp_path: Path, adapters: dict[str, str | None]
+) -> None:
+    with fleet(tmp_path, adapters) as (door, replicas):
+        eventually(lambda: has_all(door, {"poet", "bard"}), 10)
+        one = replicas[0]
+        expected = {name: one.adapted_answer("one two", 6, name) for name in ("poet", "bard")}
+        assert {name: say(door.openai, name) for name in expected} == expected
+        assert say(door.openai, NAME) == one.answer("one two", 6)
+
+        plain = door.client(door.add_tenant("plain"))
+        reader = door.client(door.add_tenant("reader", adapters=["po*"]))
+        barred = door.client(door.add_tenant("barred", models=["other"], adapters=["*"]))
+        assert [card.id for card in plain.models.list().data] == [NAME]
+        assert [card.id for card in reader.models.list().data] == [NAME, "poet"]
+        assert barred.models.list().data == []
+        assert say(reader, "poet") == expected["poet"]
+        eventually(lambda: ("reader", "poet") in {(one.tenant_id, one.model) for one in door.ledger.usages})
+        for client, name in ((plain, "poet"), (reader, "bard"), (barred, "poet")):
+            with pytest.raises(openai.NotFoundError, match=f"no model '{name}'"):
+                say(client, name)
+
+        stream = reader.completions.create(
+            model="poet", prompt="one two", max_tokens=200, temperature=0, stream=True, extra_body={"ignore_eos": True}
+        )
+        whole = one.adapted_answer("one two", 200, "poet", ignore_eos=True)
+        chunks = [next(stream)]
+        busy = next(replica for replica in replicas if replica.engine.num_open)
+        busy.kill_engine()  # what it began is carried on with the same adapter; what it had, it has again
+        assert "".join(chunk.choices[0].text for chunk in [*chunks, *stream]) == whole
+        eventually(lambda: busy.engine.restarts == 1 and busy.engine.state == "ready", 10)
+        eventually(lambda: has_all(door, {"poet", "bard"}), 10)
+        replicas[0].call("POST", "/v1/penstock/drain")
+        eventually(lambda: [r.snapshot.state for r in door.door.replicas.values()].count(ReplicaState.READY) == 1)
+        assert say(reader, "poet") == expected["poet"]
+
+
+@pytest.mark.slow
+def test_request_goes_where_the_adapter_is(tmp_path: Path, adapters: dict[str, str | None]) -> None:
+    unknown: dict[str, str | None] = dict.fromkeys(adapters)  # the gateway does not know where they are
+    with fleet(tmp_path, unknown) as (door, replicas):
+        with pytest.raises(openai.APIStatusError) as refused:
+            say(door.openai, "poet")
+        assert refused.value.status_code in (429, 503)
+        path = adapters["poet"]
+        replicas[1].call("POST", "/v1/load_lora_adapter", {"lora_name": "poet", "lora_path": path})
+        eventually(lambda: any(r.snapshot.adapters for r in door.door.replicas.values()))
+        expected = replicas[1].adapted_answer("one two", 6, "poet")
+        assert {say(door.openai, "poet") for _ in range(6)} == {expected}
+
+
+@dataclass
+class LoraVllm(FakeVllm):
+    adapters: dict[str, str] = field(default_factory=dict)
+
+    def refusal(self, path: str, asked: dict[str, Any]) -> Reply | None:
+        if path == "/v1/load_lora_adapter":
+            if asked["lora_name"] in self.adapters:
+                return as_json({"error": {"message": f"'{asked['lora_name']}' has already been loaded"}}, 400)
+            self.adapters[asked["lora_name"]] = asked["lora_path"]
+            return 200, {}, b"Success: LoRA adapter added successfully."
+        if asked["model"] not in (self.model, *self.adapters):
+            return as_json({"error": {"message": "no such model"}}, 404)
+        return super().refusal(path, asked)
+
+
+@dataclass
+class LoraSglang(FakeSglang):
+    adapters: dict[str, str] = field(default_factory=dict)
+
+    def refusal(self, path: str, asked: dict[str, Any]) -> Reply | None:
+        if path == "/load_lora_adapter":
+            self.adapters[asked["lora_name"]] = asked["lora_path"]
+            return as_json({"success": True, "loaded_adapters": self.adapters})
+        assert asked["model"] == self.model
+        return None if asked.get("lora_path") in (None, *self.adapters) else as_json({"error": "no such LoRA"}, 400)
+
+
+@pytest.mark.parametrize("kind", [LoraVllm, LoraSglang])
+def test_other_engines_are_made_to_load_them_and_asked_in_their_words(kind: type[FakeServer]) -> None:
+    with kind() as server:
+        assert isinstance(server, LoraVllm | LoraSglang)
+        server.adapters = {"bard": "/adapters/bard"} if kind is LoraVllm else {}  # as an earlier gateway left it
+        adapters: dict[str, str | None] = {"poet": "/adapters/poet", "bard": "/adapters/bard"}
+        pools = {"m": ModelSettings(replicas=[server.url], dialect=server.dialect, adapters=adapters)}
+        with gateway(pools=pools) as door:
+            eventually(lambda: all(r.loaded == {"poet", "bard"} for r in door.door.replicas.values()), 10)
+            assert server.adapters == {"poet": "/adapters/poet", "bard": "/adapters/bard"}
+            door.openai.completions.create(model="poet", prompt="x", max_tokens=3)
+            _, asked, _ = server.asked[-1]
+            selected = (asked["model"],) if kind is LoraVllm else (asked["model"], asked["lora_path"])
+            assert selected == (("poet",) if kind is LoraVllm else ("m", "poet"))
+            door.openai.completions.create(model="m", prompt="x", max_tokens=3)
+            assert server.asked[-1][1].get("lora_path") is None
+
+            port = server.port  # it comes back without them
+            server.kill()
+            eventually(lambda: all(r.snapshot.state == "out" for r in door.door.replicas.values()), 10)
+            with kind(port=port) as again:
+                assert isinstance(again, LoraVllm | LoraSglang)
+                eventually(lambda: set(again.adapters) == {"poet", "bard"}, 10)
+
+
+def test_server_that_cannot_load_adapters_is_passed_over_for_them() -> None:
+    with FakeTgi() as server:
+        pools = {"m": ModelSettings(replicas=[server.url], dialect="tgi", adapters={"poet": "/adapters/poet"})}
+        with gateway(pools=pools) as door, pytest.raises(openai.APIStatusError) as refused:
+            door.openai.completions.create(model="poet", prompt="x", max_tokens=3)
+        assert refused.value.status_code == 503
+        assert "no replica that is ready has this adapter" in str(refused.value)
+
+
+def test_adapter_must_not_have_the_name_of_another() -> None:
+    models = {
+        "m": ModelSettings(replicas=["http://x"], adapters={"n": None}),
+        "n": ModelSettings(replicas=["http://y"]),
+    }
+    with pytest.raises(ConfigError, match="two models or adapters are called 'n'"):
+        routes_of(models)
+    with pytest.raises(ConfigError, match="'n' names two routes"):
+        routes_of({"m": ModelSettings(replicas=["http://x"], aliases=["n"], adapters={"n": None})})

@@ -1,0 +1,68 @@
+"""A decoder's vectors and scores are those of the states and probabilities that it generates by."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from penstock.model.loading import load_model
+from penstock.model.ops import KVShape, Ops
+from penstock.model.ops.build import KernelsUnavailable
+from penstock.model.ops.native import NativeOps
+from penstock.model.ops.reference import ReferenceOps
+from penstock.runner.embedder import DecoderEmbedder
+from tests.model.tiny import StateDictCheckpoint, hf_model
+
+TEXTS = [np.random.default_rng(5).integers(0, 256, length).tolist() for length in (1, 7, 33, 16, 7)]
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma2", "mixtral"])
+def theirs(request: pytest.FixtureRequest) -> AutoModelForCausalLM:
+    return hf_model(request.param)
+
+
+@pytest.fixture(scope="module", params=["reference", "native"])
+def ops(request: pytest.FixtureRequest) -> Ops:
+    try:
+        return NativeOps("float32", threads=1) if request.param == "native" else ReferenceOps(torch.device("cpu"))
+    except KernelsUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+def embedder(theirs: AutoModelForCausalLM, ops: Ops, pooling: str = "mean") -> DecoderEmbedder:
+    checkpoint = StateDictCheckpoint(theirs)
+    config = checkpoint.config
+    shape = KVShape(config.num_layers, 1, 16, config.num_kv_heads, config.head_dim)
+    return DecoderEmbedder(load_model(checkpoint, ops), ops, shape, pooling, 64)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_vectors_are_pooled_final_states(theirs: AutoModelForCausalLM, ops: Ops, pooling: str) -> None:
+    own = embedder(theirs, ops, pooling)
+    found = [np.frombuffer(row, np.float32) for row in own.embed(TEXTS)]
+    for text, row in zip(TEXTS, found, strict=True):
+        with torch.inference_mode():
+            states = theirs.model(torch.tensor([text])).last_hidden_state[0]  # type: ignore[attr-defined]
+        pooled = states.mean(dim=0) if pooling == "mean" else states[-1]
+        expected = torch.nn.functional.normalize(pooled, dim=0).numpy()
+        np.testing.assert_allclose(row, expected, atol=2e-5)
+        np.testing.assert_allclose(np.frombuffer(own.embed([text])[0], np.float32), row, atol=2e-5)
+
+
+def test_scores_are_mean_log_probabilities(theirs: AutoModelForCausalLM, ops: Ops) -> None:
+    texts, scored = TEXTS[1:], [3, 30, 15, 6]
+    found = embedder(theirs, ops).score(texts, scored)
+    for text, count, score in zip(texts, scored, found, strict=True):
+        with torch.inference_mode():
+            logits = theirs(torch.tensor([text])).logits[0].log_softmax(dim=-1)  # type: ignore[operator]
+        expected = logits[:-1].gather(1, torch.tensor(text[1:])[:, None])[-count:].mean()
+        assert score == pytest.approx(float(expected), abs=2e-4)
+
+
+def test_a_larger_batch_after_a_smaller_one_is_right(theirs: AutoModelForCausalLM, ops: Ops) -> None:
+    own = embedder(theirs, ops)
+    small = own.embed(TEXTS[:1])
+    own.embed(TEXTS)
+    assert own.embed(TEXTS[:1]) == small
