@@ -9,8 +9,8 @@ from penstock.cli.flags import settings_from
 from penstock.cli.main import main, parser
 
 
-def test_the_server_to_measure_is_started_with_the_defaults_of_any_user() -> None:
-    theirs = settings_from(parser().parse_args(["serve", "smollm2", "--port", "0"]))
+def test_the_server_to_measure_is_started_with_the_defaults_of_any_user_but_guesses_nothing() -> None:
+    theirs = settings_from(parser().parse_args(["serve", "smollm2", "--port", "0", "--speculate", "off"]))
     assert settings_from(parser().parse_args(serve_arguments("smollm2"))) == theirs
 
 

@@ -119,7 +119,7 @@ def test_a_replica_with_another_tokenizer_is_sent_text() -> None:
             size = Size(pool, CHAT, body, asked, None)
             assert size.ids_for(lexicon().digest) == b""
             done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-            size.name(asked, "", done.set_result)
+            size.name(asked, "", "", done.set_result)
             assert await done is None
             assert size.ids_for(lexicon().digest).startswith(b"[[")
             assert size.ids_for("another") == b""

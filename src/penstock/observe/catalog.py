@@ -106,7 +106,7 @@ KV_CAPACITY = Metric(
 KV_CACHED_BLOCKS = Metric("penstock_kv_cached_blocks", "gauge", "Blocks that a prefix lookup can find.")
 KV_EVICTIONS = Metric("penstock_kv_evictions_total", "counter", "Cached blocks given up to make room.")
 LORA_ADAPTERS = Metric(
-    "penstock_lora_adapters", "gauge", "LoRA adapters by where they are: loaded (all of them), host, device.", ("place",)
+    "penstock_lora_adapters", "gauge", "LoRA adapters by where they are: loaded (all), host, device.", ("place",)
 )  # fmt: skip
 LORA_SWAPS = Metric("penstock_lora_swaps_total", "counter", "Times an adapter was put onto the device.")
 LORA_READS = Metric("penstock_lora_reads_total", "counter", "Times an adapter was read from disk.")
