@@ -11,8 +11,9 @@ import psutil
 
 from penstock.core.clock import MonotonicClock
 from penstock.core.request import Request, TokenEvent
-from penstock.engine.client import EngineClient, EngineState, TokenStream
+from penstock.engine.client import EngineClient, EngineState
 from penstock.engine.fake import fake_token
+from penstock.engine.token_stream import TokenStream
 from tests.engine.fake_engine import VOCAB_SIZE, launcher
 
 

@@ -1,7 +1,7 @@
 """The server's side of the engine: start its process, send it requests, hand out its tokens, start it again if it dies.
 
-A `TokenStream` is ownership: closing it, for whatever reason, ends the work in the engine. If the process dies, every
-open stream gets an error at once and a fresh process is started, with a growing pause if it keeps dying.
+If the process dies, every open stream gets an error at once and a fresh process is started, with a growing pause if it
+keeps dying.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import enum
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 
 import msgspec
 
 from penstock.core.clock import Clock
 from penstock.core.errors import EngineFailed, EngineUnavailable, PenstockError, RequestAborted, all_errors
-from penstock.core.request import FinishReason, Request, TokenEvent
-from penstock.engine.accounts import Accounts, Meter
+from penstock.core.request import Request, TokenEvent
+from penstock.engine.accounts import Accounts
 from penstock.engine.adapter_desk import AdapterDesk
 from penstock.engine.cache_contents import CacheContents
 from penstock.engine.embedding_calls import EmbeddingCalls
@@ -42,6 +41,7 @@ from penstock.engine.messages import (
     ToEngine,
 )
 from penstock.engine.speed import StepSpeed
+from penstock.engine.token_stream import TokenStream
 
 log = logging.getLogger("penstock.engine")
 
@@ -59,49 +59,6 @@ class EngineState(enum.StrEnum):
     RESTARTING = "restarting"
     FAILED = "failed"  # it cannot start, and trying again will not help
     STOPPED = "stopped"
-
-
-class TokenStream:
-    """The news of a group of requests, in order. Use it as a context manager: leaving it aborts what still runs."""
-
-    def __init__(self, client: EngineClient, request_ids: list[str]) -> None:
-        self._client = client
-        self._request_ids = request_ids
-        self._events: list[TokenEvent] = []
-        self._error: PenstockError | None = None
-        self._news = asyncio.Event()
-        self.meter = Meter()  # of what they cost
-
-    def push(self, event: TokenEvent) -> None:
-        self._events.append(event)
-        self._news.set()
-
-    def fail(self, error: PenstockError) -> None:
-        self._error = error
-        self._news.set()
-
-    async def next(self) -> list[TokenEvent]:
-        """All the news since the last call; waits if there is none. A slow reader gets more at a time."""
-        await self._news.wait()
-        self._news.clear()
-        if self._error is not None:
-            raise self._error
-        events, self._events = self._events, []
-        for event in events:
-            if event.finish is FinishReason.ERROR:
-                raise EngineFailed(event.error or "the engine failed while running this request")
-        return events
-
-    def close(self) -> None:
-        """The work of one reader is over: whatever still runs for it ends."""
-        for request_id in self._request_ids:
-            self._client.abort(request_id)
-
-    def __enter__(self) -> TokenStream:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 class EngineClient:
@@ -171,7 +128,7 @@ class EngineClient:
     def open(self, requests: list[Request]) -> TokenStream:
         """Hand requests to the engine. The stream must be closed."""
         self._check_ready()
-        stream = TokenStream(self, [request.id for request in requests])
+        stream = TokenStream(self.abort, [request.id for request in requests])
         for request in requests:
             self._streams[request.id] = stream
             self._accounts.open(request, stream.meter)

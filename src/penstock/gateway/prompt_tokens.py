@@ -61,9 +61,7 @@ class PromptTokens:
         if known is not None:
             return known
         self.num_counting += 1
-        naming = asyncio.get_running_loop().run_in_executor(
-            self._pool, self.lexicon.names, path, body, tenant, adapter
-        )
+        naming = asyncio.get_running_loop().run_in_executor(self._pool, self.lexicon.names, path, body, tenant, adapter)
         naming.add_done_callback(self._counted)
         return naming
 

@@ -143,7 +143,6 @@ class GatewayRoutes:
             block_size=info.block_size,
         )
 
-
     def _adapter_news(self) -> tuple[AdapterNews, ...]:
         on_device = set(self._engine.adapters.device)
         return tuple(AdapterNews(name, one.digest, one.digest in on_device) for name, one in self._adapters.items())

@@ -17,7 +17,8 @@ from penstock.core.hashing import cache_namespace
 from penstock.core.request import Cost, Request, RequestTimings, TokenEvent, TokenLogprobs
 from penstock.core.watermark import Watermark
 from penstock.engine.accounts import Meter
-from penstock.engine.client import EngineClient, TokenStream
+from penstock.engine.client import EngineClient
+from penstock.engine.token_stream import TokenStream
 from penstock.server.choices import ChoiceText, Piece
 from penstock.server.served_model import ServedModel
 from penstock.server.tool_calling import ToolCalling
