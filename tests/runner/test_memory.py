@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
-from penstock.runner.memory import GpuMemory, blocks_on_cpu, blocks_on_gpu, free_bytes
+from penstock.runner.memory import GpuMemory, blocks_on_cpu, blocks_on_gpu, blocks_on_host, free_bytes
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
@@ -77,3 +77,10 @@ def test_a_gpu_with_no_room_says_what_takes_how_much_and_what_to_do() -> None:
     with pytest.raises(ConfigError, match=message) as refused:
         blocks_on_gpu(gpu(taken=20), BLOCK, fraction=0.1)
     assert refused.value.param == "memory_fraction"
+
+
+def test_blocks_on_the_host_are_as_many_as_were_asked_for_if_they_fit() -> None:
+    assert blocks_on_host(None, block_bytes=1024) == 0
+    assert blocks_on_host(0.001, block_bytes=1024) == 1048
+    with pytest.raises(ConfigError, match="of host memory are free"):
+        blocks_on_host(1e6, block_bytes=1024)

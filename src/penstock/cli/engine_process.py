@@ -92,6 +92,7 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop | EncoderLoo
         chunk_tokens=assembly.chunk_tokens,
         max_model_len=assembly.max_model_len,
         kv_bytes=assembly.kv_bytes,
+        host_blocks=assembly.host_blocks,
         startup_s=phases.seconds,
         routing_tokens=cache.routing.size if cache.routing is not None else 0,
         work=work,

@@ -213,6 +213,7 @@ def _say_ready(name: str, info: EngineInfo, listener: socket.socket, seconds: fl
     phases = ", ".join(f"{phase} {spent:.1f}" for phase, spent in info.startup_s.items())
     weights = "" if info.quant == "none" else f", {info.quant} weights"
     cache = f"{info.num_blocks:,} blocks of {info.block_size} tokens, {info.kv_bytes / 2**20:,.0f} MiB, {info.kv_dtype}"
+    cache += f"; {info.host_blocks:,} more in host memory" if info.host_blocks else ""
     in_browser = f", here or in a browser at {url}" if has_console else ""
     if not info.generates:
         print(

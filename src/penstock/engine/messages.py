@@ -64,6 +64,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     chunk_tokens: int
     max_model_len: int
     kv_bytes: int
+    host_blocks: int = 0  # more of them, in host memory
     routing_tokens: int = 0  # in a routing block; 0: it does not say what its cache holds
     startup_s: dict[str, float] = {}  # phase by phase
     work: Work = Work()  # by which a step's time is split

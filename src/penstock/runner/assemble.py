@@ -24,7 +24,7 @@ from penstock.quant import Quant
 from penstock.runner.adapters import RunnerAdapters
 from penstock.runner.embedder import DecoderEmbedder
 from penstock.runner.kernels import choose_kernels, compiling_ahead, make_runner
-from penstock.runner.memory import blocks_on_cpu, blocks_on_gpu, free_bytes
+from penstock.runner.memory import blocks_on_cpu, blocks_on_gpu, blocks_on_host, free_bytes
 from penstock.runner.moving import BlockMover
 from penstock.runner.precision import FP8, kv_scale_bytes, name
 from penstock.runner.profile import Limits, profile, told_if_too_large
@@ -109,7 +109,7 @@ def assemble(checkpoint: Checkpoint, settings: EngineSettings, phase: Phase) -> 
     kv = _cache(ops, replace(shape, num_blocks=blocks), checkpoint)
     if device.type == "cuda":
         phase("graphs", 0, 0)
-    host_blocks = _host_blocks(settings, block_bytes) if settings.host_kv_gib and settings.prefix_cache else 0
+    host_blocks = blocks_on_host(settings.host_kv_gib, block_bytes) if settings.prefix_cache else 0
     mover = BlockMover(ops, kv, host_blocks) if host_blocks else None
     runner = make_runner(kernels, model, ops, kv, limits, adapters, mover)
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
@@ -135,15 +135,6 @@ def assemble(checkpoint: Checkpoint, settings: EngineSettings, phase: Phase) -> 
         if device.type == "cpu"  # on a GPU the memory for it is not set aside
         else None,
     )
-
-
-def _host_blocks(settings: EngineSettings, block_bytes: int) -> int:
-    """As many as were asked for, if the machine has room for them."""
-    wanted_gib, free = settings.host_kv_gib or 0.0, free_bytes(torch.device("cpu")) / (1 << 30)
-    if wanted_gib > free:
-        message = f"host_kv_gib is {wanted_gib:g}, but only {free:.1f} GiB of host memory are free"
-        raise ConfigError(message, param="host_kv_gib")
-    return int(wanted_gib * (1 << 30)) // block_bytes
 
 
 def _pooling(checkpoint: Checkpoint, settings: EngineSettings) -> Pooling:

@@ -60,6 +60,15 @@ def blocks_on_cpu(context_length: int, block_size: int, block_bytes: int, *, fra
     return blocks
 
 
+def blocks_on_host(wanted_gib: float | None, block_bytes: int) -> int:
+    """As many as were asked for, if the machine has room for them."""
+    free_gib = free_bytes(torch.device("cpu")) / _GIB
+    if (wanted_gib or 0.0) > free_gib:
+        message = f"host_kv_gib is {wanted_gib:g}, but only {free_gib:.1f} GiB of host memory are free"
+        raise ConfigError(message, param="host_kv_gib")
+    return int((wanted_gib or 0.0) * _GIB) // block_bytes
+
+
 def free_bytes(device: torch.device) -> int:
     """What can still be taken: of the GPU's memory, or of the machine's and of the container's around us."""
     if device.type == "cuda":

@@ -40,7 +40,8 @@ class Ranking:
     def level(self, sequence: Sequence, now: float) -> int:
         if self._shares.is_contested:
             return -1 if sequence is self._elder else sequence.request.priority
-        return max(0, sequence.request.priority - int((now - sequence.arrival_s) / self._aging_s))
+        level = sequence.request.priority - int((now - sequence.arrival_s) / self._aging_s)
+        return level if level > 0 else 0
 
     def rank(self, sequence: Sequence, now: float) -> Rank:
         turn = sequence.share.virtual if self._shares.is_contested else 0.0

@@ -231,7 +231,8 @@ class Scheduler:
     def _add(self, plan: StepPlan, sequence: Sequence, count: int) -> Slice:
         planned = take_slice(sequence, count)
         plan.slices.append(planned)
-        self._shares.charge(sequence, cost_of(planned))
+        if self._shares.is_contested:
+            self._shares.charge(sequence, cost_of(planned))
         return planned
 
     # -- recording ---------------------------------------------------------------------------------------------------
