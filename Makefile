@@ -16,7 +16,7 @@ serve: $(VENV)/.installed  ## serve MODEL; ARGS="--port 8011" passes arguments o
 
 test: check  ## every check and every test
 	$(BIN)/python -m pytest -m "not slow" -n 2
-	$(BIN)/python -m pytest -m "slow and not drill"
+	$(BIN)/python -m pytest -m "slow and not drill" -n 2 --dist loadfile
 
 check: $(VENV)/.installed-dev  ## format, lint, types, import contracts, docs freshness
 	$(BIN)/ruff format --check .
