@@ -35,6 +35,7 @@ REPLICA = ("--max-num-seqs", "128", "--max-open", "128", "--chunk-tokens", "1024
 MOST_BYTES = 128 << 20  # more than on the quiet day: what a step takes and what clients have not read, no KV cache
 CHAT = 30  # tokens of a short prompt
 QUIET = 8  # streams at a time, on a quiet day
+_HEARD_S = 1.0  # in which gateways hear, even on busy cores, that a replica is idle again
 _FIRST_WORD, _LAST_WORD = 10, 500  # ids of plain tokens
 
 
@@ -107,6 +108,8 @@ async def drill(
 ) -> Report:
     """`port`: the replica's, or of a gateway in front of it. `num_late` more come when it is full."""
     expected = await in_turns(replica.port, bodies, at_once)
+    await asyncio.to_thread(until, lambda: not held(replica), 10.0)
+    await asyncio.sleep(_HEARD_S)
     report = Report(len(bodies))
     before, memory_bytes = metrics(replica), memory(replica)
     calls = [await begin(port, post("/v1/completions", body)) for body in bodies]
