@@ -8,27 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from penstock.model.quantized import num_bytes
+from penstock.model.quantized.row_scaled import RowScaled
 
 
 @dataclass(frozen=True)
-class Fp8Weight:
-    """values * scales[:, None]"""
+class Fp8Weight(RowScaled):
+    """Values are float8_e4m3fn."""
 
-    values: Tensor  # [out, in] float8_e4m3fn
-    scales: Tensor  # [out] float32
     input_scale: float | None = None  # activations are divided by it; None: each row by what its largest needs
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.values.shape
-
-    @property
-    def num_bytes(self) -> int:
-        return num_bytes(self.values, self.scales)
-
-    def dequantized(self) -> Tensor:
-        return self.values.float() * self.scales[:, None]
 
     def joined(self, others: Sequence[Fp8Weight]) -> Fp8Weight:
         """The parts read the same activations, and those are quantized once: with the largest of the scales that the

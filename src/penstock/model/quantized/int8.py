@@ -8,26 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.model.quantized import num_bytes
+from penstock.model.quantized.row_scaled import RowScaled
 
 
 @dataclass(frozen=True)
-class Int8Weight:
-    """values * scales[:, None]. Each row of activations is quantized too, by what its largest needs."""
-
-    values: Tensor  # [out, in] int8
-    scales: Tensor  # [out] float32
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.values.shape
-
-    @property
-    def num_bytes(self) -> int:
-        return num_bytes(self.values, self.scales)
-
-    def dequantized(self) -> Tensor:
-        return self.values.float() * self.scales[:, None]
+class Int8Weight(RowScaled):
+    """Values are int8. Each row of activations is quantized too, by what its largest needs."""
 
     def joined(self, others: Sequence[Int8Weight]) -> Int8Weight:
         parts = [self, *others]
