@@ -7,7 +7,10 @@ MODEL ?= smollm2
 ARGS ?=
 TOOLS ?= ../shared/tools/gateway
 
-.PHONY: install serve test check format bench bench-cpu bench-gateway test-peers drills console lock clean
+# Tests start hundreds of processes, and each would compile penstock anew.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: install serve test test-thorough check format bench bench-cpu bench-gateway test-peers drills console lock clean
 
 install: $(VENV)/.installed
 
@@ -15,8 +18,11 @@ serve: $(VENV)/.installed  ## serve MODEL; ARGS="--port 8011" passes arguments o
 	$(BIN)/penstock serve $(MODEL) $(ARGS)
 
 test: check  ## every check and every test
-	$(BIN)/python -m pytest -m "not slow" -n 2
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest -m "slow and not drill" -n 2 --dist loadfile
+
+test-thorough: $(VENV)/.installed-dev  ## the property tests, each with ten times as many examples
+	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile thorough -n 2
 
 check: $(VENV)/.installed-dev  ## format, lint, types, import contracts, docs freshness
 	$(BIN)/ruff format --check .

@@ -1,7 +1,10 @@
-"""What adapters cost: steps of a real model with none, one and many of them in a batch, side by side.
+"""What adapters cost: decode steps of a model with none, one and many of them in a batch, side by side.
 
-`python -m tools.lora [MODEL] [--rank R] [--batch N] [--adapters N ...]`. Adapters are random and adapt every linear
-layer. Steps with and without take turns, so what else the machine does falls on both.
+    python -m tools.lora smollm2 --batch 16 --adapters 1 4 16
+    python -m tools.lora --shape llama8b --batch 1 8 50 64 --targets all attention --context 1000
+
+Weights of a shape and adapters are random. Steps follow each other as in the engine: on a GPU the next is launched
+before the tokens of one are read. Steps with and without take turns, so what else the machine does falls on both.
 """
 
 from __future__ import annotations
@@ -13,93 +16,130 @@ import time
 from pathlib import Path
 
 import msgspec
-from tests.model.lora import write_adapter
+import torch
+from tests.model.lora import ATTENTION, EVERY_LINEAR, write_adapter
 
+from penstock.bench.shapes import shape
 from penstock.core.sampling import SamplingParams
 from penstock.core.settings import EngineSettings
+from penstock.hub.checkpoint import Checkpoint
+from penstock.hub.peft import read_peft
 from penstock.hub.resolve import resolve
+from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.assemble import Assembly, assemble
-from penstock.runner.profile import Limits, decode_step
-from penstock.sched.plan import SampleSpec, StepPlan
+from penstock.sched.plan import SampleSpec, Slice, StepPlan
+
+TARGETS = {"all": EVERY_LINEAR, "attention": ATTENTION}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.lora", description=__doc__)
     parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("--shape", help="random weights of this shape, in place of a model")
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--batch", type=int, default=16, help="sequences that decode")
-    parser.add_argument("--adapters", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--batch", type=int, nargs="+", default=[16], help="sequences that decode")
+    parser.add_argument("--adapters", type=int, nargs="+", help="auto: one, and as many as there are sequences")
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=["all"], help="the linear layers they adapt")
+    parser.add_argument("--context", type=int, default=256, help="tokens of each sequence")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quant", default="auto")
     parser.add_argument("--threads", type=int, help="one measures best on a machine that others use")
     arguments = parser.parse_args()
-    most = max(arguments.adapters)
+    most = max(arguments.adapters or arguments.batch)
     settings = EngineSettings(
-        max_loras=most, max_model_len=256, dtype=arguments.dtype, max_num_seqs=arguments.batch,
-        threads=arguments.threads,
+        max_loras=most, max_lora_rank=arguments.rank, max_model_len=arguments.context, dtype=arguments.dtype,
+        max_num_seqs=max(arguments.batch), threads=arguments.threads, quant=arguments.quant,
+        load="dummy" if arguments.shape else "auto",
     )  # fmt: skip
-    checkpoint = resolve(arguments.model)
+    checkpoint: Checkpoint
+    checkpoint = RandomCheckpoint(shape(arguments.shape)) if arguments.shape else resolve(arguments.model)  # type: ignore[assignment]
+    begun_s = time.perf_counter()
     assembly = assemble(checkpoint, settings, lambda name, done, total: None)
+    formats = f"{assembly.number_format}, {assembly.quant}; start-up {time.perf_counter() - begun_s:.1f} s"
+    print(f"{arguments.shape or arguments.model}, {formats}; rank {arguments.rank}, contexts of {arguments.context}")
+    fill(assembly)
+    for targets in arguments.targets:
+        place(assembly, checkpoint, arguments.rank, targets, most)
+        for batch in arguments.batch:
+            for count in sorted({min(each, batch) for each in arguments.adapters or (1, batch)}):
+                base = decodes(assembly, batch, arguments.context)
+                adapted = decodes(assembly, batch, arguments.context, num_adapters=count)
+                base_s, adapted_s = side_by_side(assembly, base, adapted, arguments.rounds)
+                print(
+                    f"{targets:9} batch {batch:3}, {count:3} adapters: {1e3 * adapted_s:7.2f} ms a step, without "
+                    f"{1e3 * base_s:7.2f}: {adapted_s / base_s:.3f} times"
+                )
+
+
+def place(assembly: Assembly, checkpoint: Checkpoint, rank: int, targets: str, count: int) -> None:
+    """Into every slot. A GPU has a copy in each: there one adapter stands for all."""
     assert assembly.adapters is not None, "this engine runs no adapters"
     digests = []
     with tempfile.TemporaryDirectory() as directory:
-        for seed in range(most):
+        for seed in range(1 if assembly.kernels == "triton" else count):
             path = write_adapter(
-                Path(directory) / "a",
-                checkpoint.config,
-                seed=seed,
-                rank=arguments.rank,
-                lora_alpha=0.05,
-                dtype="bfloat16",
-            )
-            found = assembly.adapters.read(str(path), digest_of(path))
+                Path(directory) / "a", checkpoint.config, seed=seed, rank=rank, lora_alpha=0.05, dtype="bfloat16",
+                targets=TARGETS[targets],
+            )  # fmt: skip
+            found = assembly.adapters.read(str(path), read_peft(path).digest)
             assembly.adapters.keep(found)
             digests.append(found.digest)
+    wait(assembly)
     begun_s = time.perf_counter()
-    assembly.adapters.place(list(enumerate(digests)))
-    placed_s = (time.perf_counter() - begun_s) / most
-    formats = f"{assembly.number_format}, {assembly.quant}"
-    print(f"{arguments.model}, {formats}; rank {arguments.rank}, a batch of {arguments.batch}")
-    print(f"an adapter is put onto the device in {1e3 * placed_s:.1f} ms")
-    limits = Limits(assembly.block_size, assembly.max_num_seqs, assembly.chunk_tokens, assembly.max_model_len)
-    plain = greedy(decode_step(arguments.batch, limits))
-    for count in arguments.adapters:
-        base_s, adapted_s = side_by_side(assembly, plain, with_slots(plain, count), arguments.rounds)
-        print(
-            f"{count:3} adapters: {1e3 * adapted_s:7.2f} ms a step, without {1e3 * base_s:7.2f}: "
-            f"{adapted_s / base_s:.2f} times"
-        )
+    assembly.adapters.place([(slot, digests[slot % len(digests)]) for slot in range(count)])
+    wait(assembly)
+    placed_s = (time.perf_counter() - begun_s) / count
+    print(f"{targets}: an adapter has {found.num_bytes / 1e6:.1f} MB and is on the device in {1e3 * placed_s:.2f} ms")
 
 
-def digest_of(path: Path) -> str:
-    from penstock.hub.peft import read_peft
+def fill(assembly: Assembly) -> None:
+    """Nothing is timed on zeros."""
+    if assembly.kernels == "triton":
+        for layer in assembly.runner._kv:  # type: ignore[attr-defined]
+            for cache in (layer.keys, layer.values):
+                cache[: min(len(cache), 4096)].normal_()
 
-    return read_peft(path).digest
+
+def wait(assembly: Assembly) -> None:
+    if assembly.device.startswith("cuda"):
+        torch.cuda.synchronize()
 
 
-def greedy(plan: StepPlan) -> StepPlan:
-    """What choosing a token costs depends on what there is to choose from, and that on the adapter."""
+def decodes(assembly: Assembly, batch: int, context: int, num_adapters: int = 0) -> StepPlan:
+    """Each in blocks of its own. Greedy: what choosing a token costs otherwise depends on what there is to choose from,
+    and that on the adapter."""
     sample = SampleSpec(SamplingParams(temperature=0.0), history=[0, 0], prompt_len=1, position=2)
-    return StepPlan([msgspec.structs.replace(each, sample=sample) for each in plan.slices])
-
-
-def with_slots(plan: StepPlan, count: int) -> StepPlan:
-    """In another block of the cache: what one kind of step leaves there is not for the other to read."""
+    width = -(-context // assembly.block_size)
+    first = batch * width if num_adapters else 0  # what one kind of step leaves there is not for the other to read
+    assert first + batch * width <= assembly.num_blocks, "the cache is too small"
     slices = [
-        msgspec.structs.replace(each, slot=place % count, block_ids=[1] * len(each.block_ids))
-        for place, each in enumerate(plan.slices)
+        Slice(f"{i}", context - 1, 1, [i], range(first + i * width, first + (i + 1) * width), sample, 0)
+        for i in range(batch)
     ]
-    return StepPlan(slices)
+    if not num_adapters:
+        return StepPlan(slices)
+    return StepPlan([msgspec.structs.replace(each, slot=i % num_adapters) for i, each in enumerate(slices)])
 
 
 def side_by_side(assembly: Assembly, plain: StepPlan, adapted: StepPlan, rounds: int) -> tuple[float, float]:
     times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
+    burst = 10 if assembly.runner.overlaps else 1
+    for _ in range(rounds // burst + 2):
         for found, plan in zip(times, (plain, adapted), strict=True):
-            begun_s = time.perf_counter()
-            assembly.runner.submit(plan).result()
-            found.append(time.perf_counter() - begun_s)
+            found.append(step_s(assembly, plan, burst))
     return statistics.median(times[0]), statistics.median(times[1])
+
+
+def step_s(assembly: Assembly, plan: StepPlan, count: int) -> float:
+    begun_s = time.perf_counter()
+    before = assembly.runner.submit(plan)
+    for _ in range(count - 1):
+        handle = assembly.runner.submit(plan)
+        before.result()
+        before = handle
+    before.result()
+    return (time.perf_counter() - begun_s) / count
 
 
 if __name__ == "__main__":

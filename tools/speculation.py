@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
 from penstock.bench.offline import OfflineMailbox
-from penstock.cli.engine_speculation import make_speculation
+from penstock.cli.engine_speculation import draft_checkpoint, make_speculation
 from penstock.core.clock import Clock, MonotonicClock
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
@@ -110,13 +110,12 @@ class Bench:
         self.tokens = tokens
         self.checkpoint: Checkpoint = resolve(model)
         self.tokenizer = Tokenizer.load(self.checkpoint.tokenizer_source)
-        self.assembly: Assembly = assemble(self.checkpoint, settings, _silent)
+        source = self.checkpoint.tokenizer_source
+        small = draft_checkpoint(self.checkpoint, source, settings)
+        self.assembly: Assembly = assemble(self.checkpoint, settings, _silent, small)
         # One for all runs, since the device has one; and what one run computed must not help the next.
         self.cache = KVCache(self.assembly.num_blocks, self.assembly.block_size, share_prefixes=False)
-        source = self.checkpoint.tokenizer_source
-        self.speculation, self.name = make_speculation(
-            self.checkpoint, source, settings, self.assembly, self.cache, _silent
-        )
+        self.speculation, self.name = make_speculation(settings, self.assembly, self.cache)
         assert self.speculation is not None, "there is nothing to measure"
 
     def requests(self, case: Case, turn: int) -> list[Request]:

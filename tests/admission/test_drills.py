@@ -6,6 +6,8 @@ from penstock.admission.admission import Admission
 from penstock.core.request import Priority
 from tests.admission.simulation import Simulation, percentile
 
+pytestmark = pytest.mark.slow
+
 CAPACITY = 26.0  # requests per second of the two simulated replicas, measured by offering more
 
 

@@ -11,6 +11,7 @@ from penstock.admission.settings import AdmissionSettings, ClassRules
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.core.request import Priority
 from penstock.router.request import EdgeRequest
+from tests.examples import examples
 
 MAX_LENGTH, MAX_SEQUENCES, KV = 3, 4, 1000
 CLASSES = {
@@ -162,4 +163,4 @@ class AdmissionMachine(RuleBasedStateMachine):
 
 
 TestAdmission = AdmissionMachine.TestCase
-TestAdmission.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAdmission.settings = settings(max_examples=examples(100), stateful_step_count=40)

@@ -1,5 +1,6 @@
 """A real HTTP server around an ASGI application, for as long as a test needs it."""
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -8,16 +9,28 @@ from typing import Any
 
 import uvicorn
 
+from tests.patience import Patience
+
+
+class Prompt(uvicorn.Server):
+    """Ends when it is told to: uvicorn looks ten times a second."""
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        while not self.should_exit:  # noqa: ASYNC110 - it is another thread that says so
+            await asyncio.sleep(0.02)
+
 
 @contextlib.contextmanager
 def running(app: Any) -> Iterator[tuple[str, int]]:
     """Serves `app` on a free port from a thread; gives its address."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
+    server = Prompt(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        deadline = time.monotonic() + 10
-        while not server.started and thread.is_alive() and time.monotonic() < deadline:
+        patience = Patience(10)
+        while not server.started and thread.is_alive():
+            patience.look()
             time.sleep(0.005)
         assert server.started
         host, port = server.servers[0].sockets[0].getsockname()

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
@@ -121,19 +121,16 @@ def only_invalid_request(body: bytes) -> None:
                 request.prompts(100)
 
 
-@settings(max_examples=100, deadline=None)
 @given(BODIES | JSON)
 def test_any_json_is_a_request_or_an_invalid_request(body: object) -> None:
     only_invalid_request(json.dumps(body).encode())
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_request_or_an_invalid_request(body: bytes) -> None:
     only_invalid_request(body)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_damaged_request_is_a_request_or_an_invalid_request(data: st.DataObject) -> None:
     body = bytearray(json.dumps(GOOD | {"stop": ["a"], "logit_bias": {"5": 1.0}, "prompt": [1, 2]}).encode())

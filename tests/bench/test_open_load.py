@@ -112,9 +112,9 @@ async def test_a_server_that_refuses_with_429_is_not_asked_again() -> None:
 
 async def test_who_still_runs_after_the_drain_is_given_up() -> None:
     async with serving(FakeServer(token_s=0.05)) as fake:
-        run = await run_open(fake, Asking(output_tokens=100), 0.01, total=3, drain_s=0.1)
+        run = await run_open(fake, Asking(output_tokens=1000), 0.01, total=3, drain_s=0.1)
     assert [one.error for one in run.results] == ["abandoned"] * 3
-    assert run.wall_s < 2
+    assert run.wall_s < 1000 * 0.05
 
 
 async def test_an_interrupted_load_tells_what_it_had() -> None:

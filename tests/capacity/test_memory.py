@@ -53,6 +53,13 @@ def test_smaller_numbers_and_more_gpus_never_fit_less(shape: str, tensor: int, s
     assert fits(Formats(), Parallelism(tensor, 2 * stages)) >= wide
 
 
+@pytest.mark.parametrize(("shape", "gib"), [("mixtral-8x7b", 87.0), ("qwen3-30b-a3b", 56.9)])
+def test_all_experts_of_a_mixture_are_in_memory_however_few_a_step_reads(shape: str, gib: float) -> None:
+    memory = memory_of(SHAPES[shape], H200)
+    assert memory.weight_bytes / 2**30 == pytest.approx(gib, abs=0.1)
+    assert ModelBytes(SHAPES[shape]).read_bytes_of(1) < memory.weight_bytes / 2
+
+
 def test_a_cache_of_integers_has_a_scale_for_each_head() -> None:
     config = SHAPES["llama8b"]
     wide, small = (ModelBytes(config, Formats(kv=kv)).kv_bytes_per_token for kv in ("bfloat16", "int8"))

@@ -12,6 +12,7 @@ from penstock.capacity.hardware import hardware
 from penstock.capacity.plan import Case, Layout, Setup, best, cheapest, layouts
 from penstock.capacity.shapes import SHAPES
 from penstock.capacity.step_cost import Parallelism
+from tests.examples import examples
 
 TABLE = hardware()
 CHAT = Demand(100.0, ((512, 256),), target=Target(0.5, 0.1))
@@ -84,7 +85,7 @@ demands = st.builds(Demand, st.floats(0.01, 5000), lengths, st.floats(0, 0.9), t
 cases = st.builds(Case, st.sampled_from([SHAPES["llama8b"], SHAPES["llama70b"]]), demands, st.just(TABLE))
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(20))
 @given(case=cases, setup=setups, factor=st.floats(1, 20))
 def test_more_load_never_needs_fewer_replicas_nor_costs_less(case: Case, setup: Setup, factor: float) -> None:
     more = replace(case, demand=replace(case.demand, rate=case.demand.rate * factor))
@@ -94,7 +95,7 @@ def test_more_load_never_needs_fewer_replicas_nor_costs_less(case: Case, setup: 
     assert cost(best(more, setup)) >= cost(best(case, setup))
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(20))
 @given(case=cases, setup=setups, factor=st.floats(1, 4))
 def test_more_memory_never_fits_fewer_sequences_nor_costs_more(case: Case, setup: Setup, factor: float) -> None:
     gpu = TABLE[setup.gpu]
@@ -106,7 +107,7 @@ def test_more_memory_never_fits_fewer_sequences_nor_costs_more(case: Case, setup
         assert cost(many) <= cost(few)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(20))
 @given(case=cases, setup=setups, factor=st.floats(1, 10))
 def test_what_is_asked_less_of_never_costs_more(case: Case, setup: Setup, factor: float) -> None:
     before = cost(best(case, setup)) * (1 + 1e-9)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.capacity.formats import Formats
 from penstock.capacity.hardware import hardware
+from penstock.capacity.model_bytes import ModelBytes
 from penstock.capacity.shapes import SHAPES
 from penstock.capacity.step_cost import Constants, Parallelism, StepCost
 
@@ -79,6 +80,20 @@ def test_a_mixture_reads_only_the_experts_that_its_tokens_are_given() -> None:
     assert cost.seconds(0, 0, 1, 0) == pytest.approx(2 * (rest + 2 * expert) / 4.8e12)
     assert cost.seconds(0, 0, 2, 0) == pytest.approx(2 * (rest + 3.5 * expert) / 4.8e12)  # a quarter of them is shared
     assert cost.seconds(0, 0, 64, 0) == pytest.approx(2 * (rest + 8 * expert) / 4.8e12)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 32, 512])
+def test_a_mixture_of_many_small_experts_reads_more_of_them_the_larger_the_batch(batch: int) -> None:
+    """Qwen3-30B-A3B: 8 of 128 experts for each token, in each of 48 layers."""
+    mixture = SHAPES["qwen3-30b-a3b"]
+    head = mixture.vocab_size * mixture.hidden_size
+    expert = 48 * 3 * 2048 * 768
+    rest = mixture.num_parameters - head - 128 * expert
+    read = rest + 128 * expert * (1 - (120 / 128) ** batch)
+    assert ModelBytes(mixture).read_bytes_of(batch) == pytest.approx(2 * read)
+    assert StepCost(mixture, H200, IDEAL).seconds(0, 0, batch, 0) == pytest.approx(2 * read / 4.8e12)
+    share = read / (mixture.num_parameters - head)
+    assert {1: 0.10, 4: 0.27, 32: 0.88, 512: 1.0}[batch] == pytest.approx(share, abs=0.03)
 
 
 def test_a_token_of_a_mixture_costs_the_products_of_its_own_experts() -> None:

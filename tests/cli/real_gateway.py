@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from tests.patience import Patience
 from tests.server.replica import Replica
 
 
@@ -53,11 +54,11 @@ class RealGateway:
 
 def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> float:
     """How long it took."""
-    began_s = time.monotonic()
+    patience = Patience(timeout_s)
     while not condition():
-        assert time.monotonic() < began_s + timeout_s
+        patience.look()
         time.sleep(0.01)
-    return time.monotonic() - began_s
+    return patience.spent_s
 
 
 @contextlib.contextmanager

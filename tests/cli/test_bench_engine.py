@@ -30,6 +30,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_it_runs_where_little_is_installed_and_writes_all_that_a_table_needs(tmp_path: Path) -> None:
     words = "--shape tiny --load dummy --workload W1,W1b --rounds 2 --device cpu --dtype float32 --max-num-seqs 4"
     report = tmp_path / "report.json"

@@ -80,6 +80,7 @@ def test_a_trace_says_how_many_how_long_and_what_is_shared(tmp_path: Path, capsy
         ("llama8b --rate 1 --gpu h10", "did you mean 'h100'"),
         ("llama8b --rate 1 --quant fp5", "did you mean 'fp8'"),
         ("llama8b --rate 1 --kv int4", "there are bf16, fp8"),
+        ("llama8b --rate 1 --kv int8", "for CPUs .* 8 bits are fp8"),
         ("llama8b --rate 1 --prompt 200000", "context of 131,072"),
         ("llama8b --rate 1 --prompt long", "not a length in tokens"),
         ("llama8b --rate 1 --prefix-share 1", "prefix share of 1"),

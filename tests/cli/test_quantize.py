@@ -12,6 +12,7 @@ import pytest
 from tools.stories15m import stories15m
 
 from penstock.cli.main import main
+from penstock.cli.quantize_report import Starved
 
 STORIES = Path(__file__).parents[1] / "quant" / "stories"  # stories15M wrote them: what it knows best
 TEXTS = ["--calibration", str(STORIES / "calibration.txt"), "--evaluation", str(STORIES / "evaluation.txt")]
@@ -97,6 +98,15 @@ def test_bad_input_is_one_clear_line(model: str, tmp_path: Path) -> None:
             quantize(model, *words)
         assert "\n" not in str(ended.value)
     assert not Path(out).exists()
+
+
+def test_the_report_names_experts_that_the_text_did_not_reach() -> None:
+    names = [f"model.layers.0.mlp.experts.{n}" for n in range(6)]
+    line = Starved(names, of=256).text()
+    assert line.startswith("6 of 256 experts saw too little of the text and were rounded to the nearest")
+    assert names[3] in line
+    assert names[4] not in line
+    assert "--samples" in line
 
 
 def test_an_unknown_method_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,8 @@ import openai
 import pytest
 from tools.drills.stand import MODEL, Process, stand
 
+from tests.sdk import Unverified
+
 pytestmark = pytest.mark.slow
 
 PREFIXES = [f"{name} " + "the words of a long beginning that many questions share " * 30 for name in "abcdefgh"]
@@ -16,7 +18,7 @@ PREFIXES = [f"{name} " + "the words of a long beginning that many questions shar
 
 def ask(gateway: Process, prefix: str, question: str) -> tuple[str, int]:
     """Where it was answered, and how many tokens were there already."""
-    client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+    client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, http_client=Unverified())
     raw = client.chat.completions.with_raw_response.create(
         model=MODEL, messages=[{"role": "user", "content": prefix + question}], max_tokens=2
     )
@@ -28,9 +30,9 @@ def ask(gateway: Process, prefix: str, question: str) -> tuple[str, int]:
 
 def eventually_knows_tokens(gateway: Process) -> None:
     """The first long prompts come before the replicas' tokenizer does."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+        client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, http_client=Unverified())
         raw = client.chat.completions.with_raw_response.create(
             model=MODEL, messages=[{"role": "user", "content": PREFIXES[0] + "warm"}], max_tokens=1
         )
@@ -45,14 +47,16 @@ def test_a_restarted_gateway_knows_within_a_second_who_holds_what(tmp_path: Path
         replicas = [place.replica() for _ in range(3)]
         first = place.gateway(*replicas)
         eventually_knows_tokens(first)
+        began = time.monotonic()
         homes = {prefix: ask(first, prefix, "one")[0] for prefix in PREFIXES}
+        answer_s = (time.monotonic() - began) / len(PREFIXES)  # on this machine, as busy as it is
         assert len(set(homes.values())) > 1  # who is idle shares what nobody holds
         assert all(ask(first, prefix, "two")[0] == home for prefix, home in homes.items())
         first.end()
         second = place.gateway(*replicas)
         began = time.monotonic()
         eventually_knows_tokens(second)
-        assert time.monotonic() - began < 2.0  # a second, and a slow machine
+        assert time.monotonic() - began < 1.0 + 2 * answer_s
         for prefix, home in homes.items():
             where, cached = ask(second, prefix, "three")
             assert where == home

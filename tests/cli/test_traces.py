@@ -34,7 +34,8 @@ def fleet(protocol: str, directory: Path) -> Iterator[tuple[Sink, RealGateway]]:
 
 def chat(gateway: RealGateway, headers: dict[str, str]) -> bytes:
     connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=60)
-    body = {"model": MODEL, "stream": True, "max_tokens": 8, "messages": [{"role": "user", "content": "Count."}]}
+    messages = [{"role": "user", "content": "Count."}]
+    body = {"model": MODEL, "stream": True, "max_tokens": 8, "ignore_eos": True, "messages": messages}
     with contextlib.closing(connection):
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         return connection.getresponse().read()

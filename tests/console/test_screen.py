@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from penstock.console.history import COLUMNS
 from penstock.console.screen import AlertLine, Hello, Tick, View, lines
 from penstock.console.views import QueueRow, ReplicaRow, State, TenantRow
+from tests.examples import examples
 
 names = st.text(min_size=1, max_size=60, alphabet=st.characters(exclude_categories=["C", "Z", "M", "Lo", "So"]))
 numbers = st.none() | st.floats(0, 1e9)
@@ -80,7 +81,7 @@ def test_colours_are_for_terminals_only() -> None:
     assert "\x1b" in "\n".join(lines(view(), has_colour=True))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(25))
 @given(names, st.integers(0, 10**9), st.dictionaries(st.sampled_from(COLUMNS), numbers), st.integers(20, 200))
 def test_no_line_is_wider_than_the_terminal(name: str, count: int, columns: dict[str, float], width: int) -> None:
     replica = ReplicaRow(

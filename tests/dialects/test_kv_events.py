@@ -109,15 +109,18 @@ class Listener:
         self.cache = cache
         self.blocks = EngineBlocks(size=SIZE)
         self.known: set[int] = set()
+        self.on_host: set[int] = set()
 
     def hear(self, events: list[Any]) -> None:
         changes = Changes()
         self.blocks.apply(decode(msgspec.msgpack.encode([0.0, events])), changes)
         if changes.is_cleared:
             self.known.clear()
+            self.on_host.clear()
         assert set(changes.removed) <= self.known
         self.known -= set(changes.removed)
-        self.known |= set(changes.stored)
+        self.known |= set(changes.stored) | set(changes.on_host)
+        self.on_host = (self.on_host | set(changes.on_host)) & self.known - set(changes.stored)
 
 
 @given(doings, st.sampled_from([1, 2, 3, 4, 8, 12, 16]), st.booleans(), st.sampled_from([as_map, as_array]))
@@ -156,6 +159,53 @@ def test_a_block_is_there_while_any_tier_has_it() -> None:
     assert len(heard.known) == 1
     heard.hear([as_map("BlockRemoved", {"block_hashes": name, "medium": "CPU"})])
     assert heard.known == set()
+
+
+@pytest.mark.parametrize("medium", ["CPU", "CPU_PINNED"])
+def test_blocks_that_only_host_memory_has_are_told_apart(medium: str) -> None:
+    """As vLLM offloads: blocks on the device are copied, and of the copies only the names are told."""
+    heard = Listener(EngineCache(4))
+    (event,) = heard.cache.prefill(list(range(16)))
+    heard.hear([event])
+    first, second = routing_hashes("", list(range(16)), SIZE)
+    names = event["block_hashes"]
+    copied = event | {"parent_block_hash": None, "token_ids": [], "block_size": 0, "medium": medium}
+    heard.hear([copied, copied | {"block_hashes": ["nobody told of this one"]}])
+    assert heard.on_host == set()
+    heard.hear([as_map("BlockRemoved", {"block_hashes": [names[3]], "medium": "GPU"})])  # half a routing block
+    assert (heard.known, heard.on_host) == ({first, second}, {second})
+    heard.hear([as_map("BlockRemoved", {"block_hashes": names[:3], "medium": "GPU"})])
+    assert heard.on_host == {first, second}
+    heard.hear([event | {"block_hashes": names[:2], "token_ids": list(range(8))}])  # fetched
+    assert (heard.known, heard.on_host) == ({first, second}, {second})
+    heard.hear([as_map("BlockRemoved", {"block_hashes": names, "medium": medium})])
+    assert (heard.known, heard.on_host) == ({first}, set())
+    assert not heard.blocks.is_approximate
+
+
+media = st.lists(st.tuples(st.sampled_from(["stored", "removed"]), st.integers(0, 3), st.sampled_from(["GPU", "CPU"])))
+
+
+@given(media, st.integers(1, 5))
+def test_however_blocks_move_the_router_knows_where_they_are(moves: list[tuple[str, int, str]], together: int) -> None:
+    heard = Listener(EngineCache(4))
+    (event,) = heard.cache.prefill(list(range(16)))
+    where: list[set[str]] = [{"GPU"} for _ in range(4)]
+    events = [event]
+    for kind, which, medium in [*moves, ("end", 0, "")]:
+        if kind == "stored" and where[which]:
+            events.append(event | {"block_hashes": [event["block_hashes"][which]], "token_ids": [], "medium": medium})
+            where[which].add(medium)
+        elif kind == "removed" and where[which] and where[which] != {medium}:  # one that went could not come back
+            events.append(as_map("BlockRemoved", {"block_hashes": [event["block_hashes"][which]], "medium": medium}))
+            where[which].discard(medium)
+        if len(events) >= together or kind == "end":
+            heard.hear(events)
+            events = []
+            names = routing_hashes("", list(range(16)), SIZE)
+            assert heard.known == set(names)
+            off = {name for i, name in enumerate(names) if not all("GPU" in one for one in where[2 * i : 2 * i + 2])}
+            assert heard.on_host == off
 
 
 def test_ranks_have_caches_of_their_own() -> None:

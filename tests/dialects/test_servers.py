@@ -7,6 +7,7 @@ import pytest
 from huggingface_hub import InferenceClient
 
 from tests.dialects.servers import WORDS, FakeServer, FakeSglang, FakeTgi, FakeTrtllm, FakeVllm
+from tests.sdk import Unverified
 
 
 def test_hugging_faces_client_gets_on_with_the_fake_of_tgi() -> None:
@@ -22,7 +23,7 @@ def test_hugging_faces_client_gets_on_with_the_fake_of_tgi() -> None:
 @pytest.mark.parametrize("kind", [FakeVllm, FakeSglang, FakeTrtllm, FakeTgi], ids=lambda kind: kind.__name__)
 def test_openais_client_gets_on_with_those_that_speak_openai(kind: type[FakeServer]) -> None:
     with kind() as fake:
-        client = openai.OpenAI(base_url=f"{fake.url}/v1", api_key="none", max_retries=0)
+        client = openai.OpenAI(base_url=f"{fake.url}/v1", api_key="none", max_retries=0, http_client=Unverified())
         said = client.chat.completions.create(model="tgi", messages=[{"role": "user", "content": "Hi"}], max_tokens=3)
         assert said.choices[0].message.content == "".join(WORDS[:3])
         stream = client.completions.create(model="tgi", prompt="Hi", stream=True)

@@ -1,36 +1,40 @@
 """An engine process over the fake runner, started and spoken to like the real one, that misbehaves on request.
 
-`python fake_engine.py FD OPTIONS`; `launcher` starts it from a test.
+`python fake_engine.py FD OPTIONS`; `launcher` starts it from a test. Tests start it hundreds of times, so it imports
+what an engine needs, and the rest where it is used.
 """
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import socket
 import sys
 import time
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import ModelCorrupt
 from penstock.engine.adapters import AdapterMail
-from penstock.engine.client import Launch
 from penstock.engine.embedding import EmbedQueue
 from penstock.engine.fake import FakeRunner
 from penstock.engine.fake_embedder import FakeEmbedder
-from penstock.engine.loop import EngineLoop, Guides
+from penstock.engine.loop import EngineLoop
 from penstock.engine.mailbox import Mailbox
 from penstock.engine.messages import EngineInfo, Failed, Loading, Ready
-from penstock.hub.peft import read_peft
+from penstock.engine.ports import Guides
 from penstock.kv.cache import KVCache
 from penstock.sched.adapters import AdapterSlots
 from penstock.sched.budget import StepBudget
 from penstock.sched.plan import StepHandle, StepPlan
 from penstock.sched.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+
+    from penstock.engine.client import Launch
 
 VOCAB_SIZE = 1000
 POISON = 1_000_000  # a prompt with this token makes its step fail; no vocabulary has it
@@ -39,6 +43,7 @@ POISON = 1_000_000  # a prompt with this token makes its step fail; no vocabular
 class Options(msgspec.Struct):
     step_s: float = 0.0  # how long a step takes
     num_blocks: int = 512
+    host_blocks: int = 0
     block_size: int = 4
     chunk_tokens: int = 64
     max_num_seqs: int = 64
@@ -55,9 +60,11 @@ class Options(msgspec.Struct):
 def launcher(**options: object) -> Launch:
     encoded = msgspec.json.encode(Options(**options)).decode()  # type: ignore[arg-type]
 
-    async def launch(theirs: socket.socket) -> asyncio.subprocess.Process:
+    async def launch(theirs: socket.socket) -> Process:
+        from asyncio import create_subprocess_exec
+
         arguments = [__file__, str(theirs.fileno()), encoded]
-        return await asyncio.create_subprocess_exec(sys.executable, *arguments, pass_fds=[theirs.fileno()])
+        return await create_subprocess_exec(sys.executable, *arguments, pass_fds=[theirs.fileno()])
 
     return launch
 
@@ -69,6 +76,8 @@ class FakeWeights:
         self._read_s = options.read_s
 
     def read(self, path: str, digest: str) -> str:
+        from penstock.hub.peft import read_peft
+
         time.sleep(self._read_s)
         if read_peft(Path(path)).digest != digest:
             raise ModelCorrupt(f"the adapter {path} is no longer the one that was loaded")
@@ -91,8 +100,9 @@ class SlowRunner:
         self.overlaps = options.overlaps
         self._step_s = options.step_s
         self._runner = FakeRunner(
-            options.num_blocks, options.block_size, vocab_size=options.vocab_size, overlaps=options.overlaps
-        )
+            options.num_blocks, options.block_size, vocab_size=options.vocab_size, overlaps=options.overlaps,
+            host_blocks=options.host_blocks,
+        )  # fmt: skip
 
     def submit(self, plan: StepPlan) -> StepHandle:
         time.sleep(self._step_s)
@@ -112,7 +122,9 @@ def main() -> None:
         mailbox.send(Failed("model_unsupported", "no such family"))
     if options.start != "ready":
         sys.exit(1)
-    cache = KVCache(options.num_blocks, options.block_size, routing_tokens=options.routing_tokens)
+    cache = KVCache(
+        options.num_blocks, options.block_size, routing_tokens=options.routing_tokens, host_blocks=options.host_blocks
+    )
     budget = StepBudget(options.chunk_tokens, target_s=None, floor=options.block_size)
     slots = AdapterSlots(options.max_loras)
     scheduler = Scheduler(cache, budget, max_num_seqs=options.max_num_seqs, adapters=slots)

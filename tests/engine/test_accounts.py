@@ -21,6 +21,7 @@ from penstock.sched.cost import Work
 from penstock.sched.plan import StepHandle, StepPlan
 from penstock.sched.scheduler import Scheduler
 from tests.engine.expecting import engine, eventually, read
+from tests.examples import examples
 
 WORK = Work(token=10.0, choice=2.0, read=0.05, pair=0.001)
 BLOCK = 4
@@ -132,7 +133,7 @@ def some_requests(seed: int, count: int = 12) -> list[Request]:
     ]  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 10_000), st.booleans(), st.sampled_from([24, 30, 200]), st.sampled_from([0.0, 0.03]))
 def test_requests_are_charged_exactly_what_the_engine_worked(
     seed: int, overlaps: bool, num_blocks: int, abort_rate: float

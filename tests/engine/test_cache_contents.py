@@ -6,26 +6,32 @@ from penstock.engine.cache_contents import CacheContents
 some = st.sets(st.integers(0, 30), max_size=8)
 
 
-@given(st.lists(st.one_of(st.tuples(some, some), st.none()), max_size=30))
+@given(st.lists(st.one_of(st.tuples(some, some, some), st.none()), max_size=30))
 def test_a_reader_that_is_told_the_difference_now_and_then_has_the_set(
-    script: list[tuple[set[int], set[int]] | None],
+    script: list[tuple[set[int], set[int], set[int]] | None],
 ) -> None:
     """None: the reader looks."""
     contents = CacheContents()
     known: set[int] = set()
+    known_on_host: set[int] = set()
     seq = contents.seq
     for change in [*script, None]:
         if change is not None:
-            stored, removed = change[0] - contents.hashes.keys(), change[1] & contents.hashes.keys()
-            contents.take(sorted(stored), sorted(removed))
+            everything = contents.hashes.keys() | contents.on_host.keys()
+            stored, removed = change[0] - contents.hashes.keys(), (change[1] - change[0]) & everything
+            on_host = change[2] - change[0] - change[1] - contents.on_host.keys()
+            contents.take(sorted(stored), sorted(removed), sorted(on_host))
             continue
         changes = contents.since(seq)
         assert changes is not None
-        assert len(set(changes[0] + changes[1])) == len(changes[0] + changes[1])
-        known = (known - set(changes[1])) | set(changes[0])
+        stored, removed, on_host = map(set, changes)
+        assert len(stored | removed | on_host) == changes.size
+        known = (known - removed - on_host) | stored
+        known_on_host = (known_on_host - removed - stored) | on_host
         seq = contents.seq
         assert known == contents.hashes.keys()
-        assert contents.since(seq) == ([], [])
+        assert known_on_host == contents.on_host.keys()
+        assert contents.since(seq) == ([], [], [])
 
 
 def test_a_reader_far_behind_is_told_to_take_the_whole_set() -> None:

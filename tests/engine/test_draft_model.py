@@ -28,11 +28,13 @@ class Counting(FakeRunner):
 
 
 class Bench:
-    def __init__(self, *, num_blocks: int = 128, context_length: int = 1000, same: bool = True) -> None:
+    def __init__(
+        self, *, num_blocks: int = 128, context_length: int = 1000, same: bool = True, overlaps: bool = False
+    ) -> None:
         self.cache = KVCache(num_blocks, BLOCK)
         self.scheduler = Scheduler(self.cache, StepBudget(64, target_s=None, floor=BLOCK), max_num_seqs=8)
         self.large = FakeRunner(num_blocks, BLOCK)
-        self.small = Counting(num_blocks, BLOCK, vocab_size=1000 if same else 7)
+        self.small = Counting(num_blocks, BLOCK, vocab_size=1000 if same else 7, overlaps=overlaps)
         self.draft = DraftModel(self.small, self.cache.pool, context_length=context_length, chunk_tokens=16, reserve=8)
         self.speculation = Speculation(self.draft, 4)
         self.outputs: dict[str, list[int]] = {}
@@ -70,9 +72,11 @@ def expected(prompt: list[int], count: int, seed: int = 0) -> list[int]:
 PROMPTS = {"a": [1, 2, 3], "b": [1, 2, 3, 4, 5, 6, 7, 8, 9], "c": list(range(40, 75))}
 
 
+@pytest.mark.parametrize("overlaps", [True, False])
 @pytest.mark.parametrize("same", [True, False])
-def test_answers_are_those_of_the_large_model(same: bool) -> None:
-    bench = Bench(same=same)
+def test_answers_are_those_of_the_large_model(same: bool, overlaps: bool) -> None:
+    """Prompts that fit a step of the small model, and one that does not."""
+    bench = Bench(same=same, overlaps=overlaps)
     for name, prompt in PROMPTS.items():
         bench.submit(name, prompt)
         bench.step()
@@ -82,9 +86,10 @@ def test_answers_are_those_of_the_large_model(same: bool) -> None:
     assert accepted > 30 if same else accepted < 5
 
 
-def test_it_computes_each_token_once_however_much_held() -> None:
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_it_computes_each_token_once_however_much_held(overlaps: bool) -> None:
     """All that it guesses holds, so beside the prompt it computes what it guesses, and the large model's own tokens."""
-    bench = Bench()
+    bench = Bench(overlaps=overlaps)
     bench.submit("a", list(range(20)), max_tokens=60)
     bench.run()
     assert bench.scheduler.counters.accepted_tokens == bench.scheduler.counters.drafted_tokens > 30

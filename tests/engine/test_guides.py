@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from penstock.core.errors import EngineFailed
 from penstock.core.guide import Guide
@@ -36,8 +37,12 @@ PERSON = Guide(
 )
 
 
-@pytest.fixture
+in_its_loop = pytest.mark.asyncio(loop_scope="module")  # the client's
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def client() -> AsyncIterator[EngineClient]:
+    """One engine for all tests: what one of them asked leaves no trace for the next."""
     async with engine(is_guided=True, vocab_size=tokenizer().vocab_size, num_blocks=128) as running:
         yield running
 
@@ -63,6 +68,7 @@ def is_person(answer: str) -> bool:
     )
 
 
+@in_its_loop
 async def test_many_guided_answers_beside_free_ones(client: EngineClient) -> None:
     requests = [request(f"g{seed}", sampling=SamplingParams(seed=seed)) for seed in range(24)]
     requests += [request(f"f{seed}", None, 30, sampling=SamplingParams(seed=seed)) for seed in range(8)]
@@ -73,12 +79,14 @@ async def test_many_guided_answers_beside_free_ones(client: EngineClient) -> Non
     assert all(events[f"g{seed}"][-1].finish is FinishReason.STOP for seed in range(24))
 
 
+@in_its_loop
 async def test_forced_tokens_come_several_at_a_time(client: EngineClient) -> None:
     events = (await read(client.open([request("a")]), "a"))["a"]
     assert max(len(event.token_ids) for event in events) > 3
     assert len(events) < len(tokens(events)) * 0.7
 
 
+@in_its_loop
 async def test_with_log_probabilities_every_token_is_chosen_and_scored(client: EngineClient) -> None:
     wanted = request("a", sampling=SamplingParams(num_logprobs=1))
     events = (await read(client.open([wanted]), "a"))["a"]
@@ -88,6 +96,7 @@ async def test_with_log_probabilities_every_token_is_chosen_and_scored(client: E
     assert all(len(set(event.token_ids) - {EOS}) == 1 for event in scored)
 
 
+@in_its_loop
 async def test_an_answer_begun_elsewhere_is_finished_as_it_would_have_been(client: EngineClient) -> None:
     whole = tokens((await read(client.open([request("whole")]), "whole"))["whole"])
     for cut in range(1, len(whole) - 1, 5):
@@ -96,12 +105,14 @@ async def test_an_answer_begun_elsewhere_is_finished_as_it_would_have_been(clien
         assert is_person(str(tokenizer().decode(whole[:cut] + tokens(events))))
 
 
+@in_its_loop
 async def test_what_does_not_follow_its_guide_cannot_be_carried_on(client: EngineClient) -> None:
     wrong = request("a", output_ids=tokenizer().encode('{"wrong"', add_special_tokens=False))
     with pytest.raises(EngineFailed, match="generated elsewhere"):
         await read(client.open([wrong]), "a")
 
 
+@in_its_loop
 async def test_no_end_before_min_tokens_as_long_as_there_is_something_to_say(client: EngineClient) -> None:
     digits = Guide("regex", "[0-9]{1,60}")
     events = (await read(client.open([request("a", digits, min_tokens=20)]), "a"))["a"]
@@ -111,12 +122,14 @@ async def test_no_end_before_min_tokens_as_long_as_there_is_something_to_say(cli
     assert short[-1].finish is FinishReason.STOP
 
 
+@in_its_loop
 async def test_the_output_limit_ends_a_guided_answer_too(client: EngineClient) -> None:
     events = (await read(client.open([request("a", max_tokens=7)]), "a"))["a"]
     assert len(tokens(events)) == 7
     assert events[-1].finish is FinishReason.LENGTH
 
 
+@in_its_loop
 async def test_a_guided_request_can_be_aborted(client: EngineClient) -> None:
     with client.open([request("a", Guide("regex", "a{1000}b*"), 400)]) as stream:
         await stream.next()

@@ -31,7 +31,7 @@ class Ticking:
 class Oracle:
     """Knows what the fake model will say, until it breaks."""
 
-    is_settled = True
+    is_settled = is_steadfast = True
 
     def __init__(self, breaks_after: int = 1000) -> None:
         self.left = breaks_after

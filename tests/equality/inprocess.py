@@ -16,7 +16,7 @@ from penstock.model.batch import Batch
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV, Ops
 from penstock.runner.adapters import RunnerAdapters
-from penstock.runner.moving import BlockMover
+from penstock.runner.moving import BlockMover, PlainCopies
 from penstock.runner.runner import ModelRunner
 from penstock.sched.adapters import AdapterSlots
 from penstock.sched.budget import StepBudget
@@ -66,7 +66,8 @@ class InProcess:
         self.scheduler = Scheduler(self.cache, budget, max_num_seqs=max_num_seqs, adapters=AdapterSlots(num_slots))
         self._model = Recorder(model)
         kv = soiled(ops.allocate_kv(kv_shape(model.config, num_blocks, block_size)))
-        self._runner = ModelRunner(self._model, ops, kv, adapters, BlockMover(ops, kv, host_blocks))
+        mover = BlockMover(ops, kv, PlainCopies(ops, kv, host_blocks)) if host_blocks else None
+        self._runner = ModelRunner(self._model, ops, kv, adapters, mover)
         self._steps = 0
         self._guess = guess
         self.num_copies = 0  # blocks copied before they were written

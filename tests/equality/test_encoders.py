@@ -14,8 +14,10 @@ from transformers import AutoModel, BertConfig, RobertaConfig
 from penstock.core.errors import ModelUnsupported
 from penstock.hub.encoder import EncoderCheckpoint
 from penstock.hub.resolve import resolve
+from penstock.model import encoder
 from penstock.runner.embedder import encoder_embedder
 from penstock.text.tokenizer import Tokenizer
+from tests.runner.devices import NEEDS_GPU
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
@@ -25,13 +27,14 @@ CONFIGS: dict[str, Any] = {
     "bert": BertConfig(**SHAPE, pad_token_id=0),
     "roberta": RobertaConfig(**SHAPE, pad_token_id=1, type_vocab_size=1),
 }
-CPU = torch.device("cpu")
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+TOLERANCE = {"cpu": 2e-6, "cuda": 2e-5}
 rng = np.random.default_rng(4)
 TEXTS = [rng.integers(2, 120, length).tolist() for length in (1, 5, 17, 5, 64, 2)]
 
 
-def embed(checkpoint: EncoderCheckpoint, texts: list[list[int]]) -> torch.Tensor:
-    found = encoder_embedder(checkpoint, CPU).embed(texts)
+def embed(checkpoint: EncoderCheckpoint, texts: list[list[int]], device: str = "cpu") -> torch.Tensor:
+    found = encoder_embedder(checkpoint, torch.device(device)).embed(texts)
     return torch.from_numpy(np.frombuffer(b"".join(found), np.float32).copy()).view(len(texts), -1)
 
 
@@ -44,24 +47,52 @@ def theirs(model: Any, texts: list[list[int]], pooling: str) -> torch.Tensor:
     return torch.nn.functional.normalize(torch.stack(rows), dim=1)
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-def test_random_models_of_each_family(family: str, pooling: str, tmp_path: Path) -> None:
+def saved(family: str, path: Path) -> Any:
     torch.manual_seed(1)
     model = AutoModel.from_config(CONFIGS[family]).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(tmp_path)
+    model.save_pretrained(path)
+    return model
+
+
+@DEVICES
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_random_models_of_each_family(family: str, pooling: str, device: str, tmp_path: Path) -> None:
+    model = saved(family, tmp_path)
     modes = {"mean": "pooling_mode_mean_tokens", "first": "pooling_mode_cls_token", "last": "pooling_mode_lasttoken"}
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling/config.json").write_text(json.dumps({mode: name == pooling for name, mode in modes.items()}))
     checkpoint = EncoderCheckpoint(tmp_path)
     assert checkpoint.config.context_length == (66 if family == "bert" else 64)
     expected = theirs(model, TEXTS, pooling)
-    torch.testing.assert_close(embed(checkpoint, TEXTS), expected, atol=2e-6, rtol=0)
+    tolerance = TOLERANCE[device]
+    torch.testing.assert_close(embed(checkpoint, TEXTS, device), expected, atol=tolerance, rtol=0)
     for text, row in zip(TEXTS, expected, strict=True):
-        torch.testing.assert_close(embed(checkpoint, [text])[0], row, atol=2e-6, rtol=0)
+        torch.testing.assert_close(embed(checkpoint, [text], device)[0], row, atol=tolerance, rtol=0)
+
+
+@DEVICES
+def test_texts_of_about_one_length_do_not_see_each_other(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved("bert", tmp_path)
+    checkpoint = EncoderCheckpoint(tmp_path)
+    expected = embed(checkpoint, TEXTS)
+    monkeypatch.setitem(encoder._GROUP_STEP, device, 32)
+    torch.testing.assert_close(embed(checkpoint, TEXTS, device), expected, atol=TOLERANCE[device], rtol=0)
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_less_than_float32_is_nearly_the_same(dtype: torch.dtype, tmp_path: Path) -> None:
+    saved("bert", tmp_path)
+    checkpoint = EncoderCheckpoint(tmp_path)
+    rows = encoder_embedder(checkpoint, torch.device("cuda"), dtype=dtype).embed(TEXTS)
+    found = torch.from_numpy(np.frombuffer(b"".join(rows), np.float32).copy()).view(len(TEXTS), -1)
+    assert ((found * embed(checkpoint, TEXTS)).sum(dim=1) > 0.999).all()
 
 
 @pytest.mark.parametrize(

@@ -56,10 +56,13 @@ def make_ops(name: str) -> Ops:
 
 
 # Of each family the native kernels. The torch reference too, of those that came first: what is new in the others does
-# not know how requests are batched, and `tests/model` holds its numbers.
+# not know how requests are batched, and `tests/model` holds its numbers. The fast minute has one of these.
 FIRST = [name for name in CONFIGS if name.startswith(("llama", "mistral", "qwen")) and "moe" not in name]
 PAIRS = [
-    *(("reference", name) for name in FIRST),
+    *(
+        pytest.param(("reference", name), marks=pytest.mark.slow if i else [], id=f"reference-{name}")
+        for i, name in enumerate(FIRST)
+    ),
     *(
         pytest.param(("native", name), marks=[] if name in FIRST else pytest.mark.slow, id=f"native-{name}")
         for name in CONFIGS

@@ -39,6 +39,8 @@ QUESTIONS = [
 LENGTHS = [1, 2, 7, 16, 17, 40, 64, 65, 130, 256, 600]  # of prompts that are prose
 NUM_SHARED = 150  # tokens of prose that other prompts all begin with
 FP8_COST = 0.05  # at most, of the perplexity
+# The same of integers, as on a CPU. The file is in 4 bits already: `int4` is how it is stored.
+INTEGER_COSTS = {"stored": 0.02, "int8": 0.03, "w8a8": 0.04, "int4": 0.02}
 
 
 @cache
@@ -121,4 +123,14 @@ def test_fp8_costs_little() -> None:
     for name in ("fp8", "fp8-kv", "fp8+fp8-kv"):
         assert found[name].prefill <= (1 + FP8_COST) * plain.prefill
         assert found[name].decode <= (1 + FP8_COST) * plain.decode
+        assert found[name] != plain, "nothing was quantized"
+
+
+@NEEDS_GPU
+def test_integers_cost_little() -> None:
+    found = table(checkpoint(), ["bfloat16", *INTEGER_COSTS], prose(tokenizer()), "cuda", windows=16, length=512)
+    plain = found["bfloat16"]
+    for name, cost in INTEGER_COSTS.items():
+        assert found[name].prefill <= (1 + cost) * plain.prefill, name
+        assert found[name].decode <= (1 + cost) * plain.decode, name
         assert found[name] != plain, "nothing was quantized"

@@ -117,7 +117,10 @@ class Scene:
             assert torch.equal(torch.stack(engine.logits[request.id]), torch.stack(alone.logits[request.id]))
 
 
-@pytest.fixture(scope="module", params=SCENES)
+# Eight bits are unpacked otherwise than four, and all the rest is the same.
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.slow if name == "8 bits" else []) for name in SCENES]
+)
 def scene(request: pytest.FixtureRequest) -> Scene:
     try:
         return Scene(request.param)
@@ -130,7 +133,7 @@ def test_batched(scene: Scene) -> None:
     scene.check(scene.run(REQUESTS, apart=3, chunk_tokens=40))
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 13])
+@pytest.mark.parametrize("chunk_tokens", [1, 7, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 13))])
 def test_chunked(scene: Scene, chunk_tokens: int) -> None:
     scene.check(scene.run(REQUESTS, chunk_tokens=chunk_tokens))
 

@@ -3,12 +3,8 @@ else is in the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import cycle
-
 import pytest
 import torch
-from torch import Tensor
 
 from penstock.core.model_config import ModelConfig
 from penstock.core.request import Request
@@ -16,12 +12,9 @@ from penstock.core.sampling import SamplingParams
 from penstock.model.loading import random_model
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps
-from penstock.model.quantized import Weight, joined, plain
-from penstock.model.quantized.grouped import GroupedWeight
-from penstock.model.weights import Quantize
-from penstock.quant import integers
+from penstock.model.quantized import plain
+from tests.equality.formats import FORMATS, in_turn
 from tests.equality.inprocess import InProcess
-from tests.model.ops.low_bit import grouped, per_channel
 from tests.model.paged import PagedDriver
 
 CONFIG = ModelConfig(
@@ -36,41 +29,6 @@ CONFIG = ModelConfig(
     context_length=128,
 )
 LOGIT_ERROR = 0.03  # at most, of all logits' deviation from their mean: what rounding activations to 8 bits costs
-
-
-def in_order(weight: Tensor) -> GroupedWeight:
-    order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(0))
-    kept = grouped(weight[:, order], 4, 32, has_zeros=True)
-    return GroupedWeight(kept.values, kept.bits, kept.scales, kept.zeros, order=order)
-
-
-FORMATS: dict[str, Callable[[Tensor], Weight]] = {
-    "plain": lambda weight: weight,
-    "Q4_0": lambda weight: grouped(weight, 4, 32),
-    "Q4_1, Q4_K": lambda weight: grouped(weight, 4, 32, has_minimums=True),
-    "Q6_K": lambda weight: grouped(weight, 8, 16),
-    "Q8_0": lambda weight: grouped(weight, 8, 32),
-    "Q5_1, Q5_K": lambda weight: grouped(weight, 8, 32, has_minimums=True),
-    "Q4_K and Q6_K joined": lambda weight: joined(
-        [grouped(weight[:-16], 4, 32, has_minimums=True), grouped(weight[-16:], 8, 16)]
-    ),
-    "GPTQ, AWQ": lambda weight: grouped(weight, 4, 64, has_zeros=True),
-    "GPTQ with act-order": in_order,
-    "int4": lambda weight: integers.grouped(weight, 4),
-    "w8a8": per_channel,
-}
-
-
-def in_turn() -> Quantize:
-    """Each linear in the next format; the same one in the same, whichever thread loads it and for whichever model."""
-    kinds = cycle(FORMATS.values())
-    chosen: dict[bytes, Callable[[Tensor], Weight]] = {}
-
-    def quantize(weight: Weight) -> Weight:
-        wide = plain(weight)
-        return chosen.setdefault(wide[0, :4].numpy().tobytes(), next(kinds))(wide)
-
-    return quantize
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,9 @@ import uvloop
 
 from penstock.admission.admission import Admission
 from penstock.admission.settings import AdmissionSettings
-from penstock.gateway.door import Books, Door
+from penstock.gateway.adapters import ForgetfulNotes, unwant
+from penstock.gateway.books import Books
+from penstock.gateway.door import Door
 from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.http.server import Server, bound_socket
 from penstock.gateway.recorder import GatewayRecorder
@@ -25,6 +27,7 @@ from penstock.tenancy.keys import KeyRing, TenantState, new_key
 from penstock.tenancy.limits.limiter import LocalLimiter
 from penstock.tenancy.tenants import tenant_from
 from penstock.tenancy.usage import Usage
+from tests.sdk import Unverified
 from tests.server.replica import NAME, Replica, eventually
 
 
@@ -49,7 +52,7 @@ class Gateway:
         return self.client("none")
 
     def client(self, key: str) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, http_client=Unverified())
 
     @property
     def url(self) -> str:
@@ -75,6 +78,24 @@ class Gateway:
         return self.door.admission.num_open == 0 and not any(riders)
 
 
+class Notes:
+    """Of the adapters that gateways brought to replicas: what a store keeps."""
+
+    def __init__(self) -> None:
+        self.all: set[tuple[str, str]] = set()
+
+    def bring(self, replica: str, name: str) -> bool:
+        is_new = (replica, name) not in self.all
+        self.all.add((replica, name))
+        return is_new
+
+    def forget(self, replica: str, name: str) -> None:
+        self.all.discard((replica, name))
+
+    def by_replica(self) -> dict[str, set[str]]:
+        return {replica: {name for where, name in self.all if where == replica} for replica, _ in self.all}
+
+
 @contextlib.contextmanager
 def gateway(
     *replicas: Replica,
@@ -84,6 +105,7 @@ def gateway(
     admission: AdmissionSettings | None = None,
     waits: bool = True,
     recorder: GatewayRecorder | None = None,
+    notes: Notes | None = None,
 ) -> Iterator[Gateway]:
     """In front of `replicas`, or of whatever `pools` name; it waits until all of them are ready."""
     urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
@@ -94,8 +116,10 @@ def gateway(
     async def serve() -> None:
         keys, ledger = KeyRing(), UsageList()
         prices = {name: pool.price for name, pool in pools_of(pools).items()}
-        books = Books(keys, LocalLimiter(), Budgets(), ledger, prices)
-        door = Door(routes_of(pools), replicas_of(pools, health), books, Admission(settings=admission), recorder)
+        books = Books(keys, LocalLimiter(), Budgets(), ledger, prices, notes or ForgetfulNotes())
+        found = replicas_of(pools, health)
+        unwant(found, notes.by_replica() if notes is not None else {})
+        door = Door(routes_of(pools), found, books, Admission(settings=admission), recorder)
         server = Server(door)
         listener = bound_socket("127.0.0.1", 0)
         await server.listen(listener)

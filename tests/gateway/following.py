@@ -19,6 +19,7 @@ from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.replicas import Replica
 from penstock.gateway.translated import ForeignUpstream
+from tests.patience import Patience
 
 QUICK = HealthSettings(probe_every_s=0.1, hung_after_s=0.6, deep_probe_timeout_s=1.0, probe_timeout_s=1.0)
 
@@ -88,9 +89,10 @@ class Following:
 
 
 async def eventually(is_so: Callable[[], object], timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not is_so():  # noqa: ASYNC110 - a server in another thread tells nobody
-            await asyncio.sleep(0.01)
+    patience = Patience(timeout_s)
+    while not is_so():  # a server in another thread tells nobody
+        patience.look()
+        await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import pytest
 from penstock.core.errors import ConfigError
 from penstock.core.replica import ReplicaState
 from penstock.core.settings import ServerSettings
+from penstock.gateway import foreign
 from penstock.gateway.settings import ModelSettings, routes_of
 from tests.dialects.servers import FakeServer, FakeSglang, FakeTgi, FakeVllm, Reply, as_json
-from tests.gateway.door import Gateway, gateway
+from tests.gateway.door import Gateway, Notes, gateway
 from tests.model.lora import write_adapter
 from tests.server.replica import NAME, Replica, eventually, serving
 from tests.server.test_adapters import CONFIG
@@ -107,7 +108,16 @@ def test_request_goes_where_the_adapter_is(tmp_path: Path, adapters: dict[str, s
 class LoraVllm(FakeVllm):
     adapters: dict[str, str] = field(default_factory=dict)
 
+    def documents(self) -> dict[str, Reply]:
+        cards: list[dict[str, Any]] = [{"id": self.model, "owned_by": "vllm", "max_model_len": 4096, "parent": None}]
+        cards += [{"id": name, "root": path, "parent": self.model} for name, path in self.adapters.items()]
+        return {**super().documents(), "/v1/models": as_json({"object": "list", "data": cards})}
+
     def refusal(self, path: str, asked: dict[str, Any]) -> Reply | None:
+        if path == "/v1/unload_lora_adapter":
+            if self.adapters.pop(asked["lora_name"], None) is None:
+                return as_json({"error": {"message": "The lora adapter cannot be found."}}, 404)
+            return 200, {}, b"Success: LoRA adapter removed successfully."
         if path == "/v1/load_lora_adapter":
             if asked["lora_name"] in self.adapters:
                 return as_json({"error": {"message": f"'{asked['lora_name']}' has already been loaded"}}, 400)
@@ -123,6 +133,10 @@ class LoraSglang(FakeSglang):
     adapters: dict[str, str] = field(default_factory=dict)
 
     def refusal(self, path: str, asked: dict[str, Any]) -> Reply | None:
+        if path == "/unload_lora_adapter":
+            if self.adapters.pop(asked["lora_name"], None) is None:
+                return as_json({"success": False, "error_message": "LoRA adapter does not exist"}, 400)
+            return as_json({"success": True, "loaded_adapters": self.adapters})
         if path == "/load_lora_adapter":
             self.adapters[asked["lora_name"]] = asked["lora_path"]
             return as_json({"success": True, "loaded_adapters": self.adapters})
@@ -173,3 +187,94 @@ def test_adapter_must_not_have_the_name_of_another() -> None:
         routes_of(models)
     with pytest.raises(ConfigError, match="'n' names two routes"):
         routes_of({"m": ModelSettings(replicas=["http://x"], aliases=["n"], adapters={"n": None})})
+
+
+@pytest.mark.slow
+def test_what_replicas_have_though_nobody_configured_it_can_be_asked_for_by_those_who_may(
+    tmp_path: Path, adapters: dict[str, str | None]
+) -> None:
+    with fleet(tmp_path, {}) as (door, replicas):
+        reader = door.client(door.add_tenant("reader", adapters=["po*"]))
+        plain = door.client(door.add_tenant("plain"))
+        barred = door.client(door.add_tenant("barred", models=["other"], adapters=["*"]))
+        with pytest.raises(openai.NotFoundError, match="no model 'poet'"):
+            say(reader, "poet")
+        for name in ("poet", "bard"):
+            replicas[1].call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": adapters[name]})
+        eventually(lambda: [card.id for card in reader.models.list().data] == [NAME, "poet"])
+        assert reader.models.list().data[1].parent == NAME  # type: ignore[attr-defined]
+        assert [card.id for card in plain.models.list().data] == [NAME]
+        assert barred.models.list().data == []
+        expected = replicas[1].adapted_answer("one two", 6, "poet")
+        assert {say(reader, "poet") for _ in range(4)} == {expected}
+        for client, name in ((plain, "poet"), (reader, "bard"), (barred, "poet")):
+            with pytest.raises(openai.NotFoundError, match=f"no model '{name}'"):
+                say(client, name)
+        replicas[1].call("POST", "/v1/unload_lora_adapter", {"lora_name": "poet"})
+        eventually(lambda: [card.id for card in reader.models.list().data] == [NAME])
+
+
+def test_adapters_that_a_vllm_names_among_its_models_are_learned() -> None:
+    with LoraVllm(adapters={"poet": "/adapters/poet"}) as server:
+        with gateway(pools={"m": ModelSettings(replicas=[server.url], dialect="vllm")}) as door:
+            eventually(lambda: [card.id for card in door.openai.models.list().data] == ["m", "poet"], 10)
+            door.openai.completions.create(model="poet", prompt="x", max_tokens=3)
+        assert server.asked[-1][1]["model"] == "poet"
+
+
+@pytest.mark.parametrize("kind", [LoraVllm, LoraSglang])
+def test_what_is_no_longer_configured_is_taken_from_those_it_was_brought_to(kind: type[FakeServer]) -> None:
+    with kind() as server, kind() as other:
+        assert isinstance(server, LoraVllm | LoraSglang)
+        assert isinstance(other, LoraVllm | LoraSglang)
+        adapters = {"poet": "/a/poet", "bard": "/a/bard"}
+        server.adapters = {"bard": "/a/bard"} if kind is LoraVllm else {}  # by hand
+        other.adapters = {"poet": "/a/poet"}
+        urls, notes = [server.url, other.url], Notes()
+
+        def pools(configured: dict[str, str | None]) -> dict[str, ModelSettings]:
+            return {"m": ModelSettings(replicas=urls, dialect=server.dialect, adapters=configured)}
+
+        with gateway(pools=pools({**adapters}), notes=notes) as door:
+            eventually(lambda: all(r.loaded == {"poet", "bard"} for r in door.door.replicas.values()), 10)
+        # SGLang says of none that it had it already, so all that was asked of it counts as brought.
+        by_hand = {(server.url, "bard"), (other.url, "poet")} if kind is LoraVllm else set()
+        assert notes.all == {(url, name) for url in urls for name in adapters} - by_hand
+        with gateway(pools=pools({"bard": "/a/bard"}), notes=notes):
+            eventually(lambda: "poet" not in server.adapters, 10)
+            eventually(lambda: (server.url, "poet") not in notes.all)
+        assert "bard" in server.adapters
+        assert ("poet" in other.adapters) == (kind is LoraVllm)  # there it was loaded by hand
+
+
+def test_gateways_whose_configurations_differ_do_not_fight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that no longer names an adapter takes it away once; the other one, which does, brings it again."""
+    monkeypatch.setattr(foreign, "_FACTS_EVERY_S", 0.3)
+    with LoraVllm() as server:
+        notes, plain = Notes(), ModelSettings(replicas=[server.url], dialect="vllm")
+        with gateway(pools={"m": replace(plain, adapters={"poet": "/a/poet"})}, notes=notes) as door:
+            eventually(lambda: "poet" in server.adapters, 10)
+            (replica,) = door.door.replicas.values()
+            eventually(lambda: replica.listed == {"poet"}, 10)
+            with gateway(pools={"m": plain}, notes=notes):
+                eventually(lambda: [path for path, *_ in server.asked].count("/v1/unload_lora_adapter") == 1, 10)
+                eventually(lambda: "poet" in server.adapters and notes.all == {(server.url, "poet")}, 10)
+            door.openai.completions.create(model="poet", prompt="x", max_tokens=3)
+        assert [path for path, *_ in server.asked].count("/v1/unload_lora_adapter") == 1
+
+
+@pytest.mark.slow
+def test_a_penstock_replica_loses_what_the_configuration_lost_and_keeps_what_was_loaded_by_hand(
+    tmp_path: Path, adapters: dict[str, str | None]
+) -> None:
+    notes = Notes()
+    with serving(ServerSettings(adapter_file=str(tmp_path / "a.json")), max_loras=2) as replica:
+        urls = [f"http://{replica.host}:{replica.port}"]
+        replica.call("POST", "/v1/load_lora_adapter", {"lora_name": "bard", "lora_path": adapters["bard"]})
+        with gateway(pools={NAME: ModelSettings(replicas=urls, adapters=adapters)}, notes=notes) as door:
+            eventually(lambda: has_all(door, {"poet", "bard"}), 10)
+            eventually(lambda: notes.all == {(urls[0], "poet")})
+        with gateway(pools={NAME: ModelSettings(replicas=urls)}, notes=notes) as door:
+            eventually(lambda: set(replica.model.adapters) == {"bard"}, 10)
+            eventually(lambda: [card.id for card in door.openai.models.list().data] == [NAME, "bard"])
+            assert notes.all == set()

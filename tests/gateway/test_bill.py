@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from penstock.api.relay import Origin, StreamRecord, origin_comment
 from penstock.core.request import Cost
 from penstock.gateway.asked import SURFACES, Asked
@@ -17,6 +19,14 @@ from penstock.tenancy.keys import Caller
 from penstock.tenancy.prices import Price
 from penstock.tenancy.tenants import Tenant
 from penstock.tenancy.usage import Usage
+from tests.gateway.http.scripted import until
+
+EVERY_S = 0.05  # where it is a second
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.gateway.bill._EVERY_S", EVERY_S)
 
 
 class Client:
@@ -54,12 +64,12 @@ async def test_a_stream_is_charged_every_second_and_the_parts_are_the_whole() ->
     bill = Bill(book, {"m": Price(input=1.0, output=2.0)}, inquiry())
     record = record_of(5)
     bill.follow(record, "m", told.append)
-    await asyncio.sleep(1.0)
+    await until(lambda: len(book.usages) == 1)
     assert [(u.request_id, u.input_tokens, u.output_tokens, u.requests) for u in book.usages] == [("ab/1", 30, 5, 0)]
     record.append(b": [0,[7,8]]\n\ndata: {}\n\n")
-    await asyncio.sleep(0.9)
+    await until(lambda: len(book.usages) == 2)
     bill.close("m", TokenUsage(30, 9, cached_tokens=16))
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(2 * EVERY_S)
     assert [(u.request_id, u.input_tokens, u.output_tokens, u.requests) for u in book.usages[1:]] == [
         ("ab/2", 0, 2, 0),
         ("ab", 0, 2, 1),
@@ -73,7 +83,7 @@ async def test_device_time_is_charged_once_with_the_last_part() -> None:
     book, price = Book(), Price(output=2.0, replica_hour=3.6)
     bill = Bill(book, {"m": price}, inquiry())
     bill.follow(record_of(5), "m", None)
-    await asyncio.sleep(1.0)
+    await until(lambda: len(book.usages) == 1)
     usage = TokenUsage(30, 9, work=Cost(2.0, 0.5))
     bill.close("m", usage)
     assert [(u.device_us, u.kv_block_ms) for u in book.usages] == [(0, 0), (2_000_000, 500)]
@@ -86,5 +96,5 @@ async def test_a_short_request_is_charged_once() -> None:
     bill = Bill(book, {}, inquiry())
     bill.follow(record_of(3), "m", None)
     bill.close("m", TokenUsage(30, 3))
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(2 * EVERY_S)
     assert [(u.request_id, u.tokens, u.requests) for u in book.usages] == [("ab", 33, 1)]

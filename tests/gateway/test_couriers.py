@@ -8,6 +8,7 @@ import pytest
 
 from penstock.gateway.couriers import Courier, CourierView
 from penstock.watch.notices import Notice
+from tests.patience import Patience
 from tests.watch.sink import sinking
 
 
@@ -20,9 +21,10 @@ def payload(told: Notice) -> bytes:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5.0):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    patience = Patience(5.0)
+    while not condition():
+        patience.look()
+        await asyncio.sleep(0.005)
 
 
 async def test_what_is_not_taken_is_tried_again_and_in_order() -> None:

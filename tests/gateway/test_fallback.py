@@ -92,10 +92,10 @@ def test_when_all_fail_the_last_error_is_told() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_slow_model_is_left_for_the_next_and_told_so(stream: bool) -> None:
-    with providing(delay_s=0.6) as one, providing(says="from b") as two, chained(one, two, slow_after_s=0.1) as door:
+    with providing(delay_s=20) as one, providing(says="from b") as two, chained(one, two, slow_after_s=0.1) as door:
         began_s = time.monotonic()
         assert ask(door.openai, stream=stream) == ("from b", "a->b; slow")
-        assert time.monotonic() - began_s < 0.5
+        assert time.monotonic() - began_s < one.delay_s
         eventually(door.is_idle)
         assert [usage.model for usage in door.ledger.usages] == ["b"]
 

@@ -17,6 +17,7 @@ from penstock.gateway.lexicon import CHAT, COMPLETION, MESSAGES
 from penstock.gateway.memo import Memo
 from penstock.hub.resolve import resolve
 from penstock.text.tokenizer import Tokenizer
+from tests.examples import examples
 from tests.gateway.lexicons import CHATML, TOKENIZERS, lexicon, tokenizer
 
 TRICKY = ["", " ", "<s>", "</s>", "<think>", "\n", "ﷺ", "क़", "שּׁ", "𝅘𝅥𝅯", "🙂", "12345", "a b", '"', "\\", "\x00"]
@@ -38,7 +39,7 @@ def rendered(messages: list[dict[str, str]]) -> str:
     return "".join(turns) + "<s>assistant\n"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60))
 @given(KINDS, st.sampled_from(["chatml", "wordy"]), st.lists(MESSAGE, min_size=1, max_size=8), st.booleans())
 def test_a_chat_has_at_most_as_many_tokens_as_its_bound(
     kind: str, template: str, messages: list[dict[str, str]], ascii_only: bool
@@ -47,7 +48,7 @@ def test_a_chat_has_at_most_as_many_tokens_as_its_bound(
     assert found.count(CHAT, body) <= found.bound(body)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60))
 @given(KINDS, st.one_of(TEXTS, st.lists(TEXTS, min_size=1, max_size=8)), st.booleans())
 def test_prompts_have_at_most_as_many_tokens_as_their_bound(kind: str, prompt: Any, ascii_only: bool) -> None:
     found, body = lexicon(kind), encoded({"prompt": prompt}, ascii_only)
@@ -70,14 +71,14 @@ def test_a_template_that_says_more_than_it_is_told_has_no_bound(template: str) -
     assert lexicon("byte_level", template).bound(b"{}") >= UNBOUNDED
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40))
 @given(KINDS, st.lists(MESSAGE, min_size=1, max_size=8))
 def test_a_chat_is_counted_as_it_is_encoded(kind: str, messages: list[dict[str, str]]) -> None:
     ids = tokenizer(kind).encode(rendered(messages), add_special_tokens=False)
     assert lexicon(kind).count(CHAT, encoded({"messages": messages}, False)) == len(ids)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25))
 @given(KINDS, st.lists(MESSAGE, min_size=2, max_size=30), st.data())
 def test_a_conversation_counted_turn_by_turn_is_counted_right(
     kind: str, messages: list[dict[str, str]], data: st.DataObject
@@ -167,7 +168,7 @@ def real() -> lexicons.Lexicon:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(80))
 @given(st.lists(MESSAGE, min_size=1, max_size=8), st.booleans())
 def test_a_real_models_chats_are_bounded(
     real: lexicons.Lexicon, messages: list[dict[str, str]], ascii_only: bool
@@ -177,7 +178,7 @@ def test_a_real_models_chats_are_bounded(
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(80))
 @given(st.one_of(TEXTS, st.lists(TEXTS, min_size=1, max_size=8)), st.booleans())
 def test_a_real_models_prompts_are_bounded(real: lexicons.Lexicon, prompt: Any, ascii_only: bool) -> None:
     body = encoded({"prompt": prompt}, ascii_only)

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from penstock.core.hashing import cache_namespace, routing_hashes
 from penstock.gateway import lexicon as lexicons
 from penstock.gateway.lexicon import CHAT, COMPLETION, MESSAGES
+from tests.examples import examples
 from tests.gateway.lexicons import lexicon, tokenizer
 from tests.gateway.test_lexicon import KINDS, MESSAGE, encoded, rendered
 
 WORDS = "the words of a long turn about many things "
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25))
 @given(KINDS, st.lists(MESSAGE, min_size=1, max_size=6), st.sampled_from(["", "acme"]), st.sampled_from([None, "salt"]))
 def test_a_chats_names_are_those_of_its_ids_in_the_tenants_namespace(
     kind: str, messages: list[dict[str, str]], tenant: str, salt: str | None
@@ -30,7 +31,7 @@ def test_a_chats_names_are_those_of_its_ids_in_the_tenants_namespace(
     assert lexicon(kind).known_names(CHAT, body, tenant + "x") is None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20))
 @given(KINDS, st.lists(MESSAGE, min_size=2, max_size=12), st.data())
 def test_a_conversation_named_turn_by_turn_is_named_right(
     kind: str, messages: list[dict[str, str]], data: st.DataObject

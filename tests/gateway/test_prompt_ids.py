@@ -18,6 +18,7 @@ from penstock.gateway.lexicon import CHAT
 from penstock.gateway.sizes import Pool, Size
 from tests.gateway.door import Gateway, gateway
 from tests.gateway.lexicons import lexicon
+from tests.sdk import Unverified
 from tests.server.replica import NAME, Replica, eventually, serving
 
 LONG = "the words of a long question about many things " * 60
@@ -71,7 +72,7 @@ def test_chats_whole_and_streamed_turn_by_turn(door: Gateway, replicas: list[Rep
 def test_completions_and_anthropics_messages(door: Gateway, replicas: list[Replica], sent: list[list[int]]) -> None:
     done = door.openai.completions.create(model=NAME, prompt=LONG, max_tokens=12, temperature=0, echo=True)
     assert done.choices[0].text == LONG + replicas[0].answer(LONG, 12)
-    client = anthropic.Anthropic(base_url=door.url, api_key="none", max_retries=0)
+    client = anthropic.Anthropic(base_url=door.url, api_key="none", max_retries=0, http_client=Unverified())
     message = client.messages.create(model=NAME, messages=MESSAGES, max_tokens=12, extra_body={"temperature": 0})
     assert message.content[0].text == replicas[0].answer(MESSAGES, 12)  # type: ignore[union-attr]
     assert sent == [replicas[0].prompt_ids(LONG), replicas[0].prompt_ids(MESSAGES)]

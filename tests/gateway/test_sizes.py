@@ -21,9 +21,11 @@ from penstock.gateway.lexicon import CHAT, COMPLETION, MESSAGES
 from penstock.gateway.prompt_tokens import PromptTokens
 from penstock.gateway.settings import ModelSettings
 from penstock.gateway.sizes import Pool, Size
+from tests.examples import examples
 from tests.gateway.door import Gateway, gateway
 from tests.gateway.lexicons import lexicon
 from tests.gateway.provider import providing
+from tests.sdk import Unverified
 from tests.server.replica import NAME, Replica, eventually, serving
 
 encoded = msgspec.json.encode
@@ -120,11 +122,10 @@ def test_who_comes_back_when_told_is_let_in_by_its_tokens(door: Gateway, replica
     tokens = len(replica.prompt_ids(TALK)) + 5
     limits = {"tokens_per_minute": 60 * tokens, "burst_s": 1}  # one a second
     client = door.client(door.add_tenant("acme", limits=limits))
-    ask(client, extra_body={"ignore_eos": True})
     with pytest.raises(openai.RateLimitError) as refused:
-        ask(client)
+        [ask(client, extra_body={"ignore_eos": True}) for _ in range(20)]  # the second, unless one takes a second
     time.sleep(int(refused.value.response.headers["retry-after"]))
-    assert ask(client)
+    assert ask(client, extra_body={"ignore_eos": True})
 
 
 def test_a_tenant_without_doubt_never_pays_for_a_count(door: Gateway) -> None:
@@ -159,7 +160,7 @@ def test_choices_need_a_context_each_and_not_together(door: Gateway, replica: Re
 
 
 def test_an_anthropic_clients_high_limit_is_cut_and_not_refused(door: Gateway, replica: Replica) -> None:
-    client = anthropic.Anthropic(base_url=door.url, api_key="none", max_retries=0)
+    client = anthropic.Anthropic(base_url=door.url, api_key="none", max_retries=0, http_client=Unverified())
     limit = replica.model.max_model_len
     assert client.messages.create(model=NAME, messages=[{"role": "user", "content": "hi"}], max_tokens=limit)
 
@@ -180,7 +181,7 @@ def test_a_provider_is_judged_by_an_estimate_that_says_so() -> None:
             door.client(key).chat.completions.create(model="there", messages=TALK)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(80))
 @given(
     st.sampled_from([CHAT, COMPLETION, MESSAGES]), st.integers(1, 5),
     st.lists(st.integers(1, 40), min_size=1, max_size=4),

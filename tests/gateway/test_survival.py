@@ -44,6 +44,7 @@ def busy(replicas: list[Replica]) -> Replica:
     return max(replicas, key=lambda replica: replica.engine.num_open)
 
 
+@pytest.mark.slow
 async def test_more_streams_than_may_be_retried_outlive_their_replica() -> None:
     with serving(step_s=0.01, **ROOMY) as one, serving(step_s=0.01, **ROOMY) as two, gateway(one, two) as door:
         expected = await whole_texts(await streams(door, 120, 120))

@@ -159,9 +159,13 @@ async def test_an_index_is_told_of_all_ranks_as_one_replica() -> None:
     teller = IndexTeller(index)
     first, second = EventSource("r", "tcp://h:1"), EventSource("r", "tcp://h:2")
 
-    def tell(source: EventSource, stored: list[int], removed: list[int], *, is_cleared: bool = False) -> None:
+    def tell(
+        source: EventSource, stored: list[int], removed: list[int], on_host: tuple[int, ...] = (), *,
+        is_cleared: bool = False,
+    ) -> None:  # fmt: skip
         changes = Changes()
         changes.stored, changes.removed = dict.fromkeys(stored), dict.fromkeys(removed)
+        changes.on_host = dict.fromkeys(on_host)
         changes.is_cleared = is_cleared
         teller.told(source, changes, False)
 
@@ -170,6 +174,12 @@ async def test_an_index_is_told_of_all_ranks_as_one_replica() -> None:
     assert index.num_blocks("r") == 3
     tell(first, [], [2])
     assert index.num_blocks("r") == 3  # the other rank has it
+    tell(second, [], [], on_host=(2, 3))
+    assert index.on_host((3,), {"r": 1}) == index.on_host((2,), {"r": 1}) == {"r": 1}
+    tell(first, [2], [])
+    assert index.on_host((2,), {"r": 1}) == {}  # one rank has it on the device
+    tell(first, [], [2])
+    tell(first, [], [], on_host=(1,))
     tell(first, [9], [], is_cleared=True)
     assert index.num_blocks("r") == 3
     tell(second, [], [], is_cleared=True)

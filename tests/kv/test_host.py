@@ -92,11 +92,21 @@ def test_a_device_that_computes_faster_than_it_copies_keeps_nothing() -> None:
     assert host.pays
     host.observe(100, 0.1)  # four tokens take 4 ms
     assert not host.pays
-    assert host.keep(b"a") is None
+    assert host.keep(b"a", b"") is None
     for _ in range(50):
         host.observe(100, 1.0)  # and now 40
     assert host.pays
-    assert host.keep(b"a") is not None
+    assert host.keep(b"a", b"") is not None
+
+
+def test_neither_copies_nor_decodes_make_computing_look_slow() -> None:
+    host = HostBlocks(8, 4, block_size=BLOCK, copy_s=0.010)
+    host.observe(100, 0.1)  # four tokens take 4 ms
+    for _ in range(50):
+        host.observe(100, 0.1 + 0.9, num_loaded=90)
+        host.observe(10, 0.1, num_decodes=90)
+        host.observe(1, 0.1, num_loaded=90)  # copies that were faster than they are said to be
+    assert not host.pays
 
 
 def test_without_a_tier_nothing_is_moved() -> None:
@@ -114,8 +124,9 @@ def test_no_block_leaks(calls: list[tuple[str, bytes]], num_blocks: int) -> None
     host = HostBlocks(num_blocks, 100, block_size=BLOCK)
     for call, own in calls:
         if call == "keep":
-            host.keep(own)
+            host.keep(own, b"")
         elif own in host:
-            host.put_back(own, host.take(own))
+            host.put_back(own, b"", host.take(own))
         ids = [*host._ids.values(), *host._free]
         assert sorted(ids) == list(range(100, 100 + num_blocks))
+        assert set(host.following(b"")) == set(host._ids)

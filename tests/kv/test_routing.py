@@ -1,20 +1,25 @@
 """Whatever happens to the cache, the routing blocks it tells of are those that it holds whole."""
 
 from dataclasses import dataclass, field
+from itertools import dropwhile
 
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.core.hashing import routing_hashes
+from penstock.core.hashing import BlockHash, routing_hashes
 from penstock.core.request import Priority, Request
+from penstock.core.tiers import Tier
 from penstock.engine.fake import FakeRunner
 from penstock.kv.cache import BlockTable, KVCache, TokenHashes
 from penstock.sched.budget import StepBudget
 from penstock.sched.plan import StepPlan, StepResult
 from penstock.sched.scheduler import Scheduler
+from tests.examples import examples
 
 BLOCK, ROUTING = 2, 6  # three blocks to a routing block
+
+HOST_BLOCKS = st.sampled_from([0, 5, 40])
 
 Text = tuple[str, tuple[int, ...]]  # a namespace and tokens
 
@@ -34,33 +39,42 @@ class Told:
 
     cache: KVCache
     texts: set[Text] = field(default_factory=set)
-    held: set[int] = field(default_factory=set)
+    held: dict[int, Tier] = field(default_factory=dict)
 
     def hear(self) -> None:
         assert self.cache.routing is not None
         if (changes := self.cache.routing.changes()) is None:
             return
-        stored, removed = set(changes.stored), set(changes.removed)
-        assert (len(stored), len(removed)) == (len(changes.stored), len(changes.removed))
-        assert stored or removed
-        assert not stored & self.held
-        assert removed <= self.held
-        self.held = self.held - removed | stored
+        named = [*changes.stored, *changes.on_host, *changes.removed]
+        assert named
+        assert len(named) == len(set(named))
+        assert all(self.held.get(name) is not Tier.DEVICE for name in changes.stored)
+        assert all(self.held.get(name) is not Tier.HOST for name in changes.on_host)
+        for name in changes.removed:
+            del self.held[name]
+        self.held |= dict.fromkeys(changes.stored, Tier.DEVICE) | dict.fromkeys(changes.on_host, Tier.HOST)
 
     def check(self) -> None:
         assert self.held == self.expected()
         assert self.cache.routing is not None
         assert self.cache.routing.changes() is None
 
-    def expected(self) -> set[int]:
-        parts, found = ROUTING // BLOCK, set()
+    def expected(self) -> dict[int, Tier]:
+        parts, found = ROUTING // BLOCK, {}
         for namespace, token_ids in self.texts:
             hashes = chain((namespace, token_ids)).hashes
-            is_held = [self.cache.pool.find(own) is not None for own in hashes]
             for index, name in enumerate(routing_hashes(namespace, token_ids, ROUTING)):
-                if all(is_held[index * parts : (index + 1) * parts]):
-                    found.add(name)
+                if (tier := self.tier(hashes[index * parts : (index + 1) * parts])) is not None:
+                    found[name] = tier
         return found
+
+    def tier(self, run: list[BlockHash]) -> Tier | None:
+        """As a match finds them: some on the device, and all after those on the host."""
+        pool = self.cache.pool
+        rest = list(dropwhile(lambda own: pool.find(own) is not None, run))
+        if not rest:
+            return Tier.DEVICE
+        return Tier.HOST if pool.host is not None and all(own in pool.host for own in rest) else None
 
 
 @dataclass
@@ -74,9 +88,9 @@ class Owner:
 class CacheMachine(RuleBasedStateMachine):
     """Straight at the cache: owners that compute the same text at once, in any order, and let go at any time."""
 
-    @initialize(num_blocks=st.integers(8, 24))
-    def start(self, num_blocks: int) -> None:
-        self.cache = KVCache(num_blocks, BLOCK, routing_tokens=ROUTING)
+    @initialize(num_blocks=st.integers(8, 24), host_blocks=HOST_BLOCKS)
+    def start(self, num_blocks: int, host_blocks: int) -> None:
+        self.cache = KVCache(num_blocks, BLOCK, routing_tokens=ROUTING, host_blocks=host_blocks)
         self.told = Told(self.cache)
         self.owners: list[Owner] = []
 
@@ -86,7 +100,7 @@ class CacheMachine(RuleBasedStateMachine):
         text = (namespace, tuple(tokens))
         hashes = chain(text)
         match = self.cache.match(hashes, tokens, len(tokens) - 1 if looks else 0)
-        table = self.cache.acquire(match, len(tokens), hashes)
+        table = self.cache.acquire(match, len(tokens), hashes, tokens)
         if table is not None:
             self.told.texts.add(text)
             self.owners.append(Owner(text, table, hashes, match.num_tokens))
@@ -111,6 +125,13 @@ class CacheMachine(RuleBasedStateMachine):
         if blocks is not None:
             self.cache.pool.release(blocks)
 
+    @rule(is_done=st.booleans())
+    def copy(self, is_done: bool) -> None:
+        """What a step was to copy; a step may fail."""
+        moves = self.cache.pool.take_moves()
+        if not is_done:
+            self.cache.undo(moves)
+
     @rule()
     def listen(self) -> None:
         """Not after every change: what came and went between two calls is not told."""
@@ -125,12 +146,12 @@ class CacheMachine(RuleBasedStateMachine):
 class SchedulerMachine(RuleBasedStateMachine):
     """With the scheduler above it, that shares, copies on write and preempts."""
 
-    @initialize(num_blocks=st.integers(16, 32), overlaps=st.booleans())
-    def start(self, num_blocks: int, overlaps: bool) -> None:
-        self.cache = KVCache(num_blocks, BLOCK, routing_tokens=ROUTING)
+    @initialize(num_blocks=st.integers(16, 32), overlaps=st.booleans(), host_blocks=HOST_BLOCKS)
+    def start(self, num_blocks: int, overlaps: bool, host_blocks: int) -> None:
+        self.cache = KVCache(num_blocks, BLOCK, routing_tokens=ROUTING, host_blocks=host_blocks)
         self.told = Told(self.cache)
         self.scheduler = Scheduler(self.cache, StepBudget(12, target_s=None, floor=4), max_num_seqs=4, aging_s=1.0)
-        self.runner = FakeRunner(num_blocks, BLOCK, vocab_size=3, overlaps=overlaps)
+        self.runner = FakeRunner(num_blocks, BLOCK, vocab_size=3, overlaps=overlaps, host_blocks=host_blocks)
         self.in_flight: tuple[StepPlan, StepResult] | None = None
         self.texts: dict[str, tuple[str, list[int]]] = {}
         self.now = 0.0
@@ -176,14 +197,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCache.settings = settings(max_examples=examples(150), stateful_step_count=40)
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestScheduler.settings = settings(max_examples=examples(60), stateful_step_count=30)
 
 
 def own(cache: KVCache, tokens: list[int], namespace: str = "") -> BlockTable:
     hashes = chain((namespace, tuple(tokens)))
-    table = cache.acquire(cache.match(hashes, tokens, len(tokens) - 1), len(tokens), hashes)
+    table = cache.acquire(cache.match(hashes, tokens, len(tokens) - 1), len(tokens), hashes, tokens)
     assert table is not None
     table.publish(hashes, tokens, len(tokens))
     return table
@@ -196,10 +217,10 @@ def test_a_routing_block_comes_with_its_last_part_and_goes_with_its_first_lost_o
     assert cache.routing.changes() is None
     own(cache, [1, 2, 3, 4, 5, 6, 7]).release()
     name = routing_hashes("", [1, 2, 3, 4, 5, 6], ROUTING)
-    assert cache.routing.changes() == (name, [])
+    assert cache.routing.changes() == (name, [], [])
     assert cache.routing.changes() is None
     cache.pool.allocate(6)
-    assert cache.routing.changes() == ([], name)
+    assert cache.routing.changes() == ([], name, [])
 
 
 def test_prompts_that_part_ways_inside_a_routing_block_share_its_parts() -> None:
@@ -231,14 +252,47 @@ def test_a_part_that_comes_back_makes_every_run_whole_that_waited_for_it() -> No
     first.publish(hashes, tokens, BLOCK)
     second.publish(hashes, tokens, 6)
     name = routing_hashes("", tokens, ROUTING)
-    assert cache.routing.changes() == (name, [])
+    assert cache.routing.changes() == (name, [], [])
     first.release()
     taken = cache.pool.allocate(cache.pool.num_free)  # the first copy of the first part goes
     assert taken is not None
-    assert cache.routing.changes() == ([], name)
+    assert cache.routing.changes() == ([], name, [])
     cache.pool.release(taken)
     own(cache, [1, 2, 9])
-    assert cache.routing.changes() == (name, [])
+    assert cache.routing.changes() == (name, [], [])
+
+
+def test_a_routing_block_that_leaves_the_device_is_on_the_host_until_it_comes_back_or_goes() -> None:
+    cache = KVCache(4, BLOCK, routing_tokens=ROUTING, host_blocks=8)
+    assert cache.routing is not None
+    first, second, third, fourth = (list(range(start, start + 8)) for start in (10, 20, 30, 40))
+    names = [routing_hashes("", tokens[:6], ROUTING) for tokens in (first, second, third, fourth)]
+    own(cache, first).release()
+    assert cache.routing.changes() == (names[0], [], [])
+    own(cache, second).release()
+    assert cache.routing.changes() == (names[1], [], names[0])
+    own(cache, first).release()  # it comes back, and the other one goes
+    assert cache.routing.changes() == (names[0], [], names[1])
+    own(cache, third).release()
+    assert cache.routing.changes() == (names[2], [], names[0])
+    own(cache, fourth).release()
+    assert cache.routing.changes() == (names[3], names[1], names[2])
+
+
+def test_a_part_that_is_computed_again_makes_those_on_the_host_after_it_of_use() -> None:
+    cache = KVCache(4, BLOCK, routing_tokens=ROUTING, host_blocks=8)
+    assert cache.routing is not None
+    tokens = [1, 2, 3, 4, 5, 6]
+    name = routing_hashes("", tokens, ROUTING)
+    own(cache, tokens).release()
+    blocks = cache.pool.allocate(4)  # all of it goes to the host
+    assert blocks is not None
+    cache.routing.changes()
+    cache.undo(cache.pool.take_moves()[-1:])  # its first part, which went last, was not copied after all
+    assert cache.routing.changes() == ([], name, [])
+    cache.pool.release(blocks)
+    own(cache, [1, 2, 9]).release()
+    assert cache.routing.changes() == ([], [], name)
 
 
 def test_a_cache_that_shares_nothing_or_has_blocks_of_another_measure_tells_nothing() -> None:

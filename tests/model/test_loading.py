@@ -95,6 +95,13 @@ def test_large_random_tensors_are_drawn_in_bfloat16_and_repeat() -> None:
     assert RandomCheckpoint(replace(TINY, vocab_size=rows - 1)).draw(name, cpu).dtype is torch.float32
 
 
+def test_the_many_small_experts_of_a_large_model_are_too() -> None:
+    config = replace(TINY, architecture="mixtral", experts=Experts(800, 2, 4096))
+    checkpoint, layer, cpu = RandomCheckpoint(config), "model.layers.0.", torch.device("cpu")
+    assert checkpoint.draw(f"{layer}block_sparse_moe.experts.0.w1.weight", cpu).dtype is torch.bfloat16
+    assert checkpoint.draw(f"{layer}input_layernorm.weight", cpu).dtype is torch.float32
+
+
 def test_random_weights_keep_the_size_of_what_passes_through_them() -> None:
     checkpoint = RandomCheckpoint(TINY)
     assert np.std(checkpoint.tensor("lm_head.weight")) == pytest.approx(TINY.hidden_size**-0.5, rel=0.05)

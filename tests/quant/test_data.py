@@ -48,6 +48,8 @@ def test_a_wish_for_windows_is_met_or_refused() -> None:
 def test_a_text_that_says_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="too short: it has 3 tokens"):
         windows("1 2 3", tokenizer(bos=False), 100, most=64)
+    with pytest.raises(ConfigError, match="3 windows of 100 tokens are too few"):
+        windows(COUNTED, tokenizer(bos=False), 100, most=64, wanted=3)
     with pytest.raises(ConfigError, match="windows of 2 tokens are too short"):
         windows(COUNTED, tokenizer(bos=True), 2, most=64)
 

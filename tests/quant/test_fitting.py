@@ -95,23 +95,35 @@ def test_a_group_may_be_larger_than_a_block_and_smaller(monkeypatch: pytest.Monk
 
 def test_awq_does_less_to_the_output_than_rounding() -> None:
     grid, rows = Grid(4, symmetric=False), activations()
-    found = awq.quantized(weight(), inputs(rows), grid, GROUP, torch.arange(COLUMNS))
-    assert loss(found.weight.dequantized() / found.scales, rows) < 0.5 * loss(nearest(grid).dequantized(), rows)
-    assert found.scales[5] > found.scales.median()  # a large channel is worth more steps
+    given = inputs(rows)
+    scales = awq.best_scales([(weight(), given)], grid, GROUP, torch.arange(COLUMNS))
+    found = awq.quantized(weight(), given, grid, GROUP, scales)
+    assert loss(found.dequantized() / scales, rows) < 0.5 * loss(nearest(grid).dequantized(), rows)
+    assert scales[5] > scales.median()  # a large channel is worth more steps
 
 
 def test_awq_gives_columns_of_one_source_one_scale() -> None:
     sources = torch.arange(COLUMNS) // 4
-    found = awq.quantized(weight(), inputs(activations()), Grid(4, symmetric=False), GROUP, sources)
-    assert found.scales.shape == (COLUMNS // 4,)
-    grid = Grid(4, symmetric=False)
-    rows = activations()
-    assert loss(found.weight.dequantized() / found.scales[sources], rows) < loss(nearest(grid).dequantized(), rows)
+    rows, grid = activations(), Grid(4, symmetric=False)
+    scales = awq.best_scales([(weight(), inputs(rows))], grid, GROUP, sources)
+    assert scales.shape == (COLUMNS // 4,)
+    found = awq.quantized(weight(), inputs(rows), grid, GROUP, scales[sources])
+    assert loss(found.dequantized() / scales[sources], rows) < loss(nearest(grid).dequantized(), rows)
+
+
+def test_awq_gives_linears_of_one_source_one_scale() -> None:
+    """The best for both, and whoever is given more rows counts for more."""
+    grid, sources = Grid(4, symmetric=False), torch.arange(COLUMNS)
+    many, few = activations(), activations(seed=1)[:100] * torch.linspace(0.01, 10, COLUMNS)
+    linears = [(weight(), inputs(many)), (weight().flip(0), inputs(few))]
+    together, first = awq.best_scales(linears, grid, GROUP, sources), awq.best_scales(linears[:1], grid, GROUP, sources)
+    second = awq.best_scales(linears[1:], grid, GROUP, sources)
+    assert (together - first).abs().mean() < (together - second).abs().mean()
 
 
 def test_awq_leaves_what_gains_nothing() -> None:
     """Channels that are all alike need no scales."""
     alike = Inputs(COLUMNS, torch.device("cpu"))
     alike.add(torch.randn(4000, COLUMNS, generator=torch.Generator().manual_seed(3)).sign())
-    scales = awq.best_scales(weight(), alike, Grid(4, symmetric=False), GROUP, torch.arange(COLUMNS))
+    scales = awq.best_scales([(weight(), alike)], Grid(4, symmetric=False), GROUP, torch.arange(COLUMNS))
     torch.testing.assert_close(scales, torch.ones(COLUMNS), atol=0.02, rtol=0)

@@ -49,7 +49,7 @@ def run(checkpoint: HFCheckpoint, recipe: Recipe, out: Path, *, killed_at: int |
 
     with QuantizedDirectory.opened(out, {"recipe": str(recipe)}, checkpoint.config.num_layers) as directory:
         quantize(checkpoint, recipe, directory, tokens(), CPU, progress)
-        directory.finish(checkpoint, recipe.config(), recipe.dtype, "{}", {})
+        directory.finish(checkpoint, recipe.config(checkpoint.config), recipe.dtype, "{}", {})
     return HFCheckpoint(out)
 
 

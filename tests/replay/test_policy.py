@@ -47,6 +47,25 @@ def test_a_choice_is_shown_again_as_it_was_made() -> None:
     assert route_header(recorded_choice(entry, found)) == route_header(choice)
 
 
+def test_what_was_in_host_memory_is_shown_again_too() -> None:
+    router = Router()
+    router.index.reset("a", CHAIN[:2])
+    router.index.reset("b", CHAIN[:1])
+    router.index.stored_on_host("b", CHAIN[1:5])
+    wanted = request("q", 2000, CHAIN[:7], draw=0.625)
+    for share, winner in ((0.1, "b"), (1.0, "a")):
+        fleet = [replica(name, taken_at=NOW, host_share=share) for name in "ab"]
+        choice = router.pick_among(wanted, fleet, NOW, {})
+        entry = decided(NOW, wanted, choice, NOW, "m", "", "")
+        found = as_recorded(msgspec.msgpack.decode(msgspec.msgpack.encode(entry), type=Decided))
+        assert (found.matched, found.on_host) == ({"a": 2, "b": 5}, {"b": 4})
+        assert found.missing_tokens(found.replicas[1]) == 2000 - 5 * BLOCK + int(share * 4 * BLOCK)
+        again = OtherPolicy(RoutingSettings()).choose(found, {}, NOW)
+        assert again.replica is not None
+        assert again.replica.id == winner == entry.picked
+        assert route_header(recorded_choice(entry, found)) == route_header(choice) == route_header(again)
+
+
 def test_a_log_from_before_draws_were_kept_still_has_chance_in_it() -> None:
     draws = set()
     for number in range(5):

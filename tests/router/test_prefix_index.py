@@ -109,13 +109,34 @@ def test_memory_is_bounded_and_who_exceeds_it_is_approximate() -> None:
     assert held(index) == {"a": 5}
 
 
+def test_blocks_in_host_memory_are_held_and_told_apart() -> None:
+    index = PrefixIndex()
+    index.reset("a", CHAIN[:2])
+    index.stored_on_host("a", CHAIN[2:6])
+    index.stored_on_host("b", CHAIN)
+    index.reset("c", CHAIN)
+    found = held(index)
+    assert found == {"a": 6, "b": 10, "c": 10}
+    assert index.on_host(CHAIN, found) == {"a": 4, "b": 10}
+    index.stored("a", CHAIN[2:4])  # they came back to the device
+    index.stored_on_host("c", CHAIN[8:])
+    index.removed("b", CHAIN[3:4])  # what is on the host after it is of no use
+    found = held(index)
+    assert index.on_host(CHAIN, found) == {"a": 2, "b": 3, "c": 2}
+    assert index.on_host(CHAIN[:3], held(index, CHAIN[:3])) == {"b": 3}
+    index.forget("a")
+    index.reset("b", CHAIN)
+    assert index.on_host(CHAIN, held(index)) == {"c": 2}
+
+
 operations = st.lists(
     st.tuples(
-        st.sampled_from(["stored", "removed", "reset", "forget", "predicted"]), st.sampled_from("abc"),
+        st.sampled_from(["stored", "stored_on_host", "removed", "reset", "forget", "predicted"]),
+        st.sampled_from("abc"),
         st.lists(st.integers(0, 6), max_size=5, unique=True),
     ),
     max_size=30,
-)  # fmt: skip
+)
 
 
 @given(operations=operations, chain=st.lists(st.integers(0, 6), max_size=6, unique=True))
@@ -123,6 +144,7 @@ def test_the_index_says_what_a_set_for_each_replica_would(
     operations: list[tuple[str, str, list[int]]], chain: list[int]
 ) -> None:
     index, sets = PrefixIndex(predicted_s=1.0), {name: set[int]() for name in "abc"}
+    on_host = {name: set[int]() for name in "abc"}
     for name in "abc":
         index.reset(name, ())
     for now, (what, name, hashes) in enumerate(operations):
@@ -131,22 +153,33 @@ def test_the_index_says_what_a_set_for_each_replica_would(
                 index.forget(name)
                 index.reset(name, ())
                 sets[name].clear()
+                on_host[name].clear()
             case "predicted":  # and never confirmed
                 index.predicted(name, hashes, float(now))
             case "reset":
                 index.reset(name, hashes)
                 sets[name] = set(hashes)
+                on_host[name].clear()
             case "stored":
                 index.stored(name, hashes)
                 sets[name] |= set(hashes)
+                on_host[name] -= set(hashes)
+            case "stored_on_host":
+                index.stored_on_host(name, hashes)
+                sets[name] |= set(hashes)
+                on_host[name] |= set(hashes)
             case _:
                 index.removed(name, hashes)
                 sets[name] -= set(hashes)
+                on_host[name] -= set(hashes)
         index.expire(now + 1.0)
         expected = {}
         for replica, known in sets.items():
             depth = next((i for i, block in enumerate(chain) if block not in known), len(chain))
             if depth:
                 expected[replica] = depth
-        assert held(index, list(chain)) == expected
+        asked = list(chain)
+        assert held(index, asked) == expected
+        there = {name: len(on_host[name].intersection(chain[:depth])) for name, depth in expected.items()}
+        assert index.on_host(asked, expected) == {name: count for name, count in there.items() if count}
     assert index.num_hashes == len(set.union(*sets.values()))

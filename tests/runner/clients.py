@@ -9,10 +9,14 @@ from penstock.core.clock import MonotonicClock
 from penstock.core.request import FinishReason, Request, TokenLogprobs
 from penstock.engine.loop import EngineLoop
 from penstock.engine.messages import Abort, EngineStats, FromEngine, StepReport, Stop, Submit, ToEngine
+from penstock.engine.ports import Guides
 from penstock.kv.cache import KVCache
+from penstock.kv.host import HostBlocks
 from penstock.runner.assemble import Assembly
+from penstock.sched.adapters import AdapterSlots
 from penstock.sched.budget import StepBudget
 from penstock.sched.scheduler import Scheduler
+from penstock.sched.speculation import Speculation
 
 MOST_IDLE_TURNS = 1000  # of the engine's loop, without a step
 
@@ -84,13 +88,31 @@ def one_after_the_other(requests: Iterable[Request], *, apart: int) -> Script:
     return script
 
 
-def serve(assembly: Assembly, clients: Clients, *, num_blocks: int) -> None:
-    """The engine's own loop over the assembled runner, with so many of its blocks, until all is answered."""
+def serve(
+    assembly: Assembly,
+    clients: Clients,
+    *,
+    num_blocks: int,
+    speculate: Callable[[KVCache], Speculation] | None = None,
+    guides: Guides | None = None,
+) -> None:
+    """The engine's own loop over the assembled runner, with so many of its blocks, until all is answered. What is on
+    the host is always worth fetching."""
     assert num_blocks <= assembly.num_blocks
     cache = KVCache(num_blocks, assembly.block_size)
+    if assembly.host_blocks:  # they come after all of the device's, whether those are used or not
+        cache.pool.host = HostBlocks(assembly.host_blocks, assembly.num_blocks, block_size=assembly.block_size)
     budget = StepBudget(assembly.chunk_tokens, target_s=None, floor=assembly.block_size)
-    scheduler = Scheduler(cache, budget, max_num_seqs=assembly.max_num_seqs)
-    EngineLoop(scheduler, assembly.runner, clients, MonotonicClock()).run()
+    slots = AdapterSlots(assembly.adapters.num_slots if assembly.adapters is not None else 0)
+    scheduler = Scheduler(cache, budget, max_num_seqs=assembly.max_num_seqs, adapters=slots)
+    EngineLoop(
+        scheduler,
+        assembly.runner,
+        clients,
+        MonotonicClock(),
+        guides=guides,
+        speculation=speculate(cache) if speculate is not None else None,
+    ).run()
     assert not clients.open
     assert not scheduler.has_work
     assert cache.pool.num_free == num_blocks, "a block is still held"

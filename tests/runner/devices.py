@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Literal
 
 import msgspec
 import pytest
@@ -13,7 +14,8 @@ from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.assemble import Assembly, assemble
-from penstock.sched.plan import Runner, Slice, StepHandle, StepPlan
+from penstock.runner.verify import choices
+from penstock.sched.plan import Runner, Slice, StepHandle, StepPlan, StepResult
 from tests.equality.inprocess import soiled
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -30,21 +32,47 @@ class Overlapped:
         self._newest: dict[str, int] = {}
 
     def submit(self, plan: StepPlan) -> StepHandle:
-        handle = self._runner.submit(msgspec.structs.replace(plan, slices=[self._completed(s) for s in plan.slices]))
+        step = _Put(self, msgspec.structs.replace(plan, slices=[self._completed(s) for s in plan.slices]))
+        if all(spec.mask is None for spec in choices(plan.slices)):
+            step.choose()
+        return step
+
+    def run(self, plan: StepPlan) -> StepHandle:
+        handle = self._runner.submit(plan)
         sampled = zip(plan.slices, handle.result().sampled, strict=True)
         self._newest = {s.request_id: tokens.token_ids[-1] for s, tokens in sampled if tokens is not None}
         return handle
 
     def _completed(self, planned: Slice) -> Slice:
-        if not planned.awaits_token:
-            return planned
-        return msgspec.structs.replace(planned, token_ids=[*planned.token_ids, self._newest[planned.request_id]])
+        """And as it is now: it may be run when more is planned already."""
+        newest = [self._newest[planned.request_id]] if planned.awaits_token else []
+        return msgspec.structs.replace(
+            planned, token_ids=[*planned.token_ids, *newest], block_ids=list(planned.block_ids)
+        )
+
+
+class _Put:
+    """A step that is put off until its tokens are to be chosen: masks may depend on the step before."""
+
+    def __init__(self, runner: Overlapped, plan: StepPlan) -> None:
+        self._runner, self._plan = runner, plan
+        self._done: StepHandle | None = None
+
+    def choose(self) -> None:
+        if self._done is None:
+            self._done = self._runner.run(self._plan)
+
+    def result(self) -> StepResult:
+        assert self._done is not None, "its tokens were never chosen"
+        return self._done.result()
 
 
 @cache
 def assembled(
-    config: ModelConfig, device: str, *, block_size: int, max_num_seqs: int = 16, chunk_tokens: int = 96
-) -> Assembly:
+    config: ModelConfig, device: str, *, block_size: int, max_num_seqs: int = 16, chunk_tokens: int = 96,
+    host_kv_gib: float | None = None, max_loras: int | None = None,
+    speculate: Literal["off", "ngram", "draft"] = "off", draft_seed: int = 0,
+) -> Assembly:  # fmt: skip
     """On "cpu", "cpu-overlapped" or "cuda", in float32, with a cache full of numbers that show when they are read."""
     settings = EngineSettings(
         device="cuda" if device == "cuda" else "cpu",
@@ -52,8 +80,16 @@ def assembled(
         block_size=block_size,
         max_num_seqs=max_num_seqs,
         chunk_tokens=chunk_tokens,
+        host_kv_gib=host_kv_gib,
+        max_loras=max_loras,
         memory_fraction=0.05 if device == "cuda" else None,
+        speculate=speculate,
+        draft="the same, or one of other weights" if speculate == "draft" else None,
     )
-    made = assemble(RandomCheckpoint(config), settings, lambda *_: None)
+    draft = RandomCheckpoint(config, draft_seed) if speculate == "draft" else None
+    made = assemble(RandomCheckpoint(config), settings, lambda *_: None, draft)
     soiled(made.runner._kv)  # type: ignore[attr-defined]
-    return replace(made, runner=Overlapped(made.runner)) if device == "cpu-overlapped" else made
+    if device != "cpu-overlapped":
+        return made
+    overlapped = replace(made.draft, runner=Overlapped(made.draft.runner)) if made.draft is not None else None
+    return replace(made, runner=Overlapped(made.runner), draft=overlapped)

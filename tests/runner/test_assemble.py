@@ -46,6 +46,14 @@ def test_a_model_stored_in_fp8_is_widened_on_a_cpu() -> None:
     assert assemble(checkpoint, EngineSettings(device="cpu", dtype="float32"), lambda *_: None).quant == "none"
 
 
+def test_adapters_have_eight_places_on_a_cpu_unless_it_is_said() -> None:
+    for settings, expected in (({}, 8), ({"max_loras": 3}, 3)):
+        adapters = assembled(dtype="float32", **settings).adapters
+        assert adapters is not None
+        assert adapters.num_slots == expected
+    assert assembled(dtype="float32", max_loras=0).adapters is None
+
+
 def test_a_context_that_the_cache_has_no_room_for_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     made = assembled(dtype="float32", memory_fraction=16 * CONFIG.kv_bytes_per_token(4) * 3.5 / free_bytes(CPU))
     assert made.num_blocks == 3

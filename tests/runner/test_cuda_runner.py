@@ -42,7 +42,7 @@ def judge() -> Judge:
     scope="module",
     params=[
         pytest.param(("cpu", 16), id="cpu-16"),
-        pytest.param(("cpu-overlapped", 64), id="cpu-overlapped-64"),
+        pytest.param(("cpu-overlapped", 64), id="cpu-overlapped-64", marks=pytest.mark.slow),
         pytest.param(("cuda", 16), id="cuda-16", marks=NEEDS_GPU),
         pytest.param(("cuda", 64), id="cuda-64", marks=NEEDS_GPU),
     ],

@@ -1,6 +1,7 @@
 """Long random traffic on the engine's own loop and a real runner: no wrong token, nothing left behind.
 
-On a GPU for SOAK_SECONDS (20); two seconds on a CPU, where it proves mostly itself. SOAK_SEED chooses other traffic.
+On a GPU for SOAK_SECONDS (20); a few hundred turns on a CPU, where it proves mostly itself. SOAK_SEED chooses other
+traffic.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -33,11 +34,13 @@ class Soak:
     max_num_seqs: int
     chunk_tokens: int
     seconds: float
+    host_kv_gib: float | None = None
 
     def assembled(self) -> Assembly:
         return assembled(
             self.config, self.device,
             block_size=self.block_size, max_num_seqs=self.max_num_seqs, chunk_tokens=self.chunk_tokens,
+            host_kv_gib=self.host_kv_gib,
         )  # fmt: skip
 
     def is_over(self) -> Callable[[int], bool]:
@@ -51,7 +54,7 @@ def on_cpu(device: str, block_size: int) -> Soak:
         num_kv_heads=2, head_dim=16, context_length=256,
     )  # fmt: skip
     limits = Limits(128, max_model_len=256, prefix_len=120, tail_len=20, max_tokens=30, most_open=24)
-    return Soak(device, config, limits, block_size, 640 // block_size, 8, chunk_tokens=48, seconds=1.0)
+    return Soak(device, config, limits, block_size, 640 // block_size, 8, chunk_tokens=48, seconds=0.0)
 
 
 def on_gpu(block_size: int) -> Soak:
@@ -60,7 +63,7 @@ def on_gpu(block_size: int) -> Soak:
         num_kv_heads=2, head_dim=64, context_length=1024,
     )  # fmt: skip
     limits = Limits(500, max_model_len=1024, prefix_len=700, tail_len=60, max_tokens=120, most_open=120)
-    seconds = float(os.environ.get("SOAK_SECONDS", "20")) / 2  # there are two
+    seconds = float(os.environ.get("SOAK_SECONDS", "20")) / 3  # there are three
     return Soak(
         "cuda", config, limits, block_size, 8192 // block_size, max_num_seqs=48, chunk_tokens=512, seconds=seconds
     )
@@ -69,10 +72,14 @@ def on_gpu(block_size: int) -> Soak:
 @pytest.mark.parametrize(
     "soak",
     [
-        pytest.param(on_cpu("cpu", 16), id="cpu"),
-        pytest.param(on_cpu("cpu-overlapped", 4), id="cpu-overlapped"),
+        pytest.param(on_cpu("cpu", 16), id="cpu", marks=pytest.mark.slow),
+        pytest.param(on_cpu("cpu-overlapped", 4), id="cpu-overlapped", marks=pytest.mark.slow),
         pytest.param(on_gpu(16), id="cuda-16", marks=NEEDS_GPU),
         pytest.param(on_gpu(64), id="cuda-64", marks=NEEDS_GPU),
+        pytest.param(
+            replace(on_cpu("cpu-overlapped", 16), host_kv_gib=0.002), id="cpu-overlapped-host", marks=pytest.mark.slow
+        ),
+        pytest.param(replace(on_gpu(16), host_kv_gib=0.02), id="cuda-16-host", marks=NEEDS_GPU),
     ],
 )
 def test_no_token_is_wrong_and_nothing_is_left_behind(soak: Soak) -> None:
@@ -87,7 +94,9 @@ def test_no_token_is_wrong_and_nothing_is_left_behind(soak: Soak) -> None:
     print(
         f"{soak.device}, blocks of {soak.block_size}: {stats.steps} steps, {len(clients.finished)} finished, "
         f"{clients.num_aborted} aborted, {stats.generated_tokens} tokens ({undecided} undecided), {stats.preemptions} "
-        f"preemptions, {stats.cached_tokens} of {stats.prompt_tokens} prompt tokens cached, {copied} copies"
+        f"preemptions, {stats.cached_tokens} of {stats.prompt_tokens} prompt tokens cached, {copied} copies, "
+        f"{stats.loaded_tokens} tokens from the host"
     )
     assert min(len(clients.finished), clients.num_aborted, stats.preemptions, stats.evictions, copied) > 0
     assert stats.cached_tokens > 0.2 * stats.prompt_tokens
+    assert (stats.loaded_tokens > 0) == (soak.host_kv_gib is not None)

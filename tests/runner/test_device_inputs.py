@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import torch
 
@@ -67,3 +68,19 @@ def test_what_is_shared_lies_behind_the_rest() -> None:
     batch = as_batch(Inputs.views(torch.zeros(SIZES.total, dtype=torch.int32), SIZES), SAMPLED, 2)
     assert batch.shared is not None
     assert batch.shared.tiles.shape == (3, 4)
+
+
+def test_every_token_has_the_slot_of_its_sequence_and_padding_none() -> None:
+    slices = [msgspec.structs.replace(s, slot=slot) for s, slot in zip(SLICES, (3, None, 1), strict=True)]
+    sizes = replace(SIZES, tokens=7, sequences=5, adapted=True)
+    buffer = torch.full((sizes.total,), 77, dtype=torch.int32)
+    num_decodes = write(Inputs.views(buffer.numpy(), sizes), slices, {})
+    batch = as_batch(Inputs.views(buffer, sizes), SAMPLED, num_decodes)
+    assert batch.slots is not None
+    assert batch.slots.tolist() == [3, -1, 1, 1, 1, -1, -1]
+    assert batch.shared is not None
+    found = build_batch(slices, torch.device("cpu"))
+    assert [(group.slot, group.rows.tolist()) for group in found.adapters] == [(1, [2, 3, 4]), (3, [0])]
+    plain = replace(sizes, adapted=False)
+    assert Inputs.views(buffer, plain).slots is None
+    assert torch.equal(Inputs.views(buffer, plain).block_tables, Inputs.views(buffer, sizes).block_tables)

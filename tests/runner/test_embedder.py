@@ -14,8 +14,9 @@ from penstock.model.ops.native import NativeOps
 from penstock.model.ops.reference import ReferenceOps
 from penstock.runner.embedder import DecoderEmbedder
 from tests.model.tiny import StateDictCheckpoint, hf_model
+from tests.runner.devices import NEEDS_GPU
 
-TEXTS = [np.random.default_rng(5).integers(0, 256, length).tolist() for length in (1, 7, 33, 16, 7)]
+TEXTS = [np.random.default_rng(5).integers(0, 256, length).tolist() for length in (1, 7, 33, 1, 16, 7)]
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma2", "mixtral"])
@@ -23,19 +24,24 @@ def theirs(request: pytest.FixtureRequest) -> AutoModelForCausalLM:
     return hf_model(request.param)
 
 
-@pytest.fixture(scope="module", params=["reference", "native"])
+@pytest.fixture(scope="module", params=["reference", "native", pytest.param("triton", marks=NEEDS_GPU)])
 def ops(request: pytest.FixtureRequest) -> Ops:
+    if request.param == "triton":
+        from penstock.model.ops.triton import TritonOps
+
+        torch.set_float32_matmul_precision("highest")
+        return TritonOps("cuda", torch.float32)
     try:
         return NativeOps("float32", threads=1) if request.param == "native" else ReferenceOps(torch.device("cpu"))
     except KernelsUnavailable as reason:
         pytest.skip(str(reason))
 
 
-def embedder(theirs: AutoModelForCausalLM, ops: Ops, pooling: str = "mean") -> DecoderEmbedder:
+def embedder(theirs: AutoModelForCausalLM, ops: Ops, pooling: str = "mean", most_tokens: int = 80) -> DecoderEmbedder:
     checkpoint = StateDictCheckpoint(theirs)
     config = checkpoint.config
     shape = KVShape(config.num_layers, 1, 16, config.num_kv_heads, config.head_dim)
-    return DecoderEmbedder(load_model(checkpoint, ops), ops, shape, pooling, 64)  # type: ignore[arg-type]
+    return DecoderEmbedder(load_model(checkpoint, ops), ops, shape, pooling, most_tokens)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
@@ -52,7 +58,7 @@ def test_vectors_are_pooled_final_states(theirs: AutoModelForCausalLM, ops: Ops,
 
 
 def test_scores_are_mean_log_probabilities(theirs: AutoModelForCausalLM, ops: Ops) -> None:
-    texts, scored = TEXTS[1:], [3, 30, 15, 6]
+    texts, scored = [TEXTS[i] for i in (1, 2, 4, 5)], [3, 30, 15, 6]
     found = embedder(theirs, ops).score(texts, scored)
     for text, count, score in zip(texts, scored, found, strict=True):
         with torch.inference_mode():
@@ -66,3 +72,16 @@ def test_a_larger_batch_after_a_smaller_one_is_right(theirs: AutoModelForCausalL
     small = own.embed(TEXTS[:1])
     own.embed(TEXTS)
     assert own.embed(TEXTS[:1]) == small
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_what_is_longer_than_a_step_is_computed_in_parts(theirs: AutoModelForCausalLM, ops: Ops, pooling: str) -> None:
+    whole, cut = (embedder(theirs, ops, pooling, most_tokens) for most_tokens in (80, 8))  # 8: room for two blocks
+    assert_same(cut.embed(TEXTS), whole.embed(TEXTS))
+    texts, scored = [TEXTS[i] for i in (1, 2, 4)], [6, 20, 1]
+    np.testing.assert_allclose(cut.score(texts, scored), whole.score(texts, scored), atol=2e-4)
+
+
+def assert_same(some: list[bytes], others: list[bytes]) -> None:
+    for one, other in zip(some, others, strict=True):
+        np.testing.assert_allclose(np.frombuffer(one, np.float32), np.frombuffer(other, np.float32), atol=2e-5)

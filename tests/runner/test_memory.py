@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
-from penstock.runner.memory import GpuMemory, blocks_on_cpu, blocks_on_gpu, blocks_on_host, free_bytes
+from penstock.runner.memory import GpuMemory, blocks_on_cpu, blocks_on_gpu, blocks_on_host, free_bytes, staged
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
@@ -84,3 +84,11 @@ def test_blocks_on_the_host_are_as_many_as_were_asked_for_if_they_fit() -> None:
     assert blocks_on_host(0.001, block_bytes=1024) == 1048
     with pytest.raises(ConfigError, match="of host memory are free"):
         blocks_on_host(1e6, block_bytes=1024)
+
+
+def test_some_blocks_of_a_gpu_are_for_those_on_their_way_to_the_host() -> None:
+    assert staged(12_800) == 200
+    assert staged(100) == 4
+    with pytest.raises(ConfigError, match="room for 4 KV blocks") as refused:
+        staged(4)
+    assert refused.value.param == "host_kv_gib"

@@ -11,7 +11,7 @@ from penstock.model.ops import KVShape, LayerKV, Ops
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps
 from penstock.model.ops.reference import ReferenceOps
-from penstock.runner.moving import BlockMover, runs
+from penstock.runner.moving import BlockMover, PlainCopies, runs, stretches
 
 DEVICE, HOST = 5, 4
 pairs = st.lists(st.tuples(*[st.integers(0, DEVICE + HOST - 1)] * 2), max_size=12)
@@ -41,7 +41,7 @@ def test_copies_happen_in_their_order_whichever_memory_they_are_in(make: type[Re
     @given(pairs)
     def check(moves: list[tuple[int, int]]) -> None:
         kv = filled(ops)
-        mover = BlockMover(ops, kv, HOST)
+        mover = BlockMover(ops, kv, PlainCopies(ops, kv, HOST))
         contents: list[int | None] = [*range(DEVICE), *[None] * HOST]  # whose content is where
         moves = [(source, target) for source, target in moves if source < DEVICE or target < DEVICE]
         known = []
@@ -63,7 +63,7 @@ def test_copies_happen_in_their_order_whichever_memory_they_are_in(make: type[Re
 def test_blocks_come_back_from_the_host_as_they_went() -> None:
     ops = ReferenceOps()
     kv = filled(ops)
-    mover = BlockMover(ops, kv, HOST)
+    mover = BlockMover(ops, kv, PlainCopies(ops, kv, HOST))
     mover.move([(block, DEVICE + block) for block in range(HOST)])
     for layer in kv:
         layer.keys.zero_()
@@ -85,5 +85,11 @@ def test_copies_that_do_not_meet_go_together() -> None:
 def test_a_copy_is_measured_and_changes_nothing() -> None:
     ops = ReferenceOps()
     kv = filled(ops)
-    assert BlockMover(ops, kv, HOST).measure() > 0
+    assert BlockMover(ops, kv, PlainCopies(ops, kv, HOST)).measure() > 0
     assert all(torch.equal(layer.keys, was.keys) for layer, was in zip(kv, filled(ops), strict=True))
+
+
+def test_blocks_that_lie_in_one_piece_are_one_copy() -> None:
+    assert list(stretches([4, 5, 6, 2, 9, 10])) == [(0, 4, 3), (3, 2, 1), (4, 9, 2)]
+    assert list(stretches([7])) == [(0, 7, 1)]
+    assert list(stretches([])) == []

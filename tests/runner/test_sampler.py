@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from penstock.core.sampling import SamplingParams, keyed_uniform
 from penstock.runner.sampler import sample
 from penstock.sched.plan import SampleSpec
+from tests.examples import examples
 from tests.runner.reference_sampling import assert_drawn_from, distribution
 
 LOGITS = [1.5, -0.3, 0.9, 0.0, 2.2, -1.0, 1.4, 0.4]
@@ -95,7 +96,9 @@ def test_plain_sampling_follows_the_softmax(temperature: float) -> None:
     ids=str,
 )
 def test_truncated_sampling_follows_what_truncation_leaves(params: SamplingParams) -> None:
-    assert_drawn_from(distribution(LOGITS, params), draw(LOGITS, params, 3000))
+    expected = distribution(LOGITS, params)
+    is_certain = (expected > 0).sum() == 1
+    assert_drawn_from(expected, draw(LOGITS, params, 300 if is_certain else 3000))
 
 
 def test_a_nucleus_larger_than_the_short_sort_is_sampled_whole() -> None:
@@ -254,7 +257,7 @@ rows = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25))
 @given(specs=st.lists(rows, min_size=2, max_size=6), seed=st.integers(0, 10))
 def test_a_row_gets_the_same_token_whatever_the_batch_around_it(specs: list[SampleSpec], seed: int) -> None:
     logits = torch.randn(len(specs), 400, generator=torch.Generator().manual_seed(seed)) * 2

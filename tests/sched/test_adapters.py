@@ -17,6 +17,7 @@ from penstock.sched.adapters import AdapterSlots
 from penstock.sched.budget import StepBudget
 from penstock.sched.plan import StepPlan
 from penstock.sched.scheduler import Scheduler
+from tests.examples import examples
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -66,7 +67,7 @@ class Device:
             assert self.steps < 2000
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     num_slots=st.integers(1, 3),
     num_blocks=st.integers(8, 40),

@@ -20,6 +20,7 @@ from penstock.sched.guiding import Follow, Mask
 from penstock.sched.plan import StepPlan
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.sequence import Sequence
+from tests.examples import examples
 from tests.sched.test_properties import VOCAB, SchedulerMachine
 
 BLOCK, EOS = 4, 2
@@ -251,4 +252,4 @@ class DraftingMachine(SchedulerMachine):
 
 
 TestDrafting = DraftingMachine.TestCase
-TestDrafting.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestDrafting.settings = settings(max_examples=examples(50), stateful_step_count=40)

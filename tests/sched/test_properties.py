@@ -13,6 +13,7 @@ from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
 from penstock.sched.plan import StepPlan
 from penstock.sched.scheduler import Scheduler
+from tests.examples import examples
 
 BLOCK, CHUNK, MAX_SEQS, VOCAB, FLOOR = 4, 12, 4, 50, 4
 
@@ -144,4 +145,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=examples(150), stateful_step_count=40)

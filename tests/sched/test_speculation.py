@@ -8,12 +8,14 @@ import pytest
 
 from penstock.core.request import Request
 from penstock.kv.cache import KVCache
+from penstock.sched.allotting import capped, gain, worthwhile
 from penstock.sched.budget import StepBudget
 from penstock.sched.drafting import Drafts
 from penstock.sched.plan import Sampled, StepPlan, StepResult
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.sequence import Sequence as LiveSequence
-from penstock.sched.speculation import Speculation, capped, gain, worthwhile
+from penstock.sched.speculation import Speculation
+from penstock.sched.step_costs import StepCosts
 
 MOST = 8
 
@@ -21,7 +23,7 @@ MOST = 8
 class Guesser:
     """Has drafts for everybody, all of one kind."""
 
-    is_settled = True
+    is_settled = is_steadfast = True
 
     def __init__(self) -> None:
         self.looks = 0
@@ -41,7 +43,8 @@ class Machine:
     def __init__(self, batch: int, base_s: float, draft_s: float, held: Callable[[int], int]) -> None:
         self.base_s, self.draft_s, self.held = base_s, draft_s, held
         self.guesser = Guesser()
-        self.speculation = Speculation(self.guesser, MOST)
+        self.costs = StepCosts()
+        self.speculation = Speculation(self.guesser, MOST, self.costs)
         cache = KVCache(4096, 16)
         self.scheduler = Scheduler(cache, StepBudget(4096, target_s=None, floor=16), max_num_seqs=256)
         for number in range(batch):
@@ -147,14 +150,14 @@ def test_a_cap_takes_from_those_who_have_many() -> None:
 def test_a_step_with_a_prompt_in_it_says_nothing_of_drafts() -> None:
     machine = Machine(1, 0.010, 0.001, held=lambda count: count)
     machine.run(40)
-    known = dict(machine.speculation._costs._drafts)
+    known = dict(machine.costs._drafts)
     plan = StepPlan([])
     machine.scheduler.submit(Request("prompt", [9] * 40, 5), 0.0)
     plan = machine.scheduler.plan(0.0, machine.speculation.drafts(machine.scheduler.decoding)) or plan
     assert not any(s.ahead for s in plan.slices)
     machine.speculation.observe(plan, StepResult([Sampled([1]) for _ in plan.slices]), 5.0)
-    assert machine.speculation._costs._drafts == known
-    assert machine.speculation._costs.threshold(2) == 1.0
+    assert machine.costs._drafts == known
+    assert machine.costs.threshold(2) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@ the fake runner, and a small real tokenizer."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
 import os
 import signal
 import socket
-import time
+import threading
 from asyncio.subprocess import Process
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from penstock.text.tokenizer import Tokenizer
 from tests.api.serving import running
 from tests.engine.expecting import expected
 from tests.engine.fake_engine import Options, launcher
+from tests.patience import eventually as eventually
+from tests.sdk import Unverified
 from tests.text import small
 
 NAME = "small"
@@ -56,7 +59,9 @@ class Replica:
 
     @cached_property
     def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"http://{self.host}:{self.port}/v1", api_key="none", max_retries=0)
+        return openai.OpenAI(
+            base_url=f"http://{self.host}:{self.port}/v1", api_key="none", max_retries=0, http_client=Unverified()
+        )
 
     def call(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, dict[str, str], Any]:
         """Status, headers and body, as JSON where it is JSON."""
@@ -128,10 +133,11 @@ def _tokenizer() -> Tokenizer:
 @contextlib.contextmanager
 def serving(
     settings: ServerSettings | None = None, *, mount: Callable[[ReplicaApp, Recorder], Any] | None = None,
-    restores: dict[str, str] | None = None, generates: bool = True, **options: Any,
+    restores: dict[str, str] | None = None, generates: bool = True, may_return: threading.Event | None = None,
+    **options: Any,
 ) -> Iterator[Replica]:  # fmt: skip
     """`mount`: puts another application in front of the replica's, in the event loop; `restores`: it begins like
-    `penstock serve`, with these adapters and those of an earlier life."""
+    `penstock serve`, with these adapters and those of an earlier life; `may_return`: when an engine that died may."""
     tokenizer = _tokenizer()
     vocab_size = tokenizer.vocab_size
     options = {"vocab_size": vocab_size} | options
@@ -140,6 +146,8 @@ def serving(
     processes: list[Process] = []
 
     async def launch(theirs: socket.socket) -> Process:
+        if may_return is not None and processes:
+            await asyncio.to_thread(may_return.wait)
         processes.append(await launcher(**options)(theirs))
         return processes[-1]
 
@@ -170,10 +178,3 @@ def serving(
     with running(start_and_serve) as (host, port):
         yield Replica(host, port, model, engine, processes, app)
     assert engine.state is EngineState.STOPPED
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it never happened"
-        time.sleep(0.005)

@@ -178,7 +178,7 @@ def test_adapters_are_loaded_by_those_who_may_act_as_a_gateway(noted: Path, adap
 def test_engine_that_runs_no_adapters_says_so(replica: Replica, adapters: Path) -> None:
     status, answer = load(replica, "poet", adapters / "a0")
     assert (status, answer["error"]["reason"]) == (400, "model_unsupported")
-    assert "captured graphs" in answer["error"]["message"]
+    assert "start it with max_loras" in answer["error"]["message"]
 
 
 def test_place_that_must_stay_free_is_not_pinned_and_leaves_nothing_behind(adapted: Replica, adapters: Path) -> None:

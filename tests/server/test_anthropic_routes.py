@@ -10,6 +10,7 @@ from anthropic.types import Message, TextBlock
 
 from penstock.core.settings import ServerSettings
 from tests.engine.expecting import expected
+from tests.sdk import Unverified
 from tests.server.replica import NAME, Replica, eventually, serving
 
 MESSAGES = "/v1/messages"
@@ -19,7 +20,9 @@ ENDLESS: Any = {"model": NAME, "messages": [QUESTION], "max_tokens": 1500}
 
 
 def client(replica: Replica) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=f"http://{replica.host}:{replica.port}", api_key="none", max_retries=0)
+    return anthropic.Anthropic(
+        base_url=f"http://{replica.host}:{replica.port}", api_key="none", max_retries=0, http_client=Unverified()
+    )
 
 
 def create(replica: Replica, *messages: Any, max_tokens: int = 12, **options: Any) -> Message:

@@ -56,6 +56,29 @@ def ask(replica: Replica, prompt: list[int], *, namespace: str = "", salt: str |
     return routing_hashes(cache_namespace(namespace, salt or ""), prompt, SIZE)
 
 
+def test_what_leaves_the_device_for_the_host_is_said_to_be_there() -> None:
+    with serving(routing_tokens=SIZE, num_blocks=8, host_blocks=60) as replica:
+        first, second = ask(replica, [1] * 30), ask(replica, [2] * 30)
+        with following(replica) as events:
+            snapshot = next(events)
+            assert (unpack(snapshot.hashes or b""), unpack(snapshot.host)) == (tuple(second), tuple(first))
+            ask(replica, [1] * 30)  # it comes back, and the other one goes there
+            news = next(one for one in events if one.stored)
+            assert (unpack(news.stored), unpack(news.host)) == (tuple(first), tuple(second))
+            assert news.removed == b""
+            for start in range(3, 20):
+                ask(replica, [start] * 30)
+            gone = {name for one in events_until_idle(replica, events) for name in unpack(one.removed)}
+            assert {*first, *second} <= gone
+
+
+def events_until_idle(replica: Replica, events: Iterator[BlockNews]) -> Iterator[BlockNews]:
+    for news in events:
+        yield news
+        if news.seq == replica.engine.cache.seq:
+            return
+
+
 def test_a_snapshot_comes_first_and_then_what_changes(telling: Replica) -> None:
     known = ask(telling, [7] * 33)
     assert len(known) == 2

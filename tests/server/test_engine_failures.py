@@ -23,7 +23,8 @@ def health(replica: Replica) -> dict[str, int]:
 
 
 def test_when_the_engine_dies_running_streams_are_told_and_the_server_recovers() -> None:
-    with serving(step_s=0.01) as replica:
+    may_return = threading.Event()
+    with serving(step_s=0.01, may_return=may_return) as replica:
         assert health(replica) == {"/health": 200, "/ready": 200, "/health/deep": 200}
         stream = iter(replica.openai.completions.create(stream=True, **ENDLESS))
         next(stream)
@@ -40,11 +41,9 @@ def test_when_the_engine_dies_running_streams_are_told_and_the_server_recovers()
         eventually(lambda: replica.engine.stats.num_running == 2)
 
         replica.kill_engine()
-        killed_s = time.monotonic()
         with pytest.raises(openai.APIError) as failed:
             list(stream)
-        unstreamed.join()
-        assert time.monotonic() - killed_s < 1, "nobody waits for the engine's return"
+        unstreamed.join()  # nobody waits for the engine's return
         assert failed.value.code == "engine_failed"
         assert isinstance(failures[0], openai.InternalServerError)
         assert failures[0].status_code == 500
@@ -58,6 +57,7 @@ def test_when_the_engine_dies_running_streams_are_told_and_the_server_recovers()
         assert replica.metrics()["penstock_sequences_running"] == 0
         assert replica.metrics()["penstock_kv_usage_ratio"] == 0
 
+        may_return.set()
         eventually(lambda: replica.call("GET", "/ready")[0] == 200)
         text = replica.openai.completions.create(model=NAME, prompt="again", temperature=0).choices[0].text
         assert text == replica.answer("again", 16)

@@ -18,6 +18,7 @@ import pytest
 from pydantic import BaseModel
 
 from penstock.api.relay import StreamRecord
+from tests.sdk import Unverified
 from tests.server import relaying
 from tests.server.replica import NAME, Replica, serving
 
@@ -91,7 +92,9 @@ def test_openais_client_parses_answers_into_pydantic_models(replica: Replica) ->
 
 
 def test_anthropics_client_parses_answers_too(replica: Replica) -> None:
-    client = anthropic.Anthropic(base_url=f"http://{replica.host}:{replica.port}", api_key="none", max_retries=0)
+    client = anthropic.Anthropic(
+        base_url=f"http://{replica.host}:{replica.port}", api_key="none", max_retries=0, http_client=Unverified()
+    )
     asked: Any = {"model": NAME, "max_tokens": 300, "messages": MESSAGES}
     assert client.messages.parse(**asked, output_format=Beast).parsed_output in (Beast(kind="cat"), Beast(kind="dog"))
     named = {"type": "json_schema", "schema": SCHEMA}

@@ -19,6 +19,7 @@ from penstock.core.request import FinishReason, TokenEvent
 from penstock.server.choices import ChoiceText, Piece
 from penstock.server.tool_calling import ToolCalling
 from penstock.text.tools import CallArguments, CallBegun, Text
+from tests.sdk import Unverified
 from tests.server.relaying import ask, block_ends, by_choice, carry_on, events
 from tests.server.replica import NAME, Replica, serving
 
@@ -64,7 +65,9 @@ def other() -> Iterator[Replica]:
 
 @pytest.fixture(scope="module")
 def claude(replica: Replica) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=f"http://{replica.host}:{replica.port}", api_key="none", max_retries=0)
+    return anthropic.Anthropic(
+        base_url=f"http://{replica.host}:{replica.port}", api_key="none", max_retries=0, http_client=Unverified()
+    )
 
 
 def create(replica: Replica, **fields: Any) -> Any:

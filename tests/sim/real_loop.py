@@ -47,12 +47,14 @@ class _Device:
 
     def __init__(self, profile: Profile, clock: _Clock) -> None:
         self.overlaps = profile.overlaps
-        self._cost = profile.cost
+        self._profile = profile
         self._clock = clock
         self._free_at = 0.0
 
     def submit(self, plan: StepPlan) -> StepHandle:
-        self._free_at = max(self._clock.at, self._free_at) + self._cost.seconds(shape_of(plan))
+        profile = self._profile
+        seconds = profile.cost.seconds(shape_of(plan)) + profile.copying_s(plan.copies)
+        self._free_at = max(self._clock.at, self._free_at) + seconds
         if not self.overlaps:
             self._clock.at = self._free_at  # it returns when it is done
         chosen = [Sampled([0]) if piece.sample is not None else None for piece in plan.slices]
@@ -95,7 +97,10 @@ class _Mail:
 
 
 def run_engine(profile: Profile, asked: Sequence[Asked]) -> tuple[dict[str, Seen], Scheduler]:
-    cache = KVCache(profile.num_blocks, profile.block_tokens, routing_tokens=ROUTING_TOKENS)
+    cache = KVCache(
+        profile.num_blocks, profile.block_tokens, routing_tokens=ROUTING_TOKENS, host_blocks=profile.host_blocks,
+        copy_s=profile.copy_s,
+    )  # fmt: skip
     budget = StepBudget(
         profile.chunk_tokens, target_s=profile.slo.tpot_s, floor=max(profile.block_tokens, profile.chunk_tokens // 8)
     )

@@ -1,11 +1,13 @@
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from penstock.core.errors import ConfigError
+from penstock.core.sampling import SamplingParams
 from penstock.engine.step_log import StepLimits, StepLog, StepShape
-from penstock.sched.plan import Slice, StepPlan
+from penstock.sched.plan import SampleSpec, Slice, StepPlan
 from penstock.sim.calibrate import calibrate, read_steps
 from penstock.sim.cost import StepCost
 from penstock.sim.profile import read_profile, write_profile
@@ -19,7 +21,8 @@ def steps(count: int, seed: int, noise: float = 0.0, hiccups: float = 0.0) -> li
     for _ in range(count):
         tokens = random.choice([0, 0, random.randrange(2, 512)])
         decodes = random.randrange(0 if tokens else 1, 8)
-        shape = StepShape(tokens, tokens * random.randrange(1, 800), decodes, decodes * random.randrange(10, 800))
+        pairs, context = tokens * random.randrange(1, 800), decodes * random.randrange(10, 800)
+        shape = StepShape(tokens, pairs, decodes, context, decodes * random.choice([0, 0, 3]))
         seconds = TRUE.seconds(shape) * (1 + random.uniform(-noise, noise))
         found.append((shape, seconds * (random.uniform(2, 10) if random.random() < hiccups else 1)))
     return found
@@ -52,6 +55,22 @@ def test_a_log_that_an_engine_wrote_becomes_a_profile(tmp_path: Path) -> None:
     profile = calibrate(read).profile("mine", limits)
     assert read_profile(write_profile(profile), where="here") == profile
     assert profile.block_tokens == 16
+
+
+def test_drafts_have_a_column_of_their_own(tmp_path: Path) -> None:
+    """They are no prompt, and their sequence decodes."""
+    spec = SampleSpec(SamplingParams(), [], 0, 0)
+    log = StepLog(tmp_path / "steps.csv", LIMITS)
+    log.add(
+        StepPlan([Slice("a", 99, 4, [0] * 4, [], spec, 0, ahead=[spec] * 3), Slice("b", 49, 1, [0], [], spec, 0)]), 0.1
+    )
+    log.add(StepPlan([Slice("c", 0, 22, [0] * 22, [], spec, 0, ahead=[spec] * 2)]), 0.2)
+    log.close()
+    ((first, _), (second, _)), _ = read_steps(tmp_path / "steps.csv")
+    assert first == StepShape(decodes=2, decode_context=150, drafts=3)
+    assert second == StepShape(20, 210, drafts=2)
+    cost = replace(TRUE, weights_s=0.0)
+    assert cost.seconds(first) == pytest.approx(cost.seconds(first._replace(drafts=0)) + 3 * cost.token_s)
 
 
 def test_what_is_no_step_log_is_said_clearly(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from penstock.core.request import Priority
 from penstock.core.slo import Slo
 from penstock.router.router import Choice
@@ -9,6 +11,8 @@ from penstock.sim.cost import StepCost
 from penstock.sim.flight import Ask, Flight
 from penstock.sim.profile import Profile
 from penstock.sim.simulation import Simulation
+
+pytestmark = pytest.mark.slow
 
 COST = StepCost(step_s=2e-3, weights_s=4e-3, token_s=25e-6, pair_s=1e-9, context_s=30e-9)
 PROFILE = Profile(

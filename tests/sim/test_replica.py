@@ -11,15 +11,17 @@ from penstock.sim.events import Events
 from penstock.sim.profile import Profile
 from penstock.sim.prompts import TokenRun, as_request
 from penstock.sim.replica import SimReplica
+from tests.examples import examples
 from tests.sim.real_loop import Asked, Seen, run_engine
 
 COST = StepCost(step_s=1e-3, weights_s=2e-3, token_s=20e-6, pair_s=1e-9, context_s=1e-6, sequence_s=5e-6)
 
 
-def profile(overlaps: bool, kv_tokens: int = 8192, max_sequences: int = 8) -> Profile:
+def profile(overlaps: bool, kv_tokens: int = 8192, max_sequences: int = 8, host_kv_tokens: int = 0) -> Profile:
     return Profile(
         "small", COST, kv_tokens=kv_tokens, max_sequences=max_sequences, chunk_tokens=512, block_tokens=16,
         max_context_tokens=4096, overlaps=overlaps, slo=Slo(ttft_s=0.05, tpot_s=0.01),
+        host_kv_tokens=host_kv_tokens,
     )  # fmt: skip
 
 
@@ -66,11 +68,14 @@ def prompts() -> st.SearchStrategy[Asked]:
     )
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(prompts(), min_size=1, max_size=14, unique_by=lambda one: one.at_s), st.booleans(), st.integers(2, 8))
-def test_it_agrees_with_the_real_loop(asked: list[Asked], overlaps: bool, max_sequences: int) -> None:
-    """Also where the cache is so small that sequences are preempted."""
-    small = profile(overlaps, kv_tokens=2560, max_sequences=max_sequences)
+@settings(max_examples=examples(60))
+@given(
+    st.lists(prompts(), min_size=1, max_size=14, unique_by=lambda one: one.at_s), st.booleans(), st.integers(2, 8),
+    st.sampled_from([0, 0, 1024, 16_384]),
+)  # fmt: skip
+def test_it_agrees_with_the_real_loop(asked: list[Asked], overlaps: bool, max_sequences: int, host: int) -> None:
+    """Also where the cache is so small that sequences are preempted, and where there is more of it on the host."""
+    small = profile(overlaps, kv_tokens=2560, max_sequences=max_sequences, host_kv_tokens=host)
     real, scheduler = run_engine(small, asked)
     for takes_many in (False, True):
         seen, replica, _ = simulate(small, asked, takes_many=takes_many)
@@ -78,6 +83,7 @@ def test_it_agrees_with_the_real_loop(asked: list[Asked], overlaps: bool, max_se
         assert replica.scheduler.counters == scheduler.counters
         assert replica.scheduler.budget.tokens == scheduler.budget.tokens
         assert replica.cache.pool.counters == scheduler.cache.pool.counters
+        assert replica.cache.loaded_tokens == scheduler.cache.loaded_tokens
         assert replica.cache.pool.num_free == replica.cache.pool.num_blocks
         assert replica.num_open == 0
 

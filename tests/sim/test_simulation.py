@@ -1,6 +1,7 @@
 """A whole fleet: every request ends once, nothing leaks, and the same seed is the same story."""
 
 from collections import Counter
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -158,3 +159,20 @@ def test_a_speed_makes_the_utilisation_that_was_asked_for() -> None:
     speed = speed_for(trace, PROFILE, 2, 0.5)
     result = Simulation(PROFILE, 2).run(replay(trace, speed))
     assert result.utilisation == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_host_tier_is_worth_most_to_a_router_that_hears_of_it() -> None:
+    """Forty conversations of four turns: each replica's device has room for a few, and its host for all."""
+    talks = [
+        Ask((40 * turn + talk) * 0.05, 1024 * (turn + 1) + 40, 4, tuple(100 * talk + n for n in range(2 * turn + 2)))
+        for turn in range(4)
+        for talk in range(40)
+    ]
+    small = replace(PROFILE, kv_tokens=12_288)
+    tiered = replace(small, host_kv_tokens=400_000)
+    alone, blind, hearing = (
+        Simulation(profile, 4, RoutingSettings(policy)).run(talks).hit_rate
+        for profile, policy in ((small, "kv_aware"), (tiered, "token_aware"), (tiered, "kv_aware"))
+    )
+    assert alone < blind < hearing
+    assert hearing > 0.55  # all but each one's first turn, and what comes new in each, are 0.6

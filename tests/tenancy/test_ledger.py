@@ -9,6 +9,7 @@ from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.ledger import Ledger
 from penstock.tenancy.store import Store, open_store
 from penstock.tenancy.usage import Usage
+from tests.patience import eventually
 from tests.tenancy.children import child, line_from
 
 
@@ -31,7 +32,7 @@ def test_closing_writes_what_is_left(store: Store) -> None:
 def test_a_gateway_killed_at_any_moment_loses_no_usage_older_than_a_second(store: Store, store_url: str) -> None:
     with child("use", store_url, "a") as gateway:
         ended_s = [float(line_from(gateway))]
-        while ended_s[-1] < ended_s[0] + 1.4:
+        while len(ended_s) < 50 or ended_s[-1] < ended_s[49] + 1.0:
             ended_s.append(float(line_from(gateway)))
         killed_s = time.time()
         gateway.send_signal(signal.SIGKILL)
@@ -46,15 +47,14 @@ def test_usage_waits_for_a_store_that_is_gone_and_is_counted_once(postgres: Any,
     name = postgres_url.split("/")[-1].partition("?")[0]
     with open_store(postgres_url) as store, Ledger(store.usage, Budgets(), interval_s=0.02) as ledger:
         ledger.record(used(1))
-        time.sleep(0.1)
+        eventually(lambda: num_written(store) == 1)
         postgres.psql(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false;")
         postgres.psql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}';")
         for number in range(2, 50):
             ledger.record(used(number))
         time.sleep(0.2)
         postgres.psql(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true;")
-        time.sleep(0.2)
-        assert num_written(store) == 49
+        eventually(lambda: num_written(store) == 49)
         assert ledger.num_lost == 0
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.tokenizer import Tokenizer
+from tests.examples import examples
 from tests.text import small
 
 BYTE_LEVEL = small.load(small.byte_level())
@@ -23,7 +24,7 @@ def stream(detokenizer: Detokenizer, pieces: Sequence[Sequence[int]]) -> str:
     return "".join(detokenizer.push(piece) for piece in pieces) + detokenizer.flush()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 @given(tokenizers, ids_in_pieces, st.booleans())
 def test_pieces_give_what_decoding_all_ids_gives(tokenizer: Tokenizer, pieces: list[list[int]], skip: bool) -> None:
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
@@ -75,7 +76,7 @@ def test_an_unfinished_character_is_held_and_flushed_as_replacement() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=examples(80))
 @given(st.lists(st.lists(st.integers(0, 49151), max_size=6), max_size=30))
 def test_smollm2_streams_what_its_library_decodes(smollm2: Tokenizer, pieces: list[list[int]]) -> None:
     ids = [token_id for piece in pieces for token_id in piece]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
 from penstock.core.tokenizer_source import TokenizerMetadata
 from penstock.text.tokenizer import Tokenizer
+from tests.examples import examples
 from tests.text import small
 
 SENTENCEPIECE = small.sentencepiece()
@@ -173,7 +174,7 @@ def reference(smollm2_file: Path) -> Any:
 
 
 @pytest.mark.slow
-@settings(max_examples=500)
+@settings(max_examples=examples(100))
 @given(st.lists(st.one_of(texts, st.sampled_from(["<|im_start|>", "<|im_end|>", "<repo_name>", " ", "\n", "2024 "]))))
 def test_smollm2_encodes_any_text_like_the_reference(smollm2: Tokenizer, reference: Any, parts: list[str]) -> None:
     text = "".join(parts)

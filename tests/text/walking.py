@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
 
 from penstock.text.grammars import Matcher, Vocabulary, Words
 from tests.text import small
@@ -66,6 +65,8 @@ class Walker:
 
 def sdk_schemas(root: str, every: int = 1) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Of the types of an SDK, of which there are thousands: what users who describe answers with pydantic send."""
+    from pydantic import BaseModel
+
     package = importlib.import_module(root)
     count = 0
     for module in pkgutil.walk_packages(package.__path__, f"{root}."):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from penstock.core.devices import DeviceReading
 from penstock.watch.answers import SaidToken
 from tests.watch.fleet import MODEL, Fleet
+
+pytestmark = pytest.mark.slow
 
 
 def test_fleet_that_is_well_raises_nothing() -> None:

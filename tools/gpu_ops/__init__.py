@@ -1,7 +1,9 @@
 """Times every kernel of `penstock.model.ops.triton` on a GPU against what the hardware can do. Correctness is pytest's:
 tests/model/ops/test_triton*.py.
 
-    python -m tools.gpu_ops [small] [linears] [decode] [shared] [prefill]
+    python -m tools.gpu_ops [small] [linears] [decode] [shared] [prefill] [adapters]
+    python -m tools.gpu_ops [experts] [routers] [sweep-experts]
+    python -m tools.gpu_ops [blocks] [sweep-fine]
     python -m tools.gpu_ops [products] [sweep-thin] [sweep-decode] [sweep-plan] [sweep-prefill]
 
 Tilings and plans are fixed in the sources, so that start-up tunes nothing; the sweeps are where they come from.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.model.ops import Linear, Norm, Scaled, Stream
-from penstock.model.ops.triton import TritonOps, grouped, grouped_linear, rowwise, thin
+from penstock.model.ops.triton import TritonOps, grouped_lanes, rowwise, thin
 from penstock.model.ops.triton.argmax import argmax
 from penstock.quant import Quant, to_quant
 
@@ -113,10 +113,10 @@ def sweep_thin() -> None:
 
 def sweep_grouped() -> None:
     """Tilings of a few rows with 4-bit integers, all linears of a model."""
-    for numbers in ((32, 4, 8), (32, 8, 16), (32, 8, 8), (32, 16, 16), (16, 8, 16)):
+    for numbers in ((4, 8, 3), (2, 8, 3), (2, 8, 4), (2, 16, 3), (2, 16, 4), (4, 16, 3)):
         chain = Chain("8B", "int4")
-        tiling = grouped.Tiling(*numbers)
-        with patch.object(grouped_linear, "_tiling", lambda *_, tiling=tiling: tiling):
+        tiling = grouped_lanes.LaneTiling(*numbers)
+        with patch.object(grouped_lanes, "lane_tiling", lambda *_, tiling=tiling: tiling):
             for rows in (1, 8, 16):
                 print(f"{chain.name:7} {rows} rows {tiling}: {tried(chain.rate, rows)}")
 

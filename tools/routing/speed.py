@@ -1,11 +1,14 @@
 """Microseconds for a pick, hashing included and tokenization not, and for what else a request pays the router.
 
+And the bytes that its index takes for a block, on a device and in host memory.
+
 python -m tools.routing.speed
 """
 
 from __future__ import annotations
 
 import tempfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from timeit import repeat
@@ -14,6 +17,7 @@ from penstock.core.hashing import routing_hashes
 from penstock.core.replica import ReplicaSnapshot
 from penstock.gateway.decision_log import DecisionLog
 from penstock.router.explanation import route_header
+from penstock.router.prefix_index import PrefixIndex
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Router
 
@@ -32,12 +36,18 @@ def replicas(count: int) -> list[ReplicaSnapshot]:
     ]  # fmt: skip
 
 
-def whole_pick(prompt: int, fleet: list[ReplicaSnapshot], num_holders: int) -> tuple[float, float]:
-    """Of hashing, and of hashing and picking. Each of the holders has another length of the prompt's beginning."""
+def whole_pick(
+    prompt: int, fleet: list[ReplicaSnapshot], num_holders: int, *, on_host: bool = False
+) -> tuple[float, float]:
+    """Of hashing, and of hashing and picking. Each of the holders has another length of the prompt's beginning, with
+    `on_host` half of it in host memory."""
     ids = [i * 7919 % 50_000 for i in range(prompt)]
     router, hashes = Router(), routing_hashes("acme", ids)
     for i, replica in enumerate(fleet):
-        router.index.reset(replica.id, hashes[: 1 + i % len(hashes)] if i < num_holders else ())
+        held = hashes[: 1 + i % len(hashes)] if i < num_holders else []
+        router.index.reset(replica.id, held)
+        if on_host:
+            router.index.stored_on_host(replica.id, held[len(held) // 2 :])
 
     def pick() -> object:
         chain = tuple(routing_hashes("acme", ids))
@@ -47,13 +57,27 @@ def whole_pick(prompt: int, fleet: list[ReplicaSnapshot], num_holders: int) -> t
     return micros(lambda: routing_hashes("acme", ids), times), micros(pick, times)
 
 
+def block_bytes(num_replicas: int, *, on_host: bool, num_blocks: int = 8192) -> float:
+    """Each replica has blocks of its own."""
+    index = PrefixIndex()
+    tracemalloc.start()
+    for i, replica in enumerate(replicas(num_replicas)):
+        index.reset(replica.id, ())
+        hashes = routing_hashes(replica.id, [i] * (256 * num_blocks))
+        (index.stored_on_host if on_host else index.stored)(replica.id, hashes)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return size / (num_replicas * num_blocks)
+
+
 def main() -> None:
-    print(f"{'prompt':>7} {'replicas':>8} {'holders':>8} {'hashing':>9} {'all':>9}   µs")
+    print(f"{'prompt':>7} {'replicas':>8} {'holders':>8} {'hashing':>9} {'all':>9} {'on host':>9}   µs")
     for prompt in (8192, 32_768):
         for count in (4, 100, 1000):
             for num_holders in (0, 1, count):
                 hashing, both = whole_pick(prompt, replicas(count), num_holders)
-                print(f"{prompt:7} {count:8} {num_holders:8} {hashing:9.1f} {both:9.1f}")
+                _, hosted = whole_pick(prompt, replicas(count), num_holders, on_host=True)
+                print(f"{prompt:7} {count:8} {num_holders:8} {hashing:9.1f} {both:9.1f} {hosted:9.1f}")
     few = replicas(4)
     router, request = Router(), EdgeRequest("q", "m", 1000, 200, expected_output=100)
     choice = router.pick(request, few, 0.0)
@@ -61,6 +85,9 @@ def main() -> None:
     print(f"the header                    {micros(lambda: route_header(choice), 2000):.2f} µs")
     with tempfile.TemporaryDirectory() as folder, DecisionLog(Path(folder) / "d") as log:
         print(f"the decision log, on the loop {micros(lambda: log.decided(request, choice, 0.0), 500):.2f} µs")
+    for count in (4, 20, 100):
+        here, there = (block_bytes(count, on_host=on_host) for on_host in (False, True))
+        print(f"a block of one of {count:3} replicas {here:6.0f} bytes, in host memory {there:6.0f}")
 
 
 if __name__ == "__main__":

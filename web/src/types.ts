@@ -99,6 +99,7 @@ export interface Candidate {
   total: number;
   scores: number[];
   matched: number;
+  on_host: number;
   running: number;
   queued_tokens: number;
 }
@@ -112,6 +113,7 @@ export interface Decision {
   strategy: string;
   picked: string;
   matched_tokens: number;
+  host_tokens: number;
   is_approximate: boolean;
   scorers: string[];
   candidates: Candidate[];

@@ -156,7 +156,7 @@ class Admission:
             return None
         self._leave_replica(entry, now, None)
         entry.replica_id, entry.sent_at = choice.replica.id, now
-        entry.sent_tokens, entry.started_at = known_tokens - choice.matched_tokens, None
+        entry.sent_tokens, entry.started_at = known_tokens - choice.saved_tokens, None
         self._loads.change(entry.replica_id, now, 1, entry.sent_tokens, request.kv_tokens)
         self.router.routed(request, choice, now)
         return choice
@@ -218,9 +218,9 @@ class Admission:
 
     def _admit(self, model: _Model, request: EdgeRequest, choice: Choice, since: float, now: float) -> Admit:
         assert choice.replica is not None
-        replica, tokens = choice.replica, request.prompt_tokens - choice.matched_tokens
+        replica, tokens = choice.replica, request.prompt_tokens - choice.saved_tokens
         waited_s = now - since
-        ttft_s = waited_s + expected_ttft_s(request, replica, choice.matched_tokens)
+        ttft_s = waited_s + expected_ttft_s(request, replica, choice.saved_tokens)
         self._ledger.enter(Entry(request, replica.id, now, ttft_s, now, tokens))
         self._loads.change(replica.id, now, 1, tokens, request.kv_tokens)
         self.router.routed(request, choice, now)

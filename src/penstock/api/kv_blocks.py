@@ -1,8 +1,9 @@
 """What a replica says of its KV cache to a gateway: the routing blocks it holds, then what changes.
 
 Server-sent events, each a `BlockNews`. The first is a snapshot, and so is any later one that has `hashes`: what was
-known before it counts for nothing. The others say what came and went after the number `after`; without either they are
-a sign of life. A reader that does not stand at `after` has lost something, and asks again for a snapshot.
+known before it counts for nothing. The others say what came, went and moved after the number `after`; without either
+they are a sign of life. A reader that does not stand at `after` has lost something, and asks again for a snapshot.
+A reader that does not know `host` takes what has moved there for stored, and is not wrong by much.
 
 Hashes are `core.hashing`'s, eight bytes each in one run of base64: a cache of 600,000 tokens takes 25 kB.
 """
@@ -23,9 +24,10 @@ class BlockNews(msgspec.Struct, frozen=True, omit_defaults=True):
     seq: int  # the number of the last change that this tells of
     after: int = 0  # of the last change before those
     size: int = 0  # tokens in a routing block; 0: it does not know what its cache holds (yet)
-    hashes: bytes | None = None  # everything it holds
-    stored: bytes = b""
+    hashes: bytes | None = None  # everything it holds on the device
+    stored: bytes = b""  # on the device since then
     removed: bytes = b""
+    host: bytes = b""  # in host memory only: everything, beside `hashes`; else since then
 
 
 _decoder = msgspec.json.Decoder(BlockNews)

@@ -56,3 +56,4 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     kv_fragmentation: float = 0.0  # the part of the room in sequences' blocks that has no token in it
     memory_kills: int = 0  # of the engine, by the kernel
     adapters: tuple[AdapterNews, ...] = ()
+    host_tokens_per_s: float | None = None  # whose keys and values come back from host memory; None: not measured

@@ -32,6 +32,11 @@ def weight_format(name: str) -> str:
 
 
 def kv_format(name: str) -> str:
+    if name == "int8":
+        raise ConfigError(
+            "an int8 KV cache is for CPUs (`penstock serve --kv-dtype int8`); this plans GPUs, where 8 bits are fp8",
+            param="kv",
+        )
     return _named(name, KV, "kv")
 
 

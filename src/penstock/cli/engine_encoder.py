@@ -14,7 +14,7 @@ from penstock.engine.messages import EngineInfo
 
 if TYPE_CHECKING:
     from penstock.cli.phases import Phases
-    from penstock.engine.loop import Mail
+    from penstock.engine.ports import Mail
     from penstock.hub.encoder import EncoderCheckpoint
 
 _TEXTS = 512  # that a gateway may think are room for: texts wait in the engine, which needs no cache for them
@@ -33,13 +33,16 @@ def build_encoder(
     device = torch.device("cuda" if has_gpu and settings.device != "cpu" else "cpu")
     torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
     phases("weights", 0, checkpoint.config.num_layers)
-    embedder = encoder_embedder(checkpoint, device, None if settings.pooling == "auto" else settings.pooling)
+    # A CPU has no arithmetic of less than float32 that would be faster here.
+    number_format = settings.dtype if device.type == "cuda" and settings.dtype != "auto" else "float32"
+    pooling = None if settings.pooling == "auto" else settings.pooling
+    embedder = encoder_embedder(checkpoint, device, pooling, getattr(torch, number_format))
     phases.close()
     longest = checkpoint.config.context_length
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     info = EngineInfo(
         device=str(device),
-        number_format="float32",
+        number_format=number_format,
         quant="none",
         kv_dtype="none",
         kernels="torch",

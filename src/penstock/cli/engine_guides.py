@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from penstock.core.errors import PenstockError
 from penstock.core.model_config import ModelConfig
 from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
-from penstock.engine.loop import Guides
+from penstock.engine.ports import Guides
 
 log = logging.getLogger("penstock.engine")
 

@@ -10,6 +10,7 @@ import logging
 import signal
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,18 +19,20 @@ import msgspec
 from penstock.cli.engine_encoder import build_encoder
 from penstock.cli.engine_facts import peaks_of, weight_bytes, work_of
 from penstock.cli.engine_guides import making_guides
-from penstock.cli.engine_speculation import kind_of, make_speculation
+from penstock.cli.engine_speculation import draft_checkpoint, make_speculation
 from penstock.cli.phases import Phases
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import PenstockError
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.settings import EngineSettings, Settings
+from penstock.core.speculating import kind_of
 from penstock.engine.adapters import AdapterMail
 from penstock.engine.embedding import EmbedQueue
 from penstock.engine.encoder_loop import EncoderLoop
-from penstock.engine.loop import EngineLoop, Mail
+from penstock.engine.loop import EngineLoop
 from penstock.engine.mailbox import Disconnected, Mailbox
 from penstock.engine.messages import EngineInfo, Failed, Loading, Ready
+from penstock.engine.ports import Mail
 from penstock.engine.step_log import StepLimits, StepLog
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.encoder import EncoderCheckpoint
@@ -41,6 +44,8 @@ from penstock.sched.scheduler import Scheduler
 if TYPE_CHECKING:
     from penstock.runner.assemble import Assembly
 
+_LORAS = 8  # adapters on the device, if some are named and nobody says how many
+
 
 def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop | EncoderLoop, EngineInfo]:
     phases = Phases("import", lambda name, done, total: mailbox.send(Loading(name, done, total)))
@@ -50,6 +55,8 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop | EncoderLoo
     from penstock.runner.assemble import assemble
 
     engine = settings.engine
+    if engine.max_loras is None and settings.server.lora:
+        engine = replace(engine, max_loras=_LORAS)
     kind_of(engine, overlaps=False)  # what contradicts itself is told before anything is loaded
     phases("files", 0, 0)
     checkpoint: Checkpoint
@@ -62,7 +69,7 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop | EncoderLoo
             return build_encoder(checkpoint, engine, mailbox, phases)
         source = checkpoint.tokenizer_source
     guides = making_guides(checkpoint.config, source)
-    assembly = assemble(checkpoint, engine, phases)
+    assembly = assemble(checkpoint, engine, phases, draft_checkpoint(checkpoint, source, engine))
     phases("guides", 0, 0)
     guides.result()
     floor = max(assembly.block_size, assembly.chunk_tokens // 8)
@@ -71,9 +78,9 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop | EncoderLoo
         assembly.num_blocks, assembly.block_size, share_prefixes=engine.prefix_cache, routing_tokens=ROUTING_TOKENS,
         host_blocks=assembly.host_blocks, copy_s=assembly.copy_s,
     )  # fmt: skip
-    speculation, speculates = make_speculation(checkpoint, source, engine, assembly, cache, phases)
+    speculation, speculates = make_speculation(engine, assembly, cache)
     phases.close()
-    slots = AdapterSlots(engine.max_loras if assembly.adapters is not None else 0)
+    slots = AdapterSlots(assembly.adapters.num_slots if assembly.adapters is not None else 0)
     scheduler = Scheduler(
         cache, budget, max_num_seqs=assembly.max_num_seqs, patience_s=settings.slo.patience_s, adapters=slots
     )
@@ -93,6 +100,7 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop | EncoderLoo
         max_model_len=assembly.max_model_len,
         kv_bytes=assembly.kv_bytes,
         host_blocks=assembly.host_blocks,
+        host_tokens_per_s=assembly.block_size / assembly.copy_s if assembly.copy_s else None,
         startup_s=phases.seconds,
         routing_tokens=cache.routing.size if cache.routing is not None else 0,
         work=work,
@@ -122,7 +130,7 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop | EncoderLoo
 def _mail(mailbox: Mailbox, assembly: Assembly, slots: AdapterSlots, settings: EngineSettings) -> Mail:
     if assembly.adapters is None:
         return mailbox
-    return AdapterMail(mailbox, assembly.adapters, slots, max_host=settings.max_cpu_loras or 4 * settings.max_loras)
+    return AdapterMail(mailbox, assembly.adapters, slots, max_host=settings.max_cpu_loras or 4 * slots.num_slots)
 
 
 def _step_log(settings: Settings, assembly: Assembly) -> StepLog | None:

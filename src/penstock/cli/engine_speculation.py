@@ -2,85 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from penstock.core.errors import ConfigError
 from penstock.core.settings import EngineSettings
+from penstock.core.speculating import kind_of, most_drafts
 from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
 from penstock.hub.checkpoint import Checkpoint
 from penstock.kv.cache import KVCache
 from penstock.sched.speculation import Proposer, Speculation
 
 if TYPE_CHECKING:
-    from penstock.runner.assemble import Assembly, Phase
-
-Kind = Literal["off", "ngram", "draft"]
-
-_MOST_TOKENS: dict[Kind, int] = {"off": 0, "ngram": 16, "draft": 6}  # unless told otherwise
+    from penstock.runner.assemble import Assembly
 
 
-def kind_of(settings: EngineSettings, *, overlaps: bool) -> Kind:
-    """On a device that is given a step before the last one is read, nobody knows what to draft after."""
-    wanted = settings.speculate
-    if settings.draft is not None and wanted not in ("auto", "draft"):
-        raise ConfigError(f"draft names a model, but speculate is {wanted}", param="draft")
-    if wanted == "draft" and settings.draft is None:
-        raise ConfigError("speculate is draft, but no model is named to draft with (--draft MODEL)", param="draft")
-    kind: Kind = wanted if wanted != "auto" else "ngram" if settings.draft is None else "draft"
-    if not overlaps or kind == "off":
-        return kind
-    if wanted == "auto" and settings.draft is None:
-        return "off"
-    raise ConfigError(
-        "speculation is for CPUs so far: on a GPU a step begins before the last is read", param="speculate"
-    )
+def draft_checkpoint(
+    checkpoint: Checkpoint, source: TokenizerFiles | TokenizerMetadata, settings: EngineSettings
+) -> Checkpoint | None:
+    """Of the model to draft with, if one is named. The checkpoint and the tokenizer are the large model's."""
+    if settings.draft is None:
+        return None
+    from penstock.hub.resolve import describe, resolve
+    from penstock.model.random_weights import RandomCheckpoint
+
+    small: Checkpoint
+    if settings.load == "dummy":
+        files = describe(settings.draft)
+        small = RandomCheckpoint(files.config, tokenizer_source=files.tokenizer_source)
+    else:
+        small = resolve(settings.draft)
+    check_vocabularies(checkpoint, source, small, settings.draft)
+    return small
 
 
-def make_speculation(
-    checkpoint: Checkpoint,
-    source: TokenizerFiles | TokenizerMetadata,
-    settings: EngineSettings,
-    assembly: Assembly,
-    cache: KVCache,
-    phase: Phase,
-) -> tuple[Speculation | None, str]:
-    """And what to call it. The checkpoint and the tokenizer are the large model's."""
-    kind = kind_of(settings, overlaps=assembly.runner.overlaps)
+def make_speculation(settings: EngineSettings, assembly: Assembly, cache: KVCache) -> tuple[Speculation | None, str]:
+    """And what to call it."""
+    overlaps = assembly.runner.overlaps
+    kind = kind_of(settings, overlaps=overlaps)
     if kind == "off":
         return None, "off"
+    from penstock.sched.device_costs import DeviceCosts
     from penstock.sched.lookup import PromptLookup
+    from penstock.sched.step_costs import StepCosts
 
     proposer: Proposer = PromptLookup()
     if kind == "draft":
-        proposer = _draft_model(checkpoint, source, settings, assembly, cache, phase)
-    most = settings.draft_tokens or _MOST_TOKENS[kind]
+        from penstock.engine.draft_model import DraftModel
+
+        assert assembly.draft is not None
+        proposer = DraftModel(
+            assembly.draft.runner,
+            cache.pool,
+            context_length=assembly.draft.context_length,
+            chunk_tokens=assembly.chunk_tokens,
+            reserve=assembly.max_num_seqs,
+        )
+    most = most_drafts(settings, overlaps=overlaps)
     described = f"{kind} ({settings.draft})" if kind == "draft" else kind
-    return Speculation(proposer, most), f"{described}, up to {most} tokens"
-
-
-def _draft_model(
-    checkpoint: Checkpoint,
-    source: TokenizerFiles | TokenizerMetadata,
-    settings: EngineSettings,
-    assembly: Assembly,
-    cache: KVCache,
-    phase: Phase,
-) -> Proposer:
-    from penstock.engine.draft_model import DraftModel
-    from penstock.hub.resolve import resolve
-    from penstock.runner.draft import assemble_draft
-
-    assert settings.draft is not None
-    phase("draft", 0, 0)
-    small = resolve(settings.draft)
-    check_vocabularies(checkpoint, source, small, settings.draft)
-    return DraftModel(
-        assemble_draft(small, settings, assembly, phase).runner,
-        cache.pool,
-        context_length=small.config.context_length,
-        chunk_tokens=assembly.chunk_tokens,
-        reserve=assembly.max_num_seqs,
-    )
+    costs = DeviceCosts(assembly.most_rows) if overlaps else StepCosts()
+    return Speculation(proposer, most, costs), f"{described}, up to {most} tokens"
 
 
 def check_vocabularies(

@@ -21,8 +21,10 @@ from penstock.console.feed import Feed
 from penstock.console.gateway_source import GatewaySource
 from penstock.core.errors import ConfigError
 from penstock.gateway import request_log
+from penstock.gateway.adapters import unwant
+from penstock.gateway.books import Books
 from penstock.gateway.decision_log import DecisionLog, path_of_its_own
-from penstock.gateway.door import Books, Door
+from penstock.gateway.door import Door
 from penstock.gateway.http.server import Server, bound_socket
 from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.request_log import RequestLog
@@ -86,8 +88,9 @@ async def serve(settings: GatewaySettings, url: str) -> None:
             _refuse_to_be_open(settings, keys)
             listener = _listen(settings)
             async with _limiter(settings, url) as limiter:
-                books = Books(keys, limiter, budgets, ledger, prices)
+                books = Books(keys, limiter, budgets, ledger, prices, store.adapters)
                 replicas = replicas_of(models, settings.health)
+                unwant(replicas, store.adapters.all())
                 recorder = GatewayRecorder(lines, decisions, traces)
                 slos, slack = slos_of(settings.slo, models), slack_of(settings.watch.alerts)
                 admission = Admission(router_of(settings, models), admission_of(settings), slos)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 METHODS = ("gptq", "awq", "int8", "fp8")
 SAMPLES, SEQ_LEN = 64, 512
-VERSION = 1  # of what a run writes: one by another version does not go on with it
+VERSION = 2  # of what a run writes: one by another version does not go on with it
 
 
 def add_quantize(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -118,7 +118,7 @@ def _write(
             return
         quantize(checkpoint, recipe, directory, texts.calibration, device, layers_bar(recipe.method))
         directory.finish(
-            checkpoint, recipe.config(), recipe.dtype,
+            checkpoint, recipe.config(checkpoint.config), recipe.dtype,
             tokenizer_json=tokenizer.to_json(), special_tokens=tokenizer.special_tokens(),
         )  # fmt: skip
 

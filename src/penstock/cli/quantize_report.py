@@ -6,6 +6,7 @@ import argparse
 import gc
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,15 +19,16 @@ from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.hf import HFCheckpoint
-from penstock.hub.quantized_directory import fingerprint, tensor_bytes
+from penstock.hub.quantized_directory import QuantizedDirectory, fingerprint, tensor_bytes
 from penstock.model.weights import read_stored
 from penstock.quant.layerwise import rounded
 from penstock.quant.quality import Quality, judged, walked
-from penstock.quant.recipe import GROUP, Recipe
+from penstock.quant.recipe import GROUP, Recipe, columns
 from penstock.runner.assemble import assemble
 
 PROMPT, OUTPUT = 32, 96  # tokens of a request whose speed is measured
 REQUESTS = (1, 8)  # at once
+MOST_NAMED = 4  # experts, in a line
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,27 @@ class Speeds:
 
 
 @dataclass(frozen=True)
+class Starved:
+    """Experts that no data was fitted to, since too few rows of it reached them."""
+
+    experts: list[str]
+    of: int  # experts in all
+
+    def text(self) -> str:
+        shown = ", ".join(self.experts[:MOST_NAMED]) + (", …" if len(self.experts) > MOST_NAMED else "")
+        return (
+            f"{len(self.experts)} of {self.of} experts saw too little of the text and were rounded to the nearest "
+            f"({shown}); more --samples, or a --calibration like what the model will read, reaches them"
+        )
+
+
+@dataclass(frozen=True)
 class Report:
     model: str
     directory: str
     recipe: Recipe
     sizes: Sizes
+    starved: Starved | None  # None: the model has no experts, or the method needs no data
     quality: Qualities | None
     speed: Speeds | None
 
@@ -77,6 +95,8 @@ class Report:
             f"linear weights {_mb(sizes.linears_in_16_bits)} in 16 bits -> {_mb(sizes.linears_in_memory)} in memory, "
             f"{_mb(sizes.linears_in_files)} in files: {sizes.saved:.1%} less memory",
         ]
+        if self.starved and self.starved.experts:
+            lines.append(self.starved.text())
         if self.quality:
             lines += _quality_lines(self.quality)
         if self.speed:
@@ -93,8 +113,7 @@ def describe(recipe: Recipe, config: ModelConfig) -> str:
     order = ", by act-order" if recipe.act_order else ""
     line = f"{recipe.method}: {recipe.bits} bits, {scales}{kind}{order}"
     if recipe.group is not None and recipe.group < GROUP:
-        columns = sorted({config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size})
-        line += f" (the largest up to {GROUP} that divides {', '.join(map(str, columns))} columns)"
+        line += f" (the largest up to {GROUP} that divides {', '.join(map(str, sorted(columns(config))))} columns)"
     return line
 
 
@@ -112,22 +131,34 @@ def make_report(
         directory=str(arguments.directory),
         recipe=recipe,
         sizes=_sizes(checkpoint, made),
+        starved=_starved(checkpoint.config, recipe, arguments.directory),
         quality=quality,
         speed=None if evaluation is None else Speeds(_speeds(checkpoint), _speeds(made)),
     )
 
 
+def _starved(config: ModelConfig, recipe: Recipe, directory: Path) -> Starved | None:
+    if config.experts is None or not recipe.needs_data:
+        return None
+    num_layers = sum(config.has_experts(layer) for layer in range(config.num_layers))
+    found = QuantizedDirectory(directory, config.num_layers).starved()
+    return Starved(found, num_layers * config.experts.count)
+
+
 def _sizes(checkpoint: Checkpoint, made: HFCheckpoint) -> Sizes:
-    names = [name for name in made.tensor_names() if name.endswith("_proj.weight")]
+    """Linears are those that were quantized: all but routers and the head."""
     cpu = torch.device("cpu")
-    weights = [read_stored(made, name, cpu) for name in names]
-    in_memory = sum(weight.nbytes if isinstance(weight, torch.Tensor) else weight.num_bytes for weight in weights)
+    read = {name: read_stored(made, name, cpu) for name in made.tensor_names() if name.startswith("model.layers.")}
+    weights = {name: weight for name, weight in read.items() if not isinstance(weight, Tensor)}
+    bases = tuple(name.removesuffix("weight") for name in weights)
     return Sizes(
         files_before=sum(fingerprint(checkpoint.path).values()),
         files_after=sum(fingerprint(made.path).values()),
-        linears_in_16_bits=2 * sum(weight.shape.numel() for weight in weights),
-        linears_in_files=sum(size for name, size in tensor_bytes(made.path) if "_proj." in name),
-        linears_in_memory=in_memory,
+        linears_in_16_bits=2 * sum(weight.shape.numel() for weight in weights.values()),
+        linears_in_files=sum(
+            size for name, size in tensor_bytes(made.path) if name.startswith(bases) and not name.endswith(".bias")
+        ),
+        linears_in_memory=sum(weight.num_bytes for weight in weights.values()),
     )
 
 

@@ -12,7 +12,8 @@ from penstock.admission.settings import CLASS_NAMES, AdmissionSettings
 from penstock.console.history import Standing
 from penstock.console.reports import Production, hit_rate
 from penstock.console.views import ModelRow, QueueRow, ReplicaRow, State, TenantRow
-from penstock.gateway.door import ANYBODY, Door
+from penstock.gateway.books import ANYBODY
+from penstock.gateway.door import Door
 from penstock.gateway.recorder import Ending, RequestFacts
 from penstock.gateway.replicas import Replica
 from penstock.gateway.state import ReplicaView, state_of

@@ -105,6 +105,7 @@ class Candidate(Struct, frozen=True):
     total: float
     scores: list[float]  # in the order of the decision's scorers
     matched: int  # blocks of the prompt that it holds
+    on_host: int  # of those, in its host memory only
     running: int
     queued_tokens: int
 
@@ -118,6 +119,7 @@ class DecisionRow(Struct, frozen=True):
     strategy: str
     picked: str
     matched_tokens: int
+    host_tokens: int  # of those, in its host memory only
     is_approximate: bool
     scorers: list[str]
     candidates: list[Candidate]  # the best first
@@ -142,14 +144,14 @@ def decision_row(at_s: float, request: EdgeRequest, choice: Choice, names: dict[
         Candidate(
             names.get(candidates[i].id, candidates[i].id), round(totals[i], 4),
             [round(scores[i], 4) for scores in choice.scores.values()], choice.matched.get(candidates[i].id, 0),
-            candidates[i].running, candidates[i].prefill_queued,
+            choice.on_host.get(candidates[i].id, 0), candidates[i].running, candidates[i].prefill_queued,
         )
         for i in order[:_MOST_CANDIDATES]
     ]  # fmt: skip
     return DecisionRow(
         request.id, at_s, request.model, request.tenant, request.prompt_tokens, choice.strategy,
         names.get(choice.replica.id, choice.replica.id) if choice.replica is not None else "", choice.matched_tokens,
-        choice.is_approximate, list(choice.scores), shown, len(totals),
+        choice.host_tokens, choice.is_approximate, list(choice.scores), shown, len(totals),
         {names.get(id_, id_): reason for id_, reason in choice.dropped.items()},
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from msgspec.structs import force_setattr
 STALE_AFTER_S = 1.0  # four polls missed, at four polls a second
 GONE_AFTER_S = 30.0
 _KV_LEAST_LEFT = 0.01  # a cache that is fuller counts as this full
+HOST_SHARE = 0.2  # of a replica that does not say: most GPUs fetch five tokens and more while they compute one
 UNBOUNDED = 1 << 40  # tokens; the size of what does not say its size, such as a provider
 
 
@@ -42,6 +43,7 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     prefill_tokens_per_s: float = 2000.0
     decode_tokens_per_s: float = 2000.0  # of the whole batch
     mean_output_tokens: float = 256.0
+    host_share: float = HOST_SHARE  # what a token from its host memory costs, of one that it computes
     adapters: frozenset[str] = frozenset()  # LoRA adapters that can be asked of it, by name
     warm_adapters: frozenset[str] = frozenset()  # of those, the ones on its device
 

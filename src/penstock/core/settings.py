@@ -63,12 +63,17 @@ class EngineSettings:
     speculate: Literal["auto", "off", "ngram", "draft"] = setting(
         "auto",
         "guess tokens ahead where that pays; no answer changes by it. ngram: from the text so far; draft: with another "
-        "model; auto: draft if there is one, else ngram; on a GPU, off",
+        "model; auto: draft if there is one, else ngram, or on a GPU off",
     )
     draft: str | None = setting(None, "a small model with the same vocabulary, to guess with; named as MODEL is")
     draft_tokens: Count | None = setting(None, "most tokens to guess ahead; auto: ngram 16, draft 6")
-    max_loras: Annotated[int, Meta(ge=0)] = setting(
-        8, "most LoRA adapters on the device, and so in one batch; others take turns; 0: none can be used"
+    max_loras: Annotated[int, Meta(ge=0)] | None = setting(
+        None,
+        "most LoRA adapters on the device, and so in one batch; others take turns; 0: none can be used; auto: 8, but "
+        "on a GPU, where memory is set aside for each, none unless lora names some",
+    )
+    max_lora_rank: Annotated[int, Meta(ge=1, le=256)] = setting(
+        64, "on a GPU, the rank on every linear layer that memory is set aside for, for each of max_loras"
     )
     max_cpu_loras: Count | None = setting(
         None, "most LoRA adapters in host memory; others are read from disk when they are used; auto: 4 times max_loras"

@@ -1,8 +1,9 @@
 """An engine's blocks as routing blocks: its names are forgotten and its tokens hashed anew, as the router hashes them.
 
 An engine's block is smaller than a routing block (16 to 64 tokens of 256), so the tokens of one are gathered along
-the chain of parents; it is there while all of them are. Engines tell what changes, never what there is: of a block
-whose parent was stored before this gateway listened nothing can be said, and `is_approximate` says so.
+the chain of parents; it is there while all of them are, and on the device while all of them are on it. Engines tell
+what changes, never what there is: of a block whose parent was stored before this gateway listened nothing can be said,
+and `is_approximate` says so.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from penstock.core.hashing import ROUTING_TOKENS, chain_routing, routing_root
-from penstock.dialects.kv_events import Batch, Cleared, Ignored, Name, Removed, Stored
+from penstock.core.tiers import Tier
+from penstock.dialects.kv_events import DEVICE, Batch, Cleared, Ignored, Name, Removed, Stored
 
 _Key = Name | tuple[int, int, Name]  # with the rank and the group, where there are many
 _WIDTH = array("I").itemsize
@@ -21,11 +23,12 @@ _WIDTH = array("I").itemsize
 class _Run:
     """One chain of blocks that spells a routing block."""
 
-    __slots__ = ("members", "name")
+    __slots__ = ("members", "name", "num_off")
 
     def __init__(self, name: int, members: list[_Block]) -> None:
         self.name = name
         self.members = members
+        self.num_off = sum(not member.is_on_device for member in members)  # the device
 
 
 class _Block:
@@ -38,6 +41,10 @@ class _Block:
         self.routing = routing  # the last routing block that ends in it or before it, or the root
         self.media: tuple[str, ...] = ()  # where it is
         self.runs: _Run | set[_Run] | None = None  # that it is part of: mostly one, which needs no set
+
+    @property
+    def is_on_device(self) -> bool:
+        return DEVICE in self.media
 
     @property
     def end(self) -> int:
@@ -64,17 +71,31 @@ class _Block:
 
 
 class Changes:
-    """What a router's index has to be told, in this order: all is gone, these are gone, these are there."""
+    """What a router's index has to be told: all is gone, then where each of these is."""
 
-    __slots__ = ("is_cleared", "removed", "stored")
+    __slots__ = ("_before", "is_cleared", "on_host", "removed", "stored")
 
     def __init__(self) -> None:
         self.is_cleared = False
         self.removed: dict[int, None] = {}
-        self.stored: dict[int, None] = {}
+        self.stored: dict[int, None] = {}  # on the device
+        self.on_host: dict[int, None] = {}
+        self._before: dict[int, Tier | None] = {}  # where each was, as far as the index knows
 
     def __bool__(self) -> bool:
-        return bool(self.is_cleared or self.stored or self.removed)
+        return bool(self.is_cleared or self.stored or self.on_host or self.removed)
+
+    def clear(self) -> None:
+        self.is_cleared = True
+        for names in (self.removed, self.stored, self.on_host, self._before):
+            names.clear()
+
+    def say(self, name: int, before: Tier | None, now: Tier | None) -> None:
+        for names in (self.removed, self.stored, self.on_host):
+            names.pop(name, None)
+        if now is not self._before.setdefault(name, before):
+            target = self.stored if now is Tier.DEVICE else self.on_host if now is Tier.HOST else self.removed
+            target[name] = None
 
 
 class EngineBlocks:
@@ -87,6 +108,7 @@ class EngineBlocks:
         self._max_blocks = max_blocks
         self._blocks: dict[_Key, _Block] = {}
         self._counts: Counter[int] = Counter()  # whole runs of a routing block
+        self._off: Counter[int] = Counter()  # those of them that are not all on the device
         self._ignored: set[int] = set()  # groups of layers
         self.is_approximate = False
 
@@ -116,15 +138,19 @@ class EngineBlocks:
 
     def clear(self, changes: Changes) -> None:
         """The cache is empty, and so known exactly."""
-        changes.is_cleared = True
-        changes.stored.clear()
-        changes.removed.clear()
+        changes.clear()
         self._blocks.clear()
         self._counts.clear()
+        self._off.clear()
         self.is_approximate = False
 
     def _store(self, event: Stored, rank: int, changes: Changes) -> None:
         if event.group in self._ignored:
+            return
+        if not event.token_ids:
+            for name in event.names:
+                if (known := self._blocks.get(_key(rank, event.group, name))) is not None:
+                    self._put(known, event.medium, changes)
             return
         parent = None if event.parent is None else _key(rank, event.group, event.parent)
         if parent is None:
@@ -144,11 +170,11 @@ class EngineBlocks:
                     self.is_approximate = True
                     return
                 block = _Block(parent, start, tokens[index * width : (index + 1) * width], routing)
+                block.media = (event.medium,)
                 self._blocks[key] = block
                 if block.end // self._size > start // self._size:
                     self._complete(block, changes)
-            if event.medium not in block.media:
-                block.media += (event.medium,)
+            self._put(block, event.medium, changes)
             parent, start, routing = key, block.end, block.routing
 
     def _complete(self, block: _Block, changes: Changes) -> None:
@@ -170,9 +196,7 @@ class EngineBlocks:
             run = _Run(name, [member for member in members if member.start < end and member.end > begin])
             for member in run.members:
                 member.join(run)
-            self._counts[name] += 1
-            if self._counts[name] == 1:
-                changes.stored[name] = None
+            self._count(name, 1, 1 if run.num_off else 0, changes)
         block.routing = chain[-1]
 
     def _remove(self, event: Removed, rank: int, changes: Changes) -> None:
@@ -181,22 +205,48 @@ class EngineBlocks:
             block = self._blocks.get(key)
             if block is None:
                 continue
-            block.media = tuple(medium for medium in block.media if medium != event.medium)
-            if not block.media:
+            media = tuple(medium for medium in block.media if medium != event.medium)
+            if media:
+                self._move(block, media, changes)
+            else:
                 del self._blocks[key]
                 self._dissolve(block, changes)
+
+    def _put(self, block: _Block, medium: str, changes: Changes) -> None:
+        if medium not in block.media:
+            self._move(block, (*block.media, medium), changes)
+
+    def _move(self, block: _Block, media: tuple[str, ...], changes: Changes) -> None:
+        was_on_device, block.media = block.is_on_device, media
+        if block.is_on_device == was_on_device:
+            return
+        step = -1 if block.is_on_device else 1
+        for run in block.all_runs():
+            run.num_off += step
+            if run.num_off == (step + 1) // 2:  # the last of its blocks came, or the first went
+                self._count(run.name, 0, step, changes)
 
     def _dissolve(self, block: _Block, changes: Changes) -> None:
         for run in block.all_runs():
             for member in run.members:
                 member.leave(run)
-            self._counts[run.name] -= 1
-            if self._counts[run.name] == 0:
-                del self._counts[run.name]
-                if run.name in changes.stored:
-                    del changes.stored[run.name]
-                else:
-                    changes.removed[run.name] = None
+            self._count(run.name, -1, -1 if run.num_off else 0, changes)
+
+    def _tier(self, name: int) -> Tier | None:
+        count = self._counts.get(name, 0)
+        if not count:
+            return None
+        return Tier.DEVICE if count > self._off.get(name, 0) else Tier.HOST
+
+    def _count(self, name: int, runs: int, off: int, changes: Changes) -> None:
+        """There are so many more runs of a routing block, so many more of them not all on the device."""
+        before = self._tier(name)
+        for counter, more in ((self._counts, runs), (self._off, off)):
+            counter[name] += more
+            if not counter[name]:
+                del counter[name]
+        if (now := self._tier(name)) is not before:
+            changes.say(name, before, now)
 
 
 def _key(rank: int, group: int, name: Name) -> _Key:

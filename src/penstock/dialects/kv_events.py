@@ -16,6 +16,7 @@ import msgspec
 from penstock.core.errors import InvalidValue
 
 Name = int | bytes | str  # of a block, as its engine calls it
+DEVICE = "GPU"  # the medium that is a device's own memory; CPU, CPU_PINNED and others are not
 
 # Positions of the fields in arrays, after the tag. Fields are only ever appended.
 _STORED = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name",
@@ -26,11 +27,13 @@ _WHOLE_PREFIX = ("full_attention", "mla_attention", "sink_full_attention")
 
 
 class Stored(NamedTuple):
+    """Without tokens: blocks that were told of before are somewhere else too."""
+
     names: Sequence[Name]
     parent: Name | None
     token_ids: array[int]
     block_size: int
-    medium: str = "GPU"
+    medium: str = DEVICE
     adapter: str = ""
     salt: str = ""
     media: str = ""  # what stands for images and the like in the first of the blocks
@@ -39,7 +42,7 @@ class Stored(NamedTuple):
 
 class Removed(NamedTuple):
     names: Sequence[Name]
-    medium: str = "GPU"
+    medium: str = DEVICE
     group: int = 0
 
 
@@ -88,7 +91,7 @@ def _event(event: object) -> Event | None:
         case "BlockStored":
             return _stored(content)
         case "BlockRemoved":
-            return Removed(_names(content), _text(content.get("medium")) or "GPU", _number(content.get("group_idx")))
+            return Removed(_names(content), _text(content.get("medium")) or DEVICE, _number(content.get("group_idx")))
         case "AllBlocksCleared":
             return Cleared()
         case _:
@@ -100,7 +103,7 @@ def _stored(content: dict[str, Any]) -> Event | None:
     if kind is not None and kind not in _WHOLE_PREFIX:
         return Ignored(group)
     tokens, size, names = _tokens(content.get("token_ids")), _number(content.get("block_size")), _names(content)
-    if tokens is None or size < 1 or not names or len(tokens) < len(names) * size:
+    if tokens is None or not names or (tokens and not 0 < len(names) * size <= len(tokens)):
         return None
     parent = content.get("parent_block_hash")
     adapter: Any = content.get("lora_name")
@@ -119,7 +122,7 @@ def _stored(content: dict[str, Any]) -> Event | None:
         parent if isinstance(parent, Name) else None,
         tokens,
         size,
-        _text(content.get("medium")) or "GPU",
+        _text(content.get("medium")) or DEVICE,
         _text(adapter),
         salt,
         media,

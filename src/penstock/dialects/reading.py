@@ -28,6 +28,24 @@ _STEP_TOKENS = 2048
 _LEAST_TOKENS = 16.0  # below it, two readings say nothing about speed
 
 
+class _Card(msgspec.Struct):
+    id: str = ""
+    parent: str | None = None
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card] = []
+
+
+def adapters(body: bytes) -> frozenset[str]:
+    """Of an answer to /v1/models: what says of itself that it is based on another of them."""
+    try:
+        cards = msgspec.json.decode(body, type=_Cards).data
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return frozenset()
+    return frozenset(card.id for card in cards if card.parent and card.id)
+
+
 def read(document: Document, body: bytes) -> dict[Signal, float]:
     """What is in the answer of all that the table names."""
     if document.series:

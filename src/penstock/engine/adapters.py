@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from penstock.core.errors import Conflict, PenstockError
 from penstock.core.request import FinishReason, Request, TokenEvent
-from penstock.engine.loop import Mail
 from penstock.engine.messages import (
     Abort,
     AdapterAnswer,
@@ -28,6 +27,7 @@ from penstock.engine.messages import (
     ToEngine,
     UnloadAdapter,
 )
+from penstock.engine.ports import Mail
 from penstock.sched.adapters import AdapterSlots
 
 log = logging.getLogger("penstock.engine")

@@ -211,7 +211,7 @@ class EngineClient:
                 self._report(stats)
                 self._accounts.take(message)
                 if changes is not None:
-                    self.cache.take(changes.stored, changes.removed)
+                    self.cache.take(changes.stored, changes.removed, changes.on_host)
                 for event in events:
                     self._deliver(event)
             case AdapterAnswer() | AdapterState():

@@ -7,9 +7,9 @@ import logging
 
 from penstock.core.request import FinishReason, TokenEvent
 from penstock.engine.embedding import Batch, EmbedQueue
-from penstock.engine.loop import Mail
 from penstock.engine.mailbox import Disconnected
 from penstock.engine.messages import Abort, Embed, EngineStats, StepReport, Stop, Submit
+from penstock.engine.ports import Mail
 
 log = logging.getLogger("penstock.engine")
 

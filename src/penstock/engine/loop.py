@@ -9,7 +9,6 @@ import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from penstock.core.clock import Clock
 from penstock.core.request import FinishReason, Request, TokenEvent
@@ -21,16 +20,14 @@ from penstock.engine.messages import (
     Charge,
     Embed,
     EngineStats,
-    FromEngine,
     StepReport,
     Stop,
     Submit,
-    ToEngine,
 )
+from penstock.engine.ports import Guides, Mail
 from penstock.engine.step_log import StepLog
 from penstock.sched.cost import Split, Work, split
 from penstock.sched.drafting import Drafts
-from penstock.sched.guiding import TokenGuide
 from penstock.sched.plan import Runner, StepHandle, StepPlan
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.speculation import Speculation
@@ -43,35 +40,12 @@ _GUIDE_WAIT_S = 0.002  # for guides, when there is nothing else to do; then the 
 _MOST_FAILED_STEPS = 3  # in a row; a device that fails again and again is left to a fresh process
 
 
-class Mail(Protocol):
-    """How requests come in and news go out: a socket's mailbox, or anything like it."""
-
-    def receive(self, *, wait: bool) -> list[ToEngine]: ...
-
-    def send(self, message: FromEngine) -> None: ...
-
-
-class Guides(Protocol):
-    """Where guided requests get what keeps them to their guides."""
-
-    @property
-    def waited_s(self) -> float:
-        """By the loop, for masks."""
-
-    def open(self, request: Request) -> TokenGuide: ...
-
-    def go(self) -> None:
-        """Begin with the masks that the last tokens call for."""
-
-    def wait(self, timeout_s: float) -> None:
-        """Until one of them may have become ready."""
-
-
 @dataclass(frozen=True)
 class InFlight:
     plan: StepPlan
     handle: StepHandle
     submitted_s: float
+    is_ahead: bool = False  # of the result of the step before
 
 
 class EngineLoop:
@@ -127,14 +101,15 @@ class EngineLoop:
                 self._step_log.close()
 
     def _advance(self, previous: InFlight | None) -> InFlight | None:
-        """Step n+1 goes out before n is read, where the device allows it."""
-        if previous is not None and not self._runner.overlaps:
+        """Step n+1 goes out before n is read, where the device allows it and nobody guesses what comes after it."""
+        now = self._clock.now()
+        if previous is not None and not (self._runner.overlaps and self._goes_ahead(previous)):
             self._ahead_tokens = 0
             self._commit(previous)
             previous = None
-        now = self._clock.now()
-        plan = self._scheduler.plan(now, self._drafts())
-        current = self._submit(plan, now) if plan is not None else None
+            now = self._last_commit_s if self._runner.overlaps and not self._failed_steps else self._clock.now()
+        plan = self._scheduler.plan(now, self._drafts() if previous is None else {})
+        current = self._submit(plan, now, is_ahead=previous is not None) if plan is not None else None
         if plan is None and previous is None and self._guides is not None and self._scheduler.has_work:
             self._guides.wait(_GUIDE_WAIT_S)  # those who are left wait for nothing else
         if previous is not None:
@@ -149,6 +124,18 @@ class EngineLoop:
         for answer in done.answers:
             self._mailbox.send(answer)
 
+    def _goes_ahead(self, previous: InFlight) -> bool:
+        """Those who have drafts in flight cannot, and others had better stay with them."""
+        if self._speculation is None:
+            return True
+        if any(planned.ahead for planned in previous.plan.slices):
+            return False
+        try:
+            return not self._speculation.wants(self._scheduler.soon_decoding)
+        except Exception:
+            self._stop_guessing()
+            return True
+
     def _drafts(self) -> Drafts:
         """What may come next, for those for whom it pays to guess."""
         if self._speculation is None:
@@ -156,9 +143,12 @@ class EngineLoop:
         try:
             return self._speculation.drafts(self._scheduler.decoding)
         except Exception:
-            log.exception("drafts could not be made; the engine goes on without")
-            self._speculation = None
+            self._stop_guessing()
             return {}
+
+    def _stop_guessing(self) -> None:
+        log.exception("drafts could not be made; the engine goes on without")
+        self._speculation = None
 
     def _choose(self, step: InFlight) -> InFlight | None:
         """What could not be chosen before the tokens of the step before were known."""
@@ -169,9 +159,9 @@ class EngineLoop:
             return None
         return step
 
-    def _submit(self, plan: StepPlan, now: float) -> InFlight | None:
+    def _submit(self, plan: StepPlan, now: float, *, is_ahead: bool) -> InFlight | None:
         try:
-            return InFlight(plan, self._runner.submit(plan), now)
+            return InFlight(plan, self._runner.submit(plan), now, is_ahead)
         except Exception:
             self._give_up(plan)
             return None
@@ -192,15 +182,16 @@ class EngineLoop:
         if self._step_log is not None:
             self._step_log.add(step.plan, cost_s)
         if self._speculation is not None:
-            self._speculation.observe(step.plan, result, cost_s)
+            self._speculation.observe(step.plan, result, cost_s, is_ahead=step.is_ahead)
         held_tokens = self._scheduler.cache.held_tokens  # before those who end give their blocks back
         events = self._scheduler.commit(step.plan, result, now)
         if self._guides is not None:
             self._guides.go()
         shares = split(step.plan.slices, events, cost_s, self._work)
-        self._scheduler.cache.observe(shares.num_tokens - shares.num_decodes, cost_s)
         num_drafts = sum([len(planned.ahead) for planned in step.plan.slices]) if self._speculation is not None else 0
         if not num_drafts:
+            prefill_tokens = shares.num_tokens - shares.num_decodes
+            self._scheduler.cache.observe(prefill_tokens, cost_s, shares.num_decodes, step.plan.copies)
             self._scheduler.budget.observe(shares.num_tokens, shares.num_decodes, elapsed_s)
         self._read_tokens += min(shares.context, held_tokens)
         self._look(now)

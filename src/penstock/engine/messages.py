@@ -65,6 +65,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     max_model_len: int
     kv_bytes: int
     host_blocks: int = 0  # more of them, in host memory
+    host_tokens_per_s: float | None = None  # that come back from there; None: there are none
     routing_tokens: int = 0  # in a routing block; 0: it does not say what its cache holds
     startup_s: dict[str, float] = {}  # phase by phase
     work: Work = Work()  # by which a step's time is split
@@ -132,10 +133,11 @@ class EngineStats(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class CacheChanges(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Routing blocks that the cache holds since now, and those that it no longer holds."""
+    """Routing blocks by where the cache holds them since now, and those that it no longer holds."""
 
     stored: list[int]
     removed: list[int]
+    on_host: list[int]
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -1,8 +1,8 @@
 """A line for every step of an engine: what was in it, and how long it took. `penstock sim calibrate` reads it.
 
 # {"kv_tokens": 16384, "max_sequences": 16, …}
-prefill_tokens,prefill_pairs,decodes,decode_context,seconds
-0,0,4,3211,0.0143211
+prefill_tokens,prefill_pairs,decodes,decode_context,drafts,seconds
+0,0,4,3211,6,0.0143211
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class StepShape(NamedTuple):
     prefill_pairs: int = 0  # tokens of context that the prompts' tokens look at, all together
     decodes: int = 0
     decode_context: int = 0  # tokens of context that the decodes read, all together
+    drafts: int = 0  # tokens that were guessed, and are computed beside those of their sequences
 
 
 HEADER = ",".join((*StepShape._fields, "seconds"))
@@ -42,16 +43,19 @@ class StepLimits(msgspec.Struct, frozen=True):
 
 
 def shape_of(plan: StepPlan) -> StepShape:
-    tokens = pairs = decodes = context = 0
+    tokens = pairs = decodes = context = drafts = 0
     for piece in plan.slices:
         count, start = piece.num_tokens, piece.start
+        if piece.ahead:
+            drafts += len(piece.ahead)
+            count -= len(piece.ahead)
         if count == 1:
             decodes += 1
             context += start + 1
         else:
             tokens += count
             pairs += count * start + count * (count + 1) // 2
-    return StepShape(tokens, pairs, decodes, context)
+    return StepShape(tokens, pairs, decodes, context, drafts)
 
 
 class StepLog:

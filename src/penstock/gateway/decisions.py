@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.core.errors import ConfigError
-from penstock.core.replica import ReplicaSnapshot
+from penstock.core.replica import HOST_SHARE, ReplicaSnapshot
 from penstock.core.request import Priority
 from penstock.router.lots import lot_of
 from penstock.router.request import EdgeRequest
@@ -54,6 +54,8 @@ class Seen(msgspec.Struct, frozen=True, gc=False, array_like=True):
     age_s: float  # of the numbers
     share: float
     step_tokens: int = 2048
+    on_host: int = 0  # of the matched blocks, in its host memory only
+    host_share: float = HOST_SHARE
 
     def snapshot(self, model: str, now: float = 0.0) -> ReplicaSnapshot:
         """As a policy would be shown it, from `now` on."""
@@ -64,6 +66,7 @@ class Seen(msgspec.Struct, frozen=True, gc=False, array_like=True):
             decode_tokens_per_s=self.decode_tokens_per_s, mean_output_tokens=self.mean_output_tokens,
             running=self.running, waiting=max(0, self.sequences - self.running), prefill_tokens=self.prefill_queued,
             kv_active_tokens=round(self.kv_used_tokens - growth), share=self.share, step_tokens=self.step_tokens,
+            host_share=self.host_share,
         )  # fmt: skip
 
 
@@ -165,7 +168,7 @@ def _seen(choice: Choice, at: int, now: float) -> Seen:
         [scores[at] for scores in choice.scores.values()], replica.sequences, replica.max_sequences,
         replica.prefill_queued, replica.prefill_tokens_per_s, replica.decode_tokens_per_s, replica.mean_output_tokens,
         replica.running, replica.kv_used_tokens, replica.kv_capacity_tokens, now - replica.taken_at, replica.share,
-        replica.step_tokens,
+        replica.step_tokens, choice.on_host.get(replica.id, 0), replica.host_share,
     )  # fmt: skip
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from random import Random
 from zlib import crc32
 
@@ -21,11 +20,11 @@ from penstock.core.errors import (
     ModelNotFound,
     PenstockError,
     RequestAborted,
-    Unauthenticated,
 )
+from penstock.core.replica import ReplicaState
 from penstock.gateway import notices
 from penstock.gateway.asked import SURFACES, Asked, Surface, read
-from penstock.gateway.bill import Recorder
+from penstock.gateway.books import Books
 from penstock.gateway.device_time import DeviceTime
 from penstock.gateway.facts import with_facts
 from penstock.gateway.fallback import Chain
@@ -33,6 +32,7 @@ from penstock.gateway.hints import expected_output
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.message import JSON, render
 from penstock.gateway.inquiry import Inquiry
+from penstock.gateway.learned import LearnedAdapters
 from penstock.gateway.passage import Passage
 from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.referee import ruled
@@ -49,25 +49,9 @@ from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 from penstock.router.routes import Route, RouteTable
 from penstock.router.rules import Facts
-from penstock.tenancy.budgets import Budgets
-from penstock.tenancy.keys import Caller, KeyRing
-from penstock.tenancy.limits.limiter import Limiter
-from penstock.tenancy.prices import Price
-from penstock.tenancy.tenants import CacheScope, Tenant
+from penstock.tenancy.tenants import Tenant
 
-ANYBODY = Caller(Tenant(id="anonymous", adapters=("*",), cache=CacheScope.SHARED), key_id="")
 _POLL_S = 0.05  # how often the queues are looked at while somebody waits
-
-
-@dataclass(frozen=True)
-class Books:
-    """Who is let in and what they use: the tenancy's side of the door."""
-
-    keys: KeyRing
-    limiter: Limiter
-    budgets: Budgets
-    ledger: Recorder
-    prices: Mapping[str, Price] = field(default_factory=dict)  # by pool
 
 
 class Door:
@@ -81,14 +65,15 @@ class Door:
         self._explains = explains
         self.prices = books.prices
         pool_names = [share.pool for route in routes.routes.values() for share in route.pools]
-        self.roster = Roster(replicas, pool_names, admission.router.index)
+        self.roster = Roster(replicas, pool_names, admission.router.index, books.adapters)
         self.replicas, self.pools = self.roster.replicas, self.roster.pools
         self.retries = RetryBudget()
         self.lengths = OutputLengths()
         self.device_time = DeviceTime()
         self.random = Random()  # names requests and draws for picks: no secret hangs on it
         self.now = asyncio.get_running_loop().time
-        self.routes = routes
+        self.routes = self._configured = routes
+        self._learned = LearnedAdapters()
         self.books = books
         self._waiting: dict[str, Passage] = {}
         self._standings = Standings(routes)
@@ -99,9 +84,11 @@ class Door:
         self.roster.follow(self.replica_changed)
 
     def use(self, routes: RouteTable) -> None:
-        """From now on, for requests that come; those that are here go on as they were. No pool is new."""
-        self.routes = routes
-        self._standings = Standings(routes)
+        """From now on, for requests that come, with what replicas have beside it; those that are here go on as they
+        were. No pool is new."""
+        self._configured = routes
+        self.routes = self._learned.over(routes)
+        self._standings = Standings(self.routes)
 
     def close(self) -> None:
         self.shadows.close()
@@ -129,7 +116,7 @@ class Door:
                 self.recorder.turned_away(request_id, surface.name, error, request.headers)
 
     def _enter(self, exchange: Exchange, surface: Surface, request_id: str) -> None:
-        caller = self._authenticate(exchange)
+        caller = self.books.caller(exchange.request.headers)
         tenant = caller.tenant
         standing = self._standings.of(tenant)
         asked = read(exchange.request.body)
@@ -211,20 +198,9 @@ class Door:
         chain = Chain(self, inquiry, standing.models, size.output) if route.fallbacks else None
         Passage(self, inquiry, request, size, body, standing.quota, chain).begin()
 
-    def _authenticate(self, exchange: Exchange) -> Caller:
-        keys = self.books.keys
-        if not keys.has_had_tenants:
-            return ANYBODY
-        headers = exchange.request.headers
-        offered = headers.get(b"authorization", b"")
-        key = offered[7:] if offered[:7].lower() == b"bearer " else headers.get(b"x-api-key")
-        if not key:
-            raise Unauthenticated("an API key is needed: Authorization: Bearer psk_… or x-api-key")
-        return keys.authenticate(key.strip(), time.time())
-
     def visible_models(self, exchange: Exchange) -> list[str]:
         """To whoever asks."""
-        return self._standings.of(self._authenticate(exchange).tenant).models
+        return self._standings.of(self.books.caller(exchange.request.headers).tenant).models
 
     def _route(self, standing: Standing, name: str) -> Route:
         """What a tenant may not use does not exist for it."""
@@ -282,8 +258,13 @@ class Door:
     # -- the queues
 
     def replica_changed(self, replica: Replica) -> None:
-        self.admission.replica_changed(self.roster.seen(replica, self.now()))
+        snapshot = self.roster.seen(replica, self.now())
+        self.admission.replica_changed(snapshot)
         self.roster.replica_changed(replica)
+        has = snapshot.adapters - replica.unwanted
+        # One that is gone has what it had, as far as anybody knows.
+        if snapshot.state is not ReplicaState.OUT and self._learned.hear(replica.id, replica.model, has):
+            self.use(self._configured)
         if self._waiting:
             self._decide()
 

@@ -30,6 +30,7 @@ from penstock.gateway.translated import ForeignUpstream
 
 LEAST_POLL_S = 0.25
 _FACTS_EVERY_S = 30.0
+_MODELS = b"/v1/models"
 _SOON_S = 1.0  # a server that is not ready is looked at so often
 _UNKNOWN = (404, 405, 501)
 _REFUSED = (FailureKind.REFUSED, FailureKind.CONNECT_TIMEOUT)
@@ -54,6 +55,7 @@ class Followed(Protocol):
     def url(self) -> str: ...
     def heard(self, said: ReplicaSnapshot) -> None: ...
     def lost(self) -> None: ...
+    def lists(self, adapters: frozenset[str]) -> None: ...
     def send_riders_away(self) -> None: ...
 
 
@@ -133,6 +135,7 @@ class ForeignFollower:
         if was_ready and found in (Standing.GONE, Standing.STARTING):
             replica.lost()
             replica.send_riders_away()
+            replica.lists(frozenset())
             self._facts_at = 0.0  # it may be another when it comes back
             self._document = None
         self.standing = found
@@ -190,6 +193,8 @@ class ForeignFollower:
             answer = await self._ask(document.path, self._upstream(document))
             if isinstance(answer, Answer) and answer.status == 200:
                 self._facts |= reading.read(document, answer.body)
+                if document.path == _MODELS and dialect.lora is not None and dialect.lora.select is not None:
+                    self._replica.lists(reading.adapters(answer.body))
         if is_new:
             self._document = await self._load_document(dialect)
         if self._document is None:

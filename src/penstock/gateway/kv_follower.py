@@ -30,7 +30,11 @@ class BlockIndex(Protocol):
 
     def reset(self, replica_id: str, hashes: Sequence[int]) -> None: ...
 
-    def stored(self, replica_id: str, hashes: Sequence[int]) -> None: ...
+    def stored(self, replica_id: str, hashes: Sequence[int]) -> None:
+        """On its device."""
+
+    def stored_on_host(self, replica_id: str, hashes: Sequence[int]) -> None:
+        """In its host memory only."""
 
     def removed(self, replica_id: str, hashes: Sequence[int]) -> None: ...
 
@@ -110,6 +114,7 @@ class KvFollower:
             return False
         if self._is_useful:
             self._add(self._index.stored, news.stored)
+            self._add(self._index.stored_on_host, news.host)
             self._add(self._index.removed, news.removed)
         return True
 
@@ -121,6 +126,7 @@ class KvFollower:
         if self._is_useful:
             self._todo.append((self._index.reset, hashes[:_SLICE_BYTES]))
             self._add(self._index.stored, hashes[_SLICE_BYTES:])
+            self._add(self._index.stored_on_host, news.host)
         else:
             self._index.forget(self._replica_id)
 

@@ -25,7 +25,8 @@ def show(door: Door, exchange: Exchange, headers: bytes) -> None:
             status, word = (200, b"true") if is_ready else (503, b"false")
             exchange.respond(status, headers, b'{"ready":%b}' % word)
         case b"/v1/models":
-            cards = [ModelCard(id=name, created=door.started_s) for name in door.visible_models(exchange)]
+            models = [door.routes.find(name) for name in door.visible_models(exchange)]
+            cards = [ModelCard(id=one.name, created=door.started_s, parent=one.adapter_of) for one in models]
             exchange.respond(200, headers, model_list(cards))
         case _:
             raise NotFound(f"no such path: {request.path.decode(errors='replace')}")

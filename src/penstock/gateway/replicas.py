@@ -70,7 +70,9 @@ class Replica:
         self.dialect = dialect  # of `dialects`, if it is no penstock replica; auto: it is found out
         self.kv_events = kv_events
         self.adapters = adapters or {}  # that it is to have, and where it finds them; None: it has it already
-        self.loaded: frozenset[str] = frozenset()  # of those, where it does not say itself what it has
+        self.unwanted: set[str] = set()  # that it was given by an earlier configuration, and is to have no longer
+        self.loaded: frozenset[str] = frozenset()  # of `adapters`, where it does not say itself what it has
+        self.listed: frozenset[str] = frozenset()  # that it names among its models, if it is no penstock replica
         self._sends_priority = sends_priority
         self.has_key = key is not None  # it is somebody else's, and paid for
         self.riders: set[Rider] = set()
@@ -119,6 +121,12 @@ class Replica:
 
     def heard(self, said: ReplicaSnapshot) -> None:
         self._said = said
+
+    def lists(self, adapters: frozenset[str]) -> None:
+        """What it names now is what it has, if it ever named any: others may have taken some away."""
+        if adapters or self.listed:
+            self.loaded &= adapters
+        self.listed = adapters
 
     def lost(self) -> None:
         self._said = msgspec.structs.replace(self._said, state=ReplicaState.OUT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.api.replica_report import ReplicaReport
-from penstock.core.replica import ReplicaSnapshot, ReplicaState
+from penstock.core.replica import HOST_SHARE, ReplicaSnapshot, ReplicaState
 
 GUESSED_SPEED = 2000.0  # tokens per second, of a replica that has measured nothing yet
 
@@ -31,8 +31,15 @@ def snapshot_of(report: ReplicaReport, last: ReplicaSnapshot, heard_at: float) -
         running=report.num_running,
         prefill_tokens=report.queued_tokens,
         kv_active_tokens=report.kv_active_tokens,
+        host_share=host_share(report),
         steps=report.steps,
         state=state,
         adapters=frozenset([one.name for one in report.adapters]) if report.adapters else frozenset(),
         warm_adapters=frozenset([one.name for one in report.adapters if one.is_on_device]),
     )
+
+
+def host_share(report: ReplicaReport) -> float:
+    """What a token from its host memory costs, of one that it computes: by what it has measured of both."""
+    prefill, host = report.prefill_tokens_per_s, report.host_tokens_per_s
+    return min(1.0, prefill / host) if prefill and host else HOST_SHARE

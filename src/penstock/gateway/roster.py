@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from msgspec.structs import replace
 
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
-from penstock.gateway.adapters import AdapterKeeper
+from penstock.gateway.adapters import AdapterKeeper, AdapterNotes
 from penstock.gateway.http.forward import Outcome
 from penstock.gateway.kv_follower import KvFollower
 from penstock.gateway.kv_sources import namespace_of_salt
@@ -28,10 +28,13 @@ log = logging.getLogger(__name__)
 
 
 class Roster:
-    def __init__(self, replicas: Iterable[Replica], pool_names: Iterable[str], index: PrefixIndex) -> None:
-        """`index` is told what the caches of those replicas hold that say so."""
+    def __init__(
+        self, replicas: Iterable[Replica], pool_names: Iterable[str], index: PrefixIndex, notes: AdapterNotes
+    ) -> None:
+        """`index` is told what the caches of those replicas hold that say so, `notes` what adapters they were given."""
         self.replicas: Mapping[str, Replica] = {replica.id: replica for replica in replicas}
         self._index = index
+        self._notes = notes
         self._threads = ThreadPoolExecutor(_COUNTING_THREADS, thread_name_prefix="count")
         served_as = {replica.model: replica.served_as for replica in self.replicas.values()}
         names = {*served_as, *pool_names}
@@ -40,13 +43,13 @@ class Roster:
         self._observed = ObservedSpeeds()
         self._states: dict[str, ReplicaState] = {}
         self._followers: list[Follower] = []
-        self._keepers: dict[str, AdapterKeeper] = {}  # of those that are to have adapters
+        self._keepers: dict[str, AdapterKeeper] = {}  # of those that are to have adapters, or no longer
         self._kv_followers: dict[str, KvFollower] = {}
         self._kv_reader: KvEventReader | None = None
 
     def follow(self, changed: Callable[[Replica], None]) -> None:
-        adapted = [replica for replica in self.replicas.values() if replica.adapters]
-        self._keepers = {replica.id: AdapterKeeper(replica, changed) for replica in adapted}
+        adapted = [replica for replica in self.replicas.values() if replica.adapters or replica.unwanted]
+        self._keepers = {replica.id: AdapterKeeper(replica, changed, self._notes) for replica in adapted}
         self._followers = [Follower(replica, changed) for replica in self.replicas.values()]
         published = [replica for replica in self.replicas.values() if replica.kv_events is not None]
         if published:
@@ -64,8 +67,8 @@ class Roster:
             speeds.forget(replica.id)
             return snapshot
         if not replica.relays:
-            if replica.loaded:
-                snapshot = replace(snapshot, adapters=replica.loaded, warm_adapters=replica.loaded)
+            if has := replica.loaded | replica.listed:
+                snapshot = replace(snapshot, adapters=has, warm_adapters=has)
             return self._with_observed(replica, snapshot)
         speed = speeds.seen(replica.id, replica.prefill_speed, snapshot.prefill_tokens_per_s)
         return replace(snapshot, prefill_tokens_per_s=speed)

@@ -211,6 +211,7 @@ def _of_pick(choice: Choice) -> dict[str, Value]:
         "penstock.pick.replica": redact(choice.replica.id) if choice.replica is not None else "",
         "penstock.pick.num_candidates": len(order),
         "penstock.pick.matched_tokens": choice.matched_tokens,
+        "penstock.pick.host_tokens": choice.host_tokens,
         "penstock.pick.candidates": [redact(choice.candidates[i].id) for i in shown],
         "penstock.pick.totals": [choice.totals[i] for i in shown],
     }

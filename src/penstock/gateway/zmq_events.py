@@ -10,13 +10,14 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from queue import SimpleQueue
 from typing import Any
 
 from penstock.core.errors import ConfigError
+from penstock.core.tiers import Tier
 from penstock.dialects.kv_blocks import Changes, EngineBlocks
 from penstock.dialects.kv_stream import KvStream
 from penstock.gateway.kv_follower import BlockIndex
@@ -48,32 +49,49 @@ class IndexTeller:
 
     def __init__(self, index: BlockIndex) -> None:
         self._index = index
-        self._known: dict[str, dict[EventSource, set[int]]] = {}
+        self._known: dict[str, dict[EventSource, dict[int, Tier]]] = {}
         self._approximate: set[EventSource] = set()
 
     def told(self, source: EventSource, changes: Changes, is_approximate: bool) -> None:
         replica_id, index = source.replica_id, self._index
         ranks = self._known.setdefault(replica_id, {})
         is_new = source not in ranks
-        known = ranks.setdefault(source, set())
-        removed = set(known) if changes.is_cleared else set(changes.removed)
-        known -= removed
-        known.update(changes.stored)
+        known = ranks.setdefault(source, {})
+        removed = list(known if changes.is_cleared else changes.removed)
+        for name in removed:
+            known.pop(name, None)
+        known |= dict.fromkeys(changes.stored, Tier.DEVICE) | dict.fromkeys(changes.on_host, Tier.HOST)
         was_approximate = not self._approximate.isdisjoint(ranks)
         self._approximate.add(source) if is_approximate else self._approximate.discard(source)
         if self._approximate.isdisjoint(ranks) and (is_new or was_approximate):
-            index.reset(replica_id, list(set().union(*ranks.values())))
+            places = _places(set().union(*ranks.values()), ranks.values())
+            index.reset(replica_id, places[Tier.DEVICE])
+            if places[Tier.HOST]:
+                index.stored_on_host(replica_id, places[Tier.HOST])
             return
-        if gone := [name for name in removed if not any(name in others for others in ranks.values())]:
-            index.removed(replica_id, gone)
-        if changes.stored:
-            index.stored(replica_id, list(changes.stored))
+        places = _places({*removed, *changes.stored, *changes.on_host}, ranks.values())
+        for tell, names in (
+            (index.removed, places[None]),
+            (index.stored, places[Tier.DEVICE]),
+            (index.stored_on_host, places[Tier.HOST]),
+        ):
+            if names:
+                tell(replica_id, names)
         if is_approximate:
             index.lost_track(replica_id)
 
     def forget(self, replica_id: str) -> None:
         self._approximate.difference_update(self._known.pop(replica_id, {}))
         self._index.forget(replica_id)
+
+
+def _places(names: Iterable[int], ranks: Collection[dict[int, Tier]]) -> dict[Tier | None, list[int]]:
+    """Where each is: on the device, if it is on one rank's."""
+    places: dict[Tier | None, list[int]] = {Tier.DEVICE: [], Tier.HOST: [], None: []}
+    for name in names:
+        tiers = {known.get(name) for known in ranks}
+        places[next((tier for tier in Tier if tier in tiers), None)].append(name)
+    return places
 
 
 class KvEventReader:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,14 +72,15 @@ def _unpacked(words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
     return places[:, :, _PLACES].reshape(words.shape[0], -1)
 
 
-def awq_config(*, group: int) -> dict[str, Any]:
+def awq_config(*, group: int, plain: Sequence[str] = ()) -> dict[str, Any]:
+    """`plain` are the linears inside of layers that are not quantized."""
     return {
         "quant_method": "awq",
         "bits": 4,
         "group_size": group,
         "zero_point": True,
         "version": "gemm",
-        "modules_to_not_convert": None,
+        "modules_to_not_convert": list(plain) or None,
     }
 
 

@@ -7,7 +7,7 @@ pack-quantized: `weight_packed` [out, in / 8] packs inputs into words, the integ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -126,15 +126,15 @@ def _two_dimensional(scales: StoredTensor) -> StoredTensor:
     return StoredTensor(scales.values.reshape(scales.values.shape[0] if scales.values.ndim else 1, -1), scales.format)
 
 
-def compressed_config(format: str, weights: Json, inputs: Json | None) -> dict[str, Any]:
-    """One group of all linears but the head, as llm-compressor writes it."""
+def compressed_config(format: str, weights: Json, inputs: Json | None, plain: Sequence[str] = ()) -> dict[str, Any]:
+    """One group of all linears but the head and those that are plain, as llm-compressor writes it."""
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
     return {
         "quant_method": "compressed-tensors",
         "format": format,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
+        "ignore": ["lm_head", *plain],
         "kv_cache_scheme": None,
     }
 

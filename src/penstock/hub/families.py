@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from penstock.core.model_config import ModelConfig
+
 
 @dataclass(frozen=True)
 class ExpertNames:
@@ -34,6 +36,7 @@ class FamilyFiles:
     norms_from_one: bool = False  # the norms' weights are stored less one; in GGUF they are whole
     scales_embedding: bool = False  # by the root of the hidden size
     rotates_a_part: bool = False  # a config may have only a part of each head rotated
+    outgrows_float16: bool = False  # its activations do
     experts: ExpertNames | None = None
 
 
@@ -130,6 +133,7 @@ FAMILY_FILES: dict[str, FamilyFiles] = {
         activation="gelu",
         norms_from_one=True,
         scales_embedding=True,
+        outgrows_float16=True,
     ),
     "gemma3_text": FamilyFiles(
         "Gemma3ForCausalLM",
@@ -152,6 +156,7 @@ FAMILY_FILES: dict[str, FamilyFiles] = {
         activation="gelu",
         norms_from_one=True,
         scales_embedding=True,
+        outgrows_float16=True,
     ),
     "phi3": FamilyFiles(
         "Phi3ForCausalLM",
@@ -164,3 +169,13 @@ FAMILY_FILES: dict[str, FamilyFiles] = {
         rotates_a_part=True,
     ),
 }
+
+
+def routers(config: ModelConfig) -> list[str]:
+    """What decides whose a token is, in all layers: the modules that stay plain when all other linears get small."""
+    names, experts = FAMILY_FILES[config.architecture].experts, config.experts
+    if names is None or experts is None:
+        return []
+    gates = ("gate", "shared_expert_gate") if experts.shared_intermediate_size else ("gate",)
+    layers = [layer for layer in range(config.num_layers) if config.has_experts(layer)]
+    return [f"model.layers.{layer}.{names.block}.{gate}" for layer in layers for gate in gates]

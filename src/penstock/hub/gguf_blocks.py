@@ -18,6 +18,7 @@ from penstock.hub.stored import GroupedTensor, StoredTensor, packed
 
 Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
+_SHIFTS = np.array([[0], [2], [4], [6]], np.uint8)
 
 
 def grouped(blocks: Bytes, type: Type, rows: int) -> GroupedTensor | None:
@@ -35,9 +36,9 @@ def _nibbles(quants: Bytes) -> Bytes:
     return np.stack((quants & 15, quants >> 4), axis=1).reshape(quants.shape[0], -1)
 
 
-def _four(values: Bytes, rows: int, scales: Array, minimums: Array | None = None) -> GroupedTensor:
+def _four(values: Array, rows: int, scales: Array, minimums: Array | None = None) -> GroupedTensor:
     return GroupedTensor(
-        packed(np.ascontiguousarray(values.reshape(rows, -1))),
+        packed(np.ascontiguousarray(values.astype(np.uint8).reshape(rows, -1))),
         4,
         _per_group(scales, rows),
         minimums=None if minimums is None else _per_group(minimums, rows),
@@ -87,6 +88,26 @@ def _q8_0(blocks: Bytes, rows: int) -> GroupedTensor:
     return _eight(blocks[:, 2:] ^ 128, rows, _halves(blocks[:, :2]))
 
 
+def _two_bits(quants: Bytes) -> Array:
+    """[blocks, 32 n] -> [blocks, 128 n]: of every 32 bytes the lowest two bits, then the next."""
+    parts = (quants.reshape(quants.shape[0], -1, 1, 32) >> _SHIFTS) & 3
+    return parts.reshape(quants.shape[0], -1)
+
+
+def _q2_k(blocks: Bytes, rows: int) -> GroupedTensor:
+    scales, minimums = blocks[:, :16] & 15, blocks[:, :16] >> 4
+    halves = _halves(blocks[:, 80:]).astype(np.float32)  # [blocks, 2]
+    return _four(_two_bits(blocks[:, 16:80]), rows, halves[:, :1] * scales, -halves[:, 1:] * minimums)
+
+
+def _q3_k(blocks: Bytes, rows: int) -> GroupedTensor:
+    third = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & 1  # [blocks, 8, 32]
+    values = (_two_bits(blocks[:, 32:96]) | (third.reshape(-1, 256) << 2)) + 4  # counted from 4
+    low, high = blocks[:, None, 96:104] >> _SHIFTS[::2], blocks[:, None, 104:108] >> _SHIFTS
+    scales = (low.reshape(-1, 16) & 15) | ((high.reshape(-1, 16) & 3) << 4)
+    return _four(values, rows, _halves(blocks[:, 108:]).astype(np.float32) * (scales.astype(np.int8) - 32))
+
+
 def _six_bits(twelve: Bytes) -> tuple[Array, Array]:
     """Eight scales and eight minimums of 6 bits: four of each in the lower bits of eight bytes; of the others the lower
     halves are in the last four, and two bits each above the first."""
@@ -132,6 +153,8 @@ def _q6_k(blocks: Bytes, rows: int) -> GroupedTensor:
 
 
 _READERS: dict[Type, Callable[[Bytes, int], GroupedTensor]] = {
+    Type.Q2_K: _q2_k,
+    Type.Q3_K: _q3_k,
     Type.Q4_0: _q4_0,
     Type.Q4_1: _q4_1,
     Type.Q5_0: _q5_0,

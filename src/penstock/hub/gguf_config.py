@@ -20,7 +20,7 @@ ROPE_TABLES = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
 
 # Integers are kept in as many bits, or in 8.
 _KEPT_AS: dict[str, Quantization] = {
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), "int4"),
+    **dict.fromkeys(("Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K"), "int4"),
     **dict.fromkeys(("Q5_0", "Q5_1", "Q8_0", "Q5_K", "Q6_K"), "int8"),
 }
 # The largest of each has heads of another size than its queries are scaled by, which the file does not say.

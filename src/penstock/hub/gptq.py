@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+import re
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -84,8 +85,11 @@ class Gptq:
         )
 
 
-def gptq_config(*, bits: int, group: int, symmetric: bool, act_order: bool) -> dict[str, Any]:
-    return {
+def gptq_config(
+    *, bits: int, group: int, symmetric: bool, act_order: bool, plain: Sequence[str] = ()
+) -> dict[str, Any]:
+    """`plain` are the linears inside of layers that are not quantized."""
+    config: dict[str, Any] = {
         "quant_method": "gptq",
         "bits": bits,
         "group_size": group,
@@ -95,6 +99,7 @@ def gptq_config(*, bits: int, group: int, symmetric: bool, act_order: bool) -> d
         "checkpoint_format": "gptq",
         "pack_dtype": "int32",
     }
+    return config | {"dynamic": {f"-:^{re.escape(name)}$": {} for name in plain}} if plain else config
 
 
 def gptq_tensors(name: str, weight: GroupedTensor) -> dict[str, Written]:

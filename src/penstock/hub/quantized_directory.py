@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +30,7 @@ from penstock.hub.stored import FloatArray, Stored
 
 STATE = "quantize.json"
 LOCK = ".quantize.lock"
+STARVED = "starved"  # a note in a layer's file
 # What lies beside a model's weights and is none of them.
 CARRIED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
@@ -74,8 +75,15 @@ class QuantizedDirectory:
         total = self.num_layers + 1
         return self.path / f"model-{index + 1:05}-of-{total:05}.safetensors"
 
-    def write(self, index: int, tensors: Mapping[str, Written]) -> None:
-        write_tensors(self.shard(index), tensors.items(), len(tensors))
+    def write(self, index: int, tensors: Mapping[str, Written], starved: Sequence[str] = ()) -> None:
+        """`starved` are the experts that no data was fitted to: too little reached them."""
+        notes = {STARVED: " ".join(starved)} if starved else {}
+        write_tensors(self.shard(index), tensors.items(), len(tensors), notes)
+
+    def starved(self) -> list[str]:
+        """Of all layers that are written."""
+        shards = (self.shard(index) for index in range(self.num_layers + 1))
+        return [name for shard in shards for name in SafetensorsFile(shard).notes.get(STARVED, "").split()]
 
     def finish(
         self,
@@ -94,6 +102,8 @@ class QuantizedDirectory:
             write_tokenizer(checkpoint, self.path, tokenizer_json, special_tokens)
         else:
             config = HFDirectory(checkpoint.path).read_config()
+            if "text_config" in config:  # of a model that also sees: what is written only speaks
+                config = hf_config(checkpoint.config, dtype)
             for name in CARRIED:
                 if (checkpoint.path / name).is_file():
                     shutil.copyfile(checkpoint.path / name, self.path / name)

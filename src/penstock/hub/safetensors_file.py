@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
@@ -53,7 +53,7 @@ class SafetensorsFile:
         except ValueError:  # an empty file cannot be mapped
             raise ModelCorrupt(f"{path} is empty; download it again") from None
         try:
-            self.tensors = _read_header(self._bytes)
+            self.notes, self.tensors = _read_header(self._bytes)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelCorrupt(f"{path} has a damaged header ({error}); download it again") from None
         end = max((info.end for info in self.tensors.values()), default=0)
@@ -94,10 +94,13 @@ def write_safetensors(path: Path, tensors: Iterable[tuple[str, FloatArray]], num
     write_tensors(path, ((name, Written(values, CODES[dtype])) for name, values in tensors), num_tensors)
 
 
-def write_tensors(path: Path, tensors: Iterable[tuple[str, Written]], num_tensors: int) -> None:
+def write_tensors(
+    path: Path, tensors: Iterable[tuple[str, Written]], num_tensors: int, notes: Mapping[str, str] | None = None
+) -> None:
     """One tensor in memory at a time: the header comes last, into room kept for it, padded as the format allows."""
-    room = HEADER_BYTES_PER_TENSOR * (num_tensors + 1)
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    metadata = {"format": "pt", **(notes or {})}
+    room = HEADER_BYTES_PER_TENSOR * (num_tensors + 1) + len(json.dumps(metadata))
+    header: dict[str, Any] = {"__metadata__": metadata}
     partial = path.with_name(path.name + ".part")
     with partial.open("wb") as file:
         file.seek(8 + room)
@@ -123,13 +126,14 @@ def _write_values(file: BinaryIO, tensor: Written) -> None:
         file.write(part.astype(stored_as, copy=False).data)
 
 
-def _read_header(buffer: mmap.mmap) -> dict[str, TensorInfo]:
+def _read_header(buffer: mmap.mmap) -> tuple[dict[str, str], dict[str, TensorInfo]]:
+    """What the writer noted, and the tensors."""
     data_start = 8 + int.from_bytes(buffer[:8], "little")
     if data_start > len(buffer):
         raise ValueError("it runs past the end of the file")
     header = json.loads(buffer[8:data_start])
-    header.pop("__metadata__", None)
-    return {
+    notes = header.pop("__metadata__", None) or {}
+    return notes, {
         name: TensorInfo(
             shape=tuple(entry["shape"]),
             code=entry["dtype"],

@@ -197,8 +197,8 @@ class KVCache:
         if match.partial_block is not None:  # before the others: it may be where one of them goes
             pool.moves.append((match.partial_block, taken[len(sources)]))
         if pool.host is not None:
-            for own, source in zip(match.on_host, sources, strict=True):
-                pool.host.put_back(own, source)
+            for index, (own, source) in enumerate(zip(match.on_host, sources, strict=True), shared):
+                pool.host.put_back(own, hashes.parent(index), source)
         pool.moves += zip(sources, taken, strict=False)
         known = shared + len(match.on_host)
         awaited = hashes.hashes[known : self.blocks_for(num_tokens)] if self.shares_prefixes else []
@@ -208,10 +208,13 @@ class KVCache:
             table.publish(hashes, token_ids, known * pool.block_size)
         return table
 
-    def observe(self, prefill_tokens: int, step_s: float) -> None:
-        """A step computed so many tokens of prompts: it decides what is worth copying."""
-        if self.pool.host is not None:
-            self.pool.host.observe(prefill_tokens, step_s)
+    def observe(
+        self, prefill_tokens: int, step_s: float, num_decodes: int = 0, moves: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """A step that began with these moves computed so many tokens of prompts: it decides what is worth copying."""
+        host = self.pool.host
+        if host is not None:
+            host.observe(prefill_tokens, step_s, num_decodes, sum(host.is_here(source) for source, _ in moves))
 
     @property
     def loaded_tokens(self) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.core.hashing import BlockHash
+from penstock.core.tiers import Tier
 from penstock.kv.host import HostBlocks
 
 
@@ -91,15 +92,24 @@ class BlockPool:
         block.token_ids = tuple(token_ids) if isinstance(token_ids, list) else token_ids  # a list is its owner's
         self._by_hash[own] = block_id
         self._children.setdefault(parent, []).append(block_id)
-        if self._noted is not None and own in self._children:
+        if self._noted is not None and (own in self._children or (self.host is not None and self.host.is_met(own))):
             self._noted.append(own)
         return True
 
     def find(self, block_hash: BlockHash) -> int | None:
         return self._by_hash.get(block_hash)
 
-    def has_run(self, last: BlockHash, length: int) -> bool:
-        """Whether this block and those before it, `length` in all, can be found."""
+    def is_known(self, own: BlockHash) -> bool:
+        """On the device or on the host."""
+        return own in self._by_hash or (self.host is not None and own in self.host)
+
+    def tier_of_run(self, last: BlockHash, length: int) -> Tier | None:
+        """Where this block and those before it, `length` in all, can be found; None: not all of them."""
+        if self._is_run_here(last, length):
+            return Tier.DEVICE
+        return Tier.HOST if self.host is not None and self._is_run_known(last, length, self.host) else None
+
+    def _is_run_here(self, last: BlockHash, length: int) -> bool:
         by_hash, blocks, own = self._by_hash, self._blocks, last
         for _ in range(length):
             block_id = by_hash.get(own)
@@ -108,17 +118,34 @@ class BlockPool:
             own = parent
         return True
 
+    def _is_run_known(self, last: BlockHash, length: int, host: HostBlocks) -> bool:
+        """Those on the host are found after those on the device, not between them."""
+        own, has_end_here = last, False  # what comes later is on the device only
+        for _ in range(length):
+            parent = host.parent(own)
+            if (block_id := self._by_hash.get(own)) is not None:
+                has_end_here |= parent is None
+                parent = self._blocks[block_id].parent
+            elif has_end_here:
+                return False
+            if parent is None:
+                return False
+            own = parent
+        return True
+
     def following(self, parent: BlockHash) -> list[BlockHash]:
-        """The published blocks that come next after `parent`, whether or not that one can be found."""
-        children = self._children.get(parent)
-        if children is None:
-            return []
-        return [own for block_id in children if (own := self._blocks[block_id].hash) is not None]
+        """The known blocks that come next after `parent`, whether or not that one is; one may be there twice."""
+        found, children = [], self._children.get(parent)
+        if children is not None:
+            found = [own for block_id in children if (own := self._blocks[block_id].hash) is not None]
+        return found if self.host is None else [*found, *self.host.following(parent)]
 
     def note_changes(self) -> list[BlockHash]:
         """From now on the hash of every block that can no longer be found is added to this list, and of every one that
-        can be found again while blocks that follow it still are."""
+        can be found again while blocks that follow it still are, and of every one that moves."""
         self._noted = []
+        if self.host is not None:
+            self.host.note_changes(self._noted)
         return self._noted
 
     def find_partial(self, parent: BlockHash, token_ids: Sequence[int]) -> tuple[int, int] | None:
@@ -135,7 +162,7 @@ class BlockPool:
         if block.hash is None or block.parent is None:
             return
         self.counters.evictions += 1
-        if self.host is not None and (kept := self.host.keep(block.hash)) is not None:
+        if self.host is not None and (kept := self.host.keep(block.hash, block.parent)) is not None:
             self.moves.append((block_id, kept))
         self._unname(block_id)
 

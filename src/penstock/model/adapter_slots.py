@@ -1,7 +1,7 @@
 """What lies in the slots of a device: adapters whose matrices are linears of the operations, by slot and site.
 
 `PlainSlots` is for any operations; those that compute all adapters of a step at once bring their own
-(`ops.native_adapters`).
+(`ops.native_adapters`, `ops.triton.adapters`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from penstock.model.batch import SlotRows
+from penstock.model.batch import Batch, SlotRows
 from penstock.model.ops import Linear, Ops
 
 
@@ -50,11 +50,23 @@ class Slots(Protocol):
 
     def clear(self, slot: int) -> None: ...
 
-    def begin(self, groups: tuple[SlotRows, ...]) -> None:
-        """A step begins, with these adapters."""
+    def begin(self, batch: Batch) -> None:
+        """A step begins, with the adapters that the batch names."""
 
-    def add(self, site: int, x: Tensor, y: Tensor) -> None:
-        """y [tokens, out] += what the adapters of this step make of x [tokens, in]."""
+    def apply(self, linear: Linear, site: int, x: Tensor) -> Tensor:
+        """linear(x) [tokens, out], and what the adapters of this step make of x [tokens, in] at this site."""
+
+
+@dataclass(frozen=True)
+class AdaptedLinear:
+    """A linear, and what lies in the slots for it. `base` is as it was loaded."""
+
+    base: Linear
+    site: int
+    slots: Slots
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.slots.apply(self.base, self.site, x)
 
 
 class PlainSlots:
@@ -73,8 +85,13 @@ class PlainSlots:
     def clear(self, slot: int) -> None:
         self._slots[slot] = {}
 
-    def begin(self, groups: tuple[SlotRows, ...]) -> None:
-        self._groups = groups
+    def begin(self, batch: Batch) -> None:
+        self._groups = batch.adapters
+
+    def apply(self, linear: Linear, site: int, x: Tensor) -> Tensor:
+        y = linear(x)
+        self.add(site, x, y)
+        return y
 
     def add(self, site: int, x: Tensor, y: Tensor) -> None:
         for group in self._groups:

@@ -20,14 +20,15 @@ from torch import Tensor
 
 from penstock.core.errors import ModelUnsupported
 from penstock.core.model_config import ModelConfig
-from penstock.hub.peft import LowRank, PeftAdapter
+from penstock.hub.peft import MOST_RANK, LowRank, PeftAdapter
 from penstock.hub.stored import StoredTensor
-from penstock.model.adapter_slots import HostPair, PlainSlots, Slots
+from penstock.model.adapter_slots import AdaptedLinear, HostPair, PlainSlots, Slots
 from penstock.model.batch import Batch
 from penstock.model.layers import CausalLM
-from penstock.model.ops import LayerKV, Linear, Ops
+from penstock.model.ops import LayerKV, Ops
 from penstock.model.ops.native import NativeOps
 from penstock.model.ops.native_adapters import NativeSlots
+from penstock.model.ops.reference import ReferenceOps
 from penstock.model.weights import DTYPES, Site
 
 T = TypeVar("T")
@@ -46,10 +47,9 @@ class HostAdapter:
 class AdapterBank:
     """The adapters of one model: made to fit it, and put into slots."""
 
-    def __init__(self, ops: Ops, sites: Sequence[Site], num_slots: int) -> None:
-        self.slots: Slots = (
-            NativeSlots(ops, num_slots, len(sites)) if isinstance(ops, NativeOps) else PlainSlots(ops, num_slots)
-        )
+    def __init__(self, ops: Ops, sites: Sequence[Site], num_slots: int, max_rank: int = MOST_RANK) -> None:
+        self.num_slots = num_slots
+        self.slots = _slots(ops, sites, num_slots, max_rank)
         self._sites = sites
         self._places = {name: place for place, site in enumerate(sites) for name in site.outputs}
 
@@ -81,18 +81,6 @@ class AdapterBank:
 
 
 @dataclass(frozen=True)
-class AdaptedLinear:
-    base: Linear
-    site: int
-    slots: Slots
-
-    def __call__(self, x: Tensor) -> Tensor:
-        y = self.base(x)
-        self.slots.add(self.site, x, y)
-        return y
-
-
-@dataclass(frozen=True)
 class AdaptedModel:
     """A model and the same model with adapters: which of the two runs is seen by the batch."""
 
@@ -105,20 +93,34 @@ class AdaptedModel:
         return self.plain.config
 
     def __call__(self, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
-        if not batch.adapters:
+        if not batch.adapters and batch.slots is None:
             return self.plain(batch, kv)
-        self.bank.slots.begin(batch.adapters)
+        self.bank.slots.begin(batch)
         return self.adapted(batch, kv)
 
 
-def with_adapters(model: CausalLM, sites: Sequence[Site], ops: Ops, num_slots: int) -> AdaptedModel:
+def with_adapters(
+    model: CausalLM, sites: Sequence[Site], ops: Ops, num_slots: int, *, max_rank: int = MOST_RANK
+) -> AdaptedModel:
     """`sites`: the linear layers as the model was loaded with. Those that are no field of its layers stay as they are,
-    and no adapter may name them."""
+    and no adapter may name them. `max_rank`: what a slot has room for, on devices where that is set aside."""
     found = _fields(model, {id(site.linear) for site in sites})
     reached = [site for site in sites if id(site.linear) in found]
-    bank = AdapterBank(ops, reached, num_slots)
+    bank = AdapterBank(ops, reached, num_slots, max_rank)
     linears = {id(site.linear): AdaptedLinear(site.linear, place, bank.slots) for place, site in enumerate(reached)}
     return AdaptedModel(model, _replaced(model, linears), bank)
+
+
+def _slots(ops: Ops, sites: Sequence[Site], num_slots: int, max_rank: int) -> Slots:
+    if isinstance(ops, NativeOps):
+        return NativeSlots(ops, num_slots, len(sites))
+    if isinstance(ops, ReferenceOps):
+        return PlainSlots(ops, num_slots)
+    from penstock.model.ops.triton import TritonOps  # late: where there is no Triton, nothing asks for it
+    from penstock.model.ops.triton.adapters import TritonSlots
+
+    assert isinstance(ops, TritonOps)
+    return TritonSlots(ops, sites, num_slots, max_rank)
 
 
 def _fields(value: Any, wanted: set[int]) -> set[int]:

@@ -43,6 +43,9 @@ class Batch:
     num_decodes: int  # sequences that bring exactly one token, padding included: known without asking the device
     shared: SharedPrefixes | None = None  # None: every sequence attends to its whole context itself
     adapters: tuple[SlotRows, ...] = ()  # each slot once; tokens of no slot are the base model's
+    # What single tokens bring is stored before any of them attends: several may be of one sequence, as drafts are.
+    stores_first: bool = False
+    slots: Tensor | None = None  # [tokens] int32, on the device, in place of `adapters`: of each token; -1: no adapter
 
     @property
     def num_tokens(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from penstock.core.model_config import Experts
@@ -36,11 +35,10 @@ class SharedExpert:
             down=inner.linear({"down_proj": hidden}, width),
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
-        logits = self.gate(x).float()
-        # A sigmoid as a softmax of two: torch's own may differ in the last bit with where in a tensor a number lies.
-        share = torch.cat((logits, torch.zeros_like(logits)), dim=1).softmax(dim=1)[:, :1]
-        return self.down(self.ops.gated(self.gate_up(x), "silu")) * share.to(x.dtype)
+    def beside(self, x: Tensor, found: Tensor) -> Tensor:
+        """What the other experts found, and what this one makes of x."""
+        made = self.down(self.ops.gated(self.gate_up(x), "silu"))
+        return self.ops.add_shared(found, made, self.gate(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +76,8 @@ class SparseMLP:
 
     def __call__(self, stream: Stream) -> None:
         x = self.ops.normed(stream, self.norm)
-        found = self.experts(x, *self.route(x))
-        self.ops.add(stream, found if self.shared is None else found + self.shared(x))
-
-    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Which experts each row gets, and their weights: [rows, per_token] both."""
-        logits = self.router(x).float()
-        if self.normalized:  # shares of the chosen ones among themselves
-            best = logits.topk(self.per_token, dim=1)
-            return best.indices, best.values.softmax(dim=1)
-        best = logits.softmax(dim=1).topk(self.per_token, dim=1)
-        return best.indices, best.values
+        found = self.experts(x, *self.ops.route(self.router(x), self.per_token, normalized=self.normalized))
+        self.ops.add(stream, found if self.shared is None else self.shared.beside(x, found))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.hub.encoder import Pooling
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class TextGroup(NamedTuple):
+    """Texts of about one length."""
+
+    rows: Tensor  # [texts, longest] int64; behind a text's end its last row is repeated
+    is_own: Tensor | None  # [texts, longest]: what is no repetition; None: nothing is
 
 
 @dataclass(frozen=True)
@@ -30,23 +40,33 @@ class Texts:
     def starts(self) -> list[int]:
         return [0, *accumulate(self.lengths)][:-1]
 
-    def rows_by_length(self) -> Iterator[Tensor]:
-        """For every length that there is: the rows of its texts, [texts, length]."""
-        starts = np.array(self.starts)
-        for length in sorted(set(self.lengths)):
-            of_length = starts[np.array(self.lengths) == length]
-            yield torch.from_numpy(of_length[:, None] + np.arange(length)).to(self.token_ids.device)
+    def groups(self, step: int) -> list[TextGroup]:
+        """Texts whose lengths, rounded up to a multiple of `step`, are one."""
+        starts, lengths = np.array(self.starts), np.array(self.lengths)
+        rounded = -(-lengths // step) * step
+        return [self._group(starts[rounded == each], lengths[rounded == each], each) for each in np.unique(rounded)]
 
-    def pooled(self, states: Tensor, pooling: Pooling) -> Tensor:
-        """[texts, hidden] of length one, in float32, of [tokens, hidden]."""
-        device, starts = states.device, torch.tensor(self.starts)
-        lengths = torch.tensor(self.lengths)
-        states = states.float()
-        if pooling == "mean":
-            owners = torch.repeat_interleave(torch.arange(len(self.lengths)), lengths).to(device)
-            sums = torch.zeros(len(self.lengths), states.shape[1], device=device).index_add_(0, owners, states)
-            found = sums / lengths.to(device)[:, None]
-        else:
-            rows = starts if pooling == "first" else starts + lengths - 1
-            found = states[rows.to(device)]
-        return torch.nn.functional.normalize(found, dim=1)
+    def _group(self, starts: Ints, lengths: Ints, longest: int) -> TextGroup:
+        device, places = self.token_ids.device, np.arange(longest)
+        rows = starts[:, None] + np.minimum(places, lengths[:, None] - 1)
+        is_own = None if lengths.min() == longest else torch.from_numpy(places < lengths[:, None]).to(device)
+        return TextGroup(torch.from_numpy(rows).to(device), is_own)
+
+    def pooled(self, pieces: Iterable[Tensor], pooling: Pooling) -> Tensor:
+        """[texts, hidden] of length one, in float32, of [tokens, hidden] in pieces behind each other.
+
+        It stays on the device of the pieces, and holds one of them at a time.
+        """
+        count, starts, lengths = len(self.lengths), np.array(self.starts), np.array(self.lengths)
+        chosen = {"mean": np.arange(lengths.sum()), "first": starts, "last": starts + lengths - 1}[pooling]
+        owners = np.repeat(np.arange(count), lengths if pooling == "mean" else 1)
+        found, begin = torch.empty(0), 0
+        for piece in pieces:
+            if not begin:
+                found = torch.zeros(count, piece.shape[1], device=piece.device)
+            inside = slice(*np.searchsorted(chosen, (begin, begin + len(piece))))
+            rows, owned = (torch.from_numpy(ids[inside]).to(piece.device) for ids in (chosen - begin, owners))
+            found.index_add_(0, owned, piece[rows].float())
+            begin += len(piece)
+        assert begin == lengths.sum()
+        return torch.nn.functional.normalize(found, dim=1)  # so a sum is as good as a mean

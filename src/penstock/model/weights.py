@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.core.errors import ModelCorrupt
 from penstock.core.model_config import ModelConfig
 from penstock.hub.checkpoint import Checkpoint
-from penstock.hub.stored import GroupedTensor, NumberFormat
+from penstock.hub.stored import GroupedTensor, NumberFormat, Stored
 from penstock.model.ops import Linear, Ops
 from penstock.model.quantized import Weight, joined, plain
 from penstock.model.quantized.fp8 import Fp8Weight
@@ -110,7 +110,10 @@ class Weights:
 
 def read_stored(checkpoint: Checkpoint, name: str, device: torch.device) -> Weight:
     """One tensor of a checkpoint, moved to the device as it is stored: nothing is widened on the way."""
-    stored = checkpoint.stored(name)
+    return on_device(checkpoint.stored(name), device)
+
+
+def on_device(stored: Stored, device: torch.device) -> Weight:
     if isinstance(stored, GroupedTensor):
         return _grouped(stored, device)
     values = _moved(stored.values, DTYPES[stored.format], device)

@@ -6,54 +6,50 @@ How far, is searched for. Knows tensors, no models: whoever calls divides what f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from penstock.model.quantized.grouped import GroupedWeight
 from penstock.quant.grid import Grid
-from penstock.quant.inputs import Inputs
+from penstock.quant.inputs import Inputs, mean_magnitudes
 
 TRIES = 20  # powers of the activations' magnitude, from 0 (no scaling) to 1
 LARGEST = 1e4  # a scale beyond it would push the weights of others out of float16
 
 
-@dataclass(frozen=True)
-class Scaled:
-    weight: GroupedWeight  # of the weight whose columns were multiplied
-    scales: Tensor  # [sources]: what feeds it is to be divided by them
-
-
-def quantized(weight: Tensor, inputs: Inputs, grid: Grid, group: int, sources: Tensor) -> Scaled:
-    """A [out, in] weight in float32. `sources` [in] tells which channel of what feeds the layer becomes each column:
-    columns with the same source share a scale."""
-    scales = best_scales(weight, inputs, grid, group, sources)
-    by_column = scales[sources]
+def quantized(weight: Tensor, inputs: Inputs, grid: Grid, group: int, by_column: Tensor) -> GroupedWeight:
+    """A [out, in] weight in float32 with its columns multiplied by these scales [in], cut off where that helps."""
     moments = inputs.products / torch.outer(by_column, by_column)
     scaled = weight * by_column
     count = weight.shape[1] // group
     blocks = _blocks(moments, count)
     groups = scaled.view(weight.shape[0], count, group)
-    steps = grid.best(groups, lambda error: _cost_in_blocks(error, blocks))
-    return Scaled(grid.nearest(scaled, steps), scales)
+    return grid.nearest(scaled, grid.best(groups, lambda error: _cost_in_blocks(error, blocks)))
 
 
-def best_scales(weight: Tensor, inputs: Inputs, grid: Grid, group: int, sources: Tensor) -> Tensor:
-    """Of all powers, the one whose rounding does least to the layer's output."""
-    moments = inputs.products
-    magnitudes = _mean_by_source(inputs.magnitudes, sources).clamp(min=1e-6)
+def best_scales(linears: Sequence[tuple[Tensor, Inputs]], grid: Grid, group: int, sources: Tensor) -> Tensor:
+    """[channels]: of all powers, the one whose rounding does least to the outputs of all linears that these feed.
+
+    `sources` [in] tells which channel becomes each column: columns with the same source share a scale.
+    """
+    magnitudes = _mean_by_source(mean_magnitudes([inputs for _, inputs in linears]), sources).clamp(min=1e-6)
     best, least = torch.ones_like(magnitudes), float("inf")
     for i in range(TRIES):
         scales = magnitudes ** (i / TRIES)
         scales = (scales / (scales.max() * scales.min()).sqrt()).clamp(1 / LARGEST, LARGEST)
-        by_column = scales[sources]
-        groups = (weight * by_column).view(weight.shape[0], -1, group)
-        error = grid.error(groups, grid.widest(groups)).flatten(1) / by_column
-        cost = float(((error @ moments) * error).sum())
+        cost = sum(_cost(weight, inputs, grid, group, scales[sources]) for weight, inputs in linears)
         if cost < least:
             best, least = scales, cost
     return best
+
+
+def _cost(weight: Tensor, inputs: Inputs, grid: Grid, group: int, by_column: Tensor) -> float:
+    """Of rounding the weight so scaled: how far its outputs move, over all rows."""
+    groups = (weight * by_column).view(weight.shape[0], -1, group)
+    error = grid.error(groups, grid.widest(groups)).flatten(1) / by_column
+    return float(((error @ inputs.products) * error).sum()) * inputs.num_rows
 
 
 def _blocks(moments: Tensor, count: int) -> Tensor:

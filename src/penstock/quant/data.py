@@ -27,6 +27,11 @@ def windows(text: str, tokenizer: Tokenizer, length: int, most: int, wanted: int
         )
     count = wanted or min(most, available)
     if count * length < min(FEWEST_TOKENS, most * length):
+        if wanted is not None:
+            raise ConfigError(
+                f"{wanted} windows of {length} tokens are too few: a model wants {FEWEST_TOKENS:,} tokens at least",
+                param="samples",
+            )
         raise ConfigError(
             f"the text is too short: it has {len(token_ids):,} tokens, and a model wants {FEWEST_TOKENS:,} at least"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -30,3 +32,9 @@ class Inputs:
     def magnitudes(self) -> Tensor:
         """[columns]: the mean of |x|"""
         return self._magnitudes / self.num_rows
+
+
+def mean_magnitudes(several: Sequence[Inputs]) -> Tensor:
+    """Over all their rows."""
+    total = sum(one.num_rows for one in several)
+    return torch.stack([one.magnitudes * (one.num_rows / total) for one in several]).sum(dim=0)

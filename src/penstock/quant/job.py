@@ -14,10 +14,12 @@ from torch import Tensor
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.quantized_directory import QuantizedDirectory, Shard
 from penstock.hub.safetensors_file import CODES, Written
-from penstock.model.layers import DecoderLayer
-from penstock.quant.layerwise import fitted, rounded
+from penstock.model.sparse import SparseMLP
+from penstock.quant.layerwise import fit_attention, fit_mlp, rounded
+from penstock.quant.mixture import fit_experts
+from penstock.quant.opened import OpenLayer, kept
 from penstock.quant.recipe import Recipe
-from penstock.quant.walk import KeptLinear, Walk
+from penstock.quant.walk import Walk
 
 Progress = Callable[[int, int], None]  # (layers done, layers in all)
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -43,43 +45,48 @@ def quantize(
         shard = directory.shard(index)
         if shard.exists():
             if recipe.needs_data:
-                walk.advance(walk.layer(index, Shard.of(shard, checkpoint.config, recipe.config())))
+                made = Shard.of(shard, checkpoint.config, recipe.config(checkpoint.config))
+                walk.advance(walk.layer(index, made))
             continue
         layer = walk.layer(index)
-        small = fitted(layer, walk, recipe.fit) if recipe.needs_data else rounded(layer, recipe.nearest)
-        directory.write(index, layer_tensors(small, index, checkpoint, recipe))
+        starved: list[str] = []
+        if recipe.needs_data:
+            starved = fitted(layer, walk, recipe)
+        else:
+            rounded(layer, recipe.nearest)
+        directory.write(index, layer_tensors(layer, checkpoint, recipe), starved)
     if not directory.shard(num_layers).exists():
         directory.write(num_layers, _other_tensors(checkpoint, recipe))
     progress(num_layers, num_layers)
 
 
-def layer_tensors(layer: DecoderLayer, index: int, checkpoint: Checkpoint, recipe: Recipe) -> dict[str, Written]:
+def fitted(layer: OpenLayer, walk: Walk, recipe: Recipe) -> list[str]:
+    """The layer, small, and passed by the walk; and who of its experts was given too few rows."""
+    fit_attention(layer, walk, recipe.fit)
+    if isinstance(layer.mlp, SparseMLP):
+        return fit_experts(layer, walk, recipe.fit)
+    fit_mlp(layer, walk, recipe.fit)
+    return []
+
+
+def layer_tensors(layer: OpenLayer, checkpoint: Checkpoint, recipe: Recipe) -> dict[str, Written]:
     """All of the layer that a file has, by name."""
-    prefix, config = f"model.layers.{index}.", checkpoint.config
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    joined = {
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"): (layer.attention.qkv, [queries, keys, keys]),
-        ("self_attn.o_proj",): (layer.attention.output, [config.hidden_size]),
-        ("mlp.gate_proj", "mlp.up_proj"): (layer.mlp.gate_up, [config.intermediate_size] * 2),
-        ("mlp.down_proj",): (layer.mlp.down, [config.hidden_size]),
-    }
-    code = CODES[recipe.dtype]
-    found = {
-        f"{prefix}input_layernorm.weight": _plain(layer.attention.norm.weight, code),
-        f"{prefix}post_attention_layernorm.weight": _plain(layer.mlp.norm.weight, code),
-    }
+    code, offset = CODES[recipe.dtype], checkpoint.config.norm_offset
+    found = {name: _plain(norm.weight - offset, code) for name, norm in layer.norms.items()}
+    found |= {name: _plain(router.wide, code) for name, router in layer.routers.items()}
     made = set(found)
-    for names, (linear, sizes) in joined.items():
-        assert isinstance(linear, KeptLinear)
+    for site in layer.linears():
+        linear = kept(site.linear)
         assert not isinstance(linear.weight, Tensor)
-        for name, rows in zip(names, torch.split(torch.arange(linear.wide.shape[0]), sizes), strict=True):
+        places = torch.arange(linear.wide.shape[0]) if site.order is None else site.order.argsort()
+        for name, rows in zip(site.outputs, torch.split(places, list(site.outputs.values())), strict=True):
             rows = rows.to(linear.wide.device)
-            found |= recipe.tensors(f"{prefix}{name}.weight", linear.weight.rows(rows))
-            made.add(f"{prefix}{name}.weight")
+            found |= recipe.tensors(f"{name}.weight", linear.weight.rows(rows))
+            made.add(f"{name}.weight")
             if linear.bias is not None:
-                found[f"{prefix}{name}.bias"] = _plain(linear.bias[rows], code)
-    others = {name for name in checkpoint.tensor_names() if name.startswith(prefix)} - made - found.keys()
-    return found | {name: Written(checkpoint.tensor(name), code) for name in others}
+                found[f"{name}.bias"] = _plain(linear.bias[rows], code)
+    others = {name for name in checkpoint.tensor_names() if name.startswith(layer.prefix)} - made - found.keys()
+    return found | {name: Written(checkpoint.tensor(name), code) for name in sorted(others)}
 
 
 def _other_tensors(checkpoint: Checkpoint, recipe: Recipe) -> dict[str, Written]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.hub.checkpoint import Checkpoint
-from penstock.model.layers import DecoderLayer
+from penstock.quant.opened import OpenLayer
 from penstock.quant.walk import Walk
 
 Progress = Callable[[int, int], None]  # (layers done, layers in all)
@@ -30,12 +30,14 @@ def walked(
     token_ids: Tensor,
     device: torch.device,
     progress: Progress,
-    change: Callable[[DecoderLayer], DecoderLayer] = lambda layer: layer,
+    change: Callable[[OpenLayer], None] = lambda layer: None,
 ) -> Walk:
     """All layers, each of them changed."""
     walk = Walk(checkpoint, token_ids, device)
     for index in range(walk.config.num_layers):
-        walk.advance(change(walk.layer(index)))
+        layer = walk.layer(index)
+        change(layer)
+        walk.advance(layer)
         progress(index + 1, walk.config.num_layers)
     return walk
 

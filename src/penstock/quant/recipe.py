@@ -8,6 +8,7 @@ fp8    E4M3, a scale per output, for activations in FP8: compressed-tensors
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -19,6 +20,7 @@ from penstock.core.errors import ConfigError, ModelUnsupported
 from penstock.core.model_config import ModelConfig
 from penstock.hub.awq import awq_config, awq_tensors
 from penstock.hub.compressed_integers import compressed_config, packed_tensors, scheme_entry, w8a8_tensors
+from penstock.hub.families import FAMILY_FILES, routers
 from penstock.hub.gptq import gptq_config, gptq_tensors
 from penstock.hub.safetensors_file import DType, Written
 from penstock.hub.stored import GroupedTensor, StoredTensor
@@ -28,8 +30,7 @@ from penstock.model.quantized.grouped import Bits, GroupedWeight
 from penstock.model.quantized.int8 import Int8Weight
 from penstock.quant import awq, e4m3, gptq, integers
 from penstock.quant.grid import Grid
-from penstock.quant.inputs import Inputs
-from penstock.quant.layerwise import Fitted
+from penstock.quant.layerwise import Fitted, Given
 
 MethodName = Literal["gptq", "awq", "int8", "fp8"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
@@ -44,15 +45,11 @@ class Recipe:
     group: int | None  # columns with one scale; None: all of a row
     symmetric: bool
     act_order: bool
+    dtype: DType  # of what stays
 
     @property
     def needs_data(self) -> bool:
         return self.method in ("gptq", "awq")
-
-    @property
-    def dtype(self) -> DType:
-        """Of what stays: float16 is what the kernels for groups take everywhere."""
-        return "bfloat16" if self.group is None else "float16"
 
     def nearest(self, weight: Tensor) -> Weight:
         """Each number by itself: all there is to int8 and FP8, and what the others are judged against."""
@@ -63,27 +60,45 @@ class Recipe:
         grid = Grid(self.bits, self.symmetric)
         return grid.nearest(weight, grid.widest(weight.view(weight.shape[0], -1, self.group)))
 
-    def fit(self, weight: Tensor, inputs: Inputs, sources: Tensor) -> Fitted:
+    def fit(self, givens: Sequence[Given], sources: Tensor) -> Fitted:
+        """Linears that the same channels feed. Of those that were given too little, each number by itself."""
         assert self.group is not None
         grid = Grid(self.bits, self.symmetric)
         if self.method == "gptq":
-            return Fitted(gptq.quantized(weight, inputs, grid, self.group, act_order=self.act_order))
-        scaled = awq.quantized(weight, inputs, grid, self.group, sources)
-        return Fitted(scaled.weight, scaled.scales)
+            return Fitted([self._by_gptq(given, grid, self.group) for given in givens])
+        known = [(given.weight, given.inputs) for given in givens if given.inputs is not None]
+        if not known:
+            return Fitted([self.nearest(given.weight) for given in givens])
+        scales = awq.best_scales(known, grid, self.group, sources)
+        return Fitted([self._by_awq(given, grid, self.group, scales[sources]) for given in givens], scales)
 
-    def config(self) -> dict[str, Any]:
+    def _by_gptq(self, given: Given, grid: Grid, group: int) -> Weight:
+        if given.inputs is None:
+            return self.nearest(given.weight)
+        return gptq.quantized(given.weight, given.inputs, grid, group, act_order=self.act_order)
+
+    def _by_awq(self, given: Given, grid: Grid, group: int, by_column: Tensor) -> Weight:
+        if given.inputs is None:
+            return self.nearest(given.weight * by_column)
+        return awq.quantized(given.weight, given.inputs, grid, group, by_column)
+
+    def config(self, model: ModelConfig) -> dict[str, Any]:
         """config.json's `quantization_config`"""
+        plain = routers(model)
         if self.method == "gptq":
             assert self.group is not None
-            return gptq_config(bits=self.bits, group=self.group, symmetric=self.symmetric, act_order=self.act_order)
+            return gptq_config(
+                bits=self.bits, group=self.group, symmetric=self.symmetric, act_order=self.act_order, plain=plain
+            )
         if self.method == "awq":
             assert self.group is not None
-            return awq_config(group=self.group)
+            return awq_config(group=self.group, plain=plain)
         if self.group is not None:
-            return compressed_config("pack-quantized", scheme_entry("int", "group", group=self.group), None)
+            entry = scheme_entry("int", "group", group=self.group)
+            return compressed_config("pack-quantized", entry, None, plain=plain)
         kind, format = ("int", "int-quantized") if self.method == "int8" else ("float", "float-quantized")
         inputs = scheme_entry(kind, "token", dynamic=True)
-        return compressed_config(format, scheme_entry(kind, "channel"), inputs)
+        return compressed_config(format, scheme_entry(kind, "channel"), inputs, plain=plain)
 
     def tensors(self, name: str, weight: Weight) -> dict[str, Written]:
         """What a file has of the weight of this name."""
@@ -119,31 +134,37 @@ def make_recipe(
     if method in ("int8", "fp8") and not is_symmetric:
         raise ConfigError(f"{method} is symmetric here; leave out --asym", param="symmetric")
     by_row = method == "fp8" or (method == "int8" and group is None)
-    return Recipe(method, chosen, None if by_row else _group(config, group), is_symmetric, act_order)
+    # float16 is what the kernels for groups take everywhere; a Gemma's activations grow out of it.
+    dtype: DType = "bfloat16" if by_row or FAMILY_FILES[config.architecture].outgrows_float16 else "float16"
+    return Recipe(method, chosen, None if by_row else _group(config, group), is_symmetric, act_order, dtype)
 
 
-def _columns(config: ModelConfig) -> tuple[int, ...]:
-    return config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size
+def columns(config: ModelConfig) -> tuple[int, ...]:
+    """Of the linears, by what they multiply: the stream, the heads, and what is inside of MLPs and of experts."""
+    experts, dense = config.experts, any(not config.has_experts(layer) for layer in range(config.num_layers))
+    inside = [] if experts is None else [experts.intermediate_size, experts.shared_intermediate_size]
+    inside += [config.intermediate_size] if dense else []
+    return tuple(dict.fromkeys((config.hidden_size, config.num_heads * config.head_dim, *filter(None, inside))))
 
 
 def _group(config: ModelConfig, wanted: int | None) -> int:
     """One size for the whole model: the layouts know no other."""
-    columns = _columns(config)
-    fitting = [size for size in (GROUP, 64, 32, SMALLEST_GROUP) if not any(count % size for count in columns)]
+    counts = columns(config)
+    fitting = [size for size in (GROUP, 64, 32, SMALLEST_GROUP) if not any(count % size for count in counts)]
     if wanted is None:
         if not fitting:
             raise ModelUnsupported(
-                f"its linears have {columns} columns, which no group of {SMALLEST_GROUP} or more divides"
+                f"its linears have {counts} columns, which no group of {SMALLEST_GROUP} or more divides"
             )
         return fitting[0]
-    if wanted < SMALLEST_GROUP or wanted % 8 or any(count % wanted for count in columns):
+    if wanted < SMALLEST_GROUP or wanted % 8 or any(count % wanted for count in counts):
         hint = f"; {', '.join(map(str, fitting))} do" if fitting else ""
-        raise ConfigError(f"groups of {wanted} do not divide this model's {columns} columns{hint}", param="group")
+        raise ConfigError(f"groups of {wanted} do not divide this model's {counts} columns{hint}", param="group")
     return wanted
 
 
 def _check_shapes(config: ModelConfig) -> None:
-    outputs = (*_columns(config), config.num_kv_heads * config.head_dim)
+    outputs = (*columns(config), config.num_kv_heads * config.head_dim)
     if any(count % 8 for count in outputs):
         raise ModelUnsupported(f"the layouts pack 8 numbers into a word, and its linears have {outputs} outputs")
 

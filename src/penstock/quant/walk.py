@@ -4,8 +4,7 @@ is kept between them is the residual stream. Plain torch in float32: it is the w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -15,53 +14,29 @@ from penstock.core.errors import ModelUnsupported
 from penstock.core.model_config import ModelConfig
 from penstock.hub.checkpoint import Checkpoint
 from penstock.model.batch import Batch
-from penstock.model.families import llama, qwen2, qwen3
-from penstock.model.layers import DecoderLayer, load_norm
-from penstock.model.ops import KVShape, LayerKV, Norm, Rope, Stream
-from penstock.model.ops.reference import ReferenceOps
+from penstock.model.families import gemma2, gemma3, llama, mixtral, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe
+from penstock.model.families.gemma2 import GemmaLayer
+from penstock.model.layers import Attention, DecoderLayer, LayerLoader, load_norm
+from penstock.model.ops import KVShape, LayerKV, Norm, Stream
 from penstock.model.quantized import Weight, plain
-from penstock.model.quantized.fp8 import Fp8Weight
-from penstock.model.quantized.int8 import Int8Weight
 from penstock.model.rope import rope_tables
+from penstock.model.sparse import SparseLayer
 from penstock.model.weights import Weights, read_stored
-from penstock.quant import e4m3, integers
+from penstock.quant.opened import KeepingOps, OpenLayer
 
-# Families whose layers are an attention and an MLP with a norm before each, and nothing else.
-LAYERS: dict[str, Callable[[Weights, Rope, int], DecoderLayer]] = {
-    "llama": llama.layer,
-    "mistral": llama.layer,
-    "qwen2": qwen2.layer,
-    "qwen3": qwen3.layer,
+LAYERS: dict[str, Callable[[Weights], LayerLoader]] = {
+    "llama": lambda _: llama.layer,
+    "mistral": lambda _: llama.layer,
+    "qwen2": lambda _: qwen2.layer,
+    "qwen3": lambda _: qwen3.layer,
+    "mixtral": lambda _: mixtral.layer,
+    "qwen2_moe": lambda _: qwen2_moe.layer,
+    "qwen3_moe": lambda _: qwen3_moe.layer,
+    "gemma2": lambda _: gemma2.layer,
+    "gemma3_text": gemma3.layers_of,
+    "phi3": lambda _: phi3.layer,
 }
 TOKENS_AT_ONCE = 2048
-
-
-@dataclass(frozen=True)
-class KeptLinear:
-    """A product that still knows its weight."""
-
-    weight: Weight
-    bias: Tensor | None
-    wide: Tensor  # what the weight stands for
-
-    @classmethod
-    def of(cls, weight: Weight, bias: Tensor | None = None) -> KeptLinear:
-        return cls(weight, bias, plain(weight).float())
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(_as_met(self.weight, x), self.wide, self.bias)
-
-
-class KeepingOps(ReferenceOps):
-    def linear(self, weight: Weight, bias: Tensor | None = None) -> KeptLinear:
-        return KeptLinear.of(weight, None if bias is None else bias.float())
-
-
-def _as_met(weight: Weight, x: Tensor) -> Tensor:
-    """Activations as this weight meets them: rounded too, row by row, in the formats that do."""
-    if isinstance(weight, Int8Weight):
-        return integers.by_row(x).dequantized()
-    return e4m3.quantized(x).dequantized() if isinstance(weight, Fp8Weight) else x
 
 
 def check_family(config: ModelConfig) -> None:
@@ -87,30 +62,40 @@ class Walk:
         at_once = max(1, TOKENS_AT_ONCE // token_ids.shape[1])
         parts = torch.split(self.token_ids, at_once)
         table = self._table("model.embed_tokens.weight")
-        self.hidden = [F.embedding(part.flatten(), table) for part in parts]
+        self.hidden = [F.embedding(part.flatten(), table) * self.config.embedding_scale for part in parts]
         self._batches = [_batch(part) for part in parts]
         self._cache = self._allocate(at_once, token_ids.shape[1])
+        self._load = LAYERS[self.config.architecture](self._weights(checkpoint))
 
-    def layer(self, index: int, checkpoint: Checkpoint | None = None) -> DecoderLayer:
+    def layer(self, index: int, checkpoint: Checkpoint | None = None) -> OpenLayer:
         """From the checkpoint, or from another that has it."""
         weights = self._weights(checkpoint or self._checkpoint).at(f"model.layers.{index}")
-        return LAYERS[self.config.architecture](weights, self._rope, index)
+        loaded = self._load(weights, self._rope, index)
+        assert isinstance(loaded, DecoderLayer | GemmaLayer | SparseLayer)
+        opened = OpenLayer(loaded, self.config, weights.prefix, weights.sites)
+        opened.narrow_routers(self.dtype)
+        return opened
 
-    def normed(self, hidden: Sequence[Tensor], norm: Norm) -> Iterator[Tensor]:
-        return (self.ops.norm_linear(Stream(part), norm, lambda x: x) for part in hidden)
+    def normed(self, hidden: Iterable[Tensor], norm: Norm) -> Iterator[Tensor]:
+        return (self.ops.normed(Stream(part), norm) for part in hidden)
 
-    def attended(self, qkvs: Iterator[Tensor], layer: DecoderLayer) -> list[Tensor]:
+    def attended(self, qkvs: Iterable[Tensor], attention: Attention) -> list[Tensor]:
         """What goes into the attention's output projection."""
         found = []
         for qkv, batch in zip(qkvs, self._batches, strict=True):
             self.ops.begin(batch)
-            found.append(self.ops.attention(qkv, layer.attention.spec, layer.attention.rope, self._cache, batch))
+            found.append(self.ops.attention(qkv, attention.spec, attention.rope, self._cache, batch))
         return found
 
-    def advance(self, layer: DecoderLayer) -> None:
+    def add(self, found: Iterable[Tensor], norm: Norm | None) -> None:
+        """What a part of a layer gives, normed if there is a norm."""
+        for hidden, x in zip(self.hidden, found, strict=True):
+            hidden += x if norm is None else self.ops.normed(Stream(x), norm)
+
+    def advance(self, layer: OpenLayer) -> None:
         for hidden, batch in zip(self.hidden, self._batches, strict=True):
             self.ops.begin(batch)
-            layer(Stream(hidden), self._cache, batch)  # adds to it
+            layer.layer(Stream(hidden), self._cache, batch)  # adds to it
 
     def outputs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """After the last layer, window by window: its logits and its tokens."""
@@ -118,7 +103,12 @@ class Walk:
         head = self._table("model.embed_tokens.weight" if self.config.tied_embeddings else "lm_head.weight")
         length = self.token_ids.shape[1]
         windows = (window for part in self.normed(self.hidden, norm) for window in torch.split(part, length))
-        return ((window @ head.T, ids.long()) for window, ids in zip(windows, self.token_ids, strict=True))
+        return (
+            (self._capped(window @ head.T), ids.long()) for window, ids in zip(windows, self.token_ids, strict=True)
+        )
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        return self.ops.capped(logits, self.config.logit_cap) if self.config.logit_cap else logits
 
     def _weights(self, checkpoint: Checkpoint) -> Weights:
         def read(name: str, device: torch.device) -> Weight:

@@ -12,6 +12,7 @@ from penstock.core.replica import ReplicaSnapshot
 from penstock.gateway.decisions import Decided
 from penstock.gateway.reports import GUESSED_SPEED
 from penstock.replay.world import Load, World
+from penstock.router.load import saved_tokens
 from penstock.router.lots import lot_of
 from penstock.router.prefix_index import PrefixIndex
 from penstock.router.request import EdgeRequest
@@ -33,12 +34,19 @@ class Shown(NamedTuple):
     replicas: Sequence[ReplicaSnapshot]
     matched: Mapping[str, int]
     full: Mapping[str, str] = {}  # those that had no room, with what they had too little of
+    on_host: Mapping[str, int] = {}  # of the blocks that each holds, in its host memory only
 
     def matched_tokens(self, replica: ReplicaSnapshot) -> int:
         return self.request.tokens_of(self.matched.get(replica.id, 0))
 
+    def host_tokens(self, replica: ReplicaSnapshot) -> int:
+        return min(self.matched_tokens(replica), self.on_host.get(replica.id, 0) * self.request.block_tokens)
+
     def missing_tokens(self, replica: ReplicaSnapshot) -> int:
-        return self.request.prompt_tokens - self.matched_tokens(replica)
+        """Those that it could compute while it fetches others from its host memory included."""
+        blocks = self.matched.get(replica.id, 0)
+        on_host = min(blocks, self.on_host.get(replica.id, 0))
+        return self.request.prompt_tokens - saved_tokens(self.request, replica, blocks, on_host)
 
     @property
     def is_by_guess(self) -> bool:
@@ -68,7 +76,9 @@ def as_recorded(decided: Decided) -> Shown:
     if not request.draw:  # of a log from before draws were kept
         request = replace(request, draw=lot_of(decided.id))
     matched = {seen.id: seen.matched for seen in decided.candidates if seen.matched}
-    return Shown(request, replicas, matched, {name: why for name, why in decided.dropped.items() if why in _FULL})
+    full = {name: why for name, why in decided.dropped.items() if why in _FULL}
+    on_host = {seen.id: seen.on_host for seen in decided.candidates if seen.on_host}
+    return Shown(request, replicas, matched, full, on_host)
 
 
 def recorded_choice(decided: Decided, shown: Shown) -> Choice:
@@ -78,7 +88,8 @@ def recorded_choice(decided: Decided, shown: Shown) -> Choice:
         picked, shown.replicas,
         {name: [seen.scores[at] for seen in decided.candidates] for at, name in enumerate(decided.scorers)},
         [seen.total for seen in decided.candidates], decided.dropped, decided.strategy, shown.matched,
-        shown.matched_tokens(picked), decided.is_approximate,
+        shown.matched_tokens(picked), decided.is_approximate, shown.on_host, shown.host_tokens(picked),
+        shown.request.prompt_tokens - shown.missing_tokens(picked),
     )  # fmt: skip
 
 
@@ -108,11 +119,13 @@ class OtherPolicy:
             was, would = as_it_was.load(replica, now), self.world.load(replica, now)
             replica = replica.with_sent(*(other - own for other, own in zip(would, was, strict=True)))
             all_of_them.append(replica)
-            if self._has_room(request, replica, matched[replica.id]) if would != was else replica.id in known:
+            on_host = min(matched[replica.id], recorded.on_host.get(replica.id, 0))
+            saved = saved_tokens(request, replica, matched[replica.id], on_host)
+            if self._has_room(request, replica, saved) if would != was else replica.id in known:
                 free.append(replica)
         if not free:  # it waits at the door for the first that has; the wait is part of that one's time
             free = [min(all_of_them, key=lambda replica: replica.queue_s)]
-        return Shown(request, free, matched)
+        return Shown(request, free, matched, on_host=recorded.on_host)
 
     def _full(self, recorded: Shown, as_it_was: World, now: float) -> list[ReplicaSnapshot]:
         """As they were last seen, but full."""
@@ -122,16 +135,19 @@ class OtherPolicy:
             if (last := self._last.get(name)) is not None
         ]
 
-    def _has_room(self, request: EdgeRequest, replica: ReplicaSnapshot, matched: int) -> bool:
+    def _has_room(self, request: EdgeRequest, replica: ReplicaSnapshot, saved: int) -> bool:
         """As admission has it."""
-        saved_tokens = request.tokens_of(matched) if self._router.goes_by_prefixes(request.model) else 0
-        return not replica.sequences or blocked_by(request, replica, 1.0, 0.0, saved_tokens) is None
+        saved = saved if self._router.goes_by_prefixes(request.model) else 0
+        return not replica.sequences or blocked_by(request, replica, 1.0, 0.0, saved) is None
 
     def choose(self, shown: Shown, dropped: dict[str, str], now: float, really: float = 1.0) -> Choice:
         """`really`: of the tokens that seem to be missing at a replica, the share that really is."""
         request = shown.request
         for replica in shown.replicas:
-            self._index.reset(replica.id, request.hashes[: shown.matched.get(replica.id, 0)])
+            held = request.hashes[: shown.matched.get(replica.id, 0)]
+            self._index.reset(replica.id, held)
+            if on_host := shown.on_host.get(replica.id, 0):
+                self._index.stored_on_host(replica.id, held[-on_host:])
         there = {replica.id for replica in shown.replicas}
         dropped = {name: why for name, why in dropped.items() if name not in there}
         choice = self._router.pick_among(request, shown.replicas, now, dropped)

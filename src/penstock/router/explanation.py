@@ -1,10 +1,11 @@
 """A choice in a line: what `x-penstock-route` says.
 
-    kv_aware;score=0.8312;least_loaded=0.4012;prefix=0.43;matched=6144;of=4;next="r2";next_score=0.61
+    kv_aware;score=0.8312;least_loaded=0.4012;prefix=0.43;matched=6144;on_host=512;of=4;next="r2";next_score=0.61
 
 A structured field (RFC 9651): the strategy, then its parameters. `score` is the winner's total and what follows it are
 its parts, before weights; `matched` are tokens of the prompt that the replica holds, with `approximate` if that is a
-guess; `of` counts those that could have been picked, `dropped` those that could not, by reason.
+guess; `on_host` of them are in its host memory only. `of` counts those that could have been picked, `dropped` those
+that could not, by reason.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def route_header(choice: Choice, name: Callable[[str], str] = str) -> str:
         line += f";{scorer}={scores[at]:.4g}"
     if choice.matched_tokens:
         line += f";matched={choice.matched_tokens}{';approximate' if choice.is_approximate else ''}"
+        line += f";on_host={choice.host_tokens}" if choice.host_tokens else ""
     line += f";of={len(totals)}"
     if choice.dropped:
         line += _dropped(choice)

@@ -13,9 +13,16 @@ from penstock.router.request import EdgeRequest
 Weight = Annotated[float, Meta(ge=0)]
 
 
-def expected_ttft_s(request: EdgeRequest, replica: ReplicaSnapshot, matched_tokens: int = 0) -> float:
+def expected_ttft_s(request: EdgeRequest, replica: ReplicaSnapshot, saved_tokens: int = 0) -> float:
     """Prefill and decode are counted apart: queued prompts by the prefill speed, running sequences as a step's time."""
-    return replica.queue_s + (request.prompt_tokens - matched_tokens) / replica.prefill_tokens_per_s
+    return replica.queue_s + (request.prompt_tokens - saved_tokens) / replica.prefill_tokens_per_s
+
+
+def saved_tokens(request: EdgeRequest, replica: ReplicaSnapshot, blocks: int, on_host: int) -> int:
+    """What it is worth that a replica holds so many of a prompt's blocks, so many of them in host memory only: in
+    tokens that it need not compute."""
+    held = request.tokens_of(blocks)
+    return held - int(replica.host_share * min(held, on_host * request.block_tokens)) if on_host else held
 
 
 @dataclass(frozen=True)

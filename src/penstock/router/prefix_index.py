@@ -3,7 +3,8 @@
 A replica that publishes what it stores and removes is followed exactly. Of one that says nothing the index knows what
 was sent there, as much as its KV cache holds, the longest unused forgotten first; so is one that lost events
 approximate until its next snapshot. What was just routed counts as held for a few seconds, so that a burst of siblings
-lands together before the first of them has been computed.
+lands together before the first of them has been computed. Of some blocks it is known that they are in a replica's host
+memory only: they are held, and what that is worth is for others to say.
 
 It deals in integers. What a hash is made of, and how events arrive, it does not know.
 """
@@ -11,11 +12,12 @@ It deals in integers. What a hash is made of, and how events arrive, it does not
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from math import inf
 
 from penstock.core.replica import ReplicaSnapshot
+from penstock.router.bit_counts import BitCounts
 
 MAX_BLOCKS = 16_384  # of one replica: four million tokens, about 4 MB here
 UNKNOWN_CAPACITY_BLOCKS = 4096  # of a replica that does not say how large its KV cache is
@@ -38,23 +40,28 @@ class PrefixIndex:
     """A set of replicas is an integer, a bit for each: to walk a prompt's chain is an AND per block.
 
     Memory is bounded by `max_blocks` for each replica. Of one that publishes more, the newest are not taken in, since
-    without a chain's beginning its end is of no use; it counts as approximate from then on.
+    without a chain's beginning its end is of no use; it counts as approximate from then on. What is on a device only
+    takes nothing for being known to be there.
     """
 
     def __init__(self, max_blocks: int = MAX_BLOCKS, predicted_s: float = PREDICTED_S) -> None:
         self._max_blocks = max_blocks
         self._predicted_s = predicted_s
         self._holders: dict[int, int] = {}  # hash to the set of those that hold it
+        self._on_host: dict[int, int] = {}  # to that of those who have it in host memory only, if there are any
         self._replicas: dict[str, _Replica] = {}
         self._names: list[str] = []  # by bit; empty: the bit is free
         self._predictions: deque[tuple[float, str, Sequence[int]]] = deque()  # the oldest first
         # A request asks more than once: these are the last answers, for as long as they hold.
         self._walked: tuple[Sequence[int], Sequence[tuple[int, int]]] | None = None
+        self._on_host_along = BitCounts()  # with it: who has how many of them on the host
         self._answered: tuple[Sequence[ReplicaSnapshot], dict[str, int]] | None = None
+        self._answered_host: tuple[Mapping[str, int], Mapping[str, int]] | None = None
 
     # -- what replicas say
 
-    def stored(self, replica_id: str, hashes: Iterable[int]) -> None:
+    def stored(self, replica_id: str, hashes: Collection[int]) -> None:
+        """On its device, wherever they were."""
         replica = self._publisher(replica_id)
         blocks = replica.blocks
         news = [block for block in hashes if blocks.get(block) != inf]
@@ -64,13 +71,21 @@ class PrefixIndex:
             replica.has_all &= len(unknown) <= room
             news = [block for block in news if block in blocks] + unknown[:room]
         self._hold(replica, news, inf)
+        self._leave_host(replica, hashes)
+
+    def stored_on_host(self, replica_id: str, hashes: Collection[int]) -> None:
+        """In its host memory only, wherever they were."""
+        self.stored(replica_id, hashes)
+        replica = self._replica(replica_id)
+        _join(self._on_host, [block for block in hashes if block in replica.blocks], replica.bit)
 
     def removed(self, replica_id: str, hashes: Iterable[int]) -> None:
         replica = self._publisher(replica_id)
         self._release(replica, [block for block in hashes if replica.blocks.pop(block, None) is not None])
 
-    def reset(self, replica_id: str, hashes: Iterable[int]) -> None:
-        """All that it holds: exact from here on. What was just routed there is on its way, and stays predicted."""
+    def reset(self, replica_id: str, hashes: Collection[int]) -> None:
+        """All that it holds, on its device unless it is said anew that it is not: exact from here on. What was just
+        routed there is on its way, and stays predicted."""
         replica = self._replica(replica_id)
         told = dict.fromkeys(hashes, inf)
         wrong = [block for block, until in replica.blocks.items() if until == inf and block not in told]
@@ -143,6 +158,19 @@ class PrefixIndex:
         self._answered = (replicas, found)
         return found
 
+    def on_host(self, hashes: Sequence[int], held: Mapping[str, int]) -> Mapping[str, int]:
+        """How many of the blocks that these have, as `held` says, are in their host memory only; who has none is not in
+        it."""
+        if not self._on_host:
+            return _NOTHING
+        self._walk(hashes)
+        if not self._on_host_along:
+            return _NOTHING
+        if self._answered_host is None or self._answered_host[0] is not held:
+            known, count = self._replicas, self._on_host_along.of
+            self._answered_host = (held, {name: n for name in held if (n := count(known[name].bit))})
+        return self._answered_host[1]
+
     def holders(self, hashes: Sequence[int], most: int) -> list[str]:
         """Those who have some of a prompt's beginning, who has most of it first."""
         found: list[str] = []
@@ -203,18 +231,27 @@ class PrefixIndex:
             depth += 1
         if alive:
             steps.append((depth, alive))
+        self._on_host_along = self._count_host(hashes, steps) if self._on_host else BitCounts()
         steps.reverse()
-        self._walked, self._answered = (hashes, steps), None
+        self._walked, self._answered, self._answered_host = (hashes, steps), None, None
         return steps
 
+    def _count_host(self, hashes: Sequence[int], steps: Sequence[tuple[int, int]]) -> BitCounts:
+        """`steps`: the least deep first."""
+        counts, get, begin = BitCounts(), self._on_host.get, 0
+        for depth, alive in steps:
+            for block in hashes[begin:depth]:
+                if those := get(block, 0) & alive:
+                    counts.add(those)
+            begin = depth
+        return counts
+
     def _hold(self, replica: _Replica, hashes: Sequence[int], until: float) -> None:
-        bit, holders = replica.bit, self._holders
         self._walked = None
         replica.blocks.update(dict.fromkeys(hashes, until))
-        for block in hashes:
-            holders[block] = holders.get(block, 0) | bit
+        _join(self._holders, hashes, replica.bit)
 
-    def _release(self, replica: _Replica, hashes: Iterable[int]) -> None:
+    def _release(self, replica: _Replica, hashes: Collection[int]) -> None:
         """What was taken out of the replica's own blocks."""
         holders, others = self._holders, ~replica.bit
         self._walked = None
@@ -224,6 +261,19 @@ class PrefixIndex:
                 holders[block] = rest
             else:
                 del holders[block]
+        self._leave_host(replica, hashes)
+
+    def _leave_host(self, replica: _Replica, hashes: Collection[int]) -> None:
+        on_host, bit = self._on_host, replica.bit
+        if not on_host:
+            return
+        self._walked = None
+        for block in hashes:
+            there = on_host.get(block, 0)
+            if there == bit:
+                del on_host[block]
+            elif there & bit:
+                on_host[block] = there ^ bit
 
     def _clear(self, replica: _Replica) -> None:
         blocks, replica.blocks = replica.blocks, {}
@@ -236,3 +286,10 @@ class PrefixIndex:
             for block in oldest:
                 del replica.blocks[block]
             self._release(replica, oldest)
+
+
+def _join(sets: dict[int, int], hashes: Iterable[int], bit: int) -> None:
+    get = sets.get
+    for block in hashes:
+        there = get(block)
+        sets[block] = bit if there is None else there | bit  # one number for all blocks that a replica has alone

@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.core.replica import ReplicaSnapshot
 from penstock.router.filters import DEFAULT_FILTERS, Filter, narrowed, prefer_ready, prefer_warm
+from penstock.router.load import saved_tokens
 from penstock.router.prefix_index import PrefixIndex
 from penstock.router.request import EdgeRequest
 from penstock.router.strategies import RoutingSettings, Strategy
@@ -28,6 +29,9 @@ class Choice(msgspec.Struct):
     matched: Mapping[str, int] = {}  # replica id to how many of the prompt's first blocks it holds
     matched_tokens: int = 0  # what the picked one holds of the prompt
     is_approximate: bool = False  # that is by what was sent there, or with events missing, not by what it says
+    on_host: Mapping[str, int] = {}  # replica id to how many of the matched blocks are in its host memory only
+    host_tokens: int = 0  # of `matched_tokens`, those
+    saved_tokens: int = 0  # of `matched_tokens`, less what it takes to fetch those, in tokens computed meanwhile
 
 
 class Router:
@@ -69,12 +73,21 @@ class Router:
         return self.pick_among(request, usable, now, dropped)
 
     def saved_tokens(self, request: EdgeRequest, replicas: Sequence[ReplicaSnapshot], now: float) -> Mapping[str, int]:
-        """The tokens of its prompt that each replica need not compute, where the model's strategy goes by that."""
+        """The tokens of its prompt that each replica need not compute, where the model's strategy goes by that; less
+        those that it could compute in the time that it takes to fetch them."""
         index = self._by_model.get(request.model, self._strategy).index if request.hashes else None
         if index is None:
             return _NOBODY
         index.expire(now)
-        return {name: request.tokens_of(blocks) for name, blocks in index.held(request.hashes, replicas).items()}
+        held = index.held(request.hashes, replicas)
+        if not held:
+            return held
+        on_host = index.on_host(request.hashes, held)
+        return {
+            replica.id: saved_tokens(request, replica, held[replica.id], on_host.get(replica.id, 0))
+            for replica in replicas
+            if replica.id in held
+        }
 
     def narrowed(
         self, request: EdgeRequest, usable: Sequence[ReplicaSnapshot], now: float
@@ -114,8 +127,11 @@ class Router:
         picked = usable[strategy.picker(totals, request.draw)]
         choice = Choice(picked, usable, scores, totals, dropped, strategy.name)
         if index is not None and (matched := index.held(request.hashes, usable)):
-            choice.matched = matched
-            choice.matched_tokens = request.tokens_of(matched.get(picked.id, 0))
+            choice.matched, choice.on_host = matched, index.on_host(request.hashes, matched)
+            blocks, on_host = matched.get(picked.id, 0), choice.on_host.get(picked.id, 0)
+            choice.matched_tokens = request.tokens_of(blocks)
+            choice.host_tokens = min(choice.matched_tokens, on_host * request.block_tokens)
+            choice.saved_tokens = saved_tokens(request, picked, blocks, on_host)
             choice.is_approximate = not index.is_exact(picked.id)
         return choice
 

@@ -119,6 +119,9 @@ class RouteTable:
         if self._names[name].rules is not None:
             raise ConfigError(f"{what} '{name}', which has rules of its own: where that ends could not be seen here")
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
     def with_routes(self, changed: Iterable[Route]) -> RouteTable:
         """Another table, with these in place of those of their names."""
         return RouteTable((self.routes | {route.name: route for route in changed}).values())
@@ -147,12 +150,15 @@ class RouteTable:
 
 
 def _with_adapters(routes: dict[str, Route]) -> dict[str, Route]:
-    """An adapter is where its model is, in the same shares; nothing of it is copied to other versions."""
+    """An adapter is where its model is, in the same shares, or in those of its pools that have it; nothing of it is
+    copied to other versions."""
     found = dict(routes)
     for name, route in routes.items():
         if route.adapter_of is not None:
             base = routes.get(route.adapter_of)
             if base is None or base.rules is not None or base.adapter_of is not None:
                 raise ConfigError(f"'{name}' is an adapter of '{route.adapter_of}', which is no model with replicas")
-            found[name] = replace(route, pools=tuple(replace(share, shadow=0.0) for share in base.pools))
+            own = {share.pool for share in route.pools}
+            shares = [replace(share, shadow=0.0) for share in base.pools if not own or share.pool in own]
+            found[name] = replace(route, pools=tuple(shares))
     return found

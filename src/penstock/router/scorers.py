@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 from penstock.core.replica import ReplicaSnapshot
 from penstock.core.request import Priority
-from penstock.router.load import Load
+from penstock.router.load import Load, saved_tokens
 from penstock.router.prefix_index import PrefixIndex
 from penstock.router.request import EdgeRequest
 
@@ -55,7 +55,8 @@ def fewest_sequences(request: EdgeRequest, replicas: Sequence[ReplicaSnapshot]) 
 
 
 def by_prefix(index: PrefixIndex, load: Load) -> Scorer:
-    """What a replica's load score gains by the prefill that it need not do, since it holds the prompt's beginning.
+    """What a replica's load score gains by the prefill that it need not do, since it holds the prompt's beginning; less
+    what it takes to fetch of that what is in its host memory.
 
     With the score of the same load it adds up to that of the time that really remains: a match is worth what it saves,
     next to a long queue little, and a hot prefix gets a second home as soon as its first is busy for longer than that.
@@ -67,11 +68,13 @@ def by_prefix(index: PrefixIndex, load: Load) -> Scorer:
         found = index.held(request.hashes, replicas) if request.hashes else None
         if not found:
             return None
+        on_host = index.on_host(request.hashes, found)
         scores = [0.0] * len(replicas)
         at = [i for i, replica in enumerate(replicas) if replica.id in found]
         for i, loaded in zip(at, base(request, [replicas[i] for i in at]), strict=True):
             replica = replicas[i]
-            saved_s = request.tokens_of(found[replica.id]) / replica.prefill_tokens_per_s
+            saved = saved_tokens(request, replica, found[replica.id], on_host.get(replica.id, 0))
+            saved_s = saved / replica.prefill_tokens_per_s
             scores[i] = _HALF_AT_S / (_HALF_AT_S / loaded - saved_s) - loaded
         return scores
 

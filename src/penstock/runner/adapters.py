@@ -22,6 +22,10 @@ class RunnerAdapters:
         self._bank = bank
         self._kept: dict[str, HostAdapter] = {}
 
+    @property
+    def num_slots(self) -> int:
+        return self._bank.num_slots
+
     def read(self, path: str, digest: str) -> HostAdapter:
         """From its directory, if that still holds the adapter of this digest. Blocks; any thread may."""
         found = read_peft(Path(path))

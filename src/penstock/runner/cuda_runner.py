@@ -2,70 +2,34 @@
 
 Sampled tokens stay on the device, where the next step picks them up; the host gets a copy when it asks. Steps of
 decodes alone are CUDA graphs, one per batch size of a ladder; smaller batches are padded with sequences of no context.
-A second graph of each size is for steps whose sequences share prefixes.
+A second graph of each size is for steps whose sequences share prefixes, and fewer are for steps with adapters. Drafts
+are more decodes of their sequence, in graphs that store all keys and values before anybody attends to them.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.core.request import TokenLogprobs
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV
 from penstock.model.ops.triton import TritonOps
 from penstock.model.ops.triton.argmax import argmax
 from penstock.model.ops.triton.shared import pieces_wanted, sequences_per_tile
+from penstock.runner.adapters import RunnerAdapters
+from penstock.runner.decode_graphs import DecodeGraphs, coarse_ladder, graph_ladder, rung
 from penstock.runner.device_inputs import Inputs, Sizes, as_batch, write
-from penstock.runner.device_sampler import choose, logprobs
+from penstock.runner.device_sampler import choose
 from penstock.runner.moving import BlockMover
+from penstock.runner.pending import PendingStep, Scores, event, score
+from penstock.runner.rows import spread
 from penstock.runner.sharing import LEAST_MEMBERS, Room, SharedViews, share
-from penstock.sched.plan import Sampled, SampleSpec, Slice, StepPlan, StepResult
-
-_NUM_STAGES = 2  # a step's inputs may still be on their way when the next one's are written, but not those after it
-
-
-Scores = list[Tensor | None]  # per sampled row, on the device: see device_sampler.logprobs
-
-
-@dataclass
-class PendingStep:
-    """A step on the device. Asking for its result waits for it."""
-
-    plan: StepPlan
-    token_ids: Tensor  # pinned; valid once `done` has happened
-    started: torch.cuda.Event
-    done: torch.cuda.Event
-    on_busy: Callable[[float], None]  # told how long the device worked on it
-    launch_choice: Callable[[], Scores] | None  # None: it is launched
-    scores: Scores = field(default_factory=list)
-
-    @torch.inference_mode()
-    def choose(self) -> None:
-        if self.launch_choice is not None:
-            self.scores, self.launch_choice = self.launch_choice(), None
-            self.done.record()
-
-    def result(self) -> StepResult:
-        assert self.launch_choice is None
-        self.done.synchronize()
-        self.on_busy(self.started.elapsed_time(self.done) / 1e3)
-        rows = zip(self.token_ids.tolist(), self.scores, strict=True)
-        return StepResult([_sampled(*next(rows)) if s.sample is not None else None for s in self.plan.slices])
-
-
-@dataclass(frozen=True)
-class DecodeGraph:
-    sizes: Sizes  # of the inputs that it reads
-    graph: torch.cuda.CUDAGraph
-    logits: Tensor  # [batch, vocab]
-    best: Tensor  # [batch]: the greedy choice
+from penstock.runner.verify import choices, newest_rows
+from penstock.sched.plan import SampleSpec, Slice, StepPlan
 
 
 class CudaRunner:
@@ -80,24 +44,35 @@ class CudaRunner:
         max_num_seqs: int,
         chunk_tokens: int,
         table_width: int,
+        most_rows: int = 0,
+        num_ahead: int = 1,
         mover: BlockMover | None = None,
+        adapters: RunnerAdapters | None = None,
     ) -> None:
+        """`most_rows`: tokens of a step in which sequences bring a few each, as they do with drafts; 0: none will.
+        `num_ahead`: steps that may be launched before the result of one is read."""
         self._model = model
         self._mover = mover or BlockMover(ops, kv)
+        self._adapters = adapters
         self._ops = ops
         self._kv = kv
         self._table_width = table_width
         self._wanted_pieces = pieces_wanted(model.config.num_kv_heads, ops.device)
         most_tokens = chunk_tokens + max_num_seqs  # decodes go even where prompts have filled the step
-        most = Sizes(most_tokens, max_num_seqs, max_num_seqs, table_width, self._room(max_num_seqs)).total
-        self._staging = [torch.empty(most, dtype=torch.int32, pin_memory=True) for _ in range(_NUM_STAGES)]
-        self._answers = [torch.empty(max_num_seqs, dtype=torch.int32, pin_memory=True) for _ in range(_NUM_STAGES)]
+        self._ladder = graph_ladder(max_num_seqs)
+        self._rows_ladder = graph_ladder(most_rows)[1:] if most_rows else []
+        rows = max_num_seqs + most_rows  # more than any graph has: drafts for some, and others beside them
+        mixed = Sizes(most_tokens, max_num_seqs, rows, table_width, self._room(max_num_seqs), adapted=True)
+        most = max(mixed.total, self._graph_sizes(max(max_num_seqs, most_rows)).total)
+        # A step's inputs may still be on their way when those of others are written.
+        self._num_stages = num_ahead + 1
+        self._staging = [torch.empty(most, dtype=torch.int32, pin_memory=True) for _ in range(self._num_stages)]
+        self._answers = [torch.empty(rows, dtype=torch.int32, pin_memory=True) for _ in range(self._num_stages)]
         self._inputs = torch.zeros(most, dtype=torch.int32, device=ops.device)
-        self._sampled = torch.zeros(max_num_seqs, dtype=torch.int32, device=ops.device)
+        self._sampled = torch.zeros(rows, dtype=torch.int32, device=ops.device)
         self._rows: dict[str, int] = {}  # where in `_sampled` each sequence's newest token is
         self._num_steps = 0
-        self._ladder = graph_ladder(max_num_seqs)
-        self._graphs: dict[tuple[int, bool], DecodeGraph] = {}  # by batch size, and whether prefixes are shared
+        self._graphs = DecodeGraphs(lambda sizes: self._forward(sizes, sizes.sequences))
         self._busy_s = 0.0
 
     def busy_s(self) -> float:
@@ -106,27 +81,39 @@ class CudaRunner:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Record the decode graphs, largest first so that the smaller ones share its memory."""
-        pool = torch.cuda.graph_pool_handle()
-        for size in reversed(self._ladder):
-            sizes = self._graph_sizes(size)
+        """Record the decode graphs."""
+        self._inputs.zero_()  # a step of padding
+        self._graphs.capture(self._graph_kinds())
+
+    def _graph_kinds(self) -> Iterator[Sizes]:
+        kinds = [(size, True) for size in self._rows_ladder] + [(size, False) for size in self._ladder]
+        for size, stores_first in sorted(kinds, reverse=True):
+            sizes = self._graph_sizes(size, stores_first=stores_first)
             if sizes.sharing:
-                self._graphs[size, True] = self._capture(sizes, pool)
-            self._graphs[size, False] = self._capture(replace(sizes, sharing=None), pool)
+                yield sizes
+            yield replace(sizes, sharing=None)
+        if self._adapters is not None:
+            yield from (self._graph_sizes(size, stores_first=first, adapted=True) for size, first in self._coarse())
+
+    def _coarse(self) -> list[tuple[int, bool]]:
+        kinds = [(self._rows_ladder, True), (self._ladder, False)]
+        return [(size, first) for ladder, first in kinds if ladder for size in reversed(coarse_ladder(ladder[-1]))]
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> PendingStep:
-        started, done = _event(), _event()
+        started, done = event(), event()
         started.record()
         if plan.copies:
             self._mover.move(plan.copies)
-        specs = [s.sample for s in plan.slices if s.sample is not None]
-        if all(s.num_tokens == 1 and s.sample is not None for s in plan.slices) and self._graphs:
-            logits, best = self._replay(plan.slices)
-        else:
-            logits, best = self._run(plan.slices)
-        self._rows = {s.request_id: row for row, s in enumerate(s for s in plan.slices if s.sample is not None)}
-        answer = self._answers[self._num_steps % _NUM_STAGES][: len(specs)]
+        if plan.placements and self._adapters is not None:
+            self._adapters.place(plan.placements)
+        singles = self._singles(plan.slices)
+        slices = singles or plan.slices
+        specs = [s.sample for s in slices if s.sample is not None] if singles else choices(slices)
+        launch = self._replay if singles and self._graphs else self._run
+        logits, best = launch(slices, len(specs), stores_first=slices is not plan.slices)
+        self._rows = newest_rows(plan.slices)
+        answer = self._answers[self._num_steps % self._num_stages][: len(specs)]
         self._num_steps += 1
         launch_choice = partial(self._choose, logits, best, specs, answer)
         step = PendingStep(plan, answer, started, done, self._add_busy, launch_choice)
@@ -138,17 +125,23 @@ class CudaRunner:
         chosen = choose(logits, best, specs)
         self._sampled[: len(specs)] = chosen
         answer.copy_(chosen, non_blocking=True)
-        return _scores(logits, chosen, specs)
+        return score(logits, chosen, specs)
 
     def _add_busy(self, seconds: float) -> None:
         self._busy_s += seconds
 
-    def _run(self, slices: list[Slice]) -> tuple[Tensor, Tensor]:
+    def _singles(self, slices: list[Slice]) -> list[Slice] | None:
+        """The step as decodes alone; None: it cannot be."""
+        if all(s.num_tokens == 1 for s in slices):
+            return slices
+        return spread(slices, self._rows_ladder[-1]) if self._rows_ladder else None
+
+    def _run(self, slices: list[Slice], num_rows: int, *, stores_first: bool) -> tuple[Tensor, Tensor]:
         """Any step, launched kernel by kernel."""
         width = max(len(s.block_ids) for s in slices)
         tokens = sum(s.num_tokens for s in slices)
-        rows = sum(s.sample is not None for s in slices)
-        sizes = Sizes(tokens, len(slices), rows, width, self._room(len(slices)))
+        room = self._room(len(slices))
+        sizes = Sizes(tokens, len(slices), num_rows, width, room, stores_first, _are_adapted(slices))
         if not self._stage(slices, sizes):
             sizes = replace(sizes, sharing=None)
         self._send(sizes)
@@ -156,15 +149,20 @@ class CudaRunner:
         logits = self._forward(sizes, num_decodes)
         return logits, argmax(logits)
 
-    def _replay(self, slices: list[Slice]) -> tuple[Tensor, Tensor]:
-        size = self._ladder[bisect_left(self._ladder, len(slices))]
-        graph = self._graphs[size, self._stage(slices, self._graph_sizes(size))]
-        self._send(graph.sizes)
+    def _replay(self, slices: list[Slice], num_rows: int, *, stores_first: bool) -> tuple[Tensor, Tensor]:
+        ladder, adapted = self._rows_ladder if stores_first else self._ladder, _are_adapted(slices)
+        size = rung(coarse_ladder(ladder[-1]) if adapted else ladder, len(slices))
+        sizes = self._graph_sizes(size, stores_first=stores_first, adapted=adapted)
+        if not self._stage(slices, sizes):
+            sizes = replace(sizes, sharing=None)
+        graph = self._graphs[sizes]
+        self._send(sizes)
         graph.graph.replay()
-        return graph.logits[: len(slices)], graph.best[: len(slices)]
+        return graph.logits[:num_rows], graph.best[:num_rows]
 
-    def _graph_sizes(self, size: int) -> Sizes:
-        return Sizes(size, size, size, self._table_width, self._room(size))
+    def _graph_sizes(self, size: int, *, stores_first: bool = False, adapted: bool = False) -> Sizes:
+        room = None if adapted else self._room(size)  # only those of one adapter could share: not worth as many graphs
+        return Sizes(size, size, size, self._table_width, room, stores_first, adapted)
 
     def _room(self, num_sequences: int) -> Room | None:
         """For prefixes that are shared. A window may begin after a prefix: with one every sequence is on its own."""
@@ -176,48 +174,21 @@ class CudaRunner:
 
     def _stage(self, slices: list[Slice], sizes: Sizes) -> bool:
         """Write the step's integers where they are sent from. Returns whether prefixes are shared."""
-        host = Inputs.views(self._staging[self._num_steps % _NUM_STAGES].numpy(), sizes)
+        host = Inputs.views(self._staging[self._num_steps % self._num_stages].numpy(), sizes)
         num_decodes = write(host, slices, self._rows)
         if not host.shared:
             return False
         return share(host.block_tables, host.positions[:num_decodes], self._kv[0].block_size, SharedViews(*host.shared))
 
     def _send(self, sizes: Sizes) -> None:
-        stage = self._staging[self._num_steps % _NUM_STAGES]
+        stage = self._staging[self._num_steps % self._num_stages]
         self._inputs[: sizes.total].copy_(stage[: sizes.total], non_blocking=True)
 
     def _forward(self, sizes: Sizes, num_decodes: int) -> Tensor:
         inputs = Inputs.views(self._inputs, sizes)
-        return self._model(as_batch(inputs, self._sampled, num_decodes), self._kv)
-
-    def _capture(self, sizes: Sizes, pool: Any) -> DecodeGraph:
-        self._inputs.zero_()  # a step of padding
-        self._forward(sizes, sizes.sequences)  # compiles what was not compiled yet
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            logits = self._forward(sizes, sizes.sequences)
-            best = argmax(logits)
-        return DecodeGraph(sizes, graph, logits, best)
+        batch = as_batch(inputs, self._sampled, num_decodes)
+        return self._model(replace(batch, stores_first=sizes.stores_first), self._kv)
 
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def graph_ladder(max_num_seqs: int) -> list[int]:
-    """Batch sizes with a graph of their own: dense where a step is short, then every 16."""
-    steps = [1, 2, 4, *range(8, 32, 8), *range(32, max_num_seqs, 16)]
-    return [size for size in steps if size < max_num_seqs] + [max_num_seqs]
-
-
-def _scores(logits: Tensor, chosen: Tensor, specs: list[SampleSpec]) -> Scores:
-    wanted = (spec.params.num_logprobs for spec in specs)
-    return [logprobs(logits[i], chosen[i], count) if count is not None else None for i, count in enumerate(wanted)]
-
-
-def _sampled(token_id: int, scores: Tensor | None) -> Sampled:
-    if scores is None:
-        return Sampled([token_id])
-    own, *top = scores.tolist()  # [(id, logprob)]
-    return Sampled([token_id], [TokenLogprobs(own[1], [(int(other), value) for other, value in top])])
+def _are_adapted(slices: list[Slice]) -> bool:
+    return any(s.slot is not None for s in slices)

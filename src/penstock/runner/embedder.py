@@ -1,15 +1,18 @@
 """Vectors and scores of whole texts: by an encoder, or by a decoder that generates as well.
 
 A decoder computes its texts at once in blocks of its own, apart from the cache of those who generate: every state of
-every token is needed here, and a cached prefix has none.
+every token is needed here, and a cached prefix has none. States are pooled where they are made, a piece at a time: what
+leaves the device is a vector per text, or a number per scored token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,10 +21,15 @@ from penstock.hub.encoder import EncoderCheckpoint, Pooling
 from penstock.model.batch import Batch
 from penstock.model.encoder import Encoder, load_encoder
 from penstock.model.layers import CausalLM, Decoder
-from penstock.model.ops import KVShape, LayerKV, Ops, Scaled, Stream
-from penstock.model.texts import Texts
+from penstock.model.ops import KVShape, LayerKV, Ops, Stream
+from penstock.model.texts import Ints, Texts
+
+T = TypeVar("T")
 
 _ENCODER_TOKENS = {"cpu": 4096, "cuda": 65536}  # in a batch: more is not faster, and others wait longer
+_ROOM = 4  # times the tokens of a batch, in blocks: every text begins one, and most are short
+_STATES = 1024  # rows that are normed at once
+_LOGITS = 64  # rows that have logits at once
 
 
 class EncoderEmbedder:
@@ -34,102 +42,172 @@ class EncoderEmbedder:
     @torch.inference_mode()
     def embed(self, texts: Sequence[Sequence[int]]) -> list[bytes]:
         batch = Texts.of(texts, self._device)
-        return _rows(batch.pooled(self._encoder(batch), self._pooling))
+        return _as_bytes(batch.pooled([self._encoder(batch)], self._pooling))
 
     def score(self, texts: Sequence[Sequence[int]], scored: Sequence[int]) -> list[float]:
         raise ModelUnsupported("an encoder gives no probabilities")
 
 
 def encoder_embedder(
-    checkpoint: EncoderCheckpoint, device: torch.device, pooling: Pooling | None = None
+    checkpoint: EncoderCheckpoint,
+    device: torch.device,
+    pooling: Pooling | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> EncoderEmbedder:
     """`pooling`: None: as its files say."""
-    return EncoderEmbedder(load_encoder(checkpoint, device), pooling or checkpoint.pooling, device)
+    return EncoderEmbedder(load_encoder(checkpoint, device, dtype), pooling or checkpoint.pooling, device)
 
 
-@dataclass
 class _Blocks:
-    """A cache of its own, as large as the largest batch was."""
+    """A cache of its own. On a GPU one layer's serves them all, one after another: nobody asks for it once the layer is
+    done. The CPU's kernels know a layer by its cache; there it grows with the largest batch."""
 
-    ops: Ops
-    shape: KVShape
-    layers: list[LayerKV]
+    def __init__(self, ops: Ops, shape: KVShape, num_blocks: int) -> None:
+        self.size = shape.block_size
+        self._ops = ops
+        self._shape = shape
+        self._is_shared = ops.device.type == "cuda"
+        self._num_blocks = num_blocks if self._is_shared else 0
+        # Before the cache of those who generate takes what is left.
+        self._layers = self._made(num_blocks) if self._is_shared else []
 
     def at_least(self, num_blocks: int) -> list[LayerKV]:
-        if num_blocks > self.shape.num_blocks:
-            self.shape = replace(self.shape, num_blocks=num_blocks)
-            self.layers = []  # freed before the larger one is made
-            self.layers = self.ops.allocate_kv(self.shape)
-        return self.layers
+        if num_blocks <= self._num_blocks:
+            return self._layers
+        if self._is_shared:
+            return self._made(num_blocks)  # for once: in the long run that memory is for other things
+        self._layers, self._num_blocks = [], 0  # freed before the larger one is made
+        self._layers, self._num_blocks = self._made(num_blocks), num_blocks
+        return self._layers
+
+    def _made(self, num_blocks: int) -> list[LayerKV]:
+        shape = replace(self._shape, num_blocks=num_blocks)
+        if not self._is_shared:
+            return self._ops.allocate_kv(shape)
+        return self._ops.allocate_kv(replace(shape, num_layers=1)) * shape.num_layers
+
+
+class _Part(NamedTuple):
+    """Tokens of a batch that are computed together: all of them, unless one text is longer than a step."""
+
+    begin: int
+    batch: Batch
+    stream: Stream
 
 
 class DecoderEmbedder:
     """`most_tokens`: as in a step, so that a batch of texts holds nobody up for longer than a prompt does."""
 
     def __init__(self, model: CausalLM, ops: Ops, shape: KVShape, pooling: Pooling, most_tokens: int) -> None:
+        assert isinstance(model, Decoder)
         self.most_tokens = most_tokens
         self._model = model
         self._ops = ops
         self._pooling = pooling
-        self._blocks = _Blocks(ops, replace(shape, num_blocks=0), [])
+        self._most_blocks = -(-_ROOM * most_tokens // shape.block_size)
+        self._blocks = _Blocks(ops, shape, self._most_blocks)
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[Sequence[int]]) -> list[bytes]:
-        batch = Texts.of(texts, self._ops.device)
-        rows = torch.arange(batch.token_ids.shape[0], device=self._ops.device)
-        states = final_states(self._model, *self._step(batch, rows))
-        return _rows(batch.pooled(states, self._pooling))
+        found: list[bytes] = []
+        for few in self._at_once(texts, [len(text) for text in texts]):
+            batch = Texts.of(few, self._ops.device)
+            found += _as_bytes(batch.pooled(self._states(self._computed(batch)), self._pooling))
+        return found
 
     @torch.inference_mode()
     def score(self, texts: Sequence[Sequence[int]], scored: Sequence[int]) -> list[float]:
-        batch = Texts.of(texts, self._ops.device)
-        ends = [start + length for start, length in zip(batch.starts, batch.lengths, strict=True)]
-        told = torch.cat([torch.arange(end - count, end) for end, count in zip(ends, scored, strict=True)])
-        told = told.to(self._ops.device)
-        logits = self._model(*self._step(batch, told - 1)).float()  # what is before a token tells it
-        own = logits.gather(1, batch.token_ids[told][:, None]).squeeze(1) - logits.logsumexp(dim=1)
-        ends = list(accumulate(scored))
-        return [float(own[end - count : end].mean()) for end, count in zip(ends, scored, strict=True)]
+        found: list[float] = []
+        for few in self._at_once(list(zip(texts, scored, strict=True)), [len(text) for text in texts]):
+            counts = [count for _, count in few]
+            told = self._log_probabilities(Texts.of([text for text, _ in few], self._ops.device), counts).cpu()
+            found += [float(own.mean()) for own in torch.split(told, counts)]
+        return found
 
-    def _step(self, texts: Texts, rows: Tensor) -> tuple[Batch, list[LayerKV]]:
-        size, device = self._blocks.shape.block_size, self._ops.device
-        needed = [-(-length // size) for length in texts.lengths]
-        tables = torch.zeros(len(needed), max(needed), dtype=torch.int32)
-        first = 0
-        for table, count in zip(tables, needed, strict=True):
-            table[:count] = torch.arange(first, first + count)
-            first += count
-        batch = Batch(
-            token_ids=texts.token_ids.int(),
-            positions=texts.positions.int(),
-            query_starts=torch.tensor([*texts.starts, sum(texts.lengths)], dtype=torch.int32, device=device),
-            context_lens=torch.tensor(texts.lengths, dtype=torch.int32, device=device),
-            block_tables=tables.to(device),
-            logit_rows=rows,
-            num_decodes=sum(length == 1 for length in texts.lengths),
+    def _at_once(self, items: Sequence[T], lengths: Sequence[int]) -> Iterator[Sequence[T]]:
+        """As many as there are blocks for; one text in any case."""
+        begin, room = 0, self._most_blocks
+        for number, length in enumerate(lengths):
+            needed = -(-length // self._blocks.size)
+            if needed > room and number > begin:
+                yield items[begin:number]
+                begin, room = number, self._most_blocks
+            room -= needed
+        yield items[begin:]
+
+    def _computed(self, texts: Texts) -> list[_Part]:
+        """With all that the layers add to their streams. A text in several parts goes through one layer after another
+        in all of them: so a layer's cache is all that it needs."""
+        model, ops = self._model, self._ops
+        lengths = np.array(texts.lengths)
+        needed = -(-lengths // self._blocks.size)
+        kv = self._blocks.at_least(int(needed.sum()))
+        ends = [*range(0, int(lengths.sum()), self.most_tokens), int(lengths.sum())]
+        batches = [self._batch(texts, begin, end, _tables(needed)) for begin, end in pairwise(ends)]
+        parts = [
+            _Part(begin, batch, Stream(model.embedding(batch.token_ids)))
+            for begin, batch in zip(ends, batches, strict=False)
+        ]
+        if len(parts) == 1:
+            ops.begin(parts[0].batch)
+            ops.run_layers(model.layers, parts[0].stream, kv, parts[0].batch)
+            return parts
+        for layer, layer_kv in zip(model.layers, kv, strict=True):
+            for part in parts:
+                ops.begin(part.batch)
+                layer(part.stream, layer_kv, part.batch)
+        return parts
+
+    def _batch(self, texts: Texts, begin: int, end: int, tables: Ints) -> Batch:
+        """Of these tokens of all."""
+        device, starts = self._ops.device, np.array(texts.starts)
+        stops = np.minimum(starts + texts.lengths, end)
+        inside = (starts < end) & (stops > begin)
+        counts = (stops - np.maximum(starts, begin))[inside]
+
+        def ints(values: Ints) -> Tensor:
+            return torch.from_numpy(values.astype(np.int32)).to(device)
+
+        return Batch(
+            token_ids=texts.token_ids[begin:end].int(),
+            positions=texts.positions[begin:end].int(),
+            query_starts=ints(np.array([0, *accumulate(counts)])),
+            context_lens=ints((stops - starts)[inside]),
+            block_tables=ints(tables[inside]),
+            logit_rows=torch.empty(0, dtype=torch.int64, device=device),  # whoever wants some asks for them later
+            num_decodes=int((counts == 1).sum()),
         )
-        return batch, self._blocks.at_least(first)
+
+    def _states(self, parts: list[_Part]) -> Iterator[Tensor]:
+        """What the head would be given, of all tokens in their order: [rows, hidden] at a time."""
+        for _, batch, stream in parts:
+            for rows in torch.split(torch.arange(batch.num_tokens, device=self._ops.device), _STATES):
+                yield self._ops.normed(stream.at(rows), self._model.norm)
+
+    def _log_probabilities(self, texts: Texts, scored: Sequence[int]) -> Tensor:
+        """Of so many of each one's last tokens."""
+        model, parts, found = self._model, self._computed(texts), []
+        ends = np.cumsum(texts.lengths)
+        told = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, scored, strict=True)])
+        rows = np.maximum(told - 1, 0)  # what is before a token tells it
+        for begin, batch, stream in parts:
+            inside = (rows >= begin) & (rows < begin + batch.num_tokens)
+            own_rows, own_told = (torch.from_numpy(ids[inside]).to(self._ops.device) for ids in (rows - begin, told))
+            for some, tokens in zip(*(torch.split(ids, _LOGITS) for ids in (own_rows, own_told)), strict=True):
+                logits = self._ops.norm_linear(stream.at(some), model.norm, model.head)
+                if model.config.logit_cap:
+                    logits = self._ops.capped(logits, model.config.logit_cap)
+                logits = logits.float()
+                own = logits.gather(1, texts.token_ids[tokens][:, None]).squeeze(1)
+                found.append(own - logits.logsumexp(dim=1))
+        return torch.cat(found)
 
 
-def final_states(model: CausalLM, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
-    """What the head would be given for the batch's logit rows: [rows, hidden] float32."""
-    if not isinstance(model, Decoder):
-        raise ModelUnsupported(f"no vectors can be made by models of the family '{model.config.architecture}'")
-    model.ops.begin(batch)
-    stream = Stream(model.embedding(batch.token_ids))
-    model.ops.run_layers(model.layers, stream, kv, batch)
-    x, norm = _whole(stream.at(batch.logit_rows)).float(), model.norm
-    return x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + norm.eps) * norm.weight.float()
+def _tables(needed: Ints) -> Ints:
+    """Blocks behind each other; rows are padded with 0."""
+    places = np.arange(needed.max())
+    return np.where(places < needed[:, None], (needed.cumsum() - needed)[:, None] + places, 0)
 
 
-def _whole(stream: Stream) -> Tensor:
-    pending = stream.pending
-    if pending is None:
-        return stream.residual
-    if isinstance(pending, Scaled):
-        return stream.residual + pending.values * pending.row_scales[:, None] * pending.column_scales
-    return stream.residual + pending
-
-
-def _rows(vectors: Tensor) -> list[bytes]:
+def _as_bytes(vectors: Tensor) -> list[bytes]:
     return [row.tobytes() for row in vectors.cpu().numpy()]

@@ -6,9 +6,9 @@ so a run of them goes together until one reads what another has written, or writ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from math import inf
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,45 +20,87 @@ Pair = tuple[int, int]  # source, destination
 _MOST_BLOCKS = 64  # in one copy between devices: it takes as much memory again, for a moment
 
 
+class HostCopies(Protocol):
+    """Blocks in host memory. Both memories' are counted from 0 here, and no two pairs of a call meet.
+
+    Calls happen in their order, and before whatever the device is given to do after them; they need not be done when
+    they return.
+    """
+
+    num_blocks: int
+
+    def save(self, pairs: Sequence[Pair]) -> None:
+        """Of the device, to the host's."""
+
+    def load(self, pairs: Sequence[Pair]) -> None:
+        """Of the host, to the device's."""
+
+    def wait(self) -> None:
+        """Until all is done."""
+
+
 class BlockMover:
     """The host's blocks are numbered after the device's."""
 
-    def __init__(self, ops: Ops, kv: list[LayerKV], host_blocks: int = 0) -> None:
+    def __init__(self, ops: Ops, kv: list[LayerKV], host: HostCopies | None = None) -> None:
         self._ops = ops
         self._kv = kv
         self._first_host = kv[0].keys.shape[0]
-        self._device = [_plain(cache) for layer in kv for cache in (layer.keys, layer.values)] if host_blocks else []
-        is_pinned = ops.device.type == "cuda"
-        self._host = [
-            torch.empty((host_blocks, *cache.shape[1:]), dtype=cache.dtype, pin_memory=is_pinned)
-            for cache in self._device
-        ]
+        self._host = host
 
     def move(self, pairs: Sequence[Pair]) -> None:
         for run in runs(pairs, self._first_host):
             source, destination = run[0]
-            if destination >= self._first_host:
-                self._copy(self._device, self._host, [(a, b - self._first_host) for a, b in run])
-            elif source >= self._first_host:
-                self._copy(self._host, self._device, [(a - self._first_host, b) for a, b in run])
-            else:
+            if self._host is None or max(source, destination) < self._first_host:
                 self._ops.copy_blocks(self._kv, run)
+            elif destination >= self._first_host:
+                self._host.save([(here, there - self._first_host) for here, there in run])
+            else:
+                self._host.load([(there - self._first_host, here) for there, here in run])
 
     def measure(self) -> float:
-        """Seconds to copy a block to the host and back, among others."""
-        count = min(_MOST_BLOCKS, self._first_host, self._host[0].shape[0])
-        saved = [(block, self._first_host + block) for block in range(count)]
-        best_s = inf
-        for _ in range(3):
-            began_s = perf_counter()
-            self.move([*saved, *((there, here) for here, there in saved)])
-            if self._ops.device.type == "cuda":
-                torch.cuda.synchronize(self._ops.device)
-            best_s = min(best_s, perf_counter() - began_s)
-        return best_s / count
+        """Seconds to copy a block to the host and back, among others, while nothing hides it."""
+        assert self._host is not None
+        count = min(_MOST_BLOCKS, self._first_host, self._host.num_blocks)
+        pairs = [(block, block) for block in range(count)]
+        return (
+            sum(min(self._seconds(copy, pairs) for _ in range(3)) for copy in (self._host.save, self._host.load))
+            / count
+        )
+
+    def _seconds(self, copy: Callable[[list[Pair]], None], pairs: list[Pair]) -> float:
+        assert self._host is not None
+        self._host.wait()
+        began_s = perf_counter()
+        copy(pairs)
+        self._host.wait()
+        return perf_counter() - began_s
+
+
+class PlainCopies:
+    """By torch alone, whatever the device: layer after layer, and done when it returns."""
+
+    def __init__(self, ops: Ops, kv: list[LayerKV], num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._device = [_plain(cache) for layer in kv for cache in (layer.keys, layer.values)]
+        is_pinned = ops.device.type == "cuda"
+        self._host = [
+            torch.empty((num_blocks, *cache.shape[1:]), dtype=cache.dtype, pin_memory=is_pinned)
+            for cache in self._device
+        ]
+
+    def save(self, pairs: Sequence[Pair]) -> None:
+        self._copy(self._device, self._host, pairs)
+
+    def load(self, pairs: Sequence[Pair]) -> None:
+        self._copy(self._host, self._device, pairs)
+
+    def wait(self) -> None:
+        if self._device[0].is_cuda:
+            torch.cuda.synchronize(self._device[0].device)
 
     @staticmethod
-    def _copy(sources: list[Tensor], destinations: list[Tensor], pairs: list[Pair]) -> None:
+    def _copy(sources: list[Tensor], destinations: list[Tensor], pairs: Sequence[Pair]) -> None:
         for first in range(0, len(pairs), _MOST_BLOCKS):
             ids = torch.tensor(pairs[first : first + _MOST_BLOCKS], dtype=torch.int64)
             for source, destination in zip(sources, destinations, strict=True):
@@ -83,6 +125,15 @@ def runs(pairs: Sequence[Pair], first_host: int) -> Iterator[list[Pair]]:
         (written if is_change else unchanged).add(destination)
     if run:
         yield run
+
+
+def stretches(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Of numbers that follow each other, which lie in one piece: (where the first is, the first, how many)."""
+    begin = 0
+    for end in range(1, len(numbers) + 1):
+        if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
+            yield begin, numbers[begin], end - begin
+            begin = end
 
 
 def _plain(cache: Tensor) -> Tensor:

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from penstock.core.errors import ConfigError
 from penstock.core.sampling import SamplingParams
 from penstock.runner.memory import GpuMemory
-from penstock.sched.plan import Runner, SampleSpec, Slice, StepPlan
+from penstock.runner.rows import MOST_TOKENS
+from penstock.sched.plan import SampleSpec, Slice, StepPlan
 from penstock.sched.scheduler import ADMISSION_SCAN
 
 # Nucleus sampling sorts the whole vocabulary, penalties copy the logits, and the API gives at most 20 logprobs.
@@ -32,6 +34,8 @@ class Limits:
     max_num_seqs: int
     chunk_tokens: int
     max_model_len: int
+    most_rows: int = 0  # tokens of a step in which sequences bring a few each, drafts mostly; 0: there are none
+    num_ahead: int = 1  # steps that are launched before the result of one is read
 
 
 def largest_step(limits: Limits) -> StepPlan:
@@ -47,6 +51,17 @@ def largest_step(limits: Limits) -> StepPlan:
     return StepPlan(decodes + slices, [(0, 0)] * min(limits.max_num_seqs, ADMISSION_SCAN))
 
 
+def rows_step(limits: Limits) -> StepPlan:
+    """As many sequences with drafts as there can be, all tokens chosen from."""
+    count = min(limits.most_rows // 2, limits.max_num_seqs)
+    return StepPlan([_drafted(f"drafted-{i}", limits.most_rows // count, limits) for i in range(count)])
+
+
+def adapted(plan: StepPlan) -> StepPlan:
+    """The same step with adapters: what lies in the slot makes no difference to the memory either."""
+    return StepPlan([msgspec.structs.replace(each, slot=0) for each in plan.slices])
+
+
 def decode_step(num_decodes: int, limits: Limits) -> StepPlan:
     """If they are many, it pays to read the context that they share once for all: that takes memory too."""
     start = min(limits.max_model_len, _DECODE_CONTEXT) - 1
@@ -59,15 +74,23 @@ def _slice(request_id: str, start: int, num_tokens: int, limits: Limits) -> Slic
     return Slice(request_id, start, num_tokens, [0] * num_tokens, [0] * -(-end // limits.block_size), sample, epoch=0)
 
 
-def profile(rehearse: Callable[[], Runner], device: torch.device, free_before_bytes: int) -> GpuMemory:
-    """The device's memory beside a runner on a cache of one block, once `rehearse` has made it and run it.
+def _drafted(request_id: str, num_tokens: int, limits: Limits) -> Slice:
+    num_tokens = min(num_tokens, MOST_TOKENS)
+    start = max(0, min(limits.max_model_len, _DECODE_CONTEXT) - num_tokens)
+    planned = _slice(request_id, start, num_tokens, limits)
+    assert planned.sample is not None
+    return msgspec.structs.replace(planned, ahead=[planned.sample] * (num_tokens - 1))
+
+
+def profile(rehearse: Callable[[], object], device: torch.device, free_before_bytes: int) -> GpuMemory:
+    """The device's memory beside what `rehearse` has made and run: all the runners, on caches of one block.
 
     Torch keeps what it was given, so all that was taken at any moment is still taken when this looks.
     """
     torch.cuda.empty_cache()
-    runner = rehearse()
+    runners = rehearse()
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    del runner
+    del runners
     gc.collect()
     torch.cuda.empty_cache()
     return GpuMemory(total_bytes, free_before_bytes, free_bytes)

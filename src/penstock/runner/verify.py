@@ -5,7 +5,7 @@ A row is chosen from as if all drafts before it held. Once one does not, what fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 from penstock.sched.plan import Sampled, SampleSpec, Slice, StepResult
@@ -16,20 +16,28 @@ def choices(slices: Sequence[Slice]) -> list[SampleSpec]:
     return [spec for planned in slices if planned.sample is not None for spec in (planned.sample, *planned.ahead)]
 
 
+def newest_rows(slices: Sequence[Slice]) -> dict[str, int]:
+    """Which of those rows has each sequence's newest token. Of one with drafts nobody knows before it is read."""
+    rows: dict[str, int] = {}
+    row = 0
+    for planned in slices:
+        if planned.sample is not None:
+            if not planned.ahead:
+                rows[planned.request_id] = row
+            row += 1 + len(planned.ahead)
+    return rows
+
+
 def outcome(slices: Sequence[Slice], rows: Sequence[Sampled]) -> StepResult:
     """`rows`: what was chosen from each, one token."""
     left = iter(rows)
     return StepResult(
-        [
-            None if planned.sample is None else _held(planned, next(left), list(islice(left, len(planned.ahead))))
-            for planned in slices
-        ]
+        [None if s.sample is None else _held(s, next(left), left) if s.ahead else next(left) for s in slices]
     )
 
 
-def _held(planned: Slice, first: Sampled, more: list[Sampled]) -> Sampled:
-    if not more:
-        return first
+def _held(planned: Slice, first: Sampled, left: Iterator[Sampled]) -> Sampled:
+    more = list(islice(left, len(planned.ahead)))
     found = [first]
     for draft, chosen in zip(planned.drafts, more, strict=True):
         if found[-1].token_ids[0] != draft:

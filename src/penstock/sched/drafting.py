@@ -18,6 +18,14 @@ from penstock.sched.sequence import Sequence as LiveSequence
 Drafts = Mapping[str, Sequence[int]]  # by request id
 
 
+def decoding(running: Sequence[LiveSequence], *, once_read: bool = False) -> list[LiveSequence]:
+    """Whom drafts may help in the next step, or once what is in flight is read. Nobody, while there are prompts to
+    compute: they fill a step too."""
+    if any(sequence.num_wanted > 1 for sequence in running):
+        return []
+    return [s for s in running if s.may_draft or (once_read and s.will_draft)]
+
+
 def room_of(sequence: LiveSequence) -> int:
     """How many drafts its output limit leaves room for: the token that is chosen anyway may be the last."""
     return max(0, sequence.request.max_tokens - sequence.num_generated - 1)

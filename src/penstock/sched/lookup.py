@@ -22,6 +22,7 @@ class PromptLookup:
     """For any number of sequences; what it knows of one goes with it."""
 
     is_settled = True  # no look takes long
+    is_steadfast = False  # another token, another place
 
     def __init__(self) -> None:
         self._chains: WeakKeyDictionary[LiveSequence, PairChains] = WeakKeyDictionary()

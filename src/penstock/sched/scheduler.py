@@ -102,13 +102,15 @@ class Scheduler:
         self._end(sequence)
         return True
 
-    # -- deciding ----------------------------------------------------------------------------------------------------
-
     @property
     def decoding(self) -> list[Sequence]:
-        """Whom drafts may help in the next step. Nobody, while there are prompts to compute: they fill a step too."""
-        has_prompts = any(s.num_wanted > 1 for s in self._running)
-        return [s for s in self._running if s.may_draft] if not has_prompts else []
+        """Whom drafts may help in the next step."""
+        return drafting.decoding(self._running)
+
+    @property
+    def soon_decoding(self) -> list[Sequence]:
+        """The same once the step in flight is read."""
+        return drafting.decoding(self._running, once_read=True)
 
     def plan(self, now: float, drafts: Drafts = _NO_DRAFTS) -> StepPlan | None:
         """The next step, or None if nothing can run before a result is committed or a request arrives. `drafts` are
@@ -234,8 +236,6 @@ class Scheduler:
         if self._shares.is_contested:
             self._shares.charge(sequence, cost_of(planned))
         return planned
-
-    # -- recording ---------------------------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Take a step's tokens; publish what it completed; return the news for each client."""

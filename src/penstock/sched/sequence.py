@@ -77,6 +77,11 @@ class Sequence:
         return self.num_in_flight == 0 and not self.must_wait and (guide is None or guide.is_quick)
 
     @property
+    def will_draft(self) -> bool:
+        """It may, once what is in flight is read."""
+        return self.num_in_flight > 0 and not self.is_settled and (self.guide is None or self.guide.is_quick)
+
+    @property
     def is_settled(self) -> bool:
         """Its output limit is reached by what is in flight: nothing more is worth computing."""
         return self.num_generated + self.num_in_flight >= self.request.max_tokens

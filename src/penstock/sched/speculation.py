@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from penstock.sched.allotting import Costs, Outlook
 from penstock.sched.drafting import Drafts, room_of
 from penstock.sched.plan import StepPlan, StepResult
 from penstock.sched.sequence import Sequence as LiveSequence
@@ -29,13 +30,16 @@ _PATIENCE = 32  # steps without drafts before it is measured again what they wou
 _MOST_PATIENCE = 4096
 _PROBE_TOKENS = 2  # for one in eight, then
 _MOST_SLOWDOWN = 1.2  # of the sequence that gains least
-_MOST_CHANCE = 0.9  # where a draft must be surer than this to pay, nobody looks for one
 
 
 class Proposer(Protocol):
     @property
     def is_settled(self) -> bool:
         """What it did the last time took no longer than it usually does."""
+
+    @property
+    def is_steadfast(self) -> bool:
+        """Who has drafts has some whatever the next token is."""
 
     def look(self, sequence: LiveSequence) -> int | None:
         """Whether it has drafts for a sequence. The number says of what kind: some hold more often than others."""
@@ -75,50 +79,62 @@ class Hope(NamedTuple):
 
 
 class Speculation:
-    def __init__(self, proposer: Proposer, most_tokens: int) -> None:
+    def __init__(self, proposer: Proposer, most_tokens: int, costs: Costs | None = None) -> None:
+        """`costs`: of steps; those of a device that is never given a step before the last is read, unless given."""
         self._proposer = proposer
         self._most_tokens = most_tokens  # for a sequence in a step
-        self._costs = StepCosts()
+        self._costs = costs or StepCosts()
         self._overall: defaultdict[int, Chance] = defaultdict(Chance)  # by kind
         self._own: WeakKeyDictionary[LiveSequence, defaultdict[int, Chance]] = WeakKeyDictionary()
         self._asked: dict[str, Hope] = {}  # in the step that is under way
         self._idle_steps = 0  # since drafts last paid, in which there were some
         self._patience = _PATIENCE
 
+    def wants(self, decoding: Sequence[LiveSequence]) -> bool:
+        """Whether it is worth waiting for the step in flight, to guess what comes after it; these decode in it."""
+        return bool(self._choose(decoding, is_early=not self._proposer.is_steadfast))
+
     def drafts(self, decoding: Sequence[LiveSequence]) -> Drafts:
         """For the next step, in which these decode, all of them or as many as fit."""
-        self._asked = {}
-        if not decoding or self._costs.wants_plain(len(decoding)):
-            return {}
-        is_probe = self._idle_steps >= self._patience or not self._costs.knows_drafts(len(decoding))
-        if not is_probe and self._costs.threshold(len(decoding)) >= _MOST_CHANCE:
-            self._idle_steps += 1
-            return {}
-        hopes = [hope for sequence in decoding if (hope := self._hope(sequence)) is not None]
-        if is_probe:
-            wanted = [(hope, min(_PROBE_TOKENS, hope.most)) for hope in hopes[: 1 + len(decoding) // 8]]
-        elif wanted := self._wanted(hopes, len(decoding)):
-            self._idle_steps, self._patience = 0, _PATIENCE
-        elif hopes:
-            self._idle_steps += 1
+        wanted = self._choose(decoding)
+        self._asked = {hope.sequence.request.id: hope for hope, _ in wanted}
         if not wanted:
             return {}
-        self._asked = {hope.sequence.request.id: hope for hope, _ in wanted}
         proposed = self._proposer.propose([(hope.sequence, count) for hope, count in wanted])
         return dict(zip(self._asked, proposed, strict=True))
 
-    def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        """What came of a step, and how long it took, proposing included."""
-        num_drafts = 0
+    def _choose(self, decoding: Sequence[LiveSequence], *, is_early: bool = False) -> list[tuple[Hope, int]]:
+        """Who gets how many; `is_early`: they will have them only if the token in flight is the expected one."""
+        room = self._costs.room(len(decoding))
+        if not decoding or not room or self._costs.wants_plain(len(decoding)):
+            return []
+        is_probe = self._idle_steps >= self._patience or not self._costs.knows_drafts(len(decoding))
+        if not is_probe and not self._costs.can_pay(len(decoding)):
+            self._idle_steps += 1
+            return []
+        hopes = [hope for sequence in decoding if (hope := self._hope(sequence)) is not None]
+        if is_probe:
+            few = hopes[: min(1 + len(decoding) // 8, max(1, room // _PROBE_TOKENS))]
+            return [(hope, min(_PROBE_TOKENS, hope.most, room)) for hope in few]
+        if wanted := self._wanted(hopes, len(decoding), is_early):
+            self._idle_steps, self._patience = 0, _PATIENCE
+        elif hopes:
+            self._idle_steps += 1
+        return wanted
+
+    def observe(self, plan: StepPlan, result: StepResult, seconds: float, *, is_ahead: bool = False) -> None:
+        """What came of a step, and how long it took, proposing included; `is_ahead`: it was given to the device before
+        the step before it was read."""
+        counts = []
         for planned, sampled in zip(plan.slices, result.sampled, strict=True):
             if planned.ahead and sampled is not None:
-                num_drafts += len(planned.ahead)
+                counts.append(len(planned.ahead))
                 self._learn(planned.request_id, len(sampled.token_ids) - 1, len(planned.ahead))
         has_prompts = any(p.sample is None or p.num_tokens > 1 + len(p.ahead) for p in plan.slices)
-        if has_prompts or (num_drafts and not self._proposer.is_settled):
+        if has_prompts or (counts and not self._proposer.is_settled):
             return
-        self._costs.see(len(plan.slices), num_drafts, seconds)
-        if num_drafts and self._idle_steps >= self._patience:
+        self._costs.see(len(plan.slices), counts, seconds, is_ahead=is_ahead)
+        if counts and self._idle_steps >= self._patience:
             self._idle_steps, self._patience = 0, min(2 * self._patience, _MOST_PATIENCE)
 
     def _hope(self, sequence: LiveSequence) -> Hope | None:
@@ -130,20 +146,15 @@ class Speculation:
         prior = self._overall[kind].given(_OPTIMISM)
         return Hope(sequence, kind, own[kind].given(prior) if own is not None else prior, most)
 
-    def _wanted(self, hopes: Sequence[Hope], batch: int) -> list[tuple[Hope, int]]:
-        """Twice: what a step brings, and so what its time is worth, depends on how many drafts it has."""
-        counts = [0] * len(hopes)
-        for _ in range(2):
-            gains = sum(gain(hope.chance, count) for hope, count in zip(hopes, counts, strict=True))
-            threshold = self._costs.threshold(batch, sum(counts), gains)
-            counts = [worthwhile(hope.chance, threshold, hope.most) for hope in hopes]
-        least = min(map(gain, [hope.chance for hope in hopes], counts)) if len(hopes) == batch else 0.0
-        counts = capped(counts, self._costs.most_drafts(batch, _MOST_SLOWDOWN * (1 + least)))
-        for hope, count in zip(hopes, counts, strict=True):
-            if not count:
-                self._overall[hope.kind].fade()
-                if (own := self._own.get(hope.sequence)) is not None:
-                    own[hope.kind].fade()
+    def _wanted(self, hopes: Sequence[Hope], batch: int, is_early: bool) -> list[tuple[Hope, int]]:
+        outlooks = [Outlook(hope.chance, hope.most, hope.chance if is_early else 1.0) for hope in hopes]
+        counts = self._costs.allot(outlooks, batch, _MOST_SLOWDOWN)
+        untried = [hope for hope, count in zip(hopes, counts, strict=True) if not count]
+        for kind in {hope.kind for hope in untried}:
+            self._overall[kind].fade()
+        for hope in untried:
+            if (own := self._own.get(hope.sequence)) is not None:
+                own[hope.kind].fade()
         return [(hope, count) for hope, count in zip(hopes, counts, strict=True) if count]
 
     def _learn(self, request_id: str, num_held: int, count: int) -> None:
@@ -155,24 +166,3 @@ class Speculation:
             own = self._own[hope.sequence] = defaultdict(Chance)
         own[hope.kind].see(num_held, count)
         self._overall[hope.kind].see(num_held, count)
-
-
-def gain(chance: float, count: int) -> float:
-    """Tokens that so many drafts bring, on average."""
-    return chance * (1 - chance**count) / (1 - chance) if chance < 1 else float(count)
-
-
-def worthwhile(chance: float, threshold: float, most: int) -> int:
-    """How many drafts in a row are each worth `threshold` tokens or more."""
-    count, worth = 0, chance
-    while count < most and worth >= threshold:
-        count, worth = count + 1, worth * chance
-    return count
-
-
-def capped(counts: list[int], most: int) -> list[int]:
-    """Not more than `most` in all: those who have many give up some first."""
-    cap = max(counts, default=0)
-    while cap and sum([min(count, cap) for count in counts]) > most:
-        cap -= 1
-    return [min(count, cap) for count in counts]

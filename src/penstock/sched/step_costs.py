@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
+from penstock.sched.allotting import Outlook, capped, gain, worthwhile
+
 _KEEP = 0.9  # of what was known, at every step
 _KEEP_RARE = 0.5  # of what was known of steps without drafts, where they have become rare
 _SPIKE = 2.0  # what takes so many times as long as usual is something else that the machine did
@@ -9,6 +14,7 @@ _SPIKE = 2.0  # what takes so many times as long as usual is something else that
 _LEAST_SHARE = 0.05  # no draft costs less
 _FIRST_SHARE = 0.2  # what one costs, before it was ever measured
 _FAITH = 4.0  # as if so many had been
+_MOST_CHANCE = 0.9  # where a draft must be surer than this to pay, nobody looks for one
 _PLAIN_EVERY = 32  # steps with drafts; then one without, to know what they are measured against
 
 
@@ -27,6 +33,9 @@ class StepCosts:
         self._batches: dict[int, _Batch] = {}
         self._longer_s: dict[int, float] = {}  # by the batch's order of magnitude: all that drafts cost lately …
         self._drafts: dict[int, float] = {}  # … and how many they were
+
+    def room(self, batch: int) -> int:
+        return sys.maxsize
 
     def wants_plain(self, batch: int) -> bool:
         """A step without drafts is due."""
@@ -52,7 +61,21 @@ class StepCosts:
             return 0
         return int((slowdown - 1) * known.plain_s / self._draft_s(batch, known.plain_s))
 
-    def see(self, batch: int, num_drafts: int, seconds: float) -> None:
+    def can_pay(self, batch: int) -> bool:
+        return self.threshold(batch) < _MOST_CHANCE
+
+    def allot(self, outlooks: Sequence[Outlook], batch: int, slowdown: float) -> list[int]:
+        """Twice: what a step brings, and so what its time is worth, depends on how many drafts it has."""
+        counts = [0] * len(outlooks)
+        for _ in range(2):
+            gains = sum(gain(one.chance, count) for one, count in zip(outlooks, counts, strict=True))
+            threshold = self.threshold(batch, sum(counts), gains)
+            counts = [worthwhile(one.chance, threshold, one.most) for one in outlooks]
+        least = min(map(gain, [one.chance for one in outlooks], counts)) if len(outlooks) == batch else 0.0
+        return capped(counts, self.most_drafts(batch, slowdown * (1 + least)))
+
+    def see(self, batch: int, counts: Sequence[int], seconds: float, *, is_ahead: bool = False) -> None:
+        num_drafts = sum(counts)
         known = self._batches.setdefault(batch, _Batch())
         if num_drafts == 0:
             if known.plain_s is None:

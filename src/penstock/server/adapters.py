@@ -90,8 +90,8 @@ class Adapters:
         self._check_name(name)
         if self._model.max_loras == 0:
             raise ModelUnsupported(
-                "this engine runs no adapters: max_loras is 0, or the model runs on a GPU with captured graphs, which "
-                "know nothing of adapters yet"
+                "this engine runs no adapters: max_loras is 0, or auto on a GPU that was started without any; "
+                "start it with max_loras"
             )
         found = await asyncio.to_thread(read_peft, Path(path))
         before = self._model.adapters.get(name)

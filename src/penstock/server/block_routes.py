@@ -50,12 +50,13 @@ class BlockRoutes:
 
     def _snapshot(self) -> BlockNews:
         cache = self._engine.cache
-        return BlockNews(cache.boot, cache.seq, size=cache.size, hashes=pack(cache.hashes))
+        hashes, host = pack(cache.hashes), pack(cache.on_host)
+        return BlockNews(cache.boot, cache.seq, size=cache.size, hashes=hashes, host=host)
 
     def _news(self, last: BlockNews) -> BlockNews:
         cache = self._engine.cache
         changes = cache.since(last.seq) if cache.boot == last.boot else None
         if changes is None:
             return self._snapshot()
-        stored, removed = changes
-        return BlockNews(cache.boot, cache.seq, after=last.seq, stored=pack(stored), removed=pack(removed))
+        stored, removed, on_host = map(pack, changes)
+        return BlockNews(cache.boot, cache.seq, after=last.seq, stored=stored, removed=removed, host=on_host)

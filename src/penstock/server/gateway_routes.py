@@ -141,6 +141,7 @@ class GatewayRoutes:
             chunk_tokens=info.chunk_tokens,
             max_model_len=info.max_model_len,
             block_size=info.block_size,
+            host_tokens_per_s=info.host_tokens_per_s,
         )
 
     def _adapter_news(self) -> tuple[AdapterNews, ...]:

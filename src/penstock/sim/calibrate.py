@@ -103,8 +103,8 @@ def _errors(cost: StepCost, steps: Sequence[tuple[StepShape, float]], seconds: M
 
 
 def _fit(shapes: Matrix, seconds: Matrix) -> StepCost:
-    prefill, pairs, decodes, context = shapes.T
-    tokens = prefill + decodes
+    prefill, pairs, decodes, context, drafts = shapes.T
+    tokens = prefill + decodes + drafts
 
     def at(corner: float) -> tuple[float, float, Matrix]:
         columns = [np.ones_like(tokens), np.maximum(tokens, corner), pairs, context, decodes]

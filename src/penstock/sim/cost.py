@@ -34,7 +34,7 @@ class StepCost:
     def seconds(self, shape: StepShape) -> float:
         prompts_s = shape.prefill_pairs * self.pair_s
         return (
-            self._fixed_s(shape.prefill_tokens + shape.decodes, shape.decodes)
+            self._fixed_s(shape.prefill_tokens + shape.decodes + shape.drafts, shape.decodes)
             + prompts_s
             + (shape.decode_context * self.context_s)
         )
@@ -46,7 +46,7 @@ class StepCost:
 
     def work_s(self, shape: StepShape) -> float:
         """What the step's content takes of a device that is never idle: without what every step costs anyway."""
-        tokens = shape.prefill_tokens + shape.decodes
+        tokens = shape.prefill_tokens + shape.decodes + shape.drafts
         return (
             tokens * self.token_s
             + shape.prefill_pairs * self.pair_s

@@ -16,8 +16,9 @@ from penstock.admission.settings import AdmissionSettings
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.core.request import TokenEvent
+from penstock.core.tiers import Tier
 from penstock.gateway.health.replica_health import ReplicaHealth
-from penstock.gateway.reports import GUESSED_SPEED
+from penstock.gateway.reports import GUESSED_SPEED, host_share
 from penstock.gateway.retries import RetryBudget
 from penstock.gateway.speeds import Speeds
 from penstock.router.learning import OutputLengths
@@ -119,12 +120,14 @@ class SimDoor:
 
     def _heard(self, followed: Followed) -> None:
         now, replica = self._events.now, followed.replica
-        stored, removed = replica.take_news()
+        news = replica.news.take()
         if self._publishes and self._by_prefix:
-            if stored:
-                self.index.stored(replica.name, stored)
-            if removed:
-                self.index.removed(replica.name, removed)
+            if news[Tier.DEVICE]:
+                self.index.stored(replica.name, news[Tier.DEVICE])
+            if news[Tier.HOST]:
+                self.index.stored_on_host(replica.name, news[Tier.HOST])
+            if news[None]:
+                self.index.removed(replica.name, news[None])
         is_lost = followed.health.hangs(followed.last, now)
         self.admission.replica_changed(self._snapshot(followed))
         if is_lost:
@@ -145,6 +148,7 @@ class SimDoor:
                 decode_tokens_per_s=max(report.num_running, 1) / step_s if step_s else GUESSED_SPEED,
                 waiting=max(report.num_waiting, report.num_open - report.num_running), running=report.num_running,
                 prefill_tokens=report.queued_tokens, kv_active_tokens=report.kv_active_tokens, steps=report.steps,
+                host_share=host_share(report),
             ),
             now,
         )  # fmt: skip

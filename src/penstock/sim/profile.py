@@ -8,6 +8,7 @@ kv_tokens: 600_000
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -35,6 +36,8 @@ class Profile:
     chunk_tokens: Count = 8192  # most in a step
     max_context_tokens: Count = 131_072
     block_tokens: Count = ROUTING_TOKENS  # of a KV block: the coarser, the faster to simulate
+    host_kv_tokens: Annotated[int, Meta(ge=0)] = 0  # more of the cache, in host memory
+    host_tokens_per_s: Annotated[float, Meta(gt=0)] = 200_000.0  # there and back
     overlaps: bool = True  # a step is planned while the one before it runs, as on a GPU
     request_s: Seconds = 0.001  # from the gateway to the engine: HTTP, parsing, tokens
     slo: Slo = field(default_factory=Slo)
@@ -50,6 +53,19 @@ class Profile:
     @property
     def num_blocks(self) -> int:
         return self.kv_tokens // self.block_tokens
+
+    @property
+    def host_blocks(self) -> int:
+        return self.host_kv_tokens // self.block_tokens
+
+    @property
+    def copy_s(self) -> float:
+        """Of a block, to host memory and back."""
+        return self.block_tokens / self.host_tokens_per_s
+
+    def copying_s(self, copies: Sequence[tuple[int, int]]) -> float:
+        """What those take that begin or end in host memory, whose blocks come after the device's."""
+        return sum(max(pair) >= self.num_blocks for pair in copies) * self.copy_s / 2
 
 
 def shipped_profiles() -> list[str]:

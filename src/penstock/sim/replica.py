@@ -24,6 +24,7 @@ from penstock.sched.budget import StepBudget
 from penstock.sched.plan import Sampled, StepPlan, StepResult
 from penstock.sched.scheduler import Scheduler
 from penstock.sim.events import Events
+from penstock.sim.news import CacheNews
 from penstock.sim.profile import Profile
 from penstock.sim.prompts import SimSequence, TokenRun
 from penstock.sim.steady_run import SteadyRun
@@ -56,7 +57,7 @@ class SimReplica:
         self.steps = 0
         self._events = events
         self._listener = listener
-        self._takes_many = takes_many
+        self._takes_many = takes_many and not profile.host_blocks  # what each of them copies is part of its time
         self._is_hung = False
         self._past_preemptions = 0
         self._boots = 0
@@ -65,7 +66,10 @@ class SimReplica:
     def _begin(self) -> None:
         """A process with an empty cache."""
         profile = self.profile
-        self.cache = KVCache(profile.num_blocks, profile.block_tokens, routing_tokens=ROUTING_TOKENS)
+        self.cache = KVCache(
+            profile.num_blocks, profile.block_tokens, routing_tokens=ROUTING_TOKENS, host_blocks=profile.host_blocks,
+            copy_s=profile.copy_s,
+        )  # fmt: skip
         floor = max(profile.block_tokens, profile.chunk_tokens // 8)
         budget = StepBudget(profile.chunk_tokens, target_s=profile.slo.tpot_s, floor=floor)
         self.scheduler = Scheduler(
@@ -83,7 +87,7 @@ class SimReplica:
         self._turn = 0  # of the device: what was foretold of another one no longer comes
         self._last_commit_s = 0.0
         self._stats = EngineStats()  # as the engine last said, after a step
-        self._stored: dict[int, bool] = {}  # routing hashes that came (True) or went since somebody asked
+        self.news = CacheNews()
         self._boots += 1
 
     # -- what is sent
@@ -149,12 +153,8 @@ class SimReplica:
             chunk_tokens=profile.chunk_tokens,
             max_model_len=min(profile.max_context_tokens, profile.kv_tokens),
             block_size=profile.block_tokens,
+            host_tokens_per_s=profile.host_tokens_per_s if profile.host_blocks else None,
         )
-
-    def take_news(self) -> tuple[list[int], list[int]]:
-        """Routing blocks that were stored and removed since the last call."""
-        news, self._stored = self._stored, {}
-        return [h for h, is_held in news.items() if is_held], [h for h, is_held in news.items() if not is_held]
 
     @property
     def queued_tokens(self) -> int:
@@ -204,8 +204,8 @@ class SimReplica:
             flying.append(_InFlight(plan, shape_of(plan), now))
         if flying:
             self._turn += 1
-            seconds = self.profile.cost.seconds(flying[0].shape) * self.slowdown
-            self._events.at(now + seconds, self._step_over, self._turn)
+            seconds = self.profile.cost.seconds(flying[0].shape) + self.profile.copying_s(flying[0].plan.copies)
+            self._events.at(now + seconds * self.slowdown, self._step_over, self._turn)
         else:
             self._note_stats()
 
@@ -220,6 +220,7 @@ class SimReplica:
         self.work_s += self.profile.cost.work_s(shape)
         num_tokens = shape.prefill_tokens + shape.decodes
         self.scheduler.budget.observe(num_tokens, shape.decodes, now - submitted_s)
+        self.cache.observe(shape.prefill_tokens, cost_s, shape.decodes, plan.copies)
         result = StepResult([_SAMPLED if piece.sample is not None else None for piece in plan.slices])
         news = self.scheduler.commit(plan, result, now)
         self.speed.observe(EngineStats(step_tokens=num_tokens, step_sequences=len(plan.slices), cost_s=cost_s))
@@ -245,8 +246,7 @@ class SimReplica:
         routing = self.cache.routing
         changes = routing.changes() if routing is not None else None
         if changes is not None:
-            self._stored.update(dict.fromkeys(changes.removed, False))
-            self._stored.update(dict.fromkeys(changes.stored, True))
+            self.news.add(changes)
 
     # -- many steps at once
 

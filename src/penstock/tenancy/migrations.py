@@ -83,7 +83,12 @@ MEASURED = (
     "ALTER TABLE spending ADD COLUMN device_us BIGINT NOT NULL DEFAULT 0",
 )
 
-MIGRATIONS = (TENANTS_AND_KEYS, USAGE, ADMINS, ROUTES, MEASURED)
+ADAPTERS = (
+    # What gateways loaded on replicas because their files named it; what was loaded by hand is not here.
+    "CREATE TABLE brought_adapters (replica TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (replica, name))",
+)
+
+MIGRATIONS = (TENANTS_AND_KEYS, USAGE, ADMINS, ROUTES, MEASURED, ADAPTERS)
 
 
 def migrate(database: Database) -> int:

@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from penstock.core.errors import ConfigError, Conflict, InvalidValue, KeyNotFound, PenstockError, TenantNotFound
 from penstock.observe.redaction import redact
+from penstock.tenancy.adapters import AdapterBook
 from penstock.tenancy.admins import AdminBook, AdminKey, admins_changed
 from penstock.tenancy.database import Database, Execute, Watch
 from penstock.tenancy.keys import ApiKey, NewKey, TenantState, new_key
@@ -47,6 +48,7 @@ class Store:
         self._database = database
         self._clock = clock
         self.admins = AdminBook(database, clock)
+        self.adapters = AdapterBook(database)
         self.routes = RouteBook(database, clock)
         self.usage = UsageBook(database)
 

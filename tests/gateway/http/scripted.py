@@ -8,6 +8,8 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+from tests.patience import Patience
+
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -130,10 +132,13 @@ class ScriptedUpstream:
             writer.close()
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 3.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+async def until(condition: Callable[[], bool], timeout_s: float = 3.0) -> float:
+    """How long it took."""
+    patience = Patience(timeout_s)
+    while not condition():
+        patience.look()
+        await asyncio.sleep(0.005)
+    return patience.spent_s
 
 
 def chunk(data: bytes) -> bytes:

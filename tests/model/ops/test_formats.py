@@ -55,6 +55,7 @@ def test_less_exact_format_must_be_worth_it() -> None:
     assert fastest([exact, hardly_faster]) is exact
 
 
+@pytest.mark.slow
 def test_verdict_is_measured_once(home: Path) -> None:
     first = choose_format()
     (verdict,) = (home / "formats").iterdir()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.model.ops.memory import CHUNK, HUGE_PAGE, Arena, pages
+from penstock.model.ops.memory import CHUNK, HUGE_PAGE, MOST_SETTLED, Arena, pages, settle
 
 
 @pytest.mark.parametrize("huge", [False, True])
@@ -46,3 +46,26 @@ def test_a_piece_is_given_back_with_its_last_part() -> None:
     spans = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
     assert not any(int(low, 16) <= start < int(high, 16) for low, high in spans)
     assert torch.equal(kept, torch.zeros(1, dtype=torch.uint8))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nobody tells what is resident")
+def test_what_is_settled_is_in_memory_and_still_zero() -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    parts = [pages(4 * HUGE_PAGE), pages(100)]
+    before = resident_bytes()
+    if not settle(parts):
+        pytest.skip("this system takes memory only as it is touched")
+    assert resident_bytes() - before >= 4 * HUGE_PAGE
+    assert not any(part.any() for part in parts)
+
+
+def test_what_is_much_is_left_to_be_touched() -> None:
+    assert not settle([pages(MOST_SETTLED), pages(1)])
+
+
+def test_memory_of_others_is_left_as_it_is() -> None:
+    part = torch.full((1000,), 7, dtype=torch.uint8)[3:]
+    assert not settle([part])
+    assert bool((part == 7).all())

@@ -145,23 +145,22 @@ def test_an_embedding_is_looked_up_in_integers() -> None:
     assert relative_error(head(x), F.linear(x.float(), table.dequantized())) < 2e-3
 
 
-def test_groups_of_16_are_widened_when_they_are_loaded() -> None:
-    weight = integers(64, 256, 16, 8, "symmetric")
+def test_groups_of_other_sizes_are_widened_when_they_are_loaded() -> None:
+    weight = integers(64, 240, 24, 8, "symmetric")
     linear = TritonOps(DEVICE, torch.float16).linear(weight)
     assert isinstance(linear, FloatLinear)
-    x = rows_of(2, 256, torch.float16)
+    x = rows_of(2, 240, torch.float16)
     assert relative_error(linear(x), x.float() @ weight.dequantized().T) < 2e-3
 
 
 @GPU
-@pytest.mark.parametrize("count", [1, 9, 17, 300])
-def test_rows_of_integers_meet_weights_of_integers(count: int) -> None:
-    weight = by_row(torch.randn(1024, 2048, device=DEVICE) * 2048**-0.5)
-    x = rows_of(count, 2048, torch.bfloat16)
-    seen = x.float()
-    if count > MOST_ROWS:  # then rows are integers too
-        scales = x.float().abs().amax(1, keepdim=True) / 127
-        seen = (seen / scales).round() * scales
+@pytest.mark.parametrize("count", [1, 9, 17, 32, 33, 70, 130, 300])
+@pytest.mark.parametrize(("out", "columns"), [(1024, 2048), (96, 2064), (16, 14336)])
+def test_rows_of_integers_meet_weights_of_integers(count: int, out: int, columns: int) -> None:
+    weight = by_row(torch.randn(out, columns, device=DEVICE) * columns**-0.5)
+    x = rows_of(count, columns, torch.bfloat16)
+    scales = x.float().abs().amax(1, keepdim=True) / 127
+    seen = (x.float() / scales).round() * scales
     found = TritonOps(DEVICE, torch.bfloat16).linear(weight)(x)
     assert relative_error(found, seen @ weight.dequantized().T) < 4e-3
 

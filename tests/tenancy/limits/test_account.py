@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from penstock.tenancy.limits.account import Account, Reservation
 from penstock.tenancy.limits.quota import NOBODY, US, Quota, Rate, Reason, Refusal
+from tests.examples import examples
 from tests.tenancy.limits.windows import Admission, worst_excess
 
 GRACE_US = 2 * US
@@ -67,7 +68,7 @@ class PoliteCallers(RuleBasedStateMachine):
             self.account.release(held, self.now)
 
 
-PoliteCallers.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+PoliteCallers.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40)
 TestRetryAfterAlwaysHolds = PoliteCallers.TestCase
 
 
@@ -123,7 +124,9 @@ class Crowd:
         return sum(used for _, used in self.admitted) / (self.quota.tokens.per_minute * seconds / 60)
 
 
-@pytest.mark.parametrize(("manners", "seed"), [("polite", 1), ("polite", 2), ("pushing", 3)])
+@pytest.mark.parametrize(
+    ("manners", "seed"), [("polite", 1), ("polite", 2), pytest.param("pushing", 3, marks=pytest.mark.slow)]
+)
 def test_64_greedy_callers_get_the_rate_and_no_window_gets_more(manners: str, seed: int) -> None:
     rate = Rate(20_000)
     crowd = Crowd(seed, Quota(Rate(6000), rate, concurrency=64), manners)

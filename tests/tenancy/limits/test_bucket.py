@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.tenancy.limits.bucket import Bucket, Span
+from tests.examples import examples
 
 times = st.integers(0, 60)
 sizes = st.integers(0, 60)
@@ -70,7 +71,7 @@ class BucketMachine(RuleBasedStateMachine):
                 assert sum(inside) <= self.bucket.rate * (end - begin) + burst
 
 
-BucketMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+BucketMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40)
 TestBucketAgainstItsDefinition = BucketMachine.TestCase
 
 

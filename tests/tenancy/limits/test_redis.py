@@ -14,6 +14,7 @@ from penstock.tenancy.limits.account import Account, Reservation
 from penstock.tenancy.limits.limiter import Answer, Held
 from penstock.tenancy.limits.quota import NOBODY, US, Quota, Rate, Reason, Refusal
 from penstock.tenancy.limits.redis import SCRIPT, RedisLimiter, keys, limits
+from tests.gateway.http.scripted import until
 from tests.tenancy.limits.crowd import Crowd
 from tests.tenancy.limits.valkey import ValkeyProcess
 
@@ -123,8 +124,8 @@ async def test_without_redis_the_choice_applies_and_it_recovers_by_itself(tmp_pa
             assert isinstance(answer, Refusal) == (on_loss == "closed")
             assert not isinstance(answer, Refusal) or answer.reason is Reason.UNAVAILABLE
             server.start()
-            await asyncio.sleep(2.5)
-            assert one.is_connected
+            await until(lambda: one.is_connected, 10.0)
+            await asyncio.sleep(1.5)  # the buckets start empty
             await granted(one.reserve("acme", quota, 10, caller=1))
             full = await answered(one.reserve("acme", quota, 10, caller=2))
             assert isinstance(full, Refusal), "what was open before is known again"

@@ -10,6 +10,7 @@ import pytest
 from penstock.tenancy.limits.limiter import Answer, Held
 from penstock.tenancy.limits.quota import Quota, Rate, Reason, Refusal
 from penstock.tenancy.limits.shared import SharedLimiter
+from tests.gateway.http.scripted import until
 from tests.tenancy.limits.crowd import Crowd
 
 
@@ -88,8 +89,7 @@ async def test_a_guest_takes_over_keeps_what_it_holds_and_starts_with_empty_buck
     quota = Quota(tokens=Rate(600), concurrency=2)
     held = await granted(guest.reserve("acme", quota, 1))
     await host.close()
-    await asyncio.sleep(0.5)
-    assert guest.is_host
+    await until(lambda: guest.is_host)
     refused = await answered(guest.reserve("acme", quota, 50))
     assert isinstance(refused, Refusal)
     assert refused.reason is Reason.TOKENS

@@ -17,7 +17,7 @@ export function reason(decision: Decision): string {
     .filter((one) => one.by > 0.0005)
     .sort((a, b) => b.by - a.by);
   const held = decision.matched_tokens
-    ? `holds ${count(decision.matched_tokens)} of ${count(decision.prompt_tokens)} prompt tokens${decision.is_approximate ? " (by what was sent there)" : ""}`
+    ? `holds ${count(decision.matched_tokens)} of ${count(decision.prompt_tokens)} prompt tokens${decision.host_tokens ? `, ${count(decision.host_tokens)} on its host` : ""}${decision.is_approximate ? " (by what was sent there)" : ""}`
     : "";
   const won = ahead.length ? `ahead by ${ahead.map((one) => `${words(one.name)} +${score(one.by)}`).join(", ")}` : "";
   return [held, won].filter(Boolean).join("; ") || `level with ${next.replica}, and drawn`;
@@ -76,7 +76,10 @@ function Scores({ decision }: { decision: Decision }) {
                   </span>
                 </td>
                 {one.scores.map((value, at) => <td key={at} data-name={words(decision.scorers[at]!)} class="number">{score(value)}</td>)}
-                <td data-name="Blocks held" class="number">{count(one.matched)}</td>
+                <td data-name="Blocks held" class="number">
+                  {count(one.matched)}
+                  {one.on_host > 0 && <small> ({count(one.on_host)} on the host)</small>}
+                </td>
                 <td data-name="Running" class="number">{count(one.running)}</td>
                 <td data-name="Queued tokens" class="number">{count(one.queued_tokens)}</td>
               </tr>

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from penstock.model.families.gemma2 import GemmaLayer
 from penstock.model.families.qwen3 import normed_attention
-from penstock.model.layers import CausalLM, Decoder, Progress
+from penstock.model.layers import CausalLM, Decoder, LayerLoader, Progress
 from penstock.model.ops import Rope
 from penstock.model.rope import rope_tables
 from penstock.model.weights import Weights
 
 
-def load(weights: Weights, progress: Progress) -> CausalLM:
+def layers_of(weights: Weights) -> LayerLoader:
     config = weights.config
     assert config.local_rope_theta is not None
     nearby = replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
@@ -23,4 +23,8 @@ def load(weights: Weights, progress: Progress) -> CausalLM:
         own = rope if config.window(index) is None else local
         return GemmaLayer.of(weights, normed_attention(weights, own, index))
 
-    return Decoder.load(weights, layer, progress)
+    return layer
+
+
+def load(weights: Weights, progress: Progress) -> CausalLM:
+    return Decoder.load(weights, layers_of(weights), progress)

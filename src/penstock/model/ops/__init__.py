@@ -161,6 +161,14 @@ class Ops(Protocol):
     def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]]) -> ExpertLinears:
         """Pack (gate_up, down) of each; they come one by one, and are not held on to."""
 
+    def route(self, logits: Tensor, per_token: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
+        """Each row's best experts by a router's logits [tokens, experts], and their weights: [tokens, per_token] both.
+        Weights are shares of the chosen ones among themselves if `normalized`, else of all."""
+
+    def add_shared(self, found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
+        """found + sigmoid(logits) * made: what a token's own experts found, and what one made that all tokens pass.
+        [tokens, hidden] both; logits [tokens, 1]"""
+
     def normed(self, stream: Stream, norm: Norm) -> Tensor:
         """norm(stream)"""
 

@@ -1,12 +1,14 @@
-"""Memory for weights and the cache; for weights in huge pages, where the system has them.
+"""Memory for weights and the cache, in huge pages where the system has them.
 
 A processor fetches ahead only within a page, and its tables hold a few thousand pages: one stream of weights is read
-half as fast again from huge ones.
+half as fast again from huge ones, and attention over scattered blocks is a seventh faster.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
@@ -14,20 +16,36 @@ from torch import Tensor
 
 HUGE_PAGE = 2 << 20
 CHUNK = 16 << 20
+MOST_SETTLED = 1 << 30
 _PAGE = 4096
+_POPULATE_WRITE = 23  # of Linux 5.14 and later; Python has no name for it
 
 
 def pages(num_bytes: int, *, huge: bool = False) -> Tensor:
     """Zeroed bytes that cost memory only once they are touched. Not huge for what is touched while requests wait: the
-    system may first have to move others' pages to make room for a whole one."""
-    mapped = mmap.mmap(-1, max(num_bytes, 1) + huge * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    system may first have to move others' pages to make room for a whole one. But `settle` may make them so."""
+    slack = HUGE_PAGE if huge or num_bytes >= HUGE_PAGE else 0
+    mapped = mmap.mmap(-1, max(num_bytes, 1) + slack, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(mapped, dtype=torch.uint8)  # keeps the mapping alive, and so does every part of it
-    if not huge or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return whole[:num_bytes]
-    with suppress(OSError):  # a kernel without them
-        mapped.madvise(mmap.MADV_HUGEPAGE)
-    start = -whole.data_ptr() % HUGE_PAGE
+    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    start = -whole.data_ptr() % HUGE_PAGE if slack else 0
     return whole[start : start + num_bytes]
+
+
+def settle(parts: Sequence[Tensor]) -> bool:
+    """Take the memory of untouched pages now, in huge ones, while nobody waits; False if all or some is to be taken as
+    it is touched, as ever: because it is much, or the system takes none ahead."""
+    if not hasattr(mmap, "MADV_HUGEPAGE") or sum(part.nbytes for part in parts) > MOST_SETTLED:
+        return False
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    refused = 0
+    for part in parts:  # refused is also what does not begin with a page
+        madvise(part.data_ptr(), part.nbytes, mmap.MADV_HUGEPAGE)
+        refused += madvise(part.data_ptr(), part.nbytes, _POPULATE_WRITE) != 0
+    return not refused
 
 
 class Arena:

@@ -34,6 +34,7 @@ from penstock.model.ops import (
 )
 from penstock.model.ops import library as c
 from penstock.model.ops.build import KernelsUnavailable
+from penstock.model.ops.experts import add_shared, route
 from penstock.model.ops.layer_call import LayerCall, NativeKV
 from penstock.model.ops.library import ARITHMETICS, CACHED_INT8, LOW_BIT, MOST_HEAD_DIM, load_library, pointer
 from penstock.model.ops.memory import Arena, pages
@@ -106,6 +107,12 @@ class NativeOps:
 
     def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]]) -> ExpertLinears:
         return NativeExperts([(self._packed(gate_up, None), self._packed(down, None)) for gate_up, down in pairs])
+
+    def route(self, logits: Tensor, per_token: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
+        return route(logits, per_token, normalized=normalized)
+
+    def add_shared(self, found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
+        return add_shared(found, made, logits)
 
     def normed(self, stream: Stream, norm: Norm) -> Tensor:
         return self.rms_norm(stream, norm)

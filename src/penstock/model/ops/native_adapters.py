@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.model.adapter_slots import HostPairs, Part, packed
-from penstock.model.batch import SlotRows
+from penstock.model.batch import Batch
 from penstock.model.ops import Linear
 from penstock.model.ops import library as c
 from penstock.model.ops.library import ARITHMETICS
@@ -53,7 +53,8 @@ class NativeSlots:
     def clear(self, slot: int) -> None:
         self._slots[slot] = self._nothing
 
-    def begin(self, groups: tuple[SlotRows, ...]) -> None:
+    def begin(self, batch: Batch) -> None:
+        groups = batch.adapters
         self._rows = [group.rows.to(torch.int32) for group in groups]
         self._groups = (c.AdapterRows * len(groups))(
             *(
@@ -61,6 +62,11 @@ class NativeSlots:
                 for group, rows in zip(groups, self._rows, strict=True)
             )
         )
+
+    def apply(self, linear: Linear, site: int, x: Tensor) -> Tensor:
+        y = linear(x)
+        self.add(site, x, y)
+        return y
 
     def add(self, site: int, x: Tensor, y: Tensor) -> None:
         x = x.contiguous()

@@ -29,7 +29,7 @@ from penstock.model.ops import (
     Stream,
     one_by_one,
 )
-from penstock.model.ops.experts import HostExperts
+from penstock.model.ops.experts import HostExperts, add_shared, route
 from penstock.model.quantized import Weight, plain
 
 SCALE = torch.bfloat16  # of what is stored in int8
@@ -65,6 +65,12 @@ class ReferenceOps:
 
     def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]]) -> ExpertLinears:
         return HostExperts.of(self, pairs)
+
+    def route(self, logits: Tensor, per_token: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
+        return route(logits, per_token, normalized=normalized)
+
+    def add_shared(self, found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
+        return add_shared(found, made, logits)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()

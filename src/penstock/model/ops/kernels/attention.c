@@ -5,55 +5,34 @@
  *
  * A row's context is cut in spans at fixed absolute positions. A span is attended alone, with its own maximum, and the
  * spans are merged in order. So a row's result depends on its keys and its position only: not on the chunk it came in,
- * not on the rows beside it, nor on whether its spans were computed by one thread or by several. */
+ * not on the rows beside it, of its own sequence or of others that share the span, nor on whether its spans were computed
+ * by one thread or by several. */
 #include "attention.h"
-#include "rows.h"
+#include "sharing.h"
+#include "span.h"
 
 #include <math.h>
 
-#define SPAN 256 /* positions */
-#define SPAN_TILES (SPAN / PANEL)
-#define SCORE_STRIDE (SPAN + PANEL) /* not a power of two: rows must not share cache sets */
+#define MOST_ITEMS_PER_CHUNK 6 /* what one thread claims at once: it knows then what it will read next */
 
 struct item { /* a tile of rows: row / group is a query of the sequence, row % group a head of the KV head */
     int sequence, kv_head, row, rows;
 };
 
-struct partial { /* softmax of one row over one span, or over all spans so far */
-    float max, sum;
-};
-
-struct result { /* of a tile of rows, wherever it lies */
-    struct partial *rows; /* [MOST_ROWS] */
-    float *sums; /* [MOST_ROWS][value_panels * 16] */
-};
-
-struct work { /* a thread's own; two tiles of sums and the cache's spare bytes follow it */
-    float scores[MOST_ROWS * SCORE_STRIDE];
-    float weights[MOST_ROWS * SCORE_STRIDE]; /* of the values, in the arithmetic's form */
-    const char *keys[SPAN_TILES];
-    const char *values[SPAN_TILES];
-    const char *panels[SPAN_TILES * MOST_PANELS];
-    float key_scales[SPAN], value_scales[SPAN]; /* where the cache has any */
-    struct partial rows[2][MOST_ROWS];
-};
-
-struct range {
-    int from, to;
+struct shared_item { /* row / group is a token of the shared span */
+    const struct shared_span *span;
+    int kv_head, row, rows;
 };
 
 static int least(int a, int b) { return a < b ? a : b; }
 static int most(int a, int b) { return a > b ? a : b; }
-static size_t to_line(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-static size_t sums_bytes(const struct call *c) { return 4 * (size_t)MOST_ROWS * c->value_panels * PANEL; }
+/* -- rows --------------------------------------------------------------------------------------------------------- */
 
-static float *sums_of(const struct call *c, struct work *w, int which)
+static char *q_row(const struct call *c, int kv_head, int token)
 {
-    return (float *)((char *)w + to_line(sizeof *w) + which * sums_bytes(c));
+    return c->q + ((size_t)kv_head * c->batch->tokens + token) * c->group * c->q_stride;
 }
-
-static char *spare_of(const struct call *c, struct work *w) { return (char *)sums_of(c, w, 2); }
 
 static struct range seen_by(const struct call *c, const struct item *item, int row)
 {
@@ -62,106 +41,90 @@ static struct range seen_by(const struct call *c, const struct item *item, int r
     return (struct range){c->layer->window ? most(0, position - c->layer->window + 1) : 0, position + 1};
 }
 
-/* -- one tile of rows over one span ---------------------------------------------------------------------------- */
-
-static void score(const struct call *c, const struct item *item, int tiles, struct work *w)
+static struct rows rows_of(const struct call *c, const struct item *item)
 {
-    const struct batch *b = c->batch;
-    size_t row = ((size_t)item->kv_head * b->tokens + b->query_starts[item->sequence]) * c->group + item->row;
-    int depth = c->layer->dim / c->arithmetic->step;
-    for (int t = 0; t < tiles; t += MOST_PANELS) {
-        struct product p = {c->q + row * c->q_stride, c->q_stride, w->keys + t, 1, depth, depth,
-                            w->scores + t * PANEL, SCORE_STRIDE, NULL, {0}, 1.0f};
-        int panels = least(MOST_PANELS, tiles - t);
-        for (int i = 0; i < panels; i++) p.ahead[i] = w->values[t + i]; /* wanted next */
-        c->arithmetic->kernels[item->rows][panels](&p);
-    }
+    struct rows rows = {q_row(c, item->kv_head, c->batch->query_starts[item->sequence]) + item->row * c->q_stride,
+                        item->rows, item->kv_head, item->sequence};
+    for (int r = 0; r < item->rows; r++) rows.seen[r] = seen_by(c, item, item->row + r);
+    return rows;
 }
 
-/* What lies behind the keys of `count` positions; a block's former owner may have left NaN where there are none. */
-static void read_scales(const struct call *c, int count, struct work *w)
+static struct range spans_of(const struct rows *rows)
 {
-    size_t place = (size_t)(c->layer->dim / c->arithmetic->step) * PANEL * STEP_BYTES;
-    for (int i = 0; i < count; i += VL) {
-        vu both = *(const vu *)(w->keys[i / PANEL] + place + i % PANEL * STEP_BYTES);
-        store(w->key_scales + i, (vf)(both << 16));
-        store(w->value_scales + i, (vf)(both & 0xffff0000u));
-    }
-    for (int i = count; i % PANEL; i++) w->value_scales[i] = 0.0f;
+    return (struct range){rows->seen[0].from / SPAN, ceil_div(rows->seen[rows->count - 1].to, SPAN)};
 }
 
-static void multiply(float *scores, const float *scales, int count)
+/* -- spans that are shared ----------------------------------------------------------------------------------------- */
+
+static struct result shared_result(const struct call *c, int kv_head, int row)
 {
-    for (int i = 0; i < count; i += VL) store(scores + i, load(scores + i) * load(scales + i));
+    int rows = c->sharing->num_tokens * c->group;
+    struct result all = result_at(c->shared_partials + kv_head * result_bytes(c, rows), rows);
+    return (struct result){all.rows + row, all.sums + (size_t)row * c->value_panels * PANEL};
 }
 
-/* Hide what lies outside [from, to); the greatest of the rest. */
-static float mask(float *scores, int from, int to, int count)
+static void attend_shared_item(const struct call *c, const struct shared_item *item, int next_tiles, struct work *w)
 {
-    for (int i = 0; i < from; i++) scores[i] = -INFINITY;
-    for (int i = to; i < count; i++) scores[i] = -INFINITY;
-    vf greatest = splat(-INFINITY);
-    for (int i = 0; i < count; i += VL) greatest = vmax(greatest, load(scores + i));
-    return max_of(greatest);
-}
-
-/* Scores to weights, in place: e to the (score - max). Returns their sum. */
-static float weigh(float *scores, float max, int count)
-{
-    vf sum = splat(0.0f);
-    for (int i = 0; i < count; i += VL) {
-        vf weight = vexp(load(scores + i) - max);
-        store(scores + i, weight);
-        sum += weight;
-    }
-    return sum_of(sum);
-}
-
-/* Every row's scores become weights, in the arithmetic's form. */
-static void weigh_rows(const struct call *c, const struct item *item, int first, int count, struct work *w,
-                       struct partial *rows)
-{
-    int has_scales = c->arithmetic->has_scales;
+    const struct shared_span *shared = item->span;
+    struct rows rows = {w->rows, item->rows, item->kv_head, shared->sequence};
     for (int r = 0; r < item->rows; r++) {
-        struct range seen = seen_by(c, item, item->row + r);
-        if (has_scales) multiply(w->scores + r * SCORE_STRIDE, w->key_scales, count);
-        if (c->layer->cap > 0) cap_row(w->scores + r * SCORE_STRIDE, count, c->layer->cap);
-        int from = least(most(seen.from - first, 0), count), to = most(least(seen.to - first, count), from);
-        rows[r].max = mask(w->scores + r * SCORE_STRIDE, from, to, count);
+        int row = item->row + r, token = c->sharing->tokens[shared->first + row / c->group];
+        memcpy(w->rows + r * c->q_stride, q_row(c, item->kv_head, token) + row % c->group * c->q_stride, c->q_stride);
+        rows.seen[r] = (struct range){0, (shared->span + 1) * SPAN};
     }
-    for (int r = 0; r < item->rows; r++) {
-        float *scores = w->scores + r * SCORE_STRIDE;
-        if (rows[r].max == -INFINITY) memset(scores, 0, 4 * (size_t)count); /* sees nothing of this span */
-        else rows[r].sum = weigh(scores, rows[r].max, count);
-        if (has_scales) multiply(scores, w->value_scales, count);
-        c->arithmetic->convert(scores, (char *)w->weights + r * row_bytes(c->arithmetic, SCORE_STRIDE), count);
+    struct result result = shared_result(c, item->kv_head, shared->first * c->group + item->row);
+    attend_span(c, &rows, shared->span, w, next_tiles, result);
+}
+
+static void attend_shared(void *argument, int chunk, int thread)
+{
+    const struct call *c = argument;
+    struct work *w = work_of(c, thread);
+    int per_chunk = c->shared_per_chunk, end = least((chunk + 1) * per_chunk, c->num_shared_items);
+    for (int i = chunk * per_chunk; i < end; i++) {
+        const struct shared_item *item = c->shared_items + i;
+        int next = i + 1 < end ? i + 1 : i + 1 + (c->threads - 1) * per_chunk, tiles = 0; /* when all take turns */
+        if (next < c->num_shared_items) {
+            const struct shared_item *then = c->shared_items + next;
+            struct rows rows = {NULL, 1, then->kv_head, then->span->sequence, {{0, (then->span->span + 1) * SPAN}}};
+            if (then->span != item->span || then->kv_head != item->kv_head)
+                tiles = span_fetch(c, &rows, then->span->span, w);
+        }
+        attend_shared_item(c, item, tiles, w);
     }
 }
 
-static void attend_span(const struct call *c, const struct item *item, int span, struct work *w, struct result result)
+/* Tiles that read the same keys lie together: one thread has them all, if there are enough for everybody. */
+static void run_shared(struct pool *pool, struct call *c)
 {
-    struct range lowest = seen_by(c, item, item->row), highest = seen_by(c, item, item->row + item->rows - 1);
-    int first = most(span * SPAN, lowest.from / PANEL * PANEL), end = least((span + 1) * SPAN, highest.to);
-    for (int r = 0; r < item->rows; r++) result.rows[r] = (struct partial){-INFINITY, 0.0f};
-    if (first >= end) return;
-    int tiles = ceil_div(end - first, PANEL);
-    size_t panel_stride = cache_tiles(c, item->sequence, item->kv_head, first, end, w->keys, w->values, spare_of(c, w));
-    score(c, item, tiles, w);
-    if (c->arithmetic->has_scales) read_scales(c, end - first, w);
-    weigh_rows(c, item, first, tiles * PANEL, w, result.rows);
-
-    const struct arithmetic *f = c->arithmetic;
-    int last_depth = ceil_div(end - first - (tiles - 1) * PANEL, f->step);
-    for (int v = 0; v < c->value_panels; v += MOST_PANELS) {
-        int panels = least(MOST_PANELS, c->value_panels - v);
-        for (int t = 0; t < tiles; t++)
-            for (int p = 0; p < panels; p++) w->panels[t * panels + p] = w->values[t] + (v + p) * panel_stride;
-        struct product product = {w->weights, row_bytes(f, SCORE_STRIDE), w->panels, tiles, PANEL / f->step,
-                                  last_depth, result.sums + v * PANEL, (size_t)c->value_panels * PANEL, NULL,
-                                  {0}, 1.0f};
-        for (int p = 0; p < panels; p++) product.ahead[p] = w->panels[p];
-        f->kernels[item->rows][panels](&product);
+    const struct sharing *sharing = c->sharing;
+    int num_items = 0, widest = 1, kv_heads = c->layer->kv_heads;
+    for (int i = 0; i < sharing->count; i++) {
+        int tiles = ceil_div(sharing->spans[i].count * c->group, MOST_ROWS);
+        num_items += kv_heads * tiles;
+        widest = most(widest, tiles);
     }
+    struct shared_item *items = pool_scratch(pool, SCRATCH_SHARED_ITEMS, (size_t)num_items * sizeof *items);
+    c->shared_items = items;
+    c->num_shared_items = num_items;
+    c->threads = pool_threads(pool);
+    c->shared_per_chunk = kv_heads * sharing->count >= 4 * c->threads ? widest : 1;
+    for (int i = 0; i < sharing->count; i++)
+        for (int kv_head = 0; kv_head < kv_heads; kv_head++) {
+            int rows = sharing->spans[i].count * c->group, tiles = ceil_div(rows, MOST_ROWS);
+            for (int t = 0; t < tiles; t++) {
+                int row = t * rows / tiles;
+                *items++ = (struct shared_item){sharing->spans + i, kv_head, row, (t + 1) * rows / tiles - row};
+            }
+        }
+    size_t bytes = kv_heads * result_bytes(c, sharing->num_tokens * c->group);
+    c->shared_partials = pool_scratch(pool, SCRATCH_SHARED_PARTIALS, bytes);
+    pool_run(pool, ceil_div(num_items, c->shared_per_chunk), attend_shared, c);
+}
+
+static int is_shared(const struct call *c, const struct rows *rows, int span)
+{
+    return shared_place(c->sharing, rows->sequence, span) >= 0;
 }
 
 /* -- spans together ---------------------------------------------------------------------------------------------- */
@@ -182,10 +145,16 @@ static void merge_row(struct partial *into, float *sums, const struct partial *f
     into->max = max;
 }
 
-static void merge(const struct call *c, const struct item *item, struct result into, struct result from)
+static void merge(const struct call *c, int rows, struct result into, struct result from)
 {
     int n = c->value_panels * PANEL;
-    for (int r = 0; r < item->rows; r++) merge_row(into.rows + r, into.sums + r * n, from.rows + r, from.sums + r * n, n);
+    for (int r = 0; r < rows; r++) merge_row(into.rows + r, into.sums + r * n, from.rows + r, from.sums + r * n, n);
+}
+
+static void merge_shared(const struct call *c, const struct item *item, int span, struct result into)
+{
+    int row = shared_place(c->sharing, item->sequence, span) * c->group + item->row;
+    merge(c, item->rows, into, shared_result(c, item->kv_head, row));
 }
 
 static void write_result(const struct call *c, const struct item *item, struct result result)
@@ -201,57 +170,76 @@ static void write_result(const struct call *c, const struct item *item, struct r
     }
 }
 
-static struct result partial_at(const struct call *c, int item, int span)
+/* -- a thread goes through whole items ------------------------------------------------------------------------------ */
+
+/* Of the span behind `span`, or of the next item's first. */
+static int fetch_next(const struct call *c, const struct rows *rows, int span, int next_item, int end, struct work *w)
 {
-    size_t rows_bytes = to_line(MOST_ROWS * sizeof(struct partial));
-    char *at = c->partials + ((size_t)item * c->num_spans + span) * (rows_bytes + sums_bytes(c));
-    return (struct result){(struct partial *)at, (float *)(at + rows_bytes)};
+    struct range spans = spans_of(rows);
+    if (span + 1 < spans.to) return is_shared(c, rows, span + 1) ? 0 : span_fetch(c, rows, span + 1, w);
+    if (next_item == end) return 0;
+    struct rows next = rows_of(c, c->items + next_item);
+    spans = spans_of(&next);
+    while (is_shared(c, &next, spans.from)) spans.from++; /* the last is nobody else's */
+    return span_fetch(c, &next, spans.from, w);
 }
 
-static struct range spans_of(const struct call *c, const struct item *item)
-{
-    return (struct range){seen_by(c, item, item->row).from / SPAN,
-                          ceil_div(seen_by(c, item, item->row + item->rows - 1).to, SPAN)};
-}
-
-static void attend_item(void *argument, int index, int thread)
+static void attend_items(void *argument, int chunk, int thread)
 {
     const struct call *c = argument;
-    const struct item *item = c->items + index;
-    struct work *w = (struct work *)(c->work + thread * c->work_bytes);
-    struct result all = {w->rows[0], sums_of(c, w, 0)}, one = {w->rows[1], sums_of(c, w, 1)};
-    struct range spans = spans_of(c, item);
-    attend_span(c, item, spans.from, w, all);
-    for (int span = spans.from + 1; span < spans.to; span++) {
-        attend_span(c, item, span, w, one);
-        merge(c, item, all, one);
+    struct work *w = work_of(c, thread);
+    struct result all = w->results[0], one = w->results[1];
+    int end = least((chunk + 1) * c->items_per_chunk, c->num_items);
+    for (int i = chunk * c->items_per_chunk; i < end; i++) {
+        const struct item *item = c->items + i;
+        struct rows rows = rows_of(c, item);
+        struct range spans = spans_of(&rows);
+        for (int r = 0; r < item->rows; r++) all.rows[r].max = -INFINITY;
+        for (int span = spans.from; span < spans.to; span++) {
+            if (is_shared(c, &rows, span)) {
+                merge_shared(c, item, span, all);
+                continue;
+            }
+            int tiles = fetch_next(c, &rows, span, i + 1, end, w);
+            attend_span(c, &rows, span, w, tiles, span == spans.from ? all : one);
+            if (span > spans.from) merge(c, item->rows, all, one);
+        }
+        write_result(c, item, all);
     }
-    write_result(c, item, all);
+}
+
+/* -- the spans of an item go to several threads ---------------------------------------------------------------------- */
+
+static struct result partial_at(const struct call *c, int item, int span)
+{
+    return result_at(c->partials + ((size_t)item * c->num_spans + span) * result_bytes(c, MOST_ROWS), MOST_ROWS);
 }
 
 static void attend_part(void *argument, int index, int thread)
 {
     const struct call *c = argument;
-    const struct item *item = c->items + index / c->num_spans;
-    struct range spans = spans_of(c, item);
+    struct rows rows = rows_of(c, c->items + index / c->num_spans);
+    struct range spans = spans_of(&rows);
     int span = index % c->num_spans;
-    struct work *w = (struct work *)(c->work + thread * c->work_bytes);
-    if (spans.from <= span && span < spans.to)
-        attend_span(c, item, span, w, partial_at(c, index / c->num_spans, span));
+    if (spans.from <= span && span < spans.to && !is_shared(c, &rows, span))
+        attend_span(c, &rows, span, work_of(c, thread), 0, partial_at(c, index / c->num_spans, span));
 }
 
 static void merge_parts(void *argument, int index, int thread)
 {
-    (void)thread;
     const struct call *c = argument;
     const struct item *item = c->items + index;
-    struct range spans = spans_of(c, item);
-    struct result all = partial_at(c, index, spans.from);
-    for (int span = spans.from + 1; span < spans.to; span++) merge(c, item, all, partial_at(c, index, span));
+    struct rows rows = rows_of(c, item);
+    struct range spans = spans_of(&rows);
+    struct result all = work_of(c, thread)->results[0];
+    for (int r = 0; r < item->rows; r++) all.rows[r].max = -INFINITY;
+    for (int span = spans.from; span < spans.to; span++)
+        if (is_shared(c, &rows, span)) merge_shared(c, item, span, all);
+        else merge(c, item->rows, all, partial_at(c, index, span));
     write_result(c, item, all);
 }
 
-/* KV head by KV head, so that sequences that share a prefix find it in the cache; long contexts first. */
+/* Sequence by sequence, whose blocks hold all KV heads side by side; long contexts first. */
 static void list_items(struct pool *pool, struct call *c)
 {
     const struct batch *b = c->batch;
@@ -262,34 +250,50 @@ static void list_items(struct pool *pool, struct call *c)
     }
     c->num_items = tiles * c->layer->kv_heads;
     c->num_spans = ceil_div(longest, SPAN);
+    c->items_per_chunk = least(most(c->num_items / (4 * pool_threads(pool)), 1), MOST_ITEMS_PER_CHUNK);
     struct item *items = pool_scratch(pool, SCRATCH_ITEMS, (size_t)c->num_items * sizeof *items);
     c->items = items;
-    for (int kv_head = 0; kv_head < c->layer->kv_heads; kv_head++)
-        for (int s = 0; s < b->sequences; s++) {
+    for (int s = 0; s < b->sequences; s++)
+        for (int kv_head = 0; kv_head < c->layer->kv_heads; kv_head++) {
             int rows = (b->query_starts[s + 1] - b->query_starts[s]) * c->group;
             for (int row = (ceil_div(rows, MOST_ROWS) - 1) * MOST_ROWS; row >= 0; row -= MOST_ROWS)
                 *items++ = (struct item){s, kv_head, row, least(MOST_ROWS, rows - row)};
         }
 }
 
-void attention_run(struct pool *pool, const struct layer *l, const struct batch *b, const float *qkv, float *out)
+struct sharing attention_sharing(struct pool *pool, const struct layer *l, const struct batch *b)
 {
+    int group = l->heads / l->kv_heads; /* who fills a tile alone gains nothing */
+    return sharing_find(pool, b, l->block_size, (MOST_ROWS - 1) / group);
+}
+
+void attention_run_shared(struct pool *pool, const struct layer *l, const struct batch *b, const struct sharing *sharing,
+                          const float *qkv, float *out)
+{
+    static const struct sharing nothing;
     struct call c = {.layer = l, .batch = b, .qkv = qkv, .out = out, .arithmetic = arithmetic_at(l->arithmetic)};
     c.group = l->heads / l->kv_heads;
+    c.sharing = l->window ? &nothing : sharing; /* a window has another beginning for each */
     c.q_stride = row_bytes(c.arithmetic, l->dim);
     c.q = pool_scratch(pool, SCRATCH_ROWS, (size_t)b->tokens * l->heads * c.q_stride);
     cache_describe(&c);
     cache_write(pool, &c);
 
     list_items(pool, &c);
-    c.work_bytes = to_line(sizeof(struct work)) + 2 * sums_bytes(&c) + to_line(cache_spare_bytes(&c, SPAN_TILES));
+    c.work_bytes = work_bytes(&c);
     c.work = pool_scratch(pool, SCRATCH_WORK, pool_threads(pool) * c.work_bytes);
+    if (c.sharing->count) run_shared(pool, &c);
     if (c.num_spans == 1 || c.num_items >= 4 * pool_threads(pool)) {
-        pool_run(pool, c.num_items, attend_item, &c);
+        pool_run(pool, ceil_div(c.num_items, c.items_per_chunk), attend_items, &c);
         return;
     }
-    size_t partial_bytes = to_line(MOST_ROWS * sizeof(struct partial)) + sums_bytes(&c);
-    c.partials = pool_scratch(pool, SCRATCH_PARTIALS, (size_t)c.num_items * c.num_spans * partial_bytes);
+    c.partials = pool_scratch(pool, SCRATCH_PARTIALS, (size_t)c.num_items * c.num_spans * result_bytes(&c, MOST_ROWS));
     pool_run(pool, c.num_items * c.num_spans, attend_part, &c);
     pool_run(pool, c.num_items, merge_parts, &c);
+}
+
+void attention_run(struct pool *pool, const struct layer *l, const struct batch *b, const float *qkv, float *out)
+{
+    struct sharing sharing = attention_sharing(pool, l, b);
+    attention_run_shared(pool, l, b, &sharing, qkv, out);
 }

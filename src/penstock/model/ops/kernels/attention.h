@@ -26,6 +26,8 @@ struct batch {
     int32_t table_stride, sequences, tokens;
 };
 
+struct sharing;
+
 struct call {
     const struct layer *layer;
     const struct batch *batch;
@@ -39,10 +41,15 @@ struct call {
     char *q; /* [kv_heads][tokens][group] rows, rotated and scaled, in the arithmetic's form */
     size_t q_stride;
     const struct item *items;
-    int num_items, num_spans; /* spans of the longest context */
+    int num_items, items_per_chunk;
+    int num_spans; /* of the longest context */
     char *work; /* every thread's */
     size_t work_bytes;
-    char *partials; /* of every (item, span), when spans are shared out */
+    char *partials; /* of every (item, span), when spans are given to several threads */
+    const struct sharing *sharing;
+    const struct shared_item *shared_items;
+    int num_shared_items, shared_per_chunk, threads;
+    char *shared_partials; /* of every row of every shared span */
 };
 
 /* Fill in where the cache's parts lie. */
@@ -58,5 +65,7 @@ size_t cache_tiles(const struct call *c, int sequence, int kv_head, int first, i
                    const char **values, char *spare);
 size_t cache_spare_bytes(const struct call *c, int tiles);
 
-/* One layer's attention of a step. */
-void attention_run(struct pool *pool, const struct layer *l, const struct batch *b, const float *qkv, float *out);
+/* One layer's attention of a step, whose `sharing` is attention_sharing's of any of its layers. */
+struct sharing attention_sharing(struct pool *pool, const struct layer *l, const struct batch *b);
+void attention_run_shared(struct pool *pool, const struct layer *l, const struct batch *b, const struct sharing *sharing,
+                          const float *qkv, float *out);

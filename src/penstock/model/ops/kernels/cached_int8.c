@@ -160,7 +160,7 @@ INLINE void digit_panels(const struct product *t, const int rows, const int pane
     do {
         const char *w[MOST_PANELS], *ahead[MOST_PANELS];
         FOR_WIDTH w[p] = t->panels[s * panels + first + p];
-        FOR_WIDTH ahead[p] = t->ahead[first + p];
+        FOR_WIDTH ahead[p] = t->ahead[s * panels + first + p];
         int depth = s + 1 < t->segments ? t->depth : t->last_depth;
         for (int k = 0; k < depth; k++) {
             __m512i codes[MOST_PANELS];

@@ -1,6 +1,7 @@
 /* y = x W^T + bias, with W in panels. Who computes which part is decided here; the arithmetic is product.c's. */
 #include "linear.h"
 
+#include "errand.h"
 #include "low_bit.h"
 #include "rows.h"
 
@@ -9,6 +10,7 @@
  * behind ours, another thread may have claimed. And chunks are few, so that the streams are long. */
 #define FEW_ROWS 4
 #define CHUNK_VALUES (4 << 10) /* of rows that one thread makes at a time */
+#define MOST_RUNS 8 /* pieces that one panel's product fetches */
 #define BLOCK_TILES 8 /* row tiles that a thread carries past each panel, while the rows stay in its cache */
 
 struct job {
@@ -20,7 +22,22 @@ struct job {
     int num_tiles; /* the rows are cut in tiles of nearly equal height */
     int groups; /* of MOST_PANELS panels */
     int groups_per_chunk, column_chunks;
+    struct errand *errand;
 };
+
+/* Pieces of an errand for the panels of one product to fetch. */
+static void take_pieces(struct errand *errand, const struct arithmetic *a, int depth, int panels, const char **ahead,
+                        int *ahead_steps)
+{
+    int steps = (int)(errand->key_bytes / a->panel_step);
+    if (steps * MOST_RUNS < depth) return; /* too small to be worth it */
+    int runs = ceil_div(depth, steps);
+    for (int i = 0; i < runs * panels; i++) {
+        const char *piece = errand_take(errand);
+        ahead[i] = piece ? piece : ahead[i % panels];
+    }
+    *ahead_steps = steps;
+}
 
 static void tile_of_columns(const struct job *job, int group, int tile)
 {
@@ -30,17 +47,15 @@ static void tile_of_columns(const struct job *job, int group, int tile)
     size_t bytes = panel_bytes(l->arithmetic, l->k);
     int column = group * MOST_PANELS * PANEL;
     int depth = ceil_div(l->k, l->arithmetic->step);
-    const char *panels[MOST_PANELS];
+    const char *panels[MOST_PANELS], *ahead[MOST_RUNS * MOST_PANELS];
     int count = ceil_div(l->n - column < MOST_PANELS * PANEL ? l->n - column : MOST_PANELS * PANEL, PANEL);
     for (int p = 0; p < count; p++) panels[p] = l->panels + (size_t)(group * MOST_PANELS + p) * bytes;
     struct product t = {job->x + row * job->x_stride, job->x_stride, panels, 1, depth, depth,
                         job->y + (size_t)row * l->n + column, (size_t)l->n, l->bias ? l->bias + column : NULL,
-                        {0}, l->unit};
-    /* Each of the first tiles fetches one of the next group's panels; a lone tile fetches them all. */
-    for (int p = 0; p < count; p++) {
-        int fetches = job->m > FEW_ROWS && tile < MOST_PANELS && (tile == p || job->num_tiles == 1);
-        t.ahead[p] = panels[p] + (fetches ? count * bytes : 0);
-    }
+                        ahead, depth, l->unit};
+    /* The first tile fetches the next group's panels. */
+    for (int p = 0; p < count; p++) ahead[p] = panels[p] + (job->m > FEW_ROWS && !tile ? count * bytes : 0);
+    if (tile && job->errand) take_pieces(job->errand, l->arithmetic, depth, count, ahead, &t.ahead_steps);
     if (column + count * PANEL <= l->n) {
         l->arithmetic->kernels[rows][count](&t);
         return;
@@ -126,7 +141,13 @@ static void prepare_rows(struct pool *pool, const struct linear *l, const struct
 
 void linear_run(struct pool *pool, const struct linear *l, const struct source *from, float *y, int m)
 {
-    struct job job = {.linear = l, .y = y, .m = m};
+    linear_run_with(pool, l, from, y, m, NULL);
+}
+
+void linear_run_with(struct pool *pool, const struct linear *l, const struct source *from, float *y, int m,
+                     struct errand *errand)
+{
+    struct job job = {.linear = l, .y = y, .m = m, .errand = l->arithmetic->decode ? NULL : errand};
     prepare_rows(pool, l, from, m, &job);
     job.num_tiles = ceil_div(m, MOST_ROWS);
     job.groups = ceil_div(l->n, MOST_PANELS * PANEL);

@@ -23,4 +23,9 @@ struct source {
     int gated; /* gate first */
 };
 
+/* Memory that somebody reads next, to be fetched by products that are too busy computing to need all of its bandwidth. */
+struct errand;
+
 void linear_run(struct pool *pool, const struct linear *l, const struct source *from, float *y, int m);
+void linear_run_with(struct pool *pool, const struct linear *l, const struct source *from, float *y, int m,
+                     struct errand *errand);

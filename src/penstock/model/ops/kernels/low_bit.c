@@ -100,14 +100,19 @@ INLINE vf scaled(vf acc, __m512i sum, const struct group *x, vf scale)
     return vfma((vf)_mm512_cvtepi32_ps(sum) * splat(x->scale), scale, acc);
 }
 
-INLINE void panel_product(const struct product *t, const int panel, const int rows, const struct layout f)
+INLINE void panel_product(const struct product *t, const int panel, const int rows, const int panels,
+                          const struct layout f)
 {
     vf acc[MOST_ROWS];
     FOR_ROWS acc[r] = splat(0.0f);
     const char *base[ROW_GROUPS];
     FOR_ROW_GROUPS base[g] = (const char *)t->x + 3 * g * t->x_stride;
-    const char *w = t->panels[panel], *ahead = t->ahead[panel];
-    for (int k = 0; k < t->depth; k++) {
+    const char *w = t->panels[panel], *ahead = NULL;
+    for (int k = 0, run = 0, left = 0; k < t->depth; k++, left--) {
+        if (!left) {
+            ahead = t->ahead[run++ * panels + panel];
+            left = t->ahead_steps;
+        }
         __m512i codes[GROUP / 4];
         load_codes(w, f.bits, codes);
         vf scale = halves(scales_at(w, f, 0)), minimum = f.minimums ? halves(minimums_at(w, f, 0)) : splat(0.0f);
@@ -146,7 +151,7 @@ INLINE void panel_product(const struct product *t, const int panel, const int ro
 
 INLINE void product_low_bit(const struct product *t, const int rows, const int panels, const struct layout f)
 {
-    for (int panel = 0; panel < panels; panel++) panel_product(t, panel, rows, f);
+    for (int panel = 0; panel < panels; panel++) panel_product(t, panel, rows, panels, f);
 }
 
 #define product_int4(t, rows, panels) product_low_bit(t, rows, panels, (struct layout){4, 1, 1})

@@ -15,5 +15,16 @@ int pool_threads(const struct pool *pool);
 void pool_run(struct pool *pool, int chunks, task run, void *argument);
 
 /* Memory that lasts until the next call for the same purpose; aligned to a cache line, not cleared. */
-enum purpose { SCRATCH_ROWS, SCRATCH_WORK, SCRATCH_ITEMS, SCRATCH_PARTIALS, SCRATCH_BETWEEN, PURPOSES };
+enum purpose {
+    SCRATCH_ROWS,
+    SCRATCH_WORK,
+    SCRATCH_ITEMS,
+    SCRATCH_PARTIALS,
+    SCRATCH_BETWEEN,
+    SCRATCH_SHARING,
+    SCRATCH_ERRAND,
+    SCRATCH_SHARED_ITEMS,
+    SCRATCH_SHARED_PARTIALS,
+    PURPOSES
+};
 void *pool_scratch(struct pool *pool, enum purpose purpose, size_t bytes);

@@ -27,7 +27,7 @@ INLINE void write_out(const struct product *t, vf acc[MOST_ROWS][MOST_PANELS * L
         const char *w[MOST_PANELS];                                                                \
         UNROLL for (int p = 0; p < panels; p++) w[p] = t->panels[s * panels + p];                  \
         const char *ahead[MOST_PANELS];                                                            \
-        UNROLL for (int p = 0; p < panels; p++) ahead[p] = t->ahead[p];                            \
+        UNROLL for (int p = 0; p < panels; p++) ahead[p] = t->ahead[s * panels + p];               \
         int depth = s + 1 < t->segments ? t->depth : t->last_depth;                                \
         for (int k = 0; k < depth; k++) {                                                          \
             STEP                                                                                   \

@@ -31,7 +31,8 @@ struct product {
     float *y;
     size_t y_stride; /* floats */
     const float *bias; /* of these columns, or NULL */
-    const char *ahead[MOST_PANELS]; /* fetched into the second-level cache meanwhile: panels that come next */
+    const char *const *ahead; /* [segments][panels]: fetched into the second-level cache meanwhile, as wanted next */
+    int ahead_steps; /* low-bit panels are one segment, and have [runs][panels] of so many steps each */
     float unit; /* of the scales that low-bit panels hold */
 };
 

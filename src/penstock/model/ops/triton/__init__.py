@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.core.errors import ConfigError
+from penstock.model.adapter_slots import AdaptedLinear
 from penstock.model.batch import Batch
 from penstock.model.ops import (
     Activation,
@@ -30,15 +31,16 @@ from penstock.model.ops import (
     Stream,
     one_by_one,
 )
-from penstock.model.ops.experts import device_experts
-from penstock.model.ops.triton import rowwise, thin
+from penstock.model.ops.triton import experts, routing, rowwise, thin
 from penstock.model.ops.triton.decode import attend_decodes
 from penstock.model.ops.triton.decode_plan import DecodePlan, plan_decodes
+from penstock.model.ops.triton.fine import FineLinear, can_be_fine
 from penstock.model.ops.triton.grouped_linear import GroupedLinear
-from penstock.model.ops.triton.linears import MULTIPLE, ByteLinear, FloatLinear, GpuLinear
+from penstock.model.ops.triton.linears import MULTIPLE, ByteLinear, FloatLinear, Fp8Linear, GpuLinear, Int8Linear
+from penstock.model.ops.triton.narrow import narrowed
 from penstock.model.ops.triton.prefill import attend_chunks
 from penstock.model.ops.triton.shared import attend_shared
-from penstock.model.ops.triton.store import store_chunks
+from penstock.model.ops.triton.store import store_chunks, store_singles
 from penstock.model.ops.triton.words import can_be_words
 from penstock.model.quantized import Weight, plain
 from penstock.model.quantized.fp8 import Fp8Weight
@@ -82,12 +84,6 @@ class TritonOps:
             and dtype is not torch.float32
             and torch.cuda.get_device_capability(self.device) >= (8, 0)
         )
-        # Torch's product of groups; where it has no kernel for it, it asks the device whose rows are whose.
-        self._can_group = (
-            self.device.type == "cuda"
-            and dtype is torch.bfloat16
-            and torch.cuda.get_device_capability(self.device) >= (9, 0)
-        )
         self._num_kv_heads = 1
         self._step: Step | None = None
 
@@ -105,7 +101,15 @@ class TritonOps:
         return self._lookup(stored), stored
 
     def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]]) -> ExpertLinears:
-        return device_experts(self, count, pairs, can_group=self._can_group)
+        integers = () if self.weight_dtype is torch.float32 else (GroupedWeight, Int8Weight)
+        keeps = (*integers, Fp8Weight) if self._has_fp8 else integers
+        return experts.stacked(pairs, count, self.weight_dtype, self.device, keeps)
+
+    def route(self, logits: Tensor, per_token: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
+        return routing.choose(logits, per_token, normalized=normalized)
+
+    def add_shared(self, found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
+        return routing.add_shared(found, made, logits)
 
     def normed(self, stream: Stream, norm: Norm) -> Tensor:
         return rowwise.rms_norm(stream, norm)
@@ -124,26 +128,34 @@ class TritonOps:
         return torch.tanh(x.float() / cap).mul_(cap)
 
     def norm_linear(self, stream: Stream, norm: Norm, linear: Linear) -> Tensor:
+        if isinstance(linear, AdaptedLinear):
+            return linear(rowwise.rms_norm(stream, norm))
         return self._norm_product(stream, norm, _on_gpu(linear), thin.Ending.NOTHING)
 
     def add_linear(self, stream: Stream, x: Tensor, linear: Linear) -> None:
+        if isinstance(linear, AdaptedLinear):
+            self.add(stream, linear(x))
+            return
         linear = _on_gpu(linear)
         if linear.takes(x.shape[0]):
             assert stream.pending is None
             linear.few(x, ending=thin.Ending.ADD, into=stream.residual)
         elif isinstance(linear, ByteLinear) and not linear.has_bias:
-            stream.pending = linear.product(rowwise.quantize(x, linear.quantization))
+            stream.pending = linear.product(rowwise.quantize(x, linear.quantization), x.dtype)
         else:
             stream.pending = linear(x)  # every sum is followed by a norm, which adds it on its way
 
     def feed_forward(self, stream: Stream, norm: Norm, gate_up: Linear, down: Linear) -> None:
+        if isinstance(gate_up, AdaptedLinear) or isinstance(down, AdaptedLinear):
+            self.add_linear(stream, rowwise.silu_mul(self.norm_linear(stream, norm, gate_up)), down)
+            return
         gate_up, down = _on_gpu(gate_up), _on_gpu(down)
         if gate_up.takes(stream.residual.shape[0], thin.Ending.SWIGLU):
             self.add_linear(stream, self._norm_product(stream, norm, gate_up, thin.Ending.SWIGLU), down)
             return
         halves = self.norm_linear(stream, norm, gate_up)
         if isinstance(down, ByteLinear) and not down.takes(halves.shape[0]):
-            stream.pending = down.product(rowwise.silu_mul(halves, down.quantization))
+            stream.pending = down.product(rowwise.silu_mul(halves, down.quantization), halves.dtype)
         else:
             self.add_linear(stream, rowwise.silu_mul(halves), down)
 
@@ -169,6 +181,8 @@ class TritonOps:
             store_chunks(qkv, spec, rope, kv, batch)
             attend_chunks(qkv, spec, rope, kv, batch, out)
         if step.plan is not None:
+            if batch.stores_first:
+                store_singles(qkv, spec, rope, kv, batch)
             shared = attend_shared(qkv, spec, rope, kv, batch, out) if batch.shared else None
             attend_decodes(qkv, spec, rope, kv, batch, step.plan, out, shared=shared)
         return out
@@ -202,23 +216,24 @@ class TritonOps:
 
     def _linear(self, weight: Weight, bias: Tensor | None) -> GpuLinear:
         """In the weight's own format, if there is a kernel for it; others are widened, and take more memory."""
-        if isinstance(weight, GroupedWeight) and self.weight_dtype is not torch.float32 and can_be_words(weight):
-            return GroupedLinear.of(weight, bias)
+        if isinstance(weight, GroupedWeight) and self.weight_dtype is not torch.float32:
+            if can_be_words(weight):
+                return GroupedLinear.of(narrowed(weight), bias)
+            if can_be_fine(weight):
+                return FineLinear.of(narrowed(weight), bias)
         if isinstance(weight, Fp8Weight) and self._has_fp8 and _multiplies(weight.shape):
-            return self._byte_linear(weight, rowwise.Quantization(weight.input_scale), bias)
+            quantization = rowwise.Quantization(weight.input_scale)
+            return Fp8Linear(self._bytes(weight, bias), quantization, torch.ones((), device=self.device))
         if isinstance(weight, Int8Weight) and self._has_int8 and _multiplies(weight.shape):
-            return self._byte_linear(weight, rowwise.Quantization(None, torch.int8), bias)
+            return Int8Linear(self._bytes(weight, bias), rowwise.Quantization(None, torch.int8))
         return FloatLinear(thin.Weight(self._store(plain(weight)), bias=bias))
 
     def _table(self, table: Weight) -> GpuLinear:
         """Of an embedding or a head: 8 bits with rows quantized would cost it precision."""
         return self._linear(table if isinstance(table, GroupedWeight) else plain(table), None)
 
-    def _byte_linear(
-        self, weight: Fp8Weight | Int8Weight, quantization: rowwise.Quantization, bias: Tensor | None
-    ) -> ByteLinear:
-        values, scales = weight.values.to(self.device), weight.scales.to(self.device, torch.float32)
-        return ByteLinear(thin.Weight(values, scales, bias), quantization, torch.ones((), device=self.device))
+    def _bytes(self, weight: Fp8Weight | Int8Weight, bias: Tensor | None) -> thin.Weight:
+        return thin.Weight(weight.values.to(self.device), weight.scales.to(self.device, torch.float32), bias)
 
     def _lookup(self, linear: GpuLinear) -> Linear:
         if isinstance(linear, GroupedLinear):

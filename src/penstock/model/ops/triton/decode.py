@@ -81,6 +81,7 @@ def attend_decodes(
         kv.key_scale,
         kv.value_scale,
         SHAPE=shape,
+        STORES=not batch.stores_first,
         SHARED_TILE=batch.shared.tiles.shape[1] if batch.shared else 0,
         OVERLAPS=shared is not None and overlaps(),  # with `attend_shared`; to start before the linears end costs more
         BLOCK_G=triton.next_power_of_2(shape.group),
@@ -113,6 +114,7 @@ def _attend_decodes_kernel(
     key_scale,
     value_scale,
     SHAPE: tl.constexpr,
+    STORES: tl.constexpr,
     SHARED_TILE: tl.constexpr,
     OVERLAPS: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -186,7 +188,7 @@ def _attend_decodes_kernel(
         mask = seen[:, None] & (d < D)[None, :]  # of values too: a stale slot may hold a NaN
         k = tl.load(keys_ptr + at, mask=mask, other=0.0).to(q.dtype)
         scores = tl.dot(q, k.T, input_precision=SHAPE.precision) * scale
-        if SHAPE.cap:
+        if SHAPE.cap > 0.0:
             scores = capped(scores, SHAPE.cap)
         scores = tl.where(seen[None, :], scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=1))
@@ -204,12 +206,13 @@ def _attend_decodes_kernel(
             their_acc, their_total, their_highest = load_partial(shared_partials, at, is_query, D, BLOCK_D)
             acc, total, highest = joined(acc, total, highest, their_acc, their_total, their_highest)
     if is_last:
-        slot = (home * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + position % SHAPE.block_size
-        at = slot * D + d[None, :]
-        tl.store(keys_ptr + at + tl.zeros_like(m)[:, None], k_stored, mask=is_key[:, None] & (d < D)[None, :])
-        tl.store(values_ptr + at, v_stored, mask=(d < D)[None, :])
+        if STORES:
+            slot = (home * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + position % SHAPE.block_size
+            at = slot * D + d[None, :]
+            tl.store(keys_ptr + at + tl.zeros_like(m)[:, None], k_stored, mask=is_key[:, None] & (d < D)[None, :])
+            tl.store(values_ptr + at, v_stored, mask=(d < D)[None, :])
         scores = tl.dot(q, q.T, input_precision=SHAPE.precision) * scale
-        if SHAPE.cap:
+        if SHAPE.cap > 0.0:
             scores = capped(scores, SHAPE.cap)
         score = tl.sum(tl.where(is_key[None, :], scores, 0.0), axis=1)
         one = tl.full([BLOCK_M], 1.0, tl.float32)

@@ -53,7 +53,7 @@ def few_rows(x: Tensor, weight: Words, ending: Ending, out: Tensor, tiling: Tili
 
 
 @triton.jit
-def _read(words, chunk, CHUNKS: tl.constexpr):
+def read_words(words, chunk, CHUNKS: tl.constexpr):
     return tl.load(words + chunk * 256, mask=chunk < CHUNKS, other=0, eviction_policy="evict_first")
 
 
@@ -67,7 +67,7 @@ def _read_rows(x_ptr, chunk, num_rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 
 
 @triton.jit
-def _groups(ptr, chunk, part, tile, filled, COLUMNS: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr):
+def read_groups(ptr, chunk, part, tile, filled, COLUMNS: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr):
     """Scales or offsets of the groups in which a part of each chunk lies. Behind the last, where all sums are zero, any
     will do."""
     group = tl.minimum((chunk * PARTS + part) * 32 // GROUP, COLUMNS // GROUP - 1)
@@ -92,25 +92,25 @@ def _few_rows_kernel(
     place = tl.arange(0, 2)[None, None, :, None] * 128 + tl.arange(0, 128)[None, None, None, :]
     words = words_ptr + tile.to(tl.int64)[None, :, None, None] * (CHUNKS * 256) + place
     to_up = (outputs // 16).to(tl.int64) * (CHUNKS * 256)
-    ahead = _read(words, chunk[:, None, None, None], CHUNKS)
-    scales = _groups(scales_ptr, chunk, 0, tile, filled, COLUMNS, GROUP, PARTS)
+    ahead = read_words(words, chunk[:, None, None, None], CHUNKS)
+    scales = read_groups(scales_ptr, chunk, 0, tile, filled, COLUMNS, GROUP, PARTS)
     ahead_up, scales_up = ahead, scales
     if ENDING == 2:
-        ahead_up = _read(words + to_up, chunk[:, None, None, None], CHUNKS)
-        scales_up = _groups(scales_ptr, chunk, 0, up_tile, filled, COLUMNS, GROUP, PARTS)
+        ahead_up = read_words(words + to_up, chunk[:, None, None, None], CHUNKS)
+        scales_up = read_groups(scales_ptr, chunk, 0, up_tile, filled, COLUMNS, GROUP, PARTS)
     acc = tl.zeros([TURN, BLOCK_N, BLOCK_M], tl.float32)
     acc_up = tl.zeros([TURN, BLOCK_N, BLOCK_M], tl.float32)
     wait(OVERLAPS)
     for _ in tl.static_range(0, CHUNKS, TURN):
         after = chunk + TURN
-        next_words = _read(words, after[:, None, None, None], CHUNKS)
-        next_scales = _groups(scales_ptr, after, 0, tile, filled, COLUMNS, GROUP, PARTS)
+        next_words = read_words(words, after[:, None, None, None], CHUNKS)
+        next_scales = read_groups(scales_ptr, after, 0, tile, filled, COLUMNS, GROUP, PARTS)
         next_up, next_scales_up = next_words, next_scales
         if ENDING == 2:
-            next_up = _read(words + to_up, after[:, None, None, None], CHUNKS)
-            next_scales_up = _groups(scales_ptr, after, 0, up_tile, filled, COLUMNS, GROUP, PARTS)
+            next_up = read_words(words + to_up, after[:, None, None, None], CHUNKS)
+            next_scales_up = read_groups(scales_ptr, after, 0, up_tile, filled, COLUMNS, GROUP, PARTS)
         x = _read_rows(x_ptr, chunk, num_rows, BLOCK_M, COLUMNS, PARTS)
-        acc, acc_up = _add_turn(
+        acc, acc_up = add_turn(
             acc, acc_up, ahead, ahead_up, x, scales, scales_up, chunk, tile, up_tile, filled, scales_ptr, offsets_ptr,
             COLUMNS, GROUP, BITS, HAS_OFFSETS, ENDING, ASSEMBLED,
         )  # fmt: skip
@@ -125,7 +125,7 @@ def _few_rows_kernel(
 
 
 @triton.jit
-def _add_turn(
+def add_turn(
     acc, acc_up, words, words_up, x, scales, scales_up, chunk, tile, up_tile, filled, scales_ptr, offsets_ptr,
     COLUMNS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, HAS_OFFSETS: tl.constexpr, ENDING: tl.constexpr,
     ASSEMBLED: tl.constexpr,
@@ -156,17 +156,17 @@ def _add_turn(
             raw_up = tl.dot(tile_of(part_of(words_up, part, BITS, BFLOAT16, ASSEMBLED), TILES, TURN), columns, raw_up)
         if part == PARTS - 1 or (part + 1) * 32 % GROUP == 0:  # a group may end here
             if part * 32 >= GROUP:
-                scales = _groups(scales_ptr, chunk, part, tile, filled, COLUMNS, GROUP, PARTS)
+                scales = read_groups(scales_ptr, chunk, part, tile, filled, COLUMNS, GROUP, PARTS)
                 if ENDING == 2:
-                    scales_up = _groups(scales_ptr, chunk, part, up_tile, filled, COLUMNS, GROUP, PARTS)
+                    scales_up = read_groups(scales_ptr, chunk, part, up_tile, filled, COLUMNS, GROUP, PARTS)
             acc += (raw - zero_of(BITS, BFLOAT16) * _repeated(sums, TILES)) * per_output(scales, ROWS)
             if ENDING == 2:
                 acc_up += (raw_up - zero_of(BITS, BFLOAT16) * _repeated(sums, TILES)) * per_output(scales_up, ROWS)
             if HAS_OFFSETS:
-                offsets = _groups(offsets_ptr, chunk, part, tile, filled, COLUMNS, GROUP, PARTS)
+                offsets = read_groups(offsets_ptr, chunk, part, tile, filled, COLUMNS, GROUP, PARTS)
                 acc += _repeated(sums, TILES) * per_output(offsets, ROWS)
                 if ENDING == 2:
-                    offsets = _groups(offsets_ptr, chunk, part, up_tile, filled, COLUMNS, GROUP, PARTS)
+                    offsets = read_groups(offsets_ptr, chunk, part, up_tile, filled, COLUMNS, GROUP, PARTS)
                     acc_up += _repeated(sums, TILES) * per_output(offsets, ROWS)
             raw, raw_up, sums = tl.zeros_like(acc), tl.zeros_like(acc), tl.zeros([TURN, 16, ROWS], tl.float32)
     return acc, acc_up

@@ -9,14 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.model.ops import Norm
-from penstock.model.ops.triton.grouped import MOST_ROWS, Tiling, few_rows
+from penstock.model.ops.triton import grouped, grouped_lanes
+from penstock.model.ops.triton.grouped import MOST_ROWS, Tiling
 from penstock.model.ops.triton.grouped_many import ManyTiling, can_be_many, many_rows, widened
+from penstock.model.ops.triton.launch import assembles
 from penstock.model.ops.triton.thin import Ending
 from penstock.model.ops.triton.words import Words, to_words
 from penstock.model.quantized.grouped import GroupedWeight
 
 _TILED = 32  # outputs of a program; with SwiGLU half of them are gates
-MOST_MANY = 512  # rows; beyond, the weight is widened once. Not measured yet: see docs/quantization.md
+MOST_SLICED = 256  # rows times bits; by the bytes that are read. Not measured yet: `tools.gpu_ops blocks`
+MOST_MANY = 512  # rows; beyond, the weight is widened once. Not tuned: see docs/benchmarks.md
 
 
 @dataclass(frozen=True)
@@ -43,17 +46,30 @@ class GroupedLinear:
         assert norm is None
         outputs = self.weight.outputs // (2 if ending is Ending.SWIGLU else 1)
         out = x.new_empty(x.shape[0], outputs) if into is None else into
-        few_rows(self._ordered(x), self.weight, ending, out, _tiling(self.weight))
+        if assembles():
+            tiling = grouped_lanes.lane_tiling(self.weight, ending)
+            grouped_lanes.few_rows(self._ordered(x), self.weight, ending, out, tiling)
+        else:
+            grouped.few_rows(self._ordered(x), self.weight, ending, out, _tiling(self.weight))
         return out
 
     def __call__(self, x: Tensor) -> Tensor:
         num_rows = x.shape[0]
         if self.takes(num_rows):
             return self.few(x, ending=Ending.NOTHING)
+        if num_rows <= MOST_SLICED // self.weight.bits and not can_be_many(self.weight):
+            return self._in_slices(x)
         x = self._ordered(x)
         if num_rows <= MOST_MANY and can_be_many(self.weight):
             return many_rows(x, self.weight, _many_tiling(num_rows, self.weight))
         return F.linear(x, widened(self.weight, x.dtype), self.weight.bias)
+
+    def _in_slices(self, x: Tensor) -> Tensor:
+        """A few rows at a time: to read short groups twice or thrice is less than to widen them and read that."""
+        out = x.new_empty(x.shape[0], self.weight.outputs)
+        for part, into in zip(torch.split(x, MOST_ROWS), torch.split(out, MOST_ROWS), strict=True):
+            self.few(part, ending=Ending.NOTHING, into=into)
+        return out
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Of an embedding: the outputs of these numbers."""

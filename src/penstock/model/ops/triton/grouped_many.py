@@ -54,7 +54,7 @@ def many_rows(x: Tensor, weight: Words, tiling: ManyTiling) -> Tensor:
         x = (x * SHRINK.value).to(torch.float16)
     grid = (triton.cdiv(num_rows, tiling.rows) * triton.cdiv(outputs, tiling.outputs),)
     _many_rows_kernel[grid](
-        in_order_of_words(x), weight.values, weight.scales, weight.offsets, _sums(x, SPAN * 16 // weight.bits),
+        in_order_of_words(x), weight.values, weight.scales, weight.offsets, sums_of(x, SPAN * 16 // weight.bits),
         weight.bias, out, num_rows, outputs, weight.scales.shape[1], 1.0 if x.dtype is out.dtype else 1 / SHRINK.value,
         COLUMNS=weight.columns, GROUP=weight.group_size, BITS=weight.bits, HAS_OFFSETS=weight.offsets is not None,
         HAS_BIAS=weight.bias is not None, BLOCK_M=tiling.rows, TILES=tiling.outputs // 16, STAGES=tiling.stages,
@@ -63,7 +63,7 @@ def many_rows(x: Tensor, weight: Words, tiling: ManyTiling) -> Tensor:
     return out
 
 
-def _sums(x: Tensor, unit: int) -> Tensor:
+def sums_of(x: Tensor, unit: int) -> Tensor:
     """Of every `unit` columns."""
     filled = F.pad(x, (0, -x.shape[1] % unit))
     return filled.view(x.shape[0], -1, unit).sum(2, dtype=torch.float32)

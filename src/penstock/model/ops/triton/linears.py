@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.model.ops import Norm, Scaled
-from penstock.model.ops.triton import thin
-from penstock.model.ops.triton.rowwise import Quantization, QuantizedRows, quantize, rescaled
+from penstock.model.ops.triton import int8, thin
+from penstock.model.ops.triton.rowwise import Quantization, QuantizedRows, quantize
 from penstock.model.ops.triton.thin import Ending
 
 MULTIPLE = 16  # cuBLAS's 8-bit products take no other sizes
@@ -64,10 +64,9 @@ class FloatLinear(ThinLinear):
 
 @dataclass(frozen=True)
 class ByteLinear(ThinLinear):
-    """In FP8 or INT8. Rows are quantized too, unless there are only a few."""
+    """Of 8 bits, with a scale per output. Rows become 8 bits too."""
 
     quantization: Quantization
-    one: Tensor  # on the device: the scale of a product that is scaled later
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.takes(x.shape[0]):
@@ -75,9 +74,21 @@ class ByteLinear(ThinLinear):
         return self.scaled_product(quantize(x, self.quantization), x.dtype)
 
     def scaled_product(self, rows: QuantizedRows, dtype: torch.dtype) -> Tensor:
+        raise NotImplementedError
+
+    def product(self, rows: QuantizedRows, dtype: torch.dtype) -> Tensor | Scaled:
+        """For whoever can scale it on its way. There must be no bias."""
+        return self.scaled_product(rows, dtype)
+
+
+@dataclass(frozen=True)
+class Fp8Linear(ByteLinear):
+    """A few rows are not quantized."""
+
+    one: Tensor  # on the device: the scale of a product that is scaled later
+
+    def scaled_product(self, rows: QuantizedRows, dtype: torch.dtype) -> Tensor:
         assert self.weight.scales is not None
-        if self.quantization.dtype is torch.int8:
-            return rescaled(self.product(rows), self.weight.bias, dtype)
         return torch._scaled_mm(
             rows.values,
             self.weight.values.t(),
@@ -88,12 +99,19 @@ class ByteLinear(ThinLinear):
             use_fast_accum=True,
         )
 
-    def product(self, rows: QuantizedRows) -> Scaled:
+    def product(self, rows: QuantizedRows, dtype: torch.dtype) -> Scaled:
         """cuBLAS splits a long sum over the device only if it need not scale rows: whoever reads it will."""
         assert self.weight.scales is not None
-        if self.quantization.dtype is torch.int8:
-            return Scaled(torch._int_mm(rows.values, self.weight.values.t()), rows.scales, self.weight.scales)
         values = torch._scaled_mm(
-            rows.values, self.weight.values.t(), self.one, self.one, out_dtype=torch.bfloat16, use_fast_accum=True
+            rows.values, self.weight.values.t(), self.one, self.one, out_dtype=dtype, use_fast_accum=True
         )
         return Scaled(values, rows.scales, self.weight.scales)
+
+
+@dataclass(frozen=True)
+class Int8Linear(ByteLinear):
+    def takes(self, num_rows: int, ending: Ending = Ending.NOTHING) -> bool:
+        return False
+
+    def scaled_product(self, rows: QuantizedRows, dtype: torch.dtype) -> Tensor:
+        return int8.product(rows, self.weight, dtype)

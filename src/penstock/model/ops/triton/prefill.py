@@ -112,7 +112,7 @@ def attend_tiles(
         block = tl.load(table_ptr + (start + BLOCK_N) // SHAPE.block_size, mask=start + BLOCK_N < end, other=0)
         k = keys.load([slot, 0]).to(q.dtype)
         scores = tl.dot(q, k.T, input_precision=SHAPE.precision)
-        if SHAPE.cap:
+        if SHAPE.cap > 0.0:
             scores = capped(scores * scale, SHAPE.cap) / scale
         if MASKED:
             key = start + tl.arange(0, BLOCK_N)

@@ -101,17 +101,6 @@ def quantize(x: Tensor, quantization: Quantization) -> QuantizedRows:
     return out
 
 
-def rescaled(product: Scaled, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """What a product of integers stands for."""
-    rows, columns = product.values.shape
-    out = torch.empty(rows, columns, dtype=dtype, device=product.values.device)
-    _rescale_kernel[(rows, triton.cdiv(columns, _SILU_COLUMNS))](
-        product.values, product.row_scales, product.column_scales, bias, out, COLUMNS=columns,
-        HAS_BIAS=bias is not None, BLOCK=_SILU_COLUMNS, OVERLAPS=overlaps(), num_warps=8, launch_pdl=overlaps(),
-    )  # fmt: skip
-    return out
-
-
 _NOT, _BY_ROW, _BY_SCALE = 0, 1, 2
 
 
@@ -202,21 +191,3 @@ def _quantize_kernel(
     wait(OVERLAPS)
     x = tl.load(x_ptr + row.to(tl.int64) * COLUMNS + column, mask=inside, other=0.0).to(tl.float32)
     _write(x, row, column, inside, out_ptr, scales_ptr, scale, COLUMNS, QUANTIZE)
-
-
-@triton.jit
-def _rescale_kernel(
-    values_ptr, row_scales_ptr, column_scales_ptr, bias_ptr, out_ptr, COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
-    let_next_start(OVERLAPS)
-    row = tl.program_id(0)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < COLUMNS
-    by_column = tl.load(column_scales_ptr + column, mask=inside, other=0.0)
-    wait(OVERLAPS)
-    at = row.to(tl.int64) * COLUMNS + column
-    wide = tl.load(values_ptr + at, mask=inside, other=0).to(tl.float32) * tl.load(row_scales_ptr + row) * by_column
-    if HAS_BIAS:
-        wide += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + at, wide.to(out_ptr.dtype.element_ty), mask=inside)

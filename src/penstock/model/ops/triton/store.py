@@ -1,4 +1,7 @@
-"""Keys and values of prefill chunks into the cache; where in a step a chunk's tiles are."""
+"""Keys and values into the cache: of prefill chunks, and of single tokens where others of their step attend to them.
+
+And where in a step a chunk's tiles are.
+"""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -13,10 +16,11 @@ from penstock.model.ops import AttentionSpec, LayerKV, Rope
 from penstock.model.ops.triton.heads import BATCH_NUMBERS, BATCH_POINTERS, Rotation, Shape, as_stored, load_rotated
 
 _TOKENS = 32  # that one program stores
+_SINGLES = 4  # sequences of one token that one program stores
 
 
 def store_chunks(qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> None:
-    """Keys and values of every sequence that brings more than one token; `decode` stores the others' itself."""
+    """Keys and values of every sequence that brings more than one token."""
     grid = (batch.num_tokens // _TOKENS + batch.num_sequences, spec.num_kv_heads)
     _store_chunks_kernel[grid](
         qkv,
@@ -32,6 +36,26 @@ def store_chunks(qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batc
         batch.num_sequences,
         SHAPE=Shape.of(spec, kv, qkv.dtype),
         TOKENS=_TOKENS,
+        num_warps=4,
+    )
+
+
+def store_singles(qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> None:
+    """Keys and values of every sequence that brings one token, where `decode` does not store them itself."""
+    _store_singles_kernel[(triton.cdiv(batch.num_sequences, _SINGLES), spec.num_kv_heads)](
+        qkv,
+        kv.keys,
+        kv.values,
+        kv.key_scale,
+        kv.value_scale,
+        Rotation.of(spec, rope),
+        batch.query_starts,
+        batch.context_lens,
+        batch.block_tables,
+        batch.block_tables.stride(0),
+        batch.num_sequences,
+        SHAPE=Shape.of(spec, kv, qkv.dtype),
+        SEQUENCES=_SINGLES,
         num_warps=4,
     )
 
@@ -107,3 +131,41 @@ def _clear_rest(values_ptr, table_ptr, context, kv_head, SHAPE: tl.constexpr, SL
         slot = base + tl.arange(0, SLOTS)[:, None]
         at = ((block * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + slot) * SHAPE.dim + d
         tl.store(values_ptr + at, nothing, mask=(slot < SHAPE.block_size) & (d < SHAPE.dim))
+
+
+@triton.jit(do_not_specialize=BATCH_NUMBERS, do_not_specialize_on_alignment=BATCH_POINTERS)
+def _store_singles_kernel(
+    qkv_ptr,
+    keys_ptr,
+    values_ptr,
+    key_scale,
+    value_scale,
+    rotation,
+    query_starts_ptr,
+    context_lens_ptr,
+    block_tables_ptr,
+    table_stride,
+    num_sequences,
+    SHAPE: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+):
+    D: tl.constexpr = SHAPE.dim
+    kv_head = tl.program_id(1)
+    sequence = tl.program_id(0) * SEQUENCES + tl.arange(0, SEQUENCES)
+    inside = sequence < num_sequences
+    row = tl.load(query_starts_ptr + sequence, mask=inside, other=0)
+    next_row = tl.load(query_starts_ptr + sequence + 1, mask=inside, other=0)
+    positions = tl.load(context_lens_ptr + sequence, mask=inside, other=0) - 1
+    inside &= (next_row - row == 1) & (positions >= 0)
+    key_heads = qkv_ptr + row.to(tl.int64) * SHAPE.qkv_width + (SHAPE.num_heads + kv_head) * D
+    d = tl.arange(0, SHAPE.block_dim)[None, :]
+    mask = inside[:, None] & (d < D)
+    keys = load_rotated(key_heads, positions, inside, rotation, rotation.k_norm, SHAPE)
+    values = tl.load(key_heads[:, None] + SHAPE.num_kv_heads * D + d, mask=mask)
+
+    table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
+    blocks = tl.load(table_ptr + positions // SHAPE.block_size, mask=inside, other=0).to(tl.int64)
+    slots = (blocks * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + positions % SHAPE.block_size
+    at = slots[:, None] * D + d
+    tl.store(keys_ptr + at, as_stored(keys, key_scale, keys_ptr.dtype.element_ty), mask=mask)
+    tl.store(values_ptr + at, as_stored(values, value_scale, values_ptr.dtype.element_ty), mask=mask)

@@ -1,0 +1,33 @@
+"""What the engine's loop is connected to: where requests come from and news go, and where guided ones get guides."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from penstock.core.request import Request
+from penstock.engine.messages import FromEngine, ToEngine
+from penstock.sched.guiding import TokenGuide
+
+
+class Mail(Protocol):
+    """How requests come in and news go out: a socket's mailbox, or anything like it."""
+
+    def receive(self, *, wait: bool) -> list[ToEngine]: ...
+
+    def send(self, message: FromEngine) -> None: ...
+
+
+class Guides(Protocol):
+    """Where guided requests get what keeps them to their guides."""
+
+    @property
+    def waited_s(self) -> float:
+        """By the loop, for masks."""
+
+    def open(self, request: Request) -> TokenGuide: ...
+
+    def go(self) -> None:
+        """Begin with the masks that the last tokens call for."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Until one of them may have become ready."""

@@ -1,0 +1,38 @@
+"""Who is let in, what they use, and what this gateway has brought to replicas: the tenancy's side of the door."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.core.errors import Unauthenticated
+from penstock.gateway.adapters import AdapterNotes, ForgetfulNotes
+from penstock.gateway.bill import Recorder
+from penstock.tenancy.budgets import Budgets
+from penstock.tenancy.keys import Caller, KeyRing
+from penstock.tenancy.limits.limiter import Limiter
+from penstock.tenancy.prices import Price
+from penstock.tenancy.tenants import CacheScope, Tenant
+
+ANYBODY = Caller(Tenant(id="anonymous", adapters=("*",), cache=CacheScope.SHARED), key_id="")
+
+
+@dataclass(frozen=True)
+class Books:
+    keys: KeyRing
+    limiter: Limiter
+    budgets: Budgets
+    ledger: Recorder
+    prices: Mapping[str, Price] = field(default_factory=dict)  # by pool
+    adapters: AdapterNotes = field(default_factory=ForgetfulNotes)
+
+    def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
+        """By the key in these headers; before there are tenants, anybody."""
+        if not self.keys.has_had_tenants:
+            return ANYBODY
+        offered = headers.get(b"authorization", b"")
+        key = offered[7:] if offered[:7].lower() == b"bearer " else headers.get(b"x-api-key")
+        if not key:
+            raise Unauthenticated("an API key is needed: Authorization: Bearer psk_… or x-api-key")
+        return self.keys.authenticate(key.strip(), time.time())

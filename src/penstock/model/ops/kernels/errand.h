@@ -1,0 +1,32 @@
+/* Blocks of the cache that are read next, handed out piece by piece. A step of many sequences reads as many bytes of keys
+ * and values as it reads weights, and in products of many rows memory has little to do: so the products before a
+ * layer's attention fetch what it will read. */
+#pragma once
+
+#include "attention.h"
+
+#include <stdatomic.h>
+
+struct errand {
+    const int32_t *blocks; /* of all sequences */
+    int count; /* pieces: a block's keys, or its values */
+    const char *keys, *values;
+    size_t key_bytes, value_bytes; /* of a block */
+    atomic_int next;
+};
+
+/* The blocks of a step, for any of its layers: no more than stay in the cache until they are read. */
+struct errand errand_new(struct pool *pool, const struct layer *l, const struct batch *b);
+
+/* They are this layer's from now on. */
+void errand_begin(struct errand *errand, const struct layer *l);
+
+/* A piece, or NULL if there is none left. */
+INLINE const char *errand_take(struct errand *errand)
+{
+    if (!errand || atomic_load_explicit(&errand->next, memory_order_relaxed) >= errand->count) return NULL;
+    int piece = atomic_fetch_add_explicit(&errand->next, 1, memory_order_relaxed);
+    if (piece >= errand->count) return NULL;
+    size_t block = (size_t)errand->blocks[piece / 2];
+    return piece % 2 ? errand->values + block * errand->value_bytes : errand->keys + block * errand->key_bytes;
+}
