@@ -25,7 +25,6 @@ from penstock.model.layers import Decoder, DecoderLayer
 from penstock.model.loading import load_model
 from penstock.model.ops import KVShape, LayerKV, Stream, build
 from penstock.model.ops.formats import choose_format
-from penstock.model.ops.memory import settle
 from penstock.model.ops.native import NativeOps
 
 BLOCK = 16
@@ -45,7 +44,7 @@ class Model:
         self.kv: list[LayerKV] = ops.allocate_kv(
             KVShape(config.num_layers, NUM_BLOCKS, BLOCK, config.num_kv_heads, config.head_dim)
         )
-        settle([part for layer in self.kv for part in (layer.keys, layer.values)])  # as when it is served
+        ops.settle_kv(self.kv).join()  # as when it is served
         for layer in self.kv:  # blocks that were never written are all one page of zeros
             layer.keys.fill_(1)
             layer.values.fill_(1)

@@ -16,7 +16,9 @@ from tests.server.replica import Replica, serving
 
 pytestmark = pytest.mark.slow
 
-CHAT: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "a secret wish"}], "max_tokens": 5}
+CHAT: dict[str, Any] = {
+    "model": "small", "messages": [{"role": "user", "content": "a secret wish"}], "max_tokens": 5, "ignore_eos": True,
+}  # fmt: skip
 PRICE = {"input": 1000.0, "output": 2000.0, "cached": 100.0}
 
 

@@ -56,7 +56,7 @@ def test_the_page_and_the_model_are_at_one_address(both: tuple[Replica, Console]
 def test_a_request_is_told_of_with_its_parts(both: tuple[Replica, Console]) -> None:
     replica, page = both
     answer = replica.openai.chat.completions.create(
-        model=NAME, messages=[{"role": "user", "content": "a secret"}], max_tokens=6, stream=True
+        model=NAME, messages=[{"role": "user", "content": "a secret"}], max_tokens=6, stream=True, temperature=0
     )
     list(answer)
     with page.events() as events:

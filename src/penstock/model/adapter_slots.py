@@ -53,8 +53,8 @@ class Slots(Protocol):
     def begin(self, batch: Batch) -> None:
         """A step begins, with the adapters that the batch names."""
 
-    def apply(self, linear: Linear, site: int, x: Tensor) -> Tensor:
-        """linear(x) [tokens, out], and what the adapters of this step make of x [tokens, in] at this site."""
+    def add(self, site: int, x: Tensor, y: Tensor) -> None:
+        """y [tokens, out] += what the adapters of this step make of x [tokens, in]."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ class AdaptedLinear:
     slots: Slots
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.slots.apply(self.base, self.site, x)
+        y = self.base(x)
+        self.slots.add(self.site, x, y)
+        return y
 
 
 class PlainSlots:
@@ -87,11 +89,6 @@ class PlainSlots:
 
     def begin(self, batch: Batch) -> None:
         self._groups = batch.adapters
-
-    def apply(self, linear: Linear, site: int, x: Tensor) -> Tensor:
-        y = linear(x)
-        self.add(site, x, y)
-        return y
 
     def add(self, site: int, x: Tensor, y: Tensor) -> None:
         for group in self._groups:

@@ -141,7 +141,7 @@ class CudaRunner:
         width = max(len(s.block_ids) for s in slices)
         tokens = sum(s.num_tokens for s in slices)
         room = self._room(len(slices))
-        sizes = Sizes(tokens, len(slices), num_rows, width, room, stores_first, _are_adapted(slices))
+        sizes = Sizes(tokens, len(slices), num_rows, width, room, stores_first, self._are_adapted(slices))
         if not self._stage(slices, sizes):
             sizes = replace(sizes, sharing=None)
         self._send(sizes)
@@ -150,7 +150,7 @@ class CudaRunner:
         return logits, argmax(logits)
 
     def _replay(self, slices: list[Slice], num_rows: int, *, stores_first: bool) -> tuple[Tensor, Tensor]:
-        ladder, adapted = self._rows_ladder if stores_first else self._ladder, _are_adapted(slices)
+        ladder, adapted = self._rows_ladder if stores_first else self._ladder, self._are_adapted(slices)
         size = rung(coarse_ladder(ladder[-1]) if adapted else ladder, len(slices))
         sizes = self._graph_sizes(size, stores_first=stores_first, adapted=adapted)
         if not self._stage(slices, sizes):
@@ -163,6 +163,9 @@ class CudaRunner:
     def _graph_sizes(self, size: int, *, stores_first: bool = False, adapted: bool = False) -> Sizes:
         room = None if adapted else self._room(size)  # only those of one adapter could share: not worth as many graphs
         return Sizes(size, size, size, self._table_width, room, stores_first, adapted)
+
+    def _are_adapted(self, slices: list[Slice]) -> bool:
+        return self._adapters is not None and any(s.slot is not None for s in slices)
 
     def _room(self, num_sequences: int) -> Room | None:
         """For prefixes that are shared. A window may begin after a prefix: with one every sequence is on its own."""
@@ -188,7 +191,3 @@ class CudaRunner:
         inputs = Inputs.views(self._inputs, sizes)
         batch = as_batch(inputs, self._sampled, num_decodes)
         return self._model(replace(batch, stores_first=sizes.stores_first), self._kv)
-
-
-def _are_adapted(slices: list[Slice]) -> bool:
-    return any(s.slot is not None for s in slices)

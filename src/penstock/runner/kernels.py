@@ -210,9 +210,11 @@ def _compile(kernels: Kernels, config: ModelConfig, limits: Limits, adapts: bool
     shape = KVShape(1, 1, limits.block_size, config.num_kv_heads, config.head_dim)
     sites: list[Site] = []
     model = load_model(RandomCheckpoint(single), ops, quantize=partial(to_quant, kernels.quant), sites=sites)
+    adapters = None
     if adapts:
-        model = with_adapters(model, sites, ops, 1, max_rank=1)
-    runner = _triton_runner(model, ops, ops.allocate_kv(shape), limits)
+        model = single_slot = with_adapters(model, sites, ops, 1, max_rank=1)
+        adapters = RunnerAdapters(single_slot.bank)
+    runner = _triton_runner(model, ops, ops.allocate_kv(shape), limits, adapters)
     few = min(16, limits.max_num_seqs)
     with_drafts = [rows_step(limits)] if limits.most_rows else []
     for step in (decode_step(1, limits), decode_step(few, limits), largest_step(limits), *with_drafts):

@@ -3,7 +3,7 @@
 Turns go by virtual token counters (Sheng et al., OSDI '24): a token computed counts one and a token chosen counts one,
 divided by the tenant's weight, and the tenant that was given least goes first. A clock runs with what all together are
 given. Who comes back from idleness starts a step's worth behind it, or level with whoever is further behind, but a few
-steps at most: that is enough to begin at once, and nothing more is saved up.
+steps at most: that is enough to begin at once, and nothing more is saved up, by those who are here neither.
 
 Blocks and places are divided by weight among the tenants that are here. What one does not use is lent. A tenant that
 would stay within its share has a claim: if there is no room for it, the last comer of one that is over its share gives
@@ -78,6 +78,7 @@ class Shares:
             share = self._shares[request.tenant] = Share()
         if share.num_here == 0:
             self._read_clock()
+            self._limit_credit()
             share.begin(max(share.virtual, self._start(request.weight)), request.weight)
             self._here[share] = None
             self._count()
@@ -104,6 +105,11 @@ class Shares:
         return min(
             self._clock - step, max(self._clock - _MOST_STEPS * step, min(share.virtual for share in self._here))
         )
+
+    def _limit_credit(self) -> None:
+        """Who could not use its turns, for want of places, does not get them all at once before the one that comes."""
+        for share in self._here:
+            share.lift += max(0.0, self._clock - _MOST_STEPS * self._step_tokens / share.weight - share.virtual)
 
     def _read_clock(self) -> None:
         """Whoever was here alone is charged with all that was done since: it was not counted one by one."""

@@ -88,6 +88,7 @@ def test_a_model_s_step_shares_what_its_decodes_have_in_common(quant: Quant) -> 
     ops = NativeOps("bfloat16", threads=2, keeps=frozenset(LOW_BIT if low_bit() else ()))
     model = random_model(LONG, ops, quantize=partial(to_quant, quant))
     driver = PagedDriver(model, ops, block_size=16, num_blocks=200)
+    ops.settle_kv(driver.kv).join()
     trunk = driver.sequence([7 * i % LONG.vocab_size for i in range(600)])
     driver.step([(trunk, 600)])
 

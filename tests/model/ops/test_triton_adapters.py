@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.core.errors import ModelUnsupported
 from penstock.core.model_config import ModelConfig
 from penstock.hub.peft import read_peft
-from penstock.model.adapter_slots import HostPair, HostPairs, PlainSlots
+from penstock.model.adapter_slots import AdaptedLinear, HostPair, HostPairs, PlainSlots
 from penstock.model.adapters import AdaptedModel, with_adapters
 from penstock.model.batch import Batch, SlotRows
 from penstock.model.loading import load_model
@@ -151,7 +151,7 @@ def test_the_sizes_of_a_real_model(rows: int, inputs: int, outputs: tuple[int, .
 @GPU
 @pytest.mark.parametrize("rows", [4, 40])
 def test_a_captured_step_reads_slots_and_adapters_as_they_are_when_it_runs(rows: int) -> None:
-    """Layer after layer, each on what the one before made; with many rows A runs beside the product."""
+    """Layer after layer, each on what the one before made."""
     torch.manual_seed(0)
     both = Both(torch.float32, 160, QKV, MIXED, num_sites=12)
     linears = [TritonOps(DEVICE, torch.float32).linear(torch.randn(160, 160) * 0.05) for _ in range(12)]
@@ -161,7 +161,7 @@ def test_a_captured_step_reads_slots_and_adapters_as_they_are_when_it_runs(rows:
         found.begin(batch)
         y = x
         for site, linear in enumerate(linears):
-            y = found.apply(linear, site, y)
+            y = AdaptedLinear(linear, site, found)(y)
         return y
 
     batch = replace(batch_of([0] * rows, rows), slots=slots)

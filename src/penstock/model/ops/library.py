@@ -32,6 +32,7 @@ class Layer(ctypes.Structure):
         *((name, c_void_p) for name in ("keys", "values", "cos", "sin", "q_norm", "k_norm")),
         *((name, c_int32) for name in ("arithmetic", "block_size", "heads", "kv_heads", "dim", "window")),
         *((name, c_float) for name in ("scale", "norm_eps", "cap")),
+        ("settled", c_int32),
     )
 
 

@@ -1,7 +1,7 @@
 """Memory for weights and the cache, in huge pages where the system has them.
 
 A processor fetches ahead only within a page, and its tables hold a few thousand pages: one stream of weights is read
-half as fast again from huge ones, and attention over scattered blocks is a seventh faster.
+half as fast again from huge ones, and attention over scattered blocks is an eighth faster.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def pages(num_bytes: int, *, huge: bool = False) -> Tensor:
 
 
 def settle(parts: Sequence[Tensor]) -> bool:
-    """Take the memory of untouched pages now, in huge ones, while nobody waits; False if all or some is to be taken as
-    it is touched, as ever: because it is much, or the system takes none ahead."""
+    """Take the memory of untouched pages now, in huge ones, before it is waited for. False if some is left to be taken
+    as it is touched: because it is much, or the system takes none ahead."""
     if not hasattr(mmap, "MADV_HUGEPAGE") or sum(part.nbytes for part in parts) > MOST_SETTLED:
         return False
     madvise = ctypes.CDLL(None).madvise

@@ -37,7 +37,7 @@ from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.experts import add_shared, route
 from penstock.model.ops.layer_call import LayerCall, NativeKV
 from penstock.model.ops.library import ARITHMETICS, CACHED_INT8, LOW_BIT, MOST_HEAD_DIM, load_library, pointer
-from penstock.model.ops.memory import Arena, pages
+from penstock.model.ops.memory import Arena, pages, settle
 from penstock.model.ops.native_experts import NativeExperts
 from penstock.model.ops.panels import NativeLinear, NativeLookup, PackedWeight, packed_low_bit
 from penstock.model.ops.program import Program
@@ -168,6 +168,20 @@ class NativeOps:
             return NativeKV(keys, values, shape.block_size, call)
 
         return [layer() for _ in range(shape.num_layers)]
+
+    def settle_kv(self, kv: Sequence[LayerKV]) -> threading.Thread:
+        """Take the cache's memory, unless it is much (see `memory.settle`): beside whatever else is done, since where
+        others' pages must be moved it takes seconds."""
+
+        def take() -> None:
+            settled = settle([part for layer in kv for part in (layer.keys, layer.values)])
+            for layer in kv:
+                assert isinstance(layer, NativeKV)
+                layer.call.struct.settled = settled
+
+        thread = threading.Thread(target=take, name="settle-kv", daemon=True)
+        thread.start()
+        return thread
 
     def begin(self, batch: Batch) -> None:
         """Point C at the step's batch."""

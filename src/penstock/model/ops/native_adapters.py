@@ -63,11 +63,6 @@ class NativeSlots:
             )
         )
 
-    def apply(self, linear: Linear, site: int, x: Tensor) -> Tensor:
-        y = linear(x)
-        self.add(site, x, y)
-        return y
-
     def add(self, site: int, x: Tensor, y: Tensor) -> None:
         x = x.contiguous()
         assert y.is_contiguous()

@@ -16,6 +16,7 @@ struct layer {
     int32_t window; /* 0: all */
     float scale, norm_eps;
     float cap; /* of scores; 0: none */
+    int32_t settled; /* the cache lies in huge pages: fetching ahead is cheap */
 };
 
 struct batch {

@@ -38,7 +38,8 @@ void layers_run(struct pool *pool, const struct decoder_layer *layers, int count
     int m = batch->tokens;
     struct between b = room(pool, layers, count, m);
     struct sharing sharing = attention_sharing(pool, layers->attention, batch);
-    struct errand errand = errand_new(pool, layers->attention, batch);
+    struct errand errand = {0};
+    if (layers->attention->settled) errand = errand_new(pool, layers->attention, batch);
     for (int i = 0; i < count; i++) {
         const struct decoder_layer *l = layers + i;
         struct source before = {i ? pending : residual, i ? residual : NULL, l->attention_norm, l->attention_eps, 0};

@@ -17,20 +17,8 @@ from torch import Tensor
 from penstock.core.errors import ModelUnsupported
 from penstock.model.adapter_slots import HostPair, HostPairs
 from penstock.model.batch import Batch
-from penstock.model.ops import Linear
 from penstock.model.ops.triton import TritonOps
-from penstock.model.ops.triton.lowrank import (
-    MOST_PARTS,
-    UNIT,
-    Pairs,
-    add_few,
-    add_many,
-    entries_of,
-    expand_few,
-    few_tiling,
-    shrink_few,
-)
-from penstock.model.ops.triton.thin import MOST_ROWS
+from penstock.model.ops.triton.lowrank import MOST_PARTS, UNIT, Pairs, add_few, add_many, entries_of
 from penstock.model.weights import Site
 
 
@@ -58,7 +46,6 @@ class TritonSlots:
             Pairs(self._values, self._table, first, inputs, outputs)
             for first, (inputs, outputs) in zip(self._first_parts, self._shapes, strict=True)
         ]
-        self._side = torch.cuda.Stream(ops.device) if ops.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._slots, self._entries = self._table.new_empty(0), self._table[:0]
 
     def prepared(self, pairs: HostPairs) -> PackedAdapter:
@@ -103,28 +90,6 @@ class TritonSlots:
         slots = batch.slots if batch.slots is not None else _slots_of(batch)
         self._entries = entries_of(self._table, slots[: batch.num_decodes])
         self._slots = slots[batch.num_decodes :]
-
-    def apply(self, linear: Linear, site: int, x: Tensor) -> Tensor:
-        is_graph = self._side is not None and torch.cuda.is_current_stream_capturing()
-        if is_graph and MOST_ROWS < x.shape[0] == len(self._entries):
-            return self._beside(linear, site, x)
-        y = linear(x)
-        self.add(site, x, y)
-        return y
-
-    def _beside(self, linear: Linear, site: int, x: Tensor) -> Tensor:
-        """In a graph, A while cuBLAS computes the product: our own products of fewer rows overlap with it anyway."""
-        assert self._side is not None
-        assert x.is_contiguous()
-        pairs, entries, tiling = self._pairs[site], self._entries, few_tiling(x.shape[0])
-        steps = torch.cuda.current_stream()
-        self._side.wait_stream(steps)
-        with torch.cuda.stream(self._side):
-            hidden = shrink_few(x, entries, pairs, tiling)
-        y = linear(x)
-        steps.wait_stream(self._side)
-        expand_few(hidden, y, entries, pairs, tiling)
-        return y
 
     def add(self, site: int, x: Tensor, y: Tensor) -> None:
         assert y.is_contiguous()

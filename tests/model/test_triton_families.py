@@ -1,0 +1,37 @@
+"""Every family's logits by Triton's kernels equal the plain reference's on the CPU, prompts and decodes together; on a
+GPU, or on none interpreted. The same models in the engine's own loop: tests/runner/test_cuda_families.py."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.model.loading import load_model
+from penstock.model.ops import Ops
+from penstock.model.ops.reference import ReferenceOps
+from penstock.model.random_weights import RandomCheckpoint
+from tests.model.paged import PagedDriver
+from tests.runner.test_cuda_families import CONFIGS
+
+pytest.importorskip("triton", reason="no Triton")
+from penstock.model.ops.triton import TritonOps
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+
+@pytest.mark.parametrize("family", list(CONFIGS))
+def test_logits_are_the_references(family: str) -> None:
+    ours, theirs = (logits(family, ops) for ops in (TritonOps(DEVICE, torch.float32), ReferenceOps()))
+    torch.testing.assert_close(ours.cpu(), theirs, atol=1e-4, rtol=1e-4)
+
+
+def logits(family: str, ops: Ops) -> Tensor:
+    driver = PagedDriver(load_model(RandomCheckpoint(CONFIGS[family]), ops), ops, block_size=16)
+    long, short = driver.sequence(range(5, 60)), driver.sequence(range(100, 122))
+    steps = [[(long, 40), (short, 20)], [(long, 1), (short, 1)], [(long, 14), (short, 1)]]
+    return torch.cat([driver.step(work) for work in steps])
