@@ -277,4 +277,4 @@ def test_a_penstock_replica_loses_what_the_configuration_lost_and_keeps_what_was
         with gateway(pools={NAME: ModelSettings(replicas=urls)}, notes=notes) as door:
             eventually(lambda: set(replica.model.adapters) == {"bard"}, 10)
             eventually(lambda: [card.id for card in door.openai.models.list().data] == [NAME, "bard"])
-            assert notes.all == set()
+            eventually(lambda: notes.all == set())
