@@ -68,6 +68,19 @@ def prompts() -> st.SearchStrategy[Asked]:
     )
 
 
+def test_who_comes_as_its_tenants_last_request_ends_finds_it_still_there() -> None:
+    """The loop reads its mail before it looks at the step that is done."""
+    high, low = Priority.HIGH, Priority.LOW
+    asked = [
+        Asked(0.0, 1, 1, (), high), Asked(0.25, 577, 20, (1,), low, "c"), Asked(0.34375, 769, 5, (4,), high),
+        Asked(0.3828125, 1, 1, (), low, "b"), Asked(0.03125, 914, 38, (1,), high), Asked(0.046875, 172, 62, (), high),
+        Asked(0.015625, 1537, 1, (1, 2, 3), low), Asked(0.00390625, 1189, 63, (1, 2), high, "b"),
+    ]  # fmt: skip
+    small = profile(False, kv_tokens=2560, max_sequences=3)
+    real, _ = run_engine(small, asked)
+    assert simulate(small, asked, takes_many=False)[0] == simulate(small, asked, takes_many=True)[0] == real
+
+
 @settings(max_examples=examples(60))
 @given(
     st.lists(prompts(), min_size=1, max_size=14, unique_by=lambda one: one.at_s), st.booleans(), st.integers(2, 8),

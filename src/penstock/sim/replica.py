@@ -212,6 +212,8 @@ class SimReplica:
     def _step_over(self, turn: int) -> None:
         if turn != self._turn:
             return
+        if not self.profile.overlaps:  # the loop looks for mail when a step is done, and then at the step
+            self._read_mail()
         now, (plan, shape, submitted_s) = self._events.now, self._flying.popleft()
         cost_s = now - max(submitted_s, self._last_commit_s)
         self._last_commit_s = now

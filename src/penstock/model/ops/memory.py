@@ -10,6 +10,7 @@ import ctypes
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ HUGE_PAGE = 2 << 20
 CHUNK = 16 << 20
 MOST_SETTLED = 1 << 30
 _PAGE = 4096
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _POPULATE_WRITE = 23  # of Linux 5.14 and later; Python has no name for it
 
 
@@ -36,8 +38,8 @@ def pages(num_bytes: int, *, huge: bool = False) -> Tensor:
 
 def settle(parts: Sequence[Tensor]) -> bool:
     """Take the memory of untouched pages now, in huge ones, before it is waited for. False if some is left to be taken
-    as it is touched: because it is much, or the system takes none ahead."""
-    if not hasattr(mmap, "MADV_HUGEPAGE") or sum(part.nbytes for part in parts) > MOST_SETTLED:
+    as it is touched: because it is much, or the system takes none ahead, or has no huge pages."""
+    if not _has_huge_pages() or sum(part.nbytes for part in parts) > MOST_SETTLED:
         return False
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -46,6 +48,14 @@ def settle(parts: Sequence[Tensor]) -> bool:
         madvise(part.data_ptr(), part.nbytes, mmap.MADV_HUGEPAGE)
         refused += madvise(part.data_ptr(), part.nbytes, _POPULATE_WRITE) != 0
     return not refused
+
+
+def _has_huge_pages() -> bool:
+    """Whether a process gets them by asking for them."""
+    try:
+        return hasattr(mmap, "MADV_HUGEPAGE") and "[never]" not in _HUGE_PAGES.read_text()
+    except OSError:
+        return False
 
 
 class Arena:
