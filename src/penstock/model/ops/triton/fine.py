@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.model.ops import Norm
+from penstock.model.ops.triton.grouped import read_rows, repeated, total_of
 from penstock.model.ops.triton.grouped_linear import GroupedLinear
 from penstock.model.ops.triton.launch import assembles, let_next_start, overlaps, wait
 from penstock.model.ops.triton.thin import SHRINK, Ending, finish
@@ -54,15 +54,8 @@ def can_be_fine(weight: GroupedWeight) -> bool:
 class FineLinear(GroupedLinear):
     """A few rows meet the weight as it is; for more it is widened, as others are whose groups are short."""
 
-    def norms(self, num_rows: int) -> bool:
-        return False
-
-    def few(self, x: Tensor, *, norm: Norm | None = None, ending: Ending, into: Tensor | None = None) -> Tensor:
-        assert norm is None
-        outputs = self.weight.outputs // (2 if ending is Ending.SWIGLU else 1)
-        out = x.new_empty(x.shape[0], outputs) if into is None else into
-        few_rows(self._ordered(x), self.weight, ending, out, TILING)
-        return out
+    def _multiply_few(self, x: Tensor, ending: Ending, out: Tensor) -> None:
+        few_rows(x, self.weight, ending, out, TILING)
 
 
 def few_rows(x: Tensor, weight: Words, ending: Ending, out: Tensor, tiling: Tiling) -> None:
@@ -104,7 +97,7 @@ def _few_rows_kernel(
         ahead_up = ahead
         if ENDING == 2:
             ahead_up = _read(words_ptr, chunk + TURN, up_tile, CHUNKS)
-        x = _read_rows(x_ptr, chunk, num_rows, BLOCK_M, COLUMNS, PARTS)
+        x = read_rows(x_ptr, chunk, num_rows, BLOCK_M, COLUMNS, PARTS)
         acc = _add(acc, words, x, chunk, tile, filled, scales_ptr, offsets_ptr, COLUMNS, BITS, HAS_OFFSETS, ASSEMBLED)
         if ENDING == 2:
             acc_up = _add(
@@ -114,9 +107,9 @@ def _few_rows_kernel(
         chunk += TURN
     m = tl.arange(0, BLOCK_M)
     output = tl.program_id(0) * 16 * TILES + tl.arange(0, 16 * TILES)
-    total, total_up = _total(acc, bias_ptr, output, outputs, BITS, HAS_BIAS, x_ptr), acc
+    total, total_up = total_of(acc, bias_ptr, output, outputs, BITS, HAS_BIAS, x_ptr), acc
     if ENDING == 2:
-        total_up = _total(acc_up, bias_ptr, output + outputs, 2 * outputs, BITS, HAS_BIAS, x_ptr)
+        total_up = total_of(acc_up, bias_ptr, output + outputs, 2 * outputs, BITS, HAS_BIAS, x_ptr)
     out = out_ptr + m[:, None] * outputs + output[None, :]
     finish(total, total_up, out, (m < num_rows)[:, None] & (output < outputs)[None, :], ENDING)
 
@@ -128,15 +121,6 @@ def _read(words_ptr, chunk, tile, CHUNKS: tl.constexpr):
     line = words_ptr + tile.to(tl.int64)[None, :, None, None] * (CHUNKS * 256) + place
     chunk = chunk[:, None, None, None]
     return tl.load(line + chunk * 256, mask=chunk < CHUNKS, other=0, eviction_policy="evict_first")
-
-
-@triton.jit
-def _read_rows(x_ptr, chunk, num_rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr):
-    """[8, chunks, rows / 8, parts, columns]"""
-    part = chunk[None, :, None, None, None] * PARTS + tl.arange(0, PARTS)[None, None, None, :, None]
-    column = part * 32 + tl.arange(0, 32)[None, None, None, None, :]
-    row = (tl.arange(0, 8)[:, None] + 8 * tl.arange(0, ROWS // 8)[None, :])[:, None, :, None, None]
-    return tl.load(x_ptr + row * COLUMNS + column, mask=(row < num_rows) & (column < COLUMNS), other=0.0)
 
 
 @triton.jit
@@ -168,7 +152,7 @@ def _add(
         integers = tile_of(part_of(words, part, BITS, BFLOAT16, ASSEMBLED), TILES, TURN)
         for half in tl.static_range(2):
             own = tl.where(is_second == (half == 1), columns, tl.zeros_like(columns))
-            sums = _repeated(tl.dot(ones, own), TILES)
+            sums = repeated(tl.dot(ones, own), TILES)
             raw = tl.dot(integers, own) - zero_of(BITS, BFLOAT16) * sums
             # Behind the last group, where all sums are zero, any scale will do.
             group = tl.minimum((chunk * PARTS + part) * 2 + half, COLUMNS // 16 - 1)
@@ -177,22 +161,3 @@ def _add(
             if HAS_OFFSETS:
                 acc += sums * per_output(read_per_output(offsets_ptr + at), ROWS)
     return acc
-
-
-@triton.jit
-def _repeated(sums, TILES: tl.constexpr):
-    """[chunks, 16, rows] -> [chunks, outputs, rows]"""
-    TURN: tl.constexpr = sums.shape[0]
-    ROWS: tl.constexpr = sums.shape[2]
-    return tl.reshape(tl.broadcast_to(sums[:, None, :, :], [TURN, TILES, 16, ROWS]), [TURN, 16 * TILES, ROWS])
-
-
-@triton.jit
-def _total(acc, bias_ptr, output, outputs, BITS: tl.constexpr, HAS_BIAS: tl.constexpr, x_ptr):
-    """[rows, outputs]"""
-    total = tl.trans(tl.sum(acc, axis=0))
-    if BITS == 8 and x_ptr.dtype.element_ty != tl.float16:
-        total *= 1 / SHRINK
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]
-    return total

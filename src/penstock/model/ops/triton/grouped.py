@@ -58,7 +58,7 @@ def read_words(words, chunk, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def _read_rows(x_ptr, chunk, num_rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr):
+def read_rows(x_ptr, chunk, num_rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr):
     """[8, chunks, rows / 8, parts, columns]"""
     part = chunk[None, :, None, None, None] * PARTS + tl.arange(0, PARTS)[None, None, None, :, None]
     column = part * 32 + tl.arange(0, 32)[None, None, None, None, :]
@@ -109,7 +109,7 @@ def _few_rows_kernel(
         if ENDING == 2:
             next_up = read_words(words + to_up, after[:, None, None, None], CHUNKS)
             next_scales_up = read_groups(scales_ptr, after, 0, up_tile, filled, COLUMNS, GROUP, PARTS)
-        x = _read_rows(x_ptr, chunk, num_rows, BLOCK_M, COLUMNS, PARTS)
+        x = read_rows(x_ptr, chunk, num_rows, BLOCK_M, COLUMNS, PARTS)
         acc, acc_up = add_turn(
             acc, acc_up, ahead, ahead_up, x, scales, scales_up, chunk, tile, up_tile, filled, scales_ptr, offsets_ptr,
             COLUMNS, GROUP, BITS, HAS_OFFSETS, ENDING, ASSEMBLED,
@@ -117,9 +117,9 @@ def _few_rows_kernel(
         chunk, ahead, ahead_up, scales, scales_up = after, next_words, next_up, next_scales, next_scales_up
     m = tl.arange(0, BLOCK_M)
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total, total_up = _total(acc, bias_ptr, output, outputs, BITS, HAS_BIAS, x_ptr), acc
+    total, total_up = total_of(acc, bias_ptr, output, outputs, BITS, HAS_BIAS, x_ptr), acc
     if ENDING == 2:
-        total_up = _total(acc_up, bias_ptr, output + outputs, 2 * outputs, BITS, HAS_BIAS, x_ptr)
+        total_up = total_of(acc_up, bias_ptr, output + outputs, 2 * outputs, BITS, HAS_BIAS, x_ptr)
     out = out_ptr + m[:, None] * outputs + output[None, :]
     finish(total, total_up, out, (m < num_rows)[:, None] & (output < outputs)[None, :], ENDING)
 
@@ -159,21 +159,21 @@ def add_turn(
                 scales = read_groups(scales_ptr, chunk, part, tile, filled, COLUMNS, GROUP, PARTS)
                 if ENDING == 2:
                     scales_up = read_groups(scales_ptr, chunk, part, up_tile, filled, COLUMNS, GROUP, PARTS)
-            acc += (raw - zero_of(BITS, BFLOAT16) * _repeated(sums, TILES)) * per_output(scales, ROWS)
+            acc += (raw - zero_of(BITS, BFLOAT16) * repeated(sums, TILES)) * per_output(scales, ROWS)
             if ENDING == 2:
-                acc_up += (raw_up - zero_of(BITS, BFLOAT16) * _repeated(sums, TILES)) * per_output(scales_up, ROWS)
+                acc_up += (raw_up - zero_of(BITS, BFLOAT16) * repeated(sums, TILES)) * per_output(scales_up, ROWS)
             if HAS_OFFSETS:
                 offsets = read_groups(offsets_ptr, chunk, part, tile, filled, COLUMNS, GROUP, PARTS)
-                acc += _repeated(sums, TILES) * per_output(offsets, ROWS)
+                acc += repeated(sums, TILES) * per_output(offsets, ROWS)
                 if ENDING == 2:
                     offsets = read_groups(offsets_ptr, chunk, part, up_tile, filled, COLUMNS, GROUP, PARTS)
-                    acc_up += _repeated(sums, TILES) * per_output(offsets, ROWS)
+                    acc_up += repeated(sums, TILES) * per_output(offsets, ROWS)
             raw, raw_up, sums = tl.zeros_like(acc), tl.zeros_like(acc), tl.zeros([TURN, 16, ROWS], tl.float32)
     return acc, acc_up
 
 
 @triton.jit
-def _repeated(sums, TILES: tl.constexpr):
+def repeated(sums, TILES: tl.constexpr):
     """[chunks, 16, rows] -> [chunks, outputs, rows]"""
     TURN: tl.constexpr = sums.shape[0]
     ROWS: tl.constexpr = sums.shape[2]
@@ -181,7 +181,7 @@ def _repeated(sums, TILES: tl.constexpr):
 
 
 @triton.jit
-def _total(acc, bias_ptr, output, outputs, BITS: tl.constexpr, HAS_BIAS: tl.constexpr, x_ptr):
+def total_of(acc, bias_ptr, output, outputs, BITS: tl.constexpr, HAS_BIAS: tl.constexpr, x_ptr):
     """[rows, outputs]"""
     total = tl.trans(tl.sum(acc, axis=0))
     if BITS == 8 and x_ptr.dtype.element_ty != tl.float16:

@@ -20,7 +20,6 @@ from penstock.model.ops.triton.lanes import (
     multiply,
     read_rows,
     read_weights,
-    read_weights_before_waiting,
     shrunk_to_float16,
     widen,
 )
@@ -71,12 +70,8 @@ def _turn(
     """All that a chunk needs from afar: its words, and the scales of its first group for two outputs."""
     chunk = tl.minimum(chunk, (COLUMNS + CHUNK - 1) // CHUNK - 1)  # behind the last, rows are zeros
     at = words + chunk * 256
-    if EARLY:
-        a, b, c, d = read_weights_before_waiting(at)
-        e, f, g, h = read_weights_before_waiting(at + 128)
-    else:
-        a, b, c, d = read_weights(at)
-        e, f, g, h = read_weights(at + 128)
+    a, b, c, d = read_weights(at, EARLY)
+    e, f, g, h = read_weights(at + 128, EARLY)
     line = scales + (chunk * CHUNK // GROUP) * filled
     return a, b, c, d, e, f, g, h, tl.load(line).to(tl.float32), tl.load(line + 1).to(tl.float32)
 

@@ -46,12 +46,14 @@ class GroupedLinear:
         assert norm is None
         outputs = self.weight.outputs // (2 if ending is Ending.SWIGLU else 1)
         out = x.new_empty(x.shape[0], outputs) if into is None else into
-        if assembles():
-            tiling = grouped_lanes.lane_tiling(self.weight, ending)
-            grouped_lanes.few_rows(self._ordered(x), self.weight, ending, out, tiling)
-        else:
-            grouped.few_rows(self._ordered(x), self.weight, ending, out, _tiling(self.weight))
+        self._multiply_few(self._ordered(x), ending, out)
         return out
+
+    def _multiply_few(self, x: Tensor, ending: Ending, out: Tensor) -> None:
+        if assembles():
+            grouped_lanes.few_rows(x, self.weight, ending, out, grouped_lanes.lane_tiling(self.weight, ending))
+        else:
+            grouped.few_rows(x, self.weight, ending, out, _tiling(self.weight))
 
     def __call__(self, x: Tensor) -> Tensor:
         num_rows = x.shape[0]

@@ -79,7 +79,7 @@ def _many_rows(rows: QuantizedRows, weight: Weight, out: Tensor, tiling: Tiling)
 @triton.jit
 def _weights(line, more_line, column, COLUMNS: tl.constexpr):
     column = tl.where(column < COLUMNS, column, 0)  # behind the last, rows are zeros
-    return read_weights(line + column), read_weights(more_line + column)
+    return read_weights(line + column, False), read_weights(more_line + column, False)
 
 
 @triton.jit

@@ -13,20 +13,18 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
-def read_weights(pointer):
-    """16 bytes that nobody reads again, as four numbers."""
-    return tl.inline_asm_elementwise(
-        "ld.global.nc.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,l", [pointer.to(tl.int64)],
-        dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1,
-    )  # fmt: skip
+@triton.constexpr_function
+def _reading(early):
+    return f"ld.global{'' if early else '.nc'}.L1::no_allocate.v4.b32 {{$0, $1, $2, $3}}, [$4];"
 
 
 @triton.jit
-def read_weights_before_waiting(pointer):
-    """The same where the assembler may not put it off until after a wait: it takes registers meanwhile."""
+def read_weights(pointer, EARLY: tl.constexpr):
+    """16 bytes that nobody reads again, as four numbers. `EARLY`: the assembler may not put it off until after a wait,
+    and it takes registers meanwhile."""
+    INSTRUCTION: tl.constexpr = _reading(EARLY)
     return tl.inline_asm_elementwise(
-        "ld.global.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,l", [pointer.to(tl.int64)],
+        INSTRUCTION, "=r,=r,=r,=r,l", [pointer.to(tl.int64)],
         dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1,
     )  # fmt: skip
 

@@ -3,6 +3,7 @@ what its format asks for."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,7 +64,7 @@ class FloatLinear(ThinLinear):
 
 
 @dataclass(frozen=True)
-class ByteLinear(ThinLinear):
+class ByteLinear(ThinLinear, ABC):
     """Of 8 bits, with a scale per output. Rows become 8 bits too."""
 
     quantization: Quantization
@@ -73,8 +74,8 @@ class ByteLinear(ThinLinear):
             return self.few(x, ending=Ending.NOTHING)
         return self.scaled_product(quantize(x, self.quantization), x.dtype)
 
-    def scaled_product(self, rows: QuantizedRows, dtype: torch.dtype) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def scaled_product(self, rows: QuantizedRows, dtype: torch.dtype) -> Tensor: ...
 
     def product(self, rows: QuantizedRows, dtype: torch.dtype) -> Tensor | Scaled:
         """For whoever can scale it on its way. There must be no bias."""

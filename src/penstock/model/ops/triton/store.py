@@ -76,6 +76,25 @@ def locate(tile, query_starts_ptr, num_sequences, QUERIES: tl.constexpr):
     return sequence, (tile - first_tile) * QUERIES
 
 
+@triton.jit
+def _store_tokens(
+    qkv_ptr, row, positions, inside, table_ptr, kv_head, keys_ptr, values_ptr, key_scale, value_scale, rotation,
+    SHAPE: tl.constexpr,
+):  # fmt: skip
+    """Of each row of qkv, one head's key and value, at its position. `table_ptr`: of one sequence, or of each row's."""
+    D: tl.constexpr = SHAPE.dim
+    key_heads = qkv_ptr + row.to(tl.int64) * SHAPE.qkv_width + (SHAPE.num_heads + kv_head) * D
+    d = tl.arange(0, SHAPE.block_dim)[None, :]
+    mask = inside[:, None] & (d < D)
+    keys = load_rotated(key_heads, positions, inside, rotation, rotation.k_norm, SHAPE)
+    values = tl.load(key_heads[:, None] + SHAPE.num_kv_heads * D + d, mask=mask)
+    blocks = tl.load(table_ptr + positions // SHAPE.block_size, mask=inside, other=0).to(tl.int64)
+    slots = (blocks * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + positions % SHAPE.block_size
+    at = slots[:, None] * D + d
+    tl.store(keys_ptr + at, as_stored(keys, key_scale, keys_ptr.dtype.element_ty), mask=mask)
+    tl.store(values_ptr + at, as_stored(values, value_scale, values_ptr.dtype.element_ty), mask=mask)
+
+
 @triton.jit(do_not_specialize=BATCH_NUMBERS, do_not_specialize_on_alignment=BATCH_POINTERS)
 def _store_chunks_kernel(
     qkv_ptr,
@@ -92,7 +111,6 @@ def _store_chunks_kernel(
     SHAPE: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    D: tl.constexpr = SHAPE.dim
     kv_head = tl.program_id(1)
     sequence, first = locate(tl.program_id(0), query_starts_ptr, num_sequences, TOKENS)
     begin = tl.load(query_starts_ptr + sequence)
@@ -103,19 +121,21 @@ def _store_chunks_kernel(
     token = first + tl.arange(0, TOKENS)
     inside = token < query_len
     positions = context - query_len + token
-    rows = (begin + token).to(tl.int64) * SHAPE.qkv_width
-    key_heads = qkv_ptr + rows + (SHAPE.num_heads + kv_head) * D
-    d = tl.arange(0, SHAPE.block_dim)[None, :]
-    mask = inside[:, None] & (d < D)
-    keys = load_rotated(key_heads, positions, inside, rotation, rotation.k_norm, SHAPE)
-    values = tl.load(key_heads[:, None] + SHAPE.num_kv_heads * D + d, mask=mask)
-
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
-    blocks = tl.load(table_ptr + positions // SHAPE.block_size, mask=inside, other=0).to(tl.int64)
-    slots = (blocks * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + positions % SHAPE.block_size
-    at = slots[:, None] * D + d
-    tl.store(keys_ptr + at, as_stored(keys, key_scale, keys_ptr.dtype.element_ty), mask=mask)
-    tl.store(values_ptr + at, as_stored(values, value_scale, values_ptr.dtype.element_ty), mask=mask)
+    _store_tokens(
+        qkv_ptr,
+        begin + token,
+        positions,
+        inside,
+        table_ptr,
+        kv_head,
+        keys_ptr,
+        values_ptr,
+        key_scale,
+        value_scale,
+        rotation,
+        SHAPE,
+    )
     if first + TOKENS >= query_len:
         _clear_rest(values_ptr, table_ptr, context, kv_head, SHAPE, TOKENS)
 
@@ -149,7 +169,6 @@ def _store_singles_kernel(
     SHAPE: tl.constexpr,
     SEQUENCES: tl.constexpr,
 ):
-    D: tl.constexpr = SHAPE.dim
     kv_head = tl.program_id(1)
     sequence = tl.program_id(0) * SEQUENCES + tl.arange(0, SEQUENCES)
     inside = sequence < num_sequences
@@ -157,15 +176,18 @@ def _store_singles_kernel(
     next_row = tl.load(query_starts_ptr + sequence + 1, mask=inside, other=0)
     positions = tl.load(context_lens_ptr + sequence, mask=inside, other=0) - 1
     inside &= (next_row - row == 1) & (positions >= 0)
-    key_heads = qkv_ptr + row.to(tl.int64) * SHAPE.qkv_width + (SHAPE.num_heads + kv_head) * D
-    d = tl.arange(0, SHAPE.block_dim)[None, :]
-    mask = inside[:, None] & (d < D)
-    keys = load_rotated(key_heads, positions, inside, rotation, rotation.k_norm, SHAPE)
-    values = tl.load(key_heads[:, None] + SHAPE.num_kv_heads * D + d, mask=mask)
-
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
-    blocks = tl.load(table_ptr + positions // SHAPE.block_size, mask=inside, other=0).to(tl.int64)
-    slots = (blocks * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + positions % SHAPE.block_size
-    at = slots[:, None] * D + d
-    tl.store(keys_ptr + at, as_stored(keys, key_scale, keys_ptr.dtype.element_ty), mask=mask)
-    tl.store(values_ptr + at, as_stored(values, value_scale, values_ptr.dtype.element_ty), mask=mask)
+    _store_tokens(
+        qkv_ptr,
+        row,
+        positions,
+        inside,
+        table_ptr,
+        kv_head,
+        keys_ptr,
+        values_ptr,
+        key_scale,
+        value_scale,
+        rotation,
+        SHAPE,
+    )
