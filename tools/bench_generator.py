@@ -109,11 +109,18 @@ def measure_capacity(arguments: argparse.Namespace) -> None:
             assert lag is not None
             chunks_per_s = delay.count / point.wall_s
             rows.append(
-                (f"{arguments.streams}, {'at once' if in_phase else 'spread'}", f"{chunks_per_s:,.0f}",
-                  f"{point.health.cpu:.1%}",
-                 f"{1e6 * point.health.cpu * point.wall_s / delay.count:.1f}", ms(delay.p50), ms(delay.p99),
-                 ms(delay.most), ms(lag.p99), str(sum(point.errors.values()))),
-            )  # fmt: skip
+                (
+                    f"{arguments.streams}, {'at once' if in_phase else 'spread'}",
+                    f"{chunks_per_s:,.0f}",
+                    f"{point.health.cpu:.1%}",
+                    f"{1e6 * point.health.cpu * point.wall_s / delay.count:.1f}",
+                    ms(delay.p50),
+                    ms(delay.p99),
+                    ms(delay.most),
+                    ms(lag.p99),
+                    str(sum(point.errors.values())),
+                ),
+            )
     header = ["streams", "chunks/s", "CPU of one core", "µs a chunk", "stamp late ms, p50", "p99", "most"]
     print(table([*header, "own lag p99 ms", "failed"], rows))
 
@@ -157,9 +164,15 @@ def _agree(arguments: argparse.Namespace, url: str, marker: str, directory: Path
     for name in found["penstock"][0]:
         ours, theirs = ([figures[name] for figures in found[tool]] for tool in ("penstock", "aiperf"))
         rows.append(
-            (name, f"{median(ours):,.2f}", _range(ours), f"{median(theirs):,.2f}", _range(theirs),
-             f"{median(ours) / median(theirs) - 1:+.1%}")
-        )  # fmt: skip
+            (
+                name,
+                f"{median(ours):,.2f}",
+                _range(ours),
+                f"{median(theirs):,.2f}",
+                _range(theirs),
+                f"{median(ours) / median(theirs) - 1:+.1%}",
+            )
+        )
     print(table(("figure", "penstock", "its rounds", "aiperf", "its rounds", "difference"), rows))
 
 
@@ -190,11 +203,27 @@ def _penstock(arguments: argparse.Namespace, url: str, marker: str, directory: P
     lines = [{"prompt": one, "output_tokens": arguments.output_tokens} for one in _prompts(arguments, marker)]
     prompts.write_text("\n".join(map(json.dumps, lines)))
     subprocess.run(
-        [sys.executable, "-m", "penstock.cli.main", "bench", "serve", "--url", url, "--model", arguments.model,
-         "--concurrency", str(arguments.concurrency), "--prompts", str(prompts),
-         "--json", str(out), "--quiet"],
-        check=True, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "penstock.cli.main",
+            "bench",
+            "serve",
+            "--url",
+            url,
+            "--model",
+            arguments.model,
+            "--concurrency",
+            str(arguments.concurrency),
+            "--prompts",
+            str(prompts),
+            "--json",
+            str(out),
+            "--quiet",
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     (point,) = json.loads(out.read_text())["points"]
     assert point["num_answers"] == arguments.requests, point["errors"]
     figures = {"requests/s": point["requests_per_s"], "output tokens/s": point["output_tokens_per_s"]}
@@ -208,14 +237,40 @@ def _aiperf(arguments: argparse.Namespace, url: str, marker: str, directory: Pat
     lines = [{"text": one, "output_length": arguments.output_tokens} for one in _prompts(arguments, marker)]
     prompts.write_text("\n".join(map(json.dumps, lines)))
     done = subprocess.run(
-        [arguments.aiperf, "profile", "--url", url, "--model", arguments.model, "--endpoint-type", "chat",
-         "--streaming",
-         "--tokenizer", arguments.tokenizer, "--use-server-token-count", "--use-legacy-max-tokens",
-         "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0", "--input-file", str(prompts),
-         "--custom-dataset-type", "single_turn", "--concurrency", str(arguments.concurrency),
-         "--request-count", str(arguments.requests), "--ui", "none", "--artifact-dir", str(out)],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            arguments.aiperf,
+            "profile",
+            "--url",
+            url,
+            "--model",
+            arguments.model,
+            "--endpoint-type",
+            "chat",
+            "--streaming",
+            "--tokenizer",
+            arguments.tokenizer,
+            "--use-server-token-count",
+            "--use-legacy-max-tokens",
+            "--extra-inputs",
+            "ignore_eos:true",
+            "--extra-inputs",
+            "temperature:0",
+            "--input-file",
+            str(prompts),
+            "--custom-dataset-type",
+            "single_turn",
+            "--concurrency",
+            str(arguments.concurrency),
+            "--request-count",
+            str(arguments.requests),
+            "--ui",
+            "none",
+            "--artifact-dir",
+            str(out),
+        ],
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
     told: dict[str, Any] = json.loads(next(out.rglob("profile_export_aiperf.json")).read_text())

@@ -125,9 +125,13 @@ def show_steps(model: str, sequences: int, context: int, steps: int, threads: in
     found: dict[str, Assembly] = {}
     for name in FORMATS:
         settings = EngineSettings(
-            device="cpu", threads=threads, memory_fraction=0.25, max_model_len=context + steps + 1,
-            dtype="float32" if name == "float32" else "bfloat16", kv_dtype="int8" if name == "int8" else "auto",
-        )  # fmt: skip
+            device="cpu",
+            threads=threads,
+            memory_fraction=0.25,
+            max_model_len=context + steps + 1,
+            dtype="float32" if name == "float32" else "bfloat16",
+            kv_dtype="int8" if name == "int8" else "auto",
+        )
         found[name] = assemble(checkpoint, settings, lambda *_: None)
     prompts = torch.randint(checkpoint.config.vocab_size, (sequences, context + steps + 1)).tolist()
     prompt_s, step_s = dict.fromkeys(found, math.inf), dict.fromkeys(found, math.inf)

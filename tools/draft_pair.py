@@ -92,20 +92,36 @@ def from_llama2c(content: bytes, directory: Path) -> None:
     take(2 * context * head_dim // 2)  # rotary angles, which follow from the rest
     for layer in range(layers):
         own = {
-            "self_attn.q_proj": _halves(q[layer], heads), "self_attn.k_proj": _halves(k[layer], kv_heads),
-            "self_attn.v_proj": v[layer], "self_attn.o_proj": o[layer], "mlp.gate_proj": gate[layer],
-            "mlp.down_proj": down[layer], "mlp.up_proj": up[layer], "input_layernorm": norms[layer],
+            "self_attn.q_proj": _halves(q[layer], heads),
+            "self_attn.k_proj": _halves(k[layer], kv_heads),
+            "self_attn.v_proj": v[layer],
+            "self_attn.o_proj": o[layer],
+            "mlp.gate_proj": gate[layer],
+            "mlp.down_proj": down[layer],
+            "mlp.up_proj": up[layer],
+            "input_layernorm": norms[layer],
             "post_attention_layernorm": ffn_norms[layer],
-        }  # fmt: skip
+        }
         tensors |= {f"model.layers.{layer}.{name}.weight": weight for name, weight in own.items()}
     directory.mkdir(parents=True, exist_ok=True)
     save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, directory / "model.safetensors")
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": width, "intermediate_size": hidden,
-        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-        "vocab_size": vocab, "max_position_embeddings": context, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-        "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float32",
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": width,
+        "intermediate_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+        "max_position_embeddings": context,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "float32",
+    }
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "tokenizer.json").write_text(_tokenizer(content[SHAPE.size + 4 * at :], vocab))
     (directory / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
@@ -124,10 +140,14 @@ def _tokenizer(content: bytes, vocab: int) -> str:
     types = [2, 3, 3, *[6] * 256, *[1] * (vocab - 259)]  # as GGUF has them: unknown, control, bytes, words
     tokens[3:259] = [f"<0x{byte:02X}>" for byte in range(256)]
     metadata = {
-        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.scores": [score for _, score in pieces], "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.unknown_token_id": 0,
-    }  # fmt: skip
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.scores": [score for _, score in pieces],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
     return Tokenizer.load(TokenizerMetadata(metadata, None)).to_json()
 
 

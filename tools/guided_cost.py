@@ -26,8 +26,11 @@ PROPERTIES = {
     "favourite_numbers": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3},
 }
 SCHEMA = {
-    "type": "object", "properties": PROPERTIES, "required": list(PROPERTIES), "additionalProperties": False,
-}  # fmt: skip
+    "type": "object",
+    "properties": PROPERTIES,
+    "required": list(PROPERTIES),
+    "additionalProperties": False,
+}
 KINDS: dict[str, dict[str, Any]] = {
     "free": {"ignore_eos": True},
     "regex": {"guided_regex": "[A-Za-z ,.]*"},
@@ -38,9 +41,14 @@ KINDS: dict[str, dict[str, Any]] = {
 async def ask(session: aiohttp.ClientSession, args: argparse.Namespace, kind: str, seed: int) -> tuple[float, int]:
     """Seconds from the first token to the last, and how many there were."""
     body = {
-        "model": args.model, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": args.tokens,
-        "seed": seed, "messages": [{"role": "user", "content": f"Describe a person. ({seed})"}], **KINDS[kind],
-    }  # fmt: skip
+        "model": args.model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": args.tokens,
+        "seed": seed,
+        "messages": [{"role": "user", "content": f"Describe a person. ({seed})"}],
+        **KINDS[kind],
+    }
     body |= {"min_tokens": args.tokens} if kind == "regex" else {}
     first_s = last_s = 0.0
     count = 0
@@ -101,10 +109,15 @@ def library(model: str) -> None:
     print(f"vocabulary of {vocabulary.size}: {time.perf_counter() - began_s:.2f} s")
     answer = json.dumps(
         {
-            "first_name": "Ada", "last_name": "Lovelace", "date_of_birth": "1815-12-10", "email": "ada@example.org",
-            "is_active": False, "country": "Italy", "favourite_numbers": [1843, 7, 12],
+            "first_name": "Ada",
+            "last_name": "Lovelace",
+            "date_of_birth": "1815-12-10",
+            "email": "ada@example.org",
+            "is_active": False,
+            "country": "Italy",
+            "favourite_numbers": [1843, 7, 12],
         }
-    )  # fmt: skip
+    )
     makes: list[float] = []
     masks: list[float] = []
     takes: list[float] = []

@@ -48,10 +48,15 @@ def main() -> None:
     arguments = parser.parse_args()
     most = max(arguments.adapters or arguments.batch)
     settings = EngineSettings(
-        max_loras=most, max_lora_rank=arguments.rank, max_model_len=arguments.context, dtype=arguments.dtype,
-        max_num_seqs=max(arguments.batch), threads=arguments.threads, quant=arguments.quant,
+        max_loras=most,
+        max_lora_rank=arguments.rank,
+        max_model_len=arguments.context,
+        dtype=arguments.dtype,
+        max_num_seqs=max(arguments.batch),
+        threads=arguments.threads,
+        quant=arguments.quant,
         load="dummy" if arguments.shape else "auto",
-    )  # fmt: skip
+    )
     checkpoint: Checkpoint
     checkpoint = RandomCheckpoint(shape(arguments.shape)) if arguments.shape else resolve(arguments.model)  # type: ignore[assignment]
     begun_s = time.perf_counter()
@@ -79,9 +84,14 @@ def place(assembly: Assembly, checkpoint: Checkpoint, rank: int, targets: str, c
     with tempfile.TemporaryDirectory() as directory:
         for seed in range(1 if assembly.kernels == "triton" else count):
             path = write_adapter(
-                Path(directory) / "a", checkpoint.config, seed=seed, rank=rank, lora_alpha=0.05, dtype="bfloat16",
+                Path(directory) / "a",
+                checkpoint.config,
+                seed=seed,
+                rank=rank,
+                lora_alpha=0.05,
+                dtype="bfloat16",
                 targets=TARGETS[targets],
-            )  # fmt: skip
+            )
             found = assembly.adapters.read(str(path), read_peft(path).digest)
             assembly.adapters.keep(found)
             digests.append(found.digest)

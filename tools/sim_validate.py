@@ -107,10 +107,21 @@ def learn(model: str, cores: list[int], directory: Path) -> Profile:
     with fleet(model, cores, directory) as url:
         for each in (1, 2, 4, 8):
             bench(
-                url, directory, "--model", model, "--concurrency", str(each * len(cores)),
-                "--requests", str((8 + 2 * each) * len(cores)),
-                "--prompt-tokens", "32:600", "--output-tokens", "2:100", "--seed", str(each),
-            )  # fmt: skip
+                url,
+                directory,
+                "--model",
+                model,
+                "--concurrency",
+                str(each * len(cores)),
+                "--requests",
+                str((8 + 2 * each) * len(cores)),
+                "--prompt-tokens",
+                "32:600",
+                "--output-tokens",
+                "2:100",
+                "--seed",
+                str(each),
+            )
     logs = [read_steps(directory / f"steps{number}.csv") for number in range(len(cores))]
     fit = calibrate([step for steps, _ in logs for step in steps[10:]])
     print(fit.summary(), file=sys.stderr)

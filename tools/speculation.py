@@ -121,11 +121,13 @@ class Bench:
     def requests(self, case: Case, turn: int) -> list[Request]:
         return [
             Request(
-                f"{turn}-{number}", self._prompt(case.kind, f"{turn}.{number}"), self.tokens,
+                f"{turn}-{number}",
+                self._prompt(case.kind, f"{turn}.{number}"),
+                self.tokens,
                 sampling=SamplingParams(temperature=case.temperature, seed=100 * turn + number),
             )
             for number in range(case.concurrency)
-        ]  # fmt: skip
+        ]
 
     def _prompt(self, kind: str, number: str) -> list[int]:
         """No two are alike from their first words on."""
@@ -139,9 +141,12 @@ class Bench:
         scheduler = Scheduler(self.cache, budget, max_num_seqs=self.assembly.max_num_seqs)
         mailbox = OfflineMailbox(list(requests))
         loop = EngineLoop(
-            scheduler, self.assembly.runner, mailbox, self.clock,
+            scheduler,
+            self.assembly.runner,
+            mailbox,
+            self.clock,
             speculation=self.speculation if speculates else None,
-        )  # fmt: skip
+        )
         began_s = self.clock.now()
         loop.run()
         seconds = self.clock.now() - began_s
@@ -194,9 +199,12 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int)
     args = parser.parse_args()
     settings = replace(
-        EngineSettings(), threads=1 if args.cpu_time else args.threads, speculate="draft" if args.draft else "ngram",
-        draft=args.draft, draft_tokens=args.draft_tokens,
-    )  # fmt: skip
+        EngineSettings(),
+        threads=1 if args.cpu_time else args.threads,
+        speculate="draft" if args.draft else "ngram",
+        draft=args.draft,
+        draft_tokens=args.draft_tokens,
+    )
     bench = Bench(args.model, settings, args.tokens, CpuClock() if args.cpu_time else MonotonicClock())
     print(f"{args.model}, speculation {bench.name}; {args.tokens} tokens, {args.rounds} rounds", flush=True)
     for case in CASES:

@@ -144,9 +144,12 @@ class Bench:
         made = self.assembly
         assert made.draft is not None
         model = DraftModel(
-            made.draft.runner, self.cache.pool, context_length=made.draft.context_length,
-            chunk_tokens=made.chunk_tokens, reserve=made.max_num_seqs,
-        )  # fmt: skip
+            made.draft.runner,
+            self.cache.pool,
+            context_length=made.draft.context_length,
+            chunk_tokens=made.chunk_tokens,
+            reserve=made.max_num_seqs,
+        )
         return Speculation(Erring(model, chance, self.vocab_size), 6, self.costs["draft"])
 
     def ngram(self) -> Speculation:
@@ -190,12 +193,18 @@ def rows_step(sequences: int, tokens: int, block_size: int) -> StepPlan:
     return StepPlan(
         [
             Slice(
-                f"{i}", CONTEXT, tokens, list(range(tokens)), range(i * blocks, (i + 1) * blocks), spec, 0,
+                f"{i}",
+                CONTEXT,
+                tokens,
+                list(range(tokens)),
+                range(i * blocks, (i + 1) * blocks),
+                spec,
+                0,
                 ahead=[spec] * (tokens - 1),
             )
             for i in range(sequences)
         ]
-    )  # fmt: skip
+    )
 
 
 def guess_steps(sequences: int, count: int, block_size: int) -> Iterator[StepPlan]:
@@ -206,12 +215,17 @@ def guess_steps(sequences: int, count: int, block_size: int) -> Iterator[StepPla
         yield StepPlan(
             [
                 Slice(
-                    f"{i}", CONTEXT + number + (number > 0), 1 + (number == 0), [1, 2] if number == 0 else [],
-                    range(i * blocks, (i + 1) * blocks), spec, 0,
+                    f"{i}",
+                    CONTEXT + number + (number > 0),
+                    1 + (number == 0),
+                    [1, 2] if number == 0 else [],
+                    range(i * blocks, (i + 1) * blocks),
+                    spec,
+                    0,
                 )
                 for i in range(sequences)
             ]
-        )  # fmt: skip
+        )
 
 
 def seconds_of(runner: Runner, plans: list[StepPlan], rounds: int = 15) -> float:

@@ -115,9 +115,19 @@ def read(data: bytes) -> Llama2cCheckpoint:
     arrays["model.norm.weight"] = take(hidden)
     take(2, context, head_dim // 2)  # rotary tables
     config = ModelConfig(
-        "llama", vocab, hidden, ffn, layers, heads, kv_heads, head_dim, context,
-        tied_embeddings=True, bos_token_id=1, eos_token_ids=(2,),
-    )  # fmt: skip
+        "llama",
+        vocab,
+        hidden,
+        ffn,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        context,
+        tied_embeddings=True,
+        bos_token_id=1,
+        eos_token_ids=(2,),
+    )
     return Llama2cCheckpoint(config, _tokenizer(data[place:], vocab), arrays)
 
 

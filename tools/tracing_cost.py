@@ -40,9 +40,27 @@ def request(traces: Traces, headers: dict[bytes, bytes]) -> RequestFacts:
         trace.sent(REPLICAS[0].id, 1.0)
         trace.left(2.0, has_failed=False)
     facts = RequestFacts(
-        "0f" * 12, "chat/completions", Ending.OK, "", "acme", "key", "m", REPLICAS[0].id, 700, 300, 200, 0.001, 0.1,
-        1.0, 1, "", b"queue;dur=1.2, prefill;dur=33.9", "m", 0.001, trace,
-    )  # fmt: skip
+        "0f" * 12,
+        "chat/completions",
+        Ending.OK,
+        "",
+        "acme",
+        "key",
+        "m",
+        REPLICAS[0].id,
+        700,
+        300,
+        200,
+        0.001,
+        0.1,
+        1.0,
+        1,
+        "",
+        b"queue;dur=1.2, prefill;dur=33.9",
+        "m",
+        0.001,
+        trace,
+    )
     if trace is not None:
         traces.ended(facts)
     return facts

@@ -83,12 +83,13 @@ def write(
     blocks = -(-(PROMPT + OUTPUT) // block_size)
     sequences = [
         Writing(
-            f"{row}", list(prompt),
+            f"{row}",
+            list(prompt),
             SamplingParams(seed=row, num_logprobs=0, watermark=mark, logit_bias=dict.fromkeys(eos, -100.0)),
             range(row * blocks, (row + 1) * blocks),
         )
         for row, prompt in enumerate(prompts)
-    ]  # fmt: skip
+    ]
     spent_s = 0.0
     for step in range(OUTPUT):
         began_s = time.perf_counter()
@@ -120,9 +121,12 @@ def true_positives(model: str, manual: Sequence[int], tokenizer: Tokenizer, num_
         steps = []
         for first in range(0, num_prompts, BATCH):
             found, step_s = write(
-                assembly.runner, prompts[first : first + BATCH], mark, checkpoint.config.eos_token_ids,
+                assembly.runner,
+                prompts[first : first + BATCH],
+                mark,
+                checkpoint.config.eos_token_ids,
                 assembly.block_size,
-            )  # fmt: skip
+            )
             written += found
             steps.append(step_s)
         texts = [tokenizer.decode(one.ids[PROMPT:]) for one in written]
@@ -131,11 +135,12 @@ def true_positives(model: str, manual: Sequence[int], tokenizer: Tokenizer, num_
         unmarked = unmarked or means
         ratio, low, high = _ratio([own - base for own, base in zip(means, unmarked, strict=True)])
         print(
-            f"{name:24}" + "".join(f"{share:8.2f}" for share in shares)
+            f"{name:24}"
+            + "".join(f"{share:8.2f}" for share in shares)
             + f"{math.exp(math.fsum(means) / len(means)):12.2f}{f'{ratio:.2f}x ({low:.2f} to {high:.2f})':>24}"
             + f"{1e3 * min(steps):18.1f}",
             flush=True,
-        )  # fmt: skip
+        )
 
 
 def _ratio(differences: list[float]) -> tuple[float, float, float]:

@@ -81,13 +81,21 @@ class Replica:
     def snapshot(self) -> ReplicaSnapshot:
         batch = self.jobs[:MAX_SEQUENCES]
         return ReplicaSnapshot(
-            id=self.name, models=("m",), taken_at=self.sim.now, max_sequences=MAX_SEQUENCES, step_tokens=STEP_TOKENS,
-            kv_capacity_tokens=KV_TOKENS, prefill_tokens_per_s=STEP_TOKENS / (STEP_S + PREFILL_TOKEN_S * STEP_TOKENS),
-            decode_tokens_per_s=MAX_SEQUENCES / (STEP_S + DECODE_S * MAX_SEQUENCES), mean_output_tokens=100,
-            running=len(batch), waiting=len(self.jobs) - len(batch), prefill_tokens=sum(job.left for job in self.jobs),
+            id=self.name,
+            models=("m",),
+            taken_at=self.sim.now,
+            max_sequences=MAX_SEQUENCES,
+            step_tokens=STEP_TOKENS,
+            kv_capacity_tokens=KV_TOKENS,
+            prefill_tokens_per_s=STEP_TOKENS / (STEP_S + PREFILL_TOKEN_S * STEP_TOKENS),
+            decode_tokens_per_s=MAX_SEQUENCES / (STEP_S + DECODE_S * MAX_SEQUENCES),
+            mean_output_tokens=100,
+            running=len(batch),
+            waiting=len(self.jobs) - len(batch),
+            prefill_tokens=sum(job.left for job in self.jobs),
             kv_active_tokens=sum(job.request.prompt_tokens - job.left + job.made for job in self.jobs),
             steps=self.steps,
-        )  # fmt: skip
+        )
 
 
 class Simulation:
@@ -121,17 +129,30 @@ class Simulation:
         self.after(SNAPSHOT_S, self._measure)
 
     def arrivals(
-        self, rate: float, until: float, *, tenant: str = "", priority: Priority = Priority.NORMAL,
-        since: float = 0.0, prompt: tuple[int, int] = (100, 700), output: tuple[int, int] = (50, 150),
-    ) -> None:  # fmt: skip
+        self,
+        rate: float,
+        until: float,
+        *,
+        tenant: str = "",
+        priority: Priority = Priority.NORMAL,
+        since: float = 0.0,
+        prompt: tuple[int, int] = (100, 700),
+        output: tuple[int, int] = (50, 150),
+    ) -> None:
         """Poisson; the output limit is the most that outputs come to."""
         at, draw = since, self.random
         while (at := at + draw.expovariate(rate)) < until:
             name = f"q{next(self._ids)}"
             request = EdgeRequest(
-                name, "m", draw.randint(*prompt), output[1], tenant, priority, draw=draw.random(),
+                name,
+                "m",
+                draw.randint(*prompt),
+                output[1],
+                tenant,
+                priority,
+                draw=draw.random(),
                 fingerprint=draw.getrandbits(60) | 1,
-            )  # fmt: skip
+            )
             job = Job(request, draw.randint(*output), at)
             event: tuple[float, int, Callable[[], None]] = (at, next(self._ids), partial(self._ask, job))
             heapq.heappush(self._events, event)

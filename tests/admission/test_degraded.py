@@ -36,9 +36,11 @@ def request(draw: float, session: str | None = None, number: int = 0) -> EdgeReq
 
 
 @given(
-    sick, st.lists(fresh_loads, min_size=1, max_size=3, unique_by=lambda r: r.id), st.floats(0, 0.999),
+    sick,
+    st.lists(fresh_loads, min_size=1, max_size=3, unique_by=lambda r: r.id),
+    st.floats(0, 0.999),
     st.none() | st.text(max_size=3),
-)  # fmt: skip
+)
 def test_a_degraded_replica_gets_nothing_while_a_ready_one_has_room(
     old: ReplicaSnapshot, ready: list[ReplicaSnapshot], draw: float, session: str | None
 ) -> None:

@@ -58,14 +58,24 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.record(decision)
 
     @rule(
-        tenant=st.sampled_from(["x", "y", "z"]), priority=st.sampled_from(Priority), prompt=st.integers(1, 300),
-        output=st.integers(1, 300), fingerprint=st.integers(0, 3), draw=st.floats(0, 1, exclude_max=True),
+        tenant=st.sampled_from(["x", "y", "z"]),
+        priority=st.sampled_from(Priority),
+        prompt=st.integers(1, 300),
+        output=st.integers(1, 300),
+        fingerprint=st.integers(0, 3),
+        draw=st.floats(0, 1, exclude_max=True),
         patience=st.none() | st.floats(0.01, 10),
-    )  # fmt: skip
+    )
     def ask(
-        self, tenant: str, priority: Priority, prompt: int, output: int, fingerprint: int, draw: float,
+        self,
+        tenant: str,
+        priority: Priority,
+        prompt: int,
+        output: int,
+        fingerprint: int,
+        draw: float,
         patience: float | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.tick()
         self.count += 1
         deadline = None if patience is None else self.now + patience
@@ -125,10 +135,17 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.tick()
         requests = self.there[name].values()
         snapshot = ReplicaSnapshot(
-            id=name, models=("m",), taken_at=self.now, max_sequences=MAX_SEQUENCES, kv_capacity_tokens=KV,
-            running=len(requests), kv_active_tokens=sum(r.prompt_tokens for r in requests), state=state,
-            mean_output_tokens=100.0, step_tokens=500,
-        )  # fmt: skip
+            id=name,
+            models=("m",),
+            taken_at=self.now,
+            max_sequences=MAX_SEQUENCES,
+            kv_capacity_tokens=KV,
+            running=len(requests),
+            kv_active_tokens=sum(r.prompt_tokens for r in requests),
+            state=state,
+            mean_output_tokens=100.0,
+            step_tokens=500,
+        )
         self.admission.replica_changed(snapshot)
         self.poll()
 

@@ -17,7 +17,7 @@ def test_what_a_replica_says_is_what_a_gateway_reads(parts: dict[str, float]) ->
 @pytest.mark.parametrize(
     "header",
     [b"", b";;,", b"cache", b"db;dur=x", b"db;dur=-1", b"db;dur=nan", b"db;dur=1e99", b"\xff;dur", b'a;desc="b"'],
-)  # fmt: skip
+)
 def test_what_is_no_duration_is_left_out(header: bytes) -> None:
     assert server_timing.decode(header) == {}
 

@@ -21,9 +21,18 @@ def measured(run: Run, round_: int = 0) -> Measurement:
 def answer(ttft_s: float, tpot_s: float | None, output_tokens: int = 10) -> Result:
     last_s = ttft_s + (tpot_s or 0.0) * (output_tokens - 1)
     return Result(
-        0, 0, 0.0, 0.0, last_s, output_tokens, first_s=ttft_s, last_s=last_s, prompt_tokens=5, cached_tokens=4,
+        0,
+        0,
+        0.0,
+        0.0,
+        last_s,
+        output_tokens,
+        first_s=ttft_s,
+        last_s=last_s,
+        prompt_tokens=5,
+        cached_tokens=4,
         output_tokens=output_tokens,
-    )  # fmt: skip
+    )
 
 
 def run(wall_s: float, results: list[Result]) -> Run:

@@ -86,8 +86,10 @@ async def test_each_turn_carries_the_real_answers_before_it_after_a_pause_for_th
     question = {"role": "user", "content": "question 0"}
     answer = {"role": "assistant", "content": " word word word"}
     assert [body["messages"] for body in fake.bodies] == [
-        [question], [question, answer, question], [question, answer, question, answer, question],
-    ]  # fmt: skip
+        [question],
+        [question, answer, question],
+        [question, answer, question, answer, question],
+    ]
     assert {body["user"] for body in fake.bodies} == {"me"}
     first, second, _ = sorted(run.results, key=lambda one: one.turn)
     assert second.intended_s >= first.ended_s + 0.05

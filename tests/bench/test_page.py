@@ -26,10 +26,21 @@ def point(load: float, ttft_s: float) -> Point:
 
 def report(*points: Point, model: str = "m") -> Report:
     return Report(
-        kind="serve", command="penstock bench serve --url http://h", date="2026-01-02", url="http://h", model=model,
-        endpoint="chat", workload="words", tokenizer="none", seed="1", slo=SLO, machine="a CPU",
-        versions={"penstock": "1"}, notes=["a note"], points=list(points),
-    )  # fmt: skip
+        kind="serve",
+        command="penstock bench serve --url http://h",
+        date="2026-01-02",
+        url="http://h",
+        model=model,
+        endpoint="chat",
+        workload="words",
+        tokenizer="none",
+        seed="1",
+        slo=SLO,
+        machine="a CPU",
+        versions={"penstock": "1"},
+        notes=["a note"],
+        points=list(points),
+    )
 
 
 @pytest.mark.parametrize("points", [[point(1, 0.1)], [point(1, 0.1), point(2, 0.3)], []])

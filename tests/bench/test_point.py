@@ -20,9 +20,19 @@ def answered(intended_s: float, ttft_s: float, tpot_s: float, num_tokens: int = 
     first_s = intended_s + ttft_s
     last_s = first_s + tpot_s * (num_tokens - 1)
     return Result(
-        0, 0, intended_s, intended_s + 0.01, last_s, num_tokens, first_s=first_s, last_s=last_s,
-        gaps=array("d", [tpot_s] * (num_tokens - 1)), prompt_tokens=20, cached_tokens=5, output_tokens=num_tokens,
-    )  # fmt: skip
+        0,
+        0,
+        intended_s,
+        intended_s + 0.01,
+        last_s,
+        num_tokens,
+        first_s=first_s,
+        last_s=last_s,
+        gaps=array("d", [tpot_s] * (num_tokens - 1)),
+        prompt_tokens=20,
+        cached_tokens=5,
+        output_tokens=num_tokens,
+    )
 
 
 def failed(kind: str) -> Result:

@@ -24,10 +24,15 @@ def measured(server: str, wall_s: float, *, foreign_cpu: float = 0.0, failures: 
 def report(*measurements: Measurement) -> Report:
     names = dict.fromkeys(one.server for one in measurements)
     return Report(
-        command="penstock bench cpu", date="2026-01-02", hardware="a CPU, 2 cores", versions={"penstock": "0.1"},
-        seed="1", servers=[ServerFacts(name, 2.5, 300 << 20) for name in names], workloads=[TINY],
+        command="penstock bench cpu",
+        date="2026-01-02",
+        hardware="a CPU, 2 cores",
+        versions={"penstock": "0.1"},
+        seed="1",
+        servers=[ServerFacts(name, 2.5, 300 << 20) for name in names],
+        workloads=[TINY],
         measurements=list(measurements),
-    )  # fmt: skip
+    )
 
 
 def cells(text: str, *, first: str, second: str) -> list[str]:

@@ -55,9 +55,17 @@ async def test_a_server_of_two_slots_is_found_out() -> None:
         report = await bench_saturation(
             Target(fake.url),
             Asked(prompt=Lengths("fixed", 5), output=Lengths("fixed", 2)),
-            by="rate", goal=0.9, start=40.0, precision=0.5, seconds=0.4, shape=LoadShape(process="constant"),
-            objective=Objective(ttft=0.3), seed="1", command="", board=Board(),
-        )  # fmt: skip
+            by="rate",
+            goal=0.9,
+            start=40.0,
+            precision=0.5,
+            seconds=0.4,
+            shape=LoadShape(process="constant"),
+            objective=Objective(ttft=0.3),
+            seed="1",
+            command="",
+            board=Board(),
+        )
     assert report.slo_load is not None
     assert report.saturation_load is not None
     assert report.slo_load <= 400
@@ -71,6 +79,16 @@ async def test_a_server_that_answers_nobody_is_told_at_once() -> None:
     async with serving(FakeServer(refuse_every=1, status=400)) as fake:
         with pytest.raises(ConfigError, match=r"does not answer a first question: http_400.*busy"):
             await bench_saturation(
-                Target(fake.url), Asked(), by="rate", goal=0.9, start=None, precision=0.5, seconds=1,
-                shape=LoadShape(), objective=Objective(ttft=1), seed="1", command="", board=Board(),
-            )  # fmt: skip
+                Target(fake.url),
+                Asked(),
+                by="rate",
+                goal=0.9,
+                start=None,
+                precision=0.5,
+                seconds=1,
+                shape=LoadShape(),
+                objective=Objective(ttft=1),
+                seed="1",
+                command="",
+                board=Board(),
+            )

@@ -18,13 +18,25 @@ PROBES = 2  # questions asked before a load, for the length of words
 
 
 async def bench(
-    fake: FakeServer, asked: Asked = SHORT, *shapes: LoadShape, num_requests: int | None = 4,
-    board: Board | None = None, target: Target | None = None,
-) -> Report:  # fmt: skip
+    fake: FakeServer,
+    asked: Asked = SHORT,
+    *shapes: LoadShape,
+    num_requests: int | None = 4,
+    board: Board | None = None,
+    target: Target | None = None,
+) -> Report:
     return await bench_serve(
-        target or Target(fake.url), asked, list(shapes), num_requests=num_requests, duration_s=None, warm_up=0,
-        objective=None, seed="7", command="", board=board or Board(),
-    )  # fmt: skip
+        target or Target(fake.url),
+        asked,
+        list(shapes),
+        num_requests=num_requests,
+        duration_s=None,
+        warm_up=0,
+        objective=None,
+        seed="7",
+        command="",
+        board=board or Board(),
+    )
 
 
 async def test_a_sweep_asks_new_questions_at_every_load_and_the_same_again_with_the_same_seed() -> None:

@@ -8,9 +8,17 @@ from penstock.core.errors import ConfigError
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [("llama1b", 1.24), ("llama3b", 3.21), ("llama8b", 8.03), ("llama70b", 70.6), ("llama405b", 406),
-     ("mistral24b", 23.6), ("qwen3-8b", 8.19), ("qwen3-32b", 32.8)],
-)  # fmt: skip
+    [
+        ("llama1b", 1.24),
+        ("llama3b", 3.21),
+        ("llama8b", 8.03),
+        ("llama70b", 70.6),
+        ("llama405b", 406),
+        ("mistral24b", 23.6),
+        ("qwen3-8b", 8.19),
+        ("qwen3-32b", 32.8),
+    ],
+)
 def test_a_shape_has_as_many_parameters_as_its_model(name: str, billions: float) -> None:
     assert SHAPES[name].num_parameters / 1e9 == pytest.approx(billions, rel=0.005)
 

@@ -32,9 +32,15 @@ class RealGateway:
     store: str
 
     def ask(
-        self, method: str, path: str, body: object = None, *, key: str | None = None, url: str | None = None,
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        key: str | None = None,
+        url: str | None = None,
         **headers: str,
-    ) -> tuple[int, Any]:  # fmt: skip
+    ) -> tuple[int, Any]:
         """Status and body, as JSON where it is JSON."""
         if key is not None:
             headers["authorization"] = f"Bearer {key}"
@@ -75,8 +81,11 @@ def real_gateway(
     with log.open("w") as complaints:
         process = subprocess.Popen(
             [sys.executable, "-m", "penstock.cli.main", "gateway", "--config", str(config), "--log-level", level],
-            stdout=subprocess.PIPE, stderr=complaints, text=True, env=os.environ | {"PENSTOCK_HOME": str(directory)},
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+            env=os.environ | {"PENSTOCK_HOME": str(directory)},
+        )
     assert process.stdout is not None
     try:
         door, notice = process.stdout.readline(), process.stdout.readline()

@@ -68,9 +68,10 @@ def test_adapters_follow_the_configuration_and_those_of_hands_are_learned(tmp_pa
         gateway = place.gateway(one, other, **configured())
         until(lambda: (adapters_of(one), adapters_of(other)) == (set(), {"bard"}))
         until(lambda: visible(gateway, everything) == [MODEL, "bard"])
-        assert client(gateway, everything).completions.create(
-            model="bard", prompt="one two", max_tokens=8, seed=1
-        ).choices == said["bard"].choices  # fmt: skip
+        assert (
+            client(gateway, everything).completions.create(model="bard", prompt="one two", max_tokens=8, seed=1).choices
+            == said["bard"].choices
+        )
 
         gateway.end()  # a configuration that names what was loaded by hand does not own it
         gateway = place.gateway(one, other, **configured(bard=paths["bard"]))

@@ -17,8 +17,11 @@ from tests.server.replica import Replica, serving
 pytestmark = pytest.mark.slow
 
 CHAT: dict[str, Any] = {
-    "model": "small", "messages": [{"role": "user", "content": "a secret wish"}], "max_tokens": 5, "ignore_eos": True,
-}  # fmt: skip
+    "model": "small",
+    "messages": [{"role": "user", "content": "a secret wish"}],
+    "max_tokens": 5,
+    "ignore_eos": True,
+}
 PRICE = {"input": 1000.0, "output": 2000.0, "cached": 100.0}
 
 

@@ -13,9 +13,17 @@ from penstock.cli.main import main
 
 # What the edge, the server and the readers of other formats need, and a bench of one device does not.
 ABSENT = (
-    "aiohttp", "gguf", "httptools", "jinja2", "prometheus_client", "tokenizers", "transformers", "uvicorn", "uvloop",
+    "aiohttp",
+    "gguf",
+    "httptools",
+    "jinja2",
+    "prometheus_client",
+    "tokenizers",
+    "transformers",
+    "uvicorn",
+    "uvloop",
     "yaml",
-)  # fmt: skip
+)
 WITHOUT = f"""
 import sys
 
@@ -40,8 +48,11 @@ def test_it_runs_where_little_is_installed_and_writes_all_that_a_table_needs(tmp
     assert "ready in" in ended.stdout
     found = json.loads(report.read_text())
     assert (found["shape"], found["number_format"], found["quant"], found["kv_dtype"]) == (
-        "tiny", "float32", "none", "float32",
-    )  # fmt: skip
+        "tiny",
+        "float32",
+        "none",
+        "float32",
+    )
     assert list(found["startup_s"]) == ["import", "kernels", "weights", "cache"]
     assert found["max_num_seqs"] == 4
     assert {"penstock", "torch"} <= found["versions"].keys()

@@ -47,10 +47,17 @@ def test_nothing_is_measured_where_the_report_cannot_be_written(tmp_path: Path) 
 @pytest.mark.parametrize(
     "wrong",
     [
-        ["--concurrency", "0"], ["--concurrency", "4,x"], ["--rate", "-1"], ["--rate", "nan"], ["--body", "[1]"],
-        ["--body", "{"], ["--arrivals", "never"], ["--trace", "a", "--prompts", "b"], ["--requests", "1.5"],
+        ["--concurrency", "0"],
+        ["--concurrency", "4,x"],
+        ["--rate", "-1"],
+        ["--rate", "nan"],
+        ["--body", "[1]"],
+        ["--body", "{"],
+        ["--arrivals", "never"],
+        ["--trace", "a", "--prompts", "b"],
+        ["--requests", "1.5"],
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_asked_is_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser().parse_args(["bench", "serve", "--url", "http://h", *wrong])

@@ -29,9 +29,12 @@ def totals(server: RealServer) -> tuple[float, float]:
 def test_the_sum_over_requests_is_the_time_the_device_worked(server: RealServer) -> None:
     def ask(index: int) -> None:
         stream = server.openai.completions.create(
-            model=MODEL, prompt=f"Once upon a time there were {index % 3} bears", max_tokens=10 + index, stream=True,
+            model=MODEL,
+            prompt=f"Once upon a time there were {index % 3} bears",
+            max_tokens=10 + index,
+            stream=True,
             stop=["and"] if index % 2 else None,
-        )  # fmt: skip
+        )
         for number, _ in enumerate(stream):
             if index == 3 and number == 4:
                 stream.close()  # a client that leaves pays for what it got
@@ -54,9 +57,11 @@ def test_what_a_gateway_charges_is_what_its_replica_worked(server: RealServer) -
 
         def ask(index: int) -> None:
             answer = clients[index % 2].completions.create(
-                model=MODEL, prompt=f"Once upon a time there were {index % 3} bears", max_tokens=20 + 2 * index,
+                model=MODEL,
+                prompt=f"Once upon a time there were {index % 3} bears",
+                max_tokens=20 + 2 * index,
                 stream=index % 3 > 0,
-            )  # fmt: skip
+            )
             if index % 3:
                 list(answer)
 

@@ -15,9 +15,15 @@ from tests.text.small import byte_level, load
 pytestmark = pytest.mark.slow
 
 CONFIG = {
-    "model_type": "llama", "vocab_size": 600, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "max_position_embeddings": 1024, "eos_token_id": 2,
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": 600,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 1024,
+    "eos_token_id": 2,
+}
 
 
 @pytest.fixture(scope="module")

@@ -87,8 +87,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     command = [sys.executable, "-m", "penstock.cli.main", "serve", "smollm2", "--replicas", "2", "--port", "0"]
     process = subprocess.Popen(
         [*command, "--dtype", "float32"],
-        stdout=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | {"PENSTOCK_STORE": store},
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PENSTOCK_STORE": store},
+    )
     assert process.stdout is not None
     found = re.search(r"http://\S+:\d+", process.stdout.readline())
     assert found is not None

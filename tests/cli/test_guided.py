@@ -33,9 +33,12 @@ def ask(server: RealServer, text: str, **options: Any) -> Any:
 
 def test_an_answer_is_parsed_into_a_pydantic_model(server: RealServer) -> None:
     answer = server.openai.chat.completions.parse(
-        model=MODEL, messages=[{"role": "user", "content": "Describe Paris, the capital of France, as JSON."}],
-        response_format=City, max_tokens=120, temperature=0,
-    )  # fmt: skip
+        model=MODEL,
+        messages=[{"role": "user", "content": "Describe Paris, the capital of France, as JSON."}],
+        response_format=City,
+        max_tokens=120,
+        temperature=0,
+    )
     city = answer.choices[0].message.parsed
     assert city is not None
     assert city.name == "Paris"
@@ -71,9 +74,12 @@ def test_a_stream_goes_on_while_a_hostile_schema_is_refused(server: RealServer) 
 
     def read() -> None:
         for _ in server.openai.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "Tell me a story."}], stream=True, max_tokens=150,
+            model=MODEL,
+            messages=[{"role": "user", "content": "Tell me a story."}],
+            stream=True,
+            max_tokens=150,
             extra_body={"ignore_eos": True},
-        ):  # fmt: skip
+        ):
             arrivals.append(time.monotonic())
 
     reader = threading.Thread(target=read)

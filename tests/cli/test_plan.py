@@ -48,10 +48,17 @@ def test_it_reads_a_config_and_a_hardware_file(tmp_path: Path, capsys: pytest.Ca
     config = tmp_path / "config.json"
     config.write_text(
         json.dumps(
-            {"model_type": "qwen3", "vocab_size": 1000, "hidden_size": 512, "intermediate_size": 1024,
-             "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4}
+            {
+                "model_type": "qwen3",
+                "vocab_size": 1000,
+                "hidden_size": 512,
+                "intermediate_size": 1024,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 4,
+            }
         )
-    )  # fmt: skip
+    )
     table = tmp_path / "gpus.toml"
     table.write_text("l4.price_per_hour = 0.01")
     assert " x l4: one replica" in run(capsys, str(config), "--rate", "1", "--hardware", str(table))

@@ -195,8 +195,12 @@ def test_rules_are_in_the_header_the_log_and_the_admin_api(tmp_path: Path, versi
         until(lambda: " rule=default->big;would=tasks->small" in gateway.log.read_text())
         document = gateway.ask("GET", "/admin/v1/routes/auto/rules")[1]
         assert document["rules"][0] == {
-            "rule": "tasks", "to": "small", "requests": 1, "input_tokens": 3, "output_tokens": 1,
+            "rule": "tasks",
+            "to": "small",
+            "requests": 1,
+            "input_tokens": 3,
+            "output_tokens": 1,
             "saved": pytest.approx(36e-6),
-        }  # fmt: skip
+        }
         (auto,) = [one for one in gateway.ask("GET", "/admin/v1/routes")[1]["routes"] if one["name"] == "auto"]
         assert auto["rules"] == ["tasks->small", "default->big"]

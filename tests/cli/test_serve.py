@@ -238,10 +238,12 @@ class Soak:
             "presence_penalty": chance.choice([0, 1.0]),
             "logit_bias": chance.choice([None, {"100": 5}]),
             "extra_body": {
-                "top_k": chance.choice([-1, 20]), "priority": chance.choice(["high", "normal", "low"]),
-                "repetition_penalty": chance.choice([1.0, 1.2]), "cache_salt": chance.choice([None, "a"]),
+                "top_k": chance.choice([-1, 20]),
+                "priority": chance.choice(["high", "normal", "low"]),
+                "repetition_penalty": chance.choice([1.0, 1.2]),
+                "cache_salt": chance.choice([None, "a"]),
             },
-        }  # fmt: skip
+        }
         prompt = "word " * chance.choice([1, 10, 100, 500]) + str(chance.randrange(5))
         if chance.random() < 0.1:
             body["temperature"] = -1

@@ -21,9 +21,16 @@ CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Write a long story about a lighthouse keeper and his three cats."}]
 GREEDY: dict[str, Any] = {"temperature": 0}
 SAMPLED: dict[str, Any] = {
-    "seed": 11, "temperature": 0.9, "top_p": 0.9, "presence_penalty": 0.7, "frequency_penalty": 0.3,
-    "repetition_penalty": 1.1, "min_tokens": 20, "logit_bias": {"30": -2}, "stop": ["~~~", "lighthouse keeper's cat"],
-}  # fmt: skip
+    "seed": 11,
+    "temperature": 0.9,
+    "top_p": 0.9,
+    "presence_penalty": 0.7,
+    "frequency_penalty": 0.3,
+    "repetition_penalty": 1.1,
+    "min_tokens": 20,
+    "logit_bias": {"30": -2},
+    "stop": ["~~~", "lighthouse keeper's cat"],
+}
 
 
 @pytest.fixture(scope="module")

@@ -44,15 +44,34 @@ def complaint(*words: str) -> str:
 
 def test_a_tenants_life(home: Path) -> None:
     answer(
-        "tenants", "add", "acme", "--requests-per-minute", "60", "--tokens-per-minute", "20000", "--concurrency", "8",
-        "--max-input", "4096", "--max-output", "512", "--models", "smollm2", "--priority", "interactive",
-    )  # fmt: skip
+        "tenants",
+        "add",
+        "acme",
+        "--requests-per-minute",
+        "60",
+        "--tokens-per-minute",
+        "20000",
+        "--concurrency",
+        "8",
+        "--max-input",
+        "4096",
+        "--max-output",
+        "512",
+        "--models",
+        "smollm2",
+        "--priority",
+        "interactive",
+    )
     assert stat.S_IMODE((home / "penstock.db").stat().st_mode) == 0o600
     added = json.loads(answer("tenants", "show", "acme", "--json"))
     assert added["limits"] == {
-        "requests_per_minute": 60, "tokens_per_minute": 20000, "burst_s": 10.0, "concurrency": 8, "max_input": 4096,
+        "requests_per_minute": 60,
+        "tokens_per_minute": 20000,
+        "burst_s": 10.0,
+        "concurrency": 8,
+        "max_input": 4096,
         "max_output": 512,
-    }  # fmt: skip
+    }
     assert (added["models"], added["adapters"], added["priority"]) == (["smollm2"], [], "interactive")
 
     answer(
@@ -128,9 +147,14 @@ def test_usage_is_summed_for_people_and_for_programs(home: Path) -> None:
     assert re.search(r"^total +3 +3,000 +30 +60 +0\.007 +0\.0045$", text, re.MULTILINE)
     told = json.loads(answer("usage", "acme", "--since", "60d", "--by", "all", "--json"))
     counts = {
-        "requests": 4, "input_tokens": 3001, "cached_tokens": 30, "output_tokens": 61, "device_s": 0.0075,
-        "kv_block_s": 0.12, "cost": 0.0045,
-    }  # fmt: skip
+        "requests": 4,
+        "input_tokens": 3001,
+        "cached_tokens": 30,
+        "output_tokens": 61,
+        "device_s": 0.0075,
+        "kv_block_s": 0.12,
+        "cost": 0.0045,
+    }
     assert told["usage"] == [{"model": "smollm2", **counts}]
     assert told["total"] == counts
 

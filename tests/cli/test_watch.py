@@ -40,9 +40,13 @@ def watching(sink: Sink, **probes: Any) -> dict[str, Any]:
 
 def stream(gateway: RealGateway, number: int, tokens: int = 40) -> None:
     body = {
-        "model": "small", "messages": [{"role": "user", "content": f"{number}"}], "max_tokens": tokens, "stream": True,
-        "stream_options": {"include_usage": True}, "ignore_eos": True,
-    }  # fmt: skip
+        "model": "small",
+        "messages": [{"role": "user", "content": f"{number}"}],
+        "max_tokens": tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
     assert gateway.ask("POST", "/v1/chat/completions", body)[0] == 200
 
 
@@ -202,15 +206,19 @@ def prometheus(directory: Path, sink: Sink, *targets: str) -> Iterator[Prometheu
         (directory / name).write_text(yaml.safe_dump(content))
     commands = [
         [
-            "prometheus", f"--config.file={directory / 'prometheus.yml'}", f"--storage.tsdb.path={directory / 'tsdb'}",
+            "prometheus",
+            f"--config.file={directory / 'prometheus.yml'}",
+            f"--storage.tsdb.path={directory / 'tsdb'}",
             f"--web.listen-address=127.0.0.1:{port}",
         ],
         [
-            "prometheus-alertmanager", f"--config.file={directory / 'alertmanager.yml'}",
-            f"--storage.path={directory / 'am'}", f"--web.listen-address=127.0.0.1:{manager}",
+            "prometheus-alertmanager",
+            f"--config.file={directory / 'alertmanager.yml'}",
+            f"--storage.path={directory / 'am'}",
+            f"--web.listen-address=127.0.0.1:{manager}",
             f"--cluster.listen-address=127.0.0.1:{cluster}",
         ],
-    ]  # fmt: skip
+    ]
     with (directory / "prometheus.log").open("w") as log, contextlib.ExitStack() as stack:
         for command in commands:
             process = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
@@ -258,6 +266,8 @@ def _burn(gateway: RealGateway, provider: Any) -> None:
 def _empty(server: Prometheus) -> list[str]:
     """Titles of panels with a query that returns nothing."""
     return [
-        title for title, queries in panel_queries().items() for query in queries
+        title
+        for title, queries in panel_queries().items()
+        for query in queries
         if not server.has(query.expr.replace("$model", ".*"))
-    ]  # fmt: skip
+    ]

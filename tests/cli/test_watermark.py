@@ -32,13 +32,23 @@ def model(tmp_path: Path) -> Path:
     (directory / "config.json").write_text(
         json.dumps(
             {
-                "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "intermediate_size": 8,
-                "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "rms_norm_eps": 1e-5,
-                "vocab_size": tokenizer.vocab_size, "max_position_embeddings": 64, "rope_theta": 10000.0,
-                "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
+                "architectures": ["LlamaForCausalLM"],
+                "model_type": "llama",
+                "hidden_size": 8,
+                "intermediate_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "num_key_value_heads": 1,
+                "rms_norm_eps": 1e-5,
+                "vocab_size": tokenizer.vocab_size,
+                "max_position_embeddings": 64,
+                "rope_theta": 10000.0,
+                "tie_word_embeddings": True,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
             }
         )
-    )  # fmt: skip
+    )
     return directory
 
 

@@ -43,8 +43,12 @@ def talk(door: Gateway, stream: bool = True, **options: object) -> None:
     client = door.client(str(options.pop("key", "none")))
     messages = [{"role": "user", "content": SECRET}]
     answer = client.chat.completions.create(
-        model=NAME, messages=messages, max_tokens=8, stream=stream, **options  # type: ignore[call-overload]
-    )  # fmt: skip
+        model=NAME,
+        messages=messages,
+        max_tokens=8,
+        stream=stream,
+        **options,  # type: ignore[call-overload]
+    )
     if stream:
         list(answer)
     eventually(door.is_idle)

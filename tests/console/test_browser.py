@@ -41,8 +41,19 @@ def browser() -> Iterator[Any]:
 def fleet(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Its address; it is in use for as long as the tests last."""
     store = f"sqlite:///{tmp_path_factory.mktemp('console') / 'tenants.db'}"
-    command = [sys.executable, "-m", "penstock.cli.main", "serve", "smollm2", "--replicas", "2", "--port", "0",
-               "--log-level", "warning"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.cli.main",
+        "serve",
+        "smollm2",
+        "--replicas",
+        "2",
+        "--port",
+        "0",
+        "--log-level",
+        "warning",
+    ]
     environment = os.environ | {"PENSTOCK_STORE": store}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
     assert process.stdout is not None
@@ -83,9 +94,14 @@ def _use(url: str, number: int, stopped: threading.Event) -> None:
             {"role": "system", "content": LONG},
             {"role": "user", "content": f"{number}.{turn}: what is water?"},
         ]
-        list(client.chat.completions.create(
-            model="smollm2", messages=messages, max_tokens=12, stream=True  # type: ignore[arg-type]
-        ))  # fmt: skip
+        list(
+            client.chat.completions.create(
+                model="smollm2",
+                messages=messages,
+                max_tokens=12,
+                stream=True,  # type: ignore[arg-type]
+            )
+        )
         if turn % 4 == 0:
             with contextlib.suppress(openai.NotFoundError):
                 client.completions.create(model="nosuch", prompt="x")

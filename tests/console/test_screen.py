@@ -29,9 +29,20 @@ def text(shown: View) -> str:
 
 def test_a_replica_is_shown_with_its_load_and_a_bar_of_its_cache() -> None:
     replica = ReplicaRow(
-        "r", "small-1f2a", "small", "penstock", "ready", running=3, waiting=2, max_sequences=64, kv_used=250,
-        kv_capacity=1000, tokens_per_s=123.4, hit_rate=0.5, heard_s_ago=0.12,
-    )  # fmt: skip
+        "r",
+        "small-1f2a",
+        "small",
+        "penstock",
+        "ready",
+        running=3,
+        waiting=2,
+        max_sequences=64,
+        kv_used=250,
+        kv_capacity=1000,
+        tokens_per_s=123.4,
+        hit_rate=0.5,
+        heard_s_ago=0.12,
+    )
     (line,) = [line for line in lines(view(State([], [replica], [], []))) if line.startswith("small-1f2a")]
     assert line.split() == ["small-1f2a", "ready", "3/64", "2", "██░░░░░░░░", "25%", "123", "50%", "0.1s"]
 
@@ -85,9 +96,21 @@ def test_colours_are_for_terminals_only() -> None:
 @given(names, st.integers(0, 10**9), st.dictionaries(st.sampled_from(COLUMNS), numbers), st.integers(20, 200))
 def test_no_line_is_wider_than_the_terminal(name: str, count: int, columns: dict[str, float], width: int) -> None:
     replica = ReplicaRow(
-        name, name, name, "penstock", "restarting", breaker="open", running=count, waiting=count, max_sequences=count,
-        kv_used=count, kv_capacity=count, tokens_per_s=float(count), hit_rate=1.0, heard_s_ago=float(count),
-    )  # fmt: skip
+        name,
+        name,
+        name,
+        "penstock",
+        "restarting",
+        breaker="open",
+        running=count,
+        waiting=count,
+        max_sequences=count,
+        kv_used=count,
+        kv_capacity=count,
+        tokens_per_s=float(count),
+        hit_rate=1.0,
+        heard_s_ago=float(count),
+    )
     state = State([], [replica], [QueueRow(name, {name: count}, {name: count})], [TenantRow(name, requests=count)])
     shown = view(state, **columns)
     shown.alerts = [AlertLine("a", "page", "firing", name * 5, 1.0)]

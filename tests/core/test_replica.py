@@ -14,8 +14,15 @@ def test_age_does_not_bring_back_what_is_out_or_draining() -> None:
 
 
 def test_what_was_sent_since_the_snapshot_counts_as_load() -> None:
-    snapshot = ReplicaSnapshot(id="a", running=2, waiting=1, prefill_tokens=100, kv_capacity_tokens=10_000,
-                               kv_active_tokens=1000, mean_output_tokens=100)  # fmt: skip
+    snapshot = ReplicaSnapshot(
+        id="a",
+        running=2,
+        waiting=1,
+        prefill_tokens=100,
+        kv_capacity_tokens=10_000,
+        kv_active_tokens=1000,
+        mean_output_tokens=100,
+    )
     sent = snapshot.with_sent(3, 600, 900)
     assert (sent.sequences, sent.prefill_queued) == (6, 700)
     assert sent.kv_used_tokens == 1000 + 2 * 50 + 900

@@ -76,9 +76,16 @@ def test_groups_of_layers_without_whole_prefixes_are_named_once_and_ignored() ->
 
 @pytest.mark.parametrize(
     "change",
-    [{"token_ids": [1]}, {"token_ids": [[1, 2], [2, 3], [3, 4], [4, 5]]}, {"token_ids": [-1, 2, 3, 4]},
-     {"block_size": 0}, {"block_hashes": None}, {"block_hashes": []}, {"token_ids": "abcd"}],
-)  # fmt: skip
+    [
+        {"token_ids": [1]},
+        {"token_ids": [[1, 2], [2, 3], [3, 4], [4, 5]]},
+        {"token_ids": [-1, 2, 3, 4]},
+        {"block_size": 0},
+        {"block_hashes": None},
+        {"block_hashes": []},
+        {"token_ids": "abcd"},
+    ],
+)
 def test_an_event_that_makes_no_sense_is_none(change: dict[str, Any]) -> None:
     assert decode(msgspec.msgpack.encode([0, [as_map("BlockStored", STORED | change)]])).events == []
 

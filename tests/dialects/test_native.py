@@ -75,9 +75,13 @@ def test_a_whole_answer_comes_back_in_openais_words(dialect: Dialect, path: byte
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_a_stream_comes_back_in_openais_words(dialect: Dialect, path: bytes) -> None:
     asked = call(
-        dialect, path, messages=[{"role": "user", "content": "Hi"}], stream=True, max_tokens=50,
+        dialect,
+        path,
+        messages=[{"role": "user", "content": "Hi"}],
+        stream=True,
+        max_tokens=50,
         stream_options={"include_usage": True},
-    )  # fmt: skip
+    )
     parts = answered(dialect, asked)
     found = events(b"".join([asked.answer.feed(part) for part in parts]) + asked.answer.end())
     texts = [c["delta"].get("content", "") if path == CHAT else c["text"] for e in found for c in e["choices"]]

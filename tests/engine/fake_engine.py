@@ -100,9 +100,12 @@ class SlowRunner:
         self.overlaps = options.overlaps
         self._step_s = options.step_s
         self._runner = FakeRunner(
-            options.num_blocks, options.block_size, vocab_size=options.vocab_size, overlaps=options.overlaps,
+            options.num_blocks,
+            options.block_size,
+            vocab_size=options.vocab_size,
+            overlaps=options.overlaps,
             host_blocks=options.host_blocks,
-        )  # fmt: skip
+        )
 
     def submit(self, plan: StepPlan) -> StepHandle:
         time.sleep(self._step_s)
@@ -129,11 +132,20 @@ def main() -> None:
     slots = AdapterSlots(options.max_loras)
     scheduler = Scheduler(cache, budget, max_num_seqs=options.max_num_seqs, adapters=slots)
     info = EngineInfo(
-        device="fake", number_format="int", quant="none", kv_dtype="int", kernels="none",
-        num_blocks=options.num_blocks, block_size=options.block_size, max_num_seqs=options.max_num_seqs,
-        chunk_tokens=options.chunk_tokens, max_model_len=cache.capacity_tokens, kv_bytes=0,
-        routing_tokens=options.routing_tokens, max_loras=options.max_loras,
-    )  # fmt: skip
+        device="fake",
+        number_format="int",
+        quant="none",
+        kv_dtype="int",
+        kernels="none",
+        num_blocks=options.num_blocks,
+        block_size=options.block_size,
+        max_num_seqs=options.max_num_seqs,
+        chunk_tokens=options.chunk_tokens,
+        max_model_len=cache.capacity_tokens,
+        kv_bytes=0,
+        routing_tokens=options.routing_tokens,
+        max_loras=options.max_loras,
+    )
     guides = _guides() if options.is_guided else None
     mailbox.send(Ready(info))
     embeddings = EmbedQueue(FakeEmbedder(poison=POISON), MonotonicClock())

@@ -125,12 +125,15 @@ def some_requests(seed: int, count: int = 12) -> list[Request]:
     dice = random.Random(seed)
     return [
         Request(
-            f"r{index}", [dice.randint(0, 1) for _ in range(dice.randint(1, 60))], dice.randint(1, 30),
+            f"r{index}",
+            [dice.randint(0, 1) for _ in range(dice.randint(1, 60))],
+            dice.randint(1, 30),
             SamplingParams(presence_penalty=dice.choice([0.0, 0.0, 0.5])),
-            stop_token_ids=[3], priority=dice.choice(list(Priority)),
+            stop_token_ids=[3],
+            priority=dice.choice(list(Priority)),
         )
         for index in range(count)
-    ]  # fmt: skip
+    ]
 
 
 @settings(max_examples=examples(60))

@@ -73,9 +73,14 @@ def nothing(sequence: Sequence) -> list[int]:
 def test_a_guided_answer_is_the_same_whatever_is_guessed(seed: int, options: dict[str, int], guides: Guides) -> None:
     """Scored tokens are forced one by one; others are jumped over, also where drafts lie."""
     request = Request(
-        "a", [5, 6, seed], 150, stop_token_ids=[EOS], guide=GUIDE, min_tokens=12,
+        "a",
+        [5, 6, seed],
+        150,
+        stop_token_ids=[EOS],
+        guide=GUIDE,
+        min_tokens=12,
         sampling=SamplingParams(seed=seed, **options),
-    )  # fmt: skip
+    )
     plain, _ = run(request, nothing, guides)
     answer = tokens(plain)
     assert set(json.loads(tokenizer().decode(answer))) == {"first", "kind", "ages"}

@@ -20,9 +20,13 @@ from penstock.text.tokenizer import Tokenizer
 from tests.runner.devices import NEEDS_GPU
 
 SHAPE: dict[str, Any] = {
-    "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "vocab_size": 120,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
     "max_position_embeddings": 66,
-}  # fmt: skip
+}
 CONFIGS: dict[str, Any] = {
     "bert": BertConfig(**SHAPE, pad_token_id=0),
     "roberta": RobertaConfig(**SHAPE, pad_token_id=1, type_vocab_size=1),

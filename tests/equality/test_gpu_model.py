@@ -73,9 +73,14 @@ def requests() -> list[Request]:
 def answers(device: Literal["cpu", "cuda"]) -> dict[str, Answer]:
     """Of all requests, arriving one after the other, chunked, sharing what they can, short of blocks."""
     settings = EngineSettings(
-        device=device, dtype="float32", block_size=16, max_num_seqs=12, chunk_tokens=80, max_model_len=1024,
+        device=device,
+        dtype="float32",
+        block_size=16,
+        max_num_seqs=12,
+        chunk_tokens=80,
+        max_model_len=1024,
         memory_fraction=0.05 if device == "cuda" else None,
-    )  # fmt: skip
+    )
     assembly = assemble(checkpoint(), settings, lambda *_: None)
     torch.set_num_threads(len(os.sched_getaffinity(0)))  # for the judge: the CPU engine's kernels had them till now
     clients = Clients(one_after_the_other(requests(), apart=2))

@@ -83,7 +83,9 @@ class World:
             *(Request(f"sibling {n}", quote, 28, sampling=SamplingParams(temperature=0.6, seed=n)) for n in range(3)),
             Request("nucleus", quote, 28, sampling=SamplingParams(top_p=0.9, top_k=50, min_p=0.01, seed=9)),
             Request(
-                "penalties", quote, 28,
+                "penalties",
+                quote,
+                28,
                 sampling=SamplingParams(temperature=0.5, presence_penalty=0.5, repetition_penalty=1.2, seed=4),
             ),
             Request("marked", quote, 28, sampling=SamplingParams(seed=3, watermark=Watermark(b"k" * 32))),
@@ -92,7 +94,7 @@ class World:
             ends("guided", person, 64, guide=guide, sampling=SamplingParams(temperature=0.0)),
             ends("guided too", person, 64, guide=guide, sampling=SamplingParams(seed=5)),
             ends("guided, scored", person, 64, guide=guide, sampling=SamplingParams(seed=6, num_logprobs=1)),
-        ]  # fmt: skip
+        ]
 
     def run(self, requests: list[Request], kind: str, num_blocks: int) -> tuple[dict[str, list[TokenEvent]], Scheduler]:
         cache = KVCache(num_blocks, BLOCK)

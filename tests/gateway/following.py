@@ -97,9 +97,14 @@ async def eventually(is_so: Callable[[], object], timeout_s: float = 10.0) -> No
 
 @contextlib.asynccontextmanager
 async def following(
-    url: str, *, model: str = "m", dialect: str | None = None, metrics: str | None = None,
-    health: HealthSettings = QUICK, **options: Any,
-) -> AsyncIterator[Following]:  # fmt: skip
+    url: str,
+    *,
+    model: str = "m",
+    dialect: str | None = None,
+    metrics: str | None = None,
+    health: HealthSettings = QUICK,
+    **options: Any,
+) -> AsyncIterator[Following]:
     upstream = ForeignUpstream.from_url(url)
     assert isinstance(upstream, ForeignUpstream)
     replica = Replica(url, model=model, upstream=upstream, health=health, **options)

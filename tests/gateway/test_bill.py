@@ -46,9 +46,15 @@ class Book:
 def inquiry() -> Inquiry:
     request = Request(b"POST", b"/v1/chat/completions", {}, b"{}")
     return Inquiry(
-        "ab", Exchange(Client(), request, True, True), SURFACES[request.path], Caller(Tenant(id="acme"), "key"),
-        Asked(model="m", stream=True), Route("m", (PoolShare("m"),)), 0.5, 0.5,
-    )  # fmt: skip
+        "ab",
+        Exchange(Client(), request, True, True),
+        SURFACES[request.path],
+        Caller(Tenant(id="acme"), "key"),
+        Asked(model="m", stream=True),
+        Route("m", (PoolShare("m"),)),
+        0.5,
+        0.5,
+    )
 
 
 def record_of(num_tokens: int) -> StreamRecord:

@@ -34,9 +34,17 @@ def replica(name: str, **facts: Any) -> ReplicaSnapshot:
 
 def over(id: str, replica: str = "", prompt: int = 0, cached: int = 0, output: int = 0, **times: Any) -> RequestFacts:
     return RequestFacts(
-        id, "chat/completions", Ending.OK, model="m", replica=replica, input_tokens=prompt, cached_tokens=cached,
-        output_tokens=output, queue_s=0.0, **times,
-    )  # fmt: skip
+        id,
+        "chat/completions",
+        Ending.OK,
+        model="m",
+        replica=replica,
+        input_tokens=prompt,
+        cached_tokens=cached,
+        output_tokens=output,
+        queue_s=0.0,
+        **times,
+    )
 
 
 def choose(number: int, replicas: int = 3) -> tuple[EdgeRequest, Choice]:

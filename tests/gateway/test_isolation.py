@@ -112,9 +112,17 @@ def test_no_path_shows_a_tenant_what_is_anothers(door: Gateway) -> None:
 
     assert json.loads(get("/v1/models", other)[1])["data"] == []
     paths = [
-        f"/v1/models/{NAME}", f"/v1/requests/{request_id}", f"/v1/chat/completions/{answer.id}", "/v1/usage",
-        "/v1/tenants", "/v1/penstock/snapshot", "/v1/penstock/text", "/v1/adapters", "/admin", "/metrics/..",
-    ]  # fmt: skip
+        f"/v1/models/{NAME}",
+        f"/v1/requests/{request_id}",
+        f"/v1/chat/completions/{answer.id}",
+        "/v1/usage",
+        "/v1/tenants",
+        "/v1/penstock/snapshot",
+        "/v1/penstock/text",
+        "/v1/adapters",
+        "/admin",
+        "/metrics/..",
+    ]
     for path in paths:
         status, text = get(path, other)
         assert status == 404, path

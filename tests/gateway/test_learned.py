@@ -3,10 +3,14 @@ from penstock.gateway.settings import ModelSettings, routes_of
 
 
 def test_a_learned_name_is_the_configurations_where_it_has_one_and_nobodys_where_it_is_two() -> None:
-    table = routes_of({
-        "m": ModelSettings(replicas=["http://x"], aliases=["short"], adapters={"named": "/a"}),
-        "n": ModelSettings(versions={"v1": {"replicas": ["http://y"], "weight": 1}, "v2": {"replicas": ["http://z"]}}),
-    })  # fmt: skip
+    table = routes_of(
+        {
+            "m": ModelSettings(replicas=["http://x"], aliases=["short"], adapters={"named": "/a"}),
+            "n": ModelSettings(
+                versions={"v1": {"replicas": ["http://y"], "weight": 1}, "v2": {"replicas": ["http://z"]}}
+            ),
+        }
+    )
     learned = LearnedAdapters()
     assert not learned.hear("x", "m", frozenset())
     assert learned.over(table) is table

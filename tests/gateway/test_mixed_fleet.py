@@ -106,9 +106,13 @@ def test_a_stream_that_began_at_a_penstock_replica_goes_on_at_another_and_not_at
 
 def _question() -> dict[str, Any]:
     return {
-        "model": NAME, "messages": [{"role": "user", "content": "the first and the second"}], "max_tokens": 60,
-        "stream": True, "seed": 7, "temperature": 1.0,
-    }  # fmt: skip
+        "model": NAME,
+        "messages": [{"role": "user", "content": "the first and the second"}],
+        "max_tokens": 60,
+        "stream": True,
+        "seed": 7,
+        "temperature": 1.0,
+    }
 
 
 def _streamed(door: Gateway, *_: Any) -> list[str]:

@@ -31,9 +31,13 @@ def ask_all(gateway: RealGateway, numbers: Iterable[int]) -> Counter[str]:
     def ask(number: int) -> str:
         messages: Any = [{"role": "user", "content": f"Tell me of the number {number}."}]
         raw = client.chat.completions.with_raw_response.create(
-            model=MODEL, messages=messages, max_tokens=6, temperature=0, stream=True,
+            model=MODEL,
+            messages=messages,
+            max_tokens=6,
+            temperature=0,
+            stream=True,
             stream_options={"include_usage": True},
-        )  # fmt: skip
+        )
         chunks = list(raw.parse())
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices).strip()
         assert chunks[-1].usage is not None

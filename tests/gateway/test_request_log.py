@@ -22,9 +22,27 @@ BODY = b'{"model":"m","messages":[{"role":"user","content":"my card is 4111 1111
 
 def facts(tenant: str = "acme", **more: object) -> RequestFacts:
     known = RequestFacts(
-        "0f", "chat/completions", Ending.OK, "", tenant, "abc", "m@2", "http://r", 7, 3, 2, 0.001, 0.1, 0.5, 1,
-        route="m", cost=0.000012, trace=PassedOn("ab" * 16, b""), device_s=0.0125, kv_block_s=3.5,
-    )  # fmt: skip
+        "0f",
+        "chat/completions",
+        Ending.OK,
+        "",
+        tenant,
+        "abc",
+        "m@2",
+        "http://r",
+        7,
+        3,
+        2,
+        0.001,
+        0.1,
+        0.5,
+        1,
+        route="m",
+        cost=0.000012,
+        trace=PassedOn("ab" * 16, b""),
+        device_s=0.0125,
+        kv_block_s=3.5,
+    )
     return known._replace(**more)
 
 
@@ -52,11 +70,28 @@ def test_a_line_of_json_has_the_same_as_values() -> None:
     said = json.loads(line)
     assert said.pop("at").endswith("Z")
     assert said == {
-        "id": "0f", "tenant": "acme", "key": "abc", "surface": "chat/completions", "route": "m", "model": "m@2",
-        "replica": "http://r", "outcome": "ok", "reason": None, "prompt": 7, "cached": 3, "output": 2,
-        "queue_ms": 1.0, "ttft_ms": 100.0, "total_ms": 500.0, "tries": 1, "rule": None,
-        "device_ms": 12.5, "kv_block_s": 3.5, "cost": 0.000012, "trace": "ab" * 16,
-    }  # fmt: skip
+        "id": "0f",
+        "tenant": "acme",
+        "key": "abc",
+        "surface": "chat/completions",
+        "route": "m",
+        "model": "m@2",
+        "replica": "http://r",
+        "outcome": "ok",
+        "reason": None,
+        "prompt": 7,
+        "cached": 3,
+        "output": 2,
+        "queue_ms": 1.0,
+        "ttft_ms": 100.0,
+        "total_ms": 500.0,
+        "tries": 1,
+        "rule": None,
+        "device_ms": 12.5,
+        "kv_block_s": 3.5,
+        "cost": 0.000012,
+        "trace": "ab" * 16,
+    }
 
 
 def test_no_prompt_is_written_unless_it_is_wanted() -> None:

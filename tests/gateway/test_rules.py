@@ -61,9 +61,12 @@ def ask(
 ) -> tuple[str, str]:
     """Who answers, and what the header says of it."""
     raw = door.client(key).chat.completions.with_raw_response.create(
-        model=model, messages=[{"role": "user", "content": content}], max_tokens=5,
-        extra_headers={"x-penstock-task": task} if task else None, **more,
-    )  # fmt: skip
+        model=model,
+        messages=[{"role": "user", "content": content}],
+        max_tokens=5,
+        extra_headers={"x-penstock-task": task} if task else None,
+        **more,
+    )
     return str(raw.parse().choices[0].message.content), raw.headers["x-penstock-rule"]
 
 
@@ -85,9 +88,11 @@ def test_the_rule_that_fired_chooses_the_model_and_is_told() -> None:
 
 def test_only_the_last_words_of_the_user_are_searched() -> None:
     messages: Any = [
-        {"role": "user", "content": "python"}, {"role": "assistant", "content": "python"},
-        {"role": "user", "content": "and now a poem"}, {"role": "assistant", "content": "python"},
-    ]  # fmt: skip
+        {"role": "user", "content": "python"},
+        {"role": "assistant", "content": "python"},
+        {"role": "user", "content": "and now a poem"},
+        {"role": "assistant", "content": "python"},
+    ]
     rules = [*RULES[:3], {"name": "others", "tools": False, "to": "small"}]
     with providing(says="small") as small, providing(says="big") as big, ruled(small, big, rules) as door:
         found = door.openai.chat.completions.create(model="auto", messages=messages, max_tokens=5)

@@ -183,10 +183,13 @@ def test_a_provider_is_judged_by_an_estimate_that_says_so() -> None:
 
 @settings(max_examples=examples(80))
 @given(
-    st.sampled_from([CHAT, COMPLETION, MESSAGES]), st.integers(1, 5),
+    st.sampled_from([CHAT, COMPLETION, MESSAGES]),
+    st.integers(1, 5),
     st.lists(st.integers(1, 40), min_size=1, max_size=4),
-    st.one_of(st.none(), st.integers(1, 300)), st.integers(50, 200), st.booleans(),
-)  # fmt: skip
+    st.one_of(st.none(), st.integers(1, 300)),
+    st.integers(50, 200),
+    st.booleans(),
+)
 def test_what_is_reserved_is_never_less_than_what_can_be_used(
     path: bytes, n: int, prompts: list[int], output: int | None, context: int, is_counted: bool
 ) -> None:

@@ -272,8 +272,9 @@ def test_every_version_is_a_pool_with_the_models_settings_and_its_own() -> None:
         "m@v2": (2.0, 7),
     }
     assert {replica.model: (replica.id, replica.served_as) for replica in replicas_of(models)} == {
-        "m@v1": ("http://a", "m"), "m@v2": ("http://b", "m"),
-    }  # fmt: skip
+        "m@v1": ("http://a", "m"),
+        "m@v2": ("http://b", "m"),
+    }
     board = RouteBoard(routes_of(models))
     (declared,) = board.declared()
     assert (declared.weights, declared.shadow) == ({"v1": 90, "v2": 10}, {"v1": 0, "v2": 0.05})

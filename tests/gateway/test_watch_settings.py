@@ -49,8 +49,12 @@ def test_the_defaults_are_the_promised_ones() -> None:
     assert targets == pytest.approx({"availability": 0.001, "errors": 0.001, "ttft": 0.5, "tpot": 0.1, "latency": 5.0})
     assert slo.patience_s == pytest.approx(0.2)
     assert {str(one): round(slo.allowed(one), 6) for one in Objective} == {
-        "availability": 0.001, "errors": 0.001, "ttft": 0.05, "tpot": 0.05, "latency": 0.05,
-    }  # fmt: skip
+        "availability": 0.001,
+        "errors": 0.001,
+        "ttft": 0.05,
+        "tpot": 0.05,
+        "latency": 0.05,
+    }
 
 
 @pytest.mark.parametrize(

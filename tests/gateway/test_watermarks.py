@@ -38,9 +38,12 @@ def door(replica: Replica) -> Iterator[Gateway]:
 
 
 def ask(door: Gateway, key: str, **more: object) -> str:
-    return door.client(key).completions.create(
-        model=NAME, prompt=PROMPT, max_tokens=12, seed=5, extra_body=more
-    ).choices[0].text  # fmt: skip
+    return (
+        door.client(key)
+        .completions.create(model=NAME, prompt=PROMPT, max_tokens=12, seed=5, extra_body=more)
+        .choices[0]
+        .text
+    )
 
 
 def streamed(door: Gateway, key: str) -> str:
@@ -64,9 +67,11 @@ def test_a_client_can_neither_choose_nor_read_it(door: Gateway, replica: Replica
             ask(door, key, watermark="acme")
     forged = {"x-penstock-watermark": "acme", "x-penstock-namespace": "marked"}
     for key, seed in ((plain, 5), (marked, 5 + mark)):
-        answer = door.client(key).with_options(default_headers=forged).completions.with_raw_response.create(
-            model=NAME, prompt=PROMPT, max_tokens=12, seed=5
-        )  # fmt: skip
+        answer = (
+            door.client(key)
+            .with_options(default_headers=forged)
+            .completions.with_raw_response.create(model=NAME, prompt=PROMPT, max_tokens=12, seed=5)
+        )
         assert answer.parse().choices[0].text == replica.answer(PROMPT, 12, seed=seed)
         assert "acme" not in answer.text + str(answer.headers)
 

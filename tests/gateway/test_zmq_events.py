@@ -160,9 +160,13 @@ async def test_an_index_is_told_of_all_ranks_as_one_replica() -> None:
     first, second = EventSource("r", "tcp://h:1"), EventSource("r", "tcp://h:2")
 
     def tell(
-        source: EventSource, stored: list[int], removed: list[int], on_host: tuple[int, ...] = (), *,
+        source: EventSource,
+        stored: list[int],
+        removed: list[int],
+        on_host: tuple[int, ...] = (),
+        *,
         is_cleared: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         changes = Changes()
         changes.stored, changes.removed = dict.fromkeys(stored), dict.fromkeys(removed)
         changes.on_host = dict.fromkeys(on_host)

@@ -130,28 +130,43 @@ LAYOUTS = {
     "GPTQ 2": Layout(_gptq(checkpoint_format="gptq_v2"), lambda one, bits: gptq(one, bits, version=2)),
     "AWQ": Layout({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}, awq),
     "packed": Layout(
-        compressed("pack-quantized", 4, "group"), packed_integers, symmetric=True,
+        compressed("pack-quantized", 4, "group"),
+        packed_integers,
+        symmetric=True,
         dropped=("weight_zero_point", "weight_g_idx"),
     ),
     "packed, asymmetric": Layout(
         compressed("pack-quantized", 4, "group", symmetric=False), packed_integers, dropped=("weight_g_idx",)
     ),
     "packed, act-order": Layout(
-        compressed("pack-quantized", 4, "group"), packed_integers, symmetric=True, ordered=True,
+        compressed("pack-quantized", 4, "group"),
+        packed_integers,
+        symmetric=True,
+        ordered=True,
         dropped=("weight_zero_point",),
     ),
     "packed, 8 bits": Layout(
-        compressed("pack-quantized", 8, "channel"), packed_integers, bits=8, group=None, symmetric=True,
-        dropped=("weight_zero_point", "weight_g_idx"), kept_as="int8",
+        compressed("pack-quantized", 8, "channel"),
+        packed_integers,
+        bits=8,
+        group=None,
+        symmetric=True,
+        dropped=("weight_zero_point", "weight_g_idx"),
+        kept_as="int8",
     ),
     "W8A8": Layout(
-        compressed("int-quantized", 8, "channel", inputs=PER_TOKEN), plain_integers, bits=8, group=None,
-        symmetric=True, dropped=("weight_zero_point",), kept_as="w8a8",
+        compressed("int-quantized", 8, "channel", inputs=PER_TOKEN),
+        plain_integers,
+        bits=8,
+        group=None,
+        symmetric=True,
+        dropped=("weight_zero_point",),
+        kept_as="w8a8",
     ),
     "W8A16": Layout(
         compressed("int-quantized", 8, "channel", symmetric=False), plain_integers, bits=8, group=None, kept_as="int8"
     ),
-}  # fmt: skip
+}
 
 
 def write_integers(directory: Path, layout: Layout, config: PreTrainedConfig = LLAMA) -> dict[str, Tensor]:
@@ -165,9 +180,14 @@ def write_integers(directory: Path, layout: Layout, config: PreTrainedConfig = L
             continue
         out, columns = weight.shape
         one = integers(
-            out, columns, layout.bits, layout.group or columns,
-            symmetric=layout.symmetric, ordered=layout.ordered, seed=seed,
-        )  # fmt: skip
+            out,
+            columns,
+            layout.bits,
+            layout.group or columns,
+            symmetric=layout.symmetric,
+            ordered=layout.ordered,
+            seed=seed,
+        )
         for part, array in layout.write(one, layout.bits).items():
             if part not in layout.dropped:
                 stored[name.removesuffix("weight") + part] = torch.from_numpy(np.ascontiguousarray(array))

@@ -12,9 +12,14 @@ from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
 from penstock.hub.config_only import read_config
 
 CONFIG = {
-    "model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2,
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 class _Answer(http.server.BaseHTTPRequestHandler):

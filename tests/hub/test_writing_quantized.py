@@ -107,9 +107,12 @@ def test_the_words_are_those_of_public_checkpoints(bits: Literal[4, 8], ordered:
     order = np.argsort(one.groups, kind="stable")
     values = one.values[:, order].astype(np.uint8)
     weight = GroupedTensor(
-        packed(values) if bits == 4 else values, bits, StoredTensor(one.scales, "F16"), one.zeros.astype(np.uint8),
+        packed(values) if bits == 4 else values,
+        bits,
+        StoredTensor(one.scales, "F16"),
+        one.zeros.astype(np.uint8),
         order=order if ordered else None,
-    )  # fmt: skip
+    )
     expected = theirs.gptq(one, bits)
     for part, found in gptq_tensors(NAME, weight).items():
         np.testing.assert_array_equal(found.values, expected[part.removeprefix(NAME.removesuffix("weight"))])

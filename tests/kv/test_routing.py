@@ -157,9 +157,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now = 0.0
 
     @rule(
-        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20), max_tokens=st.integers(1, 12),
-        namespace=st.sampled_from(["", "other"]), priority=st.sampled_from(Priority),
-    )  # fmt: skip
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20),
+        max_tokens=st.integers(1, 12),
+        namespace=st.sampled_from(["", "other"]),
+        priority=st.sampled_from(Priority),
+    )
     def submit(self, prompt: list[int], max_tokens: int, namespace: str, priority: Priority) -> None:
         request = Request(f"r{len(self.texts)}", prompt, max_tokens, namespace=namespace, priority=priority)
         self.texts[request.id] = (namespace, list(prompt))

@@ -37,8 +37,16 @@ def random_encoder(
 
     heads = hidden // head_dim
     config = ModelConfig(
-        architecture="bert", vocab_size=vocab, hidden_size=hidden, intermediate_size=4 * hidden, num_layers=layers,
-        num_heads=heads, num_kv_heads=heads, head_dim=head_dim, context_length=context, norm_eps=1e-12,
-    )  # fmt: skip
+        architecture="bert",
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        context_length=context,
+        norm_eps=1e-12,
+    )
     words, places = normal(vocab, hidden, scale=1.0), normal(context, hidden, scale=1.0)
     return Encoder(config, words, places, norm(), [layer() for _ in range(layers)])

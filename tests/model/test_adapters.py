@@ -125,8 +125,14 @@ def test_rows_are_the_same_to_the_bit_whoever_is_beside_them(tmp_path: Path, ops
         path = write_adapter(tmp_path / str(slot), CONFIG, **options)  # type: ignore[arg-type]
         model.bank.place(slot, model.bank.fit(read_peft(path)))
     together: list[tuple[list[int], int | None]] = [
-        (SHORT, 0), (LONG, None), (LONG, 2), (OTHER, 1), (SHORT, 2), (SHORT, None), (LONG, 0),
-    ]  # fmt: skip
+        (SHORT, 0),
+        (LONG, None),
+        (LONG, 2),
+        (OTHER, 1),
+        (SHORT, 2),
+        (SHORT, None),
+        (LONG, 0),
+    ]
     for work, found in zip(together, logits_of(model, ops, together), strict=True):
         assert torch.equal(logits_of(model, ops, [work])[0], found)
     plain = PagedDriver(model.plain, ops, block_size=4).prefill(LONG)

@@ -46,11 +46,20 @@ def test_nothing_that_is_sent_breaks_anything(parent: bytes, state: bytes) -> No
 @pytest.mark.parametrize(
     "parent",
     [
-        b"", b"00", PARENT[:-1], PARENT + b"0", PARENT + b"-more", PARENT.upper(), b" " + PARENT, PARENT + b"\n",
-        f"ff-{TRACE}-{SPAN}-01".encode(), f"00-{'0' * 32}-{SPAN}-01".encode(), f"00-{TRACE}-{'0' * 16}-01".encode(),
+        b"",
+        b"00",
+        PARENT[:-1],
+        PARENT + b"0",
+        PARENT + b"-more",
+        PARENT.upper(),
+        b" " + PARENT,
+        PARENT + b"\n",
+        f"ff-{TRACE}-{SPAN}-01".encode(),
+        f"00-{'0' * 32}-{SPAN}-01".encode(),
+        f"00-{TRACE}-{'0' * 16}-01".encode(),
         f"00-{TRACE}-{SPAN}-0x".encode(),
     ],
-)  # fmt: skip
+)
 def test_a_parent_that_breaks_the_rules_is_none(parent: bytes) -> None:
     assert parse(parent) is None
 

@@ -40,10 +40,23 @@ def mocker(tmp_path: Path) -> Iterator[Mocker]:
     port, live, replay = free_port(), free_port(), free_port()
     planes = ["--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"]
     engine = [
-        python, "-m", "dynamo.mocker", "--model-path", str(model), "--model-name", "m", *planes,
-        "--num-gpu-blocks-override", "200", "--block-size", "16",
-        "--zmq-kv-events-ports", str(live), "--zmq-replay-ports", str(replay),
-    ]  # fmt: skip
+        python,
+        "-m",
+        "dynamo.mocker",
+        "--model-path",
+        str(model),
+        "--model-name",
+        "m",
+        *planes,
+        "--num-gpu-blocks-override",
+        "200",
+        "--block-size",
+        "16",
+        "--zmq-kv-events-ports",
+        str(live),
+        "--zmq-replay-ports",
+        str(replay),
+    ]
     front = [python, "-m", "dynamo.frontend", "--http-port", str(port), "--router-mode", "round-robin", *planes]
     environment = {"DYN_FILE_KV": str(tmp_path / "discovery"), "HF_HUB_OFFLINE": "1"}
     log = tmp_path / "log"

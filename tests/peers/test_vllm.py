@@ -40,14 +40,30 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
     )
     model, log = checkpoint(home), home / "log"
     command = [
-        python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "smollm2",
-        "--enforce-eager", "--dtype", "float32", "--max-model-len", "2048", "--port", str(port),
-        "--kv-events-config", events,
-    ]  # fmt: skip
+        python,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(model),
+        "--served-model-name",
+        "smollm2",
+        "--enforce-eager",
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "2048",
+        "--port",
+        str(port),
+        "--kv-events-config",
+        events,
+    ]
     environment = {
-        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0-1",
-        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-    }  # fmt: skip
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     with running(command, log, **environment) as process:
         wait_for(f"http://127.0.0.1:{port}/health", process, log)
         source = EventSource("vllm", f"tcp://127.0.0.1:{live}", f"tcp://127.0.0.1:{replay}", "kv")

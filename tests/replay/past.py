@@ -53,16 +53,22 @@ def traffic(
         at_s += rng.expovariate(1.0)
         replicas = [
             replica(
-                f"r{i}", running=rng.randrange(5), prefill_tokens=rng.choice([0, 0, 300, 2000]),
-                prefill_tokens_per_s=rng.choice([1000.0, 4000.0]), kv_active_tokens=rng.randrange(CAPACITY),
+                f"r{i}",
+                running=rng.randrange(5),
+                prefill_tokens=rng.choice([0, 0, 300, 2000]),
+                prefill_tokens_per_s=rng.choice([1000.0, 4000.0]),
+                kv_active_tokens=rng.randrange(CAPACITY),
             )
             for i in range(rng.randrange(1, 5))
-        ]  # fmt: skip
+        ]
         family = rng.randrange(4)
         wanted = request(
-            f"q{number}", rng.randrange(1300, 3000), [10 * family + block for block in range(5)], draw=rng.random(),
+            f"q{number}",
+            rng.randrange(1300, 3000),
+            [10 * family + block for block in range(5)],
+            draw=rng.random(),
             expected_output=rng.randrange(1, 50),
-        )  # fmt: skip
+        )
         choice = past.choose(wanted, replicas, at_s)
         yield choice
         seen = next(one for one in choice.candidates if one.id == choice.picked)

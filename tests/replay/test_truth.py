@@ -49,9 +49,7 @@ def really(strategy: StrategyName) -> tuple[float, float]:
 @pytest.fixture(scope="module")
 def replayed() -> dict[bool, Report]:
     written = Written()
-    Simulation(
-        PROFILE, REPLICAS, RoutingSettings("kv_aware"), chosen=written.chosen, ended=written.ended
-    ).run(asks())  # fmt: skip
+    Simulation(PROFILE, REPLICAS, RoutingSettings("kv_aware"), chosen=written.chosen, ended=written.ended).run(asks())
     policies = {name: RoutingSettings(name) for name in ("kv_aware", *OTHERS)}
     return {carries: report(Replay(policies, carries=carries).read(written.entries)) for carries in (False, True)}
 

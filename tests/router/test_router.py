@@ -44,9 +44,15 @@ def test_each_dropped_replica_has_the_reason_of_the_first_filter_it_fails() -> N
     )
     assert choice.replica is None
     assert choice.dropped == {
-        "other": "other_model", "out": "not_ready", "draining": "not_ready", "tripped": "breaker_open",
-        "short": "context_too_short", "small": "context_too_short", "tried": "not_allowed", "forbidden": "not_allowed",
-    }  # fmt: skip
+        "other": "other_model",
+        "out": "not_ready",
+        "draining": "not_ready",
+        "tripped": "breaker_open",
+        "short": "context_too_short",
+        "small": "context_too_short",
+        "tried": "not_allowed",
+        "forbidden": "not_allowed",
+    }
 
 
 def test_a_choice_carries_what_every_candidate_scored() -> None:

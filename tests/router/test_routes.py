@@ -6,7 +6,9 @@ from penstock.router.routes import Failure, Fallback, PoolShare, Route, RouteTab
 TABLE = RouteTable(
     [
         Route(
-            "chat", (PoolShare("chat-v1", 0.9), PoolShare("chat-v2", 0.1)), versions={"v1": "chat-v1", "v2": "chat-v2"},
+            "chat",
+            (PoolShare("chat-v1", 0.9), PoolShare("chat-v2", 0.1)),
+            versions={"v1": "chat-v1", "v2": "chat-v2"},
             aliases=("gpt-4o",),
             fallbacks=(
                 Fallback("long", frozenset({Failure.CONTEXT_LENGTH})),
@@ -19,7 +21,7 @@ TABLE = RouteTable(
         Route("backup", (PoolShare("backup"),)),
         Route("provider", (PoolShare("openai/gpt-4o"),)),
     ]
-)  # fmt: skip
+)
 
 
 def after(failure: Failure, *tried: str) -> str | None:

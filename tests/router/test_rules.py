@@ -23,11 +23,13 @@ RULES = RuleSet(
     default="big",
 )
 facts = st.builds(
-    Facts, prompt_tokens=st.integers(0, 3000), num_tools=st.integers(0, 2),
+    Facts,
+    prompt_tokens=st.integers(0, 3000),
+    num_tools=st.integers(0, 2),
     task=st.sampled_from(["", "summarize", "x"]),
     response_format=st.sampled_from(["", "json_object", "json_schema"]),
     text=st.sampled_from(["", "in python", "pythonic", "C++?", "nothing"]),
-)  # fmt: skip
+)
 
 
 def decided(rules: RuleSet = RULES, allowed: set[str] = ALL, **values: Any) -> str:
@@ -96,9 +98,10 @@ def test_a_scoring_function_that_fails_does_not_fire_and_is_named() -> None:
         raise ZeroDivisionError
 
     rules = RuleSet(
-        [Rule("coder", "odd", score="m:broken", min_score=0), Rule("small", "short", max_prompt_tokens=9)], "big",
+        [Rule("coder", "odd", score="m:broken", min_score=0), Rule("small", "short", max_prompt_tokens=9)],
+        "big",
         scores={"m:broken": broken},
-    )  # fmt: skip
+    )
     assert rules.decide(Facts(1), ALL) == Verdict("short", "small", failed=("odd",))
 
 

@@ -9,16 +9,28 @@ from penstock.router.scorers import least_loaded, session_affinity
 
 numbers = st.integers(-5000, 5000)
 snapshots = st.builds(
-    ReplicaSnapshot, id=st.text(max_size=4), running=st.integers(0, 500), waiting=st.integers(0, 500),
-    prefill_tokens=st.integers(0, 10**6), kv_active_tokens=st.integers(0, 10**6),
-    kv_capacity_tokens=st.integers(1, 10**6), prefill_tokens_per_s=st.floats(0.1, 1e6),
-    decode_tokens_per_s=st.floats(0.1, 1e6), max_sequences=st.integers(1, 500),
-    sent_sequences=numbers, sent_prefill_tokens=numbers, sent_kv_tokens=numbers,
-)  # fmt: skip
+    ReplicaSnapshot,
+    id=st.text(max_size=4),
+    running=st.integers(0, 500),
+    waiting=st.integers(0, 500),
+    prefill_tokens=st.integers(0, 10**6),
+    kv_active_tokens=st.integers(0, 10**6),
+    kv_capacity_tokens=st.integers(1, 10**6),
+    prefill_tokens_per_s=st.floats(0.1, 1e6),
+    decode_tokens_per_s=st.floats(0.1, 1e6),
+    max_sequences=st.integers(1, 500),
+    sent_sequences=numbers,
+    sent_prefill_tokens=numbers,
+    sent_kv_tokens=numbers,
+)
 requests = st.builds(
-    EdgeRequest, id=st.just("q"), model=st.just("m"), prompt_tokens=st.integers(1, 10**5),
-    max_tokens=st.integers(1, 10**5), session=st.none() | st.text(max_size=5),
-)  # fmt: skip
+    EdgeRequest,
+    id=st.just("q"),
+    model=st.just("m"),
+    prompt_tokens=st.integers(1, 10**5),
+    max_tokens=st.integers(1, 10**5),
+    session=st.none() | st.text(max_size=5),
+)
 
 
 def owner(session: str, replicas: list[ReplicaSnapshot]) -> str:

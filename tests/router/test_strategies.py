@@ -243,10 +243,14 @@ def test_a_strange_id_does_not_break_a_header() -> None:
 
 
 @given(
-    name=st.sampled_from(list(STRATEGIES)), draw=st.floats(0, 1, exclude_max=True),
-    queues=st.lists(st.integers(0, 10**5), min_size=1, max_size=6), held=st.integers(0, 32),
-    priority=st.sampled_from(Priority), session=st.none() | st.text(max_size=3), hashed=st.booleans(),
-)  # fmt: skip
+    name=st.sampled_from(list(STRATEGIES)),
+    draw=st.floats(0, 1, exclude_max=True),
+    queues=st.lists(st.integers(0, 10**5), min_size=1, max_size=6),
+    held=st.integers(0, 32),
+    priority=st.sampled_from(Priority),
+    session=st.none() | st.text(max_size=3),
+    hashed=st.booleans(),
+)
 def test_every_strategy_picks_one_of_those_who_can_and_scores_in_range(
     name: StrategyName, draw: float, queues: list[int], held: int, priority: Priority, session: str | None, hashed: bool
 ) -> None:

@@ -69,10 +69,17 @@ class _Put:
 
 @cache
 def assembled(
-    config: ModelConfig, device: str, *, block_size: int, max_num_seqs: int = 16, chunk_tokens: int = 96,
-    host_kv_gib: float | None = None, max_loras: int | None = None,
-    speculate: Literal["off", "ngram", "draft"] = "off", draft_seed: int = 0,
-) -> Assembly:  # fmt: skip
+    config: ModelConfig,
+    device: str,
+    *,
+    block_size: int,
+    max_num_seqs: int = 16,
+    chunk_tokens: int = 96,
+    host_kv_gib: float | None = None,
+    max_loras: int | None = None,
+    speculate: Literal["off", "ngram", "draft"] = "off",
+    draft_seed: int = 0,
+) -> Assembly:
     """On "cpu", "cpu-overlapped" or "cuda", in float32, with a cache full of numbers that show when they are read."""
     settings = EngineSettings(
         device="cuda" if device == "cuda" else "cpu",

@@ -27,9 +27,16 @@ from tests.runner.devices import NEEDS_GPU, assembled
 from tests.runner.judge import Judge
 
 CONFIG = ModelConfig(
-    architecture="llama", vocab_size=500, hidden_size=256, intermediate_size=512, num_layers=3, num_heads=8,
-    num_kv_heads=2, head_dim=64, context_length=512,
-)  # fmt: skip
+    architecture="llama",
+    vocab_size=500,
+    hidden_size=256,
+    intermediate_size=512,
+    num_layers=3,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=64,
+    context_length=512,
+)
 SLOTS = 2
 ADAPTERS = [(3, EVERY_LINEAR), (8, ATTENTION), (64, EVERY_LINEAR), (17, ("k_proj", "up_proj", "down_proj"))]
 

@@ -18,20 +18,35 @@ from tests.runner.devices import NEEDS_GPU, assembled
 from tests.runner.judge import Judge
 
 SHAPE = ModelConfig(
-    architecture="llama", vocab_size=400, hidden_size=128, intermediate_size=256, num_layers=2, num_heads=4,
-    num_kv_heads=2, head_dim=32, context_length=256,
-)  # fmt: skip
+    architecture="llama",
+    vocab_size=400,
+    hidden_size=128,
+    intermediate_size=256,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    context_length=256,
+)
 GEMMA = replace(
-    SHAPE, head_dim=256, windows=(20, None), query_scale=0.11, activation="gelu", norm_offset=1.0, embedding_scale=11.3,
+    SHAPE,
+    head_dim=256,
+    windows=(20, None),
+    query_scale=0.11,
+    activation="gelu",
+    norm_offset=1.0,
+    embedding_scale=11.3,
     tied_embeddings=True,
-)  # fmt: skip
+)
 PHI = replace(SHAPE, architecture="phi3", head_dim=96)
 FACTORS = tuple(1.0 + 0.25 * i for i in range(36))
 LONG = RopeScaling("longrope", original_context=64, factors=FACTORS, long_factors=FACTORS, magnitude=1.1)
 CONFIGS = {
     "mixtral": replace(SHAPE, architecture="mixtral", experts=Experts(8, 2, 192)),
     "qwen2-moe": replace(
-        SHAPE, architecture="qwen2_moe", attention_bias=True,
+        SHAPE,
+        architecture="qwen2_moe",
+        attention_bias=True,
         experts=Experts(12, 4, 96, normalized=False, shared_intermediate_size=160, dense_layers=(1,)),
     ),
     "qwen3-moe": replace(SHAPE, architecture="qwen3_moe", experts=Experts(40, 8, 64)),
@@ -40,7 +55,7 @@ CONFIGS = {
     "phi3": replace(PHI, windows=(24, 24)),
     "phi4": replace(PHI, head_dim=128, rotary_dim=96),
     "phi4-long": replace(PHI, rotary_dim=72, rope_scaling=LONG),
-}  # fmt: skip
+}
 
 
 def requests() -> list[Request]:

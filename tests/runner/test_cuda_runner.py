@@ -24,9 +24,17 @@ from tests.runner.devices import NEEDS_GPU, assembled
 from tests.runner.judge import Judge
 
 CONFIG = ModelConfig(
-    architecture="qwen3", vocab_size=500, hidden_size=256, intermediate_size=512, num_layers=3, num_heads=8,
-    num_kv_heads=2, head_dim=64, context_length=512, windows=(None, 40, None),
-)  # fmt: skip
+    architecture="qwen3",
+    vocab_size=500,
+    hidden_size=256,
+    intermediate_size=512,
+    num_layers=3,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=64,
+    context_length=512,
+    windows=(None, 40, None),
+)
 TOKENS = 9600  # of the cache, where there is room for all
 SHORT = 640  # where there is not
 GREEDY = SamplingParams(temperature=0.0)

@@ -19,9 +19,16 @@ from tests.runner.judge import Judge
 pytestmark = NEEDS_GPU
 
 CONFIG = ModelConfig(
-    architecture="llama", vocab_size=500, hidden_size=256, intermediate_size=512, num_layers=3, num_heads=8,
-    num_kv_heads=2, head_dim=64, context_length=2048,
-)  # fmt: skip
+    architecture="llama",
+    vocab_size=500,
+    hidden_size=256,
+    intermediate_size=512,
+    num_layers=3,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=64,
+    context_length=2048,
+)
 
 
 def workload() -> list[Request]:

@@ -38,10 +38,13 @@ class Soak:
 
     def assembled(self) -> Assembly:
         return assembled(
-            self.config, self.device,
-            block_size=self.block_size, max_num_seqs=self.max_num_seqs, chunk_tokens=self.chunk_tokens,
+            self.config,
+            self.device,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            chunk_tokens=self.chunk_tokens,
             host_kv_gib=self.host_kv_gib,
-        )  # fmt: skip
+        )
 
     def is_over(self) -> Callable[[int], bool]:
         end_s = time.monotonic() + self.seconds
@@ -50,18 +53,32 @@ class Soak:
 
 def on_cpu(device: str, block_size: int) -> Soak:
     config = ModelConfig(
-        architecture="llama", vocab_size=128, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4,
-        num_kv_heads=2, head_dim=16, context_length=256,
-    )  # fmt: skip
+        architecture="llama",
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        context_length=256,
+    )
     limits = Limits(128, max_model_len=256, prefix_len=120, tail_len=20, max_tokens=30, most_open=24)
     return Soak(device, config, limits, block_size, 640 // block_size, 8, chunk_tokens=48, seconds=0.0)
 
 
 def on_gpu(block_size: int) -> Soak:
     config = ModelConfig(
-        architecture="llama", vocab_size=500, hidden_size=512, intermediate_size=1024, num_layers=4, num_heads=8,
-        num_kv_heads=2, head_dim=64, context_length=1024,
-    )  # fmt: skip
+        architecture="llama",
+        vocab_size=500,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_layers=4,
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=64,
+        context_length=1024,
+    )
     limits = Limits(500, max_model_len=1024, prefix_len=700, tail_len=60, max_tokens=120, most_open=120)
     seconds = float(os.environ.get("SOAK_SECONDS", "20")) / 3  # there are three
     return Soak(

@@ -14,10 +14,14 @@ OLD_GPU = "this GPU, of compute capability 8.0, has no FP8 arithmetic"
 @pytest.mark.parametrize(
     ("wanted", "stored", "expected"),
     [
-        ("auto", None, "none"), ("auto", "fp8", "fp8"), ("none", "fp8", "none"), ("none", None, "none"),
-        ("fp8", None, "fp8"), ("fp8", "fp8", "fp8"),
+        ("auto", None, "none"),
+        ("auto", "fp8", "fp8"),
+        ("none", "fp8", "none"),
+        ("none", None, "none"),
+        ("fp8", None, "fp8"),
+        ("fp8", "fp8", "fp8"),
     ],
-)  # fmt: skip
+)
 def test_weights_are_as_asked_and_otherwise_as_stored(
     wanted: Literal["auto", "none", "fp8"], stored: Literal["fp8"] | None, expected: str
 ) -> None:

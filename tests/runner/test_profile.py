@@ -17,9 +17,11 @@ from tests.runner.small import CONFIG
 
 
 @given(
-    max_num_seqs=st.integers(1, 300), chunk_tokens=st.integers(1, 1000), max_model_len=st.integers(1, 1000),
+    max_num_seqs=st.integers(1, 300),
+    chunk_tokens=st.integers(1, 1000),
+    max_model_len=st.integers(1, 1000),
     block_size=st.integers(1, 64),
-)  # fmt: skip
+)
 def test_no_step_is_larger(max_num_seqs: int, chunk_tokens: int, max_model_len: int, block_size: int) -> None:
     plan = largest_step(Limits(block_size, max_num_seqs, chunk_tokens, max_model_len))
     lengths = [planned.num_tokens for planned in plan.slices]

@@ -28,9 +28,11 @@ class Device:
     def __init__(self, num_slots: int, *, num_blocks: int = 64, max_num_seqs: int = 8) -> None:
         self.slots = AdapterSlots(num_slots, patience_s=5.0)
         self.scheduler = Scheduler(
-            KVCache(num_blocks, 4), StepBudget(32, target_s=None, floor=4), max_num_seqs=max_num_seqs,
+            KVCache(num_blocks, 4),
+            StepBudget(32, target_s=None, floor=4),
+            max_num_seqs=max_num_seqs,
             adapters=self.slots,
-        )  # fmt: skip
+        )
         self.runner = FakeRunner(num_blocks, 4)
         self.placed: dict[int, str] = {}
         self.adapters: dict[str, str] = {}  # of requests

@@ -132,9 +132,10 @@ short = st.lists(st.tuples(st.sampled_from([1, 8, 30, 60]), st.sampled_from([1, 
 
 @settings(max_examples=6, deadline=None)
 @given(
-    kinds=st.tuples(short, short), weights=st.tuples(*[st.sampled_from([0.5, 1.0, 2.0, 3.0])] * 2),
+    kinds=st.tuples(short, short),
+    weights=st.tuples(*[st.sampled_from([0.5, 1.0, 2.0, 3.0])] * 2),
     order=st.permutations([0, 1]),
-)  # fmt: skip
+)
 def test_two_that_wait_for_tokens_are_given_the_same_by_their_weights(
     kinds: tuple[list[tuple[int, int]], list[tuple[int, int]]], weights: tuple[float, float], order: list[int]
 ) -> None:

@@ -41,23 +41,39 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now = 0.0
 
     @rule(
-        prompt=prompts, max_tokens=st.integers(1, 12), namespace=st.sampled_from(["", "other"]),
+        prompt=prompts,
+        max_tokens=st.integers(1, 12),
+        namespace=st.sampled_from(["", "other"]),
         stop=st.integers(0, VOCAB - 1),
-        priority=st.sampled_from(Priority), num_made_elsewhere=st.sampled_from([0, 0, 3]),
+        priority=st.sampled_from(Priority),
+        num_made_elsewhere=st.sampled_from([0, 0, 3]),
         tenant=st.sampled_from(["", "", "b", "c"]),
-    )  # fmt: skip
+    )
     def submit(
-        self, prompt: list[int], max_tokens: int, namespace: str, stop: int, priority: Priority,
-        num_made_elsewhere: int, tenant: str,
-    ) -> None:  # fmt: skip
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        namespace: str,
+        stop: int,
+        priority: Priority,
+        num_made_elsewhere: int,
+        tenant: str,
+    ) -> None:
         self.count += 1
         output: list[int] = []
         for _ in range(min(num_made_elsewhere, max_tokens - 1)):
             output.append(fake_token([*prompt, *output], VOCAB))
         request = Request(
-            f"r{self.count}", prompt, max_tokens, namespace=namespace, stop_token_ids=[stop], priority=priority,
-            output_ids=output, tenant=tenant, weight=3.0 if tenant == "b" else 1.0,
-        )  # fmt: skip
+            f"r{self.count}",
+            prompt,
+            max_tokens,
+            namespace=namespace,
+            stop_token_ids=[stop],
+            priority=priority,
+            output_ids=output,
+            tenant=tenant,
+            weight=3.0 if tenant == "b" else 1.0,
+        )
         self.open[request.id] = Client(request, list(output))
         self.scheduler.submit(request, self.now)
 

@@ -190,9 +190,7 @@ def specs(output_ids: list[int]) -> list[SampleSpec]:
     """How each token was asked for, with the history as it was then."""
     bench = Bench()
     params = SamplingParams(seed=7, presence_penalty=1.0, repetition_penalty=1.5)
-    bench.submit(
-        "a", [1, 2, 3], 10, sampling=params, min_tokens=6, stop_token_ids=[500], output_ids=output_ids
-    )  # fmt: skip
+    bench.submit("a", [1, 2, 3], 10, sampling=params, min_tokens=6, stop_token_ids=[500], output_ids=output_ids)
     found = []
     while bench.scheduler.has_work:
         plan = bench.scheduler.plan(bench.now)

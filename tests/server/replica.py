@@ -132,10 +132,14 @@ def _tokenizer() -> Tokenizer:
 
 @contextlib.contextmanager
 def serving(
-    settings: ServerSettings | None = None, *, mount: Callable[[ReplicaApp, Recorder], Any] | None = None,
-    restores: dict[str, str] | None = None, generates: bool = True, may_return: threading.Event | None = None,
+    settings: ServerSettings | None = None,
+    *,
+    mount: Callable[[ReplicaApp, Recorder], Any] | None = None,
+    restores: dict[str, str] | None = None,
+    generates: bool = True,
+    may_return: threading.Event | None = None,
     **options: Any,
-) -> Iterator[Replica]:  # fmt: skip
+) -> Iterator[Replica]:
     """`mount`: puts another application in front of the replica's, in the event loop; `restores`: it begins like
     `penstock serve`, with these adapters and those of an earlier life; `may_return`: when an engine that died may."""
     tokenizer = _tokenizer()
@@ -154,13 +158,29 @@ def serving(
     engine = EngineClient(launch, clock, on_report=recorder.engine_report)
     shape = Options(**options)
     config = ModelConfig(
-        architecture="llama", vocab_size=vocab_size, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1,
-        num_kv_heads=1, head_dim=8, context_length=4096, eos_token_ids=(EOS,), bos_token_id=1,
-    )  # fmt: skip
+        architecture="llama",
+        vocab_size=vocab_size,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        context_length=4096,
+        eos_token_ids=(EOS,),
+        bos_token_id=1,
+    )
     model = ServedModel(
-        NAME, config, tokenizer, ChatTemplate(CHAT), max_model_len=shape.num_blocks * shape.block_size, created=1,
-        max_loras=shape.max_loras, generates=generates, embeds=True,
-    )  # fmt: skip
+        NAME,
+        config,
+        tokenizer,
+        ChatTemplate(CHAT),
+        max_model_len=shape.num_blocks * shape.block_size,
+        created=1,
+        max_loras=shape.max_loras,
+        generates=generates,
+        embeds=True,
+    )
     app = ReplicaApp(engine, recorder, clock, settings or ServerSettings())
     app.open(model)
     front: list[Any] = [app]

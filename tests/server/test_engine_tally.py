@@ -8,10 +8,22 @@ from penstock.observe.tallies import Tallies
 from penstock.server.engine_tally import EngineTally
 
 INFO = EngineInfo(
-    device="cuda", number_format="bfloat16", quant="none", kv_dtype="bfloat16", kernels="triton", num_blocks=10,
-    block_size=16, max_num_seqs=4, chunk_tokens=64, max_model_len=160, kv_bytes=0, weight_bytes=1000,
-    kv_token_bytes=10, read_bytes_per_s=1e6, device_name="Fake GPU",
-)  # fmt: skip
+    device="cuda",
+    number_format="bfloat16",
+    quant="none",
+    kv_dtype="bfloat16",
+    kernels="triton",
+    num_blocks=10,
+    block_size=16,
+    max_num_seqs=4,
+    chunk_tokens=64,
+    max_model_len=160,
+    kv_bytes=0,
+    weight_bytes=1000,
+    kv_token_bytes=10,
+    read_bytes_per_s=1e6,
+    device_name="Fake GPU",
+)
 
 
 def step(number: int, **fields: float) -> EngineStats:

@@ -28,9 +28,11 @@ def test_every_exit_is_counted_once() -> None:
     with serving() as replica:
         for _ in range(3):
             replica.openai.completions.create(model=NAME, prompt="x", max_tokens=4)
-        list(replica.openai.chat.completions.create(
-            model=NAME, messages=[{"role": "user", "content": "x"}], max_tokens=4, stream=True
-        ))  # fmt: skip
+        list(
+            replica.openai.chat.completions.create(
+                model=NAME, messages=[{"role": "user", "content": "x"}], max_tokens=4, stream=True
+            )
+        )
         replica.post("/v1/completions", prompt="x", max_tokens=0)
         replica.call("POST", "/v1/completions", {"model": "another", "prompt": "x"})
         counted = {name: n for name, n in replica.final_metrics().items() if name.startswith("penstock_requests_total")}

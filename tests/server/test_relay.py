@@ -105,9 +105,13 @@ def test_every_cut_of_a_stream_with_stops_and_split_characters(replica: Replica,
     answer = replica.answer("every cut", 60)
     stop = answer[30:36]
     body = encoded(
-        prompt="every cut", max_tokens=60, temperature=0, stop=[answer[12:14] + "~", stop], logprobs=1,
+        prompt="every cut",
+        max_tokens=60,
+        temperature=0,
+        stop=[answer[12:14] + "~", stop],
+        logprobs=1,
         stream_options={"include_usage": True},
-    )  # fmt: skip
+    )
     whole = ask(address(replica), COMPLETIONS, body)
     assert text_of(whole) == answer[: answer.index(stop)]
     for end in block_ends(whole)[2:]:  # from its first event on

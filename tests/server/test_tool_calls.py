@@ -180,8 +180,10 @@ def test_a_call_or_an_answer_of_its_own_form(replica: Replica) -> None:
     [
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "tools[0].function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
-         "tools[0].function.parameters"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
+            "tools[0].function.parameters",
+        ),
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
@@ -191,12 +193,39 @@ def test_a_call_or_an_answer_of_its_own_form(replica: Replica) -> None:
         ({"tool_choice": "required", "extra_body": {"ignore_eos": True}}, "ignore_eos"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"extra_body": {"guided_regex": "a"}}, "guided_regex"),
-        ({"messages": [{"role": "user", "content": "x", "tool_calls": [{"id": "a", "function":
-            {"name": "f", "arguments": "{}"}}]}]}, "messages[0].tool_calls"),
-        ({"tool_choice": NAMED, "tools": [{"type": "function", "function": {"name": "get_weather", "strict": True,
-            "parameters": {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}}}]}, "tools"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": "x",
+                        "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}],
+                    }
+                ]
+            },
+            "messages[0].tool_calls",
+        ),
+        (
+            {
+                "tool_choice": NAMED,
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {
+                            "name": "get_weather",
+                            "strict": True,
+                            "parameters": {
+                                "type": "object",
+                                "properties": {"a": {"type": "array", "uniqueItems": True}},
+                            },
+                        },
+                    }
+                ],
+            },
+            "tools",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_bad_offer_is_refused_by_name(replica: Replica, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         create(replica, **fields)

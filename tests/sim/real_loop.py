@@ -98,9 +98,12 @@ class _Mail:
 
 def run_engine(profile: Profile, asked: Sequence[Asked]) -> tuple[dict[str, Seen], Scheduler]:
     cache = KVCache(
-        profile.num_blocks, profile.block_tokens, routing_tokens=ROUTING_TOKENS, host_blocks=profile.host_blocks,
+        profile.num_blocks,
+        profile.block_tokens,
+        routing_tokens=ROUTING_TOKENS,
+        host_blocks=profile.host_blocks,
         copy_s=profile.copy_s,
-    )  # fmt: skip
+    )
     budget = StepBudget(
         profile.chunk_tokens, target_s=profile.slo.tpot_s, floor=max(profile.block_tokens, profile.chunk_tokens // 8)
     )

@@ -19,10 +19,17 @@ COST = StepCost(step_s=1e-3, weights_s=2e-3, token_s=20e-6, pair_s=1e-9, context
 
 def profile(overlaps: bool, kv_tokens: int = 8192, max_sequences: int = 8, host_kv_tokens: int = 0) -> Profile:
     return Profile(
-        "small", COST, kv_tokens=kv_tokens, max_sequences=max_sequences, chunk_tokens=512, block_tokens=16,
-        max_context_tokens=4096, overlaps=overlaps, slo=Slo(ttft_s=0.05, tpot_s=0.01),
+        "small",
+        COST,
+        kv_tokens=kv_tokens,
+        max_sequences=max_sequences,
+        chunk_tokens=512,
+        block_tokens=16,
+        max_context_tokens=4096,
+        overlaps=overlaps,
+        slo=Slo(ttft_s=0.05, tpot_s=0.01),
         host_kv_tokens=host_kv_tokens,
-    )  # fmt: skip
+    )
 
 
 class Ear:
@@ -72,10 +79,15 @@ def test_who_comes_as_its_tenants_last_request_ends_finds_it_still_there() -> No
     """The loop reads its mail before it looks at the step that is done."""
     high, low = Priority.HIGH, Priority.LOW
     asked = [
-        Asked(0.0, 1, 1, (), high), Asked(0.25, 577, 20, (1,), low, "c"), Asked(0.34375, 769, 5, (4,), high),
-        Asked(0.3828125, 1, 1, (), low, "b"), Asked(0.03125, 914, 38, (1,), high), Asked(0.046875, 172, 62, (), high),
-        Asked(0.015625, 1537, 1, (1, 2, 3), low), Asked(0.00390625, 1189, 63, (1, 2), high, "b"),
-    ]  # fmt: skip
+        Asked(0.0, 1, 1, (), high),
+        Asked(0.25, 577, 20, (1,), low, "c"),
+        Asked(0.34375, 769, 5, (4,), high),
+        Asked(0.3828125, 1, 1, (), low, "b"),
+        Asked(0.03125, 914, 38, (1,), high),
+        Asked(0.046875, 172, 62, (), high),
+        Asked(0.015625, 1537, 1, (1, 2, 3), low),
+        Asked(0.00390625, 1189, 63, (1, 2), high, "b"),
+    ]
     small = profile(False, kv_tokens=2560, max_sequences=3)
     real, _ = run_engine(small, asked)
     assert simulate(small, asked, takes_many=False)[0] == simulate(small, asked, takes_many=True)[0] == real
@@ -83,9 +95,11 @@ def test_who_comes_as_its_tenants_last_request_ends_finds_it_still_there() -> No
 
 @settings(max_examples=examples(60))
 @given(
-    st.lists(prompts(), min_size=1, max_size=14, unique_by=lambda one: one.at_s), st.booleans(), st.integers(2, 8),
+    st.lists(prompts(), min_size=1, max_size=14, unique_by=lambda one: one.at_s),
+    st.booleans(),
+    st.integers(2, 8),
     st.sampled_from([0, 0, 1024, 16_384]),
-)  # fmt: skip
+)
 def test_it_agrees_with_the_real_loop(asked: list[Asked], overlaps: bool, max_sequences: int, host: int) -> None:
     """Also where the cache is so small that sequences are preempted, and where there is more of it on the host."""
     small = profile(overlaps, kv_tokens=2560, max_sequences=max_sequences, host_kv_tokens=host)

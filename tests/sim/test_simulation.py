@@ -19,9 +19,14 @@ from penstock.workload.trace import Arrival
 
 COST = StepCost(step_s=2e-3, weights_s=4e-3, token_s=25e-6, pair_s=1e-9, context_s=30e-9)
 PROFILE = Profile(
-    "small", COST, kv_tokens=50_000, max_sequences=16, chunk_tokens=2048, max_context_tokens=20_000,
+    "small",
+    COST,
+    kv_tokens=50_000,
+    max_sequences=16,
+    chunk_tokens=2048,
+    max_context_tokens=20_000,
     slo=Slo(ttft_s=1.0, tpot_s=0.05),
-)  # fmt: skip
+)
 
 
 def crowd(count: int, every_s: float = 0.05) -> list[Ask]:
@@ -39,9 +44,13 @@ def asks() -> st.SearchStrategy[list[Ask]]:
         lambda gap, names, tail, output, tenant, priority: Ask(
             gap, 512 * len(names) + tail, output, names, None, tenant, priority
         ),
-        st.floats(0.0, 0.3), st.sampled_from([(), (1,), (1, 2), (3, 4, 5), (1, 6)]), st.integers(1, 3000),
-        st.integers(1, 200), st.sampled_from(["a", "b"]), st.sampled_from(Priority),
-    )  # fmt: skip
+        st.floats(0.0, 0.3),
+        st.sampled_from([(), (1,), (1, 2), (3, 4, 5), (1, 6)]),
+        st.integers(1, 3000),
+        st.integers(1, 200),
+        st.sampled_from(["a", "b"]),
+        st.sampled_from(Priority),
+    )
 
     def timed(found: list[Ask]) -> list[Ask]:
         at, placed = 0.0, []
@@ -85,8 +94,12 @@ def test_every_request_ends_once_and_no_block_is_left(
 def test_it_is_the_same_every_time(policy: StrategyName) -> None:
     first, second = (Simulation(PROFILE, 3, RoutingSettings(policy)).run(crowd(200)) for _ in range(2))
     assert (first.ttft_s, first.e2e_s, first.loads, first.hit_rate, first.num_events) == (
-        second.ttft_s, second.e2e_s, second.loads, second.hit_rate, second.num_events,
-    )  # fmt: skip
+        second.ttft_s,
+        second.e2e_s,
+        second.loads,
+        second.hit_rate,
+        second.num_events,
+    )
 
 
 def test_many_steps_at_once_tell_the_same_story_but_for_the_moment_of_a_report() -> None:

@@ -13,9 +13,18 @@ NOON = 1_794_744_000  # 2026-11-15 12:00 UTC
 
 def used(request_id: str, at_s: float = NOON, *, tenant: str = "acme", model: str = "m", key: str = "k") -> Usage:
     return Usage(
-        request_id, tenant, key, model, at_s, input_tokens=10, cached_tokens=4, output_tokens=5, cost_nanos=7,
-        device_us=9, kv_block_ms=2,
-    )  # fmt: skip
+        request_id,
+        tenant,
+        key,
+        model,
+        at_s,
+        input_tokens=10,
+        cached_tokens=4,
+        output_tokens=5,
+        cost_nanos=7,
+        device_us=9,
+        kv_block_ms=2,
+    )
 
 
 def test_a_request_is_counted_once_however_often_it_is_reported(store: Store) -> None:
@@ -32,9 +41,13 @@ def test_a_request_is_counted_once_however_often_it_is_reported(store: Store) ->
 
 def test_sums_are_per_model_and_hour_or_day_or_all_together(store: Store) -> None:
     records = [
-        used("a"), used("b", NOON + 10, key="other"), used("c", NOON + HOUR_S), used("d", model="n"),
-        used("e", NOON + DAY_S), used("f", tenant="other"),
-    ]  # fmt: skip
+        used("a"),
+        used("b", NOON + 10, key="other"),
+        used("c", NOON + HOUR_S),
+        used("d", model="n"),
+        used("e", NOON + DAY_S),
+        used("f", tenant="other"),
+    ]
     store.usage.append(records, now_s=NOON)
     for by, expected in {
         "hour": [(NOON, "m", 2), (NOON, "n", 1), (NOON + HOUR_S, "m", 1), (NOON + DAY_S, "m", 1)],

@@ -65,12 +65,17 @@ class Fleet:
             self._requests()
             readings = [
                 ReplicaReading(
-                    model=MODEL, replica=name, is_usable=name not in self.down, is_reachable=name not in self.down,
-                    is_draining=name in self.draining, boot=self.boots[name],
-                    restarts=self.restarts[name], memory_kills=self.memory_kills[name],
+                    model=MODEL,
+                    replica=name,
+                    is_usable=name not in self.down,
+                    is_reachable=name not in self.down,
+                    is_draining=name in self.draining,
+                    boot=self.boots[name],
+                    restarts=self.restarts[name],
+                    memory_kills=self.memory_kills[name],
                 )
                 for name in self.names
-            ]  # fmt: skip
+            ]
             fleet = FleetReading(readings, {MODEL: self.waiting}, self.devices)
             self.changed += self.watch.tick(fleet, self.now, self.wall_s)
             self.devices = [device for device in self.devices if not device.xids]

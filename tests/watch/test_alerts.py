@@ -42,8 +42,9 @@ def test_what_fires_does_not_flap() -> None:
     for second in range(600):
         changed += board.update([condition()] if second < 300 and second % 50 < 5 else [], float(second), float(second))
     assert [(alert.state, alert.since, alert.resolved_at) for alert in changed] == [
-        ("firing", 0.0, None), ("resolved", 0.0, 314.0),
-    ]  # fmt: skip
+        ("firing", 0.0, None),
+        ("resolved", 0.0, 314.0),
+    ]
     assert [alert.state for alert in board.shown(600.0)] == ["resolved"]
     assert board.shown(90_000.0) == []
 
@@ -107,8 +108,10 @@ def test_payload_is_alertmanagers() -> None:
     [notice] = notices.due(0.0)
     found = json.loads(payloads.alertmanager(notice, "https://books.example/"))
     assert (found["version"], found["status"], found["groupLabels"]) == (
-        "4", "firing", {"alertname": "ReplicaSlow", "model": "m"},
-    )  # fmt: skip
+        "4",
+        "firing",
+        {"alertname": "ReplicaSlow", "model": "m"},
+    )
     assert found["commonLabels"] == {"alertname": "ReplicaSlow", "severity": "ticket", "model": "m"}
     first = found["alerts"][0]
     assert first["labels"]["replica"] == "r0"

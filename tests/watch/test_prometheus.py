@@ -77,11 +77,12 @@ def test_prometheus_raises_the_same_alert_and_only_that(
 def test_first_token_far_too_late_is_seen_in_the_histogram(tmp_path: Path) -> None:
     bucket = 'penstock_gateway_ttft_seconds_bucket{{model="m",le="{0}"}}'
     inputs = [
-        series(bucket.format("0.5"), "0+90x400"), series(bucket.format("3"), "0+100x400"),
+        series(bucket.format("0.5"), "0+90x400"),
+        series(bucket.format("3"), "0+100x400"),
         series(bucket.format("+Inf"), "0+100x400"),
         series('penstock_gateway_ttft_seconds_count{model="m"}', "0+100x400"),
         series('penstock_slo_target_seconds{model="m",objective="ttft"}', "0.5x400"),
-    ]  # fmt: skip
+    ]
     assert fired(tmp_path, inputs) == {("TtftFarOverTarget", "page")}
 
 

@@ -25,38 +25,123 @@ def bodies(model: str) -> dict[str, dict[str, Any]]:
     message = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the fox"}]
     sampling = {"max_tokens": 4, "temperature": 0.5, "top_p": 0.9, "stream": False}
     openai = sampling | {
-        "model": model, "n": 1, "stop": ["never"], "seed": 3, "presence_penalty": 0.1, "frequency_penalty": 0.1,
-        "logit_bias": {"5": 1}, "user": "somebody", "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
-        "stop_token_ids": [7], "ignore_eos": True, "min_tokens": 1,
-    }  # fmt: skip
+        "model": model,
+        "n": 1,
+        "stop": ["never"],
+        "seed": 3,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.1,
+        "logit_bias": {"5": 1},
+        "user": "somebody",
+        "top_k": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "stop_token_ids": [7],
+        "ignore_eos": True,
+        "min_tokens": 1,
+    }
     return {
-        CHAT: openai | {
-            "messages": message, "logprobs": True, "top_logprobs": 2, "max_completion_tokens": 4,
-            "prompt_cache_key": "k", "tools": [], "tool_choice": "none", "response_format": {"type": "text"},
-            "chat_template_kwargs": {"a": 1}, "metadata": {"a": "b"}, "store": False, "stream_options": None,
+        CHAT: openai
+        | {
+            "messages": message,
+            "logprobs": True,
+            "top_logprobs": 2,
+            "max_completion_tokens": 4,
+            "prompt_cache_key": "k",
+            "tools": [],
+            "tool_choice": "none",
+            "response_format": {"type": "text"},
+            "chat_template_kwargs": {"a": 1},
+            "metadata": {"a": "b"},
+            "store": False,
+            "stream_options": None,
         },
         COMPLETIONS: openai | {"prompt": "the fox", "logprobs": 2, "echo": False, "best_of": 1, "suffix": None},
-        MESSAGES: sampling | {
-            "model": model, "messages": message[1:], "system": "be brief", "stop_sequences": ["never"],
-            "metadata": {"user_id": "u"}, "top_k": 5, "thinking": {"type": "disabled"}, "tools": [],
+        MESSAGES: sampling
+        | {
+            "model": model,
+            "messages": message[1:],
+            "system": "be brief",
+            "stop_sequences": ["never"],
+            "metadata": {"user_id": "u"},
+            "top_k": 5,
+            "thinking": {"type": "disabled"},
+            "tools": [],
         },
-    }  # fmt: skip
+    }
 
 
 # JSON as text: much of it no Python value would become.
 VALUES = (
-    "null", "true", "0", "-1", "1", "3", "1.5", "-0.0", "1e999", "-1e999", "NaN", "Infinity", "9223372036854775807",
-    "9223372036854775808", "-9223372036854775809", "4294967296", "2147483647", "2147483648", "1e-400", "1" + "0" * 400,
-    '""', '" "', '"x"', r'"\u0000"', r'"\ud800"', r'"\udfff\ud800"', r'"a\u0000b\uffff"', '"' + "y" * 5000 + '"',
-    r'"../../etc/passwd"', r'"<|im_start|>system"', r'"</s><s>"', r'"{{7*7}}{% for x in range(10**9) %}"',
-    '"🙂𝔘\u202e"', "[]", "[[]]", "{}", "[null]", "[1,2]", '["a",1]', "[-1]", "[999999999]", '[""]', '[" "]', '{"a":1}',
-    '{"":""}', '{"type":"text"}', '[{"type":"text","text":"x"}]', '[{"role":"user","content":"x"}]',
-    '[{"role":"user"}]', '[{"role":"assistant","content":[{"type":"text","text":"x"}]}]',
-    '[{"role":"🙂","content":"x"}]', r'["\ud800"]', '{"999999":1}', '{"-1":1}', '{"5":"x"}', '{"include_usage":true}',
-    '{"type":"json_object"}', "[" * 90 + "]" * 90, "[" * 5000 + "]" * 5000, '{"a":' * 5000 + "1" + "}" * 5000,
-    "[" + "1," * 3000 + "1]", '{"type":"json_schema","json_schema":{"name":"x","schema":{"$ref":"#"}}}', "tru", "'x'",
-    "", "[1,", '"\t"', '"\x01"',
-)  # fmt: skip
+    "null",
+    "true",
+    "0",
+    "-1",
+    "1",
+    "3",
+    "1.5",
+    "-0.0",
+    "1e999",
+    "-1e999",
+    "NaN",
+    "Infinity",
+    "9223372036854775807",
+    "9223372036854775808",
+    "-9223372036854775809",
+    "4294967296",
+    "2147483647",
+    "2147483648",
+    "1e-400",
+    "1" + "0" * 400,
+    '""',
+    '" "',
+    '"x"',
+    r'"\u0000"',
+    r'"\ud800"',
+    r'"\udfff\ud800"',
+    r'"a\u0000b\uffff"',
+    '"' + "y" * 5000 + '"',
+    r'"../../etc/passwd"',
+    r'"<|im_start|>system"',
+    r'"</s><s>"',
+    r'"{{7*7}}{% for x in range(10**9) %}"',
+    '"🙂𝔘\u202e"',
+    "[]",
+    "[[]]",
+    "{}",
+    "[null]",
+    "[1,2]",
+    '["a",1]',
+    "[-1]",
+    "[999999999]",
+    '[""]',
+    '[" "]',
+    '{"a":1}',
+    '{"":""}',
+    '{"type":"text"}',
+    '[{"type":"text","text":"x"}]',
+    '[{"role":"user","content":"x"}]',
+    '[{"role":"user"}]',
+    '[{"role":"assistant","content":[{"type":"text","text":"x"}]}]',
+    '[{"role":"🙂","content":"x"}]',
+    r'["\ud800"]',
+    '{"999999":1}',
+    '{"-1":1}',
+    '{"5":"x"}',
+    '{"include_usage":true}',
+    '{"type":"json_object"}',
+    "[" * 90 + "]" * 90,
+    "[" * 5000 + "]" * 5000,
+    '{"a":' * 5000 + "1" + "}" * 5000,
+    "[" + "1," * 3000 + "1]",
+    '{"type":"json_schema","json_schema":{"name":"x","schema":{"$ref":"#"}}}',
+    "tru",
+    "'x'",
+    "",
+    "[1,",
+    '"\t"',
+    '"\x01"',
+)
 
 
 def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -102,10 +187,27 @@ def body_attacks(model: str, rng: random.Random, count: int) -> Iterator[Attack]
 
 
 _NOT_JSON = (
-    b"", b" ", b"null", b"[]", b'"x"', b"{", b"{}{}", b"{}x", b"\xff\xfe{}", b"\xef\xbb\xbf{}", b"{\x00}",
-    b'{"model":"\xff"}', b'{"model":"\xed\xa0\x80"}', b'{"a":1,"a":2}', b"[" * 100_000, b'{"a":' * 100_000,
-    b"9" * 5000, b"\x00" * 100, b'{"model":' + b'"' + b"z" * 200_000 + b'"}', b"a=b&c=d",
-)  # fmt: skip
+    b"",
+    b" ",
+    b"null",
+    b"[]",
+    b'"x"',
+    b"{",
+    b"{}{}",
+    b"{}x",
+    b"\xff\xfe{}",
+    b"\xef\xbb\xbf{}",
+    b"{\x00}",
+    b'{"model":"\xff"}',
+    b'{"model":"\xed\xa0\x80"}',
+    b'{"a":1,"a":2}',
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b"9" * 5000,
+    b"\x00" * 100,
+    b'{"model":' + b'"' + b"z" * 200_000 + b'"}',
+    b"a=b&c=d",
+)
 
 
 def _json(data: bytes) -> dict[str, Any] | None:
@@ -158,22 +260,52 @@ def _mangled_all(good: bytes, rng: random.Random) -> Made:
 
 def _length(good: bytes, rng: random.Random) -> Made:
     _, _, body = good.partition(b"\r\n\r\n")
-    length = rng.choice((
-        b"-1", b"+5", b"0x5", b"5, 5", b"1e3", b"", b" ", b"99999999999999999999999", b"18446744073709551617",
-        b"9000000", b"\xff", b"5\r\ncontent-length: 6", b"3\r\ntransfer-encoding: chunked", b"0",
-        b"00000000000000000000000001", b"1_0",
-    ))  # fmt: skip
+    length = rng.choice(
+        (
+            b"-1",
+            b"+5",
+            b"0x5",
+            b"5, 5",
+            b"1e3",
+            b"",
+            b" ",
+            b"99999999999999999999999",
+            b"18446744073709551617",
+            b"9000000",
+            b"\xff",
+            b"5\r\ncontent-length: 6",
+            b"3\r\ntransfer-encoding: chunked",
+            b"0",
+            b"00000000000000000000000001",
+            b"1_0",
+        )
+    )
     return "length", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %b\r\n\r\n%b" % (length, body)
 
 
 def _chunks(good: bytes, rng: random.Random) -> Made:
     _, _, body = good.partition(b"\r\n\r\n")
     cut = rng.randrange(len(body))
-    first = rng.choice((
-        b"%x" % cut, b"-1", b"zz", b"", b"ffffffffffffffffff", b"7fffffffffffffff", b"%x;a=b" % cut,
-        b"%x;" % cut + b"e" * 70_000, b"0x%x" % cut, b" %x" % cut, b"%x\n" % cut, b"0", b"%x" % (cut + 1),
-        b"%x" % max(0, cut - 1), b"1_0", b"+%x" % cut,
-    ))  # fmt: skip
+    first = rng.choice(
+        (
+            b"%x" % cut,
+            b"-1",
+            b"zz",
+            b"",
+            b"ffffffffffffffffff",
+            b"7fffffffffffffff",
+            b"%x;a=b" % cut,
+            b"%x;" % cut + b"e" * 70_000,
+            b"0x%x" % cut,
+            b" %x" % cut,
+            b"%x\n" % cut,
+            b"0",
+            b"%x" % (cut + 1),
+            b"%x" % max(0, cut - 1),
+            b"1_0",
+            b"+%x" % cut,
+        )
+    )
     end = rng.choice(
         (b"0\r\n\r\n", b"0\r\n", b"", b"0\r\nx: y\r\n\r\n", b"0\r\n" + b"x: y\r\n" * 2000 + b"\r\n", b"00000\r\n\r\n")
     )
@@ -186,37 +318,113 @@ def _chunks(good: bytes, rng: random.Random) -> Made:
 
 
 def _headers(good: bytes, rng: random.Random) -> Made:
-    line = rng.choice((
-        b"x: y\r\n" * 1200, b"x: " + b"y" * 40_000 + b"\r\n", b"y" * 40_000 + b": x\r\n", b": empty\r\n",
-        b"no colon\r\n", b"a b: c\r\n", b"x: \x00\r\n", b"x: \xff\xfe\r\n", b" folded: x\r\n", b"x: y\r\n folded\r\n",
-        b"host: second\r\n", b"expect: 100-continue\r\n", b"expect: magic\r\n",
-        b"connection: upgrade\r\nupgrade: websocket\r\n", b"connection: close, keep-alive\r\n",
-        b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\n", b"te: trailers\r\n",
-        b"authorization: Bearer \xff\xff\r\n", b"authorization: Bearer\r\n", b"x-api-key: " + b"k" * 9000 + b"\r\n",
-        b"authorization: Basic eDp5\r\n", b"content-encoding: gzip\r\n", b"x-request-id: a\tb\r\n",
-        b"range: bytes=0-\r\n", b"x-penstock: envelope\r\n", b"x-penstock: stream\r\n", b"x-penstock: \xff\r\n",
-        b"x-penstock-secret: \xff\r\n", b"x-stainless-retry-count: many\r\n", b"\r\n", b"\n", b"x:y\n", b"\x0b: x\r\n",
-        b"cookie: " + b"a=b; " * 500 + b"\r\n",
-    ))  # fmt: skip
+    line = rng.choice(
+        (
+            b"x: y\r\n" * 1200,
+            b"x: " + b"y" * 40_000 + b"\r\n",
+            b"y" * 40_000 + b": x\r\n",
+            b": empty\r\n",
+            b"no colon\r\n",
+            b"a b: c\r\n",
+            b"x: \x00\r\n",
+            b"x: \xff\xfe\r\n",
+            b" folded: x\r\n",
+            b"x: y\r\n folded\r\n",
+            b"host: second\r\n",
+            b"expect: 100-continue\r\n",
+            b"expect: magic\r\n",
+            b"connection: upgrade\r\nupgrade: websocket\r\n",
+            b"connection: close, keep-alive\r\n",
+            b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\n",
+            b"te: trailers\r\n",
+            b"authorization: Bearer \xff\xff\r\n",
+            b"authorization: Bearer\r\n",
+            b"x-api-key: " + b"k" * 9000 + b"\r\n",
+            b"authorization: Basic eDp5\r\n",
+            b"content-encoding: gzip\r\n",
+            b"x-request-id: a\tb\r\n",
+            b"range: bytes=0-\r\n",
+            b"x-penstock: envelope\r\n",
+            b"x-penstock: stream\r\n",
+            b"x-penstock: \xff\r\n",
+            b"x-penstock-secret: \xff\r\n",
+            b"x-stainless-retry-count: many\r\n",
+            b"\r\n",
+            b"\n",
+            b"x:y\n",
+            b"\x0b: x\r\n",
+            b"cookie: " + b"a=b; " * 500 + b"\r\n",
+        )
+    )
     start, _, rest = good.partition(b"\r\n")
     return "header", start + b"\r\n" + line + rest
 
 
 def _start_line(good: bytes, rng: random.Random) -> Made:
-    method = rng.choice((
-        b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE", b"PATCH", b"TRACE", b"CONNECT", b"PRI", b"post", b"P\x00ST",
-        b"", b"FOO", b"POST", b"A" * 500, b"M-SEARCH", b"PURGE", b"QUERY",
-    ))  # fmt: skip
-    target = rng.choice((
-        b"/", b"*", b"", b"//", b"/v1/chat/completions/", b"/v1/../v1/models", b"/v1/models", b"/v1/models/%00",
-        b"/v1/models/" + b"m" * 9000, b"/health", b"/ready", b"/metrics", b"/health/deep", b"http://x/v1/models",
-        b"/v1/chat/completions?a=b#c", b"/\xff\xfe", b"/%zz", b"/v1/penstock/snapshot", b"/v1/penstock/drain/x",
-        b"x:443", b"/" + b"a" * 40_000, b"/v1/messages/count_tokens", b"/admin", b"/v1\x00",
-    ))  # fmt: skip
-    version = rng.choice((
-        b"HTTP/1.1", b"HTTP/1.1", b"HTTP/1.0", b"HTTP/0.9", b"HTTP/2.0", b"HTTP/9.9", b"HTTP/1.", b"HTTX/1.1", b"",
-        b"HTTP/1.1 ",
-    ))  # fmt: skip
+    method = rng.choice(
+        (
+            b"GET",
+            b"HEAD",
+            b"OPTIONS",
+            b"PUT",
+            b"DELETE",
+            b"PATCH",
+            b"TRACE",
+            b"CONNECT",
+            b"PRI",
+            b"post",
+            b"P\x00ST",
+            b"",
+            b"FOO",
+            b"POST",
+            b"A" * 500,
+            b"M-SEARCH",
+            b"PURGE",
+            b"QUERY",
+        )
+    )
+    target = rng.choice(
+        (
+            b"/",
+            b"*",
+            b"",
+            b"//",
+            b"/v1/chat/completions/",
+            b"/v1/../v1/models",
+            b"/v1/models",
+            b"/v1/models/%00",
+            b"/v1/models/" + b"m" * 9000,
+            b"/health",
+            b"/ready",
+            b"/metrics",
+            b"/health/deep",
+            b"http://x/v1/models",
+            b"/v1/chat/completions?a=b#c",
+            b"/\xff\xfe",
+            b"/%zz",
+            b"/v1/penstock/snapshot",
+            b"/v1/penstock/drain/x",
+            b"x:443",
+            b"/" + b"a" * 40_000,
+            b"/v1/messages/count_tokens",
+            b"/admin",
+            b"/v1\x00",
+        )
+    )
+    version = rng.choice(
+        (
+            b"HTTP/1.1",
+            b"HTTP/1.1",
+            b"HTTP/1.0",
+            b"HTTP/0.9",
+            b"HTTP/2.0",
+            b"HTTP/9.9",
+            b"HTTP/1.",
+            b"HTTX/1.1",
+            b"",
+            b"HTTP/1.1 ",
+        )
+    )
     return "start line", method + b" " + target + b" " + version + b"\r\n" + good.partition(b"\r\n")[2]
 
 
@@ -228,14 +436,30 @@ def _pipelined(good: bytes, rng: random.Random) -> Made:
 
 
 def _no_http(good: bytes, rng: random.Random) -> Made:
-    return "no HTTP", rng.choice((
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(200)),
-        b"\x00" * 1000, b"\r\n" * 5000, b"\n", b"A" * 100_000, b"SSH-2.0-x\r\n", b"GET /\r\n",
-        bytes(rng.randrange(256) for _ in range(500)), b"\xff" * 40_000,
-        b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 100_000,
-    ))  # fmt: skip
+    return "no HTTP", rng.choice(
+        (
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(200)),
+            b"\x00" * 1000,
+            b"\r\n" * 5000,
+            b"\n",
+            b"A" * 100_000,
+            b"SSH-2.0-x\r\n",
+            b"GET /\r\n",
+            bytes(rng.randrange(256) for _ in range(500)),
+            b"\xff" * 40_000,
+            b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 100_000,
+        )
+    )
 
 
 _KINDS: tuple[Callable[[bytes, random.Random], Made], ...] = (
-    _mangled_head, _mangled_all, _length, _chunks, _headers, _start_line, _pipelined, _no_http,
-)  # fmt: skip
+    _mangled_head,
+    _mangled_all,
+    _length,
+    _chunks,
+    _headers,
+    _start_line,
+    _pipelined,
+    _no_http,
+)

@@ -155,9 +155,14 @@ async def run(place: Stand, counting: str, seconds: float) -> Report:
 
 
 async def _run(
-    place: Stand, counting: str, seconds: float, gateways: list[Process], key: str, slots: str,
+    place: Stand,
+    counting: str,
+    seconds: float,
+    gateways: list[Process],
+    key: str,
+    slots: str,
     valkey: ValkeyProcess | None,
-) -> Report:  # fmt: skip
+) -> Report:
     crowd = Crowd(gateways, key)
     began, victim = monotonic(), gateways[-1]
     until = began + seconds

@@ -59,9 +59,14 @@ def asked(number: int, prompt_tokens: int, output: int) -> dict[str, Any]:
     rng = random.Random(number)
     sampled = {"temperature": 0.9, "seed": number} if number % 2 else {"temperature": 0}
     return {
-        "model": MODEL, "prompt": [rng.randrange(_FIRST_WORD, _LAST_WORD) for _ in range(prompt_tokens)],
-        "max_tokens": output, "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True, **sampled,
-    }  # fmt: skip
+        "model": MODEL,
+        "prompt": [rng.randrange(_FIRST_WORD, _LAST_WORD) for _ in range(prompt_tokens)],
+        "max_tokens": output,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+        **sampled,
+    }
 
 
 def long_ones(count: int) -> list[dict[str, Any]]:

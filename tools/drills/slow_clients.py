@@ -49,9 +49,13 @@ class Report:
 
 def stream(tokens: int, number: int) -> bytes:
     body = {
-        "model": MODEL, "prompt": f"number {number}", "max_tokens": tokens, "stream": True, "ignore_eos": True,
+        "model": MODEL,
+        "prompt": f"number {number}",
+        "max_tokens": tokens,
+        "stream": True,
+        "ignore_eos": True,
         "logprobs": 5,
-    }  # fmt: skip
+    }
     return post("/v1/completions", body)
 
 

@@ -45,9 +45,13 @@ class Report:
 
 def asked(model: str, number: int) -> bytes:
     body: dict[str, Any] = {
-        "model": model, "messages": [{"role": "user", "content": f"number {number} asks for a tale"}],
-        "max_tokens": TOKENS, "temperature": 0, "stream": True, "ignore_eos": True,
-    }  # fmt: skip
+        "model": model,
+        "messages": [{"role": "user", "content": f"number {number} asks for a tale"}],
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+    }
     return post("/v1/chat/completions", body)
 
 

@@ -25,9 +25,14 @@ PACED = NAME  # the model of paced replicas
 LARGE = 1 << 19  # tokens of context, and so of KV cache: room for hundreds of long streams
 _PENSTOCK = "penstock.cli.main"
 _SHAPE = {
-    "model_type": "llama", "vocab_size": 600, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "eos_token_id": 2,
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": 600,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "eos_token_id": 2,
+}
 _TEMPLATE = "{% for message in messages %}<s>{{ message.role }}: {{ message.content }}</s>{% endfor %}"
 
 
@@ -39,9 +44,13 @@ class Process:
         command = [sys.executable, "-m", *words]
         with log.open("w") as stderr:
             self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True,
+                command,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,
                 env=os.environ | environment,
-            )  # fmt: skip
+            )
         self.port = self._read_port()
         self.url = f"http://127.0.0.1:{self.port}"
 

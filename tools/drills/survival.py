@@ -43,9 +43,14 @@ class Report:
 def asked(number: int, tokens: int) -> dict[str, Any]:
     sampled = {"temperature": 0.9, "seed": number} if number % 2 else {"temperature": 0}
     return {
-        "model": MODEL, "prompt": f"stream {number} tells of the quick brown fox", "max_tokens": tokens,
-        "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True, **sampled,
-    }  # fmt: skip
+        "model": MODEL,
+        "prompt": f"stream {number} tells of the quick brown fox",
+        "max_tokens": tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+        **sampled,
+    }
 
 
 def fault(call: Call, expected: Call) -> str | None:

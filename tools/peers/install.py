@@ -17,12 +17,23 @@ PEERS = {
         ["uninstall", "-y", "torchvision", "torchaudio", "torchcodec"],  # they do not fit the CPU build
     ],
     "mocker": [
-        ["install", "ai-dynamo-runtime==1.6.1", "aiohttp>=3.14.3", "msgspec", "prometheus-client<1", "pyzmq", "redis<9",
-         "tqdm", "transformers", "zstandard", "kubernetes<33"],
+        [
+            "install",
+            "ai-dynamo-runtime==1.6.1",
+            "aiohttp>=3.14.3",
+            "msgspec",
+            "prometheus-client<1",
+            "pyzmq",
+            "redis<9",
+            "tqdm",
+            "transformers",
+            "zstandard",
+            "kubernetes<33",
+        ],
         ["install", "--no-deps", "ai-dynamo==1.6.1"],
     ],
     "triton": [["install", "nvidia-pytriton", "tritonclient[all]", "numpy<2"]],
-}  # fmt: skip
+}
 
 
 def main() -> None:

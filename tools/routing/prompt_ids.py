@@ -51,8 +51,10 @@ def main() -> None:
         assert by_ids(envelope) == ids
         times = [(timed(lambda: by_text(body)), timed(lambda: by_ids(envelope))) for _ in range(ROUNDS)]  # noqa: B023
         text_ms, ids_ms = (statistics.median(column) for column in zip(*times, strict=True))
-        print(f"{len(ids):6} tokens: {text_ms:7.2f} ms by text, {ids_ms:6.2f} ms by ids; {len(body):,} and "
-              f"{len(envelope):,} bytes")  # fmt: skip
+        print(
+            f"{len(ids):6} tokens: {text_ms:7.2f} ms by text, {ids_ms:6.2f} ms by ids; {len(body):,} and "
+            f"{len(envelope):,} bytes"
+        )
 
 
 if __name__ == "__main__":

@@ -43,11 +43,17 @@ class Written:
         ask, first_s, ended_s = flight.ask, flight.first_s, flight.ended_s
         self.entries.append(
             Ended(
-                flight.request.id, "failed" if flight.shed else "ok", flight.replica, ask.prompt_tokens,
-                flight.cached_tokens, flight.generated, waited_s, None if first_s is None else first_s - ask.at_s,
+                flight.request.id,
+                "failed" if flight.shed else "ok",
+                flight.replica,
+                ask.prompt_tokens,
+                flight.cached_tokens,
+                flight.generated,
+                waited_s,
+                None if first_s is None else first_s - ask.at_s,
                 None if ended_s is None else ended_s - ask.at_s,
             )
-        )  # fmt: skip
+        )
 
 
 def main() -> None:
@@ -65,7 +71,7 @@ def main() -> None:
     policies, written = {name: RoutingSettings(name) for name in STRATEGIES}, Written()
     recorded = Simulation(
         profile, given.replicas, policies["kv_aware"], chosen=written.chosen, ended=written.ended
-    ).run(replay(rows, speed))  # fmt: skip
+    ).run(replay(rows, speed))
     alone, carried = (report(Replay(policies, carries=carries).read(written.entries)) for carries in (False, True))
     judged = alone.estimate.fitted
     print(f"the estimate explains {judged.explained:.0%} of what was measured" if judged else "nothing was measured")

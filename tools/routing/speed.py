@@ -29,11 +29,15 @@ def micros(action: Callable[[], object], times: int) -> float:
 def replicas(count: int) -> list[ReplicaSnapshot]:
     return [
         ReplicaSnapshot(
-            id=f"http://10.0.{i // 250}.{i % 250}:9000", models=("m",), running=i % 20, prefill_tokens=i * 37 % 500,
-            kv_capacity_tokens=400_000, kv_active_tokens=i * 100,
+            id=f"http://10.0.{i // 250}.{i % 250}:9000",
+            models=("m",),
+            running=i % 20,
+            prefill_tokens=i * 37 % 500,
+            kv_capacity_tokens=400_000,
+            kv_active_tokens=i * 100,
         )
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def whole_pick(

@@ -77,9 +77,12 @@ def rate_of_week(minute: int) -> float:
 
 
 def minutes(
-    seed: int, rate: Callable[[int], float] = rate_of_week, faults: Sequence[Fault] = FAULTS, weeks: int = 2,
+    seed: int,
+    rate: Callable[[int], float] = rate_of_week,
+    faults: Sequence[Fault] = FAULTS,
+    weeks: int = 2,
     count: int | None = None,
-) -> Iterator[Minute]:  # fmt: skip
+) -> Iterator[Minute]:
     """The last week has the faults."""
     random = np.random.default_rng(seed)
     drift, first = 0.0, (weeks - 1) * MINUTES

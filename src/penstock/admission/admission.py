@@ -51,9 +51,11 @@ class _Model:
 
 class Admission:
     def __init__(
-        self, router: Router | None = None, settings: AdmissionSettings | None = None,
+        self,
+        router: Router | None = None,
+        settings: AdmissionSettings | None = None,
         slos: Mapping[str, Slo] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`slos`: by model; what is not named has the defaults."""
         self.router = router or Router()
         self._settings, self._slos = settings or AdmissionSettings(), slos or {}
@@ -176,9 +178,13 @@ class Admission:
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def _choose(
-        self, request: EdgeRequest, usable: Sequence[ReplicaSnapshot], now: float, ceiling: float,
+        self,
+        request: EdgeRequest,
+        usable: Sequence[ReplicaSnapshot],
+        now: float,
+        ceiling: float,
         dropped: dict[str, str],
-    ) -> Choice | None:  # fmt: skip
+    ) -> Choice | None:
         """A pick among the replicas with room; None: none has room."""
         if not usable:
             return None

@@ -178,9 +178,10 @@ class ModelQueue:
         if self._overdue_credit < 0:
             return first
         overdue = [
-            line.items[0] for line in lines
+            line.items[0]
+            for line in lines
             if line.priority > first.request.priority and self.is_overdue(line.items[0], now)
-        ]  # fmt: skip
+        ]
         return min(overdue, key=lambda item: item.order) if overdue else first
 
     def is_overdue(self, item: Waiting, now: float) -> bool:

@@ -26,9 +26,13 @@ def dead_end(request: EdgeRequest, replicas: Sequence[ReplicaSnapshot], dropped:
 
 
 def why_not_wait(
-    request: EdgeRequest, queue: ModelQueue, usable: Sequence[ReplicaSnapshot], settings: AdmissionSettings,
-    wait_s: float, patience_s: float,
-) -> ShedReason | None:  # fmt: skip
+    request: EdgeRequest,
+    queue: ModelQueue,
+    usable: Sequence[ReplicaSnapshot],
+    settings: AdmissionSettings,
+    wait_s: float,
+    patience_s: float,
+) -> ShedReason | None:
     """The reason to refuse it now. When KV is tight, low classes, long contexts and long outputs are the first to go,
     and small requests the last: it is not for them that others wait."""
     rules = settings.classes[request.priority]

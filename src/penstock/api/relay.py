@@ -269,8 +269,12 @@ class StreamRecord:
             elif not block.startswith(b":"):
                 num_events += 1
         return b'{"request":%b,"prompt_ids":%b,"resume":{"origin":%b,"units":[%b],"num_events":%d}}' % (
-            request, prompt_ids, self._origin, self._units_with(blocks), num_events,
-        )  # fmt: skip
+            request,
+            prompt_ids,
+            self._origin,
+            self._units_with(blocks),
+            num_events,
+        )
 
     def _blocks(self) -> list[bytes]:
         self._fold()

@@ -77,7 +77,11 @@ def score_list(id: str, model: str, created: int, scores: list[float], num_token
     data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
     return encode(
         {
-            "id": f"score-{id}", "object": "list", "created": created, "model": model, "data": data,
+            "id": f"score-{id}",
+            "object": "list",
+            "created": created,
+            "model": model,
+            "data": data,
             "usage": text_usage(num_tokens),
         }
-    )  # fmt: skip
+    )

@@ -40,10 +40,13 @@ def _curves(report: Report) -> Iterator[Plot]:
         named = (("keeps the SLO", report.slo_load), ("saturated", report.saturation_load))
         found = [Limit(name, load, is_upright=True) for name, load in named if load is not None]
     yield Plot(
-        "Throughput", x_label, "output tokens per second",
+        "Throughput",
+        x_label,
+        "output tokens per second",
         [Line("output tokens/s", loads, [one.output_tokens_per_s for one in points], [_told(one) for one in points])],
-        found, is_log,
-    )  # fmt: skip
+        found,
+        is_log,
+    )
     yield Plot("Requests", x_label, "requests per second", list(_request_lines(report, points)), found, is_log)
     for name, attribute in (("TTFT", "ttft"), ("TPOT", "tpot"), ("End to end", "e2e")):
         spreads: list[tuple[float, Spread]] = [

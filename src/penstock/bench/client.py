@@ -50,9 +50,11 @@ class Client:
         every request, as from many clients; else they are kept and used again."""
         self.url = url.rstrip("/").removesuffix("/v1")
         limits = UpstreamLimits(
-            connect_timeout_s=min(timeout_s, 30.0), first_byte_timeout_s=timeout_s, silence_timeout_s=timeout_s,
+            connect_timeout_s=min(timeout_s, 30.0),
+            first_byte_timeout_s=timeout_s,
+            silence_timeout_s=timeout_s,
             keep_alive_s=2.0,  # less than most servers keep one: a request must not meet its closing
-        )  # fmt: skip
+        )
         self._upstream = Upstream.from_url(self.url, limits=limits)
         self._path = urlsplit(self.url).path.encode()
         headers = [(b"content-type", b"application/json"), (b"accept", b"text/event-stream, application/json")]

@@ -99,9 +99,15 @@ class Load:
         return await self._run(clients, window_s=None)
 
     async def open(
-        self, source: Source, times: Iterable[float], *, total: int | None, first: int = 0,
-        duration_s: float | None = None, drain_s: float | None = None,
-    ) -> Run:  # fmt: skip
+        self,
+        source: Source,
+        times: Iterable[float],
+        *,
+        total: int | None,
+        first: int = 0,
+        duration_s: float | None = None,
+        drain_s: float | None = None,
+    ) -> Run:
         """The n-th begins at the n-th of `times`. Those that still run `drain_s` after the last began are given up."""
         arrivals = self._arrivals(source, islice(times, total), first, duration_s, drain_s)
         return await self._run([arrivals], window_s=duration_s or 0.0)
@@ -180,10 +186,19 @@ class Load:
         if output_tokens is None:
             output_tokens = self._count_tokens(answer.text) if self._count_tokens else answer.num_pieces
         return Result(
-            result.number, result.turn, result.intended_s, result.sent_s, result.ended_s, result.asked_tokens,
-            first_s=answer.first_s - self._began_s, last_s=answer.last_s - self._began_s, gaps=answer.gaps,
-            prompt_tokens=answer.prompt_tokens or 0, cached_tokens=answer.cached_tokens, output_tokens=output_tokens,
-        )  # fmt: skip
+            result.number,
+            result.turn,
+            result.intended_s,
+            result.sent_s,
+            result.ended_s,
+            result.asked_tokens,
+            first_s=answer.first_s - self._began_s,
+            last_s=answer.last_s - self._began_s,
+            gaps=answer.gaps,
+            prompt_tokens=answer.prompt_tokens or 0,
+            cached_tokens=answer.cached_tokens,
+            output_tokens=output_tokens,
+        )
 
     def _now(self) -> float:
         return perf_counter() - self._began_s

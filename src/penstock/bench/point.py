@@ -129,6 +129,17 @@ def _notes(run: Run, answers: Sequence[Result]) -> list[str]:
 
 def _row(one: Result) -> Row:
     return Row(
-        one.number, one.turn, one.intended_s, one.sent_s, one.first_s, one.ended_s, one.ttft_s, one.tpot_s, one.e2e_s,
-        one.prompt_tokens, one.cached_tokens, one.output_tokens, one.error,
-    )  # fmt: skip
+        one.number,
+        one.turn,
+        one.intended_s,
+        one.sent_s,
+        one.first_s,
+        one.ended_s,
+        one.ttft_s,
+        one.tpot_s,
+        one.e2e_s,
+        one.prompt_tokens,
+        one.cached_tokens,
+        one.output_tokens,
+        one.error,
+    )

@@ -45,9 +45,15 @@ def markdown(report: Report) -> str:
 
 
 WORKLOAD_COLUMNS = (
-    "workload", "server", "output tok/s", "slowest, fastest round", "TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms",
+    "workload",
+    "server",
+    "output tok/s",
+    "slowest, fastest round",
+    "TTFT p50 ms",
+    "TTFT p99 ms",
+    "TPOT p50 ms",
     "tok/s : best peer",
-)  # fmt: skip
+)
 
 
 def is_noisy(one: Measurement) -> bool:
@@ -103,10 +109,15 @@ def _workload_rows(report: Report) -> Iterator[Sequence[str]]:
         for server, summary in summaries.items():
             ratio = _ratio(summary.output_tok_s, best, taken) if server == ours else ""
             yield (
-                workload.name, server, f"{summary.output_tok_s:.0f}",
-                f"{summary.slowest_tok_s:.0f}, {summary.fastest_tok_s:.0f}", _ms(summary.ttft_p50_s),
-                _ms(summary.ttft_p99_s), _ms(summary.tpot_p50_s, digits=1), ratio,
-            )  # fmt: skip
+                workload.name,
+                server,
+                f"{summary.output_tok_s:.0f}",
+                f"{summary.slowest_tok_s:.0f}, {summary.fastest_tok_s:.0f}",
+                _ms(summary.ttft_p50_s),
+                _ms(summary.ttft_p99_s),
+                _ms(summary.tpot_p50_s, digits=1),
+                ratio,
+            )
 
 
 def _ratio(rate: float, best: float | None, taken: Sequence[Measurement]) -> str:

@@ -36,9 +36,20 @@ class SaturationReport(Report):
 
 
 async def bench_saturation(
-    target: Target, asked: Asked, *, by: str, goal: float, start: float | None, precision: float, seconds: float,
-    shape: LoadShape, objective: Objective, seed: str, command: str, board: Board,
-) -> SaturationReport:  # fmt: skip
+    target: Target,
+    asked: Asked,
+    *,
+    by: str,
+    goal: float,
+    start: float | None,
+    precision: float,
+    seconds: float,
+    shape: LoadShape,
+    objective: Objective,
+    seed: str,
+    command: str,
+    board: Board,
+) -> SaturationReport:
     """`shape` says how arrivals come; its numbers are the search's."""
     bench = await Bench.ready(target, asked, board, objective=objective, seed=seed)
     report = new_report("saturation", bench, target, asked, objective=objective, seed=seed, command=command)

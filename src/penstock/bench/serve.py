@@ -104,9 +104,17 @@ class Bench:
     """One server under one workload, load after load. `async with Bench.ready(...)` asks it what must be known."""
 
     def __init__(
-        self, client: Client, served: Served, speech: Speech, vocabulary: Vocabulary, scale: Scale,
-        source: Source, board: Board, objective: Objective | None, seed: str,
-    ) -> None:  # fmt: skip
+        self,
+        client: Client,
+        served: Served,
+        speech: Speech,
+        vocabulary: Vocabulary,
+        scale: Scale,
+        source: Source,
+        board: Board,
+        objective: Objective | None,
+        seed: str,
+    ) -> None:
         self.served = served
         self.vocabulary = vocabulary
         self.scale = scale
@@ -145,9 +153,14 @@ class Bench:
         self._next += num_requests
 
     async def point(
-        self, shape: LoadShape, *, num_requests: int | None, duration_s: float | None, drain_s: float | None = None,
+        self,
+        shape: LoadShape,
+        *,
+        num_requests: int | None,
+        duration_s: float | None,
+        drain_s: float | None = None,
         is_shown: bool = True,
-    ) -> tuple[Point, bool]:  # fmt: skip
+    ) -> tuple[Point, bool]:
         """The figures of one load, and whether the user interrupted it."""
         num_requests = self._available(num_requests)
         self.board.begin(shape.label if is_shown else None, num_requests, duration_s)
@@ -177,9 +190,18 @@ class Bench:
 
 
 async def bench_serve(
-    target: Target, asked: Asked, shapes: list[LoadShape], *, num_requests: int | None, duration_s: float | None,
-    warm_up: int, objective: Objective | None, seed: str, command: str, board: Board,
-) -> Report:  # fmt: skip
+    target: Target,
+    asked: Asked,
+    shapes: list[LoadShape],
+    *,
+    num_requests: int | None,
+    duration_s: float | None,
+    warm_up: int,
+    objective: Objective | None,
+    seed: str,
+    command: str,
+    board: Board,
+) -> Report:
     bench = await Bench.ready(target, asked, board, objective=objective, seed=seed)
     report = new_report("serve", bench, target, asked, objective=objective, seed=seed, command=command)
     if num_requests is None and duration_s is None:
@@ -215,11 +237,20 @@ def new_report(
             "average, not each"
         )
     return Report(
-        kind=kind, command=command, date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}", url=target.url,
-        model=bench.served.model, endpoint=target.endpoint, workload=describe_asked(asked),
-        tokenizer=bench.vocabulary.origin, seed=seed, slo=objective, machine=f"{cpu_name()}, {num_cores()} cores",
-        versions={"penstock": __version__, "Python": platform.python_version()}, notes=notes,
-    )  # fmt: skip
+        kind=kind,
+        command=command,
+        date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
+        url=target.url,
+        model=bench.served.model,
+        endpoint=target.endpoint,
+        workload=describe_asked(asked),
+        tokenizer=bench.vocabulary.origin,
+        seed=seed,
+        slo=objective,
+        machine=f"{cpu_name()}, {num_cores()} cores",
+        versions={"penstock": __version__, "Python": platform.python_version()},
+        notes=notes,
+    )
 
 
 def describe_asked(asked: Asked) -> str:
@@ -245,9 +276,17 @@ def _source(asked: Asked, vocabulary: Vocabulary, scale: Scale, served: Served, 
         lines = read_own(asked.own, asked.first, asked.count)
         return Own(lines, vocabulary.words, scale, seed, asked.output, asked.speed)
     return Synthetic(
-        vocabulary.words, scale, seed, asked.prompt, asked.output, asked.turns, asked.think_s, asked.shared_tokens,
-        asked.num_prefixes, context,
-    )  # fmt: skip
+        vocabulary.words,
+        scale,
+        seed,
+        asked.prompt,
+        asked.output,
+        asked.turns,
+        asked.think_s,
+        asked.shared_tokens,
+        asked.num_prefixes,
+        context,
+    )
 
 
 def _rate(run: Run) -> float:

@@ -48,9 +48,14 @@ def rates(report: Report) -> tuple[Sequence[str], list[Sequence[str]]]:
     rows: list[Sequence[str]] = []
     for point in report.points:
         row = [
-            point.label, f"{point.num_requests:,}", f"{sum(point.errors.values()):,}", f"{point.wall_s:.1f}",
-            f"{point.requests_per_s:.2f}", f"{point.output_tokens_per_s:,.0f}", f"{point.total_tokens_per_s:,.0f}",
-        ]  # fmt: skip
+            point.label,
+            f"{point.num_requests:,}",
+            f"{sum(point.errors.values()):,}",
+            f"{point.wall_s:.1f}",
+            f"{point.requests_per_s:.2f}",
+            f"{point.output_tokens_per_s:,.0f}",
+            f"{point.total_tokens_per_s:,.0f}",
+        ]
         if report.slo:
             share = "" if point.slo_share is None else f"{point.slo_share:.1%}"
             row += [f"{point.goodput_per_s or 0:.2f}", share]

@@ -8,14 +8,33 @@ from penstock.core.model_config import Experts, ModelConfig
 
 
 def _shape(
-    hidden: int, ffn: int, layers: int, heads: int, head_dim: int = 128, *, kv_heads: int = 8, vocab: int = 128_256,
-    tied: bool = False, context: int = 131_072, family: str = "llama", experts: Experts | None = None,
-) -> ModelConfig:  # fmt: skip
+    hidden: int,
+    ffn: int,
+    layers: int,
+    heads: int,
+    head_dim: int = 128,
+    *,
+    kv_heads: int = 8,
+    vocab: int = 128_256,
+    tied: bool = False,
+    context: int = 131_072,
+    family: str = "llama",
+    experts: Experts | None = None,
+) -> ModelConfig:
     return ModelConfig(
-        architecture=family, vocab_size=vocab, hidden_size=hidden, intermediate_size=ffn, num_layers=layers,
-        num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, context_length=context, rope_theta=500_000.0,
-        tied_embeddings=tied, experts=experts,
-    )  # fmt: skip
+        architecture=family,
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        context_length=context,
+        rope_theta=500_000.0,
+        tied_embeddings=tied,
+        experts=experts,
+    )
 
 
 SHAPES = {
@@ -68,8 +87,13 @@ def shape_from_numbers(text: str) -> ModelConfig:
     if heads % kv_heads:
         raise ConfigError(f"{heads} heads cannot share {kv_heads} heads of keys and values", param="shape")
     return _shape(
-        numbers["hidden"], numbers["ffn"], numbers["layers"], heads,
-        numbers.get("head_dim", max(1, numbers["hidden"] // heads)), kv_heads=kv_heads,
-        vocab=numbers.get("vocab", 128_256), tied=bool(numbers.get("tied", 0)),
+        numbers["hidden"],
+        numbers["ffn"],
+        numbers["layers"],
+        heads,
+        numbers.get("head_dim", max(1, numbers["hidden"] // heads)),
+        kv_heads=kv_heads,
+        vocab=numbers.get("vocab", 128_256),
+        tied=bool(numbers.get("tied", 0)),
         context=numbers.get("context", 131_072),
-    )  # fmt: skip
+    )

@@ -30,9 +30,14 @@ _GOODBYE_S = 1.0
 
 @asynccontextmanager
 async def administered(
-    settings: GatewaySettings, store_url: str, door: Door, admins: AdminRing, keys: KeyRing, feed: Feed,
+    settings: GatewaySettings,
+    store_url: str,
+    door: Door,
+    admins: AdminRing,
+    keys: KeyRing,
+    feed: Feed,
     tower: Watchtower,
-) -> AsyncIterator[tuple[App, str]]:  # fmt: skip
+) -> AsyncIterator[tuple[App, str]]:
     """What the public port serves: the door, on loopback with the admin API beside it; and where that is, in words."""
     has_own_port = settings.admin_port is not None
     if not has_own_port and settings.host not in LOOPBACK:
@@ -45,10 +50,13 @@ async def administered(
     feed.start()
     with open_store(store_url) as store:
         api = AdminApi(
-            store, guard, door.recorder,
+            store,
+            guard,
+            door.recorder,
             lambda: state_of(door.replicas.values(), door.admission, door.now()),
-            {**RouteDesk(door).views(), **watch_views(tower)}, has_own_port=has_own_port,
-        )  # fmt: skip
+            {**RouteDesk(door).views(), **watch_views(tower)},
+            has_own_port=has_own_port,
+        )
         try:
             if settings.admin_port is None:
                 where = f"the console is at /, the admin API under /admin/v1, {_who(guard)}"

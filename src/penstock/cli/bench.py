@@ -31,9 +31,14 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _add_http(parser: argparse.ArgumentParser, workloads: str) -> None:
     parser.add_argument(
-        "--url", dest="urls", action="append", default=[], type=_named_url, metavar="NAME=URL",
+        "--url",
+        dest="urls",
+        action="append",
+        default=[],
+        type=_named_url,
+        metavar="NAME=URL",
         help="a server that runs already, measured in turns with the others; penstock=URL is one of ours",
-    )  # fmt: skip
+    )
     parser.add_argument("--model", default="smollm2", help="what is served: its tokens are counted (default: smollm2)")
     parser.add_argument("--workload", metavar="NAME,…", help=f"some of {workloads} (default: all)")
     parser.add_argument(

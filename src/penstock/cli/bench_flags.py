@@ -16,18 +16,24 @@ def add_bench_serve(parser: argparse.ArgumentParser) -> None:
     _add_target(parser)
     load = parser.add_argument_group("the load (default: --concurrency 1; a trace: its own times)")
     load.add_argument(
-        "--concurrency", metavar="N,…", type=_list_of(_positive),
+        "--concurrency",
+        metavar="N,…",
+        type=_list_of(_positive),
         help="closed loop: so many clients, each asking again when it is answered; several are measured in turn",
-    )  # fmt: skip
+    )
     load.add_argument(
-        "--rate", metavar="R,…", type=_list_of(_above_0),
+        "--rate",
+        metavar="R,…",
+        type=_list_of(_above_0),
         help="open loop: so many requests a second, whatever becomes of them; several are measured in turn",
-    )  # fmt: skip
+    )
     _add_arrivals(load)
     load.add_argument(
-        "--requests", type=_positive, metavar="N",
+        "--requests",
+        type=_positive,
+        metavar="N",
         help="of each load; conversations, where they have turns (default: 100, or all of a file)",
-    )  # fmt: skip
+    )
     load.add_argument("--duration", type=_above_0, metavar="S", help="requests begin for so long, instead of so many")
     load.add_argument("--warmup", type=int, default=0, metavar="N", help="requests before, which do not count")
     load.add_argument("--slo", metavar="ttft=0.5,…", help="of ttft, tpot and e2e, in seconds or as 50ms: goodput")
@@ -66,9 +72,10 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         "--api-key", metavar="KEY", help=f"(default: the environment's {' or '.join(KEY_VARIABLES)}, if it has one)"
     )
     target.add_argument(
-        "--tokenizer", metavar="MODEL",
+        "--tokenizer",
+        metavar="MODEL",
         help="whose words prompts are made of: an alias, file, directory or hf:org/name (default: the server's own)",
-    )  # fmt: skip
+    )
     target.add_argument("--context", type=_positive, metavar="N", help="tokens it takes (default: as it says)")
     target.add_argument("--timeout", type=_above_0, default=600.0, metavar="S", help="without a byte (default: 600)")
     target.add_argument("--body", type=_json_object, default={}, metavar="JSON", help="more fields; null removes one")
@@ -83,9 +90,12 @@ def _add_arrivals(group: argparse._ArgumentGroup) -> None:
         "--arrivals", choices=["poisson", "gamma", "constant"], default="poisson", help="of a rate (default: poisson)"
     )
     group.add_argument(
-        "--burstiness", type=_above_0, default=0.5, metavar="X",
+        "--burstiness",
+        type=_above_0,
+        default=0.5,
+        metavar="X",
         help="the shape of gamma: below 1 come bursts, 1 is poisson (default: 0.5)",
-    )  # fmt: skip
+    )
 
 
 def _add_asked(parser: argparse.ArgumentParser) -> None:

@@ -16,9 +16,14 @@ def add_bench_gateway(parser: argparse.ArgumentParser) -> None:
         "--tools", type=Path, required=True, metavar="DIR", help="where fakeup.c and lgen.c are: upstream and load"
     )
     parser.add_argument(
-        "--peer", dest="peers", action="append", default=[], type=_named_command, metavar="NAME=COMMAND",
+        "--peer",
+        dest="peers",
+        action="append",
+        default=[],
+        type=_named_command,
+        metavar="NAME=COMMAND",
         help="another gateway; in its command {port} is where it listens, {ports} and {urls} are the upstreams",
-    )  # fmt: skip
+    )
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="the medians of N are shown (default: 5)")
     parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="of each measurement (default: 5)")
     parser.add_argument("--load", metavar="NAME,…", help="some of whole, stream, rate100, open2000 (default: all)")

@@ -75,9 +75,13 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop | EncoderLoo
     floor = max(assembly.block_size, assembly.chunk_tokens // 8)
     budget = StepBudget(assembly.chunk_tokens, target_s=settings.slo.tpot_s, floor=floor)
     cache = KVCache(
-        assembly.num_blocks, assembly.block_size, share_prefixes=engine.prefix_cache, routing_tokens=ROUTING_TOKENS,
-        host_blocks=assembly.host_blocks, copy_s=assembly.copy_s,
-    )  # fmt: skip
+        assembly.num_blocks,
+        assembly.block_size,
+        share_prefixes=engine.prefix_cache,
+        routing_tokens=ROUTING_TOKENS,
+        host_blocks=assembly.host_blocks,
+        copy_s=assembly.copy_s,
+    )
     speculation, speculates = make_speculation(engine, assembly, cache)
     phases.close()
     slots = AdapterSlots(assembly.adapters.num_slots if assembly.adapters is not None else 0)

@@ -30,9 +30,12 @@ def add_section(parser: argparse.ArgumentParser, section: str, *, leave_out: tup
     for field in dataclasses.fields(cls):
         if field.name not in leave_out:
             group.add_argument(
-                flag(field.name), dest=f"{section}.{field.name}", default=argparse.SUPPRESS,
-                help=f"{field.metadata['help']} (default: {default_of(field)})", **_parsing(kinds[field.name]),
-            )  # fmt: skip
+                flag(field.name),
+                dest=f"{section}.{field.name}",
+                default=argparse.SUPPRESS,
+                help=f"{field.metadata['help']} (default: {default_of(field)})",
+                **_parsing(kinds[field.name]),
+            )
 
 
 def settings_from(arguments: argparse.Namespace) -> Settings:

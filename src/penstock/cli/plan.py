@@ -11,18 +11,22 @@ from pathlib import Path
 def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("plan", help="what hardware a model and a load need, what it costs, what costs less")
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL",
+        "model",
+        nargs="?",
+        metavar="MODEL",
         help="a shape (llama8b, llama70b, …), hf:org/name, a directory, a config.json, a .gguf, or numbers: "
         "hidden=8192,ffn=28672,layers=80,heads=64,kv_heads=8",
-    )  # fmt: skip
+    )
     asked = parser.add_argument_group("what is asked")
     asked.add_argument(
         "--rate", type=float, metavar="X", help="requests per second at the peak; a trace's own otherwise"
     )
     asked.add_argument(
-        "--prompt", default="512", metavar="TOKENS",
+        "--prompt",
+        default="512",
+        metavar="TOKENS",
         help="length of prompts: 512, 128:2048 (uniform), normal:MEAN:SD, lognormal:MEAN:SD (default: 512)",
-    )  # fmt: skip
+    )
     asked.add_argument("--output", default="256", metavar="TOKENS", help="length of outputs, likewise (default: 256)")
     asked.add_argument("--trace", type=Path, metavar="FILE", help="lengths and shared prefixes of a trace instead")
     asked.add_argument(
@@ -46,10 +50,11 @@ def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     chosen.add_argument("--hardware", type=Path, metavar="FILE", help="TOML that adds GPUs, or overrides their figures")
     bill = parser.add_argument_group("a bill to bring down")
     bill.add_argument(
-        "--current", metavar="KEY=VALUE,…",
+        "--current",
+        metavar="KEY=VALUE,…",
         help="what runs today: gpu=h100 and count=228 or bill=500000 (a month; both: your price), and tp, pp, quant, "
         "kv, prefix=off where you know them. Without --rate, the load is what that carries within the targets",
-    )  # fmt: skip
+    )
     bill.add_argument("--halve", action="store_true", help="the steps to half of today's bill")
     bill.add_argument("--budget", type=money, metavar="X", help="the steps to this much a month: 500000 or 500k")
     parser.add_argument("--list-hardware", action="store_true", help="print the table of GPUs and end")

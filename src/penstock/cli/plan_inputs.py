@@ -124,9 +124,14 @@ def _case(arguments: argparse.Namespace, config: ModelConfig, table: Table, *, r
     target = Target(arguments.ttft, arguments.tpot, arguments.percentile / 100)
     demand = Demand(rate, tuple(lengths), share, target)
     return Case(
-        config, demand, table, max_num_seqs=arguments.max_num_seqs, chunk_tokens=arguments.chunk_tokens,
-        engine=arguments.engine, num_spare=arguments.spare,
-    )  # fmt: skip
+        config,
+        demand,
+        table,
+        max_num_seqs=arguments.max_num_seqs,
+        chunk_tokens=arguments.chunk_tokens,
+        engine=arguments.engine,
+        num_spare=arguments.spare,
+    )
 
 
 def _lengths(arguments: argparse.Namespace) -> tuple[list[tuple[int, int]], float]:

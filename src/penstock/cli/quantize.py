@@ -33,15 +33,19 @@ def add_quantize(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "directory", type=Path, metavar="OUT", help="where to write; a run that was killed goes on there"
     )
     command.add_argument(
-        "--method", choices=METHODS, default="gptq",
+        "--method",
+        choices=METHODS,
+        default="gptq",
         help="gptq and awq: 4 bits in groups, fitted to a text; int8: 8 bits and activations in 8 bits (W8A8), or with "
         "--group weights alone; fp8: E4M3, activations too (default: gptq)",
-    )  # fmt: skip
+    )
     command.add_argument("--bits", type=int, metavar="N", help="4, or 8 for gptq (default: 4; int8 and fp8: 8)")
     command.add_argument(
-        "--group", type=int, metavar="N",
+        "--group",
+        type=int,
+        metavar="N",
         help="columns with one scale (default: 128, or the largest half of it that divides the model's columns)",
-    )  # fmt: skip
+    )
     symmetry = command.add_mutually_exclusive_group()
     symmetry.add_argument(
         "--sym", dest="symmetric", action="store_true", default=None, help="no zero points (default, but for awq)"
@@ -110,17 +114,22 @@ def _write(
     making = _making(arguments.model, checkpoint, recipe, texts.calibration)
     device = choose_device(arguments.device)
     with QuantizedDirectory.opened(
-        arguments.directory, making, checkpoint.config.num_layers,
+        arguments.directory,
+        making,
+        checkpoint.config.num_layers,
         on_wait=lambda: print("another process is writing there; waiting for it", flush=True),
-    ) as directory:  # fmt: skip
+    ) as directory:
         if directory.is_complete:
             print(f"{directory.path} is there already, made with the same arguments")
             return
         quantize(checkpoint, recipe, directory, texts.calibration, device, layers_bar(recipe.method))
         directory.finish(
-            checkpoint, recipe.config(checkpoint.config), recipe.dtype,
-            tokenizer_json=tokenizer.to_json(), special_tokens=tokenizer.special_tokens(),
-        )  # fmt: skip
+            checkpoint,
+            recipe.config(checkpoint.config),
+            recipe.dtype,
+            tokenizer_json=tokenizer.to_json(),
+            special_tokens=tokenizer.special_tokens(),
+        )
 
 
 def _check_source(checkpoint: Checkpoint) -> None:

@@ -17,9 +17,12 @@ def add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     replay.add_argument("log", type=Path, metavar="LOG", help="a gateway's, under PENSTOCK_HOME/decisions")
     replay.add_argument("--policy", default="all", metavar="NAME,…", help="strategies of docs/router.md (default: all)")
     replay.add_argument(
-        "--weights", type=_weights, default={}, metavar="NAME=X,…",
+        "--weights",
+        type=_weights,
+        default={},
+        metavar="NAME=X,…",
         help="for them: prefix, session, priority, queue, kv_pressure, output; with --policy all, kv_aware with these",
-    )  # fmt: skip
+    )
     replay.add_argument(
         "--alone", action="store_true", help="each choice by itself; else what a policy changes, it is shown later"
     )

@@ -46,9 +46,12 @@ async def _serve(settings: Settings, name: str, count: int, store: str) -> None:
     ports = [_free_port() for _ in range(count)]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     gateway = GatewaySettings(
-        host=settings.server.host, port=settings.server.port, models={name: {"replicas": urls}}, slo=settings.slo,
+        host=settings.server.host,
+        port=settings.server.port,
+        models={name: {"replicas": urls}},
+        slo=settings.slo,
         telemetry=settings.telemetry,
-    )  # fmt: skip
+    )
     with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
         keepers = [
             asyncio.create_task(_keep(_write_config(settings, name, port, count, Path(directory)))) for port in ports
@@ -77,9 +80,18 @@ async def _keep(config: Path) -> None:
     while True:
         started_s = asyncio.get_running_loop().time()
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "penstock.cli.main", "engine", "--config", str(config), "--log-level", "warning",
-            stdout=asyncio.subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "penstock.cli.main",
+            "engine",
+            "--config",
+            str(config),
+            "--log-level",
+            "warning",
+            stdout=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
         try:
             code = await process.wait()
         except asyncio.CancelledError:

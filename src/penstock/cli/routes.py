@@ -28,9 +28,13 @@ def add_routes(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         if verb == "weights":
             command.add_argument("weights", nargs="*", type=_share, metavar="VERSION=WEIGHT", help="v2=10; v2=file")
             command.add_argument(
-                "--shadow", action="append", type=_share, default=[], metavar="VERSION=SHARE",
+                "--shadow",
+                action="append",
+                type=_share,
+                default=[],
+                metavar="VERSION=SHARE",
                 help="send it a copy of this share of what others answer: v2=0.05",
-            )  # fmt: skip
+            )
         elif verb == "promote":
             command.add_argument("version", metavar="VERSION")
         elif verb == "rollback":
@@ -90,11 +94,16 @@ def _show(route: RouteInForce, history: list[RouteRevision], as_json: bool) -> N
     print_table(
         ("VERSION", "WEIGHT", "PERCENT", "SHADOW", "IN THE FILE"),
         [
-            (version, f"{weight:g}", f"{100 * weight / total:.1f}", f"{route.shadow.get(version, 0.0):g}",
-             f"{file.weights[version]:g}")
+            (
+                version,
+                f"{weight:g}",
+                f"{100 * weight / total:.1f}",
+                f"{route.shadow.get(version, 0.0):g}",
+                f"{file.weights[version]:g}",
+            )
             for version, weight in route.weights.items()
         ],
-    )  # fmt: skip
+    )
     if history:
         print()
         print_table(

@@ -154,18 +154,28 @@ class HttpServer(uvicorn.Server):
     the engine, and that ends everything."""
 
     def __init__(
-        self, app: Replica | ConsoleAtReplica, drain: Drain, engine: EngineClient, feed: Feed | None, *,
+        self,
+        app: Replica | ConsoleAtReplica,
+        drain: Drain,
+        engine: EngineClient,
+        feed: Feed | None,
+        *,
         drain_timeout_s: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._drain = drain
         self._engine = engine
         self._feed = feed
         self._drain_timeout_s = drain_timeout_s
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, http="httptools", ws="none", server_header=False,
+            app,
+            log_level="warning",
+            access_log=False,
+            http="httptools",
+            ws="none",
+            server_header=False,
             proxy_headers=False,  # who may act as a gateway is judged by who really calls
             timeout_graceful_shutdown=int(drain_timeout_s) + _GOODBYE_S,
-        )  # fmt: skip
+        )
         super().__init__(config)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

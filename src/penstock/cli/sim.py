@@ -38,9 +38,11 @@ def add_sim(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 def _add_trace(parser: argparse.ArgumentParser, *, strategy: str, replicas: str) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="of Mooncake's (.jsonl) or Azure's (.csv) form")
     parser.add_argument(
-        "--strategy", default=strategy, metavar="NAME,…",
+        "--strategy",
+        default=strategy,
+        metavar="NAME,…",
         help=f"of the router's, or oracle: by full knowledge of all caches (default: {strategy})",
-    )  # fmt: skip
+    )
     parser.add_argument("--replicas", default=replicas, metavar="N,…", help=f"(default: {replicas})")
     parser.add_argument(
         "--profile", default=_PROFILE, metavar="NAME|FILE", help=f"what a replica can do (default: {_PROFILE})"
@@ -48,9 +50,12 @@ def _add_trace(parser: argparse.ArgumentParser, *, strategy: str, replicas: str)
     load = parser.add_mutually_exclusive_group()
     load.add_argument("--speed", type=_positive, metavar="X", help="the trace so many times as fast")
     load.add_argument(
-        "--utilisation", type=_positive, default=0.7, metavar="U",
+        "--utilisation",
+        type=_positive,
+        default=0.7,
+        metavar="U",
         help="as fast as makes the work, without a hit, this share of the replicas' time (default: 0.7)",
-    )  # fmt: skip
+    )
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the trace from this request on")
     parser.add_argument("--count", type=int, default=None, metavar="N", help="so many of it")
     parser.add_argument(

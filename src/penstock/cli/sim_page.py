@@ -29,19 +29,28 @@ def page(results: Sequence[Result], slo: Slo, *, title: str) -> str:
 def _plots(results: Sequence[Result], slo: Slo) -> list[Plot]:
     return [
         Plot(
-            "Time to first token", "per cent of requests", "seconds",
+            "Time to first token",
+            "per cent of requests",
+            "seconds",
             [Line(r.policy, [100 * share for _, share in r.ttft_curve], [s for s, _ in r.ttft_curve]) for r in results],
-            [Limit("SLO", slo.ttft_s)], is_log_y=True,
+            [Limit("SLO", slo.ttft_s)],
+            is_log_y=True,
         ),
         Plot(
-            "p95 of TTFT over time", "seconds of the simulation", "seconds",
-            [Line(r.policy, *_over_time(r)) for r in results], [Limit("SLO", slo.ttft_s)], is_log_y=True,
+            "p95 of TTFT over time",
+            "seconds of the simulation",
+            "seconds",
+            [Line(r.policy, *_over_time(r)) for r in results],
+            [Limit("SLO", slo.ttft_s)],
+            is_log_y=True,
         ),
         Plot(
-            "Work of each replica", "replica, the busiest first", "times the mean",
+            "Work of each replica",
+            "replica, the busiest first",
+            "times the mean",
             [Line(r.policy, list(range(1, len(r.loads) + 1)), r.loads) for r in results],
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _over_time(result: Result) -> tuple[list[float], list[float]]:

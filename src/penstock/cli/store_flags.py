@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 def add_store_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--store", metavar="URL",
+        "--store",
+        metavar="URL",
         help="sqlite:///path or postgresql://user@host/name (default: the config's `store`, $PENSTOCK_STORE, or "
         "penstock.db in $PENSTOCK_HOME)",
-    )  # fmt: skip
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="the gateway's YAML file; its `store` is used")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 

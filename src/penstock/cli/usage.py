@@ -16,13 +16,17 @@ from penstock.tenancy.usage import NOTHING, Spent, UsageSum, periods
 def add_usage(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     usage = commands.add_parser("usage", help="what tenants used")
     usage.add_argument(
-        "tenant", metavar="TENANT", nargs="?",
+        "tenant",
+        metavar="TENANT",
+        nargs="?",
         help="its id, that of a removed one too; `anonymous`: who had no key (default: all, today and this month)",
-    )  # fmt: skip
+    )
     usage.add_argument(
-        "--since", type=moment, metavar="WHEN",
+        "--since",
+        type=moment,
+        metavar="WHEN",
         help="2026-11-15, 2026-11-15T12:00 (UTC), or how long ago: 24h, 7d; in whole hours (default: this month)",
-    )  # fmt: skip
+    )
     usage.add_argument("--until", type=moment, metavar="WHEN", help="in the same words (default: now)")
     usage.add_argument("--by", choices=STEPS, help="one line per (default: day)")
     add_store_flags(usage)
@@ -35,7 +39,7 @@ def run_usage(arguments: argparse.Namespace) -> None:
             return
         report = UsageReport(
             store, arguments.tenant, by=arguments.by or "day", since_s=arguments.since, until_s=arguments.until
-        )  # fmt: skip
+        )
     if arguments.json:
         print_json(report.document())
     else:

@@ -21,16 +21,20 @@ def add_watermark(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     add = verbs.add_parser("add", help="a new watermark with a secret of its own; its settings never change")
     add.add_argument("name", metavar="NAME", help="lower-case letters, digits, . _ -")
     add.add_argument(
-        "--scheme", choices=[str(one) for one in Scheme], **given,
+        "--scheme",
+        choices=[str(one) for one in Scheme],
+        **given,
         help="green: some tokens are preferred (default); gumbel: keyed numbers in place of chance, free of distortion",
-    )  # fmt: skip
+    )
     add.add_argument("--gamma", type=float, metavar="X", help="green: part of the vocabulary (default: 0.25)", **given)
     add.add_argument("--delta", type=float, metavar="X", help="green: added to its logits (default: 2)", **given)
     add.add_argument("--width", type=int, metavar="N", help="tokens of context (default: 4)", **given)
     add.add_argument(
-        "--seeding", choices=[str(one) for one in Seeding], **given,
+        "--seeding",
+        choices=[str(one) for one in Seeding],
+        **given,
         help="left: by all of the context (default); self: by one token of it and the candidate",
-    )  # fmt: skip
+    )
 
     verbs.add_parser("list", help="all watermarks, without their secrets")
     remove = verbs.add_parser("remove", help="a watermark and its secret: what it marked can no longer be told")
@@ -101,11 +105,17 @@ def _detect(marks: WatermarkFile, arguments: argparse.Namespace) -> None:
     if arguments.json:
         print_json(
             {
-                "verdict": verdict, "z": finding.z, "p_value": finding.p_value, "tokens": finding.num_tokens,
-                "scored": finding.num_scored, "score": finding.score, "expected": finding.expected,
-                "scheme": finding.scheme, "key": arguments.key,
+                "verdict": verdict,
+                "z": finding.z,
+                "p_value": finding.p_value,
+                "tokens": finding.num_tokens,
+                "scored": finding.num_scored,
+                "score": finding.score,
+                "expected": finding.expected,
+                "scheme": finding.scheme,
+                "key": arguments.key,
             }
-        )  # fmt: skip
+        )
         return
     unit = "green tokens" if finding.scheme is Scheme.GREEN else "score"
     p_value = f"{finding.p_value:.2g}" if finding.p_value > 0 else "below 1e-300"

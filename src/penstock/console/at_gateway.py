@@ -47,9 +47,11 @@ class ConsoleAtGateway:
             exchange.respond(status, render(lines), body)
         elif path == b"/console/v1/session":
             session = {
-                "kind": "gateway", "version": __version__, "needs_key": not self._guard.is_open,
+                "kind": "gateway",
+                "version": __version__,
+                "needs_key": not self._guard.is_open,
                 "needs_tenant_key": self._keys.has_had_tenants,
-            }  # fmt: skip
+            }
             exchange.respond(200, JSON + _NO_STORE, msgspec.json.encode(session))
         elif path == b"/console/v1/feed":
             self._guard.check(request)

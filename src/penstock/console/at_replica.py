@@ -42,10 +42,14 @@ class ConsoleAtReplica:
         self._guard = Guard(AdminRing(), KeyRing(), is_loopback=True)
         self._pages = load_pages()
         pages = [Route("GET", path, self._page) for path in self._pages]
-        self._router = Router([
-            *pages, Route("GET", "/console/v1/session", self._session), Route("GET", "/console/v1/feed", self._stream),
-            Route("GET", "/console/v1/requests/{id}", self._request),
-        ])  # fmt: skip
+        self._router = Router(
+            [
+                *pages,
+                Route("GET", "/console/v1/session", self._session),
+                Route("GET", "/console/v1/feed", self._stream),
+                Route("GET", "/console/v1/requests/{id}", self._request),
+            ]
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_ours = scope["type"] == "http" and owns(scope["path"])
@@ -59,9 +63,12 @@ class ConsoleAtReplica:
 
     async def _session(self, request: Request, send: Send) -> None:
         session = {
-            "kind": "replica", "version": __version__, "needs_key": False, "needs_tenant_key": False,
+            "kind": "replica",
+            "version": __version__,
+            "needs_key": False,
+            "needs_tenant_key": False,
             "closed": "" if self._is_loopback else _CLOSED,
-        }  # fmt: skip
+        }
         await json_response(send, 200, msgspec.json.encode(session), _NO_STORE)
 
     async def _stream(self, request: Request, send: Send) -> None:

@@ -123,10 +123,12 @@ class Feed:
         self._decisions.extend(decisions)
         if self._viewers:
             news = {
-                "at_s": now_s, "state": self._source.state(now_s), "rows": rows,
+                "at_s": now_s,
+                "state": self._source.state(now_s),
+                "rows": rows,
                 "requests": self._request_rows(requests[-_NEW_REQUESTS:]),
                 "decisions": self._decision_rows(decisions[-_NEW_DECISIONS:]),
-            }  # fmt: skip
+            }
             event = _event("tick", news)
             for viewer in list(self._viewers):
                 viewer(event)
@@ -153,11 +155,17 @@ class Feed:
             shown = {id(one): one for one in (*self._troubles, *list(self._requests)[-_SHOWN_REQUESTS:])}
             requests = sorted(shown.values(), key=lambda one: one.at_s)
             everything = {
-                "kind": self._source.kind, "version": __version__, "began_s": self._began_s, "at_s": time.time(),
-                "columns": COLUMNS, "times": list(self._history.times), "series": self._history.columns(),
-                "state": self._source.state(time.time()), "requests": self._request_rows(requests),
+                "kind": self._source.kind,
+                "version": __version__,
+                "began_s": self._began_s,
+                "at_s": time.time(),
+                "columns": COLUMNS,
+                "times": list(self._history.times),
+                "series": self._history.columns(),
+                "state": self._source.state(time.time()),
+                "requests": self._request_rows(requests),
                 "decisions": self._decision_rows(list(self._decisions)[-_SHOWN_DECISIONS:]),
-            }  # fmt: skip
+            }
             self._hello = _event("hello", everything)
         return self._hello
 

@@ -86,11 +86,13 @@ class GatewaySource:
             by_model.setdefault(replica.model, []).append(replica)
         return {
             model: Standing(
-                waiting(model), sum(len(one.riders) for one in own), _kv_share(own),
+                waiting(model),
+                sum(len(one.riders) for one in own),
+                _kv_share(own),
                 sum(self._since_last(one, now_s) for one in own),
             )
             for model, own in by_model.items()
-        }  # fmt: skip
+        }
 
     def state(self, now_s: float) -> State:
         door = self._door
@@ -118,29 +120,44 @@ class GatewaySource:
     def _row(self, replica: Replica, view: ReplicaView) -> ReplicaRow:
         report, made = replica.report, self._made.get(replica.id)
         row = ReplicaRow(
-            id=view.id, name=replica.name, model=view.model, kind=_kind(replica), state=view.state,
-            breaker=view.breaker, share=round(view.share, 3), running=view.running, waiting=view.waiting,
-            in_flight=view.in_flight, kv_used=view.kv_active_tokens, kv_capacity=view.kv_capacity_tokens,
+            id=view.id,
+            name=replica.name,
+            model=view.model,
+            kind=_kind(replica),
+            state=view.state,
+            breaker=view.breaker,
+            share=round(view.share, 3),
+            running=view.running,
+            waiting=view.waiting,
+            in_flight=view.in_flight,
+            kv_used=view.kv_active_tokens,
+            kv_capacity=view.kv_capacity_tokens,
             heard_s_ago=view.heard_s_ago,
-        )  # fmt: skip
+        )
         if report is None:
             return row
         return replace(
-            row, state=report.state if row.state == "out" and report.state != "ready" else row.state,
+            row,
+            state=report.state if row.state == "out" and report.state != "ready" else row.state,
             max_sequences=min(report.max_num_seqs, report.max_open) or None,
-            kv_capacity=report.kv_capacity_tokens or None, hit_rate=hit_rate(report),
-            tokens_per_s=made.rate if made is not None else None, step_s=report.decode_step_s,
-            restarts=report.restarts, version=report.version,
-        )  # fmt: skip
+            kv_capacity=report.kv_capacity_tokens or None,
+            hit_rate=hit_rate(report),
+            tokens_per_s=made.rate if made is not None else None,
+            step_s=report.decode_step_s,
+            restarts=report.restarts,
+            version=report.version,
+        )
 
     def _models(self) -> list[ModelRow]:
         return [
             ModelRow(
-                route.name, route.aliases, tuple(share.pool for share in route.pools),
+                route.name,
+                route.aliases,
+                tuple(share.pool for share in route.pools),
                 any(self._has_price(share.pool) for share in route.pools),
             )
             for route in self._door.routes.routes.values()
-        ]  # fmt: skip
+        ]
 
     # -- tenants
 
@@ -159,11 +176,24 @@ class GatewaySource:
         used = self._used.get(tenant.id) or _Used()
         today, this_month = (self._budgets.spent(tenant.id, period) for period in (day, month))
         return TenantRow(
-            tenant.id, tenant.name, tenant.priority.value, tenant.is_active, used.requests, used.refused, used.input,
-            used.cached, used.output, used.device_s, used.cost, today.tokens, today.cost_nanos / NANOS,
-            this_month.tokens, this_month.cost_nanos / NANOS, this_month.device_us / 1e6,
+            tenant.id,
+            tenant.name,
+            tenant.priority.value,
+            tenant.is_active,
+            used.requests,
+            used.refused,
+            used.input,
+            used.cached,
+            used.output,
+            used.device_s,
+            used.cost,
+            today.tokens,
+            today.cost_nanos / NANOS,
+            this_month.tokens,
+            this_month.cost_nanos / NANOS,
+            this_month.device_us / 1e6,
             {name: value for name, value in fields_of(tenant.budget).items() if value is not None},
-        )  # fmt: skip
+        )
 
     def _has_price(self, pool: str) -> bool:
         return self._door.prices.get(pool, FREE) != FREE

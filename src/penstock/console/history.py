@@ -22,9 +22,20 @@ _LEAST = round(log(1e-6) / _BIN)
 _OTHERS = (Ending.REFUSED, Ending.FAILED, Ending.CLIENT_GONE)
 
 COLUMNS = (
-    "ok", "refused", "failed", "gone", "input_rate", "output_rate", "ttft_p50", "ttft_p95", "tpot_p50", "tpot_p95",
-    "waiting", "running", "kv",
-)  # fmt: skip
+    "ok",
+    "refused",
+    "failed",
+    "gone",
+    "input_rate",
+    "output_rate",
+    "ttft_p50",
+    "ttft_p95",
+    "tpot_p50",
+    "tpot_p95",
+    "waiting",
+    "running",
+    "kv",
+)
 
 Row = tuple[float | None, ...]  # in the order of COLUMNS
 Bins = dict[int, int]  # how many were how long

@@ -11,16 +11,22 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import NamedTuple
 
-_TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8",
-          "svg": "image/svg+xml"}  # fmt: skip
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
 SAFE_HEADERS = [
-    (b"content-security-policy", _POLICY.encode()), (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"), (b"cross-origin-opener-policy", b"same-origin"),
-]  # fmt: skip
+    (b"content-security-policy", _POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+]
 PREFIX = "/console/"
 
 
@@ -57,7 +63,10 @@ def load_pages() -> dict[str, Page]:
 def _page(content: bytes, kind: str) -> Page:
     etag = b'"%b"' % sha256(content).hexdigest()[:16].encode()
     headers = [
-        (b"content-type", kind.encode()), (b"etag", etag), (b"cache-control", b"no-cache"),
-        (b"vary", b"accept-encoding"), *SAFE_HEADERS,
-    ]  # fmt: skip
+        (b"content-type", kind.encode()),
+        (b"etag", etag),
+        (b"cache-control", b"no-cache"),
+        (b"vary", b"accept-encoding"),
+        *SAFE_HEADERS,
+    ]
     return Page(headers, etag, content, gzip.compress(content, 9, mtime=0))

@@ -50,13 +50,23 @@ class ReplicaSource:
         state = "draining" if report.is_draining else report.state
         waiting = _waiting(report)
         replica = ReplicaRow(
-            id=_NAME, name=_NAME, model=self._model, kind="penstock", state=state, running=report.num_running,
-            waiting=waiting, in_flight=report.num_open, kv_used=report.kv_active_tokens,
+            id=_NAME,
+            name=_NAME,
+            model=self._model,
+            kind="penstock",
+            state=state,
+            running=report.num_running,
+            waiting=waiting,
+            in_flight=report.num_open,
+            kv_used=report.kv_active_tokens,
             max_sequences=min(report.max_num_seqs, report.max_open) or None,
-            kv_capacity=report.kv_capacity_tokens or None, hit_rate=hit_rate(report),
-            tokens_per_s=self._made.rate if self._made is not None else None, step_s=report.decode_step_s,
-            restarts=report.restarts, version=__version__,
-        )  # fmt: skip
+            kv_capacity=report.kv_capacity_tokens or None,
+            hit_rate=hit_rate(report),
+            tokens_per_s=self._made.rate if self._made is not None else None,
+            step_s=report.decode_step_s,
+            restarts=report.restarts,
+            version=__version__,
+        )
         return State(
             [ModelRow(self._model, (), (self._model,), False, self._slo.ttft_s, self._slo.tpot_s)],
             [replica],
@@ -79,9 +89,19 @@ def facts_of(finished: Finished) -> RequestFacts:
     else:
         ending, reason = Ending.FAILED if finished.status >= 500 else Ending.REFUSED, finished.outcome
     return RequestFacts(
-        id=finished.id, surface=finished.route, ending=ending, reason=reason, model=finished.model, replica=_NAME,
-        input_tokens=finished.prompt_tokens, cached_tokens=finished.cached_tokens,
-        output_tokens=finished.output_tokens, queue_s=0.0 if finished.parts else None,
-        ttft_s=finished.ttft_s if finished.is_stream else None, total_s=finished.total_s, num_tries=1,
-        parts=server_timing.encode(finished.parts), device_s=finished.cost.device_s,
-    )  # fmt: skip
+        id=finished.id,
+        surface=finished.route,
+        ending=ending,
+        reason=reason,
+        model=finished.model,
+        replica=_NAME,
+        input_tokens=finished.prompt_tokens,
+        cached_tokens=finished.cached_tokens,
+        output_tokens=finished.output_tokens,
+        queue_s=0.0 if finished.parts else None,
+        ttft_s=finished.ttft_s if finished.is_stream else None,
+        total_s=finished.total_s,
+        num_tries=1,
+        parts=server_timing.encode(finished.parts),
+        device_s=finished.cost.device_s,
+    )

@@ -129,11 +129,26 @@ class DecisionRow(Struct, frozen=True):
 
 def request_row(at_s: float, facts: RequestFacts, replica: str) -> RequestRow:
     return RequestRow(
-        facts.id, at_s, facts.surface, facts.ending.value, facts.reason, facts.tenant, facts.model, replica,
-        facts.input_tokens, facts.cached_tokens, facts.output_tokens, _rounded(facts.queue_s), _rounded(facts.ttft_s),
-        _rounded(facts.total_s), facts.num_tries, facts.rule, facts.cost, server_timing.decode(facts.parts),
+        facts.id,
+        at_s,
+        facts.surface,
+        facts.ending.value,
+        facts.reason,
+        facts.tenant,
+        facts.model,
+        replica,
+        facts.input_tokens,
+        facts.cached_tokens,
+        facts.output_tokens,
+        _rounded(facts.queue_s),
+        _rounded(facts.ttft_s),
+        _rounded(facts.total_s),
+        facts.num_tries,
+        facts.rule,
+        facts.cost,
+        server_timing.decode(facts.parts),
         facts.device_s,
-    )  # fmt: skip
+    )
 
 
 def decision_row(at_s: float, request: EdgeRequest, choice: Choice, names: dict[str, str]) -> DecisionRow:
@@ -142,18 +157,32 @@ def decision_row(at_s: float, request: EdgeRequest, choice: Choice, names: dict[
     order = sorted(range(len(totals)), key=lambda i: (candidates[i] is not choice.replica, -totals[i]))
     shown = [
         Candidate(
-            names.get(candidates[i].id, candidates[i].id), round(totals[i], 4),
-            [round(scores[i], 4) for scores in choice.scores.values()], choice.matched.get(candidates[i].id, 0),
-            choice.on_host.get(candidates[i].id, 0), candidates[i].running, candidates[i].prefill_queued,
+            names.get(candidates[i].id, candidates[i].id),
+            round(totals[i], 4),
+            [round(scores[i], 4) for scores in choice.scores.values()],
+            choice.matched.get(candidates[i].id, 0),
+            choice.on_host.get(candidates[i].id, 0),
+            candidates[i].running,
+            candidates[i].prefill_queued,
         )
         for i in order[:_MOST_CANDIDATES]
-    ]  # fmt: skip
+    ]
     return DecisionRow(
-        request.id, at_s, request.model, request.tenant, request.prompt_tokens, choice.strategy,
-        names.get(choice.replica.id, choice.replica.id) if choice.replica is not None else "", choice.matched_tokens,
-        choice.host_tokens, choice.is_approximate, list(choice.scores), shown, len(totals),
+        request.id,
+        at_s,
+        request.model,
+        request.tenant,
+        request.prompt_tokens,
+        choice.strategy,
+        names.get(choice.replica.id, choice.replica.id) if choice.replica is not None else "",
+        choice.matched_tokens,
+        choice.host_tokens,
+        choice.is_approximate,
+        list(choice.scores),
+        shown,
+        len(totals),
         {names.get(id_, id_): reason for id_, reason in choice.dropped.items()},
-    )  # fmt: skip
+    )
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -19,8 +19,18 @@ Name = int | bytes | str  # of a block, as its engine calls it
 DEVICE = "GPU"  # the medium that is a device's own memory; CPU, CPU_PINNED and others are not
 
 # Positions of the fields in arrays, after the tag. Fields are only ever appended.
-_STORED = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name",
-           "extra_keys", "group_idx", "kv_cache_spec_kind")  # fmt: skip
+_STORED = (
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
+)
 _REMOVED = ("block_hashes", "medium", "group_idx")
 # Blocks of other kinds (sliding windows, states) hold no whole prefix.
 _WHOLE_PREFIX = ("full_attention", "mla_attention", "sink_full_attention")

@@ -19,9 +19,14 @@ Values = Mapping[Signal, float]
 
 _LOAD = (Signal.WAITING, Signal.RUNNING)
 _TOTALS = (
-    Signal.STEPS, Signal.PROMPT_TOKENS, Signal.PROMPTS, Signal.PREFILL_TOKENS, Signal.PREFILL_SECONDS,
-    Signal.DECODE_TOKENS, Signal.DECODE_SECONDS,
-)  # fmt: skip
+    Signal.STEPS,
+    Signal.PROMPT_TOKENS,
+    Signal.PROMPTS,
+    Signal.PREFILL_TOKENS,
+    Signal.PREFILL_SECONDS,
+    Signal.DECODE_TOKENS,
+    Signal.DECODE_SECONDS,
+)
 _PROMPT_TOKENS = 512.0  # of a prompt, of a server that has seen none
 _PREFILL_RATE = _DECODE_RATE = 2000.0  # tokens per second, of one that has measured nothing
 _STEP_TOKENS = 2048

@@ -80,8 +80,17 @@ class Bill:
             cached_tokens = max(0, cached_tokens - before.cached_tokens)
         self._ledger.record(
             Usage(
-                id, caller.tenant.id, caller.key_id, adapter or model, time.time(), input_tokens, cached_tokens,
-                output_tokens, cost, requests, round(1e6 * work.device_s) if work is not None else 0,
+                id,
+                caller.tenant.id,
+                caller.key_id,
+                adapter or model,
+                time.time(),
+                input_tokens,
+                cached_tokens,
+                output_tokens,
+                cost,
+                requests,
+                round(1e6 * work.device_s) if work is not None else 0,
                 round(1e3 * work.kv_block_s) if work is not None else 0,
             )
-        )  # fmt: skip
+        )

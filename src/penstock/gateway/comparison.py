@@ -100,16 +100,26 @@ class Comparison:
         return pool in self._answers
 
     def answered(
-        self, pool: str, at_s: float, outcome: str, usage: TokenUsage | None, ttft_s: float | None,
+        self,
+        pool: str,
+        at_s: float,
+        outcome: str,
+        usage: TokenUsage | None,
+        ttft_s: float | None,
         total_s: float | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if (tallies := self._answers.get(pool)) is not None:
             _now(tallies, at_s).add(outcome, usage, ttft_s, total_s)
 
     def copied(
-        self, pool: str, at_s: float, outcome: str, usage: TokenUsage | None, ttft_s: float | None,
+        self,
+        pool: str,
+        at_s: float,
+        outcome: str,
+        usage: TokenUsage | None,
+        ttft_s: float | None,
         total_s: float | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if (tallies := self._copies.get(pool)) is not None:
             _now(tallies, at_s).add(outcome, usage, ttft_s, total_s)
 

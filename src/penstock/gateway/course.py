@@ -46,9 +46,15 @@ class Course:
         self._first_at = None
 
     def facts(
-        self, inquiry: Inquiry, model: str, usage: TokenUsage | None, ending: Ending, reason: str, now: float,
+        self,
+        inquiry: Inquiry,
+        model: str,
+        usage: TokenUsage | None,
+        ending: Ending,
+        reason: str,
+        now: float,
         cost: float | None = None,
-    ) -> RequestFacts:  # fmt: skip
+    ) -> RequestFacts:
         began, sent_at, first_at = self._began, self._sent_at, self._first_at
         work = usage.work if usage is not None else None
         return RequestFacts(

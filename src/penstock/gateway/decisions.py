@@ -61,13 +61,22 @@ class Seen(msgspec.Struct, frozen=True, gc=False, array_like=True):
         """As a policy would be shown it, from `now` on."""
         growth = self.running * self.mean_output_tokens / 2
         return ReplicaSnapshot(
-            id=self.id, models=(model,), taken_at=now - self.age_s, max_sequences=self.max_sequences,
-            kv_capacity_tokens=self.kv_capacity_tokens, prefill_tokens_per_s=self.prefill_tokens_per_s,
-            decode_tokens_per_s=self.decode_tokens_per_s, mean_output_tokens=self.mean_output_tokens,
-            running=self.running, waiting=max(0, self.sequences - self.running), prefill_tokens=self.prefill_queued,
-            kv_active_tokens=round(self.kv_used_tokens - growth), share=self.share, step_tokens=self.step_tokens,
+            id=self.id,
+            models=(model,),
+            taken_at=now - self.age_s,
+            max_sequences=self.max_sequences,
+            kv_capacity_tokens=self.kv_capacity_tokens,
+            prefill_tokens_per_s=self.prefill_tokens_per_s,
+            decode_tokens_per_s=self.decode_tokens_per_s,
+            mean_output_tokens=self.mean_output_tokens,
+            running=self.running,
+            waiting=max(0, self.sequences - self.running),
+            prefill_tokens=self.prefill_queued,
+            kv_active_tokens=round(self.kv_used_tokens - growth),
+            share=self.share,
+            step_tokens=self.step_tokens,
             host_share=self.host_share,
-        )  # fmt: skip
+        )
 
 
 class Decided(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="d"):
@@ -100,11 +109,18 @@ class Decided(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="d"):
     def request(self) -> EdgeRequest:
         """As a policy would be shown it; a session goes by its number."""
         return EdgeRequest(
-            self.id, self.model, self.prompt_tokens, self.max_tokens, self.tenant, Priority(self.priority),
-            session=None if self.session is None else repr(self.session), draw=self.draw,
-            hashes=struct.unpack(f"<{len(self.hashes) // 8}Q", self.hashes), block_tokens=self.block_tokens,
+            self.id,
+            self.model,
+            self.prompt_tokens,
+            self.max_tokens,
+            self.tenant,
+            Priority(self.priority),
+            session=None if self.session is None else repr(self.session),
+            draw=self.draw,
+            hashes=struct.unpack(f"<{len(self.hashes) // 8}Q", self.hashes),
+            block_tokens=self.block_tokens,
             expected_output=self.expected_output,
-        )  # fmt: skip
+        )
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="e"):
@@ -145,31 +161,68 @@ def decided(
         best = heapq.nlargest(_MOST_CANDIDATES, shown, totals.__getitem__)
         shown = [picked, *(i for i in best if i != picked)][:_MOST_CANDIDATES]
     return Decided(
-        at_s, request.id, request.model, request.tenant, int(request.priority), request.prompt_tokens,
-        request.max_tokens, request.expected_output, request.session is not None,
-        struct.pack(f"<{len(hashes)}Q", *hashes), request.block_tokens, choice.strategy, list(choice.scores),
-        choice.replica.id if choice.replica is not None else None, choice.is_approximate, len(totals),
-        [_seen(choice, i, now) for i in shown], choice.dropped, request.draw,
-        lot_of(request.session) if request.session is not None else None, route, version, rule,
-    )  # fmt: skip
+        at_s,
+        request.id,
+        request.model,
+        request.tenant,
+        int(request.priority),
+        request.prompt_tokens,
+        request.max_tokens,
+        request.expected_output,
+        request.session is not None,
+        struct.pack(f"<{len(hashes)}Q", *hashes),
+        request.block_tokens,
+        choice.strategy,
+        list(choice.scores),
+        choice.replica.id if choice.replica is not None else None,
+        choice.is_approximate,
+        len(totals),
+        [_seen(choice, i, now) for i in shown],
+        choice.dropped,
+        request.draw,
+        lot_of(request.session) if request.session is not None else None,
+        route,
+        version,
+        rule,
+    )
 
 
 def ended(facts: RequestFacts) -> Ended:
     return Ended(
-        facts.id, facts.ending.value, facts.replica, facts.input_tokens, facts.cached_tokens, facts.output_tokens,
-        facts.queue_s, facts.ttft_s, facts.total_s,
-    )  # fmt: skip
+        facts.id,
+        facts.ending.value,
+        facts.replica,
+        facts.input_tokens,
+        facts.cached_tokens,
+        facts.output_tokens,
+        facts.queue_s,
+        facts.ttft_s,
+        facts.total_s,
+    )
 
 
 def _seen(choice: Choice, at: int, now: float) -> Seen:
     replica = choice.candidates[at]
     return Seen(
-        replica.id, choice.matched.get(replica.id, 0), choice.totals[at],
-        [scores[at] for scores in choice.scores.values()], replica.sequences, replica.max_sequences,
-        replica.prefill_queued, replica.prefill_tokens_per_s, replica.decode_tokens_per_s, replica.mean_output_tokens,
-        replica.running, replica.kv_used_tokens, replica.kv_capacity_tokens, now - replica.taken_at, replica.share,
-        replica.step_tokens, choice.on_host.get(replica.id, 0), replica.host_share,
-    )  # fmt: skip
+        replica.id,
+        choice.matched.get(replica.id, 0),
+        choice.totals[at],
+        [scores[at] for scores in choice.scores.values()],
+        replica.sequences,
+        replica.max_sequences,
+        replica.prefill_queued,
+        replica.prefill_tokens_per_s,
+        replica.decode_tokens_per_s,
+        replica.mean_output_tokens,
+        replica.running,
+        replica.kv_used_tokens,
+        replica.kv_capacity_tokens,
+        now - replica.taken_at,
+        replica.share,
+        replica.step_tokens,
+        choice.on_host.get(replica.id, 0),
+        replica.host_share,
+    )
 
 
 # -- reading

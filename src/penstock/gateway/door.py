@@ -56,9 +56,15 @@ _POLL_S = 0.05  # how often the queues are looked at while somebody waits
 
 class Door:
     def __init__(
-        self, routes: RouteTable, replicas: Iterable[Replica], books: Books, admission: Admission,
-        recorder: GatewayRecorder | None = None, *, explains: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        routes: RouteTable,
+        replicas: Iterable[Replica],
+        books: Books,
+        admission: Admission,
+        recorder: GatewayRecorder | None = None,
+        *,
+        explains: bool = True,
+    ) -> None:
         """`explains`: answers say which replica they come from, and why it was picked."""
         self.admission = admission
         self.recorder = recorder or GatewayRecorder()
@@ -149,9 +155,11 @@ class Door:
         """Where it pays: which replica holds the prompt's beginning can then be told."""
         if size.is_worth_naming and self.admission.router.goes_by_prefixes(inquiry.route.pool(inquiry.lot)):
             size.name(
-                inquiry.asked, standing.tenant.namespace, inquiry.route.adapter,
+                inquiry.asked,
+                standing.tenant.namespace,
+                inquiry.route.adapter,
                 lambda error: self._go_on(inquiry, self._let_in, standing, size, error=error),
-            )  # fmt: skip
+            )
         else:
             self._let_in(inquiry, standing, size)
 

@@ -40,9 +40,14 @@ class _Receiver:
 
 
 async def fetch(
-    upstream: Upstream, target: bytes, headers: bytes, *, timeout_s: float, body: bytes | None = None,
+    upstream: Upstream,
+    target: bytes,
+    headers: bytes,
+    *,
+    timeout_s: float,
+    body: bytes | None = None,
     most_bytes: int = _MOST_BYTES,
-) -> Answer | Failure:  # fmt: skip
+) -> Answer | Failure:
     """GET, or POST where there is a body."""
     receiver = _Receiver(most_bytes)
     method = b"GET" if body is None else b"POST"

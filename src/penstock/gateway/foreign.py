@@ -63,10 +63,15 @@ class ForeignFollower:
     """Begins at once and ends with `close`. `dialect` is None until it is known, unless it was given."""
 
     def __init__(
-        self, replica: Followed, changed: Callable[[], None], *, dialect: Dialect | None = None,
-        poll_every_s: float = LEAST_POLL_S, metrics: Upstream | None = None,
+        self,
+        replica: Followed,
+        changed: Callable[[], None],
+        *,
+        dialect: Dialect | None = None,
+        poll_every_s: float = LEAST_POLL_S,
+        metrics: Upstream | None = None,
         is_plain: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`metrics`: where its numbers are, if neither where requests go nor at the usual port. `is_plain` is called
         when it turns out to be a server of which nothing but OpenAI's paths is known; there is nothing to follow then.
         """
@@ -270,9 +275,13 @@ class ForeignFollower:
     # -- asking
 
     async def _ask(
-        self, path: bytes, upstream: Upstream | None = None, *, timeout_s: float | None = None,
+        self,
+        path: bytes,
+        upstream: Upstream | None = None,
+        *,
+        timeout_s: float | None = None,
         body: bytes | None = None,
-    ) -> Answer | Failure:  # fmt: skip
+    ) -> Answer | Failure:
         replica = self._replica
         timeout_s = timeout_s or replica.health.settings.probe_timeout_s
         return await fetch(upstream or replica.upstream, path, replica.headers, timeout_s=timeout_s, body=body)

@@ -13,9 +13,18 @@ class Inquiry:
     __slots__ = ("asked", "caller", "draw", "exchange", "expected_output", "id", "lot", "route", "ruling", "surface")
 
     def __init__(
-        self, id: str, exchange: Exchange, surface: Surface, caller: Caller, asked: Asked, route: Route, draw: float,
-        lot: float, expected_output: int | None = None, ruling: Ruling | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        id: str,
+        exchange: Exchange,
+        surface: Surface,
+        caller: Caller,
+        asked: Asked,
+        route: Route,
+        draw: float,
+        lot: float,
+        expected_output: int | None = None,
+        ruling: Ruling | None = None,
+    ) -> None:
         self.id = id
         self.exchange = exchange
         self.surface = surface
@@ -30,9 +39,17 @@ class Inquiry:
     def ruled(self, route: Route, ruling: Ruling) -> Inquiry:
         """The same inquiry, on the route that rules chose for it."""
         return Inquiry(
-            self.id, self.exchange, self.surface, self.caller, self.asked, route, self.draw, self.lot,
-            self.expected_output, ruling,
-        )  # fmt: skip
+            self.id,
+            self.exchange,
+            self.surface,
+            self.caller,
+            self.asked,
+            route,
+            self.draw,
+            self.lot,
+            self.expected_output,
+            ruling,
+        )
 
     @property
     def asked_for(self) -> str:

@@ -95,18 +95,27 @@ class Questioner:
     def views(self) -> list[ProbeView]:
         return [
             ProbeView(
-                model=model, adapter=adapter, replica=replica, state=one.state, drift=one.drift, reason=one.reason,
-                asked_at=one.asked_at, asked=one.asked, failed=one.failed, wrong=one.wrong,
+                model=model,
+                adapter=adapter,
+                replica=replica,
+                state=one.state,
+                drift=one.drift,
+                reason=one.reason,
+                asked_at=one.asked_at,
+                asked=one.asked,
+                failed=one.failed,
+                wrong=one.wrong,
             )
-            for (model, adapter), answers in self._watch.answers.items() for replica, one in answers.standings.items()
-        ]  # fmt: skip
+            for (model, adapter), answers in self._watch.answers.items()
+            for replica, one in answers.standings.items()
+        ]
 
     async def _ask_all(self, model: str, adapter: str) -> None:
         asked = [one for one in self._replicas[model] if one.id not in self._mute and self._is_usable(one)]
         found = await asyncio.gather(*(self._ask(replica, adapter) for replica in asked))
         said = {
             redact(replica.id): one for replica, one in zip(asked, found, strict=True) if not isinstance(one, _NotAsked)
-        }  # fmt: skip
+        }
         answers = self._watch.answers.get((model, adapter))
         if answers is None:
             if not said:
@@ -121,17 +130,25 @@ class Questioner:
     async def _ask(self, replica: Replica, adapter: str) -> Said | _NotAsked | None:
         body = msgspec.json.encode(
             {
-                "model": adapter or replica.served_as, "messages": [{"role": "user", "content": _QUESTION}],
-                "max_tokens": self._settings.tokens, "temperature": 0, "logprobs": True, "top_logprobs": _TOP,
+                "model": adapter or replica.served_as,
+                "messages": [{"role": "user", "content": _QUESTION}],
+                "max_tokens": self._settings.tokens,
+                "temperature": 0,
+                "logprobs": True,
+                "top_logprobs": _TOP,
             }
-        )  # fmt: skip
+        )
         answer = await _at(
             replica,
             fetch(
-                replica.upstream, b"/v1/chat/completions", replica.headers, timeout_s=self._settings.timeout_s,
-                body=body, most_bytes=_MOST_BYTES,
+                replica.upstream,
+                b"/v1/chat/completions",
+                replica.headers,
+                timeout_s=self._settings.timeout_s,
+                body=body,
+                most_bytes=_MOST_BYTES,
             ),
-        )  # fmt: skip
+        )
         if answer is None:
             return _NotAsked()
         if isinstance(answer, Failure):

@@ -41,13 +41,35 @@ _TRY_ELSEWHERE = (429, 500, 502, 503, 504, 529)  # from a replica: another may d
 
 
 class Passage:
-    __slots__ = ("_account", "_chain", "_choice", "_declined", "_door", "_exchange", "_forwarding", "_inquiry",
-                 "_is_open", "_size", "_stay", "_toll", "_transcript", "_tries", "is_stream", "request")  # fmt: skip
+    __slots__ = (
+        "_account",
+        "_chain",
+        "_choice",
+        "_declined",
+        "_door",
+        "_exchange",
+        "_forwarding",
+        "_inquiry",
+        "_is_open",
+        "_size",
+        "_stay",
+        "_toll",
+        "_transcript",
+        "_tries",
+        "is_stream",
+        "request",
+    )
 
     def __init__(
-        self, door: Door, inquiry: Inquiry, request: EdgeRequest, size: Size, body: bytes, quota: Quota | None,
+        self,
+        door: Door,
+        inquiry: Inquiry,
+        request: EdgeRequest,
+        size: Size,
+        body: bytes,
+        quota: Quota | None,
         chain: Chain | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`body`: as its replicas are sent it; `chain`: of models, where its route has fallbacks."""
         self.request = request
         self.is_stream = bool(inquiry.asked.stream)

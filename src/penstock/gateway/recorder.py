@@ -162,9 +162,14 @@ class GatewayRecorder:
             listener.chose(request, choice)
 
     def shadowed(
-        self, model: str, at_s: float, outcome: str, usage: TokenUsage | None, ttft_s: float | None,
+        self,
+        model: str,
+        at_s: float,
+        outcome: str,
+        usage: TokenUsage | None,
+        ttft_s: float | None,
         total_s: float | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A copy ended that nobody waited for."""
         self.shadows.ended(model, outcome, usage, ttft_s, total_s)
         self.versions.copied(model, at_s, outcome, usage, ttft_s, total_s)
@@ -243,10 +248,13 @@ class GatewayRecorder:
     def _open(self, model: str) -> _Model:
         spread, count = self._tallies.spread, self._tallies.count
         return _Model(
-            spread(catalog.TTFT, model), spread(catalog.REQUEST_LATENCY, model), spread(catalog.QUEUE_WAIT, model),
+            spread(catalog.TTFT, model),
+            spread(catalog.REQUEST_LATENCY, model),
+            spread(catalog.QUEUE_WAIT, model),
             _Used(count(catalog.DEVICE_SECONDS, model), *(count(catalog.TOKENS, model, kind) for kind in _KINDS)),
-            count(catalog.KV_BLOCK_SECONDS, model), count(catalog.COST, model),
-        )  # fmt: skip
+            count(catalog.KV_BLOCK_SECONDS, model),
+            count(catalog.COST, model),
+        )
 
     def _tenant(self, tenant: str) -> _Used:
         """What has a name keeps it: a series that moved to the others and back would be no counter."""

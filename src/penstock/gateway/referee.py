@@ -26,7 +26,5 @@ def ruled(inquiry: Inquiry, facts: Facts, routes: RouteTable, models: Container[
     if taken.model not in models:
         raise ModelNotFound(f"no model '{inquiry.asked.model}'", param="model")
     lot = inquiry.lot
-    ruling = Ruling(
-        inquiry.route.name, verdict, rules.dry_run, rules.default, default.pool(lot), chosen.pool(lot)
-    )  # fmt: skip
+    ruling = Ruling(inquiry.route.name, verdict, rules.dry_run, rules.default, default.pool(lot), chosen.pool(lot))
     return inquiry.ruled(taken, ruling)

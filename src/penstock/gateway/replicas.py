@@ -55,12 +55,23 @@ class Rider(Protocol):
 
 class Replica:
     def __init__(
-        self, url: str, *, model: str, upstream: Upstream, key: str | None = None, secret: str | None = None,
-        health: HealthSettings | None = None, probe_every_s: float | None = None,
-        deep_probe_every_s: float | None = None, id: str | None = None, served_as: str | None = None,
-        dialect: str = "openai", kv_events: KvEventSettings | None = None, sends_priority: bool = False,
+        self,
+        url: str,
+        *,
+        model: str,
+        upstream: Upstream,
+        key: str | None = None,
+        secret: str | None = None,
+        health: HealthSettings | None = None,
+        probe_every_s: float | None = None,
+        deep_probe_every_s: float | None = None,
+        id: str | None = None,
+        served_as: str | None = None,
+        dialect: str = "openai",
+        kv_events: KvEventSettings | None = None,
+        sends_priority: bool = False,
         adapters: Mapping[str, str | None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`model`: the pool it is in; `served_as`: what it calls the model itself, if that is another name."""
         self.id = id or url
         self.name = f"{model}-{crc32(self.id.encode()) & 0xFFFF:04x}"  # towards clients, who need no addresses
@@ -253,10 +264,15 @@ class Follower:
             self._prober = self._loop.create_task(self._new_prober(0.0).watch_server())
         replica.heard(
             ReplicaSnapshot(
-                id=replica.id, url=replica.url, models=(replica.model,), state=ReplicaState.READY, reports=False,
-                max_sequences=UNBOUNDED, step_tokens=UNBOUNDED,
+                id=replica.id,
+                url=replica.url,
+                models=(replica.model,),
+                state=ReplicaState.READY,
+                reports=False,
+                max_sequences=UNBOUNDED,
+                step_tokens=UNBOUNDED,
             )
-        )  # fmt: skip
+        )
         self._look()
 
     def _look(self) -> None:

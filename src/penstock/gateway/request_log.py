@@ -130,17 +130,32 @@ def _text(at: str, facts: RequestFacts) -> str:
 def _json(at: str, facts: RequestFacts) -> str:
     """The same names; None: not known, or there is none."""
     trace = facts.trace
-    return _encoded({
-        "at": at, "id": facts.id, "tenant": facts.tenant or None, "key": facts.key_id or None,
-        "surface": facts.surface, "route": facts.route or None, "model": facts.model or None,
-        "replica": facts.replica or None, "outcome": facts.ending.value, "reason": facts.reason or None,
-        "prompt": facts.input_tokens, "cached": facts.cached_tokens, "output": facts.output_tokens,
-        "queue_ms": _rounded(facts.queue_s), "ttft_ms": _rounded(facts.ttft_s), "total_ms": _rounded(facts.total_s),
-        "tries": facts.num_tries, "rule": facts.rule or None, "device_ms": _rounded(facts.device_s),
-        "kv_block_s": facts.kv_block_s,
-        "cost": facts.cost,
-        "trace": trace.trace_id if trace is not None else None,
-    })  # fmt: skip
+    return _encoded(
+        {
+            "at": at,
+            "id": facts.id,
+            "tenant": facts.tenant or None,
+            "key": facts.key_id or None,
+            "surface": facts.surface,
+            "route": facts.route or None,
+            "model": facts.model or None,
+            "replica": facts.replica or None,
+            "outcome": facts.ending.value,
+            "reason": facts.reason or None,
+            "prompt": facts.input_tokens,
+            "cached": facts.cached_tokens,
+            "output": facts.output_tokens,
+            "queue_ms": _rounded(facts.queue_s),
+            "ttft_ms": _rounded(facts.ttft_s),
+            "total_ms": _rounded(facts.total_s),
+            "tries": facts.num_tries,
+            "rule": facts.rule or None,
+            "device_ms": _rounded(facts.device_s),
+            "kv_block_s": facts.kv_block_s,
+            "cost": facts.cost,
+            "trace": trace.trace_id if trace is not None else None,
+        }
+    )
 
 
 def _encoded(value: object) -> str:

@@ -94,9 +94,12 @@ class Roster:
         """A stream came to its end: one that does not say how fast it is has shown it."""
         if not replica.relays and outcome.first_byte_s is not None:
             self._observed.learn(
-                replica.id, usage.input_tokens - usage.cached_tokens, outcome.first_byte_s, usage.output_tokens,
+                replica.id,
+                usage.input_tokens - usage.cached_tokens,
+                outcome.first_byte_s,
+                usage.output_tokens,
                 outcome.total_s - outcome.first_byte_s,
-            )  # fmt: skip
+            )
 
     def replica_changed(self, replica: Replica) -> None:
         if replica.relays and replica.id not in self._kv_followers:  # a penstock replica

@@ -68,10 +68,14 @@ class RuleTally:
             counts = self._of(model, name, to, rules.dry_run)
             rows.append(
                 {
-                    "rule": name, "to": to, "requests": counts.requests.value, "input_tokens": counts.input.value,
-                    "output_tokens": counts.output.value, "saved": round(counts.saved.value, 9),
+                    "rule": name,
+                    "to": to,
+                    "requests": counts.requests.value,
+                    "input_tokens": counts.input.value,
+                    "output_tokens": counts.output.value,
+                    "saved": round(counts.saved.value, 9),
                 }
-            )  # fmt: skip
+            )
         total = sum(counts.saved.value for key, counts in self._counts.items() if key[0] == model)
         return {"model": model, "dry_run": rules.dry_run, "rules": rows, "saved": round(total, 9)}
 

@@ -108,8 +108,16 @@ class GatewaySettings:
 
 
 _OF_THE_MODEL = (
-    "adapters", "aliases", "fallback", "fallback_on", "slow_after_s", "versions", "rules", "default", "dry_run",
-)  # fmt: skip
+    "adapters",
+    "aliases",
+    "fallback",
+    "fallback_on",
+    "slow_after_s",
+    "versions",
+    "rules",
+    "default",
+    "dry_run",
+)
 
 
 def pools_of(models: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
@@ -194,14 +202,23 @@ def replicas_of(models: dict[str, ModelSettings], health: HealthSettings | None 
             probe_every_s = _PAID_PROBE_S
         found += [
             Replica(
-                url, model=name, served_as=pool.served_as, upstream=ForeignUpstream.from_url(url), key=key,
-                secret=secret, health=health, probe_every_s=probe_every_s, deep_probe_every_s=pool.deep_probe_every_s,
-                kv_events=pool.kv_events, sends_priority=pool.send_priority, adapters=pool.adapters,
+                url,
+                model=name,
+                served_as=pool.served_as,
+                upstream=ForeignUpstream.from_url(url),
+                key=key,
+                secret=secret,
+                health=health,
+                probe_every_s=probe_every_s,
+                deep_probe_every_s=pool.deep_probe_every_s,
+                kv_events=pool.kv_events,
+                sends_priority=pool.send_priority,
+                adapters=pool.adapters,
                 dialect="openai" if key and pool.dialect == "auto" else pool.dialect,  # a paid one is not asked around
                 id=url if counts[url] == 1 else f"{url}#{name}",  # one provider may have many models
             )
             for url in pool.replicas
-        ]  # fmt: skip
+        ]
     return found
 
 

@@ -85,8 +85,20 @@ class Shadows:
 class Copy:
     """Receives an answer that nobody waits for."""
 
-    __slots__ = ("_began_s", "_call", "_held", "_is_stream", "_now", "_owner", "_record", "_status", "_tail",
-                 "_ttft_s", "pool", "replica")  # fmt: skip
+    __slots__ = (
+        "_began_s",
+        "_call",
+        "_held",
+        "_is_stream",
+        "_now",
+        "_owner",
+        "_record",
+        "_status",
+        "_tail",
+        "_ttft_s",
+        "pool",
+        "replica",
+    )
 
     def __init__(self, owner: Shadows, pool: str, inquiry: Inquiry, replica: Replica, body: bytes) -> None:
         self.pool = pool

@@ -39,7 +39,8 @@ class ShadowTally:
     def _open(self, pool: str) -> _Pool:
         spread, count = self._tallies.spread, self._tallies.count
         found = self._pools[pool] = _Pool(
-            spread(catalog.SHADOW_TTFT, pool), spread(catalog.SHADOW_LATENCY, pool),
+            spread(catalog.SHADOW_TTFT, pool),
+            spread(catalog.SHADOW_LATENCY, pool),
             *(count(catalog.SHADOW_TOKENS, pool, kind) for kind in ("input", "cached", "output")),
-        )  # fmt: skip
+        )
         return found

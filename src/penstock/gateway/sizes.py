@@ -61,9 +61,25 @@ class Pool:
 
 
 class Size:
-    __slots__ = ("_body", "_ids", "_is_cut", "_is_put_in", "_num_prompts", "_num_texts", "_path", "_text",
-                 "block_tokens", "choices", "exact", "hashes", "is_final",
-                 "most", "output", "pool", "prompt")  # fmt: skip
+    __slots__ = (
+        "_body",
+        "_ids",
+        "_is_cut",
+        "_is_put_in",
+        "_num_prompts",
+        "_num_texts",
+        "_path",
+        "_text",
+        "block_tokens",
+        "choices",
+        "exact",
+        "hashes",
+        "is_final",
+        "most",
+        "output",
+        "pool",
+        "prompt",
+    )
 
     def __init__(self, pool: Pool, path: bytes, body: bytes, asked: Asked, output: int | None) -> None:
         """`output` is the limit of one choice; None: nobody has set any."""

@@ -141,17 +141,42 @@ def spans(traced: Traced, span_id: Callable[[], str]) -> Iterator[Span]:
 
     root = trace.root
     yield Span(
-        f"{_operation(facts)} {facts.model or facts.route}".strip(), Kind.SERVER, root.trace_id, root.span_id,
-        root.parent_id, began_ns, end_ns, _of_request(facts), error=_error(facts), state=root.state,
-        is_sampled=root.is_sampled, link=root.link,
-    )  # fmt: skip
+        f"{_operation(facts)} {facts.model or facts.route}".strip(),
+        Kind.SERVER,
+        root.trace_id,
+        root.span_id,
+        root.parent_id,
+        began_ns,
+        end_ns,
+        _of_request(facts),
+        error=_error(facts),
+        state=root.state,
+        is_sampled=root.is_sampled,
+        link=root.link,
+    )
 
-    def child(name: str, start: float, end: float, attributes: Attributes, error: str = "", id: str = "",
-              kind: Kind = Kind.INTERNAL) -> Span:  # fmt: skip
+    def child(
+        name: str,
+        start: float,
+        end: float,
+        attributes: Attributes,
+        error: str = "",
+        id: str = "",
+        kind: Kind = Kind.INTERNAL,
+    ) -> Span:
         return Span(
-            name, kind, root.trace_id, id or span_id(), root.span_id, at(start), at(end), attributes, error=error,
-            state=root.state, is_sampled=root.is_sampled,
-        )  # fmt: skip
+            name,
+            kind,
+            root.trace_id,
+            id or span_id(),
+            root.span_id,
+            at(start),
+            at(end),
+            attributes,
+            error=error,
+            state=root.state,
+            is_sampled=root.is_sampled,
+        )
 
     if facts.total_s is not None:
         sent_at = trace.visits[0].sent_at if trace.visits else trace.began + facts.total_s

@@ -73,9 +73,13 @@ class ForeignUpstream(Upstream):
             return super().send(method, target, headers, changed, receiver)
         try:
             call = translate(
-                dialect.native, target, body, request_id=f"cmpl-{uuid4().hex}", created=int(time.time()),
+                dialect.native,
+                target,
+                body,
+                request_id=f"cmpl-{uuid4().hex}",
+                created=int(time.time()),
                 render=self.render,
-            )  # fmt: skip
+            )
         except PenstockError as error:
             return self._refuse(error, receiver)
         receiver = _Translates(receiver, dialect, call.answer, call.is_stream)
@@ -135,8 +139,11 @@ class _MindsPriority:
             return
         if refuses_priority(self._dialect, head.status, self._body):
             if self._upstream.takes_priority:
-                log.warning("%s:%d does not schedule by priority: send_priority has no effect there",
-                            self._upstream.host, self._upstream.port)  # fmt: skip
+                log.warning(
+                    "%s:%d does not schedule by priority: send_priority has no effect there",
+                    self._upstream.host,
+                    self._upstream.port,
+                )
             self._upstream.takes_priority = False
             error = EngineUnavailable("the server does not schedule by priority")
             head = ResponseHead(http_error(error).status, _JSON | {b"retry-after": b"1"})

@@ -14,9 +14,13 @@ from penstock.watch.watch import Watch
 
 _TURNS = 5
 _OBJECTIVES = (
-    catalog.SLO_GOAL, catalog.SLO_TARGET, catalog.SLO_USED, catalog.SLO_COMPLIANCE, catalog.SLO_BUDGET,
+    catalog.SLO_GOAL,
+    catalog.SLO_TARGET,
+    catalog.SLO_USED,
+    catalog.SLO_COMPLIANCE,
+    catalog.SLO_BUDGET,
     catalog.SLO_BURN,
-)  # fmt: skip
+)
 
 
 class WatchMetrics:
@@ -80,9 +84,10 @@ class WatchMetrics:
         for one in probes:
             key = (one.model, one.adapter, one.replica)
             asked |= {
-                (*key, "ok"): one.asked - one.failed - one.wrong, (*key, "failed"): one.failed,
+                (*key, "ok"): one.asked - one.failed - one.wrong,
+                (*key, "failed"): one.failed,
                 (*key, "wrong"): one.wrong,
-            }  # fmt: skip
+            }
             if one.drift is not None:
                 drift[key] = one.drift
         self.tallies.replace(catalog.PROBES, asked)

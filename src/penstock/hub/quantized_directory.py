@@ -33,9 +33,18 @@ LOCK = ".quantize.lock"
 STARVED = "starved"  # a note in a layer's file
 # What lies beside a model's weights and is none of them.
 CARRIED = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-    "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json", "LICENSE", "LICENSE.txt",
-)  # fmt: skip
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+    "LICENSE",
+    "LICENSE.txt",
+)
 
 
 @dataclass(frozen=True)

@@ -112,9 +112,15 @@ class KVCache:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, share_prefixes: bool = True, routing_tokens: int = 0,
-        host_blocks: int = 0, copy_s: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        share_prefixes: bool = True,
+        routing_tokens: int = 0,
+        host_blocks: int = 0,
+        copy_s: float = 0.0,
+    ) -> None:
         """`host_blocks`: more of them, in host memory; `copy_s`: what it takes to copy one there and back."""
         self.pool = BlockPool(num_blocks, block_size)
         if host_blocks and share_prefixes:
@@ -175,9 +181,14 @@ class KVCache:
         return tuple(takewhile(lambda own: own in host and own not in pending, hashes))
 
     def acquire(
-        self, match: PrefixMatch, num_tokens: int, hashes: TokenHashes, token_ids: Sequence[int] = (), *,
+        self,
+        match: PrefixMatch,
+        num_tokens: int,
+        hashes: TokenHashes,
+        token_ids: Sequence[int] = (),
+        *,
         reserve: int = 0,
-    ) -> BlockTable | None:  # fmt: skip
+    ) -> BlockTable | None:
         """Own the matched blocks and fresh ones for `num_tokens` in all, leaving `reserve` blocks free; or None.
 
         What is on the host, and a partial block, is copied into the first of the fresh ones. `token_ids`: those that

@@ -7,10 +7,67 @@ from typing import Literal
 
 # Milliseconds up to ten, then steps that grow with what is measured, so that a quantile is never far off.
 LATENCY_BUCKETS_S = (
-    0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.009, 0.01, 0.012, 0.014, 0.016, 0.018, 0.02,
-    0.025, 0.03, 0.035, 0.04, 0.045, 0.05, 0.06, 0.07, 0.08, 0.09, 0.1, 0.125, 0.15, 0.175, 0.2, 0.25, 0.3, 0.35, 0.4,
-    0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60, 90, 120,
-)  # fmt: skip
+    0.0005,
+    0.001,
+    0.002,
+    0.003,
+    0.004,
+    0.005,
+    0.006,
+    0.007,
+    0.008,
+    0.009,
+    0.01,
+    0.012,
+    0.014,
+    0.016,
+    0.018,
+    0.02,
+    0.025,
+    0.03,
+    0.035,
+    0.04,
+    0.045,
+    0.05,
+    0.06,
+    0.07,
+    0.08,
+    0.09,
+    0.1,
+    0.125,
+    0.15,
+    0.175,
+    0.2,
+    0.25,
+    0.3,
+    0.35,
+    0.4,
+    0.45,
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    0.9,
+    1,
+    1.25,
+    1.5,
+    1.75,
+    2,
+    2.5,
+    3,
+    4,
+    5,
+    6,
+    8,
+    10,
+    15,
+    20,
+    30,
+    45,
+    60,
+    90,
+    120,
+)
 TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -25,32 +82,46 @@ class Metric:
 
 
 REQUESTS = Metric(
-    "penstock_requests_total", "counter", "Requests answered, by HTTP route, status and how they ended.",
+    "penstock_requests_total",
+    "counter",
+    "Requests answered, by HTTP route, status and how they ended.",
     ("route", "status", "outcome"),
-)  # fmt: skip
+)
 REQUESTS_OPEN = Metric("penstock_requests_open", "gauge", "Requests being answered right now.")
 TTFT = Metric(
-    "penstock_ttft_seconds", "histogram", "Time from a request's arrival to its first token.", ("model",),
+    "penstock_ttft_seconds",
+    "histogram",
+    "Time from a request's arrival to its first token.",
+    ("model",),
     LATENCY_BUCKETS_S,
-)  # fmt: skip
+)
 TTFT_PART = Metric(
-    "penstock_ttft_part_seconds", "histogram",
+    "penstock_ttft_part_seconds",
+    "histogram",
     "The parts of the time to first token: tokenize, queue, prefill, first_token (from the engine to the client).",
-    ("model", "part"), LATENCY_BUCKETS_S,
-)  # fmt: skip
-TPOT = Metric(
-    "penstock_tpot_seconds", "histogram", "Time per output token after the first, averaged over each request.",
-    ("model",), LATENCY_BUCKETS_S,
-)  # fmt: skip
-REQUEST_LATENCY = Metric(
-    "penstock_request_seconds", "histogram", "Time from a request's arrival to its last token.", ("model",),
+    ("model", "part"),
     LATENCY_BUCKETS_S,
-)  # fmt: skip
+)
+TPOT = Metric(
+    "penstock_tpot_seconds",
+    "histogram",
+    "Time per output token after the first, averaged over each request.",
+    ("model",),
+    LATENCY_BUCKETS_S,
+)
+REQUEST_LATENCY = Metric(
+    "penstock_request_seconds",
+    "histogram",
+    "Time from a request's arrival to its last token.",
+    ("model",),
+    LATENCY_BUCKETS_S,
+)
 SLO_REQUESTS = Metric(
-    "penstock_slo_requests_total", "counter",
+    "penstock_slo_requests_total",
+    "counter",
     "Requests that met, or missed, an objective for a time: ttft, tpot, latency.",
     ("model", "objective", "met"),
-)  # fmt: skip
+)
 PROMPT_TOKENS = Metric("penstock_prompt_tokens", "histogram", "Prompt tokens per request.", ("model",), TOKEN_BUCKETS)
 OUTPUT_TOKENS = Metric(
     "penstock_output_tokens", "histogram", "Generated tokens per request.", ("model",), TOKEN_BUCKETS
@@ -61,24 +132,33 @@ EMBEDDED_TEXTS = Metric(
 )
 EMBEDDED_TOKENS = Metric("penstock_embedded_tokens_total", "counter", "Their tokens.", ("model",))
 DEVICE_SECONDS = Metric(
-    "penstock_device_seconds_total", "counter",
+    "penstock_device_seconds_total",
+    "counter",
     "Device time that requests took, each step's split by marginal share; all together they are "
     "penstock_busy_seconds_total. The tenant is the gateway's: the first 200 by name, all others as `other`, empty "
-    "where it is not told.", ("model", "tenant"),
-)  # fmt: skip
+    "where it is not told.",
+    ("model", "tenant"),
+)
 KV_BLOCK_SECONDS = Metric(
-    "penstock_kv_block_seconds_total", "counter",
-    "Blocks of the KV cache that requests held in steps, times the steps' seconds.", ("model", "tenant"),
-)  # fmt: skip
+    "penstock_kv_block_seconds_total",
+    "counter",
+    "Blocks of the KV cache that requests held in steps, times the steps' seconds.",
+    ("model", "tenant"),
+)
 
 GUIDED_REQUESTS = Metric(
-    "penstock_guided_requests_total", "counter",
-    "Requests with a guide: known (the same was found good before), new, or refused.", ("kind", "verdict"),
-)  # fmt: skip
+    "penstock_guided_requests_total",
+    "counter",
+    "Requests with a guide: known (the same was found good before), new, or refused.",
+    ("kind", "verdict"),
+)
 GUIDE_TRIAL_TIME = Metric(
-    "penstock_guide_trial_seconds", "histogram", "Time to find a new guide good or bad, before generation.", (),
+    "penstock_guide_trial_seconds",
+    "histogram",
+    "Time to find a new guide good or bad, before generation.",
+    (),
     LATENCY_BUCKETS_S,
-)  # fmt: skip
+)
 
 TRACES_LOST = Metric(
     "penstock_traces_lost_total", "counter", "Requests whose spans were to be pushed and could not be, or not in time."
@@ -86,9 +166,11 @@ TRACES_LOST = Metric(
 ENGINE_READY = Metric("penstock_engine_ready", "gauge", "1 while the engine accepts requests.")
 ENGINE_RESTARTS = Metric("penstock_engine_restarts_total", "counter", "Times the engine process was started again.")
 REPLICA_INFO = Metric(
-    "penstock_replica_info", "gauge", "1, with what the replica is: to join others by model, device or version.",
+    "penstock_replica_info",
+    "gauge",
+    "1, with what the replica is: to join others by model, device or version.",
     ("model", "device", "device_name", "number_format", "quant", "version"),
-)  # fmt: skip
+)
 SEQUENCES_RUNNING = Metric("penstock_sequences_running", "gauge", "Sequences in the batch.")
 SEQUENCES_WAITING = Metric(
     "penstock_sequences_waiting", "gauge", "Sequences that wait for a place in the batch: queue depth."
@@ -107,14 +189,17 @@ KV_CACHED_BLOCKS = Metric("penstock_kv_cached_blocks", "gauge", "Blocks that a p
 KV_EVICTIONS = Metric("penstock_kv_evictions_total", "counter", "Cached blocks given up to make room.")
 LORA_ADAPTERS = Metric(
     "penstock_lora_adapters", "gauge", "LoRA adapters by where they are: loaded (all), host, device.", ("place",)
-)  # fmt: skip
+)
 LORA_SWAPS = Metric("penstock_lora_swaps_total", "counter", "Times an adapter was put onto the device.")
 LORA_READS = Metric("penstock_lora_reads_total", "counter", "Times an adapter was read from disk.")
 BUSY = Metric("penstock_busy_seconds_total", "counter", "Time in which the device worked on steps: its utilisation.")
 STEP_TIME = Metric(
-    "penstock_step_seconds", "histogram", "Time of one engine step, without its wait for the step before.", (),
+    "penstock_step_seconds",
+    "histogram",
+    "Time of one engine step, without its wait for the step before.",
+    (),
     LATENCY_BUCKETS_S,
-)  # fmt: skip
+)
 BATCH_SIZE = Metric("penstock_batch_sequences", "histogram", "Sequences per engine step.", (), BATCH_BUCKETS)
 STEP_TOKENS = Metric("penstock_step_tokens", "histogram", "Tokens computed per engine step.", (), TOKEN_BUCKETS)
 STEP_BUDGET = Metric("penstock_step_budget_tokens", "gauge", "Tokens a step may carry now, under the latency target.")
@@ -130,9 +215,10 @@ PREFIX_HIT_TOKENS = Metric("penstock_prefix_hit_tokens_total", "counter", "Promp
 GENERATED_TOKENS = Metric("penstock_generated_tokens_total", "counter", "Tokens the engine generated.")
 DRAFT_TOKENS = Metric("penstock_draft_tokens_total", "counter", "Tokens that were guessed ahead and computed.")
 ACCEPTED_TOKENS = Metric(
-    "penstock_draft_accepted_tokens_total", "counter",
+    "penstock_draft_accepted_tokens_total",
+    "counter",
     "Of those, the ones that held: each saved its sequence a step. Over penstock_draft_tokens_total: the acceptance.",
-)  # fmt: skip
+)
 FORCED_TOKENS = Metric("penstock_forced_tokens_total", "counter", "Of those, what a guide forced: nobody chose them.")
 MASK_WAIT = Metric("penstock_mask_wait_seconds_total", "counter", "Time in which steps waited for guides' masks.")
 

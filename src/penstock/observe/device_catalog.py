@@ -5,17 +5,21 @@ from __future__ import annotations
 from penstock.observe.catalog import Metric
 
 MBU = Metric(
-    "penstock_mbu_ratio", "gauge",
+    "penstock_mbu_ratio",
+    "gauge",
     "Memory bandwidth that recent steps used: weights and KV cache read, over the steps' time, as a share of the most "
-    "that was measured on such a device. Absent where nobody measured.", ("device_name",),
-)  # fmt: skip
+    "that was measured on such a device. Absent where nobody measured.",
+    ("device_name",),
+)
 HEALTHY = Metric(
     "penstock_gpu_healthy", "gauge", "0 once a GPU has had an error after which it takes no new work.", ("device",)
 )
 INFO = Metric(
-    "penstock_gpu_info", "gauge", "1, with what the GPU is and whose: to join the others.",
+    "penstock_gpu_info",
+    "gauge",
+    "1, with what the GPU is and whose: to join the others.",
     ("device", "name", "model"),
-)  # fmt: skip
+)
 UTILISATION = Metric(
     "penstock_gpu_utilisation_ratio", "gauge", "Share of the last sampling period in which a kernel ran.", ("device",)
 )
@@ -27,17 +31,22 @@ TEMPERATURE = Metric("penstock_gpu_temperature_celsius", "gauge", "Temperature o
 CLOCK = Metric("penstock_gpu_clock_hertz", "gauge", "Clock now, of sm or memory.", ("device", "domain"))
 CLOCK_MAX = Metric("penstock_gpu_clock_max_hertz", "gauge", "The highest that clock can be.", ("device", "domain"))
 THROTTLED = Metric(
-    "penstock_gpu_throttled", "gauge",
+    "penstock_gpu_throttled",
+    "gauge",
     "1 for every reason that holds the clocks down now: power_cap, hw_slowdown, sw_thermal, hw_thermal, power_brake, …",
     ("device", "reason"),
-)  # fmt: skip
+)
 ECC_ERRORS = Metric(
-    "penstock_gpu_ecc_errors_total", "counter", "Memory errors since the driver was loaded: corrected, uncorrected.",
+    "penstock_gpu_ecc_errors_total",
+    "counter",
+    "Memory errors since the driver was loaded: corrected, uncorrected.",
     ("device", "kind"),
-)  # fmt: skip
+)
 XID_ERRORS = Metric(
-    "penstock_gpu_xid_errors_total", "counter", "Errors that the driver reported, by their number (Xid).",
+    "penstock_gpu_xid_errors_total",
+    "counter",
+    "Errors that the driver reported, by their number (Xid).",
     ("device", "xid"),
-)  # fmt: skip
+)
 
 DEVICE_CATALOG: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

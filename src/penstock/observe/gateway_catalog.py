@@ -6,107 +6,153 @@ from __future__ import annotations
 from penstock.observe.catalog import LATENCY_BUCKETS_S, Metric
 
 REQUESTS = Metric(
-    "penstock_gateway_requests_total", "counter",
+    "penstock_gateway_requests_total",
+    "counter",
     "Requests to the models that ended, and how: ok, refused, failed or client_gone, with a reason for what was not "
-    "ok. The model is empty where none was found.", ("model", "surface", "outcome", "reason"),
-)  # fmt: skip
+    "ok. The model is empty where none was found.",
+    ("model", "surface", "outcome", "reason"),
+)
 REQUESTS_OPEN = Metric("penstock_gateway_requests_open", "gauge", "Requests at replicas now.", ("model",))
 STREAMS_OPEN = Metric("penstock_gateway_streams_open", "gauge", "Streams at replicas now.", ("model",))
 TTFT = Metric(
-    "penstock_gateway_ttft_seconds", "histogram", "Time from a streamed request's arrival to its answer's beginning.",
-    ("model",), LATENCY_BUCKETS_S,
-)  # fmt: skip
-REQUEST_LATENCY = Metric(
-    "penstock_gateway_request_seconds", "histogram", "Time from a request's arrival to its end, of those that were ok.",
-    ("model",), LATENCY_BUCKETS_S,
-)  # fmt: skip
-QUEUE_WAIT = Metric(
-    "penstock_gateway_queue_wait_seconds", "histogram",
-    "Time from a request's arrival until it was first sent to a replica: the limiter and the queue.", ("model",),
+    "penstock_gateway_ttft_seconds",
+    "histogram",
+    "Time from a streamed request's arrival to its answer's beginning.",
+    ("model",),
     LATENCY_BUCKETS_S,
-)  # fmt: skip
+)
+REQUEST_LATENCY = Metric(
+    "penstock_gateway_request_seconds",
+    "histogram",
+    "Time from a request's arrival to its end, of those that were ok.",
+    ("model",),
+    LATENCY_BUCKETS_S,
+)
+QUEUE_WAIT = Metric(
+    "penstock_gateway_queue_wait_seconds",
+    "histogram",
+    "Time from a request's arrival until it was first sent to a replica: the limiter and the queue.",
+    ("model",),
+    LATENCY_BUCKETS_S,
+)
 TOKENS = Metric(
-    "penstock_gateway_tokens_total", "counter",
-    "Tokens used, by kind: input (cached ones included), cached, output.", ("model", "kind"),
-)  # fmt: skip
+    "penstock_gateway_tokens_total",
+    "counter",
+    "Tokens used, by kind: input (cached ones included), cached, output.",
+    ("model", "kind"),
+)
 TENANT_TOKENS = Metric(
-    "penstock_gateway_tenant_tokens_total", "counter",
+    "penstock_gateway_tenant_tokens_total",
+    "counter",
     "The same by tenant: the first 200 that this process saw by name, all others together as `other`.",
     ("tenant", "kind"),
-)  # fmt: skip
+)
 DEVICE_SECONDS = Metric(
-    "penstock_gateway_device_seconds_total", "counter",
-    "Device time that requests took, as penstock replicas measured it; of clients that left, an estimate.", ("model",),
-)  # fmt: skip
+    "penstock_gateway_device_seconds_total",
+    "counter",
+    "Device time that requests took, as penstock replicas measured it; of clients that left, an estimate.",
+    ("model",),
+)
 TENANT_DEVICE_SECONDS = Metric(
-    "penstock_gateway_tenant_device_seconds_total", "counter", "The same by tenant, the first 200 by name.",
+    "penstock_gateway_tenant_device_seconds_total",
+    "counter",
+    "The same by tenant, the first 200 by name.",
     ("tenant",),
-)  # fmt: skip
+)
 KV_BLOCK_SECONDS = Metric(
-    "penstock_gateway_kv_block_seconds_total", "counter",
-    "Blocks of KV cache that requests held, times seconds, as penstock replicas measured it.", ("model",),
-)  # fmt: skip
+    "penstock_gateway_kv_block_seconds_total",
+    "counter",
+    "Blocks of KV cache that requests held, times seconds, as penstock replicas measured it.",
+    ("model",),
+)
 COST = Metric(
-    "penstock_gateway_cost_total", "counter",
-    "Money that requests cost, by the model's price, in the operator's currency.", ("model",),
-)  # fmt: skip
+    "penstock_gateway_cost_total",
+    "counter",
+    "Money that requests cost, by the model's price, in the operator's currency.",
+    ("model",),
+)
 RETRIES = Metric(
     "penstock_gateway_retries_total", "counter", "Requests sent to another replica before their first byte.", ("model",)
 )
 CARRIED_ON = Metric(
-    "penstock_gateway_streams_carried_on_total", "counter",
-    "Streams that went on at another replica when theirs could not.", ("model",),
-)  # fmt: skip
+    "penstock_gateway_streams_carried_on_total",
+    "counter",
+    "Streams that went on at another replica when theirs could not.",
+    ("model",),
+)
 FALLBACKS = Metric(
-    "penstock_gateway_fallbacks_total", "counter", "Requests that went to another model of their chain, and why.",
+    "penstock_gateway_fallbacks_total",
+    "counter",
+    "Requests that went to another model of their chain, and why.",
     ("model", "to", "reason"),
-)  # fmt: skip
+)
 RULES = Metric(
-    "penstock_gateway_rules_total", "counter",
+    "penstock_gateway_rules_total",
+    "counter",
     "Requests for a model that is chosen by rules, by the rule that fired and where it leads; in a dry_run it would.",
     ("model", "rule", "to", "mode"),
-)  # fmt: skip
+)
 RULE_TOKENS = Metric(
-    "penstock_gateway_rule_tokens_total", "counter", "Tokens of those requests, by kind: input, output.",
+    "penstock_gateway_rule_tokens_total",
+    "counter",
+    "Tokens of those requests, by kind: input, output.",
     ("model", "rule", "kind"),
-)  # fmt: skip
+)
 RULE_SAVINGS = Metric(
-    "penstock_gateway_rule_savings", "gauge",
+    "penstock_gateway_rule_savings",
+    "gauge",
     "Money that a rule has saved so far, by the prices of the model it chose and of the default; in a dry run, that it "
-    "would have saved. Below zero: it has cost more.", ("model", "rule"),
-)  # fmt: skip
+    "would have saved. Below zero: it has cost more.",
+    ("model", "rule"),
+)
 SHADOWS = Metric(
-    "penstock_gateway_shadow_requests_total", "counter",
+    "penstock_gateway_shadow_requests_total",
+    "counter",
     "Copies of requests for a version in the shadow, and what became of them: ok, failed, dropped (there was no room), "
-    "cut_off (a request had to wait).", ("model", "outcome"),
-)  # fmt: skip
+    "cut_off (a request had to wait).",
+    ("model", "outcome"),
+)
 SHADOW_TOKENS = Metric(
-    "penstock_gateway_shadow_tokens_total", "counter", "Tokens of those copies, by kind; nobody pays for them.",
+    "penstock_gateway_shadow_tokens_total",
+    "counter",
+    "Tokens of those copies, by kind; nobody pays for them.",
     ("model", "kind"),
-)  # fmt: skip
+)
 SHADOW_TTFT = Metric(
-    "penstock_gateway_shadow_ttft_seconds", "histogram", "Time from the sending of a streamed copy to its first bytes.",
-    ("model",), LATENCY_BUCKETS_S,
-)  # fmt: skip
+    "penstock_gateway_shadow_ttft_seconds",
+    "histogram",
+    "Time from the sending of a streamed copy to its first bytes.",
+    ("model",),
+    LATENCY_BUCKETS_S,
+)
 SHADOW_LATENCY = Metric(
-    "penstock_gateway_shadow_request_seconds", "histogram", "Time from the sending of a copy to its end, if ok.",
-    ("model",), LATENCY_BUCKETS_S,
-)  # fmt: skip
+    "penstock_gateway_shadow_request_seconds",
+    "histogram",
+    "Time from the sending of a copy to its end, if ok.",
+    ("model",),
+    LATENCY_BUCKETS_S,
+)
 LIMIT_REFUSALS = Metric(
-    "penstock_gateway_limit_refusals_total", "counter", "Requests refused for a tenant's own limits and budgets.",
+    "penstock_gateway_limit_refusals_total",
+    "counter",
+    "Requests refused for a tenant's own limits and budgets.",
     ("reason",),
-)  # fmt: skip
+)
 QUEUE_LENGTH = Metric(
     "penstock_gateway_queue_length", "gauge", "Requests that wait at the gateway.", ("model", "class")
 )
 REPLICA_STATE = Metric(
-    "penstock_gateway_replica_state", "gauge", "1 for the state a replica is in, as this gateway sees it.",
+    "penstock_gateway_replica_state",
+    "gauge",
+    "1 for the state a replica is in, as this gateway sees it.",
     ("model", "replica", "state"),
-)  # fmt: skip
+)
 REPLICA_BREAKER = Metric(
-    "penstock_gateway_replica_breaker", "gauge", "1 for the state of a replica's circuit breaker.",
+    "penstock_gateway_replica_breaker",
+    "gauge",
+    "1 for the state of a replica's circuit breaker.",
     ("model", "replica", "state"),
-)  # fmt: skip
+)
 REPLICA_REQUESTS = Metric(
     "penstock_gateway_replica_requests", "gauge", "Requests of this gateway at a replica now.", ("model", "replica")
 )
@@ -114,12 +160,14 @@ LOG_LINES_LOST = Metric(
     "penstock_gateway_log_lines_lost_total", "counter", "Request log lines dropped because nobody took them in time."
 )
 DECISIONS_LOST = Metric(
-    "penstock_gateway_decisions_lost_total", "counter",
+    "penstock_gateway_decisions_lost_total",
+    "counter",
     "Entries of the decision log dropped because the disk did not take them, or not in time.",
-)  # fmt: skip
+)
 TRACES_LOST = Metric(
-    "penstock_gateway_traces_lost_total", "counter",
+    "penstock_gateway_traces_lost_total",
+    "counter",
     "Requests whose spans were to be pushed and could not be, or not in time.",
-)  # fmt: skip
+)
 
 GATEWAY_CATALOG: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

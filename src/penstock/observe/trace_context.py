@@ -50,9 +50,12 @@ def parse(parent: bytes, state: bytes = b"") -> TraceContext | None:
         return None
     bits = int(flags, 16)
     return TraceContext(
-        trace_id.decode(), span_id.decode(), bool(bits & _SAMPLED), _checked(state) if state else b"",
+        trace_id.decode(),
+        span_id.decode(),
+        bool(bits & _SAMPLED),
+        _checked(state) if state else b"",
         bool(bits & _RANDOM),
-    )  # fmt: skip
+    )
 
 
 def _checked(state: bytes) -> bytes:

@@ -95,9 +95,13 @@ def judge(times: Times, waited: Column, measured: Column) -> Judgement:
             unseen[part] = _apply(_fitted(rows[~part], (measured - waited)[~part]), rows[part])
         fitted = _accuracy(waited + unseen, measured)
     return Judgement(
-        len(measured), spread(measured), float(np.abs(measured - measured.mean()).mean()),
-        _accuracy(waited + _apply(Fit(), rows), measured), fitted, fit,
-    )  # fmt: skip
+        len(measured),
+        spread(measured),
+        float(np.abs(measured - measured.mean()).mean()),
+        _accuracy(waited + _apply(Fit(), rows), measured),
+        fitted,
+        fit,
+    )
 
 
 def _fitted(rows: Column, seconds: Column) -> Fit:

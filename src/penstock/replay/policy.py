@@ -85,12 +85,19 @@ def recorded_choice(decided: Decided, shown: Shown) -> Choice:
     """With the scores that it was made by."""
     picked = next(replica for replica in shown.replicas if replica.id == decided.picked)
     return Choice(
-        picked, shown.replicas,
+        picked,
+        shown.replicas,
         {name: [seen.scores[at] for seen in decided.candidates] for at, name in enumerate(decided.scorers)},
-        [seen.total for seen in decided.candidates], decided.dropped, decided.strategy, shown.matched,
-        shown.matched_tokens(picked), decided.is_approximate, shown.on_host, shown.host_tokens(picked),
+        [seen.total for seen in decided.candidates],
+        decided.dropped,
+        decided.strategy,
+        shown.matched,
+        shown.matched_tokens(picked),
+        decided.is_approximate,
+        shown.on_host,
+        shown.host_tokens(picked),
         shown.request.prompt_tokens - shown.missing_tokens(picked),
-    )  # fmt: skip
+    )
 
 
 class OtherPolicy:

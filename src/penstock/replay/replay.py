@@ -78,9 +78,13 @@ class Replay:
     """`carries`: what a policy would have done differently changes what it is shown later."""
 
     def __init__(
-        self, policies: Mapping[str, RoutingSettings], *, carries: bool = False, model: str | None = None,
+        self,
+        policies: Mapping[str, RoutingSettings],
+        *,
+        carries: bool = False,
+        model: str | None = None,
         num_changes: int = 10,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.carries, self._model, self._num_changes = carries, model, num_changes
         self._policies = [OtherPolicy(routing, carries=carries) for routing in policies.values()]
         self._as_it_was = World()

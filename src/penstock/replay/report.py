@@ -86,10 +86,18 @@ class Report(msgspec.Struct, frozen=True):
 
 def report(replay: Replay) -> Report:
     log = Log(
-        replay.first_s, replay.last_s, dict(replay.strategies), dict(replay.models), replay.num_requests,
-        replay.num_choices, replay.num_free, replay.num_cut, replay.num_hashed, replay.prompt_tokens,
+        replay.first_s,
+        replay.last_s,
+        dict(replay.strategies),
+        dict(replay.models),
+        replay.num_requests,
+        replay.num_choices,
+        replay.num_free,
+        replay.num_cut,
+        replay.num_hashed,
+        replay.prompt_tokens,
         replay.cached_tokens,
-    )  # fmt: skip
+    )
     is_timed = ~np.array(replay.by_guess(), bool)
     waited, measured = np.array(replay.waited), np.where(is_timed, np.array(replay.measured), np.nan)
     judgement = judge(replay.recorded.times, waited, measured)
@@ -100,9 +108,7 @@ def report(replay: Replay) -> Report:
 
     others = {name: outcome(tally) for name, tally in replay.others.items()}
     limits = _limits(log, judgement, replay.carries, int((~is_timed).sum()))
-    return Report(
-        replay.carries, log, judgement, judgement.fit is not None, outcome(replay.recorded), others, limits
-    )  # fmt: skip
+    return Report(replay.carries, log, judgement, judgement.fit is not None, outcome(replay.recorded), others, limits)
 
 
 def _outcome(
@@ -136,10 +142,18 @@ def _changed(change: Change) -> Changed:
     decided, ended = change.decided, change.ended
     measured_s = None if ended.ttft_s is None else ended.ttft_s - (ended.queue_s or 0.0)
     return Changed(
-        decided.id, decided.at_s, decided.prompt_tokens, change.recorded.replica.id, change.other.replica.id,
-        change.recorded.parts.total_s, change.other.parts.total_s, measured_s, because(change),
-        route_header(change.recorded.choice), route_header(change.other.choice),
-    )  # fmt: skip
+        decided.id,
+        decided.at_s,
+        decided.prompt_tokens,
+        change.recorded.replica.id,
+        change.other.replica.id,
+        change.recorded.parts.total_s,
+        change.other.parts.total_s,
+        measured_s,
+        because(change),
+        route_header(change.recorded.choice),
+        route_header(change.other.choice),
+    )
 
 
 def because(change: Change) -> str:

@@ -38,9 +38,12 @@ class Router:
     """One strategy for all models, or one for each that has its own; one index of who holds what for all of them."""
 
     def __init__(
-        self, strategy: Strategy | None = None, by_model: Mapping[str, Strategy] | None = None,
-        filters: Sequence[Filter] = DEFAULT_FILTERS, index: PrefixIndex | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        strategy: Strategy | None = None,
+        by_model: Mapping[str, Strategy] | None = None,
+        filters: Sequence[Filter] = DEFAULT_FILTERS,
+        index: PrefixIndex | None = None,
+    ) -> None:
         self.index = index if index is not None else PrefixIndex()
         self._strategy = strategy or RoutingSettings().build(self.index)
         self._by_model = by_model or {}

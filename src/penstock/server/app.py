@@ -93,9 +93,14 @@ class Replica:
         openai, anthropic = (api(model, encoder, exchange).routes() for api in (OpenAIRoutes, AnthropicRoutes))
         lora = AdapterRoutes(adapters or self.adapters(model), self._trust).routes()
         texts = EmbeddingRoutes(
-            model, self._engine, self._recorder, self.drain, self._trust, pool,
+            model,
+            self._engine,
+            self._recorder,
+            self.drain,
+            self._trust,
+            pool,
             max_body_bytes=self._settings.max_body_bytes,
-        ).routes()  # fmt: skip
+        ).routes()
         self._router = Router([*openai, *anthropic, *lora, *texts, *self._always], shutdown=self._stop)
 
     async def _stop(self) -> None:

@@ -48,9 +48,16 @@ class Job:
 
 class EmbeddingRoutes:
     def __init__(
-        self, model: ServedModel, engine: EngineClient, recorder: Recorder, drain: Drain, trust: GatewayTrust,
-        pool: ThreadPoolExecutor, *, max_body_bytes: int,
-    ) -> None:  # fmt: skip
+        self,
+        model: ServedModel,
+        engine: EngineClient,
+        recorder: Recorder,
+        drain: Drain,
+        trust: GatewayTrust,
+        pool: ThreadPoolExecutor,
+        *,
+        max_body_bytes: int,
+    ) -> None:
         self._model = model
         self._engine = engine
         self._recorder = recorder

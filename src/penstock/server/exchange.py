@@ -90,10 +90,19 @@ class Exchange:
             times.tokenized_s = self._clock.now()
             # The client's id may repeat; what the engine calls the request must not.
             generation = Generation(
-                ask.wanted, ask.prompts, self._model, new_id(request.id), times,
-                fallback_seed=incoming.origin.seed, resume=incoming.resume, namespace=incoming.namespace,
-                guide=guide, calling=ask.calling, watermark=watermark, tenancy=incoming.tenancy,
-            )  # fmt: skip
+                ask.wanted,
+                ask.prompts,
+                self._model,
+                new_id(request.id),
+                times,
+                fallback_seed=incoming.origin.seed,
+                resume=incoming.resume,
+                namespace=incoming.namespace,
+                guide=guide,
+                calling=ask.calling,
+                watermark=watermark,
+                tenancy=incoming.tenancy,
+            )
             # A whole answer that came with its ids is in an envelope for their sake alone: it may end here.
             may_go = incoming.is_relayed and (generation.options.stream or incoming.prompt_ids is None)
             with generation, self._drain.admit(generation, is_relayed=may_go):

@@ -25,9 +25,15 @@ from penstock.server.recorder import Recorder
 
 class HealthRoutes:
     def __init__(
-        self, engine: EngineClient, recorder: Recorder, clock: Clock, drain: Drain, devices: Devices, *,
+        self,
+        engine: EngineClient,
+        recorder: Recorder,
+        clock: Clock,
+        drain: Drain,
+        devices: Devices,
+        *,
         deep_timeout_s: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._engine = engine
         self._recorder = recorder
         self._clock = clock
@@ -58,9 +64,12 @@ class HealthRoutes:
         started_s = self._clock.now()
         info = self._engine.info
         probe = EngineRequest(
-            id=new_id("probe"), prompt_ids=[0], max_tokens=1, sampling=SamplingParams(temperature=0.0),
+            id=new_id("probe"),
+            prompt_ids=[0],
+            max_tokens=1,
+            sampling=SamplingParams(temperature=0.0),
             priority=Priority.HIGH,
-        )  # fmt: skip
+        )
         try:
             if info is not None and not info.generates:
                 await asyncio.wait_for(self._engine.embeddings(Embed(probe.id, [[0]])), self._deep_timeout_s)

@@ -59,9 +59,16 @@ class GatewayTrust:
         envelope = relay.open_envelope(body)
         origin = envelope.resume.origin if envelope.resume else new_origin()
         return Incoming(
-            bytes(envelope.request), origin, True, True, envelope.prompt_ids, envelope.resume, namespace, mark,
+            bytes(envelope.request),
+            origin,
+            True,
+            True,
+            envelope.prompt_ids,
+            envelope.resume,
+            namespace,
+            mark,
             tenancy,
-        )  # fmt: skip
+        )
 
 
 def new_origin() -> relay.Origin:

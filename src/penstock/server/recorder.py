@@ -76,10 +76,22 @@ class Finished(NamedTuple):
             facts = (request_id, model, route, status, outcome, total_s)
             return cls(*facts, prompt_tokens=tokens, context=record.context)
         return cls(
-            request_id, model, route, status, outcome, total_s, generation.options.stream,
-            generation.num_prompt_tokens, generation.num_cached_tokens, generation.num_made_here,
-            generation.times.ttft_s, generation.times.parts, generation.cost, generation.times.decode_s, record.context,
-        )  # fmt: skip
+            request_id,
+            model,
+            route,
+            status,
+            outcome,
+            total_s,
+            generation.options.stream,
+            generation.num_prompt_tokens,
+            generation.num_cached_tokens,
+            generation.num_made_here,
+            generation.times.ttft_s,
+            generation.times.parts,
+            generation.cost,
+            generation.times.decode_s,
+            record.context,
+        )
 
 
 class Recorder:
@@ -173,9 +185,16 @@ class Recorder:
             self.pays(generation.tenant, generation.meter)
         log.info(
             "id=%s route=%s outcome=%s prompt=%d cached=%d output=%d ttft_ms=%s total_ms=%.1f device_ms=%.2f",
-            request_id, route, outcome, generation.num_prompt_tokens, generation.num_cached_tokens, tokens,
-            "-" if ttft_s is None else f"{1e3 * ttft_s:.1f}", 1e3 * total_s, 1e3 * generation.cost.device_s,
-        )  # fmt: skip
+            request_id,
+            route,
+            outcome,
+            generation.num_prompt_tokens,
+            generation.num_cached_tokens,
+            tokens,
+            "-" if ttft_s is None else f"{1e3 * ttft_s:.1f}",
+            1e3 * total_s,
+            1e3 * generation.cost.device_s,
+        )
 
     def _finish_texts(self, work: TextWork, route: str, request_id: str, outcome: str, total_s: float) -> None:
         self._total.observe(total_s)
@@ -186,8 +205,14 @@ class Recorder:
         (self._tenants.get(work.tenant) or self._tenant(work.tenant))[0].value += work.cost.device_s
         log.info(
             "id=%s route=%s outcome=%s texts=%d tokens=%d total_ms=%.1f device_ms=%.2f",
-            request_id, route, outcome, work.num_texts, work.num_tokens, 1e3 * total_s, 1e3 * work.cost.device_s,
-        )  # fmt: skip
+            request_id,
+            route,
+            outcome,
+            work.num_texts,
+            work.num_tokens,
+            1e3 * total_s,
+            1e3 * work.cost.device_s,
+        )
 
     def _observe_times(self, generation: Generation, ttft_s: float) -> None:
         times = generation.times

@@ -61,10 +61,19 @@ def spans(traced: Traced, span_id: Callable[[], str]) -> Iterator[Span]:
     began_ns = end_ns - _ns(finished.total_s)
     operation = _OPERATIONS[finished.route]
     yield Span(
-        f"{operation} {finished.model}", Kind.SERVER, root.trace_id, root.span_id, root.parent_id, began_ns, end_ns,
-        _of_request(finished, operation), finished.outcome if _has_failed(finished) else "", root.state,
-        root.is_sampled, root.link,
-    )  # fmt: skip
+        f"{operation} {finished.model}",
+        Kind.SERVER,
+        root.trace_id,
+        root.span_id,
+        root.parent_id,
+        began_ns,
+        end_ns,
+        _of_request(finished, operation),
+        finished.outcome if _has_failed(finished) else "",
+        root.state,
+        root.is_sampled,
+        root.link,
+    )
     parts = dict(finished.parts)
     if finished.ttft_s is not None:
         parts["decode"] = finished.decode_s
@@ -72,9 +81,17 @@ def spans(traced: Traced, span_id: Callable[[], str]) -> Iterator[Span]:
     for name, seconds in parts.items():
         next_ns = min(end_ns, at_ns + _ns(seconds))
         yield Span(
-            _NAMES.get(name, name), Kind.INTERNAL, root.trace_id, span_id(), root.span_id, at_ns, next_ns,
-            _of_part(name, finished), state=root.state, is_sampled=root.is_sampled,
-        )  # fmt: skip
+            _NAMES.get(name, name),
+            Kind.INTERNAL,
+            root.trace_id,
+            span_id(),
+            root.span_id,
+            at_ns,
+            next_ns,
+            _of_part(name, finished),
+            state=root.state,
+            is_sampled=root.is_sampled,
+        )
         at_ns = next_ns
 
 

@@ -41,10 +41,16 @@ class Fit:
     def profile(self, name: str, limits: StepLimits, like: Profile | None = None) -> Profile:
         block_tokens = limits.block_tokens if ROUTING_TOKENS % limits.block_tokens == 0 else ROUTING_TOKENS
         own = Profile(
-            name=name, cost=self.cost, kv_tokens=limits.kv_tokens, max_sequences=limits.max_sequences,
-            chunk_tokens=limits.chunk_tokens, max_context_tokens=limits.max_context_tokens, block_tokens=block_tokens,
-            overlaps=limits.overlaps, source=f"{self.num_steps} steps of an engine's log",
-        )  # fmt: skip
+            name=name,
+            cost=self.cost,
+            kv_tokens=limits.kv_tokens,
+            max_sequences=limits.max_sequences,
+            chunk_tokens=limits.chunk_tokens,
+            max_context_tokens=limits.max_context_tokens,
+            block_tokens=block_tokens,
+            overlaps=limits.overlaps,
+            source=f"{self.num_steps} steps of an engine's log",
+        )
         return own if like is None else replace(own, slo=like.slo, request_s=like.request_s)
 
     def summary(self) -> str:
@@ -116,9 +122,13 @@ def _fit(shapes: Matrix, seconds: Matrix) -> StepCost:
     finer = np.geomspace(roughly / width, roughly * width, 25)
     _, corner, (step_s, token_s, pair_s, context_s, sequence_s) = min(map(at, finer), key=lambda found: found[0])
     return StepCost(
-        step_s=float(step_s), weights_s=float(corner * token_s), token_s=float(token_s), pair_s=float(pair_s),
-        context_s=float(context_s), sequence_s=float(sequence_s),
-    )  # fmt: skip
+        step_s=float(step_s),
+        weights_s=float(corner * token_s),
+        token_s=float(token_s),
+        pair_s=float(pair_s),
+        context_s=float(context_s),
+        sequence_s=float(sequence_s),
+    )
 
 
 def _least_squares(columns: Matrix, wanted: Matrix) -> tuple[float, Matrix]:

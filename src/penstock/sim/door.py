@@ -58,9 +58,15 @@ class Followed:
 
 class SimDoor:
     def __init__(
-        self, events: Events, routing: RoutingSettings, ended: Callable[[Flight], None], *,
-        admission: AdmissionSettings | None = None, publishes: bool = True, chosen: Chosen | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        events: Events,
+        routing: RoutingSettings,
+        ended: Callable[[Flight], None],
+        *,
+        admission: AdmissionSettings | None = None,
+        publishes: bool = True,
+        chosen: Chosen | None = None,
+    ) -> None:
         """`ended` is told of every request once, `chosen` of every time that one is sent to a replica; without
         `publishes` nobody says what is in the caches."""
         index = PrefixIndex()
@@ -142,16 +148,24 @@ class SimDoor:
         speed = self._speeds.seen(name, report.prefill_tokens_per_s, GUESSED_SPEED)
         return followed.health.mark(
             ReplicaSnapshot(
-                id=name, models=(MODEL,), taken_at=now, max_sequences=min(report.max_num_seqs, report.max_open),
-                max_context_tokens=report.max_model_len, kv_capacity_tokens=report.kv_capacity_tokens,
-                step_tokens=report.chunk_tokens, prefill_tokens_per_s=speed,
+                id=name,
+                models=(MODEL,),
+                taken_at=now,
+                max_sequences=min(report.max_num_seqs, report.max_open),
+                max_context_tokens=report.max_model_len,
+                kv_capacity_tokens=report.kv_capacity_tokens,
+                step_tokens=report.chunk_tokens,
+                prefill_tokens_per_s=speed,
                 decode_tokens_per_s=max(report.num_running, 1) / step_s if step_s else GUESSED_SPEED,
-                waiting=max(report.num_waiting, report.num_open - report.num_running), running=report.num_running,
-                prefill_tokens=report.queued_tokens, kv_active_tokens=report.kv_active_tokens, steps=report.steps,
+                waiting=max(report.num_waiting, report.num_open - report.num_running),
+                running=report.num_running,
+                prefill_tokens=report.queued_tokens,
+                kv_active_tokens=report.kv_active_tokens,
+                steps=report.steps,
                 host_share=host_share(report),
             ),
             now,
-        )  # fmt: skip
+        )
 
     def _send_riders_away(self, followed: Followed) -> None:
         riders, followed.riders = list(followed.riders.values()), {}
@@ -207,12 +221,18 @@ class SimDoor:
         limit = max(ask.output_tokens, _LEAST_LIMIT)
         run = TokenRun(number, ask.prompt_tokens, ask.names, ROUTING_TOKENS)
         return EdgeRequest(
-            id=str(number), model=MODEL, prompt_tokens=ask.prompt_tokens, max_tokens=limit, tenant=ask.tenant,
-            priority=ask.priority, session=ask.session, draw=number * _GOLDEN % 1.0 or _LEAST_DRAW,
+            id=str(number),
+            model=MODEL,
+            prompt_tokens=ask.prompt_tokens,
+            max_tokens=limit,
+            tenant=ask.tenant,
+            priority=ask.priority,
+            session=ask.session,
+            draw=number * _GOLDEN % 1.0 or _LEAST_DRAW,
             context_tokens=ask.prompt_tokens + ask.output_tokens,
             hashes=run.routing_hashes() if self._by_prefix else (),
             expected_output=self._lengths.expected(ask.tenant, MODEL, limit),
-        )  # fmt: skip
+        )
 
     def _decided(self, flight: Flight, decision: Decision) -> None:
         if isinstance(decision, Admit):

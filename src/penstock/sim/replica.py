@@ -67,15 +67,21 @@ class SimReplica:
         """A process with an empty cache."""
         profile = self.profile
         self.cache = KVCache(
-            profile.num_blocks, profile.block_tokens, routing_tokens=ROUTING_TOKENS, host_blocks=profile.host_blocks,
+            profile.num_blocks,
+            profile.block_tokens,
+            routing_tokens=ROUTING_TOKENS,
+            host_blocks=profile.host_blocks,
             copy_s=profile.copy_s,
-        )  # fmt: skip
+        )
         floor = max(profile.block_tokens, profile.chunk_tokens // 8)
         budget = StepBudget(profile.chunk_tokens, target_s=profile.slo.tpot_s, floor=floor)
         self.scheduler = Scheduler(
-            self.cache, budget, max_num_seqs=profile.max_sequences, patience_s=profile.slo.patience_s,
+            self.cache,
+            budget,
+            max_num_seqs=profile.max_sequences,
+            patience_s=profile.slo.patience_s,
             make_sequence=SimSequence,
-        )  # fmt: skip
+        )
         self.speed = StepSpeed()
         self.num_open = 0
         self._sent_tokens = self._received_tokens = 0  # of all prompts
@@ -242,9 +248,12 @@ class SimReplica:
         scheduler = self.scheduler
         ahead = sum(step.shape.prefill_tokens for step in self._flying)
         self._stats = EngineStats(
-            num_running=scheduler.num_running, num_waiting=scheduler.num_waiting, kv_usage=self.cache.usage,
-            queued_tokens=scheduler.queued_tokens + ahead, received_tokens=self._received_tokens,
-        )  # fmt: skip
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            kv_usage=self.cache.usage,
+            queued_tokens=scheduler.queued_tokens + ahead,
+            received_tokens=self._received_tokens,
+        )
         routing = self.cache.routing
         changes = routing.changes() if routing is not None else None
         if changes is not None:

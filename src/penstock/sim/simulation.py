@@ -28,10 +28,18 @@ class Simulation:
     """`routing` may be "oracle", of which nothing is `chosen`; that and `ended` are told as the door tells them."""
 
     def __init__(
-        self, profile: Profile, num_replicas: int, routing: RoutingSettings | Literal["oracle"] | None = None, *,
-        slo: Slo | None = None, admission: AdmissionSettings | None = None, publishes: bool = True,
-        takes_many: bool = True, ended: Callable[[Flight], None] | None = None, chosen: Chosen | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        profile: Profile,
+        num_replicas: int,
+        routing: RoutingSettings | Literal["oracle"] | None = None,
+        *,
+        slo: Slo | None = None,
+        admission: AdmissionSettings | None = None,
+        publishes: bool = True,
+        takes_many: bool = True,
+        ended: Callable[[Flight], None] | None = None,
+        chosen: Chosen | None = None,
+    ) -> None:
         self.profile = profile
         self.events = Events()
         self.tally = Tally(slo or profile.slo)

@@ -19,9 +19,13 @@ _GOLDEN = 0.6180339887498949
 
 
 def replay(
-    arrivals: Sequence[Arrival], speed: float = 1.0, *, copies: int = 1, tenants: int = 1,
+    arrivals: Sequence[Arrival],
+    speed: float = 1.0,
+    *,
+    copies: int = 1,
+    tenants: int = 1,
     classes: Mapping[Priority, float] | None = None,
-) -> Iterator[Ask]:  # fmt: skip
+) -> Iterator[Ask]:
     """A session's requests all belong to one tenant and one class, which a hash of its name decides."""
     span_s = arrivals[-1].at_s + (arrivals[-1].at_s / max(1, len(arrivals) - 1))
     num_names = 1 + max((name for arrival in arrivals for name in arrival.blocks), default=0)

@@ -42,19 +42,29 @@ def route_document(route: RouteInForce) -> Document:
     """Shares by version, as every gateway has them in force within a moment."""
     last = route.last
     return {
-        "name": route.declared.name, "weights": route.weights, "shadow": route.shadow, "revision": last.revision,
-        "action": last.action, "by": last.by, "at": last.at or None,
+        "name": route.declared.name,
+        "weights": route.weights,
+        "shadow": route.shadow,
+        "revision": last.revision,
+        "action": last.action,
+        "by": last.by,
+        "at": last.at or None,
         "file": {"weights": route.declared.weights, "shadow": route.declared.shadow},
-    }  # fmt: skip
+    }
 
 
 class UsageReport:
     """What a tenant used, from a time on (this month's beginning) until another (now)."""
 
     def __init__(
-        self, store: Store, tenant_id: str, *, by: Step = "day", since_s: float | None = None,
+        self,
+        store: Store,
+        tenant_id: str,
+        *,
+        by: Step = "day",
+        since_s: float | None = None,
         until_s: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         now_s = time.time()
         self._tenant_id = tenant_id
         self._since_s = month_began_s(now_s) if since_s is None else since_s

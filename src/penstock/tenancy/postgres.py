@@ -20,9 +20,13 @@ from penstock.tenancy.database import Execute, Row
 _CHANNEL = "penstock_changes"
 _MIGRATION_LOCK = 0x70656E73  # any number that no other program's migrations lock
 _CONNECTING: dict[str, Any] = {
-    "connect_timeout": 5, "application_name": "penstock",
-    "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000,
-}  # fmt: skip # a host that vanished is noticed in about ten seconds
+    "connect_timeout": 5,
+    "application_name": "penstock",
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}  # a host that vanished is noticed in about ten seconds
 
 
 class PostgresDatabase:

@@ -70,9 +70,14 @@ def _gumbel(watermark: Watermark, contexts: Ints, chosen: Ints) -> Finding:
     score = float(-np.log1p(-fractions(bits)).sum())  # each is exponentially distributed
     count = len(first)
     return Finding(
-        watermark.scheme, _length(contexts), count, score, count, (score - count) / math.sqrt(count),
+        watermark.scheme,
+        _length(contexts),
+        count,
+        score,
+        count,
+        (score - count) / math.sqrt(count),
         gamma_tail(score, count),
-    )  # fmt: skip
+    )
 
 
 def _length(contexts: Ints) -> int:
@@ -100,11 +105,14 @@ def binomial_tail(successes: int, trials: int, chance: float) -> float:
     whole = math.lgamma(trials + 1)
     return _sum_of_logs(
         [
-            whole - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
-            + k * math.log(chance) + (trials - k) * math.log1p(-chance)
+            whole
+            - math.lgamma(k + 1)
+            - math.lgamma(trials - k + 1)
+            + k * math.log(chance)
+            + (trials - k) * math.log1p(-chance)
             for k in counts
         ]
-    )  # fmt: skip
+    )
 
 
 def gamma_tail(total: float, terms: int) -> float:

@@ -117,9 +117,10 @@ class AlertBoard:
 
     def _fire(self, now: float, wall_s: float) -> list[Alert]:
         due = [
-            case for case in self._cases.values() if case.alert is not None
-            or now - case.first_at >= case.condition.kind.for_s
-        ]  # fmt: skip
+            case
+            for case in self._cases.values()
+            if case.alert is not None or now - case.first_at >= case.condition.kind.for_s
+        ]
         changed = []
         for case in due:
             for about in case.condition.explains:
@@ -150,7 +151,16 @@ def _is_hidden(condition: Condition, due: Iterable[_Case]) -> bool:
 def _alert(condition: Condition, wall_s: float) -> Alert:
     kind = condition.kind
     return Alert(
-        id=condition.key, alert=kind.name, severity=str(kind.severity), state="firing", model=condition.model,
-        replica=condition.replica, labels=condition.all_labels, summary=condition.summary,
-        value=round(condition.value, 6), since=wall_s, resolved_at=None, runbook=kind.page,
-    )  # fmt: skip
+        id=condition.key,
+        alert=kind.name,
+        severity=str(kind.severity),
+        state="firing",
+        model=condition.model,
+        replica=condition.replica,
+        labels=condition.all_labels,
+        summary=condition.summary,
+        value=round(condition.value, 6),
+        since=wall_s,
+        resolved_at=None,
+        runbook=kind.page,
+    )

@@ -31,9 +31,14 @@ BURN_RULES = (  # the most urgent first
     BurnRule(1.0, 3 * DAY_S, 6 * HOUR_S, Severity.TICKET),
 )
 WINDOWS = {
-    "5m": HOUR_S / 12, "30m": HOUR_S / 2, "1h": HOUR_S, "2h": 2 * HOUR_S, "6h": 6 * HOUR_S, "1d": DAY_S,
+    "5m": HOUR_S / 12,
+    "30m": HOUR_S / 2,
+    "1h": HOUR_S,
+    "2h": 2 * HOUR_S,
+    "6h": 6 * HOUR_S,
+    "1d": DAY_S,
     "3d": 3 * DAY_S,
-}  # fmt: skip
+}
 NAMES = {seconds: name for name, seconds in WINDOWS.items()}
 
 

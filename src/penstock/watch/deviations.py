@@ -46,13 +46,16 @@ class Deviations:
     def conditions(self) -> list[Condition]:
         return [
             Condition(
-                kind=ANOMALY, value=effect,
+                kind=ANOMALY,
+                value=effect,
                 summary=f"{self._model}: {replica or 'all replicas'}: {signal} is {effect:.2f} times its usual",
-                model=self._model, replica=replica, labels=(("signal", str(signal)),),
+                model=self._model,
+                replica=replica,
+                labels=(("signal", str(signal)),),
                 about=(self._model, ANOMALIES),
             )
             for replica, signal, effect in self.anomalies()
-        ]  # fmt: skip
+        ]
 
     def _feed(self, name: str, sample: Sample, at_s: float) -> None:
         for signal, reading in sample.readings(self._period_s, is_model=name == _THE_MODEL).items():

@@ -49,10 +49,13 @@ class FleetSigns:
             if now - self._waited_at.get(model, -_LULL_S) < _LULL_S:
                 found.append(
                     Condition(
-                        kind=QUEUE, summary=f"{model}: requests wait at the gateway, {count} now", value=float(count),
-                        model=model, explains=explained(model, TIMED),
+                        kind=QUEUE,
+                        summary=f"{model}: requests wait at the gateway, {count} now",
+                        value=float(count),
+                        model=model,
+                        explains=explained(model, TIMED),
                     )
-                )  # fmt: skip
+                )
         return found
 
     def _device(self, device: DeviceReading) -> list[Condition]:
@@ -89,8 +92,12 @@ def _down(fleet: FleetReading) -> list[Condition]:
         usable[reading.model] = usable.get(reading.model, False) or reading.is_usable
     return [
         Condition(
-            kind=MODEL_DOWN, summary=f"{model}: no replica can be used", value=0.0, model=model,
+            kind=MODEL_DOWN,
+            summary=f"{model}: no replica can be used",
+            value=0.0,
+            model=model,
             explains=explained(model),
         )
-        for model, is_up in usable.items() if not is_up
-    ]  # fmt: skip
+        for model, is_up in usable.items()
+        if not is_up
+    ]

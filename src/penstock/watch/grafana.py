@@ -50,7 +50,9 @@ _FIRING = Query("sum by (severity) (penstock_alerts_firing) or vector(0)", "{{se
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Objectives": (
         Panel(
-            "Error budget left", "percentunit", _over("min", "penstock_slo_budget_left_ratio", _OBJECTIVE),
+            "Error budget left",
+            "percentunit",
+            _over("min", "penstock_slo_budget_left_ratio", _OBJECTIVE),
             kind="bargauge",
         ),
         Panel("Compliance", "percentunit", _over("min", "penstock_slo_compliance_ratio", _OBJECTIVE), kind="stat"),
@@ -60,9 +62,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Target used, last hour", "percentunit", _over("max", "penstock_slo_used_ratio", _OBJECTIVE)),
     ),
     "What users feel": (
-        Panel(
-            "Time to first token", "s", *_quantiles("penstock_gateway_ttft_seconds", 0.5, 0.95, 0.99), _TTFT_TARGET
-        ),
+        Panel("Time to first token", "s", *_quantiles("penstock_gateway_ttft_seconds", 0.5, 0.95, 0.99), _TTFT_TARGET),
         Panel("Whole answer", "s", *_quantiles("penstock_gateway_request_seconds", 0.5, 0.95, 0.99)),
         Panel("Wait at the gateway", "s", *_quantiles("penstock_gateway_queue_wait_seconds", 0.5, 0.95)),
         Panel("Requests by outcome", "reqps", _rate("penstock_gateway_requests_total", "outcome")),
@@ -81,7 +81,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "The engines": (
         Panel("KV cache held", "percentunit", Query("penstock_kv_usage_ratio", "{{instance}}")),
         Panel(
-            "Sequences", "none", Query("penstock_sequences_running", "{{instance}} running"),
+            "Sequences",
+            "none",
+            Query("penstock_sequences_running", "{{instance}} running"),
             Query("penstock_sequences_waiting", "{{instance}} waiting"),
         ),
         Panel("Step time", "s", Query(_STEP_P95, "{{instance}} p95")),
@@ -89,7 +91,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Generated tokens", "none", Query("rate(penstock_generated_tokens_total[5m])", "{{instance}}")),
         Panel("Preemptions", "none", Query("rate(penstock_preemptions_total[5m])", "{{instance}}")),
     ),
-}  # fmt: skip
+}
 
 
 def panel_queries() -> dict[str, tuple[Query, ...]]:
@@ -109,10 +111,19 @@ def dashboard() -> dict[str, object]:
             panels.append(_panel(len(panels) + 1, panel, {**at, "w": width, "h": _HEIGHT}))
         y += _HEIGHT * -(-len(row) // _PER_ROW)
     return {
-        "uid": "penstock", "title": "penstock", "tags": ["penstock"], "schemaVersion": 39, "version": 1,
-        "editable": True, "refresh": "10s", "time": {"from": "now-1h", "to": "now"}, "timezone": "",
-        "templating": {"list": [_datasource(), _models()]}, "annotations": {"list": [_alerts()]}, "panels": panels,
-    }  # fmt: skip
+        "uid": "penstock",
+        "title": "penstock",
+        "tags": ["penstock"],
+        "schemaVersion": 39,
+        "version": 1,
+        "editable": True,
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "timezone": "",
+        "templating": {"list": [_datasource(), _models()]},
+        "annotations": {"list": [_alerts()]},
+        "panels": panels,
+    }
 
 
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -129,9 +140,15 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, object
         for index, query in enumerate(panel.queries)
     ]
     return {
-        "id": number, "type": panel.kind, "title": panel.title, "gridPos": place, "datasource": _SOURCE,
-        "targets": targets, "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []}, "options": {},
-    }  # fmt: skip
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "gridPos": place,
+        "datasource": _SOURCE,
+        "targets": targets,
+        "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
+        "options": {},
+    }
 
 
 def _datasource() -> dict[str, object]:
@@ -141,13 +158,25 @@ def _datasource() -> dict[str, object]:
 def _models() -> dict[str, object]:
     query = "label_values(penstock_slo_goal_ratio, model)"
     return {
-        "name": "model", "type": "query", "label": "Model", "datasource": _SOURCE, "query": query, "refresh": 2,
-        "multi": True, "includeAll": True, "allValue": ".*", "current": {"text": "All", "value": "$__all"},
-    }  # fmt: skip
+        "name": "model",
+        "type": "query",
+        "label": "Model",
+        "datasource": _SOURCE,
+        "query": query,
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }
 
 
 def _alerts() -> dict[str, object]:
     return {
-        "name": "Alerts", "datasource": _SOURCE, "enable": True, "iconColor": "red",
-        "expr": 'ALERTS{alertstate="firing"}', "titleFormat": "{{alertname}} {{model}}",
-    }  # fmt: skip
+        "name": "Alerts",
+        "datasource": _SOURCE,
+        "enable": True,
+        "iconColor": "red",
+        "expr": 'ALERTS{alertstate="firing"}',
+        "titleFormat": "{{alertname}} {{model}}",
+    }

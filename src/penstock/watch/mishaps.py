@@ -58,18 +58,26 @@ class Mishaps:
 
     def _happened(self, kind: AlertKind, reading: ReplicaReading, what: str, now: float) -> None:
         condition = Condition(
-            kind=kind, summary=f"{reading.model}: {reading.replica} {what}", value=1.0, model=reading.model,
-            replica=reading.replica, explains=explained(reading.model),
-        )  # fmt: skip
+            kind=kind,
+            summary=f"{reading.model}: {reading.replica} {what}",
+            value=1.0,
+            model=reading.model,
+            replica=reading.replica,
+            explains=explained(reading.model),
+        )
         self._open[condition.key] = now, condition
 
     def _device(self, device: DeviceReading, now: float) -> None:
         for xid in device.xids:
             condition = Condition(
-                kind=GPU_XID, summary=f"{device.device} reported Xid {xid}", value=float(xid), model=device.model,
-                replica=device.replica, labels=(("device", device.device), ("xid", str(xid))),
+                kind=GPU_XID,
+                summary=f"{device.device} reported Xid {xid}",
+                value=float(xid),
+                model=device.model,
+                replica=device.replica,
+                labels=(("device", device.device), ("xid", str(xid))),
                 explains=explained(device.model),
-            )  # fmt: skip
+            )
             self._open[condition.key] = now, condition
 
 

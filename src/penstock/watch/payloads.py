@@ -20,10 +20,17 @@ def alertmanager(notice: Notice, runbooks: str) -> bytes:
     group = {"alertname": name, **({"model": model} if model else {})}
     common = _common([alert["labels"] for alert in alerts])
     document = {
-        "version": "4", "groupKey": "{}:" + str(group), "truncatedAlerts": 0, "status": notice.status,
-        "receiver": "penstock", "groupLabels": group, "commonLabels": common,
-        "commonAnnotations": _common([alert["annotations"] for alert in alerts]), "externalURL": "", "alerts": alerts,
-    }  # fmt: skip
+        "version": "4",
+        "groupKey": "{}:" + str(group),
+        "truncatedAlerts": 0,
+        "status": notice.status,
+        "receiver": "penstock",
+        "groupLabels": group,
+        "commonLabels": common,
+        "commonAnnotations": _common([alert["annotations"] for alert in alerts]),
+        "externalURL": "",
+        "alerts": alerts,
+    }
     return msgspec.json.encode(document)
 
 

@@ -19,9 +19,17 @@ GATEWAY_DOWN = AlertKind("GatewayDown", Severity.PAGE, "no gateway can be scrape
 
 # What a gateway decides from more than it exports is taken from it as it is.
 _AS_DECIDED = (
-    kinds.GPU_XID, kinds.OOM_KILL, kinds.CRASH, kinds.WRONG_ANSWERS, kinds.SLOW, kinds.GPU_IDLE, kinds.GPU_FULL,
-    kinds.FRAGMENTED, kinds.PROBE_FAILING, kinds.ANOMALY,
-)  # fmt: skip
+    kinds.GPU_XID,
+    kinds.OOM_KILL,
+    kinds.CRASH,
+    kinds.WRONG_ANSWERS,
+    kinds.SLOW,
+    kinds.GPU_IDLE,
+    kinds.GPU_FULL,
+    kinds.FRAGMENTED,
+    kinds.PROBE_FAILING,
+    kinds.ANOMALY,
+)
 
 
 def rules_document(runbooks: str = kinds.RUNBOOKS) -> dict[str, object]:
@@ -76,19 +84,24 @@ def _direct(runbooks: str) -> list[Rule]:
     found = [
         _alert(GATEWAY_DOWN, "absent(penstock_slo_goal_ratio)", "no gateway can be scraped", runbooks),
         _alert(
-            kinds.TTFT_FAR_OVER, f"({p99} > 2 * {target}) and {enough}",
-            "{{ $labels.model }}: TTFT p99 is {{ $value | humanizeDuration }}", runbooks,
+            kinds.TTFT_FAR_OVER,
+            f"({p99} > 2 * {target}) and {enough}",
+            "{{ $labels.model }}: TTFT p99 is {{ $value | humanizeDuration }}",
+            runbooks,
         ),
         _alert(
-            kinds.QUEUE, "sum by (model) (max_over_time(penstock_gateway_queue_length[15s])) > 0",
-            "{{ $labels.model }}: {{ $value }} requests wait at the gateways", runbooks,
+            kinds.QUEUE,
+            "sum by (model) (max_over_time(penstock_gateway_queue_length[15s])) > 0",
+            "{{ $labels.model }}: {{ $value }} requests wait at the gateways",
+            runbooks,
         ),
         _alert(
             kinds.MODEL_DOWN,
             'sum by (model) (penstock_gateway_replica_state{state=~"ready|degraded"}) == 0',
-            "{{ $labels.model }}: no replica can be used", runbooks,
+            "{{ $labels.model }}: no replica can be used",
+            runbooks,
         ),
-    ]  # fmt: skip
+    ]
     timed = f'max {_BY} (penstock_slo_used_ratio{{objective=~"{_TIMED}"}})'
     budget = f'1 - min {_BY} (penstock_slo_budget_left_ratio{{objective!~"{_TIMED}"}})'
     for level, bounds in (
@@ -96,9 +109,11 @@ def _direct(runbooks: str) -> list[Rule]:
         ("critical", f">= {CRITICAL:g}"),
     ):
         rule = _alert(
-            kinds.AT_RISK, f"(({timed}) {bounds}) or (({budget}) {bounds})",
-            "{{ $labels.model }}: {{ $value | humanizePercentage }} of {{ $labels.objective }} is used", runbooks,
-        )  # fmt: skip
+            kinds.AT_RISK,
+            f"(({timed}) {bounds}) or (({budget}) {bounds})",
+            "{{ $labels.model }}: {{ $value | humanizePercentage }} of {{ $labels.objective }} is used",
+            runbooks,
+        )
         labels = rule["labels"]
         assert isinstance(labels, dict)
         labels["level"] = level
@@ -110,11 +125,14 @@ def _decided(runbooks: str) -> list[Rule]:
     """Without the time for which it must last: the gateway has waited for it."""
     return [
         _alert(
-            kind, f'max by (model, replica, objective) (penstock_alerts_firing{{alert="{kind.name}"}}) > 0',
-            "{{ $labels.model }} {{ $labels.replica }}: " + kind.means, runbooks, for_s=0.0,
+            kind,
+            f'max by (model, replica, objective) (penstock_alerts_firing{{alert="{kind.name}"}}) > 0',
+            "{{ $labels.model }} {{ $labels.replica }}: " + kind.means,
+            runbooks,
+            for_s=0.0,
         )
         for kind in _AS_DECIDED
-    ]  # fmt: skip
+    ]
 
 
 def _alert(kind: AlertKind, expr: str, summary: str, runbooks: str, for_s: float | None = None) -> Rule:

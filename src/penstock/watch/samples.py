@@ -47,8 +47,18 @@ class Reading(NamedTuple):
 class Sample:
     """One period of a replica, or of a model."""
 
-    __slots__ = ("accepted", "cached", "decode_s", "decoded", "drafted", "input", "output", "requests", "streams",
-                 "ttfts")  # fmt: skip
+    __slots__ = (
+        "accepted",
+        "cached",
+        "decode_s",
+        "decoded",
+        "drafted",
+        "input",
+        "output",
+        "requests",
+        "streams",
+        "ttfts",
+    )
 
     def __init__(self) -> None:
         self.requests = self.streams = self.input = self.cached = self.output = self.decoded = 0

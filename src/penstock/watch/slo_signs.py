@@ -21,10 +21,13 @@ def slo_conditions(objectives: ModelObjectives, now: float) -> list[Condition]:
         summary = f"{objectives.model}: TTFT p99 is {seconds:.2f} s, {part:.1f} times its target"
         found.append(
             Condition(
-                kind=TTFT_FAR_OVER, summary=summary, value=seconds, model=objectives.model,
+                kind=TTFT_FAR_OVER,
+                summary=summary,
+                value=seconds,
+                model=objectives.model,
                 about=(objectives.model, Objective.TTFT),
             )
-        )  # fmt: skip
+        )
     for objective in objectives.kept:
         used = objectives.used(objective, now) if objective in TIMED else objectives.budget_used(objective, now)
         if used is not None and used >= WARNING and _says_something(objectives, objective, now):
@@ -45,9 +48,13 @@ def _burning(model: str, found: Burning) -> Condition:
     long, short = NAMES[rule.long_s], NAMES[rule.short_s]
     summary = f"{model}: the {objective} budget burns {found.rate:.1f} times too fast (over {long} and {short})"
     return Condition(
-        kind=kind, summary=summary, value=found.rate, model=model, labels=(("objective", str(objective)),),
+        kind=kind,
+        summary=summary,
+        value=found.rate,
+        model=model,
+        labels=(("objective", str(objective)),),
         about=(model, objective),
-    )  # fmt: skip
+    )
 
 
 def _at_risk(model: str, objective: Objective, used: float) -> Condition:

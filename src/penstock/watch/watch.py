@@ -106,20 +106,24 @@ class Watch:
         penalties = self.penalties()
         return [
             SpeedView(
-                model=name, replica=replica, beside_siblings=speed.beside_siblings,
+                model=name,
+                replica=replica,
+                beside_siblings=speed.beside_siblings,
                 penalty=penalties.get((name, replica), 1.0),
             )
-            for name, model in self._models.items() for replica, speed in model.siblings.speeds().items()
-        ]  # fmt: skip
+            for name, model in self._models.items()
+            for replica, speed in model.siblings.speeds().items()
+        ]
 
     def penalties(self) -> dict[tuple[str, str], float]:
         """By model and replica, the factor on its share, where it is not 1: one that is slow gets as much less, one
         that is wrong next to nothing."""
         found = {
             (name, replica): speed.penalty
-            for name, model in self._models.items() for replica, speed in model.siblings.speeds().items()
+            for name, model in self._models.items()
+            for replica, speed in model.siblings.speeds().items()
             if speed.is_slow
-        }  # fmt: skip
+        }
         for (name, _), answers in self.answers.items():
             for replica, standing in answers.standings.items():
                 if answers.known is not None and standing.state == "wrong" and standing.row >= _PROBES_IN_A_ROW:
@@ -160,10 +164,14 @@ class Watch:
                     summary = f"{name}: {replica} makes {speed.beside_siblings:.2f} of its siblings' tokens/s"
                     found.append(
                         Condition(
-                            kind=SLOW, summary=summary, value=speed.beside_siblings, model=name, replica=replica,
+                            kind=SLOW,
+                            summary=summary,
+                            value=speed.beside_siblings,
+                            model=name,
+                            replica=replica,
                             explains=explained(name, TIMED),
                         )
-                    )  # fmt: skip
+                    )
         return found
 
     def _probe_conditions(self) -> list[Condition]:
@@ -176,9 +184,14 @@ class Watch:
                 who = f"{model}{f' with {adapter}' if adapter else ''}: {replica}"
                 found.append(
                     Condition(
-                        kind=kind, summary=f"{who}, asked what is known: {standing.reason}",
-                        value=standing.drift or 0.0, model=model, replica=replica, labels=(("adapter", adapter),),
-                        about=(model, "probes"), explains=explained(model, (*TIMED, Objective.ERRORS)),
+                        kind=kind,
+                        summary=f"{who}, asked what is known: {standing.reason}",
+                        value=standing.drift or 0.0,
+                        model=model,
+                        replica=replica,
+                        labels=(("adapter", adapter),),
+                        about=(model, "probes"),
+                        explains=explained(model, (*TIMED, Objective.ERRORS)),
                     )
-                )  # fmt: skip
+                )
         return found

@@ -91,9 +91,15 @@ class Replayed:
     shared a beginning in the trace shares one here; what does not fit the server's context is cut at its end."""
 
     def __init__(
-        self, arrivals: Sequence[Arrival], words: Sequence[str], scale: Scale, seed: str, *,
-        speed: float = 1.0, context: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        arrivals: Sequence[Arrival],
+        words: Sequence[str],
+        scale: Scale,
+        seed: str,
+        *,
+        speed: float = 1.0,
+        context: int | None = None,
+    ) -> None:
         self._arrivals = arrivals
         self._words = words
         self._scale = scale

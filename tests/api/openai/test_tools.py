@@ -109,8 +109,10 @@ def test_a_whole_answer_with_calls_is_what_the_client_expects() -> None:
     assert (first.finish_reason, first.message.content) == ("tool_calls", None)
     assert first.message.tool_calls is not None
     assert first.message.tool_calls[0].to_dict() == {
-        "id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'},
-    }  # fmt: skip
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "f", "arguments": '{"a": 1}'},
+    }
     assert (second.finish_reason, second.message.content) == ("length", "So:")
 
 
@@ -121,7 +123,10 @@ def test_chunks_of_a_call_are_what_the_client_expects() -> None:
     assert begun.delta.tool_calls is not None
     assert more.delta.tool_calls is not None
     assert begun.delta.tool_calls[0].to_dict() == {
-        "index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": ""},
-    }  # fmt: skip
+        "index": 0,
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "f", "arguments": ""},
+    }
     assert more.delta.tool_calls[0].to_dict() == {"index": 0, "function": {"arguments": '{"é'}}
     assert (begun.index, begun.finish_reason, more.delta.content) == (1, None, None)

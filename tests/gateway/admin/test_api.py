@@ -120,13 +120,21 @@ def test_usage_is_summed_as_the_command_does(acme: Administered) -> None:
     acme.store.usage.append([Usage("r", "acme", "k", "m", at_s, 10, 4, 5, 1_500_000_000, 1, 250_000, 30)], now_s=at_s)
     status, answer = acme.ask("GET", "/admin/v1/tenants/acme/usage?since=2026-11-15&until=2026-11-16&by=all")
     counts = {
-        "requests": 1, "input_tokens": 10, "cached_tokens": 4, "output_tokens": 5, "device_s": 0.25,
-        "kv_block_s": 0.03, "cost": 1.5,
-    }  # fmt: skip
+        "requests": 1,
+        "input_tokens": 10,
+        "cached_tokens": 4,
+        "output_tokens": 5,
+        "device_s": 0.25,
+        "kv_block_s": 0.03,
+        "cost": 1.5,
+    }
     assert status == 200
     assert answer == {
-        "tenant": "acme", "since": "2026-11-15T00:00:00Z", "usage": [{"model": "m", **counts}], "total": counts,
-    }  # fmt: skip
+        "tenant": "acme",
+        "since": "2026-11-15T00:00:00Z",
+        "usage": [{"model": "m", **counts}],
+        "total": counts,
+    }
 
 
 @pytest.mark.parametrize(

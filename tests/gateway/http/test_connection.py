@@ -109,7 +109,7 @@ async def test_garbage_after_a_good_request_is_refused_after_its_answer(serve):
         b"GET / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
         b"CONNECT example.com:443 HTTP/1.1\r\n\r\n",
     ],
-)  # fmt: skip
+)
 async def test_wrong_requests_get_a_typed_answer_and_reach_nobody(serve, sent):
     seen: list[Exchange] = []
     _, connect = await serve(seen.append)

@@ -158,9 +158,16 @@ async def test_declined_answers_are_kept_for_the_caller_and_the_stream_can_go_el
 
         def attempt() -> None:
             forward(
-                exchange, next(turns), target=b"/", headers=b"", body=b"{}", done=done, tap=tapped.append,
-                wanted=lambda head: head.status < 400, extra_headers=b"x-request-id: r1\r\n",
-            )  # fmt: skip
+                exchange,
+                next(turns),
+                target=b"/",
+                headers=b"",
+                body=b"{}",
+                done=done,
+                tap=tapped.append,
+                wanted=lambda head: head.status < 400,
+                extra_headers=b"x-request-id: r1\r\n",
+            )
 
         def done(outcome: Outcome) -> None:
             outcomes.append(outcome)

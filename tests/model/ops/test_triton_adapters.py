@@ -220,9 +220,17 @@ def test_what_an_adapter_adds_does_not_vary() -> None:
 
 
 CONFIG = ModelConfig(
-    architecture="qwen2", vocab_size=131, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4,
-    num_kv_heads=2, head_dim=16, context_length=64, attention_bias=True,
-)  # fmt: skip
+    architecture="qwen2",
+    vocab_size=131,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    context_length=64,
+    attention_bias=True,
+)
 PROMPT = [5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73]
 
 

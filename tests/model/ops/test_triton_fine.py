@@ -37,9 +37,17 @@ TOLERANCES = {torch.float16: 2e-3} if DEVICE == "cpu" else {torch.float16: 2e-3,
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 # Bytes of a weight, at most: integers, a scale and what a group adds, in half precision.
 SIZES = {
-    "Q2_K": 0.75, "Q3_K": 0.625, "Q4_0": 0.5625, "Q4_1": 0.625, "Q4_K": 0.625, "Q5_0": 1.0625, "Q5_1": 1.125,
-    "Q5_K": 1.125, "Q6_K": 1.125, "Q8_0": 1.0625,
-}  # fmt: skip
+    "Q2_K": 0.75,
+    "Q3_K": 0.625,
+    "Q4_0": 0.5625,
+    "Q4_1": 0.625,
+    "Q4_K": 0.625,
+    "Q5_0": 1.0625,
+    "Q5_1": 1.125,
+    "Q5_K": 1.125,
+    "Q6_K": 1.125,
+    "Q8_0": 1.0625,
+}
 
 
 def fine(out: int, columns: int, bits: Bits, kind: str, *, ordered: bool = False) -> GroupedWeight:

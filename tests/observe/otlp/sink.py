@@ -160,11 +160,21 @@ def _receiving(sink: Sink) -> type[BaseHTTPRequestHandler]:
 
 def _received(span: Any, resource: dict[str, Any]) -> Received:
     return Received(
-        span.name, resource["service.name"], resource, span.trace_id.hex(), span.span_id.hex(),
-        span.parent_span_id.hex(), span.kind, span.start_time_unix_nano, span.end_time_unix_nano,
-        _values(span.attributes), span.status.message if span.status.code == 2 else "", span.trace_state,
-        bool(span.flags & 1), [link.trace_id.hex() for link in span.links],
-    )  # fmt: skip
+        span.name,
+        resource["service.name"],
+        resource,
+        span.trace_id.hex(),
+        span.span_id.hex(),
+        span.parent_span_id.hex(),
+        span.kind,
+        span.start_time_unix_nano,
+        span.end_time_unix_nano,
+        _values(span.attributes),
+        span.status.message if span.status.code == 2 else "",
+        span.trace_state,
+        bool(span.flags & 1),
+        [link.trace_id.hex() for link in span.links],
+    )
 
 
 def _values(attributes: Any) -> dict[str, Any]:

@@ -48,8 +48,13 @@ def test_spans_arrive_as_they_were_made(protocol: str, compression: str) -> None
         assert (one.name, one.service, one.trace_id, one.kind) == ("one", "test", TRACE, Kind.SERVER)
         assert (one.start_ns, one.end_ns, one.error, one.state) == (10, 20, "broke", "a=1")
         assert one.attributes == {
-            "text": "ä", "number": 1, "share": 0.5, "is": True, "many": ["a", "b"], "scores": [0.5, 1.0]
-        }  # fmt: skip
+            "text": "ä",
+            "number": 1,
+            "share": 0.5,
+            "is": True,
+            "many": ["a", "b"],
+            "scores": [0.5, 1.0],
+        }
         assert one.links == ["ab" * 16]
         assert sink.headers[0]["api-key"] == "secret"
 

@@ -20,11 +20,14 @@ def test_without_an_endpoint_nothing_is_pushed() -> None:
 
 def test_the_standard_variables_are_enough() -> None:
     both = found(
-        OTEL_EXPORTER_OTLP_ENDPOINT="https://collector:4318/base/", OTEL_EXPORTER_OTLP_HEADERS="api-key=a%20b,x=1",
-        OTEL_EXPORTER_OTLP_TIMEOUT="2500", OTEL_EXPORTER_OTLP_COMPRESSION="gzip", OTEL_SERVICE_NAME="door",
+        OTEL_EXPORTER_OTLP_ENDPOINT="https://collector:4318/base/",
+        OTEL_EXPORTER_OTLP_HEADERS="api-key=a%20b,x=1",
+        OTEL_EXPORTER_OTLP_TIMEOUT="2500",
+        OTEL_EXPORTER_OTLP_COMPRESSION="gzip",
+        OTEL_SERVICE_NAME="door",
         OTEL_RESOURCE_ATTRIBUTES="deployment.environment.name=prod,service.name=other",
         OTEL_METRIC_EXPORT_INTERVAL="5000",
-    )  # fmt: skip
+    )
     assert both.traces is not None
     assert both.metrics is not None
     assert both.traces.url == "https://collector:4318/base/v1/traces"
@@ -36,9 +39,11 @@ def test_the_standard_variables_are_enough() -> None:
 
 def test_a_kind_of_news_may_have_an_endpoint_of_its_own_that_is_used_as_it_is() -> None:
     both = found(
-        OTEL_EXPORTER_OTLP_ENDPOINT="http://one:4318", OTEL_EXPORTER_OTLP_TRACES_ENDPOINT="http://two:9/path",
-        OTEL_EXPORTER_OTLP_TRACES_HEADERS="a=1", OTEL_METRICS_EXPORTER="none",
-    )  # fmt: skip
+        OTEL_EXPORTER_OTLP_ENDPOINT="http://one:4318",
+        OTEL_EXPORTER_OTLP_TRACES_ENDPOINT="http://two:9/path",
+        OTEL_EXPORTER_OTLP_TRACES_HEADERS="a=1",
+        OTEL_METRICS_EXPORTER="none",
+    )
     assert both.traces is not None
     assert (both.traces.url, both.traces.headers) == ("http://two:9/path", {"a": "1"})
     assert both.metrics is None
@@ -64,8 +69,12 @@ def test_settings_win_over_the_environment() -> None:
     settings = TelemetrySettings(
         endpoint="http://mine:1", protocol="grpc", service_name="me", metrics=False, sample=0.25, metrics_every_s=7.0
     )
-    both = found(settings, OTEL_EXPORTER_OTLP_ENDPOINT="http://theirs:2", OTEL_SERVICE_NAME="they",
-                 OTEL_TRACES_SAMPLER="always_off")  # fmt: skip
+    both = found(
+        settings,
+        OTEL_EXPORTER_OTLP_ENDPOINT="http://theirs:2",
+        OTEL_SERVICE_NAME="they",
+        OTEL_TRACES_SAMPLER="always_off",
+    )
     assert both.traces is not None
     assert (both.traces.url, both.traces.protocol, both.metrics) == ("http://mine:1", "grpc", None)
     assert (both.resource["service.name"], both.sampling.ratio) == ("me", 0.25)
@@ -74,10 +83,13 @@ def test_settings_win_over_the_environment() -> None:
 @pytest.mark.parametrize(
     ("sampler", "argument", "ratio", "follows"),
     [
-        ("always_on", "", 1.0, False), ("always_off", "", 0.0, False), ("parentbased_always_off", "", 0.0, True),
-        ("traceidratio", "0.1", 0.1, False), ("parentbased_traceidratio", "0.5", 0.5, True),
+        ("always_on", "", 1.0, False),
+        ("always_off", "", 0.0, False),
+        ("parentbased_always_off", "", 0.0, True),
+        ("traceidratio", "0.1", 0.1, False),
+        ("parentbased_traceidratio", "0.5", 0.5, True),
     ],
-)  # fmt: skip
+)
 def test_the_standard_samplers_are_known(sampler: str, argument: str, ratio: float, follows: bool) -> None:
     sampling = found(OTEL_TRACES_SAMPLER=sampler, OTEL_TRACES_SAMPLER_ARG=argument).sampling
     assert (sampling.ratio, sampling.follows_parent) == (ratio, follows)
@@ -91,12 +103,16 @@ def test_all_of_it_can_be_switched_off_by_the_standard_variable() -> None:
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://c"), ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:99999"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"), ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
-        ("OTEL_EXPORTER_OTLP_HEADERS", "secret"), ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
-        ("OTEL_METRIC_EXPORT_INTERVAL", "0"), ("OTEL_TRACES_EXPORTER", "zipkin"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://c"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:99999"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+        ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "secret"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "0"),
+        ("OTEL_TRACES_EXPORTER", "zipkin"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_meant_is_an_error_that_says_so(variable: str, value: str) -> None:
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"} | {variable: value}
     with pytest.raises(ConfigError) as caught:

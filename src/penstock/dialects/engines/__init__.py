@@ -15,6 +15,15 @@ from penstock.dialects.engines.vllm import VLLM
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
-        PENSTOCK, TRITON_TRTLLM, TRITON, VLLM, SGLANG, TRTLLM, TGI, TGI_GENERATE, LLAMACPP, OPENAI,
+        PENSTOCK,
+        TRITON_TRTLLM,
+        TRITON,
+        VLLM,
+        SGLANG,
+        TRTLLM,
+        TGI,
+        TGI_GENERATE,
+        LLAMACPP,
+        OPENAI,
     )
-}  # fmt: skip
+}

@@ -34,9 +34,15 @@ _NO_STORE = render([(b"cache-control", b"no-store")])  # a new key is among the 
 
 class AdminApi:
     def __init__(
-        self, store: Store, guard: Guard, recorder: GatewayRecorder, look: Callable[[], GatewayState],
-        routes: Mapping[Shape, View], *, has_own_port: bool,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        guard: Guard,
+        recorder: GatewayRecorder,
+        look: Callable[[], GatewayState],
+        routes: Mapping[Shape, View],
+        *,
+        has_own_port: bool,
+    ) -> None:
         """`routes`: what can be seen of them. `has_own_port`: whoever reaches it may read the metrics; beside the
         models' routes a key is asked for."""
         self._store = store

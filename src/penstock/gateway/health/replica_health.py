@@ -74,7 +74,7 @@ class ReplicaHealth:
             self._last = state
         return replace(
             said, state=state, share=self.penalty * self._slow_start.share(now), is_tripped=self.breaker.is_tripped(now)
-        )  # fmt: skip
+        )
 
 
 def _longest_step_s(report: ReplicaReport) -> float | None:

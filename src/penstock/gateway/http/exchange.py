@@ -35,8 +35,16 @@ class Channel(Protocol):
 
 
 class Exchange:
-    __slots__ = ("_channel", "_is_bodyless", "_is_chunked", "_keep_alive", "_speaks_chunked", "is_started", "request",
-                 "watcher")  # fmt: skip
+    __slots__ = (
+        "_channel",
+        "_is_bodyless",
+        "_is_chunked",
+        "_keep_alive",
+        "_speaks_chunked",
+        "is_started",
+        "request",
+        "watcher",
+    )
 
     def __init__(self, channel: Channel, request: Request, keep_alive: bool, speaks_chunked: bool) -> None:
         self.request = request

@@ -56,14 +56,35 @@ IsWhole = Callable[[bytes], bool]
 class Forwarding:
     """Receiver of the upstream, watcher of the client. It owns the call, not the exchange."""
 
-    __slots__ = ("_call", "_clock", "_done", "_exchange", "_extra_headers", "_first_byte_s", "_has_events", "_head",
-                 "_held", "_is_declined", "_is_whole", "_num_bytes", "_started_s", "_tail", "_tap",
-                 "_wanted")  # fmt: skip
+    __slots__ = (
+        "_call",
+        "_clock",
+        "_done",
+        "_exchange",
+        "_extra_headers",
+        "_first_byte_s",
+        "_has_events",
+        "_head",
+        "_held",
+        "_is_declined",
+        "_is_whole",
+        "_num_bytes",
+        "_started_s",
+        "_tail",
+        "_tap",
+        "_wanted",
+    )
 
     def __init__(
-        self, exchange: Exchange, done: Done, *, extra_headers: bytes, wanted: Wanted | None, tap: Tap | None,
+        self,
+        exchange: Exchange,
+        done: Done,
+        *,
+        extra_headers: bytes,
+        wanted: Wanted | None,
+        tap: Tap | None,
         is_whole: IsWhole | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._exchange = exchange
         self._done: Done | None = done
         self._extra_headers = extra_headers
@@ -188,11 +209,16 @@ class Forwarding:
         now_s, head = time.perf_counter(), self._head
         done(
             Outcome(
-                end, head.status if head is not None else None, self._num_bytes, self._first_byte_s,
-                now_s - self._started_s, b"".join(self._tail), failure,
+                end,
+                head.status if head is not None else None,
+                self._num_bytes,
+                self._first_byte_s,
+                now_s - self._started_s,
+                b"".join(self._tail),
+                failure,
                 _passed_on(head) if head is not None and self._is_declined else b"",
             )
-        )  # fmt: skip
+        )
 
 
 def _passed_on(head: ResponseHead) -> bytes:

@@ -64,8 +64,12 @@ class Upstream:
     def send(self, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
         """Sends a request. `headers` are rendered lines without host and length. Answers come after this returns."""
         head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
-            method, target, self._authority, headers, len(body),
-        )  # fmt: skip
+            method,
+            target,
+            self._authority,
+            headers,
+            len(body),
+        )
         call = Call(self, receiver, head, body, method == b"HEAD")
         while self._idle:
             connection = self._idle.pop()

@@ -13,12 +13,21 @@ class FakeGpus:
     def __init__(self, *devices: DeviceReading) -> None:
         given = devices or tuple(
             DeviceReading(
-                device=f"GPU-{index}", name="Fake GPU", utilization=0.5, memory_used_bytes=1 << 30,
-                memory_total_bytes=4 << 30, power_w=300.0, power_limit_w=700.0, temperature_c=50.0, clock_hz=1.9e9,
-                clock_max_hz=1.98e9, ecc_corrected=0, ecc_uncorrected=0,
+                device=f"GPU-{index}",
+                name="Fake GPU",
+                utilization=0.5,
+                memory_used_bytes=1 << 30,
+                memory_total_bytes=4 << 30,
+                power_w=300.0,
+                power_limit_w=700.0,
+                temperature_c=50.0,
+                clock_hz=1.9e9,
+                clock_max_hz=1.98e9,
+                ecc_corrected=0,
+                ecc_uncorrected=0,
             )
             for index in range(2)
-        )  # fmt: skip
+        )
         self._devices = {device.device: device for device in given}
         self._number = 0
         self.is_closed = False

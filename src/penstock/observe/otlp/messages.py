@@ -108,9 +108,14 @@ def _put(to: AnyValue, value: Value) -> None:
 
 
 def _add(
-    message: metrics.Metric, metric: Metric, name: Named, labels: Labels, value: float | Spread, began_ns: int,
+    message: metrics.Metric,
+    metric: Metric,
+    name: Named,
+    labels: Labels,
+    value: float | Spread,
+    began_ns: int,
     now_ns: int,
-) -> None:  # fmt: skip
+) -> None:
     if isinstance(value, Spread):
         counts = list(value.counts)
         message.histogram.aggregation_temporality = _CUMULATIVE

@@ -12,8 +12,16 @@ from penstock.observe.catalog import Metric
 
 PROVIDER = "penstock"  # gen_ai.provider.name
 _COMMON = {"gen_ai.provider.name": PROVIDER}
-_UNITS = {"_seconds": "s", "_bytes": "By", "_ratio": "1", "_tokens": "{token}", "_watts": "W", "_hertz": "Hz",
-          "_celsius": "Cel", "_sequences": "{sequence}"}  # fmt: skip
+_UNITS = {
+    "_seconds": "s",
+    "_bytes": "By",
+    "_ratio": "1",
+    "_tokens": "{token}",
+    "_watts": "W",
+    "_hertz": "Hz",
+    "_celsius": "Cel",
+    "_sequences": "{sequence}",
+}
 _KEPT = ("_tokens", "_sequences", "_watts", "_hertz", "_celsius")  # a unit that is also the name of the thing
 
 

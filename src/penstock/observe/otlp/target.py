@@ -85,9 +85,13 @@ def _target(signal: Signal, settings: TelemetrySettings, environment: Environmen
         url = f"{url.rstrip('/')}/v1/{signal}"
     timeout_s = _seconds(find("TIMEOUT"), "OTEL_EXPORTER_OTLP_TIMEOUT", 10.0)
     return Target(
-        url, protocol, _pairs(find("HEADERS"), "OTEL_EXPORTER_OTLP_HEADERS"), min(timeout_s, _MAX_TIMEOUT_S),
-        find("COMPRESSION") == "gzip", find("CERTIFICATE") or None,
-    )  # fmt: skip
+        url,
+        protocol,
+        _pairs(find("HEADERS"), "OTEL_EXPORTER_OTLP_HEADERS"),
+        min(timeout_s, _MAX_TIMEOUT_S),
+        find("COMPRESSION") == "gzip",
+        find("CERTIFICATE") or None,
+    )
 
 
 def _sampling(settings: TelemetrySettings, environment: Environment) -> Sampling:
@@ -106,8 +110,10 @@ def _sampling(settings: TelemetrySettings, environment: Environment) -> Sampling
     return Sampling(
         ratio if settings.sample is None else settings.sample,
         sampler.startswith("parentbased_") or settings.sample is not None,
-        settings.continue_traces, settings.slow_ttft_s, settings.slow_s,
-    )  # fmt: skip
+        settings.continue_traces,
+        settings.slow_ttft_s,
+        settings.slow_s,
+    )
 
 
 def _resource(settings: TelemetrySettings, service: str, environment: Environment) -> dict[str, str]:

@@ -115,8 +115,15 @@ class OverGrpc:
         self._metadata = [(name.lower(), value) for name, value in target.headers.items()]
         self._failed = grpc.RpcError
         code = grpc.StatusCode
-        self._busy = (code.CANCELLED, code.DEADLINE_EXCEEDED, code.ABORTED, code.OUT_OF_RANGE, code.UNAVAILABLE,
-                      code.DATA_LOSS, code.RESOURCE_EXHAUSTED)  # fmt: skip
+        self._busy = (
+            code.CANCELLED,
+            code.DEADLINE_EXCEEDED,
+            code.ABORTED,
+            code.OUT_OF_RANGE,
+            code.UNAVAILABLE,
+            code.DATA_LOSS,
+            code.RESOURCE_EXHAUSTED,
+        )
 
     def send(self, message: bytes, timeout_s: float) -> bytes:
         try:

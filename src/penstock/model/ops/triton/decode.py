@@ -168,9 +168,9 @@ def _attend_decodes_kernel(
         norms = tl.where(is_query, rotation.q_norm, rotation.k_norm)[:, None]
     positions = tl.zeros([BLOCK_M], tl.int32) + position
     q = load_rotated(token_ptr + head * D, positions, m <= GROUP, rotation, norms, SHAPE)
-    v_new = tl.load(
-        token_ptr + (SHAPE.num_heads + SHAPE.num_kv_heads + kv_head) * D + d, mask=d < D, other=0.0
-    )[None, :]  # fmt: skip
+    v_new = tl.load(token_ptr + (SHAPE.num_heads + SHAPE.num_kv_heads + kv_head) * D + d, mask=d < D, other=0.0)[
+        None, :
+    ]
     # What a later step will read, this one attends to.
     k_stored = as_stored(q, key_scale, keys_ptr.dtype.element_ty)
     v_stored = as_stored(v_new, value_scale, values_ptr.dtype.element_ty)

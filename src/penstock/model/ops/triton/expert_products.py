@@ -72,13 +72,34 @@ def product(
     if is_few:
         kernel, more = _few_rows_kernel, {"GROUPS": tiling.groups, "IS_SHRUNK": grows(weight, dtype)}
     kernel[(triton.cdiv(weight.outputs, tiling.outputs) * blocks.count,)](
-        x, row_scales, blocks.ids, blocks.table, blocks.order, weight.values, weight.scales, out, tokens, blocks.count,
-        OUTPUTS=weight.outputs // halves, COLUMNS=weight.values.shape[2], PER_TOKEN=per_token,
-        SHARING=blocks.pairs // x.shape[0], TOP=triton.next_power_of_2(per_token), IS_BYTES=weight.is_bytes,
-        SWIGLU=swiglu, SHRINKS=shrinks, SORTED=blocks.table is not None, BLOCK_M=blocks.rows,
-        BLOCK_N=tiling.outputs, BLOCK_K=tiling.columns, STAGES=tiling.stages, OVERLAPS=overlaps(),
-        num_warps=tiling.warps, launch_pdl=overlaps(), **more,
-    )  # fmt: skip
+        x,
+        row_scales,
+        blocks.ids,
+        blocks.table,
+        blocks.order,
+        weight.values,
+        weight.scales,
+        out,
+        tokens,
+        blocks.count,
+        OUTPUTS=weight.outputs // halves,
+        COLUMNS=weight.values.shape[2],
+        PER_TOKEN=per_token,
+        SHARING=blocks.pairs // x.shape[0],
+        TOP=triton.next_power_of_2(per_token),
+        IS_BYTES=weight.is_bytes,
+        SWIGLU=swiglu,
+        SHRINKS=shrinks,
+        SORTED=blocks.table is not None,
+        BLOCK_M=blocks.rows,
+        BLOCK_N=tiling.outputs,
+        BLOCK_K=tiling.columns,
+        STAGES=tiling.stages,
+        OVERLAPS=overlaps(),
+        num_warps=tiling.warps,
+        launch_pdl=overlaps(),
+        **more,
+    )
     return out
 
 
@@ -153,12 +174,33 @@ def widen_bytes(weight, DTYPE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["tokens", "blocks"])
 def _few_rows_kernel(
-    x_ptr, row_scales_ptr, ids_ptr, table_ptr, order_ptr, weight_ptr, scales_ptr, out_ptr, tokens, blocks,
-    OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, PER_TOKEN: tl.constexpr, SHARING: tl.constexpr, TOP: tl.constexpr,
-    IS_BYTES: tl.constexpr, IS_SHRUNK: tl.constexpr, SWIGLU: tl.constexpr, SHRINKS: tl.constexpr,
-    SORTED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUPS: tl.constexpr, STAGES: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    row_scales_ptr,
+    ids_ptr,
+    table_ptr,
+    order_ptr,
+    weight_ptr,
+    scales_ptr,
+    out_ptr,
+    tokens,
+    blocks,
+    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    SHARING: tl.constexpr,
+    TOP: tl.constexpr,
+    IS_BYTES: tl.constexpr,
+    IS_SHRUNK: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    SHRINKS: tl.constexpr,
+    SORTED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUPS: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
     """Sums [GROUPS, outputs, rows]: each warp has columns of its own."""
     let_next_start(OVERLAPS)
     PARTS: tl.constexpr = (OUTPUTS * (2 if SWIGLU else 1) + BLOCK_N - 1) // BLOCK_N
@@ -197,12 +239,31 @@ def _few_rows_kernel(
 
 @triton.jit(do_not_specialize=["tokens", "blocks"])
 def _many_rows_kernel(
-    x_ptr, row_scales_ptr, ids_ptr, table_ptr, order_ptr, weight_ptr, scales_ptr, out_ptr, tokens, blocks,
-    OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, PER_TOKEN: tl.constexpr, SHARING: tl.constexpr, TOP: tl.constexpr,
-    IS_BYTES: tl.constexpr, SWIGLU: tl.constexpr, SHRINKS: tl.constexpr,
-    SORTED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    row_scales_ptr,
+    ids_ptr,
+    table_ptr,
+    order_ptr,
+    weight_ptr,
+    scales_ptr,
+    out_ptr,
+    tokens,
+    blocks,
+    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    SHARING: tl.constexpr,
+    TOP: tl.constexpr,
+    IS_BYTES: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    SHRINKS: tl.constexpr,
+    SORTED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
     """Sums [outputs, rows]"""
     let_next_start(OVERLAPS)
     PARTS: tl.constexpr = (OUTPUTS * (2 if SWIGLU else 1) + BLOCK_N - 1) // BLOCK_N

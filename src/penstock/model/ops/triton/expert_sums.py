@@ -36,21 +36,47 @@ def summed_product(
     out = x.new_empty(tokens, outputs, dtype=dtype)
     x = shrunk(x) if weight.is_bytes else x
     _summed_kernel[(outputs // tiling.outputs, tokens)](
-        x, ids, shares, weight.values, weight.scales, out, OUTPUTS=outputs, COLUMNS=weight.values.shape[2],
-        PER_TOKEN=per_token, IS_BYTES=weight.is_bytes,
-        IS_SHRUNK=grows(weight, dtype), BLOCK_N=tiling.outputs,
-        BLOCK_K=tiling.columns, SPLIT=tiling.groups, STAGES=tiling.stages, OVERLAPS=overlaps(),
-        num_warps=per_token * tiling.groups, launch_pdl=overlaps(),
-    )  # fmt: skip
+        x,
+        ids,
+        shares,
+        weight.values,
+        weight.scales,
+        out,
+        OUTPUTS=outputs,
+        COLUMNS=weight.values.shape[2],
+        PER_TOKEN=per_token,
+        IS_BYTES=weight.is_bytes,
+        IS_SHRUNK=grows(weight, dtype),
+        BLOCK_N=tiling.outputs,
+        BLOCK_K=tiling.columns,
+        SPLIT=tiling.groups,
+        STAGES=tiling.stages,
+        OVERLAPS=overlaps(),
+        num_warps=per_token * tiling.groups,
+        launch_pdl=overlaps(),
+    )
     return out
 
 
 @triton.jit
 def _summed_kernel(
-    x_ptr, ids_ptr, shares_ptr, weight_ptr, scales_ptr, out_ptr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr,
-    PER_TOKEN: tl.constexpr, IS_BYTES: tl.constexpr, IS_SHRUNK: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    ids_ptr,
+    shares_ptr,
+    weight_ptr,
+    scales_ptr,
+    out_ptr,
+    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    IS_BYTES: tl.constexpr,
+    IS_SHRUNK: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
     """Sums [experts and their warps, outputs, 8]: a product takes no fewer rows, and but the first are zero."""
     let_next_start(OVERLAPS)
     group = tl.arange(0, PER_TOKEN * SPLIT)

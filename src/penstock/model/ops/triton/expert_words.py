@@ -64,13 +64,35 @@ def few_rows(x: Tensor, weight: WordStack, blocks: Blocks, tiling: Tiling, *, sw
     if weight.bits == 8 and x.dtype is not torch.float16:
         x, grow = shrunk(x), 1 / SHRINK.value
     _few_rows_kernel[(triton.cdiv(weight.outputs, tiling.outputs) * blocks.count,)](
-        x, blocks.ids, blocks.table, blocks.order, weight.values, weight.scales, weight.offsets, out, tokens, grow,
-        weight.scales.shape[2], OUTPUTS=outputs, COLUMNS=weight.columns, GROUP=weight.group_size, BITS=weight.bits,
-        HAS_OFFSETS=weight.offsets is not None, PER_TOKEN=per_token, SHARING=blocks.pairs // x.shape[0],
-        TOP=triton.next_power_of_2(per_token), SWIGLU=swiglu, SORTED=blocks.table is not None, BLOCK_M=blocks.rows,
-        TILES=tiling.outputs // TILE, TURN=tiling.chunks, ASSEMBLED=assembles(), OVERLAPS=overlaps(),
-        num_warps=tiling.warps, launch_pdl=overlaps(),
-    )  # fmt: skip
+        x,
+        blocks.ids,
+        blocks.table,
+        blocks.order,
+        weight.values,
+        weight.scales,
+        weight.offsets,
+        out,
+        tokens,
+        grow,
+        weight.scales.shape[2],
+        OUTPUTS=outputs,
+        COLUMNS=weight.columns,
+        GROUP=weight.group_size,
+        BITS=weight.bits,
+        HAS_OFFSETS=weight.offsets is not None,
+        PER_TOKEN=per_token,
+        SHARING=blocks.pairs // x.shape[0],
+        TOP=triton.next_power_of_2(per_token),
+        SWIGLU=swiglu,
+        SORTED=blocks.table is not None,
+        BLOCK_M=blocks.rows,
+        TILES=tiling.outputs // TILE,
+        TURN=tiling.chunks,
+        ASSEMBLED=assembles(),
+        OVERLAPS=overlaps(),
+        num_warps=tiling.warps,
+        launch_pdl=overlaps(),
+    )
     return out
 
 
@@ -81,14 +103,35 @@ def many_rows(x: Tensor, weight: WordStack, blocks: Blocks, tiling: ManyTiling, 
     if weight.bits == 8:
         x = shrunk(x)
     _many_rows_kernel[(triton.cdiv(weight.outputs, tiling.outputs) * blocks.count,)](
-        in_order_of_words(x), blocks.ids, blocks.table, blocks.order, weight.values, weight.scales, weight.offsets,
-        sums_of(x, SPAN * 16 // weight.bits), out, tokens, blocks.count,
-        1.0 if x.dtype is out.dtype else 1 / SHRINK.value, weight.scales.shape[2], OUTPUTS=outputs,
-        COLUMNS=weight.columns, GROUP=weight.group_size, BITS=weight.bits, HAS_OFFSETS=weight.offsets is not None,
-        PER_TOKEN=per_token, SHARING=blocks.pairs // x.shape[0], TOP=triton.next_power_of_2(per_token), SWIGLU=swiglu,
-        SORTED=blocks.table is not None, BLOCK_M=blocks.rows, TILES=tiling.outputs // TILE, STAGES=tiling.stages,
-        ASSEMBLED=assembles(), num_warps=tiling.warps,
-    )  # fmt: skip
+        in_order_of_words(x),
+        blocks.ids,
+        blocks.table,
+        blocks.order,
+        weight.values,
+        weight.scales,
+        weight.offsets,
+        sums_of(x, SPAN * 16 // weight.bits),
+        out,
+        tokens,
+        blocks.count,
+        1.0 if x.dtype is out.dtype else 1 / SHRINK.value,
+        weight.scales.shape[2],
+        OUTPUTS=outputs,
+        COLUMNS=weight.columns,
+        GROUP=weight.group_size,
+        BITS=weight.bits,
+        HAS_OFFSETS=weight.offsets is not None,
+        PER_TOKEN=per_token,
+        SHARING=blocks.pairs // x.shape[0],
+        TOP=triton.next_power_of_2(per_token),
+        SWIGLU=swiglu,
+        SORTED=blocks.table is not None,
+        BLOCK_M=blocks.rows,
+        TILES=tiling.outputs // TILE,
+        STAGES=tiling.stages,
+        ASSEMBLED=assembles(),
+        num_warps=tiling.warps,
+    )
     return out
 
 
@@ -113,11 +156,33 @@ def _read_rows(x_ptr, row, is_row, chunk, COLUMNS: tl.constexpr, PARTS: tl.const
 
 @triton.jit(do_not_specialize=["tokens"])
 def _few_rows_kernel(
-    x_ptr, ids_ptr, table_ptr, order_ptr, words_ptr, scales_ptr, offsets_ptr, out_ptr, tokens, grow, filled,
-    OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, HAS_OFFSETS: tl.constexpr,
-    PER_TOKEN: tl.constexpr, SHARING: tl.constexpr, TOP: tl.constexpr, SWIGLU: tl.constexpr, SORTED: tl.constexpr,
-    BLOCK_M: tl.constexpr, TILES: tl.constexpr, TURN: tl.constexpr, ASSEMBLED: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    ids_ptr,
+    table_ptr,
+    order_ptr,
+    words_ptr,
+    scales_ptr,
+    offsets_ptr,
+    out_ptr,
+    tokens,
+    grow,
+    filled,
+    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    SHARING: tl.constexpr,
+    TOP: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    SORTED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILES: tl.constexpr,
+    TURN: tl.constexpr,
+    ASSEMBLED: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
     """Sums [TURN, outputs, rows]: each warp has chunks of its own. All that a turn needs is read a turn ahead."""
     let_next_start(OVERLAPS)
     PARTS: tl.constexpr = 16 // BITS
@@ -148,21 +213,60 @@ def _few_rows_kernel(
         next_scales = read_groups(scales_ptr, after, 0, tile, filled, COLUMNS, GROUP, PARTS)
         x = _read_rows(x_ptr, row, is_there, chunk, COLUMNS, PARTS)
         acc, _unused = add_turn(
-            acc, acc, ahead, ahead, x, scales, scales, chunk, tile, tile, filled, scales_ptr, offsets_ptr, COLUMNS,
-            GROUP, BITS, HAS_OFFSETS, 0, ASSEMBLED,
-        )  # fmt: skip
+            acc,
+            acc,
+            ahead,
+            ahead,
+            x,
+            scales,
+            scales,
+            chunk,
+            tile,
+            tile,
+            filled,
+            scales_ptr,
+            offsets_ptr,
+            COLUMNS,
+            GROUP,
+            BITS,
+            HAS_OFFSETS,
+            0,
+            ASSEMBLED,
+        )
         chunk, ahead, scales = after, next_words, next_scales
     finish(tl.sum(acc, axis=0) * grow, out_ptr, program % PROGRAMS, pair, is_row, OUTPUTS, SWIGLU)
 
 
 @triton.jit(do_not_specialize=["tokens", "blocks"])
 def _many_rows_kernel(
-    x_ptr, ids_ptr, table_ptr, order_ptr, words_ptr, scales_ptr, offsets_ptr, sums_ptr, out_ptr, tokens, blocks, grow,
-    filled, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr,
-    HAS_OFFSETS: tl.constexpr, PER_TOKEN: tl.constexpr, SHARING: tl.constexpr, TOP: tl.constexpr,
-    SWIGLU: tl.constexpr, SORTED: tl.constexpr, BLOCK_M: tl.constexpr, TILES: tl.constexpr,
-    STAGES: tl.constexpr, ASSEMBLED: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    ids_ptr,
+    table_ptr,
+    order_ptr,
+    words_ptr,
+    scales_ptr,
+    offsets_ptr,
+    sums_ptr,
+    out_ptr,
+    tokens,
+    blocks,
+    grow,
+    filled,
+    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    SHARING: tl.constexpr,
+    TOP: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    SORTED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILES: tl.constexpr,
+    STAGES: tl.constexpr,
+    ASSEMBLED: tl.constexpr,
+):
     """Sums [outputs, rows]"""
     CHUNK: tl.constexpr = 16 // BITS * 32
     CHUNKS: tl.constexpr = (COLUMNS + CHUNK - 1) // CHUNK

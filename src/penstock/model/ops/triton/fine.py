@@ -62,21 +62,53 @@ def few_rows(x: Tensor, weight: Words, ending: Ending, out: Tensor, tiling: Tili
     """out [rows, out], or out with that added, from x [rows, in]."""
     outputs = out.shape[1]
     _few_rows_kernel[(triton.cdiv(outputs, 16 * tiling.tiles),)](
-        x, weight.values, weight.scales, weight.offsets, weight.bias, out, x.shape[0], outputs, weight.scales.shape[1],
-        COLUMNS=weight.columns, BITS=weight.bits, HAS_OFFSETS=weight.offsets is not None,
-        HAS_BIAS=weight.bias is not None, ENDING=int(ending), BLOCK_M=triton.next_power_of_2(max(x.shape[0], 8)),
-        TILES=tiling.tiles, TURN=tiling.chunks, ASSEMBLED=assembles(), OVERLAPS=overlaps(),
-        num_warps=tiling.warps, num_stages=1, launch_pdl=overlaps(),
-    )  # fmt: skip
+        x,
+        weight.values,
+        weight.scales,
+        weight.offsets,
+        weight.bias,
+        out,
+        x.shape[0],
+        outputs,
+        weight.scales.shape[1],
+        COLUMNS=weight.columns,
+        BITS=weight.bits,
+        HAS_OFFSETS=weight.offsets is not None,
+        HAS_BIAS=weight.bias is not None,
+        ENDING=int(ending),
+        BLOCK_M=triton.next_power_of_2(max(x.shape[0], 8)),
+        TILES=tiling.tiles,
+        TURN=tiling.chunks,
+        ASSEMBLED=assembles(),
+        OVERLAPS=overlaps(),
+        num_warps=tiling.warps,
+        num_stages=1,
+        launch_pdl=overlaps(),
+    )
 
 
 @triton.jit
 def _few_rows_kernel(
-    x_ptr, words_ptr, scales_ptr, offsets_ptr, bias_ptr, out_ptr, num_rows, outputs, filled,
-    COLUMNS: tl.constexpr, BITS: tl.constexpr, HAS_OFFSETS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ENDING: tl.constexpr, BLOCK_M: tl.constexpr, TILES: tl.constexpr, TURN: tl.constexpr, ASSEMBLED: tl.constexpr,
+    x_ptr,
+    words_ptr,
+    scales_ptr,
+    offsets_ptr,
+    bias_ptr,
+    out_ptr,
+    num_rows,
+    outputs,
+    filled,
+    COLUMNS: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ENDING: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILES: tl.constexpr,
+    TURN: tl.constexpr,
+    ASSEMBLED: tl.constexpr,
     OVERLAPS: tl.constexpr,
-):  # fmt: skip
+):
     """Sums [TURN, outputs, rows]: each warp has chunks of its own. Words are read a turn ahead."""
     let_next_start(OVERLAPS)
     PARTS: tl.constexpr = 16 // BITS
@@ -101,9 +133,19 @@ def _few_rows_kernel(
         acc = _add(acc, words, x, chunk, tile, filled, scales_ptr, offsets_ptr, COLUMNS, BITS, HAS_OFFSETS, ASSEMBLED)
         if ENDING == 2:
             acc_up = _add(
-                acc_up, words_up, x, chunk, up_tile, filled, scales_ptr, offsets_ptr, COLUMNS, BITS, HAS_OFFSETS,
+                acc_up,
+                words_up,
+                x,
+                chunk,
+                up_tile,
+                filled,
+                scales_ptr,
+                offsets_ptr,
+                COLUMNS,
+                BITS,
+                HAS_OFFSETS,
                 ASSEMBLED,
-            )  # fmt: skip
+            )
         chunk += TURN
     m = tl.arange(0, BLOCK_M)
     output = tl.program_id(0) * 16 * TILES + tl.arange(0, 16 * TILES)
@@ -125,9 +167,19 @@ def _read(words_ptr, chunk, tile, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _add(
-    acc, words, x, chunk, tile, filled, scales_ptr, offsets_ptr,
-    COLUMNS: tl.constexpr, BITS: tl.constexpr, HAS_OFFSETS: tl.constexpr, ASSEMBLED: tl.constexpr,
-):  # fmt: skip
+    acc,
+    words,
+    x,
+    chunk,
+    tile,
+    filled,
+    scales_ptr,
+    offsets_ptr,
+    COLUMNS: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    ASSEMBLED: tl.constexpr,
+):
     """acc [chunks, outputs, rows] and the products of words and rows, scaled. The rows' own sums are products too, with
     ones: so they come where the others are."""
     PARTS: tl.constexpr = 16 // BITS

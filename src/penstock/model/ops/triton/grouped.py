@@ -44,12 +44,29 @@ def few_rows(x: Tensor, weight: Words, ending: Ending, out: Tensor, tiling: Tili
     outputs = out.shape[1]
     per_program = tiling.outputs // (2 if ending is Ending.SWIGLU else 1)
     _few_rows_kernel[(triton.cdiv(outputs, per_program),)](
-        x, weight.values, weight.scales, weight.offsets, weight.bias, out, x.shape[0], outputs, weight.scales.shape[1],
-        COLUMNS=weight.columns, GROUP=weight.group_size, BITS=weight.bits, HAS_OFFSETS=weight.offsets is not None,
-        HAS_BIAS=weight.bias is not None, ENDING=int(ending), BLOCK_M=triton.next_power_of_2(max(x.shape[0], 8)),
-        TILES=per_program // 16, TURN=tiling.chunks, ASSEMBLED=assembles(), OVERLAPS=overlaps(),
-        num_warps=tiling.warps, launch_pdl=overlaps(),
-    )  # fmt: skip
+        x,
+        weight.values,
+        weight.scales,
+        weight.offsets,
+        weight.bias,
+        out,
+        x.shape[0],
+        outputs,
+        weight.scales.shape[1],
+        COLUMNS=weight.columns,
+        GROUP=weight.group_size,
+        BITS=weight.bits,
+        HAS_OFFSETS=weight.offsets is not None,
+        HAS_BIAS=weight.bias is not None,
+        ENDING=int(ending),
+        BLOCK_M=triton.next_power_of_2(max(x.shape[0], 8)),
+        TILES=per_program // 16,
+        TURN=tiling.chunks,
+        ASSEMBLED=assembles(),
+        OVERLAPS=overlaps(),
+        num_warps=tiling.warps,
+        launch_pdl=overlaps(),
+    )
 
 
 @triton.jit
@@ -76,11 +93,27 @@ def read_groups(ptr, chunk, part, tile, filled, COLUMNS: tl.constexpr, GROUP: tl
 
 @triton.jit
 def _few_rows_kernel(
-    x_ptr, words_ptr, scales_ptr, offsets_ptr, bias_ptr, out_ptr, num_rows, outputs, filled,
-    COLUMNS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, HAS_OFFSETS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ENDING: tl.constexpr, BLOCK_M: tl.constexpr, TILES: tl.constexpr, TURN: tl.constexpr, ASSEMBLED: tl.constexpr,
+    x_ptr,
+    words_ptr,
+    scales_ptr,
+    offsets_ptr,
+    bias_ptr,
+    out_ptr,
+    num_rows,
+    outputs,
+    filled,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ENDING: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILES: tl.constexpr,
+    TURN: tl.constexpr,
+    ASSEMBLED: tl.constexpr,
     OVERLAPS: tl.constexpr,
-):  # fmt: skip
+):
     """Sums [TURN, outputs, rows]: each warp has chunks of its own. All that a turn needs is read a turn ahead."""
     let_next_start(OVERLAPS)
     PARTS: tl.constexpr = 16 // BITS
@@ -111,9 +144,26 @@ def _few_rows_kernel(
             next_scales_up = read_groups(scales_ptr, after, 0, up_tile, filled, COLUMNS, GROUP, PARTS)
         x = read_rows(x_ptr, chunk, num_rows, BLOCK_M, COLUMNS, PARTS)
         acc, acc_up = add_turn(
-            acc, acc_up, ahead, ahead_up, x, scales, scales_up, chunk, tile, up_tile, filled, scales_ptr, offsets_ptr,
-            COLUMNS, GROUP, BITS, HAS_OFFSETS, ENDING, ASSEMBLED,
-        )  # fmt: skip
+            acc,
+            acc_up,
+            ahead,
+            ahead_up,
+            x,
+            scales,
+            scales_up,
+            chunk,
+            tile,
+            up_tile,
+            filled,
+            scales_ptr,
+            offsets_ptr,
+            COLUMNS,
+            GROUP,
+            BITS,
+            HAS_OFFSETS,
+            ENDING,
+            ASSEMBLED,
+        )
         chunk, ahead, ahead_up, scales, scales_up = after, next_words, next_up, next_scales, next_scales_up
     m = tl.arange(0, BLOCK_M)
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -126,10 +176,26 @@ def _few_rows_kernel(
 
 @triton.jit
 def add_turn(
-    acc, acc_up, words, words_up, x, scales, scales_up, chunk, tile, up_tile, filled, scales_ptr, offsets_ptr,
-    COLUMNS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, HAS_OFFSETS: tl.constexpr, ENDING: tl.constexpr,
+    acc,
+    acc_up,
+    words,
+    words_up,
+    x,
+    scales,
+    scales_up,
+    chunk,
+    tile,
+    up_tile,
+    filled,
+    scales_ptr,
+    offsets_ptr,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    ENDING: tl.constexpr,
     ASSEMBLED: tl.constexpr,
-):  # fmt: skip
+):
     """Chunk by chunk: acc [chunks, outputs, rows] and the products of words and rows, scaled. The rows' own sums are
     products too, with ones: so they come where the others are."""
     PARTS: tl.constexpr = 16 // BITS

@@ -56,11 +56,30 @@ def few_rows(x: Tensor, weight: Words, ending: Ending, out: Tensor, tiling: Lane
     outputs = out.shape[1]
     per_program = 16 * tiling.tiles // (2 if ending is Ending.SWIGLU else 1)
     _kernel[(triton.cdiv(outputs, per_program),)](
-        x, weight.values, weight.scales, weight.offsets, weight.bias, out, x.shape[0], outputs, weight.scales.shape[1],
-        0, COLUMNS=weight.columns, GROUP=weight.group_size, BITS=weight.bits, HAS_OFFSETS=weight.offsets is not None,
-        HAS_BIAS=weight.bias is not None, ENDING=int(ending), EIGHTS=triton.cdiv(x.shape[0], 8), TILES=tiling.tiles,
-        WARPS=tiling.warps, AHEAD=tiling.ahead, OVERLAPS=overlaps(), num_warps=tiling.warps, launch_pdl=overlaps(),
-    )  # fmt: skip
+        x,
+        weight.values,
+        weight.scales,
+        weight.offsets,
+        weight.bias,
+        out,
+        x.shape[0],
+        outputs,
+        weight.scales.shape[1],
+        0,
+        COLUMNS=weight.columns,
+        GROUP=weight.group_size,
+        BITS=weight.bits,
+        HAS_OFFSETS=weight.offsets is not None,
+        HAS_BIAS=weight.bias is not None,
+        ENDING=int(ending),
+        EIGHTS=triton.cdiv(x.shape[0], 8),
+        TILES=tiling.tiles,
+        WARPS=tiling.warps,
+        AHEAD=tiling.ahead,
+        OVERLAPS=overlaps(),
+        num_warps=tiling.warps,
+        launch_pdl=overlaps(),
+    )
 
 
 @triton.jit
@@ -109,9 +128,20 @@ def _scaled(acc, raw, first, second):
 
 @triton.jit
 def _add_chunk(
-    acc, turn, x, chunk, scales, offsets, filled, nothing,
-    COLUMNS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, HAS_OFFSETS: tl.constexpr, BFLOAT16: tl.constexpr,
-):  # fmt: skip
+    acc,
+    turn,
+    x,
+    chunk,
+    scales,
+    offsets,
+    filled,
+    nothing,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    BFLOAT16: tl.constexpr,
+):
     PARTS: tl.constexpr = 16 // BITS
     raw = (nothing, nothing, nothing, nothing)
     sums = raw  # of the rows themselves: products with ones
@@ -150,9 +180,17 @@ def _summed(acc, TURN: tl.constexpr, TILES: tl.constexpr):
 
 @triton.jit
 def _store(
-    total, rows_from, num_rows, outputs, bias_ptr, out_ptr, HAS_BIAS: tl.constexpr, ENDING: tl.constexpr,
-    GROWS: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
+    total,
+    rows_from,
+    num_rows,
+    outputs,
+    bias_ptr,
+    out_ptr,
+    HAS_BIAS: tl.constexpr,
+    ENDING: tl.constexpr,
+    GROWS: tl.constexpr,
+    TILES: tl.constexpr,
+):
     OWN: tl.constexpr = TILES // 2 if ENDING == 2 else TILES
     if GROWS:
         total *= 1 / SHRINK
@@ -171,11 +209,28 @@ def _store(
 
 @triton.jit(do_not_specialize=["num_rows", "zero"])
 def _kernel(
-    x_ptr, words_ptr, scales_ptr, offsets_ptr, bias_ptr, out_ptr, num_rows, outputs, filled, zero,
-    COLUMNS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, HAS_OFFSETS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ENDING: tl.constexpr, EIGHTS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr, AHEAD: tl.constexpr,
+    x_ptr,
+    words_ptr,
+    scales_ptr,
+    offsets_ptr,
+    bias_ptr,
+    out_ptr,
+    num_rows,
+    outputs,
+    filled,
+    zero,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ENDING: tl.constexpr,
+    EIGHTS: tl.constexpr,
+    TILES: tl.constexpr,
+    WARPS: tl.constexpr,
+    AHEAD: tl.constexpr,
     OVERLAPS: tl.constexpr,
-):  # fmt: skip
+):
     let_next_start(OVERLAPS)
     CHUNK: tl.constexpr = 512 // BITS
     CHUNKS: tl.constexpr = (COLUMNS + CHUNK - 1) // CHUNK

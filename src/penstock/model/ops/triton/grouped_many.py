@@ -54,12 +54,28 @@ def many_rows(x: Tensor, weight: Words, tiling: ManyTiling) -> Tensor:
         x = (x * SHRINK.value).to(torch.float16)
     grid = (triton.cdiv(num_rows, tiling.rows) * triton.cdiv(outputs, tiling.outputs),)
     _many_rows_kernel[grid](
-        in_order_of_words(x), weight.values, weight.scales, weight.offsets, sums_of(x, SPAN * 16 // weight.bits),
-        weight.bias, out, num_rows, outputs, weight.scales.shape[1], 1.0 if x.dtype is out.dtype else 1 / SHRINK.value,
-        COLUMNS=weight.columns, GROUP=weight.group_size, BITS=weight.bits, HAS_OFFSETS=weight.offsets is not None,
-        HAS_BIAS=weight.bias is not None, BLOCK_M=tiling.rows, TILES=tiling.outputs // 16, STAGES=tiling.stages,
-        ASSEMBLED=assembles(), num_warps=tiling.warps,
-    )  # fmt: skip
+        in_order_of_words(x),
+        weight.values,
+        weight.scales,
+        weight.offsets,
+        sums_of(x, SPAN * 16 // weight.bits),
+        weight.bias,
+        out,
+        num_rows,
+        outputs,
+        weight.scales.shape[1],
+        1.0 if x.dtype is out.dtype else 1 / SHRINK.value,
+        COLUMNS=weight.columns,
+        GROUP=weight.group_size,
+        BITS=weight.bits,
+        HAS_OFFSETS=weight.offsets is not None,
+        HAS_BIAS=weight.bias is not None,
+        BLOCK_M=tiling.rows,
+        TILES=tiling.outputs // 16,
+        STAGES=tiling.stages,
+        ASSEMBLED=assembles(),
+        num_warps=tiling.warps,
+    )
     return out
 
 
@@ -75,19 +91,48 @@ def widened(weight: Words, dtype: torch.dtype, ids: Tensor | None = None) -> Ten
     out = torch.empty(rows, weight.columns, dtype=dtype, device=weight.values.device)
     block = min(triton.next_power_of_2(weight.columns), 4096)
     _widen_kernel[(rows, triton.cdiv(weight.columns, block))](
-        weight.values, weight.scales, weight.offsets, ids, out, weight.scales.shape[1], COLUMNS=weight.columns,
-        GROUP=weight.group_size, BITS=weight.bits, HAS_OFFSETS=weight.offsets is not None, HAS_IDS=ids is not None,
-        BLOCK=block, OVERLAPS=overlaps(), num_warps=4, launch_pdl=overlaps(),
-    )  # fmt: skip
+        weight.values,
+        weight.scales,
+        weight.offsets,
+        ids,
+        out,
+        weight.scales.shape[1],
+        COLUMNS=weight.columns,
+        GROUP=weight.group_size,
+        BITS=weight.bits,
+        HAS_OFFSETS=weight.offsets is not None,
+        HAS_IDS=ids is not None,
+        BLOCK=block,
+        OVERLAPS=overlaps(),
+        num_warps=4,
+        launch_pdl=overlaps(),
+    )
     return out
 
 
 @triton.jit
 def _many_rows_kernel(
-    x_ptr, words_ptr, scales_ptr, offsets_ptr, sums_ptr, bias_ptr, out_ptr, num_rows, outputs, filled, grow,
-    COLUMNS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, HAS_OFFSETS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ASSEMBLED: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    words_ptr,
+    scales_ptr,
+    offsets_ptr,
+    sums_ptr,
+    bias_ptr,
+    out_ptr,
+    num_rows,
+    outputs,
+    filled,
+    grow,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILES: tl.constexpr,
+    STAGES: tl.constexpr,
+    ASSEMBLED: tl.constexpr,
+):
     """Sums [outputs, rows]. Programs that read the same weights run side by side."""
     CHUNK: tl.constexpr = 16 // BITS * 32
     CHUNKS: tl.constexpr = (COLUMNS + CHUNK - 1) // CHUNK
@@ -127,9 +172,20 @@ def _many_rows_kernel(
 
 @triton.jit
 def _widen_kernel(
-    words_ptr, scales_ptr, offsets_ptr, ids_ptr, out_ptr, filled, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
-    BITS: tl.constexpr, HAS_OFFSETS: tl.constexpr, HAS_IDS: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
+    words_ptr,
+    scales_ptr,
+    offsets_ptr,
+    ids_ptr,
+    out_ptr,
+    filled,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    HAS_IDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
     let_next_start(OVERLAPS)
     PARTS: tl.constexpr = 16 // BITS
     CHUNKS: tl.constexpr = (COLUMNS + PARTS * 32 - 1) // (PARTS * 32)

@@ -53,10 +53,23 @@ def _few_rows(rows: QuantizedRows, weight: Weight, out: Tensor) -> None:
     )
     per_program = max(8 // turn, 1)
     _few_rows_kernel[(triton.cdiv(tiles, per_program),)](
-        rows.values, weight.values, rows.scales, weight.scales, weight.bias, out, num_rows, outputs, COLUMNS=columns,
-        HAS_BIAS=weight.bias is not None, EIGHTS=triton.cdiv(num_rows, 8), TILES=per_program, TURN=turn,
-        OVERLAPS=overlaps(), num_warps=per_program * turn, launch_pdl=overlaps(),
-    )  # fmt: skip
+        rows.values,
+        weight.values,
+        rows.scales,
+        weight.scales,
+        weight.bias,
+        out,
+        num_rows,
+        outputs,
+        COLUMNS=columns,
+        HAS_BIAS=weight.bias is not None,
+        EIGHTS=triton.cdiv(num_rows, 8),
+        TILES=per_program,
+        TURN=turn,
+        OVERLAPS=overlaps(),
+        num_warps=per_program * turn,
+        launch_pdl=overlaps(),
+    )
 
 
 def tiling_of(num_rows: int) -> Tiling:
@@ -69,11 +82,24 @@ def _many_rows(rows: QuantizedRows, weight: Weight, out: Tensor, tiling: Tiling)
     num_rows, outputs = out.shape
     grid = (triton.cdiv(num_rows, tiling.rows) * triton.cdiv(outputs, tiling.outputs),)
     _many_rows_kernel[grid](
-        rows.values, weight.values, rows.scales, weight.scales, weight.bias, out, num_rows, outputs,
-        COLUMNS=weight.values.shape[1], HAS_BIAS=weight.bias is not None, BLOCK_M=tiling.rows, BLOCK_N=tiling.outputs,
-        BLOCK_K=tiling.columns, STAGES=tiling.stages, OVERLAPS=overlaps(), num_warps=tiling.warps,
+        rows.values,
+        weight.values,
+        rows.scales,
+        weight.scales,
+        weight.bias,
+        out,
+        num_rows,
+        outputs,
+        COLUMNS=weight.values.shape[1],
+        HAS_BIAS=weight.bias is not None,
+        BLOCK_M=tiling.rows,
+        BLOCK_N=tiling.outputs,
+        BLOCK_K=tiling.columns,
+        STAGES=tiling.stages,
+        OVERLAPS=overlaps(),
+        num_warps=tiling.warps,
         launch_pdl=overlaps(),
-    )  # fmt: skip
+    )
 
 
 @triton.jit
@@ -89,8 +115,19 @@ def _add_rows(acc, weights, row, inside, column, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _store(acc, rows_from, num_rows, outputs, row_scales_ptr, scales_ptr, bias_ptr, out_ptr,
-           HAS_BIAS: tl.constexpr, TILES: tl.constexpr, TURN: tl.constexpr):  # fmt: skip
+def _store(
+    acc,
+    rows_from,
+    num_rows,
+    outputs,
+    row_scales_ptr,
+    scales_ptr,
+    bias_ptr,
+    out_ptr,
+    HAS_BIAS: tl.constexpr,
+    TILES: tl.constexpr,
+    TURN: tl.constexpr,
+):
     mine = tl.join(tl.join(acc[0], acc[1]), tl.join(acc[2], acc[3]))
     total = tl.sum(tl.reshape(mine, [TURN, TILES * 128]), axis=0).to(tl.float32)
     i = tl.arange(0, TILES * 128)
@@ -106,9 +143,21 @@ def _store(acc, rows_from, num_rows, outputs, row_scales_ptr, scales_ptr, bias_p
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _few_rows_kernel(
-    x_ptr, weight_ptr, row_scales_ptr, scales_ptr, bias_ptr, out_ptr, num_rows, outputs, COLUMNS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, EIGHTS: tl.constexpr, TILES: tl.constexpr, TURN: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    row_scales_ptr,
+    scales_ptr,
+    bias_ptr,
+    out_ptr,
+    num_rows,
+    outputs,
+    COLUMNS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    EIGHTS: tl.constexpr,
+    TILES: tl.constexpr,
+    TURN: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
     let_next_start(OVERLAPS)
     TURNS: tl.constexpr = (COLUMNS + TURN * 128 - 1) // (TURN * 128)
     thread = tl.arange(0, 32 * TILES * TURN)
@@ -155,10 +204,22 @@ def _few_rows_kernel(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _many_rows_kernel(
-    x_ptr, weight_ptr, row_scales_ptr, scales_ptr, bias_ptr, out_ptr, num_rows, outputs, COLUMNS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    x_ptr,
+    weight_ptr,
+    row_scales_ptr,
+    scales_ptr,
+    bias_ptr,
+    out_ptr,
+    num_rows,
+    outputs,
+    COLUMNS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
     OVERLAPS: tl.constexpr,
-):  # fmt: skip
+):
     """Programs side by side have the same weights and eight blocks of rows: both stay in the L2 cache."""
     let_next_start(OVERLAPS)
     row_blocks, output_blocks = tl.cdiv(num_rows, BLOCK_M), tl.cdiv(outputs, BLOCK_N)

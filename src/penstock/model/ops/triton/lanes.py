@@ -24,9 +24,13 @@ def read_weights(pointer, EARLY: tl.constexpr):
     and it takes registers meanwhile."""
     INSTRUCTION: tl.constexpr = _reading(EARLY)
     return tl.inline_asm_elementwise(
-        INSTRUCTION, "=r,=r,=r,=r,l", [pointer.to(tl.int64)],
-        dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1,
-    )  # fmt: skip
+        INSTRUCTION,
+        "=r,=r,=r,=r,l",
+        [pointer.to(tl.int64)],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -35,9 +39,12 @@ def read_rows(pointer, inside):
     return tl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.b32 p, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; "
         "@p ld.global.v4.b32 {$0, $1, $2, $3}, [$4]; }",
-        "=&r,=&r,=&r,=&r,l,r", [pointer.to(tl.int64), inside.to(tl.int32)],
-        dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1,
-    )  # fmt: skip
+        "=&r,=&r,=&r,=&r,l,r",
+        [pointer.to(tl.int64), inside.to(tl.int32)],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -46,8 +53,12 @@ def shrunk_to_float16(pair):
     return tl.inline_asm_elementwise(
         "{ .reg .f32 a, b; .reg .b32 t; shl.b32 t, $1, 16; mov.b32 a, t; and.b32 t, $1, 0xFFFF0000; mov.b32 b, t; "
         "mul.f32 a, a, 0f3D800000; mul.f32 b, b, 0f3D800000; cvt.rn.f16x2.f32 $0, b, a; }",
-        "=r,r", [pair], dtype=tl.int32, is_pure=True, pack=1,
-    )  # fmt: skip
+        "=r,r",
+        [pair],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
+    )
 
 
 @triton.constexpr_function
@@ -68,9 +79,13 @@ def widen(a, b, c, d, PART: tl.constexpr, BITS: tl.constexpr, BFLOAT16: tl.const
     """The integers of one part of each word, two to a register, exactly."""
     INSTRUCTIONS: tl.constexpr = _widening(BITS, PART, BFLOAT16)
     return tl.inline_asm_elementwise(
-        INSTRUCTIONS, "=&r,=&r,=&r,=&r,r,r,r,r", [a, b, c, d],
-        dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
-    )  # fmt: skip
+        INSTRUCTIONS,
+        "=&r,=&r,=&r,=&r,r,r,r,r",
+        [a, b, c, d],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=True,
+        pack=1,
+    )
 
 
 @triton.constexpr_function
@@ -86,10 +101,13 @@ def _product(bfloat16):
 def multiply(weights, rows_low, rows_high, sums, BFLOAT16: tl.constexpr):
     INSTRUCTIONS: tl.constexpr = _product(BFLOAT16)
     return tl.inline_asm_elementwise(
-        INSTRUCTIONS, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
+        INSTRUCTIONS,
+        "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
         [weights[0], weights[1], weights[2], weights[3], rows_low, rows_high, sums[0], sums[1], sums[2], sums[3]],
-        dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,
-    )  # fmt: skip
+        dtype=(tl.float32, tl.float32, tl.float32, tl.float32),
+        is_pure=True,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -102,9 +120,24 @@ def multiply_bytes(weights, more_weights, rows, sums):
         "{$0, $1, $2, $3}, {$6, $10, $7, $11}, {$14, $15}, {$0, $1, $2, $3};",
         "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
         [
-            weights[0], weights[1], weights[2], weights[3],
-            more_weights[0], more_weights[1], more_weights[2], more_weights[3],
-            rows[0], rows[1], rows[2], rows[3], sums[0], sums[1], sums[2], sums[3],
+            weights[0],
+            weights[1],
+            weights[2],
+            weights[3],
+            more_weights[0],
+            more_weights[1],
+            more_weights[2],
+            more_weights[3],
+            rows[0],
+            rows[1],
+            rows[2],
+            rows[3],
+            sums[0],
+            sums[1],
+            sums[2],
+            sums[3],
         ],
-        dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
-    )  # fmt: skip
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=True,
+        pack=1,
+    )

@@ -88,19 +88,41 @@ def shrink_few(x: Tensor, entries: Tensor, pairs: Pairs, tiling: FewTiling) -> T
     rows, parts, pieces = x.shape[0], len(pairs.outputs), triton.cdiv(pairs.inputs, tiling.inputs)
     hidden = torch.empty(rows, pieces, parts, MOST_RANK, device=x.device)
     _shrink_few_kernel[(pieces, rows, parts)](
-        x, entries, pairs.values, hidden, entries.stride(0), pairs.first, pairs.inputs, BLOCK_R=16,
-        BLOCK_K=tiling.inputs, OVERLAPS=overlaps(), num_warps=tiling.shrink_warps, launch_pdl=overlaps(),
-    )  # fmt: skip
+        x,
+        entries,
+        pairs.values,
+        hidden,
+        entries.stride(0),
+        pairs.first,
+        pairs.inputs,
+        BLOCK_R=16,
+        BLOCK_K=tiling.inputs,
+        OVERLAPS=overlaps(),
+        num_warps=tiling.shrink_warps,
+        launch_pdl=overlaps(),
+    )
     return hidden
 
 
 def expand_few(hidden: Tensor, y: Tensor, entries: Tensor, pairs: Pairs, tiling: FewTiling) -> None:
     rows, pieces, parts, _ = hidden.shape
     _expand_few_kernel[(_column_tiles(pairs.outputs, tiling.outputs), rows)](
-        hidden, entries, pairs.values, y, entries.stride(0), pairs.first, pieces, **_sizes(pairs.outputs), PARTS=parts,
-        BLOCK_R=16, BLOCK_N=tiling.outputs, BLOCK_S=triton.next_power_of_2(pieces), OVERLAPS=overlaps(),
-        num_warps=tiling.expand_warps, launch_pdl=overlaps(),
-    )  # fmt: skip
+        hidden,
+        entries,
+        pairs.values,
+        y,
+        entries.stride(0),
+        pairs.first,
+        pieces,
+        **_sizes(pairs.outputs),
+        PARTS=parts,
+        BLOCK_R=16,
+        BLOCK_N=tiling.outputs,
+        BLOCK_S=triton.next_power_of_2(pieces),
+        OVERLAPS=overlaps(),
+        num_warps=tiling.expand_warps,
+        launch_pdl=overlaps(),
+    )
 
 
 def add_many(x: Tensor, y: Tensor, slots: Tensor, pairs: Pairs, tiling: ManyTiling | None = None) -> None:
@@ -111,15 +133,41 @@ def add_many(x: Tensor, y: Tensor, slots: Tensor, pairs: Pairs, tiling: ManyTili
     steps, pieces = _in_pieces(pairs.inputs, tiling.inputs, tiles * parts)
     hidden = torch.empty(rows, pieces, parts, MOST_RANK, device=x.device)
     _shrink_many_kernel[(tiles, parts, pieces)](
-        x, slots, pairs.table, pairs.values, hidden, pairs.table.stride(0), pairs.first, rows, pairs.inputs, steps,
-        BLOCK_M=tiling.rows, BLOCK_R=tiling.ranks, BLOCK_K=tiling.inputs, PRECISION=precision, num_warps=tiling.warps,
+        x,
+        slots,
+        pairs.table,
+        pairs.values,
+        hidden,
+        pairs.table.stride(0),
+        pairs.first,
+        rows,
+        pairs.inputs,
+        steps,
+        BLOCK_M=tiling.rows,
+        BLOCK_R=tiling.ranks,
+        BLOCK_K=tiling.inputs,
+        PRECISION=precision,
+        num_warps=tiling.warps,
         num_stages=tiling.stages,
-    )  # fmt: skip
+    )
     _expand_many_kernel[(_column_tiles(pairs.outputs, tiling.outputs), tiles)](
-        hidden, slots, pairs.table, pairs.values, y, pairs.table.stride(0), pairs.first, rows, pieces,
-        **_sizes(pairs.outputs), PARTS=parts, BLOCK_M=tiling.rows, BLOCK_R=tiling.ranks, BLOCK_N=tiling.outputs,
-        PRECISION=precision, num_warps=tiling.warps,
-    )  # fmt: skip
+        hidden,
+        slots,
+        pairs.table,
+        pairs.values,
+        y,
+        pairs.table.stride(0),
+        pairs.first,
+        rows,
+        pieces,
+        **_sizes(pairs.outputs),
+        PARTS=parts,
+        BLOCK_M=tiling.rows,
+        BLOCK_R=tiling.ranks,
+        BLOCK_N=tiling.outputs,
+        PRECISION=precision,
+        num_warps=tiling.warps,
+    )
 
 
 _WANTED_PROGRAMS = 256  # about two for each processor of a large GPU
@@ -163,9 +211,17 @@ def _columns_of(tile, SIZE_0: tl.constexpr, SIZE_1: tl.constexpr, SIZE_2: tl.con
 
 @triton.jit(do_not_specialize=["stride", "first"])
 def _shrink_few_kernel(
-    x_ptr, entries_ptr, values_ptr, hidden_ptr, stride, first, inputs, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    x_ptr,
+    entries_ptr,
+    values_ptr,
+    hidden_ptr,
+    stride,
+    first,
+    inputs,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     OVERLAPS: tl.constexpr,
-):  # fmt: skip
+):
     let_next_start(OVERLAPS)
     piece = tl.program_id(0)
     row = tl.program_id(1)
@@ -191,10 +247,22 @@ def _shrink_few_kernel(
 
 @triton.jit(do_not_specialize=["stride", "first", "pieces"])
 def _expand_few_kernel(
-    hidden_ptr, entries_ptr, values_ptr, y_ptr, stride, first, pieces, SIZE_0: tl.constexpr, SIZE_1: tl.constexpr,
-    SIZE_2: tl.constexpr, PARTS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
+    hidden_ptr,
+    entries_ptr,
+    values_ptr,
+    y_ptr,
+    stride,
+    first,
+    pieces,
+    SIZE_0: tl.constexpr,
+    SIZE_1: tl.constexpr,
+    SIZE_2: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     OVERLAPS: tl.constexpr,
-):  # fmt: skip
+):
     let_next_start(OVERLAPS)
     row = tl.program_id(1)
     part, size, start, column = _columns_of(tl.program_id(0), SIZE_0, SIZE_1, SIZE_2, BLOCK_N)
@@ -230,9 +298,21 @@ def _slot_after(slots, slot):
 
 @triton.jit(do_not_specialize=["stride", "first", "num_rows", "steps"], do_not_specialize_on_alignment=["slots_ptr"])
 def _shrink_many_kernel(
-    x_ptr, slots_ptr, table_ptr, values_ptr, hidden_ptr, stride, first, num_rows, inputs, steps,
-    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    slots_ptr,
+    table_ptr,
+    values_ptr,
+    hidden_ptr,
+    stride,
+    first,
+    num_rows,
+    inputs,
+    steps,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     part = tl.program_id(1)
     piece = tl.program_id(2)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -260,10 +340,24 @@ def _shrink_many_kernel(
 
 @triton.jit(do_not_specialize=["stride", "first", "num_rows", "pieces"], do_not_specialize_on_alignment=["slots_ptr"])
 def _expand_many_kernel(
-    hidden_ptr, slots_ptr, table_ptr, values_ptr, y_ptr, stride, first, num_rows, pieces,
-    SIZE_0: tl.constexpr, SIZE_1: tl.constexpr, SIZE_2: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    hidden_ptr,
+    slots_ptr,
+    table_ptr,
+    values_ptr,
+    y_ptr,
+    stride,
+    first,
+    num_rows,
+    pieces,
+    SIZE_0: tl.constexpr,
+    SIZE_1: tl.constexpr,
+    SIZE_2: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     part, size, start, column = _columns_of(tl.program_id(0), SIZE_0, SIZE_1, SIZE_2, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     r = tl.arange(0, BLOCK_R)

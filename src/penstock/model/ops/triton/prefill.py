@@ -192,16 +192,55 @@ def _attend_chunks_kernel(
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
     if WINDOW:
         acc, total, highest = attend_tiles(
-            acc, total, highest, q, positions, begin, all_see_from, keys, values, table_ptr, kv_head, scale,
-            SHAPE, True, BLOCK_N,
-        )  # fmt: skip
+            acc,
+            total,
+            highest,
+            q,
+            positions,
+            begin,
+            all_see_from,
+            keys,
+            values,
+            table_ptr,
+            kv_head,
+            scale,
+            SHAPE,
+            True,
+            BLOCK_N,
+        )
     acc, total, highest = attend_tiles(
-        acc, total, highest, q, positions, all_see_from, all_see_until, keys, values, table_ptr, kv_head, scale,
-        SHAPE, False, BLOCK_N,
-    )  # fmt: skip
+        acc,
+        total,
+        highest,
+        q,
+        positions,
+        all_see_from,
+        all_see_until,
+        keys,
+        values,
+        table_ptr,
+        kv_head,
+        scale,
+        SHAPE,
+        False,
+        BLOCK_N,
+    )
     acc, total, highest = attend_tiles(
-        acc, total, highest, q, positions, tl.maximum(all_see_from, all_see_until), end, keys, values, table_ptr,
-        kv_head, scale, SHAPE, True, BLOCK_N,
-    )  # fmt: skip
+        acc,
+        total,
+        highest,
+        q,
+        positions,
+        tl.maximum(all_see_from, all_see_until),
+        end,
+        keys,
+        values,
+        table_ptr,
+        kv_head,
+        scale,
+        SHAPE,
+        True,
+        BLOCK_N,
+    )
 
     tl.store(out, acc * (value_scale / total)[:, None], mask=mask)

@@ -29,18 +29,33 @@ def choose(logits: Tensor, per_token: int, *, normalized: bool) -> tuple[Tensor,
     shares = torch.empty(rows, per_token, dtype=torch.float32, device=logits.device)
     block = triton.next_power_of_2(count)
     _choose_kernel[(rows,)](
-        logits, ids, shares, COUNT=count, PER_TOKEN=per_token, TOP=triton.next_power_of_2(per_token),
-        NORMALIZED=normalized, BLOCK=block, OVERLAPS=overlaps(), num_warps=1 if block <= 256 else 4,
+        logits,
+        ids,
+        shares,
+        COUNT=count,
+        PER_TOKEN=per_token,
+        TOP=triton.next_power_of_2(per_token),
+        NORMALIZED=normalized,
+        BLOCK=block,
+        OVERLAPS=overlaps(),
+        num_warps=1 if block <= 256 else 4,
         launch_pdl=overlaps(),
-    )  # fmt: skip
+    )
     return ids, shares
 
 
 @triton.jit
 def _choose_kernel(
-    logits_ptr, ids_ptr, shares_ptr, COUNT: tl.constexpr, PER_TOKEN: tl.constexpr, TOP: tl.constexpr,
-    NORMALIZED: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
+    logits_ptr,
+    ids_ptr,
+    shares_ptr,
+    COUNT: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    TOP: tl.constexpr,
+    NORMALIZED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
     let_next_start(OVERLAPS)
     row = tl.program_id(0)
     expert, place = tl.arange(0, BLOCK), tl.arange(0, TOP)
@@ -89,9 +104,17 @@ def blocks_of(ids: Tensor, num_experts: int, rows: int) -> Blocks:
     ends = torch.empty(num_experts, dtype=torch.int32, device=ids.device)
     scanned = min(triton.next_power_of_2(pairs), _SCANNED)
     _sort_kernel[(num_experts,)](
-        ids, table, order, ends, pairs, ROWS=rows, SCANNED=scanned, OVERLAPS=overlaps(),
-        num_warps=min(max(scanned // 256, 1), 8), launch_pdl=overlaps(),
-    )  # fmt: skip
+        ids,
+        table,
+        order,
+        ends,
+        pairs,
+        ROWS=rows,
+        SCANNED=scanned,
+        OVERLAPS=overlaps(),
+        num_warps=min(max(scanned // 256, 1), 8),
+        launch_pdl=overlaps(),
+    )
     return Blocks(ids, rows, count, table, order, ends)
 
 
@@ -130,9 +153,16 @@ def _sort_kernel(
 
 @triton.jit
 def rows_of_block(
-    ids_ptr, table_ptr, order_ptr, block, tokens, PER_TOKEN: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr,
+    ids_ptr,
+    table_ptr,
+    order_ptr,
+    block,
+    tokens,
+    PER_TOKEN: tl.constexpr,
+    TOP: tl.constexpr,
+    ROWS: tl.constexpr,
     SORTED: tl.constexpr,
-):  # fmt: skip
+):
     """A block's expert, its pairs, which of them are there, and whether it is of any use."""
     row = tl.arange(0, ROWS)
     if SORTED:
@@ -159,17 +189,31 @@ def reordered(x: Tensor, order: Tensor, blocks: Blocks) -> Tensor:
     out = x.new_empty(blocks.pairs, columns)
     block = min(triton.next_power_of_2(columns), _SUMMED)
     _reorder_kernel[(blocks.pairs, triton.cdiv(columns, block))](
-        x, blocks.ids, order, out, COLUMNS=columns, SHARING=blocks.pairs // x.shape[0], BLOCK=block,
-        OVERLAPS=overlaps(), num_warps=4, launch_pdl=overlaps(),
-    )  # fmt: skip
+        x,
+        blocks.ids,
+        order,
+        out,
+        COLUMNS=columns,
+        SHARING=blocks.pairs // x.shape[0],
+        BLOCK=block,
+        OVERLAPS=overlaps(),
+        num_warps=4,
+        launch_pdl=overlaps(),
+    )
     return out
 
 
 @triton.jit
 def _reorder_kernel(
-    x_ptr, ids_ptr, order_ptr, out_ptr, COLUMNS: tl.constexpr, SHARING: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr,
+    ids_ptr,
+    order_ptr,
+    out_ptr,
+    COLUMNS: tl.constexpr,
+    SHARING: tl.constexpr,
+    BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
-):  # fmt: skip
+):
     let_next_start(OVERLAPS)
     pair = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -186,17 +230,29 @@ def summed(made: Tensor, shares: Tensor) -> Tensor:
     out = made.new_empty(tokens, hidden)
     block = min(triton.next_power_of_2(hidden), _SUMMED)
     _sum_kernel[(tokens, triton.cdiv(hidden, block))](
-        made, shares, out, HIDDEN=hidden, PER_TOKEN=per_token, BLOCK=block, OVERLAPS=overlaps(),
-        num_warps=4, launch_pdl=overlaps(),
-    )  # fmt: skip
+        made,
+        shares,
+        out,
+        HIDDEN=hidden,
+        PER_TOKEN=per_token,
+        BLOCK=block,
+        OVERLAPS=overlaps(),
+        num_warps=4,
+        launch_pdl=overlaps(),
+    )
     return out
 
 
 @triton.jit
 def _sum_kernel(
-    made_ptr, shares_ptr, out_ptr, HIDDEN: tl.constexpr, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr,
+    made_ptr,
+    shares_ptr,
+    out_ptr,
+    HIDDEN: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
-):  # fmt: skip
+):
     let_next_start(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

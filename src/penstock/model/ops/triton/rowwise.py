@@ -60,11 +60,24 @@ def rms_norm(stream: Stream, norm: Norm, quantization: Quantization | None = Non
     values, scales = (out.values, out.scales) if isinstance(out, QuantizedRows) else (out, None)
     block = triton.next_power_of_2(columns)
     _rms_norm_kernel[(rows,)](
-        residual, scaled.values if scaled else pending, scaled.row_scales if scaled else None,
-        scaled.column_scales if scaled else None, norm.weight, values, scales, norm.eps, _scale(quantization),
-        COLUMNS=columns, ADD=pending is not None, SCALED=scaled is not None, QUANTIZE=_kind(quantization), BLOCK=block,
-        OVERLAPS=overlaps(), num_warps=min(max(block // 512, 1), 16), launch_pdl=overlaps(),
-    )  # fmt: skip
+        residual,
+        scaled.values if scaled else pending,
+        scaled.row_scales if scaled else None,
+        scaled.column_scales if scaled else None,
+        norm.weight,
+        values,
+        scales,
+        norm.eps,
+        _scale(quantization),
+        COLUMNS=columns,
+        ADD=pending is not None,
+        SCALED=scaled is not None,
+        QUANTIZE=_kind(quantization),
+        BLOCK=block,
+        OVERLAPS=overlaps(),
+        num_warps=min(max(block // 512, 1), 16),
+        launch_pdl=overlaps(),
+    )
     stream.pending = None
     return out
 
@@ -84,9 +97,17 @@ def silu_mul(gate_up: Tensor, quantization: Quantization | None = None) -> Tenso
     values, scales = (out.values, out.scales) if isinstance(out, QuantizedRows) else (out, None)
     block = triton.next_power_of_2(columns) if quantization else _SILU_COLUMNS
     _silu_mul_kernel[(rows, triton.cdiv(columns, block))](
-        gate_up, values, scales, _scale(quantization), COLUMNS=columns, QUANTIZE=_kind(quantization), BLOCK=block,
-        OVERLAPS=overlaps(), num_warps=16 if quantization else 8, launch_pdl=overlaps(),
-    )  # fmt: skip
+        gate_up,
+        values,
+        scales,
+        _scale(quantization),
+        COLUMNS=columns,
+        QUANTIZE=_kind(quantization),
+        BLOCK=block,
+        OVERLAPS=overlaps(),
+        num_warps=16 if quantization else 8,
+        launch_pdl=overlaps(),
+    )
     return out
 
 
@@ -95,9 +116,17 @@ def quantize(x: Tensor, quantization: Quantization) -> QuantizedRows:
     out = QuantizedRows.empty(rows, columns, quantization, x.device)
     block = triton.next_power_of_2(columns)
     _quantize_kernel[(rows,)](
-        x, out.values, out.scales, _scale(quantization), COLUMNS=columns, QUANTIZE=_kind(quantization), BLOCK=block,
-        OVERLAPS=overlaps(), num_warps=min(max(block // 512, 1), 16), launch_pdl=overlaps(),
-    )  # fmt: skip
+        x,
+        out.values,
+        out.scales,
+        _scale(quantization),
+        COLUMNS=columns,
+        QUANTIZE=_kind(quantization),
+        BLOCK=block,
+        OVERLAPS=overlaps(),
+        num_warps=min(max(block // 512, 1), 16),
+        launch_pdl=overlaps(),
+    )
     return out
 
 
@@ -134,10 +163,22 @@ def _write(x, row, column, inside, out_ptr, scales_ptr, scale, COLUMNS: tl.const
 
 @triton.jit
 def _rms_norm_kernel(
-    residual_ptr, pending_ptr, row_scales_ptr, column_scales_ptr, weight_ptr, out_ptr, scales_ptr, eps, scale,
-    COLUMNS: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr,
+    residual_ptr,
+    pending_ptr,
+    row_scales_ptr,
+    column_scales_ptr,
+    weight_ptr,
+    out_ptr,
+    scales_ptr,
+    eps,
+    scale,
+    COLUMNS: tl.constexpr,
+    ADD: tl.constexpr,
+    SCALED: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
-):  # fmt: skip
+):
     let_next_start(OVERLAPS)
     row = tl.program_id(0)
     start = row.to(tl.int64) * COLUMNS
@@ -162,9 +203,15 @@ def _rms_norm_kernel(
 
 @triton.jit
 def _silu_mul_kernel(
-    gate_up_ptr, out_ptr, scales_ptr, scale, COLUMNS: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr,
+    gate_up_ptr,
+    out_ptr,
+    scales_ptr,
+    scale,
+    COLUMNS: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
-):  # fmt: skip
+):
     let_next_start(OVERLAPS)
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -181,9 +228,15 @@ def _silu_mul_kernel(
 
 @triton.jit
 def _quantize_kernel(
-    x_ptr, out_ptr, scales_ptr, scale, COLUMNS: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr,
+    out_ptr,
+    scales_ptr,
+    scale,
+    COLUMNS: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
-):  # fmt: skip
+):
     let_next_start(OVERLAPS)
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)

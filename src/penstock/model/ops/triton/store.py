@@ -78,9 +78,19 @@ def locate(tile, query_starts_ptr, num_sequences, QUERIES: tl.constexpr):
 
 @triton.jit
 def _store_tokens(
-    qkv_ptr, row, positions, inside, table_ptr, kv_head, keys_ptr, values_ptr, key_scale, value_scale, rotation,
+    qkv_ptr,
+    row,
+    positions,
+    inside,
+    table_ptr,
+    kv_head,
+    keys_ptr,
+    values_ptr,
+    key_scale,
+    value_scale,
+    rotation,
     SHAPE: tl.constexpr,
-):  # fmt: skip
+):
     """Of each row of qkv, one head's key and value, at its position. `table_ptr`: of one sequence, or of each row's."""
     D: tl.constexpr = SHAPE.dim
     key_heads = qkv_ptr + row.to(tl.int64) * SHAPE.qkv_width + (SHAPE.num_heads + kv_head) * D

@@ -131,11 +131,25 @@ def _one_row(x: Tensor, weight: Weight, norm: Norm | None, ending: Ending, out: 
     warps = rows * tile * width // bytes_per_thread // 32
     rows //= 2 if ending is Ending.SWIGLU else 1
     _one_row_kernel[(triton.cdiv(outputs, rows),)](
-        x, norm.weight if norm else None, weight.values, weight.scales, weight.bias, out, outputs,
-        norm.eps if norm else 0.0, COLUMNS=columns, NORM=norm is not None, SCALED=weight.scales is not None,
-        HAS_BIAS=weight.bias is not None, ENDING=int(ending), ROW_TILE=rows, COLUMN_TILE=tile, OVERLAPS=overlaps(),
-        num_warps=min(max(warps, 1), 16), launch_pdl=overlaps(),
-    )  # fmt: skip
+        x,
+        norm.weight if norm else None,
+        weight.values,
+        weight.scales,
+        weight.bias,
+        out,
+        outputs,
+        norm.eps if norm else 0.0,
+        COLUMNS=columns,
+        NORM=norm is not None,
+        SCALED=weight.scales is not None,
+        HAS_BIAS=weight.bias is not None,
+        ENDING=int(ending),
+        ROW_TILE=rows,
+        COLUMN_TILE=tile,
+        OVERLAPS=overlaps(),
+        num_warps=min(max(warps, 1), 16),
+        launch_pdl=overlaps(),
+    )
 
 
 def _few_rows(x: Tensor, weight: Weight, norm: Norm | None, ending: Ending, out: Tensor) -> None:
@@ -144,11 +158,26 @@ def _few_rows(x: Tensor, weight: Weight, norm: Norm | None, ending: Ending, out:
     tiling = _tiling(x.shape[0], weight.values)
     per_program = tiling.outputs // (2 if ending is Ending.SWIGLU else 1)
     _few_rows_kernel[(outputs // per_program,)](
-        x, weight.values, weight.scales, weight.bias, out, x.shape[0], outputs, COLUMNS=columns,
-        SCALED=weight.scales is not None, HAS_BIAS=weight.bias is not None, ENDING=int(ending),
-        BLOCK_M=8 if x.shape[0] <= 8 else 16, BLOCK_N=per_program, BLOCK_K=tiling.columns, GROUPS=tiling.groups,
-        STAGES=tiling.stages, OVERLAPS=overlaps(), num_warps=tiling.groups, launch_pdl=overlaps(),
-    )  # fmt: skip
+        x,
+        weight.values,
+        weight.scales,
+        weight.bias,
+        out,
+        x.shape[0],
+        outputs,
+        COLUMNS=columns,
+        SCALED=weight.scales is not None,
+        HAS_BIAS=weight.bias is not None,
+        ENDING=int(ending),
+        BLOCK_M=8 if x.shape[0] <= 8 else 16,
+        BLOCK_N=per_program,
+        BLOCK_K=tiling.columns,
+        GROUPS=tiling.groups,
+        STAGES=tiling.stages,
+        OVERLAPS=overlaps(),
+        num_warps=tiling.groups,
+        launch_pdl=overlaps(),
+    )
 
 
 @triton.jit
@@ -182,10 +211,23 @@ def _scaled(sums, row, is_row, scales_ptr, bias_ptr, SCALED: tl.constexpr, HAS_B
 
 @triton.jit
 def _one_row_kernel(
-    x_ptr, norm_ptr, weight_ptr, scales_ptr, bias_ptr, out_ptr, outputs, eps, COLUMNS: tl.constexpr, NORM: tl.constexpr,
-    SCALED: tl.constexpr, HAS_BIAS: tl.constexpr, ENDING: tl.constexpr, ROW_TILE: tl.constexpr,
-    COLUMN_TILE: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    norm_ptr,
+    weight_ptr,
+    scales_ptr,
+    bias_ptr,
+    out_ptr,
+    outputs,
+    eps,
+    COLUMNS: tl.constexpr,
+    NORM: tl.constexpr,
+    SCALED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ENDING: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    COLUMN_TILE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
     let_next_start(OVERLAPS)
     row = tl.program_id(0) * ROW_TILE + tl.arange(0, ROW_TILE)
     is_row = row < outputs
@@ -224,10 +266,24 @@ def _one_row_kernel(
 
 @triton.jit
 def _few_rows_kernel(
-    x_ptr, weight_ptr, scales_ptr, bias_ptr, out_ptr, num_rows, outputs, COLUMNS: tl.constexpr, SCALED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ENDING: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUPS: tl.constexpr, STAGES: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    scales_ptr,
+    bias_ptr,
+    out_ptr,
+    num_rows,
+    outputs,
+    COLUMNS: tl.constexpr,
+    SCALED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ENDING: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUPS: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
     """Products [GROUPS, outputs, rows]: each warp sums columns of its own."""
     let_next_start(OVERLAPS)
     group = tl.arange(0, GROUPS)[:, None, None]
