@@ -1,0 +1,61 @@
+"""The one way in which tests wait: for a condition, with a generous bound, and with a report of what was last seen.
+
+A busy machine may leave a process standing for seconds, and that is nobody's fault. So the bound says only when to give
+up; no test measures how long a wait took. Code under test that has timers is given a clock that the test moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+GIVE_UP_S = 60.0
+LOOK_EVERY_S = 0.005
+
+
+def eventually(look: Callable[[], T], is_so: Callable[[T], object] = bool, *, within_s: float = GIVE_UP_S) -> T:
+    """What `look` returned when `is_so` held for it first. Look at a value rather than at a verdict, as in
+    `eventually(server.num_open, lambda n: n == 2)`: a failure then tells the value."""
+    for found in _looks(look, is_so, within_s):
+        if found:
+            return found[0]
+        time.sleep(LOOK_EVERY_S)
+    raise AssertionError("unreachable")
+
+
+async def eventually_async(
+    look: Callable[[], T], is_so: Callable[[T], object] = bool, *, within_s: float = GIVE_UP_S
+) -> T:
+    """The same where a loop has to go on meanwhile."""
+    for found in _looks(look, is_so, within_s):
+        if found:
+            return found[0]
+        await asyncio.sleep(LOOK_EVERY_S)
+    raise AssertionError("unreachable")
+
+
+def _looks(look: Callable[[], T], is_so: Callable[[T], object], within_s: float) -> Iterator[tuple[T] | tuple[()]]:
+    began_s, num_looks = time.monotonic(), 0
+    while True:
+        value = look()
+        num_looks += 1
+        if is_so(value):
+            yield (value,)
+        elif (waited_s := time.monotonic() - began_s) >= within_s:
+            wanted = "" if is_so is bool else f", wanted {_source(is_so)}"
+            seen = f"{num_looks} looks in {waited_s:.0f} s at {_source(look)}{wanted}; the last one saw {value!r}"
+            raise AssertionError(f"it never happened: {seen}")
+        else:
+            yield ()
+
+
+def _source(function: Callable[..., object]) -> str:
+    try:
+        return " ".join(inspect.getsource(function).split())
+    except (OSError, TypeError):  # a method of a built-in type
+        return repr(function)
