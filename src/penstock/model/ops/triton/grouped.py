@@ -124,7 +124,7 @@ def _few_rows_kernel(
     up_tile = tile + outputs // 16
     place = tl.arange(0, 2)[None, None, :, None] * 128 + tl.arange(0, 128)[None, None, None, :]
     words = words_ptr + tile.to(tl.int64)[None, :, None, None] * (CHUNKS * 256) + place
-    to_up = (outputs // 16).to(tl.int64) * (CHUNKS * 256)
+    to_up = tl.cast(outputs // 16, tl.int64) * (CHUNKS * 256)
     ahead = read_words(words, chunk[:, None, None, None], CHUNKS)
     scales = read_groups(scales_ptr, chunk, 0, tile, filled, COLUMNS, GROUP, PARTS)
     ahead_up, scales_up = ahead, scales

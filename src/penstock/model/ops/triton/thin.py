@@ -232,7 +232,7 @@ def _one_row_kernel(
     row = tl.program_id(0) * ROW_TILE + tl.arange(0, ROW_TILE)
     is_row = row < outputs
     line = weight_ptr + row.to(tl.int64)[:, None] * COLUMNS
-    up_line = line + outputs.to(tl.int64) * COLUMNS
+    up_line = line + tl.cast(outputs, tl.int64) * COLUMNS  # cast takes a 1 too, which Triton makes a constant
     column = tl.arange(0, COLUMN_TILE)
     weight = _read(line, column, is_row, COLUMNS)
     if ENDING == 2:
@@ -294,7 +294,7 @@ def _few_rows_kernel(
     column = group * BLOCK_K + k[None, :, None]
     rows = x_ptr + m[None, None, :] * COLUMNS + column
     is_row = (m < num_rows)[None, None, :] & (column >= 0)
-    to_up = outputs.to(tl.int64) * COLUMNS
+    to_up = tl.cast(outputs, tl.int64) * COLUMNS
     acc = tl.zeros([GROUPS, BLOCK_N, BLOCK_M], tl.float32)
     acc_up = tl.zeros([GROUPS, BLOCK_N, BLOCK_M], tl.float32)
     wait(OVERLAPS)
