@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2
 ARGS ?=
+PART ?= 1/1
 TOOLS ?= ../shared/tools/gateway
 
 # Tests start hundreds of processes, and each would compile penstock anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-thorough check format bench bench-cpu bench-gateway test-peers drills console lock clean
+.PHONY: install serve test test-gpu test-thorough check format bench bench-cpu bench-gateway test-peers drills console lock clean
 
 install: $(VENV)/.installed
 
@@ -20,6 +21,9 @@ serve: $(VENV)/.installed  ## serve MODEL; ARGS="--port 8011" passes arguments o
 test: check  ## every check and every test
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest -m "slow and not drill" -n 2 --dist loadfile
+
+test-gpu:  ## PART=1/2 PYTHON=python3: what needs a GPU, with what that Python has; nothing is installed
+	$(PYTHON) -m tools.gpu_tests --part $(PART) $(FILES)
 
 test-thorough: $(VENV)/.installed-dev  ## the property tests, each with ten times as many examples
 	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile thorough -n 2

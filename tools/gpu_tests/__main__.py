@@ -1,0 +1,152 @@
+"""Every test that needs a GPU: `make test-gpu PART=1/2`, on a machine with a card and no network.
+
+A file is a pytest process of its own, and one runs at a time: engines measure how much of the card is free. Before that
+the kernels are compiled in parallel, into Triton's cache on disk. A part takes at most 8 minutes on an H200 with 16
+cores. `PYTHON` names the interpreter that has torch and Triton; nothing is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+PLUGIN = ["-p", "tools.gpu_tests.plugin", "-p", "no:cacheprovider"]
+FILE_LIMIT_S = 400
+COMPILE_LIMIT_S = 150
+# Seconds on an H200, so that parts take about as long. `tests/test_gpu_tests.py` finds a file that is missing here.
+FILES = {
+    "tests/model/ops/test_triton.py": 30,
+    "tests/model/ops/test_triton_adapters.py": 40,
+    "tests/model/ops/test_triton_blocks.py": 5,
+    "tests/model/ops/test_triton_experts.py": 60,
+    "tests/model/ops/test_triton_fine.py": 30,
+    "tests/model/ops/test_triton_fp8_kv.py": 20,
+    "tests/model/ops/test_triton_grouped.py": 60,
+    "tests/model/ops/test_triton_linears.py": 60,
+    "tests/model/ops/test_triton_rows.py": 10,
+    "tests/model/ops/test_triton_shared.py": 20,
+    "tests/model/ops/test_reference.py": 5,
+    "tests/model/test_triton_families.py": 30,
+    "tests/equality/test_encoders.py": 10,
+    "tests/equality/test_gpu_formats.py": 60,
+    "tests/equality/test_gpu_model.py": 100,
+    "tests/runner/test_assemble.py": 10,
+    "tests/runner/test_cuda_adapters.py": 60,
+    "tests/runner/test_cuda_drafted_adapters.py": 40,
+    "tests/runner/test_cuda_drafts.py": 60,
+    "tests/runner/test_cuda_families.py": 60,
+    "tests/runner/test_cuda_memory.py": 60,
+    "tests/runner/test_cuda_moving.py": 10,
+    "tests/runner/test_cuda_runner.py": 40,
+    "tests/runner/test_cuda_sharing.py": 20,
+    "tests/runner/test_cuda_soak.py": 40,
+    "tests/runner/test_gpu_embedder.py": 20,
+    "tests/runner/test_masks.py": 5,
+    "tests/runner/test_embedder.py": 10,
+    "tests/model/test_encoder.py": 5,
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    file: str
+    seconds: float
+    summary: str
+    report: str | None  # what pytest printed, if something failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make test-gpu", description=__doc__)
+    parser.add_argument("--part", default="1/1", help="1/2 is the first of two parts")
+    parser.add_argument("files", nargs="*", help="only these")
+    arguments = parser.parse_args()
+    index, count = map(int, arguments.part.split("/"))
+    files = arguments.files or parts(count)[index - 1]
+    if subprocess.call(
+        [sys.executable, "-c", "import torch; assert torch.cuda.is_available()"], stderr=subprocess.DEVNULL
+    ):
+        print(f"{sys.executable} has no torch that sees a GPU. PYTHON= names one that has.", file=sys.stderr)
+        return 2
+    began_s = time.monotonic()
+    compile_kernels(files)
+    print(f"{time.monotonic() - began_s:7.1f} s  kernels compiled", flush=True)
+    outcomes = []
+    for file in files:
+        outcomes.append(run(file))
+        print(f"{outcomes[-1].seconds:7.1f} s  {outcomes[-1].summary:40} {file}", flush=True)
+    failed = [outcome for outcome in outcomes if outcome.report is not None]
+    for outcome in failed:
+        print(f"\n=== {outcome.file}\n{outcome.report}")
+    print(f"\npart {arguments.part}: {len(outcomes)} files, {len(failed)} with failures, ", end="")
+    print(f"{time.monotonic() - began_s:.0f} s")
+    return int(bool(failed))
+
+
+def parts(count: int) -> list[list[str]]:
+    """The files, shared out so that each part takes about as long; the order within a part is that of the list."""
+    loads = [0] * count
+    of_part: dict[str, int] = {}
+    for file, seconds in sorted(FILES.items(), key=lambda entry: -entry[1]):
+        of_part[file] = loads.index(min(loads))
+        loads[of_part[file]] += seconds
+    return [[file for file in FILES if of_part[file] == part] for part in range(count)]
+
+
+def compile_kernels(files: list[str]) -> None:
+    """Fill Triton's cache. The tests fail in this pass, since nothing is computed, and nobody looks at that."""
+    kernel_files = [file for file in files if "/test_triton" in file]
+    if not kernel_files:
+        return
+    num_processes = max(len(os.sched_getaffinity(0)) - 2, 1)
+    command = [sys.executable, "-m", "pytest", *PLUGIN, "--tb=no", *kernel_files]
+    running = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment() | {"PENSTOCK_COMPILE_SHARE": f"{number}/{num_processes}"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for number in range(num_processes)
+    ]
+    until_s = time.monotonic() + COMPILE_LIMIT_S
+    for process in running:
+        try:
+            process.wait(max(until_s - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def run(file: str) -> Outcome:
+    began_s = time.monotonic()
+    command = [sys.executable, "-m", "pytest", *PLUGIN, "--tb=short", "--no-header", file]
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=output, stderr=subprocess.STDOUT)
+        try:
+            code = process.wait(FILE_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        output.seek(0)
+        printed = output.read()
+    counts = re.findall(r"\d+ (?:passed|failed|skipped|errors?)\b", printed.rpartition("\n\n")[2] or printed)
+    summary = ", ".join(counts[-4:]) or ("nothing to run" if code == 5 else f"ended with {code}")
+    return Outcome(file, time.monotonic() - began_s, summary, None if code in (0, 5) else printed[-6000:])
+
+
+def environment() -> dict[str, str]:
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
