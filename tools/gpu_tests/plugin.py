@@ -1,5 +1,5 @@
-"""A pytest plugin for runs on a GPU. It leaves out the CPU's parameters of tests that have both, which `make test` runs
-without a GPU, and in a process of the compile pass it compiles kernels without launching them.
+"""A pytest plugin for runs on a GPU. It leaves out tests and parameters that `make test` runs without one, and in a
+process of the compile pass it compiles kernels without launching them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    kept = [item for item in items if not _is_for_cpu(item)]
+    kept = [item for item in items if _needs_gpu(item)]
     if SHARE in os.environ:
         index, count = map(int, os.environ[SHARE].split("/"))
         kept = [item for number, item in enumerate(kept) if number // CHUNK % count == index]
@@ -26,12 +26,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
-def _is_for_cpu(item: pytest.Item) -> bool:
+def _needs_gpu(item: pytest.Item) -> bool:
+    """A file whose name says so is for a GPU but for its CPU parameters; of other files, only what says so itself."""
     callspec = getattr(item, "callspec", None)
-    return callspec is not None and "cpu" in callspec.id.replace("_", "-").split("-")
+    words = callspec.id.replace("_", "-").split("-") if callspec is not None else []
+    if item.path.name.startswith(("test_triton", "test_cuda", "test_gpu")):
+        return "cpu" not in words
+    reasons = [str(mark.kwargs.get("reason")) for mark in item.iter_markers("skipif")]
+    return "cuda" in words or any("GPU" in reason or "CUDA" in reason for reason in reasons)
 
 
 def _compile_without_launching() -> None:
+    import torch
     from triton.runtime.jit import JITFunction
 
     compile_or_run = JITFunction.run
@@ -40,3 +46,4 @@ def _compile_without_launching() -> None:
         return compile_or_run(self, *args, grid=grid, warmup=True, **options)
 
     JITFunction.run = only_compile
+    torch.testing.assert_close = lambda *tensors, **options: None

@@ -63,7 +63,9 @@ class CudaRunner:
         self._rows_ladder = graph_ladder(most_rows)[1:] if most_rows else []
         rows = max_num_seqs + most_rows  # more than any graph has: drafts for some, and others beside them
         mixed = Sizes(most_tokens, max_num_seqs, rows, table_width, self._room(max_num_seqs), adapted=True)
-        most = max(mixed.total, *(sizes.total for sizes in self._graph_kinds()))
+        # Before graphs are captured, a step of drafts is run as it is, and its sequences may share and have adapters.
+        decodes = replace(self._graph_sizes(max(max_num_seqs, most_rows)), adapted=True)
+        most = max(mixed.total, decodes.total)
         # A step's inputs may still be on their way when those of others are written.
         self._num_stages = num_ahead + 1
         self._staging = [torch.empty(most, dtype=torch.int32, pin_memory=True) for _ in range(self._num_stages)]
