@@ -11,16 +11,18 @@ TOOLS ?= ../shared/tools/gateway
 # Tests start hundreds of processes, and each would compile penstock anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-gpu test-thorough check format bench bench-cpu bench-gateway test-peers drills console lock clean
+.PHONY: install serve test test-flaky test-gpu test-thorough check format bench bench-cpu bench-gateway test-peers drills console lock clean
 
 install: $(VENV)/.installed
 
 serve: $(VENV)/.installed  ## serve MODEL; ARGS="--port 8011" passes arguments on
 	$(BIN)/penstock serve $(MODEL) $(ARGS)
 
-test: check  ## every check and every test
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m pytest -m "slow and not drill" -n 2 --dist loadfile
+test: $(VENV)/.installed-dev  ## every check and every test; PARTS="checks fast slow"
+	$(BIN)/python -m tools.suite $(PARTS)
+
+test-flaky: $(VENV)/.installed-dev  ## the tests again and again beside a load, on one core; ARGS="--minutes 60"; goes on where it was
+	$(BIN)/python -m tools.flaky $(ARGS)
 
 test-gpu:  ## PART=1/2 PYTHON=python3: what needs a GPU, with what that Python has; nothing is installed
 	$(PYTHON) -m tools.gpu_tests --part $(PART) $(FILES)
@@ -29,12 +31,7 @@ test-thorough: $(VENV)/.installed-dev  ## the property tests, each with ten time
 	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile thorough -n 2
 
 check: $(VENV)/.installed-dev  ## format, lint, types, import contracts, docs freshness
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/python tools/reference.py --check
-	$(BIN)/python tools/console.py --check
+	$(BIN)/python -m tools.suite checks
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
@@ -68,13 +65,19 @@ lock: $(VENV)/.installed
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
+# What pip prints is kept, and shown if it fails.
+PIP = $(BIN)/python -m pip install --disable-pip-version-check
+QUIETLY = > $(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log; exit 1; }
+
 $(VENV)/.installed: pyproject.toml requirements.lock
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "penstock needs Python 3.11 or newer")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "penstock needs Python 3.11 or newer")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing penstock and what it needs into $(VENV): about 1 GB, a minute or two"
+	@$(PIP) -r requirements.lock $(QUIETLY)
+	@$(PIP) --no-deps -e . $(QUIETLY)
+	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
-	touch $@
+	@echo "Installing what the tests need besides: about 1 GB, a minute or two"
+	@$(PIP) -r requirements-dev.lock $(QUIETLY)
+	@touch $@

@@ -6,11 +6,16 @@ from typing import Any
 import pytest
 
 from tests.examples import use_profiles
+from tests.reporting import Reporter
 
 # Tiny shapes gain nothing from a second torch thread, and on a busy machine every operation would wait for it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 use_profiles()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Reporter())
 
 
 gc.unfreeze = gc.freeze  # the bench and the simulator thaw what is there; see below

@@ -1,0 +1,169 @@
+"""Every check and every test, and one summary at the end: `make test`.
+
+The parts are the checks (format, lint, types, imports, generated files), the fast tests and the slow ones. Files of
+tests have a budget of CPU seconds in `tests/budget.toml`; a file that takes more than twice its budget fails the run.
+CPU seconds are scaled by how fast this machine is at the moment. `--write-budget` writes that file anew from this run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.reporting import BUDGET, REPORT, Report, command_for, read_budgets
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+CHECKS = {
+    "format": ["ruff", "format", "--check", "."],
+    "lint": ["ruff", "check", "."],
+    "types": ["mypy"],
+    "imports": ["lint-imports"],
+    "reference docs": ["python", "tools/reference.py", "--check"],
+    "console page": ["python", "tools/console.py", "--check"],
+}
+MARKERS = {"fast": "not slow", "slow": "slow and not drill"}
+WORKERS = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+DEFAULT_BUDGET_S = {"fast": 1.0, "slow": 5.0}
+LOOP_S = 0.1  # CPU seconds of `_loop_s` on the machine that the budgets are for
+NUM_SLOWEST = 8
+
+
+@dataclass
+class Part:
+    name: str
+    seconds: float = 0.0
+    report: Report = field(default_factory=Report)
+    complaints: list[str] = field(default_factory=list)  # lines to show at the end
+    num_complaints: int = 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make test", description=__doc__)
+    parser.add_argument("parts", nargs="*", default=["checks", "fast", "slow"], help="checks, fast, slow; default: all")
+    parser.add_argument("--report", type=Path, help="where a JSON report goes, which leaves out the budget")
+    parser.add_argument("--write-budget", action="store_true")
+    arguments = parser.parse_args()
+    parts = [run_checks() if name == "checks" else run_tests(name) for name in arguments.parts]
+    tested = [part for part in parts if part.name in MARKERS]
+    if arguments.write_budget:
+        write_budget(tested)
+    elif arguments.report is None:
+        for part in tested:
+            check_budget(part)
+    if arguments.report is not None:
+        arguments.report.write_text(json.dumps({part.name: vars(part.report) for part in parts}))
+    return print_summary(parts)
+
+
+def run_checks() -> Part:
+    """All of them, two at a time."""
+    part = Part("checks")
+    with _timed(part), ThreadPoolExecutor(2) as pool:
+        for name, (code, output) in zip(CHECKS, pool.map(_check, CHECKS.values()), strict=True):
+            print(f"{name}: {'ok' if code == 0 else 'failed'}", flush=True)
+            if code:
+                part.complaints += [f"{name}: {' '.join(CHECKS[name])}", output.rstrip()]
+                part.num_complaints += 1
+    return part
+
+
+def _check(command: Sequence[str]) -> tuple[int, str]:
+    done = subprocess.run([BIN / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def run_tests(name: str) -> Part:
+    part = Part(name)
+    with _timed(part), tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "report.json"
+        command = [sys.executable, "-m", "pytest", "-m", MARKERS[name], *WORKERS, "--no-header"]
+        code = subprocess.call(command, cwd=ROOT, env=os.environ | {REPORT: str(path)})
+        if path.exists():
+            found = json.loads(path.read_text())
+            part.report = Report(**found | {key: Counter(found[key]) for key in ("skipped", "seconds", "cpu_seconds")})
+        if code and not part.report.failed:
+            part.complaints.append(f"pytest ended with {code}: {' '.join(command[1:])}")
+            part.num_complaints += 1
+    return part
+
+
+@contextmanager
+def _timed(part: Part) -> Iterator[None]:
+    began_s = time.monotonic()
+    yield
+    part.seconds = time.monotonic() - began_s
+
+
+def check_budget(part: Part) -> None:
+    budgets = read_budgets().get(part.name, {})
+    slowness = max(_loop_s() / LOOP_S, 1.0)
+    for file, spent_s in part.report.cpu_seconds.items():
+        budget_s = budgets.get(file, DEFAULT_BUDGET_S[part.name])
+        if spent_s > 2 * budget_s * slowness:
+            over = f"took {spent_s:.1f} s of CPU, more than twice its budget of {budget_s:.1f} s"
+            part.complaints.append(f"{file} {over} (tests/budget.toml)")
+            part.num_complaints += 1
+
+
+def write_budget(parts: Sequence[Part]) -> None:
+    text = "# CPU seconds of test files that take more than a file may without being named here; see tools/suite.py.\n"
+    for part in parts:
+        text += f"\n[{part.name}]\n"
+        for file, spent_s in sorted(part.report.cpu_seconds.items()):
+            if spent_s > DEFAULT_BUDGET_S[part.name]:
+                text += f'"{file}" = {spent_s:.1f}\n'
+    BUDGET.write_text(text)
+
+
+def _loop_s() -> float:
+    """CPU seconds of a fixed piece of work: a busy neighbour or an older processor makes all of a run's take longer."""
+    began_s = time.process_time()
+    total = 0
+    for number in range(2_500_000):
+        total += number & 7
+    return time.process_time() - began_s
+
+
+def print_summary(parts: Sequence[Part]) -> int:
+    print("\n" + "=" * 80)
+    for part in parts:
+        report = part.report
+        counts = f"{report.passed} passed, {len(report.failed)} failed, {sum(report.skipped.values())} skipped"
+        print(f"{part.name:8}{part.seconds:6.0f} s  {counts if part.name in MARKERS else ''}".rstrip())
+    skipped = sum((part.report.skipped for part in parts), Counter())
+    if skipped:
+        print("\nskipped, by reason")
+        for reason, count in skipped.most_common():
+            print(f"{count:8}  {reason}")
+    seconds = sum((part.report.seconds for part in parts), Counter())
+    if seconds:
+        print("\nwhere the time went: seconds, CPU seconds")
+        cpu = sum((part.report.cpu_seconds for part in parts), Counter())
+        for file, spent_s in seconds.most_common(NUM_SLOWEST):
+            print(f"{spent_s:8.1f} {cpu[file]:6.1f}  {file}")
+    for part in parts:
+        print(*part.complaints, sep="\n", end="\n" * bool(part.complaints))
+    failed = [nodeid for part in parts for nodeid in part.report.failed]
+    if failed:
+        print("\nfailed; each of these runs one alone")
+        print(*(f"  {command_for(nodeid)}" for nodeid in failed), sep="\n")
+    num_failed = len(failed) + sum(part.num_complaints for part in parts)
+    passed = sum(part.report.passed for part in parts)
+    print(f"\n{passed} passed, {num_failed} failed, {sum(skipped.values())} skipped")
+    return int(num_failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
