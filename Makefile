@@ -6,7 +6,6 @@ BIN := $(VENV)/bin
 MODEL ?= smollm2
 ARGS ?=
 PART ?= 1/1
-TOOLS ?= ../shared/tools/gateway
 
 # Tests start hundreds of processes, and each would compile penstock anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -43,8 +42,8 @@ bench: bench-cpu
 bench-cpu: $(VENV)/.installed-dev  ## ARGS="--url llama.cpp=http://127.0.0.1:9001" measures a peer in the same run
 	$(BIN)/penstock bench cpu --write docs/benchmarks.md $(ARGS)
 
-bench-gateway: $(VENV)/.installed-dev  ## TOOLS=DIR has lgen.c and fakeup.c; ARGS="--peer 'vllm-router=…'" measures a peer too
-	$(BIN)/penstock bench gateway --tools $(TOOLS) --write docs/benchmarks.md $(ARGS)
+bench-gateway: $(VENV)/.installed-dev  ## ARGS="--peer 'vllm-router=…'" measures a peer too
+	$(BIN)/penstock bench gateway --write docs/benchmarks.md $(ARGS)
 
 drills: $(VENV)/.installed-dev  ## the tests that take too long for `make test`
 	$(BIN)/python -m pytest -m drill

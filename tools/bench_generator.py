@@ -1,7 +1,7 @@
 """Is the load generator to be trusted? Two answers, both measured.
 
-    python tools/bench_generator.py capacity --tools DIR
-        500 streams from a fake upstream in C (DIR/fakeup.c) on core 0, the generator alone on core 1. The upstream
+    python tools/bench_generator.py capacity
+        500 streams from a fake upstream in C on core 0, the generator alone on core 1. The upstream
         writes the time into every chunk, so what the generator's stamps are late by is known chunk by chunk.
 
     python tools/bench_generator.py agreement --aiperf BIN --tokenizer DIR [--url URL --model NAME]
@@ -35,6 +35,7 @@ import uvloop
 
 from penstock.bench.board import Board
 from penstock.bench.client import Client, Recording
+from penstock.bench.gateway import compile_tools
 from penstock.bench.load import Load
 from penstock.bench.point import Point, make_point
 from penstock.bench.report import table
@@ -64,8 +65,6 @@ def main() -> None:
     agreement.add_argument("--requests", type=int, default=32)
     agreement.add_argument("--output-tokens", type=int, default=64)
     agreement.add_argument("--rounds", type=int, default=3)
-    for kind in (capacity, agreement):
-        kind.add_argument("--tools", type=Path, default=Path("../shared/tools/gateway"), help="where fakeup.c is")
     arguments = parser.parse_args()
     if arguments.kind == "capacity":
         measure_capacity(arguments)
@@ -100,7 +99,7 @@ class WatchingClient(Client):
 
 def measure_capacity(arguments: argparse.Namespace) -> None:
     rows = []
-    with fake_upstream(arguments.tools) as url:
+    with fake_upstream() as url:
         os.sched_setaffinity(0, {LOAD_CORE})
         for in_phase in [False, True] * arguments.rounds:
             point, delays = uvloop.run(_capacity(url, arguments.streams, arguments.gap_ms, in_phase))
@@ -145,7 +144,7 @@ def measure_agreement(arguments: argparse.Namespace) -> None:
         if arguments.url:
             _agree(arguments, arguments.url, "", Path(directory))
         else:
-            with fake_upstream(arguments.tools) as url:
+            with fake_upstream() as url:
                 _agree(arguments, url, f" [[n={arguments.output_tokens} gap=10]]", Path(directory))
 
 
@@ -290,12 +289,12 @@ def _aiperf(arguments: argparse.Namespace, url: str, marker: str, directory: Pat
 
 
 @contextmanager
-def fake_upstream(tools: Path) -> Iterator[str]:
+def fake_upstream() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as directory, socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         taken.close()
-        subprocess.run(["cc", "-O2", "-o", f"{directory}/fakeup", str(tools / "fakeup.c")], check=True)
+        compile_tools(Path(directory), ["fakeup"])
         process = subprocess.Popen(["taskset", "-c", str(SERVER_CORE), f"{directory}/fakeup", str(port)])
         try:
             time.sleep(0.3)

@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def tree_id() -> str:
-    """The same for commits whose `src` and `tests` are the same, but for this record. What is not committed is refused."""
+    """One name for all commits whose `src` and `tests` are the same. What is not committed is refused."""
     paths = ["src", "tests", ":!tests/flaky.jsonl", ":!tests/budget.toml"]
     if subprocess.run(["git", "status", "--porcelain", "--", *paths], cwd=ROOT, capture_output=True).stdout:
         sys.exit("commit first: a run is recorded for what is committed")

@@ -1,9 +1,14 @@
+import json
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from penstock.bench.gateway import DIRECT, LOADS, Candidate, Run, compile_tools, markdown
-from penstock.core.errors import ConfigError
+from tests.waiting import eventually
 
 
 def run(candidate: str, load: str, cpu_s: float, p50: float) -> Run:
@@ -24,7 +29,33 @@ def test_first_gateway_is_compared_by_cpu_and_its_latency_is_what_it_adds():
     assert rows[4][4] == "added: 200 / 600"
 
 
-def test_unknown_load_generator_is_refused(tmp_path: Path):
-    (tmp_path / "lgen.c").write_text("int main(void) { return 0; }")
-    with pytest.raises(ConfigError, match="not the one that is known"):
-        compile_tools(tmp_path, tmp_path)
+@pytest.mark.slow  # two C programs are compiled
+def test_the_load_generator_and_the_fake_upstream_work_together(tmp_path: Path):
+    compile_tools(tmp_path)
+    with fake_upstream(tmp_path / "fakeup") as port:
+        command = [tmp_path / "lgen", "-p", str(port), "-c", "2", "-t", "0.2", "-w", "0", "-s", "-n", "4", "-g", "0"]
+        told = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    assert told["req_all"] > 0
+    assert told["err"] == told["short"] == 0
+    assert told["chunks_all"] >= 4 * told["req_all"]
+
+
+@contextmanager
+def fake_upstream(program: Path) -> Iterator[int]:
+    """It cannot be asked which port it took, so it is given ones that were free a moment ago until it takes one."""
+    for _ in range(20):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        with subprocess.Popen([program, str(port)], stderr=subprocess.DEVNULL) as process:
+            try:
+                if eventually(lambda: process.poll() is not None or answers(port)) and process.poll() is None:  # noqa: B023
+                    yield port
+                    return
+            finally:
+                process.kill()
+    raise AssertionError("no free port")
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0

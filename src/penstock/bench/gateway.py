@@ -20,7 +20,7 @@ from typing import Any
 
 from penstock.bench.machine import tree_usage
 from penstock.bench.report import table
-from penstock.core.errors import ConfigError, EngineFailed
+from penstock.core.errors import EngineFailed
 
 GATEWAY_CORE, LOAD_CORE = "0", "1"
 NUM_UPSTREAMS = 4
@@ -69,22 +69,11 @@ class Run:
         return self.told["chunks_all"] / self.cpu_s if self.cpu_s else 0.0
 
 
-def compile_tools(sources: Path, into: Path) -> None:
-    """fakeup and lgen. lgen knows a hundred prompts; ours has as many as asked for."""
-    load_source = (sources / "lgen.c").read_text()
-    for old, new in (
-        ('n+=sprintf(b+n,"00. ")', 'n+=sprintf(b+n,"0000. ")'),
-        (
-            "c->ob[o_grp]='0'+g/10%10; c->ob[o_grp+1]='0'+g%10;",
-            "for(int d=3,q=g;d>=0;d--,q/=10) c->ob[o_grp+d]='0'+q%10;",
-        ),
-    ):
-        if old not in load_source:
-            raise ConfigError(f"lgen.c in {sources} is not the one that is known: it lacks {old!r}")
-        load_source = load_source.replace(old, new)
-    (into / "lgen.c").write_text(load_source)
-    for name, source in (("lgen", into / "lgen.c"), ("fakeup", sources / "fakeup.c")):
-        subprocess.run(["cc", "-O2", "-o", str(into / name), str(source), "-lm"], check=True)
+def compile_tools(into: Path, names: Sequence[str] = ("lgen", "fakeup")) -> None:
+    """The load generator and the fake upstream, from the C sources that come with penstock."""
+    sources = Path(__file__).parent / "loadtools"
+    for name in names:
+        subprocess.run(["cc", "-O2", "-o", str(into / name), str(sources / f"{name}.c"), "-lm"], check=True)
 
 
 def run_rounds(

@@ -13,9 +13,6 @@ from pathlib import Path
 
 def add_bench_gateway(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--tools", type=Path, required=True, metavar="DIR", help="where fakeup.c and lgen.c are: upstream and load"
-    )
-    parser.add_argument(
         "--peer",
         dest="peers",
         action="append",
@@ -42,7 +39,7 @@ def bench_gateway(arguments: argparse.Namespace) -> None:
     loads = [load for load in LOADS if load.name in names]
     runs = []
     with tempfile.TemporaryDirectory() as directory:
-        compile_tools(arguments.tools, Path(directory))
+        compile_tools(Path(directory))
         candidates = [own_gateway(Path(directory)), *arguments.peers]
         rounds = run_rounds(Path(directory), candidates, loads, num_rounds=arguments.rounds, seconds=arguments.seconds)
         for run in rounds:
