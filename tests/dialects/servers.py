@@ -47,13 +47,18 @@ class FakeServer:
     num_left: int = 0  # clients that went before their answer was complete
     num_polls: int = 0
     connections: set[socket.socket] = field(default_factory=set)
+    _held: socket.socket | None = None  # bound to its port and not listening, so that it can come back to it
 
     dialect: ClassVar[str]
 
     def __enter__(self) -> FakeServer:
+        if self._held is None:
+            self._held = socket.socket()
+            self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._held.bind(("127.0.0.1", self.port))
+            self.port = self._held.getsockname()[1]
         self._server = _Listening(("127.0.0.1", self.port), _speaking_for(self))
         self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
         return self
@@ -63,7 +68,7 @@ class FakeServer:
             self.kill()
 
     def kill(self) -> None:
-        """From now on nobody listens."""
+        """From now on nobody listens, and nobody else gets the port."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

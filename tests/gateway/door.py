@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import openai
 import uvloop
@@ -27,8 +27,13 @@ from penstock.tenancy.keys import KeyRing, TenantState, new_key
 from penstock.tenancy.limits.limiter import LocalLimiter
 from penstock.tenancy.tenants import tenant_from
 from penstock.tenancy.usage import Usage
+from tests.clocks import ManualClock, SlowClock
 from tests.sdk import Unverified
-from tests.server.replica import NAME, Replica, eventually
+from tests.server.replica import NAME, Replica
+from tests.waiting import GIVE_UP_S, eventually
+
+T = TypeVar("T")
+_TURNS = 5  # of the event loop, in which a task that was woken sends what it has to send
 
 
 @dataclass
@@ -46,6 +51,7 @@ class Gateway:
     door: Door
     keys: KeyRing
     ledger: UsageList
+    clock: ManualClock
 
     @cached_property
     def openai(self) -> openai.OpenAI:
@@ -71,7 +77,36 @@ class Gateway:
         async def run() -> Any:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(GIVE_UP_S)
+
+    def advance(self, seconds: float) -> None:
+        """Moves the gateway's clock."""
+        self.call(lambda: self.clock.advance(seconds))
+
+    def until(self, look: Callable[[], T], is_so: Callable[[T], object] = bool) -> T:
+        """Waits for a condition in front of servers that make no reports, and lets time pass: on to the next timer
+        whenever nothing is under way to any of them."""
+
+        def pass_time() -> None:
+            ways = [replica.upstream for replica in self.door.replicas.values()]
+            if not any(way.num_open > way.num_idle for way in ways):
+                self.clock.advance_to_next()
+
+        async def run() -> None:
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+            pass_time()
+
+        def look_on() -> T:
+            value = look()
+            if not is_so(value):
+                asyncio.run_coroutine_threadsafe(run(), self.loop).result(GIVE_UP_S)
+            return look()
+
+        return eventually(look_on, is_so)
+
+    def states(self) -> list[str]:
+        return [str(replica.snapshot.state) for replica in self.door.replicas.values()]
 
     def is_idle(self) -> bool:
         riders = [replica.riders for replica in self.door.replicas.values()]
@@ -106,10 +141,12 @@ def gateway(
     waits: bool = True,
     recorder: GatewayRecorder | None = None,
     notes: Notes | None = None,
+    clock: ManualClock | None = None,
 ) -> Iterator[Gateway]:
     """In front of `replicas`, or of whatever `pools` name; it waits until all of them are ready."""
     urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
     pools = pools or {NAME: ModelSettings(replicas=urls, aliases=list(aliases))}
+    clock = clock or SlowClock()
     started: list[Gateway] = []
     ready = threading.Event()
 
@@ -117,28 +154,28 @@ def gateway(
         keys, ledger = KeyRing(), UsageList()
         prices = {name: pool.price for name, pool in pools_of(pools).items()}
         books = Books(keys, LocalLimiter(), Budgets(), ledger, prices, notes or ForgetfulNotes())
-        found = replicas_of(pools, health)
+        found = replicas_of(pools, health, clock)
         unwant(found, notes.by_replica() if notes is not None else {})
-        door = Door(routes_of(pools), found, books, Admission(settings=admission), recorder)
-        server = Server(door)
+        door = Door(routes_of(pools), found, books, Admission(settings=admission), recorder, clock=clock)
+        server = Server(door, clock=clock)
         listener = bound_socket("127.0.0.1", 0)
         await server.listen(listener)
         stopped = asyncio.Event()
-        started.append(Gateway(listener.getsockname()[1], asyncio.get_running_loop(), door, keys, ledger))
+        started.append(Gateway(listener.getsockname()[1], asyncio.get_running_loop(), door, keys, ledger, clock))
         started[0].stop = stopped.set  # type: ignore[attr-defined]
         ready.set()
         await stopped.wait()
-        await server.stop(0.1)
+        await server.stop(0.0)
         door.close()
 
     thread = threading.Thread(target=lambda: uvloop.run(serve()))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(GIVE_UP_S)
     found = started[0]
     try:
         if waits:
-            eventually(lambda: all(replica.snapshot.state == "ready" for replica in found.door.replicas.values()))
+            eventually(found.states, lambda states: set(states) <= {"ready"})
         yield found
     finally:
         found.loop.call_soon_threadsafe(found.stop)  # type: ignore[attr-defined]
-        thread.join(10)
+        thread.join(GIVE_UP_S)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,13 +16,19 @@ from penstock.dialects.engines import DIALECTS
 from penstock.gateway.foreign import ForeignFollower
 from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.http.call import Call, Failure
+from penstock.gateway.http.clock import LOOP_CLOCK, TimerClock
 from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.replicas import Replica
 from penstock.gateway.translated import ForeignUpstream
-from tests.patience import Patience
+from tests.clocks import ManualClock
+from tests.waiting import GIVE_UP_S, eventually_async
+
+T = TypeVar("T")
 
 QUICK = HealthSettings(probe_every_s=0.1, hung_after_s=0.6, deep_probe_timeout_s=1.0, probe_timeout_s=1.0)
+
+_TURNS = 5  # of the event loop, in which a task that was woken sends what it has to send
 
 
 class Rider:
@@ -71,11 +78,35 @@ class Following:
 
     @property
     def seen(self) -> ReplicaSnapshot:
-        return self.replica.seen(asyncio.get_running_loop().time())
+        return self.replica.seen(self.upstream.clock.now())
 
     @property
     def state(self) -> str:
-        return str(self.seen.state_at(asyncio.get_running_loop().time()))
+        return str(self.seen.state_at(self.upstream.clock.now()))
+
+    async def until(self, look: Callable[[], T], is_so: Callable[[T], object] = bool) -> T:
+        """Waits for a condition, and lets time pass on a clock of the test's own: whenever nothing is under way to the
+        server, until the next timer. So no answer is ever late, however slow the machine is."""
+        clock = self.upstream.clock
+        if not isinstance(clock, ManualClock):
+            return await eventually_async(look, is_so)
+        value = look()
+        give_up_s = time.monotonic() + GIVE_UP_S
+        while not is_so(value):
+            assert time.monotonic() < give_up_s, f"it never happened; the last look saw {value!r}"
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+            if self._is_asking or not clock.advance_to_next():
+                await asyncio.sleep(0.001)  # the server is another thread
+            value = look()
+        return value
+
+    @property
+    def _is_asking(self) -> bool:
+        ways = [self.upstream, *self.follower._others.values()]
+        if self.follower._metrics is not None:
+            ways.append(self.follower._metrics)
+        return any(way.num_open > way.num_idle for way in ways)
 
     def send(self, path: str, body: bytes) -> tuple[Call, Received]:
         received = Received()
@@ -83,16 +114,9 @@ class Following:
 
     async def ask(self, path: str = "/v1/completions", **asked: Any) -> Received:
         _, received = self.send(path, msgspec.json.encode({"model": self.replica.model, **asked}))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(GIVE_UP_S):
             await received.over.wait()
         return received
-
-
-async def eventually(is_so: Callable[[], object], timeout_s: float = 10.0) -> None:
-    patience = Patience(timeout_s)
-    while not is_so():  # a server in another thread tells nobody
-        patience.look()
-        await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
@@ -103,16 +127,17 @@ async def following(
     dialect: str | None = None,
     metrics: str | None = None,
     health: HealthSettings = QUICK,
+    clock: TimerClock = LOOP_CLOCK,
     **options: Any,
 ) -> AsyncIterator[Following]:
-    upstream = ForeignUpstream.from_url(url)
+    upstream = ForeignUpstream.from_url(url, clock=clock)
     assert isinstance(upstream, ForeignUpstream)
     replica = Replica(url, model=model, upstream=upstream, health=health, **options)
     follower = ForeignFollower(
         replica,
         lambda: None,
         dialect=DIALECTS[dialect] if dialect else None,
-        metrics=Upstream.from_url(metrics) if metrics else None,
+        metrics=Upstream.from_url(metrics, clock=clock) if metrics else None,
     )
     try:
         yield Following(replica, follower, upstream)

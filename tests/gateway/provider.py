@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.waiting import GIVE_UP_S
+
 
 @dataclass
 class Provider:
@@ -20,6 +22,7 @@ class Provider:
     error: str = "it broke"
     code: str | None = None
     delay_s: float = 0.0  # before it answers
+    may_answer: threading.Event = field(default_factory=threading.Event)  # set, unless it shall dawdle
     health: int = 404  # the status of GET /health
     models: int = 200  # and of GET /v1/models
     asked: list[dict[str, Any]] = field(default_factory=list)  # the bodies
@@ -27,14 +30,20 @@ class Provider:
     probes: list[str] = field(default_factory=list)
     num_left: int = 0  # clients that went before they were answered
 
+    def __post_init__(self) -> None:
+        self.may_answer.set()
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
 
 @contextlib.contextmanager
-def providing(**options: Any) -> Iterator[Provider]:
+def providing(*, dawdles: bool = False, **options: Any) -> Iterator[Provider]:
+    """`dawdles`: it answers when the test says that it may."""
     provider = Provider(**options)
+    if dawdles:
+        provider.may_answer.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), _speaking_for(provider))
     server.daemon_threads = True
     provider.port = server.server_address[1]
@@ -43,6 +52,7 @@ def providing(**options: Any) -> Iterator[Provider]:
     try:
         yield provider
     finally:
+        provider.may_answer.set()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -67,6 +77,7 @@ def _speaking_for(provider: Provider) -> type[BaseHTTPRequestHandler]:
             provider.asked.append(asked)
             provider.headers.append({name.lower(): value for name, value in self.headers.items()})
             time.sleep(provider.delay_s)
+            provider.may_answer.wait(GIVE_UP_S)
             try:
                 self._generate(asked)
             except OSError:

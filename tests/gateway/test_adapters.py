@@ -20,8 +20,9 @@ from penstock.gateway.settings import ModelSettings, routes_of
 from tests.dialects.servers import FakeServer, FakeSglang, FakeTgi, FakeVllm, Reply, as_json
 from tests.gateway.door import Gateway, Notes, gateway
 from tests.model.lora import write_adapter
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
 from tests.server.test_adapters import CONFIG
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def test_replicas_get_what_is_configured_and_tenants_what_they_are_allowed(
     tmp_path: Path, adapters: dict[str, str | None]
 ) -> None:
     with fleet(tmp_path, adapters) as (door, replicas):
-        eventually(lambda: has_all(door, {"poet", "bard"}), 10)
+        eventually(lambda: has_all(door, {"poet", "bard"}))
         one = replicas[0]
         expected = {name: one.adapted_answer("one two", 6, name) for name in ("poet", "bard")}
         assert {name: say(door.openai, name) for name in expected} == expected
@@ -83,8 +84,8 @@ def test_replicas_get_what_is_configured_and_tenants_what_they_are_allowed(
         busy = next(replica for replica in replicas if replica.engine.num_open)
         busy.kill_engine()  # what it began is carried on with the same adapter; what it had, it has again
         assert "".join(chunk.choices[0].text for chunk in [*chunks, *stream]) == whole
-        eventually(lambda: busy.engine.restarts == 1 and busy.engine.state == "ready", 10)
-        eventually(lambda: has_all(door, {"poet", "bard"}), 10)
+        eventually(lambda: busy.engine.restarts == 1 and busy.engine.state == "ready")
+        eventually(lambda: has_all(door, {"poet", "bard"}))
         replicas[0].call("POST", "/v1/penstock/drain")
         eventually(lambda: [r.snapshot.state for r in door.door.replicas.values()].count(ReplicaState.READY) == 1)
         assert say(reader, "poet") == expected["poet"]
@@ -152,7 +153,7 @@ def test_other_engines_are_made_to_load_them_and_asked_in_their_words(kind: type
         adapters: dict[str, str | None] = {"poet": "/adapters/poet", "bard": "/adapters/bard"}
         pools = {"m": ModelSettings(replicas=[server.url], dialect=server.dialect, adapters=adapters)}
         with gateway(pools=pools) as door:
-            eventually(lambda: all(r.loaded == {"poet", "bard"} for r in door.door.replicas.values()), 10)
+            eventually(lambda: all(r.loaded == {"poet", "bard"} for r in door.door.replicas.values()))
             assert server.adapters == {"poet": "/adapters/poet", "bard": "/adapters/bard"}
             door.openai.completions.create(model="poet", prompt="x", max_tokens=3)
             _, asked, _ = server.asked[-1]
@@ -163,10 +164,10 @@ def test_other_engines_are_made_to_load_them_and_asked_in_their_words(kind: type
 
             port = server.port  # it comes back without them
             server.kill()
-            eventually(lambda: all(r.snapshot.state == "out" for r in door.door.replicas.values()), 10)
+            eventually(lambda: all(r.snapshot.state == "out" for r in door.door.replicas.values()))
             with kind(port=port) as again:
                 assert isinstance(again, LoraVllm | LoraSglang)
-                eventually(lambda: set(again.adapters) == {"poet", "bard"}, 10)
+                eventually(lambda: set(again.adapters) == {"poet", "bard"})
 
 
 def test_server_that_cannot_load_adapters_is_passed_over_for_them() -> None:
@@ -217,7 +218,7 @@ def test_what_replicas_have_though_nobody_configured_it_can_be_asked_for_by_thos
 def test_adapters_that_a_vllm_names_among_its_models_are_learned() -> None:
     with LoraVllm(adapters={"poet": "/adapters/poet"}) as server:
         with gateway(pools={"m": ModelSettings(replicas=[server.url], dialect="vllm")}) as door:
-            eventually(lambda: [card.id for card in door.openai.models.list().data] == ["m", "poet"], 10)
+            eventually(lambda: [card.id for card in door.openai.models.list().data] == ["m", "poet"])
             door.openai.completions.create(model="poet", prompt="x", max_tokens=3)
         assert server.asked[-1][1]["model"] == "poet"
 
@@ -236,12 +237,12 @@ def test_what_is_no_longer_configured_is_taken_from_those_it_was_brought_to(kind
             return {"m": ModelSettings(replicas=urls, dialect=server.dialect, adapters=configured)}
 
         with gateway(pools=pools({**adapters}), notes=notes) as door:
-            eventually(lambda: all(r.loaded == {"poet", "bard"} for r in door.door.replicas.values()), 10)
+            eventually(lambda: all(r.loaded == {"poet", "bard"} for r in door.door.replicas.values()))
         # SGLang says of none that it had it already, so all that was asked of it counts as brought.
         by_hand = {(server.url, "bard"), (other.url, "poet")} if kind is LoraVllm else set()
         assert notes.all == {(url, name) for url in urls for name in adapters} - by_hand
         with gateway(pools=pools({"bard": "/a/bard"}), notes=notes):
-            eventually(lambda: "poet" not in server.adapters, 10)
+            eventually(lambda: "poet" not in server.adapters)
             eventually(lambda: (server.url, "poet") not in notes.all)
         assert "bard" in server.adapters
         assert ("poet" in other.adapters) == (kind is LoraVllm)  # there it was loaded by hand
@@ -253,12 +254,12 @@ def test_gateways_whose_configurations_differ_do_not_fight(monkeypatch: pytest.M
     with LoraVllm() as server:
         notes, plain = Notes(), ModelSettings(replicas=[server.url], dialect="vllm")
         with gateway(pools={"m": replace(plain, adapters={"poet": "/a/poet"})}, notes=notes) as door:
-            eventually(lambda: "poet" in server.adapters, 10)
+            eventually(lambda: "poet" in server.adapters)
             (replica,) = door.door.replicas.values()
-            eventually(lambda: replica.listed == {"poet"}, 10)
+            eventually(lambda: replica.listed == {"poet"})
             with gateway(pools={"m": plain}, notes=notes):
-                eventually(lambda: [path for path, *_ in server.asked].count("/v1/unload_lora_adapter") == 1, 10)
-                eventually(lambda: "poet" in server.adapters and notes.all == {(server.url, "poet")}, 10)
+                eventually(lambda: [path for path, *_ in server.asked].count("/v1/unload_lora_adapter") == 1)
+                eventually(lambda: "poet" in server.adapters and notes.all == {(server.url, "poet")})
             door.openai.completions.create(model="poet", prompt="x", max_tokens=3)
         assert [path for path, *_ in server.asked].count("/v1/unload_lora_adapter") == 1
 
@@ -272,9 +273,9 @@ def test_a_penstock_replica_loses_what_the_configuration_lost_and_keeps_what_was
         urls = [f"http://{replica.host}:{replica.port}"]
         replica.call("POST", "/v1/load_lora_adapter", {"lora_name": "bard", "lora_path": adapters["bard"]})
         with gateway(pools={NAME: ModelSettings(replicas=urls, adapters=adapters)}, notes=notes) as door:
-            eventually(lambda: has_all(door, {"poet", "bard"}), 10)
+            eventually(lambda: has_all(door, {"poet", "bard"}))
             eventually(lambda: notes.all == {(urls[0], "poet")})
         with gateway(pools={NAME: ModelSettings(replicas=urls)}, notes=notes) as door:
-            eventually(lambda: set(replica.model.adapters) == {"bard"}, 10)
+            eventually(lambda: set(replica.model.adapters) == {"bard"})
             eventually(lambda: [card.id for card in door.openai.models.list().data] == [NAME, "bard"])
             eventually(lambda: notes.all == set())

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import pytest
-
 from penstock.api.relay import Origin, StreamRecord, origin_comment
 from penstock.core.request import Cost
 from penstock.gateway.asked import SURFACES, Asked
@@ -19,14 +15,9 @@ from penstock.tenancy.keys import Caller
 from penstock.tenancy.prices import Price
 from penstock.tenancy.tenants import Tenant
 from penstock.tenancy.usage import Usage
-from tests.gateway.http.scripted import until
+from tests.clocks import ManualClock
 
-EVERY_S = 0.05  # where it is a second
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.gateway.bill._EVERY_S", EVERY_S)
+EVERY_S = 1.0
 
 
 class Client:
@@ -65,17 +56,18 @@ def record_of(num_tokens: int) -> StreamRecord:
     return record
 
 
-async def test_a_stream_is_charged_every_second_and_the_parts_are_the_whole() -> None:
-    book, told = Book(), list[int]()
-    bill = Bill(book, {"m": Price(input=1.0, output=2.0)}, inquiry())
+def test_a_stream_is_charged_every_second_and_the_parts_are_the_whole() -> None:
+    book, told, clock = Book(), list[int](), ManualClock()
+    bill = Bill(book, {"m": Price(input=1.0, output=2.0)}, inquiry(), clock)
     record = record_of(5)
     bill.follow(record, "m", told.append)
-    await until(lambda: len(book.usages) == 1)
+    clock.advance(EVERY_S)
     assert [(u.request_id, u.input_tokens, u.output_tokens, u.requests) for u in book.usages] == [("ab/1", 30, 5, 0)]
     record.append(b": [0,[7,8]]\n\ndata: {}\n\n")
-    await until(lambda: len(book.usages) == 2)
+    clock.advance(EVERY_S)
+    assert len(book.usages) == 2
     bill.close("m", TokenUsage(30, 9, cached_tokens=16))
-    await asyncio.sleep(2 * EVERY_S)
+    clock.advance(10 * EVERY_S)
     assert [(u.request_id, u.input_tokens, u.output_tokens, u.requests) for u in book.usages[1:]] == [
         ("ab/2", 0, 2, 0),
         ("ab", 0, 2, 1),
@@ -85,11 +77,11 @@ async def test_a_stream_is_charged_every_second_and_the_parts_are_the_whole() ->
     assert sum(u.cached_tokens for u in book.usages) == 16
 
 
-async def test_device_time_is_charged_once_with_the_last_part() -> None:
-    book, price = Book(), Price(output=2.0, replica_hour=3.6)
-    bill = Bill(book, {"m": price}, inquiry())
+def test_device_time_is_charged_once_with_the_last_part() -> None:
+    book, price, clock = Book(), Price(output=2.0, replica_hour=3.6), ManualClock()
+    bill = Bill(book, {"m": price}, inquiry(), clock)
     bill.follow(record_of(5), "m", None)
-    await until(lambda: len(book.usages) == 1)
+    clock.advance(EVERY_S)
     usage = TokenUsage(30, 9, work=Cost(2.0, 0.5))
     bill.close("m", usage)
     assert [(u.device_us, u.kv_block_ms) for u in book.usages] == [(0, 0), (2_000_000, 500)]
@@ -97,10 +89,10 @@ async def test_device_time_is_charged_once_with_the_last_part() -> None:
     assert bill.cost("m") == (9 * 2000 + 2_000_000) / 1e9
 
 
-async def test_a_short_request_is_charged_once() -> None:
-    book = Book()
-    bill = Bill(book, {}, inquiry())
+def test_a_short_request_is_charged_once() -> None:
+    book, clock = Book(), ManualClock()
+    bill = Bill(book, {}, inquiry(), clock)
     bill.follow(record_of(3), "m", None)
     bill.close("m", TokenUsage(30, 3))
-    await asyncio.sleep(2 * EVERY_S)
+    clock.advance(10 * EVERY_S)
     assert [(u.request_id, u.tokens, u.requests) for u in book.usages] == [("ab", 33, 1)]

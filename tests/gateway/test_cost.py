@@ -21,8 +21,9 @@ from penstock.tenancy.prices import NANOS, Price
 from tests.gateway.door import Gateway, gateway
 from tests.gateway.provider import providing
 from tests.gateway.test_recorder import look
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
 from tests.server.test_cost import spent
+from tests.waiting import eventually
 
 HOURLY = Price(output=1.0, replica_hour=36.0)
 

@@ -12,7 +12,8 @@ import openai
 import pytest
 
 from tests.gateway.door import Gateway, gateway
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 MESSAGES: Any = [{"role": "user", "content": "the first and the second"}]
 

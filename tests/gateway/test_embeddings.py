@@ -11,7 +11,8 @@ from penstock.engine.fake_embedder import fake_vector
 from penstock.gateway.settings import ModelSettings
 from penstock.tenancy.prices import Price
 from tests.gateway.door import Gateway, gateway
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")

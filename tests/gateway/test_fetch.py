@@ -11,14 +11,16 @@ from penstock.dialects.standing import Answer
 from penstock.gateway.fetch import fetch
 from penstock.gateway.http.call import Failure, FailureKind
 from penstock.gateway.http.upstream import Upstream
-from tests.gateway.http.scripted import ScriptedUpstream, Stream, until
+from tests.clocks import ManualClock
+from tests.gateway.http.scripted import ScriptedUpstream, Stream
+from tests.waiting import eventually_async
 
 
 async def asked(script: Callable[[Stream], Awaitable[None]], **options: object) -> Answer | Failure:
     server = await ScriptedUpstream.start(script)
     upstream = Upstream("127.0.0.1", server.port)
     try:
-        given = {"timeout_s": 5.0} | options
+        given = {"timeout_s": 60.0} | options
         return await fetch(upstream, b"/document", b"x-name: value\r\n", **given)  # type: ignore[arg-type]
     finally:
         assert upstream.num_open <= 1
@@ -29,7 +31,7 @@ async def asked(script: Callable[[Stream], Awaitable[None]], **options: object) 
 async def test_what_it_says_is_handed_over_whole() -> None:
     async def script(stream: Stream) -> None:
         assert (await stream.head()).startswith(b"GET /document HTTP/1.1\r\n")
-        await stream.send(b"HTTP/1.1 418 Teapot\r\ncontent-length: 6\r\netag: 7\r\n\r\nabc", b"def", gap_s=0.01)
+        await stream.send(b"HTTP/1.1 418 Teapot\r\ncontent-length: 6\r\netag: 7\r\n\r\nabc", b"def", gap_s=0.001)
 
     found = await asked(script)
     assert isinstance(found, Answer)
@@ -64,22 +66,26 @@ async def test_who_dawdles_is_left_in_time() -> None:
     async def script(stream: Stream) -> None:
         await stream.head()
         await stream.send(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
-        while True:
+        while clock.now_s < 2000.0:
+            clock.advance(1.0)
             await stream.send(b"x")
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
 
     server = await ScriptedUpstream.start(script)
-    upstream = Upstream("127.0.0.1", server.port)
-    found = await fetch(upstream, b"/document", b"", timeout_s=0.1)
+    clock = ManualClock()
+    upstream = Upstream("127.0.0.1", server.port, clock=clock)
+    began_s = clock.now()
+    found = await fetch(upstream, b"/document", b"", timeout_s=30.0)
     assert isinstance(found, Failure)
-    assert "0.1 s" in found.message
-    await until(lambda: server.num_lost == 1)  # the connection went with it
+    assert "30 s" in found.message
+    assert clock.now() - began_s < 40.0
+    await eventually_async(lambda: server.num_lost, lambda num_lost: num_lost == 1)  # the connection went with it
     await server.stop()
 
 
 async def test_nobody_there_is_a_failure_too() -> None:
     server = await ScriptedUpstream.start(lambda stream: asyncio.sleep(0))
     await server.stop()
-    found = await fetch(Upstream("127.0.0.1", server.port), b"/", b"", timeout_s=5.0)
+    found = await fetch(Upstream("127.0.0.1", server.port), b"/", b"", timeout_s=60.0)
     assert isinstance(found, Failure)
     assert found.kind is FailureKind.REFUSED

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -17,8 +15,9 @@ from penstock.dialects.standing import Standing
 from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.http.call import FailureKind
 from penstock.gateway.spent import find_usage
+from tests.clocks import ManualClock
 from tests.dialects.servers import FAKES, WORDS, FakeServer, FakeSglang, FakeTgi, FakeTriton, FakeTrtllm, FakeVllm
-from tests.gateway.following import Following, Rider, eventually, following
+from tests.gateway.following import Following, Rider, following
 from tests.gateway.llamacpp import llamacpp_serving
 
 fakes = pytest.mark.parametrize("kind", FAKES, ids=lambda kind: kind.__name__)
@@ -30,14 +29,14 @@ with_load = pytest.mark.parametrize(
 @contextlib.asynccontextmanager
 async def followed(fake: FakeServer, **options: Any) -> AsyncIterator[Following]:
     with fake:
-        async with following(fake.url, metrics=fake.url, **options) as found:
+        async with following(fake.url, metrics=fake.url, clock=ManualClock(), **options) as found:
             found.upstream.render = lambda messages: messages[-1]["content"]
             yield found
 
 
 async def meets_the_contract(found: Following, dialect: str) -> None:
     """Recognised, read, asked and left as every server must be."""
-    await eventually(lambda: found.state == "ready", 60)
+    await found.until(lambda: found.state == "ready")
     assert found.follower.dialect is not None
     assert found.follower.dialect.name == dialect
     assert found.seen.models == (found.replica.model,)
@@ -69,7 +68,7 @@ async def test_a_fake_meets_the_contract(kind: type[FakeServer]) -> None:
 @with_load
 async def test_how_busy_it_is_is_read_from_the_server(kind: type[FakeServer]) -> None:
     async with followed(kind(running=5, waiting=2)) as found:
-        await eventually(lambda: found.seen.running == 5)
+        await found.until(lambda: found.seen.running == 5)
         assert found.seen.waiting == 2
         assert 8000 <= found.seen.kv_active_tokens < 8100
         assert found.seen.kv_capacity_tokens == 16_000
@@ -78,36 +77,36 @@ async def test_how_busy_it_is_is_read_from_the_server(kind: type[FakeServer]) ->
 
 async def test_a_server_that_cannot_say_how_busy_it_is_is_counted_by_what_was_sent() -> None:
     async with followed(FakeTriton(waiting=9)) as found:
-        await eventually(lambda: found.state == "ready")
+        await found.until(lambda: found.state == "ready")
         assert not found.seen.reports
         assert found.seen.max_sequences == UNBOUNDED
 
 
 async def test_a_server_without_metrics_is_used_and_counted_by_what_was_sent() -> None:
     async with followed(FakeVllm(has_metrics=False)) as found:
-        await eventually(lambda: found.state == "ready")
+        await found.until(lambda: found.state == "ready")
         assert not found.seen.reports
         assert found.seen.max_context_tokens == 4096  # that it did say
 
 
 async def test_facts_come_from_where_each_server_keeps_them() -> None:
     async with followed(FakeSglang()) as found:
-        await eventually(lambda: found.state == "ready")
+        await found.until(lambda: found.state == "ready")
         assert (found.seen.max_context_tokens, found.seen.max_sequences, found.seen.step_tokens) == (4096, 48, 256)
     async with followed(FakeTgi()) as found:
-        await eventually(lambda: found.state == "ready")
+        await found.until(lambda: found.state == "ready")
         assert (found.seen.max_context_tokens, found.seen.max_sequences) == (4096, 128)
 
 
 async def test_metrics_that_stop_coming_mean_degraded_and_never_idle() -> None:
     fake = FakeVllm(running=5)
     async with followed(fake) as found:
-        await eventually(lambda: found.seen.running == 5)
+        await found.until(lambda: found.seen.running == 5)
         fake.has_metrics = False
-        await eventually(lambda: found.state == "degraded", 3)
+        await found.until(lambda: found.state == "degraded")
         assert found.seen.running == 5
         fake.has_metrics = True
-        await eventually(lambda: found.state == "ready", 3)
+        await found.until(lambda: found.state == "ready")
 
 
 async def test_metrics_under_names_that_nobody_knows_mean_degraded_too() -> None:
@@ -117,17 +116,17 @@ async def test_metrics_under_names_that_nobody_knows_mean_degraded_too() -> None
             return super().documents() | {"/metrics": (status, headers, body.replace(b"_requests_", b"_reqs_"))}
 
     async with followed(Renamed()) as found:
-        await eventually(lambda: found.state == "degraded")
+        await found.until(lambda: found.state == "degraded")
         assert found.seen.reports
 
 
 async def test_it_is_asked_four_times_a_second_and_no_more() -> None:
     fake = FakeVllm()
     async with followed(fake) as found:
-        await eventually(lambda: found.state == "ready")
-        before, began_s = fake.num_polls, time.monotonic()
-        await eventually(lambda: fake.num_polls >= before + 4)
-        assert fake.num_polls - before <= 4 * (time.monotonic() - began_s) + 1
+        await found.until(lambda: found.state == "ready")
+        before, began_s = fake.num_polls, found.upstream.clock.now()
+        await found.until(lambda: fake.num_polls == before + 4)
+        assert 0.75 <= found.upstream.clock.now() - began_s <= 1.0
 
 
 @fakes
@@ -137,26 +136,26 @@ async def test_one_that_starts_is_waited_for_and_one_that_is_gone_is_out_at_once
     dialect = None if kind is FakeVllm else kind.dialect
     async with followed(fake, dialect=dialect) as found:
         if kind is not FakeVllm:
-            await eventually(lambda: found.follower.standing is Standing.STARTING)
+            await found.until(lambda: found.follower.standing is Standing.STARTING)
             assert found.state == "out"
         fake.is_starting = False
-        await eventually(lambda: found.state == "ready")
+        await found.until(lambda: found.state == "ready")
         rider = Rider()
         found.replica.riders.add(rider)
         fake.kill()
-        await eventually(lambda: found.follower.standing is Standing.GONE, 3)
+        await found.until(lambda: found.follower.standing is Standing.GONE)
         assert found.state == "out"
         assert rider.is_lost
         with fake:  # on the same port
-            await eventually(lambda: found.state == "ready")
+            await found.until(lambda: found.state == "ready")
 
 
 async def test_a_trtllm_that_starts_again_is_not_called_failing() -> None:
     fake = FakeTrtllm()
     async with followed(fake) as found:
-        await eventually(lambda: found.state == "ready")
+        await found.until(lambda: found.state == "ready")
         fake.is_starting = True
-        await eventually(lambda: found.follower.standing is Standing.STARTING)
+        await found.until(lambda: found.follower.standing is Standing.STARTING)
         assert found.state == "out"
 
 
@@ -164,9 +163,9 @@ async def test_one_that_dies_between_two_probes_is_out_at_the_next_reading() -> 
     fake = FakeVllm()
     rare = HealthSettings(probe_every_s=60.0)
     async with followed(fake, health=rare) as found:
-        await eventually(lambda: found.state == "ready")
+        await found.until(lambda: found.state == "ready")
         fake.kill()
-        await eventually(lambda: found.follower.standing is Standing.GONE)
+        await found.until(lambda: found.follower.standing is Standing.GONE)
         assert found.state == "out"
 
 
@@ -174,7 +173,7 @@ async def test_one_that_dies_between_two_probes_is_out_at_the_next_reading() -> 
 async def test_an_overloaded_server_says_so_in_a_way_that_sends_the_request_elsewhere(kind: type[FakeServer]) -> None:
     fake = kind()
     async with followed(fake) as found:
-        await eventually(lambda: found.state == "ready")
+        await found.until(lambda: found.state == "ready")
         fake.is_overloaded = True
         said = await found.ask(prompt="Hi")
         assert said.status in (429, 503, 529)
@@ -185,12 +184,12 @@ async def test_an_overloaded_server_says_so_in_a_way_that_sends_the_request_else
 async def test_a_client_that_leaves_stops_the_work(kind: type[FakeServer], is_stream: bool) -> None:
     fake = kind(token_s=0.05)
     async with followed(fake) as found:
-        await eventually(lambda: found.follower.dialect is not None)
+        await found.until(lambda: found.follower.dialect is not None)
         body = json.dumps({"model": "m", "prompt": "Hi", "stream": is_stream}).encode()
         call, _ = found.send("/v1/completions", body)
-        await eventually(lambda: fake.running == 1)
+        await found.until(lambda: fake.running == 1)
         call.cancel()
-        await eventually(lambda: fake.num_left == 1)
+        await found.until(lambda: fake.num_left == 1)
         assert fake.running == 0
 
 
@@ -198,27 +197,28 @@ async def test_a_client_that_leaves_stops_the_work(kind: type[FakeServer], is_st
 async def test_one_whose_steps_stand_still_hangs_though_its_health_is_good(kind: type[FakeServer]) -> None:
     fake = kind(running=1)
     async with followed(fake) as found:
-        await eventually(lambda: found.state == "ready")
+        await found.until(lambda: found.state == "ready")
         rider = Rider()
         found.replica.riders.add(rider)
-        await asyncio.sleep(0.8)
+        began_s = found.upstream.clock.now()
+        await found.until(lambda: found.upstream.clock.now() > began_s + 0.8)  # longer than one may hang
         assert found.state == "ready"
         fake.is_hung = True
-        await eventually(lambda: rider.is_lost)  # no step, and no first token
+        await found.until(lambda: rider.is_lost)  # no step, and no first token
         assert found.state == "out"
         fake.is_hung = False
-        await eventually(lambda: found.state == "ready")  # deep probes have brought it back
+        await found.until(lambda: found.state == "ready")  # deep probes have brought it back
 
 
 async def test_a_request_that_its_server_cannot_be_told_is_refused_here() -> None:
     async with followed(FakeTriton(), dialect="triton") as found:
-        await eventually(lambda: found.state == "ready")
+        await found.until(lambda: found.state == "ready")
         said = await found.ask(prompt="Hi", tools=[{}])
         assert said.status == 400
         assert said.json["error"]["param"] == "tools"
         call, received = found.send("/v1/completions", b"{")
         call.cancel()
-        await asyncio.sleep(0.02)
+        await found.ask(prompt="Hi")
         assert received.status == 0  # who has left is told nothing
 
 
@@ -258,12 +258,12 @@ async def test_llamacpp_meets_the_contract(llamacpp: str) -> None:
             found.send("/v1/completions", b'{"model":"smollm2","prompt":"Once","max_tokens":200,"stream":true}')[0]
             for _ in range(3)
         ]
-        await eventually(lambda: (found.seen.running, found.seen.waiting) == (2, 1), 30)
+        await found.until(lambda: (found.seen.running, found.seen.waiting) == (2, 1))
         steps = found.seen.steps
-        await eventually(lambda: found.seen.steps > steps, 30)
+        await found.until(lambda: found.seen.steps > steps)
         for call in calls:
             call.cancel()
-        await eventually(lambda: found.seen.sequences == 0, 30)  # clients that leave end the work
+        await found.until(lambda: found.seen.sequences == 0)  # clients that leave end the work
 
 
 @pytest.mark.slow

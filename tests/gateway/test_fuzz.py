@@ -15,7 +15,8 @@ from penstock.core.errors import InvalidRequest
 from penstock.gateway.asked import read, with_model, with_output_limit
 from penstock.gateway.spent import find_usage
 from tests.gateway.door import Gateway, gateway
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

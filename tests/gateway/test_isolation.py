@@ -12,7 +12,8 @@ import pytest
 from penstock.api import relay
 from penstock.core.settings import ServerSettings
 from tests.gateway.door import Gateway, gateway
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 PROMPT: Any = [{"role": "user", "content": "a long prompt that is the same for everybody who asks for it here " * 5}]
 

@@ -11,7 +11,8 @@ from penstock.watch.settings import ProbeSettings
 from penstock.watch.watch import Watch
 from tests.gateway.door import Gateway, gateway
 from tests.gateway.provider import providing
-from tests.server.replica import NAME, eventually, serving
+from tests.server.replica import NAME, serving
+from tests.waiting import GIVE_UP_S, eventually, eventually_async
 
 
 def asked(door: Gateway, *models: str, rounds: int = 1, **settings: object) -> dict[tuple[str, str], list[str]]:
@@ -20,7 +21,7 @@ def asked(door: Gateway, *models: str, rounds: int = 1, **settings: object) -> d
     async def ask() -> dict[tuple[str, str], list[str]]:
         watch = Watch({model: Slo() for model in models}, door.door.now())
         probes = ProbeSettings(every_s=0.01, **settings)  # type: ignore[arg-type]
-        questioner = Questioner(door.door.replicas.values(), watch, probes)
+        questioner = Questioner(door.door.replicas.values(), watch, probes, door.clock)
         for _ in range(rounds):
             await questioner.round()
         found: dict[tuple[str, str], list[str]] = {}
@@ -28,7 +29,7 @@ def asked(door: Gateway, *models: str, rounds: int = 1, **settings: object) -> d
             found.setdefault((view.model, view.adapter), []).append(view.state)
         return found
 
-    return asyncio.run_coroutine_threadsafe(ask(), door.loop).result(20)
+    return asyncio.run_coroutine_threadsafe(ask(), door.loop).result(GIVE_UP_S)
 
 
 def test_every_replica_and_adapter_of_a_model_is_asked() -> None:
@@ -60,17 +61,20 @@ def test_a_server_that_fails_is_told_of() -> None:
 
 
 def test_a_replica_that_is_lost_is_asked_nothing_more() -> None:
-    with serving(step_s=30.0) as hung, gateway(hung) as door:
+    with (
+        providing(dawdles=True) as hung,
+        gateway(pools={"m": ModelSettings(replicas=[hung.url], dialect="openai")}) as door,
+    ):
         (replica,) = door.door.replicas.values()
 
         async def ask() -> bool:
-            questioner = Questioner([replica], Watch({NAME: Slo()}, door.door.now()), ProbeSettings(every_s=0.01))
+            watch = Watch({"m": Slo()}, door.door.now())
+            questioner = Questioner([replica], watch, ProbeSettings(every_s=0.01), door.clock)
             round = asyncio.create_task(questioner.round())
-            while not replica.riders:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await eventually_async(lambda: hung.asked)
             replica.send_riders_away()
             await round
             return questioner.views() == [] and not replica.riders  # nobody's answer, and nothing is left there
 
-        assert asyncio.run_coroutine_threadsafe(ask(), door.loop).result(10)
-        eventually(lambda: hung.engine.num_open == 0)
+        assert asyncio.run_coroutine_threadsafe(ask(), door.loop).result(GIVE_UP_S)
+        eventually(lambda: replica.upstream.num_open - replica.upstream.num_idle, lambda num_used: num_used == 0)

@@ -19,7 +19,8 @@ from penstock.gateway.settings import ModelSettings, replicas_of
 from penstock.router.turns import observed_speed
 from tests.dialects.servers import FakeSglang, FakeVllm
 from tests.gateway.door import Gateway, gateway
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 # Who comes late starts at once: a slow start sends the next turn elsewhere, as it should.
 QUICK = HealthSettings(probe_every_s=0.1, probe_timeout_s=1.0, slow_start=SlowStartSettings(ramp_s=0.01))

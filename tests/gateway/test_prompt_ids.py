@@ -19,7 +19,8 @@ from penstock.gateway.sizes import Pool, Size
 from tests.gateway.door import Gateway, gateway
 from tests.gateway.lexicons import lexicon
 from tests.sdk import Unverified
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 LONG = "the words of a long question about many things " * 60
 MESSAGES: Any = [{"role": "user", "content": LONG}]

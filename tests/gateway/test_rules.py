@@ -17,7 +17,8 @@ from penstock.router.rules import Facts
 from penstock.tenancy.prices import Price
 from tests.gateway.door import Gateway, gateway
 from tests.gateway.provider import Provider, providing
-from tests.server.replica import NAME, eventually, serving
+from tests.server.replica import NAME, serving
+from tests.waiting import eventually
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}

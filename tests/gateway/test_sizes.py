@@ -26,7 +26,8 @@ from tests.gateway.door import Gateway, gateway
 from tests.gateway.lexicons import lexicon
 from tests.gateway.provider import providing
 from tests.sdk import Unverified
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 encoded = msgspec.json.encode
 LONG = "the words that come after the spaces " * 40  # 1,480 bytes, of far fewer tokens

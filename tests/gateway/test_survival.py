@@ -10,7 +10,8 @@ from tools.drills.call import Call, begin, post
 
 from penstock.core.replica import ReplicaState
 from tests.gateway.door import Gateway, gateway
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 ROOMY = {"num_blocks": 8192, "max_num_seqs": 128, "chunk_tokens": 512}
 

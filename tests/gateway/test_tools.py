@@ -13,7 +13,8 @@ from penstock.core.request import Priority
 from penstock.dialects.engines import DIALECTS
 from penstock.dialects.requests import Wishes, outgoing
 from tests.gateway.door import gateway
-from tests.server.replica import NAME, eventually, serving
+from tests.server.replica import NAME, serving
+from tests.waiting import eventually
 
 CHAT = "/v1/chat/completions"
 SCHEMA = {

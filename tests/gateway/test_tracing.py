@@ -17,7 +17,7 @@ from penstock.observe.trace_context import TraceContext, parse
 from penstock.tenancy.prices import Price
 from tests.gateway.door import Gateway, gateway
 from tests.gateway.provider import Provider, providing
-from tests.server.replica import eventually
+from tests.waiting import eventually
 
 TRACE, CLIENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SENT = {"traceparent": f"00-{TRACE}-{CLIENT}-01", "tracestate": "shop=1"}

@@ -12,7 +12,8 @@ from penstock.gateway.settings import ModelSettings
 from penstock.hub.watermarks import WatermarkFile
 from tests.gateway.door import Gateway, gateway
 from tests.gateway.provider import providing
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 PROMPT = "tell me"
 

@@ -15,7 +15,7 @@ from penstock.dialects.kv_blocks import Changes
 from penstock.gateway.zmq_events import EventSource, IndexTeller, KvEventReader
 from penstock.router.prefix_index import PrefixIndex
 from tests.dialects.engine_cache import EngineCache
-from tests.gateway.following import eventually
+from tests.waiting import eventually_async as eventually
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install pyzmq")
 

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 
 from penstock.core.hashing import routing_hashes
 from penstock.gateway.zmq_events import EventSource
-from tests.gateway.following import eventually
 from tests.gateway.test_zmq_events import reading
 from tests.peers.peers import checkpoint, free_port, python_of, running, wait_for
+from tests.waiting import eventually_async
 
 pytestmark = pytest.mark.slow
 
@@ -71,19 +71,19 @@ def text(topic: str) -> str:
 
 
 async def test_what_the_mocker_stores_and_evicts_is_known(mocker: Mocker) -> None:
-    await eventually(lambda: _answers(mocker), 30)
+    await eventually_async(lambda: _answers(mocker))
     async with reading(mocker.source) as index:
         first = mocker.complete(text("Sentence"))
         assert len(first) >= 3
-        await eventually(lambda: first <= index.known)
+        await eventually_async(lambda: first <= index.known)
         for topic in ("Rivers", "Stones", "Clouds", "Houses"):  # more than its 3,200 tokens of cache
             last = mocker.complete(text(topic))
-        await eventually(lambda: last <= index.known)
-        await eventually(lambda: not first <= index.known)
+        await eventually_async(lambda: last <= index.known)
+        await eventually_async(lambda: not first <= index.known)
         assert index.is_approximate is False
         known = set(index.known)
     async with reading(mocker.source) as index:  # a gateway that starts late
-        await eventually(lambda: index.known == known)
+        await eventually_async(lambda: index.known == known)
 
 
 def _answers(mocker: Mocker) -> bool:

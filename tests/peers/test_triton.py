@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from penstock.gateway.spent import TokenUsage, find_usage
-from tests.gateway.following import Following, eventually, following
+from tests.gateway.following import Following, following
 from tests.peers.peers import free_port, library_path, python_of, running, wait_for
+from tests.waiting import eventually_async
 
 pytestmark = pytest.mark.slow
 
@@ -66,13 +67,13 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
 async def followed(triton: tuple[str, str], dialect: str | None) -> AsyncIterator[Following]:
     async with following(triton[0], model="ensemble", dialect=dialect, metrics=triton[1]) as found:
         found.upstream.render = lambda messages: str(messages[-1]["content"])
-        await eventually(lambda: found.follower.dialect is not None)
+        await eventually_async(lambda: found.follower.dialect is not None)
         yield found
 
 
 async def test_triton_is_recognised_and_ready(triton: tuple[str, str]) -> None:
     async with followed(triton, None) as found:
-        await eventually(lambda: found.state == "ready")
+        await eventually_async(lambda: found.state == "ready")
         assert found.follower.dialect is not None
         assert found.follower.dialect.name == "triton"  # its model does not say that it is TensorRT-LLM
 

@@ -14,10 +14,11 @@ from penstock.core.hashing import routing_hashes
 from penstock.dialects.engines.vllm import VLLM
 from penstock.dialects.requests import Wishes, outgoing, refuses_priority
 from penstock.gateway.zmq_events import EventSource
-from tests.gateway.following import eventually, following
+from tests.gateway.following import following
 from tests.gateway.test_foreign import meets_the_contract
 from tests.gateway.test_zmq_events import reading
 from tests.peers.peers import checkpoint, free_port, python_of, running, wait_for
+from tests.waiting import eventually_async
 
 pytestmark = pytest.mark.slow
 LONG = " ".join(f"Sentence {number} is here." for number in range(150))
@@ -79,12 +80,12 @@ async def test_vllm_meets_the_contract(vllm: Vllm) -> None:
             found.send("/v1/completions", b'{"model":"smollm2","prompt":"Once","max_tokens":400,"stream":true}')[0]
             for _ in range(3)
         ]
-        await eventually(lambda: found.seen.running == 3, 30)
+        await eventually_async(lambda: found.seen.running == 3)
         steps = found.seen.steps
-        await eventually(lambda: found.seen.steps > steps, 30)
+        await eventually_async(lambda: found.seen.steps > steps)
         for call in calls:
             call.cancel()
-        await eventually(lambda: found.seen.sequences == 0, 30)
+        await eventually_async(lambda: found.seen.sequences == 0)
 
 
 async def test_a_priority_is_taken_or_refused_as_the_table_says(vllm: Vllm) -> None:
@@ -101,7 +102,7 @@ async def test_what_vllm_caches_is_known_by_the_routers_hashes_and_again_after_a
         asked = {"model": "smollm2", "prompt": LONG, "max_tokens": 1}
         _, said = found.send("/v1/completions", outgoing(VLLM, json.dumps(asked).encode(), Wishes(salt="acme")))
         await said.over.wait()
-        await eventually(lambda: wanted <= index.known)
+        await eventually_async(lambda: wanted <= index.known)
         assert index.is_approximate is False
     async with reading(vllm.source) as index:  # a gateway that starts late
-        await eventually(lambda: wanted <= index.known, 1.0)
+        await eventually_async(lambda: wanted <= index.known)

@@ -27,7 +27,7 @@ class Account:
         self._door = door
         self._inquiry = inquiry
         self._toll = toll
-        self._bill = Bill(door.books.ledger, door.prices, inquiry)
+        self._bill = Bill(door.books.ledger, door.prices, inquiry, door.clock)
         now = door.now()
         self.course = Course(now, door.recorder.traces.begin(inquiry.exchange.request.headers, now))
 

@@ -94,7 +94,7 @@ class AdapterKeeper:
         return [name for name in self._replica.unwanted if self._is_due(name)]
 
     def _is_due(self, name: str) -> bool:
-        return asyncio.get_running_loop().time() >= self._again_at.get(name, 0.0)
+        return self._replica.upstream.clock.now() >= self._again_at.get(name, 0.0)
 
     async def _work(self) -> None:
         try:
@@ -157,7 +157,7 @@ class AdapterKeeper:
             return
         self._pauses_s.pop(name, None)
         # A penstock replica will say so itself in a moment; until then nobody asks again.
-        self._again_at[name] = asyncio.get_running_loop().time() + _FIRST_PAUSE_S if replica.relays else 0.0
+        self._again_at[name] = self._replica.upstream.clock.now() + _FIRST_PAUSE_S if replica.relays else 0.0
         log.info("%s has adapter %s", redact(replica.id), name)
         if not replica.relays:
             replica.loaded |= {name}
@@ -174,7 +174,7 @@ class AdapterKeeper:
     def _put_off(self, name: str) -> float:
         """How long."""
         pause_s = self._pauses_s[name] = min(2 * self._pauses_s.get(name, _FIRST_PAUSE_S / 2), _MOST_PAUSE_S)
-        self._again_at[name] = asyncio.get_running_loop().time() + pause_s
+        self._again_at[name] = self._replica.upstream.clock.now() + pause_s
         return pause_s
 
 

@@ -3,12 +3,12 @@ moment has charged for all but the last."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from penstock.api.relay import StreamRecord
+from penstock.gateway.http.clock import Timer, TimerClock
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.spent import TokenUsage
 from penstock.tenancy.prices import FREE, NANOS, Price
@@ -25,21 +25,22 @@ class Recorder(Protocol):
 
 
 class Bill:
-    __slots__ = ("_charged", "_inquiry", "_ledger", "_num_parts", "_prices", "_timer")
+    __slots__ = ("_charged", "_clock", "_inquiry", "_ledger", "_num_parts", "_prices", "_timer")
 
-    def __init__(self, ledger: Recorder, prices: Mapping[str, Price], inquiry: Inquiry) -> None:
+    def __init__(self, ledger: Recorder, prices: Mapping[str, Price], inquiry: Inquiry, clock: TimerClock) -> None:
         self._ledger = ledger
         self._prices = prices
         self._inquiry = inquiry
+        self._clock = clock
         self._charged = _NOTHING
         self._num_parts = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
 
     def follow(self, record: StreamRecord, model: str, charged: Charged | None, adapter: str = "") -> None:
         """From now on the stream is charged as it goes; `charged` is told how many tokens that are so far. An adapter
         has its model's price, and is in the books by its own name."""
         self.stop()
-        self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self._look, record, model, charged, adapter)
+        self._timer = self._clock.call_later(_EVERY_S, self._look, record, model, charged, adapter)
 
     def stop(self) -> None:
         if self._timer is not None:

@@ -14,7 +14,9 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from penstock.gateway.fetch import fetch
+from penstock.gateway.http import clock as clocks
 from penstock.gateway.http.call import Failure
+from penstock.gateway.http.clock import LOOP_CLOCK, TimerClock
 from penstock.gateway.http.message import JSON
 from penstock.gateway.http.upstream import Upstream
 from penstock.watch.notices import Notice
@@ -37,15 +39,13 @@ class CourierView(Struct, frozen=True):
 
 
 class Courier:
-    def __init__(
-        self, to: str, url: str, payload: Callable[[Notice], bytes], first_pause_s: float = _FIRST_PAUSE_S
-    ) -> None:
+    def __init__(self, to: str, url: str, payload: Callable[[Notice], bytes], clock: TimerClock = LOOP_CLOCK) -> None:
         self._to = to
-        self._upstream = Upstream.from_url(url)
+        self._upstream = Upstream.from_url(url, clock=clock)
         parts = urlsplit(url)
         self._target = ((parts.path or "/") + (f"?{parts.query}" if parts.query else "")).encode()
         self._payload = payload
-        self._first_pause_s = first_pause_s
+        self._clock = clock
         self._waiting: deque[Notice] = deque()
         self._news = asyncio.Event()
         self._sent = self._failed = self._lost = 0
@@ -78,10 +78,10 @@ class Courier:
                     self._failed += 1
 
     async def _deliver(self, body: bytes) -> bool:
-        pause_s, what = self._first_pause_s, ""
+        pause_s, what = _FIRST_PAUSE_S, ""
         for attempt in range(_MOST_TRIES):
             if attempt:
-                await asyncio.sleep(pause_s)
+                await clocks.sleep(self._clock, pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             answer = await fetch(self._upstream, self._target, JSON, timeout_s=_TIMEOUT_S, body=body)
             if isinstance(answer, Failure):

@@ -1,12 +1,11 @@
 """The gateway's application: who may come in, what is asked of whom, and the books that are kept on it.
 
 `Door` is called once per request by `http.server` and never waits; a request that must wait is a `Passage` that is
-called back. It owns the admission, the replicas and the clock they share: the event loop's.
+called back. It owns the admission and the replicas, and has the clock that they share.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable
 from random import Random
@@ -29,6 +28,7 @@ from penstock.gateway.device_time import DeviceTime
 from penstock.gateway.facts import with_facts
 from penstock.gateway.fallback import Chain
 from penstock.gateway.hints import expected_output
+from penstock.gateway.http.clock import LOOP_CLOCK, Timer, TimerClock
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.message import JSON, render
 from penstock.gateway.inquiry import Inquiry
@@ -64,6 +64,7 @@ class Door:
         recorder: GatewayRecorder | None = None,
         *,
         explains: bool = True,
+        clock: TimerClock = LOOP_CLOCK,
     ) -> None:
         """`explains`: answers say which replica they come from, and why it was picked."""
         self.admission = admission
@@ -77,7 +78,8 @@ class Door:
         self.lengths = OutputLengths()
         self.device_time = DeviceTime()
         self.random = Random()  # names requests and draws for picks: no secret hangs on it
-        self.now = asyncio.get_running_loop().time
+        self.clock = clock
+        self.now = clock.now
         self.routes = self._configured = routes
         self._learned = LearnedAdapters()
         self.books = books
@@ -85,7 +87,7 @@ class Door:
         self._standings = Standings(routes)
         self.shadows = Shadows(self)
         self.recorder.compare({p: version for r in routes.routes.values() for version, p in r.versions.items()})
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self.started_s = int(time.time())
         self.roster.follow(self.replica_changed)
 
@@ -236,7 +238,7 @@ class Door:
         self.shadows.give_way(passage.request.model)
         self._waiting[passage.request.id] = passage
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_POLL_S, self._poll)
+            self._timer = self.clock.call_later(_POLL_S, self._poll)
 
     def finished(self, request_id: str, used: Used | None) -> None:
         self._waiting.pop(request_id, None)
@@ -280,7 +282,7 @@ class Door:
         self._timer = None
         self._decide()
         if self._waiting:
-            self._timer = asyncio.get_running_loop().call_later(_POLL_S, self._poll)
+            self._timer = self.clock.call_later(_POLL_S, self._poll)
 
     def _decide(self) -> None:
         for decision in self.admission.poll(self.now()):

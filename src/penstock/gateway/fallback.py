@@ -6,7 +6,6 @@ only while the client has seen nothing. What is wrong with the request itself ne
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +14,7 @@ from msgspec.structs import replace
 
 from penstock.admission.decision import ShedReason
 from penstock.core.replica import ReplicaState
+from penstock.gateway.http.clock import Timer
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.sizes import Size, body_for
 from penstock.router.request import EdgeRequest
@@ -47,7 +47,7 @@ class Chain:
         self._models = models
         self._output = output
         self._tried = [inquiry.route.name]
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
 
     def move(self, failure: Failure, request: EdgeRequest) -> Move | None:
         """The request for the next model that may take it; None: here the chain ends."""
@@ -63,7 +63,7 @@ class Chain:
     def watch(self, is_slow: Callable[[], None]) -> None:
         """From now on the present model has so long for its first byte."""
         if self._route.slow_after_s is not None and self._next(Failure.SLOW) is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._route.slow_after_s, is_slow)
+            self._timer = self._door.clock.call_later(self._route.slow_after_s, is_slow)
 
     def close(self) -> None:
         if self._timer is not None:

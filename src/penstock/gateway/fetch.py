@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 
 from penstock.dialects.standing import Answer
+from penstock.gateway.http import clock as clocks
 from penstock.gateway.http.call import Failure, FailureKind
 from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.http.upstream import Upstream
@@ -53,7 +54,7 @@ async def fetch(
     method = b"GET" if body is None else b"POST"
     call = upstream.send(method, target, headers, body or b"", receiver)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with clocks.timeout(upstream.clock, timeout_s):
             return await receiver.done
     except TimeoutError:
         return Failure(FailureKind.FIRST_BYTE_TIMEOUT, f"no answer within {timeout_s:g} s")

@@ -24,6 +24,7 @@ from penstock.dialects.engines.openai import OPENAI
 from penstock.dialects.standing import Answer, Standing, standing
 from penstock.gateway.fetch import fetch
 from penstock.gateway.health.replica_health import ReplicaHealth
+from penstock.gateway.http import clock as clocks
 from penstock.gateway.http.call import Failure, FailureKind
 from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.translated import ForeignUpstream
@@ -94,8 +95,9 @@ class ForeignFollower:
         self._is_doubted = asyncio.Event()  # it refuses connections: whether it is there is asked at once
         if dialect is not None:
             self._speak(dialect)
-        self._loop = asyncio.get_running_loop()
-        self._tasks = [self._loop.create_task(self._watch()), self._loop.create_task(self._listen())]
+        self._clock = replica.upstream.clock
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._watch()), loop.create_task(self._listen())]
 
     def close(self) -> None:
         for task in self._tasks:
@@ -109,19 +111,20 @@ class ForeignFollower:
         replica = self._replica
         every_s = replica.probe_every_s or replica.health.settings.probe_every_s
         deep_every_s = replica.deep_probe_every_s or float("inf")
-        deep_at = self._loop.time() + deep_every_s
+        deep_at = self._clock.now() + deep_every_s
         replica.health.await_probe()
         while True:
             hung = self.standing is Standing.READY and not replica.health.is_in
-            is_deep = hung or self._loop.time() >= deep_at  # until one passes: a shallow one would hide what it found
+            is_deep = hung or self._clock.now() >= deep_at  # until one passes: a shallow one would hide what it found
             await self._probe(is_deep)
             is_well = self.standing is Standing.READY
             if is_deep and is_well:
-                deep_at = self._loop.time() + deep_every_s
+                deep_at = self._clock.now() + deep_every_s
             self._changed()
             wait_s = every_s if is_well and replica.health.is_in else min(_SOON_S, every_s)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._is_doubted.wait(), wait_s)
+                async with clocks.timeout(self._clock, wait_s):
+                    await self._is_doubted.wait()
             self._is_doubted.clear()
 
     async def _probe(self, is_deep: bool) -> None:
@@ -182,7 +185,7 @@ class ForeignFollower:
     async def _listen(self) -> None:
         while True:
             await self._is_ready.wait()
-            began, dialect = self._loop.time(), self.dialect
+            began, dialect = self._clock.now(), self.dialect
             assert dialect is not None
             if began >= self._facts_at:
                 is_new, self._facts_at = self._facts_at == 0.0, began + _FACTS_EVERY_S
@@ -190,7 +193,7 @@ class ForeignFollower:
             if self._document is not None:
                 await self._poll(dialect, self._document)
             self._changed()
-            await asyncio.sleep(max(0.0, began + self._poll_every_s - self._loop.time()))
+            await clocks.sleep(self._clock, max(0.0, began + self._poll_every_s - self._clock.now()))
 
     async def _learn(self, dialect: Dialect, is_new: bool) -> None:
         """What hardly changes; and of one that is new, where it says what does."""
@@ -216,7 +219,7 @@ class ForeignFollower:
 
     async def _poll(self, dialect: Dialect, document: Document) -> None:
         """A reading counts from when it was asked for: what was sent since then cannot be in it."""
-        sent_at = self._loop.time()
+        sent_at = self._clock.now()
         said = await self._read(document)
         if said is not None:
             self._hear(dialect, self._facts | said, sent_at)
@@ -241,7 +244,7 @@ class ForeignFollower:
     def _hear(self, dialect: Dialect, values: reading.Values, sent_at: float) -> None:
         replica, snapshot = self._replica, self._snapshot(dialect, values, sent_at)
         report = self._report(values, snapshot)
-        is_lost = replica.health.hangs(report, self._loop.time())
+        is_lost = replica.health.hangs(report, self._clock.now())
         self._said = replace(snapshot, steps=report.steps)
         replica.heard(self._said)
         if is_lost:
@@ -249,7 +252,7 @@ class ForeignFollower:
             replica.send_riders_away()
 
     def _snapshot(self, dialect: Dialect, values: reading.Values, sent_at: float | None) -> ReplicaSnapshot:
-        replica, before = self._replica, self._lately.before(values, self._loop.time())
+        replica, before = self._replica, self._lately.before(values, self._clock.now())
         replica.prefill_speed = reading.prefill_rate(values, before)
         return reading.snapshot(
             dialect, values, before, id=replica.id, url=replica.url, model=replica.model, taken_at=sent_at
@@ -292,7 +295,7 @@ class ForeignFollower:
         if self._metrics is not None:
             return self._metrics
         if document.port not in self._others:
-            self._others[document.port] = Upstream(self._replica.upstream.host, document.port)
+            self._others[document.port] = Upstream(self._replica.upstream.host, document.port, clock=self._clock)
         return self._others[document.port]
 
     def _complain(self, what: str) -> None:

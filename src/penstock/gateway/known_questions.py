@@ -17,7 +17,9 @@ from msgspec import Struct
 from penstock.core.replica import ReplicaState
 from penstock.dialects.standing import Answer
 from penstock.gateway.fetch import fetch
+from penstock.gateway.http import clock as clocks
 from penstock.gateway.http.call import Failure
+from penstock.gateway.http.clock import TimerClock
 from penstock.gateway.replicas import Replica
 from penstock.observe.redaction import redact
 from penstock.watch.answers import KnownAnswers, Said, SaidToken
@@ -69,7 +71,7 @@ _completions = msgspec.json.Decoder(_Completion)
 
 
 class Questioner:
-    def __init__(self, replicas: Iterable[Replica], watch: Watch, settings: ProbeSettings) -> None:
+    def __init__(self, replicas: Iterable[Replica], watch: Watch, settings: ProbeSettings, clock: TimerClock) -> None:
         self._watch = watch
         self._settings = settings
         self._replicas: dict[str, list[Replica]] = {}
@@ -78,12 +80,12 @@ class Questioner:
                 self._replicas.setdefault(replica.model, []).append(replica)
         self._able: set[str] = set()  # they have given log-probabilities
         self._mute: set[str] = set()  # they cannot
-        self._now = asyncio.get_running_loop().time
+        self._clock = clock
 
     async def run(self) -> None:
         """For ever."""
         while True:
-            await asyncio.sleep(self._settings.every_s)
+            await clocks.sleep(self._clock, self._settings.every_s)
             await self.round()
 
     async def round(self) -> None:
@@ -125,7 +127,7 @@ class Questioner:
 
     def _is_usable(self, replica: Replica) -> bool:
         snapshot = replica.snapshot
-        return snapshot.state_at(self._now()) in _USABLE and not snapshot.is_tripped
+        return snapshot.state_at(self._clock.now()) in _USABLE and not snapshot.is_tripped
 
     async def _ask(self, replica: Replica, adapter: str) -> Said | _NotAsked | None:
         body = msgspec.json.encode(

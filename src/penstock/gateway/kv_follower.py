@@ -16,6 +16,7 @@ from penstock.api import kv_blocks
 from penstock.api.kv_blocks import HASH_BYTES, BlockNews
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.gateway.http.call import Call, Failure
+from penstock.gateway.http.clock import Timer
 from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.http.upstream import Upstream
 
@@ -56,8 +57,9 @@ class KvFollower:
         self._index = index
         self._size = size
         self._loop = asyncio.get_running_loop()
+        self._clock = upstream.clock
         self._call: Call | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._heard_at = 0.0
         self._retry_s = _RETRY_S
         self._status = 0
@@ -86,7 +88,7 @@ class KvFollower:
         self._is_stream = head.status == 200 and content_type.startswith(b"text/event-stream")
 
     def data(self, data: bytes, is_last: bool) -> None:
-        self._heard_at = self._loop.time()
+        self._heard_at = self._clock.now()
         if self._is_stream:
             *events, self._rest = (self._rest + data).split(b"\n\n")
             is_last |= not all(map(self._take, events))
@@ -151,16 +153,16 @@ class KvFollower:
     # -- the connection
 
     def _connect(self) -> None:
-        self._heard_at = self._loop.time()
+        self._heard_at = self._clock.now()
         self._last, self._rest, self._is_stream = None, b"", False
         self._call = self._upstream.send(b"GET", kv_blocks.PATH.encode(), self._headers, b"", self)
         self._watch()
 
     def _watch(self) -> None:
-        if self._loop.time() - self._heard_at > _SILENT_S:
+        if self._clock.now() - self._heard_at > _SILENT_S:
             self._lost()
         else:
-            self._timer = self._loop.call_later(_SILENT_S / 4, self._watch)
+            self._timer = self._clock.call_later(_SILENT_S / 4, self._watch)
 
     def _lost(self) -> None:
         if self._last is None:
@@ -168,7 +170,7 @@ class KvFollower:
         elif self._is_useful:
             self._index.lost_track(self._replica_id)
         self._disconnect()
-        self._timer = self._loop.call_later(self._retry_s, self._connect)
+        self._timer = self._clock.call_later(self._retry_s, self._connect)
         self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)
 
     def _disconnect(self) -> None:

@@ -10,6 +10,7 @@ from penstock.api import model_text
 from penstock.core.errors import PenstockError
 from penstock.core.replica import ReplicaState
 from penstock.gateway.fetch import fetch
+from penstock.gateway.http import clock as clocks
 from penstock.gateway.http.call import Failure
 from penstock.gateway.lexicon import Lexicon
 from penstock.gateway.prompt_tokens import PromptTokens
@@ -53,7 +54,7 @@ class ModelTexts:
             self._tokens.lexicon = await build
         except Exception as error:  # the tokenizer is foreign code and raises nothing narrower
             log.warning("a model's tokenizer could not be had, so its prompts are bounded, not counted: %s", error)
-            await asyncio.sleep(_PAUSE_S)
+            await clocks.sleep(replica.upstream.clock, _PAUSE_S)
         finally:
             self._getting = None
 

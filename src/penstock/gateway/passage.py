@@ -6,7 +6,6 @@ is settled, the admission's entry closed, the usage recorded.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -81,7 +80,7 @@ class Passage:
         self._chain = chain
         self._toll = None
         if quota is not None:
-            self._toll = Toll(door.books.limiter, quota, inquiry, size, request.fingerprint, self._paid)
+            self._toll = Toll(door.books.limiter, door.clock, quota, inquiry, size, request.fingerprint, self._paid)
         self._account = Account(door, inquiry, self._toll)
         self._is_open = True
         self._choice: Choice | None = None  # of that replica, and why
@@ -217,7 +216,7 @@ class Passage:
             self._door.recorder.retried(self.request.model)
             self._exchange.watcher = self
             backoff_s = self._tries.backoff_s(self._door.random.random())
-            asyncio.get_running_loop().call_later(backoff_s, self._send, replica)
+            self._door.clock.call_later(backoff_s, self._send, replica)
         elif self._fall_back(Failure.ERROR):
             pass
         elif self._declined is not None and self._declined.status is not None:

@@ -26,6 +26,7 @@ from penstock.gateway.health.probe import Prober
 from penstock.gateway.health.replica_health import ReplicaHealth
 from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.http.call import Call, Failure
+from penstock.gateway.http.clock import Timer
 from penstock.gateway.http.message import ResponseHead, render
 from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.kv_sources import KvEventSettings
@@ -162,15 +163,16 @@ class Follower:
         self._replica = replica
         self._changed = changed
         self._loop = asyncio.get_running_loop()
+        self._clock = replica.upstream.clock
         self._silent_after_s = replica.health.settings.silent_after_s
         self._call: Call | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._prober: asyncio.Task[None] | None = None
         self._foreign: ForeignFollower | None = None
         self._head: ResponseHead | None = None
         self._rest = b""
         self._retry_s = _RETRY_S
-        self._heard_at = self._loop.time()
+        self._heard_at = self._clock.now()
         self._connect()
 
     def close(self) -> None:
@@ -190,7 +192,7 @@ class Follower:
         self._rest = b""
 
     def data(self, data: bytes, is_last: bool) -> None:
-        self._heard_at = self._loop.time()
+        self._heard_at = self._clock.now()
         assert self._head is not None
         self._rest += data
         content_type = self._head.headers.get(b"content-type", b"")
@@ -209,17 +211,17 @@ class Follower:
     # -- inside
 
     def _connect(self) -> None:
-        self._heard_at = self._loop.time()
+        self._heard_at = self._clock.now()
         self._call = self._replica.upstream.send(b"GET", b"/v1/penstock/snapshots", self._replica.headers, b"", self)
         self._watch()
 
     def _watch(self) -> None:
-        if self._loop.time() - self._heard_at > self._silent_after_s:
+        if self._clock.now() - self._heard_at > self._silent_after_s:
             if self._call is not None:
                 self._call.cancel()
             self._lost()
             return
-        self._timer = self._loop.call_later(self._silent_after_s / 4, self._watch)
+        self._timer = self._clock.call_later(self._silent_after_s / 4, self._watch)
 
     def _take(self, event: bytes) -> None:
         try:
@@ -277,7 +279,7 @@ class Follower:
 
     def _look(self) -> None:
         self._changed(self._replica)
-        self._timer = self._loop.call_later(_LOOK_S, self._look)
+        self._timer = self._clock.call_later(_LOOK_S, self._look)
 
     def _new_prober(self, deep_every_s: float) -> Prober:
         replica = self._replica
@@ -302,5 +304,5 @@ class Follower:
         self._replica.lost()
         self._changed(self._replica)
         self._replica.send_riders_away()
-        self._timer = self._loop.call_later(self._retry_s, self._connect)
+        self._timer = self._clock.call_later(self._retry_s, self._connect)
         self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)

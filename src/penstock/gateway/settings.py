@@ -28,6 +28,7 @@ from penstock.core.settings import TelemetrySettings, setting
 from penstock.core.slo import Seconds, Slo
 from penstock.dialects.engines import DIALECTS
 from penstock.gateway.health.settings import HealthSettings, Period
+from penstock.gateway.http.clock import LOOP_CLOCK, TimerClock
 from penstock.gateway.kv_sources import KvEventSettings
 from penstock.gateway.replicas import Replica
 from penstock.gateway.request_log import LogSettings
@@ -181,7 +182,9 @@ def admission_of(settings: GatewaySettings) -> AdmissionSettings:
     )
 
 
-def replicas_of(models: dict[str, ModelSettings], health: HealthSettings | None = None) -> list[Replica]:
+def replicas_of(
+    models: dict[str, ModelSettings], health: HealthSettings | None = None, clock: TimerClock = LOOP_CLOCK
+) -> list[Replica]:
     pools = pools_of(models)
     counts = Counter(url for pool in pools.values() for url in pool.replicas)
     found = []
@@ -205,7 +208,7 @@ def replicas_of(models: dict[str, ModelSettings], health: HealthSettings | None 
                 url,
                 model=name,
                 served_as=pool.served_as,
-                upstream=ForeignUpstream.from_url(url),
+                upstream=ForeignUpstream.from_url(url, clock=clock),
                 key=key,
                 secret=secret,
                 health=health,

@@ -114,7 +114,7 @@ class Copy:
         if replica.relays and self._is_stream:
             relayed, self._record = STREAM_HEADER, StreamRecord()  # counts the tokens of a stream without usage
         headers = replica.headers_for(tenant, relayed=relayed)
-        self._now = time.perf_counter
+        self._now = replica.upstream.clock.now
         self._began_s = self._now()
         self._call: Call | None = replica.way(tenant).send(b"POST", inquiry.surface.path, headers, body, self)
 

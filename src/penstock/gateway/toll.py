@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from penstock.core.errors import PenstockError
 from penstock.gateway import refusals
+from penstock.gateway.http.clock import TimerClock
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.sizes import Size
 from penstock.tenancy.limits.limiter import Answer, Held, Limiter
@@ -22,13 +23,32 @@ _WAIT_S, _MOST_WAITS = 0.05, 200  # for a slot that was promised
 
 
 class Toll:
-    __slots__ = ("_fingerprint", "_held", "_inquiry", "_is_open", "_limiter", "_num_waits", "_paid", "_quota", "_size")
+    __slots__ = (
+        "_clock",
+        "_fingerprint",
+        "_held",
+        "_inquiry",
+        "_is_open",
+        "_limiter",
+        "_num_waits",
+        "_paid",
+        "_quota",
+        "_size",
+    )
 
     def __init__(
-        self, limiter: Limiter, quota: Quota, inquiry: Inquiry, size: Size, fingerprint: int, paid: Paid
+        self,
+        limiter: Limiter,
+        clock: TimerClock,
+        quota: Quota,
+        inquiry: Inquiry,
+        size: Size,
+        fingerprint: int,
+        paid: Paid,
     ) -> None:
         """`paid` is called once, perhaps before `pay` returns: with None, or with why the request stays out."""
         self._limiter = limiter
+        self._clock = clock
         self._quota = quota
         self._inquiry = inquiry
         self._size = size
@@ -82,7 +102,7 @@ class Toll:
             self._look_closer(answer.reason)
         elif answer.is_due and self._num_waits < _MOST_WAITS:  # it came as told: a slot is about to be free
             self._num_waits += 1
-            asyncio.get_running_loop().call_later(_WAIT_S, self.pay)
+            self._clock.call_later(_WAIT_S, self.pay)
         elif self._is_open:
             self._paid(refusals.limited(answer, self._quota, self._size))
 

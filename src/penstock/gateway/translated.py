@@ -105,6 +105,7 @@ class _Wishing(Upstream):
     def __init__(self, upstream: ForeignUpstream, wishes: Wishes) -> None:
         self._upstream = upstream
         self._wishes = wishes._replace(usage=True)
+        self.clock = upstream.clock
 
     def send(self, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
         return self._upstream.send_with(self._wishes, method, target, headers, body, receiver)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from penstock.core.slo import Slo
 from penstock.gateway.couriers import Courier
 from penstock.gateway.fleet_reader import FleetReader
+from penstock.gateway.http import clock as clocks
+from penstock.gateway.http.clock import TimerClock
 from penstock.gateway.known_questions import Questioner
 from penstock.gateway.watch_metrics import WatchMetrics
 from penstock.router.request import EdgeRequest
@@ -48,11 +50,11 @@ class Watchtower:
         self._notices = Notices(
             wait_s=alerts.group_wait_s, interval_s=alerts.group_interval_s, repeat_s=alerts.repeat_every_s
         )
-        self._couriers = _couriers(alerts, slack)
+        self._couriers = _couriers(alerts, slack, door.clock)
         self._metrics = WatchMetrics()
         door.recorder.listeners.append(self)
         door.recorder.exports.append(self._metrics.tallies)
-        self._questioner = Questioner(door.replicas.values(), self.watch, settings.probes)
+        self._questioner = Questioner(door.replicas.values(), self.watch, settings.probes, door.clock)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._run())]
         if settings.probes.every_s:
@@ -92,7 +94,7 @@ class Watchtower:
 
     async def _run(self) -> None:
         for number in itertools.count(1):
-            await asyncio.sleep(_LISTEN_S)
+            await clocks.sleep(self._door.clock, _LISTEN_S)
             try:
                 self._reader.listen()
                 if number % _TICK == 0:
@@ -116,14 +118,14 @@ class Watchtower:
         self._metrics.look(self.watch, self._questioner.views(), [one.view for one in self._couriers], now)
 
 
-def _couriers(settings: AlertSettings, slack: str | None) -> list[Courier]:
+def _couriers(settings: AlertSettings, slack: str | None, clock: TimerClock) -> list[Courier]:
     found = []
     if settings.webhook:
         found.append(
-            Courier("webhook", settings.webhook, lambda notice: payloads.alertmanager(notice, settings.runbooks))
+            Courier("webhook", settings.webhook, lambda notice: payloads.alertmanager(notice, settings.runbooks), clock)
         )
     if slack:
-        found.append(Courier("slack", slack, lambda notice: payloads.slack(notice, settings.runbooks)))
+        found.append(Courier("slack", slack, lambda notice: payloads.slack(notice, settings.runbooks), clock))
     return found
 
 

@@ -19,7 +19,8 @@ from penstock.gateway.replicas import Replica as Followed
 from penstock.gateway.settings import GatewaySettings, ModelSettings, replicas_of
 from tests.gateway.door import Gateway, gateway
 from tests.gateway.provider import Provider, providing
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 QUICK = HealthSettings(probe_every_s=0.05, probe_timeout_s=0.5)
 HUNG_SOON = HealthSettings(hung_after_s=0.4)
@@ -133,7 +134,7 @@ def test_streams_go_on_when_an_engine_hangs_behind_a_server_that_lives() -> None
         pid = stop_engine(one)
         try:
             hung = by_port(door, one)
-            eventually(lambda: hung.snapshot.state is ReplicaState.OUT, within_s=10)
+            eventually(lambda: hung.snapshot.state is ReplicaState.OUT)
             assert one.call("GET", "/health")[0] == 200
             assert one.call("GET", "/ready")[0] == 200
             for thread in threads:
@@ -143,7 +144,7 @@ def test_streams_go_on_when_an_engine_hangs_behind_a_server_that_lives() -> None
             assert hung.snapshot.state is ReplicaState.OUT  # though its reports keep coming, and it has nothing to do
         finally:
             os.kill(pid, signal.SIGCONT)
-        eventually(lambda: hung.snapshot.state is ReplicaState.READY, within_s=10)
+        eventually(lambda: hung.snapshot.state is ReplicaState.READY)
         assert hung.snapshot.share < 0.5
         eventually(door.is_idle)
 
@@ -154,10 +155,10 @@ def test_an_engine_that_hangs_while_idle_is_found_by_deep_probes() -> None:
     with serving() as one, gateway(one, health=health) as door:
         pid = stop_engine(one)
         try:
-            eventually(lambda: only(door).snapshot.state is ReplicaState.OUT, within_s=10)
+            eventually(lambda: only(door).snapshot.state is ReplicaState.OUT)
         finally:
             os.kill(pid, signal.SIGCONT)
-        eventually(lambda: only(door).snapshot.state is ReplicaState.READY, within_s=10)
+        eventually(lambda: only(door).snapshot.state is ReplicaState.READY)
 
 
 def test_health_is_set_in_one_group() -> None:

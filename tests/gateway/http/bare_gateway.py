@@ -14,6 +14,7 @@ from itertools import cycle
 import uvloop
 
 from penstock.core.errors import EngineUnavailable
+from penstock.gateway.http.clock import LOOP_CLOCK, TimerClock
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.forward import End, Outcome, forward
 from penstock.gateway.http.limits import ClientLimits
@@ -23,9 +24,11 @@ from penstock.gateway.http.upstream import Upstream
 
 
 class BareGateway:
-    def __init__(self, upstreams: Sequence[Upstream], limits: ClientLimits | None = None) -> None:
+    def __init__(
+        self, upstreams: Sequence[Upstream], limits: ClientLimits | None = None, clock: TimerClock = LOOP_CLOCK
+    ) -> None:
         self.upstreams = upstreams
-        self.server = Server(self.serve, limits)
+        self.server = Server(self.serve, limits, clock)
         self.outcomes: list[Outcome] | None = None  # a list: they are kept
         self._turns = cycle(upstreams)
 

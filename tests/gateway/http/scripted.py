@@ -8,7 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from tests.patience import Patience
+from tests.waiting import GIVE_UP_S, eventually_async
 
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -63,7 +63,7 @@ class Client(Stream):
         )
 
     async def response(self, to_head: bool = False) -> Response:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(GIVE_UP_S):
             lines = (await self.head()).decode().split("\r\n")
             headers = dict(line.lower().split(": ", 1) for line in lines[1:-2])
             status = int(lines[0].split()[1])
@@ -83,7 +83,7 @@ class Client(Stream):
 
     async def ended(self) -> bool:
         """Whether the server has closed, with nothing more to say."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(GIVE_UP_S):
             with contextlib.suppress(ConnectionResetError):
                 return await self.reader.read(1) == b""
             return True
@@ -132,13 +132,8 @@ class ScriptedUpstream:
             writer.close()
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 3.0) -> float:
-    """How long it took."""
-    patience = Patience(timeout_s)
-    while not condition():
-        patience.look()
-        await asyncio.sleep(0.005)
-    return patience.spent_s
+async def until(condition: Callable[[], bool]) -> None:
+    await eventually_async(condition)
 
 
 def chunk(data: bytes) -> bytes:

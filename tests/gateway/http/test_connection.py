@@ -1,5 +1,6 @@
 import asyncio
 import json
+import socket
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 from penstock.core.errors import Overloaded
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.message import Request
-from tests.gateway.http.scripted import Client, until
+from penstock.gateway.http.server import Server
+from tests.gateway.http.scripted import Client
+from tests.waiting import eventually_async
 
 POST = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
 CHUNKED = b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhe\r\n3;ext=1\r\nllo\r\n0\r\n\r\n"
@@ -18,6 +21,17 @@ CHUNKED = b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n
 def echo(exchange: Exchange) -> None:
     request = exchange.request
     exchange.respond(200, b"x-method: %b\r\n" % request.method, request.target + b"|" + request.body)
+
+
+async def received(server: Server, sent: bytes) -> None:
+    """Once the server's one connection has read that much of a request."""
+    (connection,) = server._connections
+    head, end, body = sent.partition(b"\r\n\r\n")
+
+    def num_bytes() -> int:
+        return connection._body_bytes if end else connection._unparsed_bytes
+
+    await eventually_async(num_bytes, lambda num_read: num_read == len(body if end else head))
 
 
 def error_of(body: bytes) -> str:
@@ -65,7 +79,7 @@ async def test_pipelined_requests_are_answered_in_order_whatever_finishes_first(
     client = await connect()
     await client.send(b"".join(b"GET /%d HTTP/1.1\r\n\r\n" % number for number in range(3)))
     for number in range(3):
-        await asyncio.sleep(0.01)
+        await eventually_async(lambda: waiting)  # all have been read then: they came in one piece
         assert [exchange.request.path for exchange in waiting] == [b"/%d" % number]  # the next waits its turn
         waiting.pop().respond(200, b"", b"answer %d" % number)
         assert (await client.response()).body == b"answer %d" % number
@@ -85,7 +99,7 @@ async def test_garbage_after_a_good_request_is_refused_after_its_answer(serve):
     _, connect = await serve(waiting.append)
     client = await connect()
     await client.send(b"GET /good HTTP/1.1\r\n\r\nNONSENSE\r\n\r\n")
-    await asyncio.sleep(0.02)
+    await eventually_async(lambda: waiting)
     waiting[0].respond(200, b"", b"fine")
     assert (await client.response()).body == b"fine"
     assert (await client.response()).status == 400
@@ -137,7 +151,7 @@ async def test_client_that_is_still_sending_can_read_why_it_was_refused(serve):
     client.writer.write(
         b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + b"ffff\r\n" + b"x" * 0xFFFF + b"\r\n"
     )
-    await asyncio.sleep(0.05)
+    await eventually_async(lambda: client.reader._buffer)  # it has been refused
     client.writer.write(b"ffff\r\n" + b"x" * 0xFFFF)
     response = await client.response()
     assert (response.status, error_of(response.body)) == (413, "body_too_large")
@@ -155,7 +169,7 @@ async def test_client_that_is_still_sending_can_read_why_it_was_refused(serve):
 async def test_large_heads_are_refused(serve, head):
     _, connect = await serve(echo, max_head_bytes=2000)
     client = await connect()
-    await client.send(head[:700], head[700:], gap_s=0.01)
+    await client.send(head[:700], head[700:])
     response = await client.response()
     assert (response.status, error_of(response.body)) == (431, "headers_too_large")
     assert await client.ended()
@@ -237,35 +251,49 @@ async def test_errors_of_the_app_are_answers(serve):
 
 
 @pytest.mark.parametrize("sent", [b"GET / HT", b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\nabc"])
-async def test_slow_senders_are_told_and_closed(serve, sent):
-    _, connect = await serve(echo, head_timeout_s=0.3, body_timeout_s=0.3)
+async def test_slow_senders_are_told_and_closed(serve, clock, sent):
+    server, connect = await serve(echo, head_timeout_s=3.1, body_timeout_s=3.1)
     client = await connect()
     await client.send(*(sent[i : i + 2] for i in range(0, len(sent), 2)))
+    await received(server, sent)
+    clock.advance(3.0)
+    assert server.num_connections == 1
+    clock.advance(0.25)
     response = await client.response()
     assert (response.status, error_of(response.body)) == (408, "request_timeout")
     assert await client.ended()
 
 
-async def test_dripping_bytes_does_not_extend_the_deadline(serve):
-    server, connect = await serve(echo, head_timeout_s=0.4)
+async def test_dripping_bytes_does_not_extend_the_deadline(serve, clock):
+    server, connect = await serve(echo, head_timeout_s=3.1)
     client = await connect()
-    await client.send(b"GET / HTTP/1.1\r\n")
-    async with asyncio.timeout(2):
-        while server.num_connections and not client.reader._buffer:
-            client.writer.write(b"x: y\r\n")
-            await asyncio.sleep(0.05)
+    sent = b"GET / HTTP/1.1\r\n"
+    await client.send(sent)
+    await received(server, sent)
+    for _ in range(3):
+        clock.advance(1.0)
+        sent += b"x: y\r\n"
+        await client.send(b"x: y\r\n")
+        await received(server, sent)
+    assert server.num_connections == 1
+    clock.advance(0.25)
     assert (await client.response()).status == 408
 
 
 @pytest.mark.parametrize("is_used", [False, True])
-async def test_idle_connections_are_closed_without_a_word(serve, is_used):
-    server, connect = await serve(echo, head_timeout_s=0.3, idle_timeout_s=0.3)
+async def test_idle_connections_are_closed_without_a_word(serve, clock, is_used):
+    timeout_s = 7.1 if is_used else 3.1
+    server, connect = await serve(echo, head_timeout_s=3.1, idle_timeout_s=7.1)
     client = await connect()
+    await eventually_async(lambda: server.num_connections)
     if is_used:
         await client.send(POST)
         await client.response()
+    clock.advance(timeout_s - 0.1)
+    assert not any(connection._transport.is_closing() for connection in server._connections)
+    clock.advance(0.25)
     assert await client.ended()
-    assert server.num_connections == 0
+    await eventually_async(lambda: server.num_connections, lambda num_open: num_open == 0)
 
 
 async def test_connections_over_the_limit_are_closed(serve):
@@ -276,12 +304,15 @@ async def test_connections_over_the_limit_are_closed(serve):
     assert (await clients[0].response()).status == 200
 
 
-async def test_lingering_client_is_dropped_in_the_end(serve):
-    server, connect = await serve(echo, linger_s=0.2)
+async def test_lingering_client_is_dropped_in_the_end(serve, clock):
+    server, connect = await serve(echo, linger_s=2.1)
     client = await connect()
     await client.send(b"NONSENSE\r\n\r\n")
     assert (await client.response()).status == 400
-    await until(lambda: server.num_connections == 0)
+    clock.advance(2.0)
+    assert server.num_connections == 1
+    clock.advance(0.25)
+    await eventually_async(lambda: server.num_connections, lambda num_open: num_open == 0)
     client.close()
 
 
@@ -305,31 +336,42 @@ async def test_client_gone_is_told_to_the_watcher_once(serve):
     _, connect = await serve(app)
     client: Client = await connect()
     await client.send(POST)
-    await asyncio.sleep(0.02)
+    await eventually_async(lambda: open_exchanges)
     client.close()
-    await asyncio.sleep(0.05)
-    assert watching.told == ["gone"]
+    await eventually_async(lambda: watching.told)
     exchange = open_exchanges[0]
     assert not exchange.is_open
     exchange.respond(200, b"", b"into the void")  # harmless
     exchange.abort()
+    assert watching.told == ["gone"]
 
 
-async def test_stopping_finishes_what_runs_and_closes_the_rest(serve):
+def refuses(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+async def test_stopping_finishes_what_runs_and_closes_the_rest(serve, clock):
     running: list[Exchange] = []
     server, connect = await serve(running.append)
     busy, idle, late = await connect(), await connect(), await connect()
-    await busy.send(POST)
+    await busy.send(POST.replace(b"/echo", b"/busy"))
     await late.send(POST)
-    await asyncio.sleep(0.02)
-    running[0].start(200, b"", data=b"half ")
-    stopping = asyncio.create_task(server.stop(0.4))
+    await eventually_async(lambda: len(running), lambda num_running: num_running == 2)
+    first = next(one for one in running if one.request.path == b"/busy")
+    first.start(200, b"", data=b"half ")
+    stopping = asyncio.create_task(server.stop(4.0))
     assert await idle.ended()
-    await asyncio.sleep(0.02)
-    with pytest.raises(OSError, match="refused"):
-        await connect()
-    running[0].write(b"whole", is_last=True)
+    port = busy.writer.get_extra_info("peername")[1]
+    await eventually_async(lambda: refuses(port))
+    first.write(b"whole", is_last=True)
     assert (await busy.response()).body == b"half whole"
     assert await busy.ended()
+    clock.advance(3.9)
+    assert not late.reader.at_eof()
+    clock.advance(0.1)
     assert await stopping == 1  # the one that never ended
     assert await late.ended()

@@ -9,6 +9,7 @@ from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.forward import End, Outcome, forward
 from penstock.gateway.http.upstream import Upstream
 from tests.gateway.http.scripted import EVENTS, ScriptedUpstream, Stream, answering, chunk, whole
+from tests.waiting import eventually_async
 
 
 async def test_answers_come_back_whole_and_connections_are_reused(stand):
@@ -22,7 +23,24 @@ async def test_answers_come_back_whole_and_connections_are_reused(stand):
     assert one.upstreams[0].num_accepted == 1
     outcome = one.gateway.outcomes[-1]
     assert (outcome.end, outcome.status, outcome.num_bytes, outcome.tail) == (End.COMPLETED, 200, 2, b"19")
-    assert 0 < outcome.first_byte_s <= outcome.total_s < 1
+
+
+async def test_outcome_says_when_the_first_byte_came_and_when_the_last(stand, clock):
+    async def script(stream: Stream) -> None:
+        await stream.request()
+        clock.advance(2.0)
+        await stream.send(EVENTS + chunk(b"data: 1\n\n"))
+        await stream.reader.readexactly(1)  # never comes
+
+    one = await stand(script)
+    client = await one.client()
+    await client.post()
+    await client.head()
+    clock.advance(3.0)
+    client.close()
+    await eventually_async(lambda: one.gateway.outcomes)
+    outcome = one.gateway.outcomes[0]
+    assert (outcome.end, outcome.first_byte_s, outcome.total_s) == (End.CLIENT_GONE, 2.0, 5.0)
 
 
 async def test_large_bodies_pass_both_ways(stand):
@@ -62,7 +80,7 @@ async def test_only_whole_events_are_passed_on_and_the_head_waits_for_the_first(
 
     async def script(stream: Stream) -> None:
         await stream.request()
-        await stream.send(EVENTS, chunk(b"data: 1\n\ndata: ha"), gap_s=0.02)
+        await stream.send(EVENTS, chunk(b"data: 1\n\ndata: ha"), gap_s=0.001)
         await go.wait()
         stream.reset()
 
@@ -80,7 +98,7 @@ async def test_only_whole_events_are_passed_on_and_the_head_waits_for_the_first(
 async def test_answer_without_a_length_ends_with_its_connection(stand):
     async def script(stream: Stream) -> None:
         await stream.request()
-        await stream.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n", b"one ", b"two", gap_s=0.01)
+        await stream.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n", b"one ", b"two", gap_s=0.001)
 
     one = await stand(script)
     client = await one.client()

@@ -8,6 +8,7 @@ from penstock.core.errors import ConfigError
 from penstock.gateway.http.call import Failure, FailureKind
 from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.http.upstream import Upstream
+from tests.waiting import eventually_async
 
 
 class Collecting:
@@ -102,13 +103,12 @@ async def test_closing_the_pool_fails_what_is_in_flight():
     way = Upstream("127.0.0.1", server.sockets[0].getsockname()[1])
     connected, connecting = Collecting(), Collecting()
     way.send(b"POST", b"/", b"", b"", connected)
-    await asyncio.sleep(0.02)
+    await eventually_async(lambda: way._connections)
     way.send(b"POST", b"/", b"", b"", connecting)
     way.close()
     assert (await connected.over).kind is FailureKind.CLOSED
     assert (await connecting.over).kind is FailureKind.REFUSED
-    await asyncio.sleep(0)
-    assert way.num_open == 0
+    await eventually_async(lambda: way.num_open, lambda num_open: num_open == 0)
     server.close()
 
 
@@ -116,9 +116,8 @@ async def test_cancelled_calls_are_heard_of_no_more():
     way = Upstream("127.0.0.1", 1)
     got = Collecting()
     way.send(b"POST", b"/", b"", b"", got).cancel()
-    await asyncio.sleep(0.02)
+    await eventually_async(lambda: way.num_open, lambda num_open: num_open == 0)
     assert not got.over.done()
-    assert way.num_open == 0
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "localhost:8000", "http://"])

@@ -6,7 +6,6 @@ Deep probes, a real token, are for what reports and answers cannot show: an engi
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -15,6 +14,7 @@ import msgspec
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.gateway.fetch import fetch
 from penstock.gateway.health.replica_health import ReplicaHealth
+from penstock.gateway.http import clock as clocks
 from penstock.gateway.http.call import Failure
 from penstock.gateway.http.upstream import Upstream
 
@@ -39,37 +39,37 @@ class Prober:
         self._every_s = every_s
         self._deep_every_s = deep_every_s
         self._target = b"/health"
-        self._now = asyncio.get_running_loop().time
+        self._clock = replica.upstream.clock
 
     async def watch_server(self) -> None:
         """For ever. One that failed is asked again soon, then ever more rarely: three in a row take seconds."""
         health = self._replica.health
-        deep_at = self._now() + self._deep_every_s if self._deep_every_s else float("inf")
+        deep_at = self._clock.now() + self._deep_every_s if self._deep_every_s else float("inf")
         soon_s = _SOON_S
         while True:
-            is_deep = self._now() >= deep_at  # until one passes: a shallow one would hide what it found
+            is_deep = self._clock.now() >= deep_at  # until one passes: a shallow one would hide what it found
             is_well = await (self._completes() if is_deep else self._answers())
             if is_well and is_deep:
-                deep_at = self._now() + self._deep_every_s
+                deep_at = self._clock.now() + self._deep_every_s
             self._tell(is_well)
             soon_s = _SOON_S if is_well or health.is_in else 2 * soon_s
-            await asyncio.sleep(self._every_s if is_well and health.is_in else min(soon_s, self._every_s))
+            await clocks.sleep(self._clock, self._every_s if is_well and health.is_in else min(soon_s, self._every_s))
 
     async def watch_engine(self) -> None:
         """For ever. A penstock replica: it is asked when it has been idle for long, and when it is out for hanging."""
         replica, health = self._replica, self._replica.health
-        steps, stepped_at = -1, self._now()
+        steps, stepped_at = -1, self._clock.now()
         while True:
-            await asyncio.sleep(_SOON_S)
+            await clocks.sleep(self._clock, _SOON_S)
             if health.is_in:
                 if replica.snapshot.steps != steps:
-                    steps, stepped_at = replica.snapshot.steps, self._now()
-                is_due = self._now() - stepped_at >= self._deep_every_s > 0
+                    steps, stepped_at = replica.snapshot.steps, self._clock.now()
+                is_due = self._clock.now() - stepped_at >= self._deep_every_s > 0
                 if not is_due or replica.snapshot.state is not ReplicaState.READY:
                     continue
             is_well = await self._engine_steps()
             if is_well:
-                stepped_at = self._now()
+                stepped_at = self._clock.now()
             self._tell(is_well)
 
     def _tell(self, is_well: bool) -> None:

@@ -7,7 +7,6 @@ ended with an event that says why, without the client ever having seen half of o
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
@@ -58,7 +57,6 @@ class Forwarding:
 
     __slots__ = (
         "_call",
-        "_clock",
         "_done",
         "_exchange",
         "_extra_headers",
@@ -68,16 +66,19 @@ class Forwarding:
         "_held",
         "_is_declined",
         "_is_whole",
+        "_now",
         "_num_bytes",
         "_started_s",
         "_tail",
         "_tap",
+        "_upstream",
         "_wanted",
     )
 
     def __init__(
         self,
         exchange: Exchange,
+        upstream: Upstream,
         done: Done,
         *,
         extra_headers: bytes,
@@ -86,6 +87,7 @@ class Forwarding:
         is_whole: IsWhole | None,
     ) -> None:
         self._exchange = exchange
+        self._upstream = upstream
         self._done: Done | None = done
         self._extra_headers = extra_headers
         self._wanted = wanted
@@ -99,11 +101,12 @@ class Forwarding:
         self._tail: deque[bytes] = deque(maxlen=_TAIL_READS)
         self._num_bytes = 0
         self._first_byte_s: float | None = None
-        self._started_s = time.perf_counter()
+        self._now = upstream.clock.now
+        self._started_s = self._now()
 
-    def begin(self, upstream: Upstream, method: bytes, target: bytes, headers: bytes, body: bytes) -> None:
+    def begin(self, method: bytes, target: bytes, headers: bytes, body: bytes) -> None:
         self._exchange.watcher = self
-        self._call = upstream.send(method, target, headers, body, self)
+        self._call = self._upstream.send(method, target, headers, body, self)
 
     def cancel(self) -> None:
         """Gives up this upstream. The client's exchange stays as it is; `done` is not called."""
@@ -129,7 +132,7 @@ class Forwarding:
             data, self._held = self._held + data, b""
         if data:
             if self._first_byte_s is None:
-                self._first_byte_s = time.perf_counter() - self._started_s
+                self._first_byte_s = self._now() - self._started_s
             if self._is_declined:
                 if sum(map(len, self._tail)) + len(data) <= _MAX_DECLINED_BYTES:
                     self._tail.append(data)
@@ -206,7 +209,7 @@ class Forwarding:
         done, self._done = self._done, None
         if done is None:
             return
-        now_s, head = time.perf_counter(), self._head
+        now_s, head = self._now(), self._head
         done(
             Outcome(
                 end,
@@ -245,6 +248,8 @@ def forward(
     `wanted` may decline an answer by its head (an overloaded replica's 429), `tap` sees every byte that is passed on,
     `is_whole` is shown the last few reads of an answer that has ended and says whether that was all of it.
     """
-    forwarding = Forwarding(exchange, done, extra_headers=extra_headers, wanted=wanted, tap=tap, is_whole=is_whole)
-    forwarding.begin(upstream, method, target, headers, body)
+    forwarding = Forwarding(
+        exchange, upstream, done, extra_headers=extra_headers, wanted=wanted, tap=tap, is_whole=is_whole
+    )
+    forwarding.begin(method, target, headers, body)
     return forwarding

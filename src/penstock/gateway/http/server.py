@@ -6,12 +6,15 @@ It hands every complete request to one synchronous callable, `app(exchange)`. Wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
 from collections.abc import Callable
 
 from penstock.core.errors import PenstockError
+from penstock.gateway.http import clock as clocks
+from penstock.gateway.http.clock import LOOP_CLOCK, Timer, TimerClock
 from penstock.gateway.http.connection import Connection
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.limits import TICK_S, ClientLimits
@@ -25,14 +28,15 @@ _UNSENT_BYTES = 256 << 10  # that the kernel takes for a client that does not re
 
 
 class Server:
-    def __init__(self, app: App, limits: ClientLimits | None = None) -> None:
+    def __init__(self, app: App, limits: ClientLimits | None = None, clock: TimerClock = LOOP_CLOCK) -> None:
         self.limits = limits or ClientLimits()
-        self.now = 0.0  # the loop's time at the last sweep
+        self.now = 0.0  # the clock's time at the last sweep
         self.is_draining = False
         self._app = app
+        self._clock = clock
         self._connections: set[Connection] = set()
         self._listeners: list[asyncio.Server] = []
-        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._sweep_timer: Timer | None = None
         self._all_closed: asyncio.Future[None] | None = None
 
     @property
@@ -99,17 +103,18 @@ class Server:
             exchange.refuse(error)
 
     def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.now = now = loop.time()
+        self.now = now = self._clock.now()
         for connection in list(self._connections):
             connection.sweep(now)
-        self._sweep_timer = loop.call_later(TICK_S, self._sweep)
+        self._sweep_timer = self._clock.call_later(TICK_S, self._sweep)
 
     async def _wait_closed(self, timeout_s: float) -> None:
         if not self._connections:
             return
         self._all_closed = asyncio.get_running_loop().create_future()
-        await asyncio.wait([self._all_closed], timeout=timeout_s)
+        with contextlib.suppress(TimeoutError):
+            async with clocks.timeout(self._clock, timeout_s):
+                await self._all_closed
 
 
 def bound_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:

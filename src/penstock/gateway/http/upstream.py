@@ -13,7 +13,9 @@ from urllib.parse import urlsplit
 
 from penstock.core.errors import ConfigError
 from penstock.dialects.requests import Wishes
+from penstock.gateway.http import clock as clocks
 from penstock.gateway.http.call import Call, Failure, FailureKind, Receiver
+from penstock.gateway.http.clock import LOOP_CLOCK, Timer, TimerClock
 from penstock.gateway.http.limits import TICK_S, UpstreamLimits
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 
@@ -29,28 +31,44 @@ class Upstream:
         return self
 
     def __init__(
-        self, host: str, port: int, *, tls: ssl.SSLContext | None = None, limits: UpstreamLimits | None = None
+        self,
+        host: str,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        limits: UpstreamLimits | None = None,
+        clock: TimerClock = LOOP_CLOCK,
     ) -> None:
+        """`clock`: its own, and that of everybody who follows the other side by it."""
         self.host = host
         self.port = port
         self.limits = limits or UpstreamLimits()
+        self.clock = clock
         self._tls = tls
         bare = f"[{host}]" if ":" in host else host
         self._authority = (bare if port == (443 if tls else 80) else f"{bare}:{port}").encode()
         self._idle: list[UpstreamConnection] = []  # the last one used is the first one used again
         self._connections: set[UpstreamConnection] = set()  # all that are open
         self._connecting: dict[asyncio.Task[None], Call] = {}
-        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._sweep_timer: Timer | None = None
 
     @classmethod
-    def from_url(cls, url: str, *, tls: ssl.SSLContext | None = None, limits: UpstreamLimits | None = None) -> Upstream:
+    def from_url(
+        cls,
+        url: str,
+        *,
+        tls: ssl.SSLContext | None = None,
+        limits: UpstreamLimits | None = None,
+        clock: TimerClock = LOOP_CLOCK,
+    ) -> Upstream:
         """`http://host:port` or `https://host`; a path is the caller's affair."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{url!r} is not the address of an HTTP server: http://HOST:PORT or https://HOST")
         if parts.scheme == "http":
-            return cls(parts.hostname, parts.port or 80, limits=limits)
-        return cls(parts.hostname, parts.port or 443, tls=tls or ssl.create_default_context(), limits=limits)
+            return cls(parts.hostname, parts.port or 80, limits=limits, clock=clock)
+        tls = tls or ssl.create_default_context()
+        return cls(parts.hostname, parts.port or 443, tls=tls, limits=limits, clock=clock)
 
     @property
     def num_idle(self) -> int:
@@ -122,7 +140,7 @@ class Upstream:
     async def _connect(self, call: Call) -> None:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self.limits.connect_timeout_s):
+            async with clocks.timeout(self.clock, self.limits.connect_timeout_s):
                 _, connection = await loop.create_connection(
                     lambda: UpstreamConnection(self),
                     self.host,
@@ -141,8 +159,7 @@ class Upstream:
             connection.begin(call)
 
     def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = self.clock.now()
         for connection in list(self._connections):
             connection.sweep(now)
-        self._sweep_timer = loop.call_later(TICK_S, self._sweep) if self._connections else None
+        self._sweep_timer = self.clock.call_later(TICK_S, self._sweep) if self._connections else None

@@ -1,0 +1,93 @@
+"""Clocks that a test moves, for all that takes a `penstock.gateway.http.clock.TimerClock`."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class ManualTimer:
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self._callback = callback
+        self._args = args
+        self.is_cancelled = False
+        self.handle: asyncio.TimerHandle | None = None
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        if self.handle is not None:
+            self.handle.cancel()
+
+    def fire(self) -> None:
+        if not self.is_cancelled:
+            self.cancel()
+            self._callback(*self._args)
+
+
+class ManualClock:
+    """A clock that stands still. Belongs to one event loop: `advance` is called there, and so are the timers."""
+
+    def __init__(self, now_s: float = 1000.0) -> None:
+        self.now_s = now_s
+        self._timers: list[tuple[float, int, ManualTimer]] = []
+        self._order = itertools.count()
+
+    def now(self) -> float:
+        return self.now_s
+
+    def call_later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> ManualTimer:
+        timer = ManualTimer(callback, args)
+        if delay_s <= 0:
+            asyncio.get_running_loop().call_soon(timer.fire)
+        else:
+            heapq.heappush(self._timers, (self.now_s + delay_s, next(self._order), timer))
+        return timer
+
+    @property
+    def waits_s(self) -> list[float]:
+        """How far away the timers are that somebody waits for, the next one first."""
+        return [round(due_s - self.now_s, 6) for due_s, _, timer in sorted(self._timers) if not timer.is_cancelled]
+
+    def advance(self, seconds: float) -> None:
+        """Calls every timer that becomes due, in order and at its own time, those that timers set meanwhile too. What
+        tasks do then is theirs to do when the loop runs on."""
+        until_s = self.now_s + seconds
+        while self._timers and self._timers[0][0] <= until_s:
+            self._fire_next()
+        self.now_s = until_s
+
+    def advance_to_next(self) -> bool:
+        """To the next timer, which is called. False: nobody waits for one."""
+        while self._timers and self._timers[0][2].is_cancelled:
+            heapq.heappop(self._timers)
+        if not self._timers:
+            return False
+        self._fire_next()
+        return True
+
+    def _fire_next(self) -> None:
+        due_s, _, timer = heapq.heappop(self._timers)
+        self.now_s = max(self.now_s, due_s)
+        timer.fire()
+
+
+class SlowClock(ManualClock):
+    """A clock for tests that are not about time, with real servers: its timers come as they would, but it goes a
+    hundred times slower, so that nobody on a busy machine is taken for silent, stale or hung. `advance` moves it too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(time.monotonic())
+        self._began_s = time.monotonic()
+
+    def now(self) -> float:
+        return self.now_s + (time.monotonic() - self._began_s) / 100
+
+    def call_later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> ManualTimer:
+        timer = super().call_later(delay_s, callback, *args)
+        timer.handle = asyncio.get_running_loop().call_later(delay_s, timer.fire)
+        return timer
