@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+_SHORT_S = 0.5
+
 
 class ManualTimer:
     def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
@@ -76,8 +78,9 @@ class ManualClock:
 
 
 class SlowClock(ManualClock):
-    """A clock for tests that are not about time, with real servers: its timers come as they would, but it goes a
-    hundred times slower, so that nobody on a busy machine is taken for silent, stale or hung. `advance` moves it too.
+    """A clock for tests that are not about time, with real servers. It goes a hundred times slower, so that nobody on a
+    busy machine is late, silent, stale or hung; but short timers, such as those of polls and retries, come as they
+    would. `advance` moves it as it does any other.
     """
 
     def __init__(self) -> None:
@@ -89,5 +92,6 @@ class SlowClock(ManualClock):
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> ManualTimer:
         timer = super().call_later(delay_s, callback, *args)
-        timer.handle = asyncio.get_running_loop().call_later(delay_s, timer.fire)
+        if delay_s < _SHORT_S:
+            timer.handle = asyncio.get_running_loop().call_later(delay_s, timer.fire)
         return timer

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import openai
 import uvloop
@@ -29,11 +29,20 @@ from penstock.tenancy.tenants import tenant_from
 from penstock.tenancy.usage import Usage
 from tests.clocks import ManualClock, SlowClock
 from tests.sdk import Unverified
-from tests.server.replica import NAME, Replica
+from tests.server.replica import NAME, Replica, serving
 from tests.waiting import GIVE_UP_S, eventually
 
 T = TypeVar("T")
 _TURNS = 5  # of the event loop, in which a task that was woken sends what it has to send
+
+
+class Place(Protocol):
+    """Where a server is."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
 
 
 @dataclass
@@ -105,6 +114,16 @@ class Gateway:
 
         return eventually(look_on, is_so)
 
+    def set_in_use(self, replica: Place, is_in: bool) -> None:
+        """Takes a replica out, or back in, as probes would. On a `ManualClock` no probe says otherwise."""
+        followed = self.door.replicas[f"http://{replica.host}:{replica.port}"]
+
+        def change() -> None:
+            followed.health.is_in = is_in
+            self.door.replica_changed(followed)
+
+        self.call(change)
+
     def states(self) -> list[str]:
         return [str(replica.snapshot.state) for replica in self.door.replicas.values()]
 
@@ -153,7 +172,7 @@ def gateway(
     async def serve() -> None:
         keys, ledger = KeyRing(), UsageList()
         prices = {name: pool.price for name, pool in pools_of(pools).items()}
-        books = Books(keys, LocalLimiter(), Budgets(), ledger, prices, notes or ForgetfulNotes())
+        books = Books(keys, LocalLimiter(clock.now), Budgets(), ledger, prices, notes or ForgetfulNotes())
         found = replicas_of(pools, health, clock)
         unwant(found, notes.by_replica() if notes is not None else {})
         door = Door(routes_of(pools), found, books, Admission(settings=admission), recorder, clock=clock)
@@ -179,3 +198,18 @@ def gateway(
     finally:
         found.loop.call_soon_threadsafe(found.stop)  # type: ignore[attr-defined]
         thread.join(GIVE_UP_S)
+
+
+@contextlib.contextmanager
+def slow_and_fast(
+    fast_step_s: float = 0.0, health: HealthSettings | None = None, **options: Any
+) -> Iterator[tuple[Gateway, Replica, Replica]]:
+    """A gateway in front of two replicas, of which the fast one gets nothing until it is set in use: so a stream begins
+    at the slow one, and is still there when the test gets round to ending that."""
+    with (
+        serving(step_s=0.1, **options) as slow,
+        serving(step_s=fast_step_s, **options) as fast,
+        gateway(slow, fast, health=health, clock=ManualClock()) as door,
+    ):
+        door.set_in_use(fast, False)
+        yield door, slow, fast

@@ -15,8 +15,8 @@ import pytest
 from penstock.core.errors import ConfigError
 from penstock.core.replica import ReplicaState
 from penstock.core.settings import ServerSettings
-from penstock.gateway import foreign
 from penstock.gateway.settings import ModelSettings, routes_of
+from tests.clocks import ManualClock
 from tests.dialects.servers import FakeServer, FakeSglang, FakeTgi, FakeVllm, Reply, as_json
 from tests.gateway.door import Gateway, Notes, gateway
 from tests.model.lora import write_adapter
@@ -152,8 +152,8 @@ def test_other_engines_are_made_to_load_them_and_asked_in_their_words(kind: type
         server.adapters = {"bard": "/adapters/bard"} if kind is LoraVllm else {}  # as an earlier gateway left it
         adapters: dict[str, str | None] = {"poet": "/adapters/poet", "bard": "/adapters/bard"}
         pools = {"m": ModelSettings(replicas=[server.url], dialect=server.dialect, adapters=adapters)}
-        with gateway(pools=pools) as door:
-            eventually(lambda: all(r.loaded == {"poet", "bard"} for r in door.door.replicas.values()))
+        with gateway(pools=pools, clock=ManualClock()) as door:
+            door.until(lambda: all(r.loaded == {"poet", "bard"} for r in door.door.replicas.values()))
             assert server.adapters == {"poet": "/adapters/poet", "bard": "/adapters/bard"}
             door.openai.completions.create(model="poet", prompt="x", max_tokens=3)
             _, asked, _ = server.asked[-1]
@@ -164,10 +164,10 @@ def test_other_engines_are_made_to_load_them_and_asked_in_their_words(kind: type
 
             port = server.port  # it comes back without them
             server.kill()
-            eventually(lambda: all(r.snapshot.state == "out" for r in door.door.replicas.values()))
+            door.until(lambda: all(r.snapshot.state == "out" for r in door.door.replicas.values()))
             with kind(port=port) as again:
                 assert isinstance(again, LoraVllm | LoraSglang)
-                eventually(lambda: set(again.adapters) == {"poet", "bard"})
+                door.until(lambda: set(again.adapters) == {"poet", "bard"})
 
 
 def test_server_that_cannot_load_adapters_is_passed_over_for_them() -> None:
@@ -248,18 +248,22 @@ def test_what_is_no_longer_configured_is_taken_from_those_it_was_brought_to(kind
         assert ("poet" in other.adapters) == (kind is LoraVllm)  # there it was loaded by hand
 
 
-def test_gateways_whose_configurations_differ_do_not_fight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gateways_whose_configurations_differ_do_not_fight() -> None:
     """One that no longer names an adapter takes it away once; the other one, which does, brings it again."""
-    monkeypatch.setattr(foreign, "_FACTS_EVERY_S", 0.3)
     with LoraVllm() as server:
         notes, plain = Notes(), ModelSettings(replicas=[server.url], dialect="vllm")
-        with gateway(pools={"m": replace(plain, adapters={"poet": "/a/poet"})}, notes=notes) as door:
-            eventually(lambda: "poet" in server.adapters)
+        bringing = {"m": replace(plain, adapters={"poet": "/a/poet"})}
+        with gateway(pools=bringing, notes=notes, clock=ManualClock()) as door:
+            door.until(lambda: "poet" in server.adapters)
             (replica,) = door.door.replicas.values()
-            eventually(lambda: replica.listed == {"poet"})
-            with gateway(pools={"m": plain}, notes=notes):
+            door.advance(30.0)  # so often it is asked what it has
+            door.until(lambda: replica.listed == {"poet"})
+            with gateway(pools={"m": plain}, notes=notes) as other:
                 eventually(lambda: [path for path, *_ in server.asked].count("/v1/unload_lora_adapter") == 1)
-                eventually(lambda: "poet" in server.adapters and notes.all == {(server.url, "poet")})
+                door.advance(30.0)
+                door.until(lambda: "poet" in server.adapters and notes.all == {(server.url, "poet")})
+                other.advance(30.0)  # the other one sees it again, and lets it be
+                eventually(lambda: [one.listed for one in other.door.replicas.values()] == [{"poet"}])
             door.openai.completions.create(model="poet", prompt="x", max_tokens=3)
         assert [path for path, *_ in server.asked].count("/v1/unload_lora_adapter") == 1
 

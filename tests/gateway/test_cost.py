@@ -18,7 +18,8 @@ from penstock.observe.gateway_catalog import GATEWAY_CATALOG, RULE_SAVINGS
 from penstock.observe.tallies import Tallies
 from penstock.router.rules import Verdict
 from penstock.tenancy.prices import NANOS, Price
-from tests.gateway.door import Gateway, gateway
+from penstock.tenancy.usage import Usage
+from tests.gateway.door import Gateway, gateway, slow_and_fast
 from tests.gateway.provider import providing
 from tests.gateway.test_recorder import look
 from tests.server.replica import NAME, Replica, serving
@@ -54,7 +55,7 @@ def test_requests_are_charged_what_the_replica_says_they_took(replica: Replica, 
     eventually(lambda: len(door.ledger.usages) == 6)
     took_s = sum(spent(replica.final_metrics()).values()) - before
     usages = door.ledger.usages
-    assert sum(usage.device_us for usage in usages) / 1e6 == pytest.approx(took_s, rel=0.05)
+    assert sum(usage.device_us for usage in usages) / 1e6 == pytest.approx(took_s, abs=1e-5)
     assert min(usage.device_us for usage in usages) > 30 * 0.002 * 1e6 * 0.9
     assert min(usage.kv_block_ms for usage in usages) > 0
     for usage in usages:
@@ -64,9 +65,10 @@ def test_requests_are_charged_what_the_replica_says_they_took(replica: Replica, 
     assert seen["device_seconds_total", NAME] == pytest.approx(sum(u.device_us for u in usages) / 1e6, abs=1e-5)
     assert seen["kv_block_seconds_total", NAME] == pytest.approx(sum(u.kv_block_ms for u in usages) / 1e3, abs=0.01)
     assert seen["cost_total", NAME] == pytest.approx(sum(u.cost_nanos for u in usages) / NANOS)
-    by_tenant = [seen["tenant_device_seconds_total", tenant] for tenant in ("acme", "zeta")]
-    assert sum(by_tenant) == pytest.approx(seen["device_seconds_total", NAME])
-    assert by_tenant[0] > by_tenant[1]
+    for tenant, num_requests in (("acme", 4), ("zeta", 2)):
+        its_own = [usage.device_us / 1e6 for usage in usages if usage.tenant_id == tenant]
+        assert len(its_own) == num_requests
+        assert seen["tenant_device_seconds_total", tenant] == pytest.approx(sum(its_own), abs=1e-5)
 
 
 def test_what_it_took_is_for_the_gateway_and_not_for_its_client(door: Gateway) -> None:
@@ -78,39 +80,44 @@ def test_what_it_took_is_for_the_gateway_and_not_for_its_client(door: Gateway) -
 
 def test_a_prompt_in_the_cache_is_cheaper_because_it_takes_less(door: Gateway) -> None:
     client = door.client(door.add_tenant("acme"))
-    for _ in range(2):
+
+    def ask_again() -> Usage:
+        num_before = len(door.ledger.usages)
         ask(client, list(range(10, 210)), max_tokens=2)
-    eventually(lambda: len(door.ledger.usages) == 2)
-    first, again = door.ledger.usages
+        return eventually(lambda: door.ledger.usages, lambda usages: len(usages) > num_before)[-1]
+
+    first = ask_again()
+    assert first.cached_tokens == 0
+    again = eventually(ask_again, lambda usage: usage.device_us < 0.5 * first.device_us)  # the engine may be held up
     assert again.cached_tokens > 100
-    assert again.device_us < 0.5 * first.device_us
     assert again.cost_nanos < 0.5 * first.cost_nanos
 
 
 def test_a_stream_that_moved_pays_both_replicas() -> None:
-    with serving(step_s=0.01) as one, serving(step_s=0.01) as two, gateway(one, two) as door:
+    with slow_and_fast(fast_step_s=0.01) as (door, slow, fast):
         chunks = ask(door.openai, max_tokens=60, stream=True)
-        for _ in range(20):
+        for _ in range(2):
             next(chunks)
-        (hurt,) = [replica for replica in (one, two) if replica.engine.num_open]
-        hurt.call("POST", "/v1/penstock/drain")
+        door.set_in_use(fast, True)
+        slow.call("POST", "/v1/penstock/drain")
         list(chunks)
         eventually(lambda: any(usage.requests for usage in door.ledger.usages))
-        parts = [sum(spent(replica.final_metrics()).values()) for replica in (one, two)]
-    assert min(parts) > 0.1
-    assert sum(usage.device_us for usage in door.ledger.usages) / 1e6 == pytest.approx(sum(parts), rel=0.15)
+        parts = [sum(spent(replica.final_metrics()).values()) for replica in (slow, fast)]
+    paid_s = sum(usage.device_us for usage in door.ledger.usages) / 1e6
+    assert parts[1] > 0.4  # so that it cannot be taken for what the slow one took
+    assert parts[1] + 0.18 < paid_s < sum(parts) + 1e-5  # all but a step that was begun when the stream moved
 
 
 def test_a_stream_that_nobody_carries_on_pays_what_its_replica_said() -> None:
-    with serving(step_s=0.01) as only, gateway(only) as door:
+    with serving(step_s=0.05) as only, gateway(only) as door:
         chunks = ask(door.openai, max_tokens=500, stream=True)
-        for _ in range(20):
+        for _ in range(6):
             next(chunks)
         only.call("POST", "/v1/penstock/drain")
         with pytest.raises(openai.APIError):
             list(chunks)
         eventually(lambda: any(usage.requests for usage in door.ledger.usages))
-    assert sum(usage.device_us for usage in door.ledger.usages) > 20 * 0.01 * 1e6 * 0.9
+    assert sum(usage.device_us for usage in door.ledger.usages) > 6 * 0.05 * 1e6 * 0.9
 
 
 def test_a_client_that_leaves_is_charged_by_what_others_tokens_took(door: Gateway) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.gateway.door import Gateway, gateway
+from tests.gateway.door import Gateway, gateway, slow_and_fast
 from tests.server.replica import NAME, Replica, serving
 from tests.waiting import eventually
 
@@ -42,10 +42,6 @@ def text_of(chunks: Iterator[Any]) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
-def busy(replicas: list[Replica]) -> Replica:
-    return next(replica for replica in replicas if replica.engine.num_open)
-
-
 def test_answers_are_the_replicas_own(door: Gateway, replicas: list[Replica]) -> None:
     expected = replicas[0].answer(MESSAGES, 20)
     found = door.openai.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=20, temperature=0)
@@ -56,12 +52,12 @@ def test_answers_are_the_replicas_own(door: Gateway, replicas: list[Replica]) ->
 
 @pytest.mark.parametrize("how", ["engine killed", "drained"])
 def test_a_stream_goes_on_elsewhere_when_its_replica_cannot(how: str) -> None:
-    with serving(step_s=0.01) as one, serving(step_s=0.01) as two, gateway(one, two) as door:
-        whole = text_of(streamed(door.openai, temperature=1, seed=3))
+    with slow_and_fast() as (door, slow, fast):
+        whole = text_of(streamed(fast.openai, temperature=1, seed=3))
         chunks = streamed(door.openai, temperature=1, seed=3, stream_options={"include_usage": True})
-        seen = [next(chunks) for _ in range(10)]
-        hurt = busy([one, two])
-        hurt.kill_engine() if how == "engine killed" else hurt.call("POST", "/v1/penstock/drain")
+        seen = [next(chunks) for _ in range(4)]
+        door.set_in_use(fast, True)
+        slow.kill_engine() if how == "engine killed" else slow.call("POST", "/v1/penstock/drain")
         seen += chunks
         assert text_of(iter(seen)) == whole
         assert len({chunk.id for chunk in seen}) == 1

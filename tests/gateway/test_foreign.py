@@ -19,6 +19,7 @@ from tests.clocks import ManualClock
 from tests.dialects.servers import FAKES, WORDS, FakeServer, FakeSglang, FakeTgi, FakeTriton, FakeTrtllm, FakeVllm
 from tests.gateway.following import Following, Rider, following
 from tests.gateway.llamacpp import llamacpp_serving
+from tests.waiting import eventually_async
 
 fakes = pytest.mark.parametrize("kind", FAKES, ids=lambda kind: kind.__name__)
 with_load = pytest.mark.parametrize(
@@ -187,10 +188,9 @@ async def test_a_client_that_leaves_stops_the_work(kind: type[FakeServer], is_st
         await found.until(lambda: found.follower.dialect is not None)
         body = json.dumps({"model": "m", "prompt": "Hi", "stream": is_stream}).encode()
         call, _ = found.send("/v1/completions", body)
-        await found.until(lambda: fake.running == 1)
+        await eventually_async(lambda: fake.running, lambda num_running: num_running == 1)
         call.cancel()
-        await found.until(lambda: fake.num_left == 1)
-        assert fake.running == 0
+        await eventually_async(lambda: (fake.num_left, fake.running), lambda counts: counts == (1, 0))
 
 
 @pytest.mark.parametrize("kind", [FakeVllm, FakeSglang], ids=["counts its steps", "does not"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import openai
 import pytest
@@ -17,10 +20,11 @@ from penstock.gateway.health.slow_start import SlowStartSettings
 from penstock.gateway.kv_sources import KvEventSettings
 from penstock.gateway.settings import ModelSettings, replicas_of
 from penstock.router.turns import observed_speed
+from tests.clocks import ManualClock
 from tests.dialects.servers import FakeSglang, FakeVllm
 from tests.gateway.door import Gateway, gateway
 from tests.server.replica import NAME, Replica, serving
-from tests.waiting import eventually
+from tests.waiting import GIVE_UP_S, eventually
 
 # Who comes late starts at once: a slow start sends the next turn elsewhere, as it should.
 QUICK = HealthSettings(probe_every_s=0.1, probe_timeout_s=1.0, slow_start=SlowStartSettings(ramp_s=0.01))
@@ -50,19 +54,42 @@ def fleet(*urls: str) -> Any:
 
 
 def test_penstock_vllm_and_sglang_share_one_models_requests() -> None:
+    may_answer = threading.Event()
+
+    class HeldVllm(FakeVllm):
+        def answer(self, path: str, asked: dict[str, Any]) -> tuple[bool, list[bytes]]:
+            may_answer.wait(GIVE_UP_S)
+            return super().answer(path, asked)
+
+    class HeldSglang(HeldVllm, FakeSglang):
+        dialect = "sglang"
+        documents = FakeSglang.documents
+
     with (
         serving() as own,
-        FakeVllm(NAME, token_s=0.005) as vllm,
-        FakeSglang(NAME, token_s=0.005) as sglang,
+        HeldVllm(NAME) as vllm,
+        HeldSglang(NAME) as sglang,
         fleet(url_of(own), vllm.url, sglang.url) as door,
     ):
-        dialects = {one.upstream.dialect.name for one in door.door.replicas.values() if one.upstream.dialect}
+        replicas = list(door.door.replicas.values())
+        dialects = {one.upstream.dialect.name for one in replicas if one.upstream.dialect}
         assert dialects == {"vllm", "sglang"}
-        with ThreadPoolExecutor(40) as clients:
-            answers = clients.map(lambda number: ask(door, f"question {number}", max_tokens=100), range(80))
-            where = Counter(replica for replica, _ in answers)
-        assert len(where) == 3  # no one of them is left out when there is more than the fastest can do
-        assert sum(where.values()) == 80
+        pid = own.processes[-1].pid
+        os.kill(pid, signal.SIGSTOP)  # nobody answers before all have been asked
+        try:
+            with ThreadPoolExecutor(40) as clients:
+                answers = clients.map(lambda number: ask(door, f"question {number}", max_tokens=100), range(40))
+                num_at = eventually(
+                    lambda: {one.name: len(one.riders) for one in replicas}, lambda found: sum(found.values()) == 40
+                )
+                may_answer.set()
+                os.kill(pid, signal.SIGCONT)
+                where = Counter(replica for replica, _ in answers)
+        finally:
+            may_answer.set()
+            os.kill(pid, signal.SIGCONT)
+        assert min(num_at.values()) > 0  # no one of them is left out when there is more than the fastest can do
+        assert where == num_at
 
 
 def test_a_conversation_stays_where_its_beginning_is_whichever_engine_that_is() -> None:
@@ -85,24 +112,31 @@ def test_a_model_without_a_tokenizer_is_routed_by_the_bytes_of_its_prompts() -> 
             assert ";approximate" in why
 
 
+class Place(NamedTuple):
+    host: str
+    port: int
+
+
 def test_a_stream_that_began_at_a_penstock_replica_goes_on_at_another_and_not_at_a_foreign_one() -> None:
-    with serving() as first, serving() as second, FakeVllm(NAME) as vllm, fleet(url_of(first), url_of(second)) as alone:
-        whole = "".join(_streamed(alone, None, {}))
-        with fleet(url_of(first), url_of(second), vllm.url) as door:
-            for _ in range(6):  # it may begin at any of the three
-                answer = door.openai.chat.completions.with_raw_response.create(**_question())
-                by_name = {one.name: one for one in door.door.replicas.values()}
-                began_at = by_name[answer.headers["x-penstock-replica"]]
-                if not began_at.relays:
-                    continue
-                text = []
-                for number, chunk in enumerate(answer.parse()):
-                    text += [choice.delta.content or "" for choice in chunk.choices]
-                    if number == 5:
-                        door.call(began_at.send_riders_away)
-                assert "".join(text) == whole
-                return
-            raise AssertionError("no stream began at a penstock replica")
+    with serving(step_s=0.1) as slow, serving() as fast, FakeVllm(NAME) as vllm:
+        pools = {NAME: ModelSettings(replicas=[url_of(slow), url_of(fast), vllm.url])}
+        with gateway(pools=pools, health=QUICK, clock=ManualClock()) as door:
+            others = [fast, Place("127.0.0.1", vllm.port)]
+            for other in others:
+                door.set_in_use(other, False)
+            whole = "".join(_streamed(fast.openai))
+            answer = door.openai.chat.completions.with_raw_response.create(**_question())
+            began_at = door.door.replicas[url_of(slow)]
+            assert answer.headers["x-penstock-replica"] == began_at.name
+            text = []
+            for number, chunk in enumerate(answer.parse()):
+                text += [choice.delta.content or "" for choice in chunk.choices]
+                if number == 3:
+                    for other in others:
+                        door.set_in_use(other, True)
+                    door.call(began_at.send_riders_away)
+            assert "".join(text) == whole
+            assert vllm.asked == []
 
 
 def _question() -> dict[str, Any]:
@@ -116,8 +150,8 @@ def _question() -> dict[str, Any]:
     }
 
 
-def _streamed(door: Gateway, *_: Any) -> list[str]:
-    chunks = door.openai.chat.completions.create(**_question())
+def _streamed(client: openai.OpenAI) -> list[str]:
+    chunks = client.chat.completions.create(**_question())
     return [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
 
 
@@ -143,7 +177,7 @@ def test_another_engines_cache_is_salted_for_each_tenant_and_told_its_class_only
 
 
 def test_a_client_that_leaves_another_engines_stream_is_billed_for_what_it_got() -> None:
-    with FakeVllm(NAME, token_s=0.2) as vllm, fleet(vllm.url) as door:
+    with FakeVllm(NAME, token_s=0.05) as vllm, fleet(vllm.url) as door:
         question = {"model": NAME, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 500}
         stream = door.openai.chat.completions.create(**question, stream=True)
         assert any(chunk.choices[0].delta.content for chunk in stream)
@@ -171,7 +205,15 @@ def test_a_server_that_will_not_hear_of_priorities_is_told_of_none_again_and_no_
 
 
 def test_how_fast_a_server_is_that_does_not_say_is_learnt_from_its_streams() -> None:
-    with FakeSglang(NAME) as fast, FakeSglang(NAME, token_s=0.1) as slow, fleet(fast.url, slow.url) as door:
+    class Slow(FakeSglang):
+        """It takes half a second for an answer, by the gateway's clock."""
+
+        def answer(self, path: str, asked: dict[str, Any]) -> tuple[bool, list[bytes]]:
+            door.advance(0.5)
+            return super().answer(path, asked)
+
+    with FakeSglang(NAME) as fast, Slow(NAME) as slow, fleet(fast.url, slow.url) as door:
+        door.call(lambda: door.door.random.seed(1))
 
         def is_learnt() -> bool:
             return all(one.prefill_tokens_per_s != 2000.0 for one in door.door.admission.replicas(NAME))

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.gateway.recorder import Ending, GatewayRecorder, RequestFacts
 from penstock.gateway.request_log import RequestLog
 from penstock.gateway.state import GatewayState, state_of
-from tests.gateway.door import Gateway, gateway
+from tests.gateway.door import Gateway, gateway, slow_and_fast
 from tests.server.replica import NAME, Replica, serving
 from tests.waiting import eventually
 
@@ -102,13 +102,14 @@ def test_replicas_and_queues_are_read_when_asked_for(replicas: list[Replica]) ->
 
 
 def test_streams_that_are_carried_on_are_counted() -> None:
-    with serving(step_s=0.01) as one, serving(step_s=0.01) as two, gateway(one, two) as door:
+    with slow_and_fast() as (door, slow, fast):
         stream = iter(
             door.openai.chat.completions.create(model=NAME, messages=MESSAGES, stream=True, max_tokens=60, seed=3)
         )
-        for _ in range(10):
+        for _ in range(4):
             next(stream)
-        next(replica for replica in (one, two) if replica.engine.num_open).kill_engine()
+        door.set_in_use(fast, True)
+        slow.kill_engine()
         list(stream)
         eventually(door.is_idle)
         found = look(door)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -23,13 +22,13 @@ ROUTING_TOKENS = 256
 
 
 class Publisher:
-    """PUB for what is new, ROUTER for what is asked for again."""
+    """XPUB for what is new, which knows who listens; ROUTER for what is asked for again."""
 
     def __init__(self, context: Any, kept: int = 1000) -> None:
         self.cache = EngineCache(64)
         self._kept = kept
         self._sent: list[bytes] = []
-        self._live = context.socket(zmq.PUB)
+        self._live = context.socket(zmq.XPUB)
         self._replay = context.socket(zmq.ROUTER)
         self.source = EventSource("r", self._bind(self._live), self._bind(self._replay), topic="kv")
         self.num_replays = 0
@@ -46,6 +45,10 @@ class Publisher:
         self._sent.append(payload)
         if not is_lost:
             self._live.send_multipart((b"kv@r@m", number.to_bytes(8, "big"), payload))
+
+    def has_listener(self) -> bool:
+        """What is published from then on arrives."""
+        return bool(self._live.poll(0)) and self._live.recv() == b"\x01kv"
 
     def close(self) -> None:
         self._is_open = False
@@ -106,13 +109,18 @@ def prompt(which: int) -> list[int]:
     return [which] * (2 * ROUTING_TOKENS)
 
 
+async def follows(publisher: Publisher, index: Index) -> None:
+    """Once the reader has been told everything, and hears what is new."""
+    await eventually(publisher.has_listener)
+    await eventually(lambda: (publisher.num_replays, index.is_approximate), lambda seen: seen == (1, False))
+
+
 async def test_who_comes_late_is_told_everything_and_then_follows() -> None:
     with publishing() as publisher:
         publisher.publish(publisher.cache.prefill(prompt(1)))
         async with reading(publisher.source) as index:
             await eventually(lambda: index.known == publisher.cache.routing(ROUTING_TOKENS))
-            await eventually(lambda: publisher.num_replays == 1)
-            await asyncio.sleep(0.2)
+            await follows(publisher, index)
             publisher.publish(publisher.cache.prefill(prompt(2)))
             await eventually(lambda: len(index.known) == 4)
             publisher.publish(publisher.cache.evict_leaf(0))
@@ -134,8 +142,7 @@ async def test_the_routers_own_index_is_exact_once_the_replay_is_over() -> None:
 async def test_a_gap_is_filled_by_a_replay() -> None:
     with publishing() as publisher:
         async with reading(publisher.source) as index:
-            await eventually(lambda: publisher.num_replays == 1)
-            await asyncio.sleep(0.2)
+            await follows(publisher, index)
             publisher.publish(publisher.cache.prefill(prompt(1)), is_lost=True)
             publisher.publish(publisher.cache.prefill(prompt(2)))
             await eventually(lambda: index.known == publisher.cache.routing(ROUTING_TOKENS))
@@ -146,8 +153,7 @@ async def test_a_gap_is_filled_by_a_replay() -> None:
 async def test_what_nobody_can_give_again_makes_the_index_approximate() -> None:
     with publishing(kept=1) as publisher:
         async with reading(publisher.source) as index:
-            await eventually(lambda: publisher.num_replays == 1)
-            await asyncio.sleep(0.2)
+            await follows(publisher, index)
             publisher.publish(publisher.cache.prefill(prompt(1)), is_lost=True)
             publisher.publish(publisher.cache.prefill(prompt(2)))
             await eventually(lambda: index.is_approximate is True)
@@ -199,9 +205,10 @@ async def test_an_index_is_told_of_all_ranks_as_one_replica() -> None:
 
 
 async def test_readers_of_nobody_end() -> None:
-    reader = KvEventReader(lambda *_: None)
+    told: list[object] = []
+    reader = KvEventReader(lambda *_: told.append(None))
     source = EventSource("gone", "tcp://127.0.0.1:9", "tcp://127.0.0.1:9")
     reader.add(source)
-    await asyncio.sleep(0.2)
+    await eventually(lambda: told)
     reader.remove(source)
     reader.close()

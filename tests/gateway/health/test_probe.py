@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import threading
-import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -17,18 +18,25 @@ from penstock.core.replica import ReplicaState
 from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.replicas import Replica as Followed
 from penstock.gateway.settings import GatewaySettings, ModelSettings, replicas_of
-from tests.gateway.door import Gateway, gateway
+from tests.clocks import ManualClock
+from tests.gateway.door import Gateway, gateway, slow_and_fast
 from tests.gateway.provider import Provider, providing
 from tests.server.replica import NAME, Replica, serving
 from tests.waiting import eventually
 
 QUICK = HealthSettings(probe_every_s=0.05, probe_timeout_s=0.5)
-HUNG_SOON = HealthSettings(hung_after_s=0.4)
+HUNG_SOON = HealthSettings(hung_after_s=0.4, silent_after_s=1000.0)
 MESSAGES: Any = [{"role": "user", "content": "the first and the second"}]
 
 
 def one_model(provider: Provider, **options: Any) -> dict[str, ModelSettings]:
     return {"m": ModelSettings(replicas=[provider.url], **options)}
+
+
+@contextlib.contextmanager
+def follows(pools: dict[str, ModelSettings], *, waits: bool = True) -> Iterator[Gateway]:
+    with gateway(pools=pools, health=QUICK, waits=waits, clock=ManualClock()) as door:
+        yield door
 
 
 def only(door: Gateway) -> Followed:
@@ -47,8 +55,8 @@ def ask(door: Gateway, model: str = "m", **options: Any) -> str | None:
 @pytest.mark.parametrize(("health", "expected"), [(200, {"/health"}), (404, {"/health", "/v1/models"})])
 def test_a_server_is_asked_for_what_it_knows(health: int, expected: set[str]) -> None:
     plain = {"dialect": "openai"}  # or it is asked what it is, first
-    with providing(health=health) as provider, gateway(pools=one_model(provider, **plain), health=QUICK) as door:
-        eventually(lambda: len(provider.probes) > 4)
+    with providing(health=health) as provider, follows(one_model(provider, **plain)) as door:
+        door.until(lambda: len(provider.probes) > 4)
         assert set(provider.probes) == expected
         assert provider.probes.count("/health") == 1 or health == 200
         assert ask(door) == "hello"
@@ -56,33 +64,35 @@ def test_a_server_is_asked_for_what_it_knows(health: int, expected: set[str]) ->
 
 @pytest.mark.parametrize("status", [500, 401])
 def test_a_server_that_never_passed_a_probe_gets_nothing(status: int) -> None:
-    with providing(models=status) as provider, gateway(pools=one_model(provider), health=QUICK, waits=False) as door:
-        eventually(lambda: len(provider.probes) > 2)
+    with providing(models=status) as provider, follows(one_model(provider), waits=False) as door:
+        door.until(lambda: len(provider.probes) > 2)
         with pytest.raises(openai.InternalServerError, match="no replica of this model is ready"):
             ask(door)
         assert not provider.asked
         provider.models = 200
-        eventually(lambda: only(door).snapshot.state is ReplicaState.READY)
+        door.until(lambda: only(door).snapshot.state is ReplicaState.READY)
         assert ask(door) == "hello"
 
 
 def test_three_failed_probes_take_a_server_out_and_two_that_pass_bring_it_back_slowly() -> None:
-    with providing() as provider, gateway(pools=one_model(provider), health=QUICK) as door:
+    with providing() as provider, follows(one_model(provider)) as door:
         provider.models = 500
         num_probes = len(provider.probes)
-        eventually(lambda: only(door).snapshot.state is ReplicaState.OUT)
-        assert len(provider.probes) - num_probes >= 3
+        door.until(lambda: only(door).snapshot.state is ReplicaState.OUT)
+        assert len(provider.probes) - num_probes == 3
         provider.models = 200
         num_probes = len(provider.probes)
-        eventually(lambda: only(door).snapshot.state is ReplicaState.READY)
-        assert len(provider.probes) - num_probes >= 2
+        door.until(lambda: only(door).snapshot.state is ReplicaState.READY)
+        assert len(provider.probes) - num_probes == 2
         first_share = only(door).snapshot.share
         assert first_share < 0.2
-        eventually(lambda: only(door).snapshot.share > first_share)  # by time alone
+        door.until(lambda: only(door).snapshot.share > first_share)  # by time alone
 
 
 def test_a_server_that_is_not_to_be_probed_is_not() -> None:
-    with providing(models=500) as provider, gateway(pools=one_model(provider, probe_every_s=0), health=QUICK) as door:
+    with providing(models=500) as provider, follows(one_model(provider, probe_every_s=0)) as door:
+        assert ask(door) == "hello"
+        door.advance(100.0)
         assert ask(door) == "hello"
         assert not provider.probes
 
@@ -96,11 +106,11 @@ def test_a_server_with_a_key_is_asked_rarely(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_deep_probe_finds_a_server_that_answers_and_generates_nothing() -> None:
     with providing(status=500) as provider:
         pools = one_model(provider, deep_probe_every_s=0.05)
-        with gateway(pools=pools, health=QUICK) as door:
-            eventually(lambda: only(door).snapshot.state is ReplicaState.OUT)
+        with follows(pools) as door:
+            door.until(lambda: only(door).snapshot.state is ReplicaState.OUT)
             assert provider.asked[0]["max_tokens"] == 1
             provider.status = 200
-            eventually(lambda: only(door).snapshot.state is ReplicaState.READY)
+            door.until(lambda: only(door).snapshot.state is ReplicaState.READY)
 
 
 # -- penstock replicas
@@ -117,48 +127,61 @@ def by_port(door: Gateway, replica: Replica) -> Followed:
 
 
 def test_streams_go_on_when_an_engine_hangs_behind_a_server_that_lives() -> None:
-    with serving(step_s=0.01) as one, serving(step_s=0.01) as two, gateway(one, two, health=HUNG_SOON) as door:
+    with slow_and_fast(health=HUNG_SOON) as (door, one, two), ThreadPoolExecutor(6) as clients:
         options: dict[str, Any] = {"model": NAME, "messages": MESSAGES, "max_tokens": 100, "temperature": 0}
         options["extra_body"] = {"ignore_eos": True}
-        whole = door.openai.chat.completions.create(**options).choices[0].message.content
-        found: list[str] = []
+        whole = two.openai.chat.completions.create(**options).choices[0].message.content
 
-        def stream() -> None:
+        def stream(_: int) -> str:
             chunks = door.openai.chat.completions.create(stream=True, **options)
-            found.append("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
+            return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
-        threads = [threading.Thread(target=stream) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        eventually(lambda: one.engine.num_open > 1 and one.engine.stats.num_running > 1)
+        found = clients.map(stream, range(6))
+        eventually(lambda: one.engine.stats.num_running, lambda num_running: num_running == 6)
+        door.set_in_use(two, True)
         pid = stop_engine(one)
         try:
             hung = by_port(door, one)
-            eventually(lambda: hung.snapshot.state is ReplicaState.OUT)
+            while hung.snapshot.state is not ReplicaState.OUT:
+                door.advance(1.0)
+                hears_again(hung)
             assert one.call("GET", "/health")[0] == 200
             assert one.call("GET", "/ready")[0] == 200
-            for thread in threads:
-                thread.join(10)
-            assert found == [whole] * 6
-            time.sleep(0.3)
+            assert list(found) == [whole] * 6
+            for _ in range(2):
+                hears_again(hung)
             assert hung.snapshot.state is ReplicaState.OUT  # though its reports keep coming, and it has nothing to do
         finally:
             os.kill(pid, signal.SIGCONT)
-        eventually(lambda: hung.snapshot.state is ReplicaState.READY)
+        comes_back(door, hung)
         assert hung.snapshot.share < 0.5
         eventually(door.is_idle)
 
 
-@pytest.mark.slow
+def hears_again(replica: Followed) -> None:
+    report = replica.report
+    eventually(lambda: replica.report is not report)
+
+
+def comes_back(door: Gateway, replica: Followed) -> None:
+    """By deep probes, which its engine answers: two of them, a second apart."""
+    way = replica.upstream
+    while replica.snapshot.state is not ReplicaState.READY:
+        door.advance(1.0)
+        eventually(lambda: way.num_open - way.num_idle, lambda num_used: num_used <= 2)  # reports, and news of blocks
+
+
 def test_an_engine_that_hangs_while_idle_is_found_by_deep_probes() -> None:
-    health = HealthSettings(deep_probe_every_s=0.1, deep_probe_timeout_s=0.2, hung_after_s=60.0, out_after=2)
-    with serving() as one, gateway(one, health=health) as door:
+    health = HealthSettings(deep_probe_every_s=5.0, deep_probe_timeout_s=2.0, silent_after_s=1000.0, out_after=2)
+    with serving() as one, gateway(one, health=health, clock=ManualClock()) as door:
         pid = stop_engine(one)
         try:
-            eventually(lambda: only(door).snapshot.state is ReplicaState.OUT)
+            while only(door).snapshot.state is not ReplicaState.OUT:
+                door.advance(0.5)
+            assert 6.0 < door.clock.now_s - 1000.0 < 14.0  # idle for five seconds, two probes that took two, a pause
         finally:
             os.kill(pid, signal.SIGCONT)
-        eventually(lambda: only(door).snapshot.state is ReplicaState.READY)
+        comes_back(door, only(door))
 
 
 def test_health_is_set_in_one_group() -> None:
