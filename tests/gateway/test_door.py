@@ -13,15 +13,14 @@ import pytest
 
 from tests.gateway.door import Gateway, gateway, slow_and_fast
 from tests.server.replica import NAME, Replica, serving
-from tests.waiting import eventually
+from tests.waiting import GIVE_UP_S, eventually
 
 MESSAGES: Any = [{"role": "user", "content": "the first and the second"}]
 
 
-@pytest.fixture(scope="module")
-def replicas() -> Iterator[list[Replica]]:
-    with serving(step_s=0.005) as one, serving(step_s=0.005) as two:
-        yield [one, two]
+@pytest.fixture
+def replicas(two_replicas: list[Replica]) -> list[Replica]:
+    return two_replicas
 
 
 @pytest.fixture
@@ -178,19 +177,19 @@ def test_no_replica_is_told_with_a_time_to_come_back() -> None:
         assert int(refused.value.response.headers["retry-after"]) >= 1
 
 
-def test_more_than_the_replicas_can_hold_waits_its_turn(replicas: list[Replica]) -> None:
-    with gateway(*replicas) as door:
+def test_more_than_the_replica_can_hold_waits_its_turn() -> None:
+    with serving(max_num_seqs=2, step_s=0.005) as replica, gateway(replica) as door:
         answers: list[str] = []
 
         def ask() -> None:
             found = door.openai.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=10, temperature=0)
             answers.append(json.dumps(found.choices[0].message.content))
 
-        threads = [threading.Thread(target=ask) for _ in range(60)]
+        threads = [threading.Thread(target=ask) for _ in range(20)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
-        assert len(answers) == 60
+            thread.join(GIVE_UP_S)
+        assert len(answers) == 20
         assert len(set(answers)) == 1
         eventually(door.is_idle)

@@ -11,14 +11,13 @@ from penstock.engine.fake_embedder import fake_vector
 from penstock.gateway.settings import ModelSettings
 from penstock.tenancy.prices import Price
 from tests.gateway.door import Gateway, gateway
-from tests.server.replica import NAME, Replica, serving
+from tests.server.replica import NAME, Replica
 from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
-def replica() -> Iterator[Replica]:
-    with serving() as found:
-        yield found
+def replica(replica_at_hand: Replica) -> Replica:
+    return replica_at_hand
 
 
 @pytest.fixture(scope="module")

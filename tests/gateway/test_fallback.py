@@ -112,6 +112,7 @@ def test_a_slow_model_is_better_than_one_that_is_not_there() -> None:
         (_, absent) = door.door.replicas.values()
         for _ in range(3):
             door.call(lambda: absent.health.probed(False))
+        door.advance(0.5)  # it is looked at so often
         eventually(lambda: absent.snapshot.state == "out")
         answer = client.submit(ask, door.openai)
         eventually(lambda: one.asked)

@@ -11,7 +11,7 @@ from penstock.watch.settings import ProbeSettings
 from penstock.watch.watch import Watch
 from tests.gateway.door import Gateway, gateway
 from tests.gateway.provider import providing
-from tests.server.replica import NAME, serving
+from tests.server.replica import NAME, Replica
 from tests.waiting import GIVE_UP_S, eventually, eventually_async
 
 
@@ -32,8 +32,8 @@ def asked(door: Gateway, *models: str, rounds: int = 1, **settings: object) -> d
     return asyncio.run_coroutine_threadsafe(ask(), door.loop).result(GIVE_UP_S)
 
 
-def test_every_replica_and_adapter_of_a_model_is_asked() -> None:
-    with serving() as one, serving() as other, gateway(one, other) as door:
+def test_every_replica_and_adapter_of_a_model_is_asked(two_replicas: list[Replica]) -> None:
+    with gateway(*two_replicas) as door:
         found = asked(door, NAME, adapters={NAME: ["missing"]})
     assert found == {(NAME, ""): ["ok", "ok"], (NAME, "missing"): ["failed", "failed"]}
 

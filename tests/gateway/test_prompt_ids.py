@@ -19,7 +19,7 @@ from penstock.gateway.sizes import Pool, Size
 from tests.gateway.door import Gateway, gateway, slow_and_fast
 from tests.gateway.lexicons import lexicon
 from tests.sdk import Unverified
-from tests.server.replica import NAME, Replica, serving
+from tests.server.replica import NAME, Replica
 from tests.waiting import eventually
 
 LONG = "the words of a long question about many things " * 60
@@ -27,10 +27,9 @@ MESSAGES: Any = [{"role": "user", "content": LONG}]
 ANSWER = [*MESSAGES, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "and then?"}]
 
 
-@pytest.fixture(scope="module")
-def replicas() -> Iterator[list[Replica]]:
-    with serving(step_s=0.005) as one, serving(step_s=0.005) as two:
-        yield [one, two]
+@pytest.fixture
+def replicas(two_replicas: list[Replica]) -> list[Replica]:
+    return two_replicas
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import io
 import logging
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -17,17 +16,16 @@ from penstock.gateway.recorder import Ending, GatewayRecorder, RequestFacts
 from penstock.gateway.request_log import RequestLog
 from penstock.gateway.state import GatewayState, state_of
 from tests.gateway.door import Gateway, gateway, slow_and_fast
-from tests.server.replica import NAME, Replica, serving
+from tests.server.replica import NAME, Replica
 from tests.waiting import eventually
 
 MESSAGES: Any = [{"role": "user", "content": "the first and the second"}]
 CHAT = "chat/completions"
 
 
-@pytest.fixture(scope="module")
-def replicas() -> Iterator[list[Replica]]:
-    with serving(step_s=0.005) as one, serving(step_s=0.005) as two:
-        yield [one, two]
+@pytest.fixture
+def replicas(two_replicas: list[Replica]) -> list[Replica]:
+    return two_replicas
 
 
 def samples(recorder: GatewayRecorder) -> dict[tuple[str, ...], float]:

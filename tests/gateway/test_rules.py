@@ -17,7 +17,7 @@ from penstock.router.rules import Facts
 from penstock.tenancy.prices import Price
 from tests.gateway.door import Gateway, gateway
 from tests.gateway.provider import Provider, providing
-from tests.server.replica import NAME, serving
+from tests.server.replica import NAME, Replica
 from tests.waiting import eventually
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -157,9 +157,10 @@ def test_a_body_that_is_not_as_it_should_be_is_for_the_replica_to_refuse() -> No
             door.openai.post("/chat/completions", body={"messages": []}, cast_to=object)
 
 
-def test_prompts_are_counted_where_the_words_are_known() -> None:
+def test_prompts_are_counted_where_the_words_are_known(replica_at_hand: Replica) -> None:
     """A token for every byte would be an estimate far off."""
-    with serving() as replica, providing(says="big") as big:
+    replica = replica_at_hand
+    with providing(says="big") as big:
         pools = {
             NAME: ModelSettings(replicas=[f"http://{replica.host}:{replica.port}"]),
             "big": ModelSettings(replicas=[big.url]),

@@ -35,7 +35,7 @@ TALK: Any = [{"role": "user", "content": LONG}]
 
 @pytest.fixture(scope="module")
 def replica() -> Iterator[Replica]:
-    with serving() as found:
+    with serving(num_blocks=400) as found:  # a context of 1,600 tokens
         yield found
 
 

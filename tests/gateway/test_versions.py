@@ -21,7 +21,7 @@ from penstock.tenancy.prices import Price
 from penstock.tenancy.routes import RouteRevision
 from tests.gateway.door import Gateway, gateway
 from tests.gateway.provider import Provider, providing
-from tests.server.replica import NAME, serving
+from tests.server.replica import NAME, Replica
 from tests.waiting import eventually
 
 MESSAGES: Any = [{"role": "user", "content": "the first and the second"}]
@@ -222,8 +222,9 @@ def test_a_share_of_the_traffic_is_copied() -> None:
         assert 5 <= len(two.asked) <= 32
 
 
-def test_copies_are_cut_off_when_a_request_has_to_wait() -> None:
-    with serving() as replica, providing(says="real") as one:
+def test_copies_are_cut_off_when_a_request_has_to_wait(replica_at_hand: Replica) -> None:
+    replica = replica_at_hand
+    with providing(says="real") as one:
         url = f"http://{replica.host}:{replica.port}"
         versions = {"v1": version(one, 1), "v2": {"replicas": [url], "shadow": 1.0}}
         pools = {NAME: ModelSettings(versions=versions)}
@@ -240,8 +241,9 @@ def test_copies_are_cut_off_when_a_request_has_to_wait() -> None:
             eventually(lambda: replica.metrics()["penstock_requests_open"] == 0)
 
 
-def test_a_copy_to_a_penstock_replica_counts_the_tokens_of_a_stream() -> None:
-    with serving() as replica, providing(says="real") as one:
+def test_a_copy_to_a_penstock_replica_counts_the_tokens_of_a_stream(replica_at_hand: Replica) -> None:
+    replica = replica_at_hand
+    with providing(says="real") as one:
         url = f"http://{replica.host}:{replica.port}"
         versions = {"v1": version(one, 1), "v2": {"replicas": [url], "shadow": 1.0}}
         with gateway(pools={NAME: ModelSettings(versions=versions)}) as door:
