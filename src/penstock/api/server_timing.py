@@ -2,19 +2,23 @@
 
 server-timing: tokenize;dur=0.41, queue;dur=1.2, prefill;dur=33.9, first_token;dur=0.6
 
-Durations are milliseconds, one after the other in the order they are written.
+Durations are milliseconds with three decimals, one after the other in the order they are written. They are rounded so
+that they add up: their sum is the time to the first token rounded to the same microsecond.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate, pairwise
 
 HEADER = b"server-timing"
 
 
 def encode(parts: Mapping[str, float]) -> bytes:
     """`parts`: seconds by name, of names without spaces and marks."""
-    return ", ".join([f"{name};dur={1e3 * seconds:.3f}" for name, seconds in parts.items()]).encode()
+    ends_us = [0, *(round(1e6 * end_s) for end_s in accumulate(parts.values()))]
+    spans_us = zip(parts, pairwise(ends_us), strict=True)
+    return ", ".join([f"{name};dur={(end - start) / 1e3:.3f}" for name, (start, end) in spans_us]).encode()
 
 
 def decode(header: bytes) -> dict[str, float]:

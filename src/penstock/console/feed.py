@@ -93,7 +93,7 @@ class Feed:
     # -- time
 
     def start(self) -> None:
-        self._ticked_at = asyncio.get_running_loop().time()
+        self._ticked_at = time.monotonic()
         self._tick()
 
     def close(self) -> None:
@@ -106,10 +106,10 @@ class Feed:
         self._viewers.clear()
 
     def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
-        now, before = loop.time(), self._ticked_at
+        now, before = time.monotonic(), self._ticked_at
         self._ticked_at = now
-        self._timer = loop.call_later(PERIOD_S, self._tick)  # first: whatever goes wrong in one second is over in it
+        # First: whatever goes wrong in one second is over in it.
+        self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._tick)
         self.tick(time.time(), max(now - before, 1e-3))
 
     def tick(self, now_s: float, elapsed_s: float) -> None:
