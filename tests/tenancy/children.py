@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from penstock.tenancy.keys import KeyRing
 from penstock.tenancy.ledger import Ledger
 from penstock.tenancy.store import open_store
 from penstock.tenancy.usage import Usage
+from tests.waiting import GIVE_UP_S, eventually
 
 
 def child(*words: str) -> subprocess.Popen[str]:
@@ -35,7 +37,7 @@ def run_at_once(children: list[subprocess.Popen[str]]) -> None:
         process.stdin.write("go\n")
         process.stdin.flush()
     for process in children:
-        _, complaint = process.communicate(timeout=30)
+        _, complaint = process.communicate(timeout=GIVE_UP_S)
         assert process.returncode == 0, complaint
 
 
@@ -56,30 +58,36 @@ def administer(url: str, name: str, num_rounds: str) -> None:
 
 
 def follow(url: str, key: str) -> None:
-    """Says when a key stops working here, in seconds since 1970."""
+    """Says when a key works here, and when it no longer does."""
     ring = KeyRing()
+
+    def works() -> bool:
+        try:
+            ring.authenticate(key.encode(), time.time())
+        except Unauthenticated:
+            return False
+        return True
+
     with open_store(url) as store, Follower(store, ring.apply):
-        ring.authenticate(key.encode(), time.time())
-        say("ready")
-        while True:
-            try:
-                ring.authenticate(key.encode(), now_s := time.time())
-            except Unauthenticated:
-                say(repr(now_s))
-                return
-            time.sleep(0.001)
+        assert works()
+        say("works")
+        eventually(works, lambda does: not does)
+        say("refused")
+
+
+def admit(url: str, tenant: str) -> None:
+    """Adds a tenant and says its key."""
+    with open_store(url) as store:
+        store.add_tenant({"id": tenant})
+        say(store.create_key(tenant).secret)
 
 
 def use(url: str, prefix: str) -> None:
-    """Records usage for ever, saying when each request ended."""
-    with open_store(url) as store, Ledger(store.usage, Budgets()) as ledger:
-        number = 0
-        while True:
-            now_s = time.time()
-            ledger.record(Usage(f"{prefix}-{number}", "acme", "key", "m", now_s, input_tokens=3, output_tokens=4))
-            say(repr(now_s))
-            number += 1
-            time.sleep(0.005)
+    """Records usage for ever, saying how many requests its ledger has written down so far."""
+    with open_store(url) as store, Ledger(store.usage, Budgets(), interval_s=0.02) as ledger:
+        for number in itertools.count():
+            ledger.record(Usage(f"{prefix}-{number}", "acme", "key", "m", time.time(), input_tokens=3, output_tokens=4))
+            say(str(ledger.num_written))
 
 
 def settle(url: str, num_rounds: str) -> None:
@@ -96,6 +104,7 @@ if __name__ == "__main__":
     programs: dict[str, Callable[..., None]] = {
         "administer": administer,
         "follow": follow,
+        "admit": admit,
         "use": use,
         "settle": settle,
     }

@@ -32,11 +32,14 @@ class Follower:
         apply: Callable[[Iterable[TenantState]], object],
         apply_admins: Callable[[Iterable[AdminKey]], object] = lambda _: None,
         apply_routes: Callable[[Iterable[RouteRevision]], object] = lambda _: None,
+        *,
+        retry_s: float = _RETRY_S,
     ) -> None:
         self._store = store
         self._apply = apply
         self._apply_admins = apply_admins
         self._apply_routes = apply_routes
+        self._retry_s = retry_s
         self._revision = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tenant follower", daemon=True)
@@ -57,7 +60,7 @@ class Follower:
                 self._follow()
             except StoreUnavailable as error:
                 log.warning("tenants and keys stay as they were last known: %s", error.message)
-                self._stopping.wait(_RETRY_S)
+                self._stopping.wait(self._retry_s)
 
     def _follow(self) -> None:
         with self._store.watch() as watch:

@@ -44,6 +44,7 @@ class Ledger:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="usage ledger", daemon=True)
         self._forget_at_s = 0.0
+        self.num_written = 0  # requests whose usage the store has confirmed
         self.num_lost = 0  # requests whose usage could not be kept any longer
 
     def start(self) -> Ledger:
@@ -69,6 +70,7 @@ class Ledger:
         if self._unwritten:
             self._book.append(self._unwritten, now_s=now_s)
         written, self._unwritten = self._unwritten, []
+        self.num_written += len(written)
         self._budgets.refresh(self._book, written, now_s=now_s)
         if now_s >= self._forget_at_s:
             self._book.forget_settled(now_s=now_s)

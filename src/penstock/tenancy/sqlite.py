@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -68,18 +68,27 @@ class SqliteDatabase:
 
 
 class SqliteWatch:
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._connection = connection
         self._path = path
+        self._clock = clock
+        self._sleep = sleep
         self._version = self._data_version()
 
     def wait(self, timeout_s: float) -> bool:
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = self._clock() + timeout_s
         while (version := self._data_version()) == self._version:
-            left_s = deadline_s - time.monotonic()
+            left_s = deadline_s - self._clock()
             if left_s <= 0:
                 return False
-            time.sleep(min(POLL_S, left_s))
+            self._sleep(min(POLL_S, left_s))
         self._version = version
         return True
 

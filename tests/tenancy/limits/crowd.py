@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import TracebackType
 
 from tests.tenancy.limits.hammer import QUOTA
 from tests.tenancy.limits.windows import Admission, worst_excess
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
 assert QUOTA.tokens is not None
@@ -17,9 +19,11 @@ BURST = PER_S * QUOTA.tokens.burst_s
 
 class Crowd:
     def __init__(
-        self, logs: Path, kind: str, where: str, seconds: float, processes: int = 4, clients: int = 16
+        self, logs: Path, kind: str, where: str, seconds: float = 600, processes: int = 4, clients: int = 16
     ) -> None:
         self._logs = [logs / f"hammer-{n}.log" for n in range(processes)]
+        self._offsets = [0] * processes  # up to which each log has been read
+        self._lines: list[list[str]] = []
         self.processes = []
         for n, log in enumerate(self._logs):
             command = [sys.executable, "-m", "tests.tenancy.limits.hammer", kind, where]
@@ -27,9 +31,25 @@ class Crowd:
                 arguments = [str(seconds), str(1 + n * clients), str(clients)]
                 self.processes.append(subprocess.Popen([*command, *arguments], stdout=out, cwd=ROOT))
 
+    def __enter__(self) -> Crowd:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
     def wait(self) -> None:
         for process in self.processes:
             process.wait(timeout=60)
+
+    def until_busy(self) -> None:
+        """Until every process has been admitted, and so many were refused that the burst of the start is gone."""
+        eventually(lambda: self.count("from"), lambda begun: begun == len(self._logs))
+        eventually(lambda: self.count("refused"), lambda refused: refused >= 64)
+
+    def until_admitted_since(self, begin: float, num: int = 60) -> None:
+        eventually(lambda: sum(one.asked > begin for one in self.admissions()), lambda admitted: admitted >= num)
 
     def stop(self) -> None:
         for process in self.processes:
@@ -41,7 +61,13 @@ class Crowd:
 
     def lines(self) -> list[list[str]]:
         """Whole ones only: a killed process may have been in the middle of a line."""
-        return [line.split() for log in self._logs for line in log.read_text().split("\n")[:-1]]
+        for n, log in enumerate(self._logs):
+            with log.open() as file:
+                file.seek(self._offsets[n])
+                whole, end, _ = file.read().rpartition("\n")
+            self._offsets[n] += len(whole) + len(end)
+            self._lines += [line.split() for line in whole.splitlines()]
+        return self._lines
 
     def admissions(self) -> list[Admission]:
         """Each with what it used; what a killed process never ended came back, and counts for nothing."""

@@ -71,7 +71,7 @@ class BucketMachine(RuleBasedStateMachine):
                 assert sum(inside) <= self.bucket.rate * (end - begin) + burst
 
 
-BucketMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40)
+BucketMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestBucketAgainstItsDefinition = BucketMachine.TestCase
 
 

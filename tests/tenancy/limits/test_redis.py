@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -11,24 +11,19 @@ import pytest
 from redis import Redis
 
 from penstock.tenancy.limits.account import Account, Reservation
-from penstock.tenancy.limits.limiter import Answer, Held
 from penstock.tenancy.limits.quota import NOBODY, US, Quota, Rate, Reason, Refusal
-from penstock.tenancy.limits.redis import SCRIPT, RedisLimiter, keys, limits
-from tests.gateway.http.scripted import until
+from penstock.tenancy.limits.redis import LEASE_S, SCRIPT, RedisLimiter, keys, limits
+from tests.tenancy.limits.answers import answered, granted, refused
 from tests.tenancy.limits.crowd import Crowd
 from tests.tenancy.limits.valkey import ValkeyProcess
-
-
-@pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyProcess]:
-    server = ValkeyProcess(tmp_path_factory.mktemp("valkey"))
-    yield server
-    server.kill()
+from tests.virtual_time import SteppedClock
+from tests.waiting import GIVE_UP_S, eventually_async
 
 
 @contextlib.asynccontextmanager
-async def limiter(url: str, prefix: str, on_loss: str = "closed") -> AsyncIterator[RedisLimiter]:
-    found = RedisLimiter(url, on_loss="open" if on_loss == "open" else "closed", prefix=prefix)
+async def limiter(url: str, prefix: str, clock: SteppedClock, on_loss: str = "closed") -> AsyncIterator[RedisLimiter]:
+    choice = "open" if on_loss == "open" else "closed"
+    found = RedisLimiter(url, on_loss=choice, prefix=prefix, clock=clock, timeout_s=GIVE_UP_S)
     await found.start()
     try:
         yield found
@@ -36,14 +31,9 @@ async def limiter(url: str, prefix: str, on_loss: str = "closed") -> AsyncIterat
         await found.close()
 
 
-async def answered(answer: Answer | asyncio.Future[Answer]) -> Answer:
-    return await answer if isinstance(answer, asyncio.Future) else answer
-
-
-async def granted(answer: Answer | asyncio.Future[Answer]) -> Held:
-    found = await answered(answer)
-    assert not isinstance(found, Refusal)
-    return found
+async def until_heard(one: RedisLimiter) -> None:
+    """Until Valkey has done all that this limiter has asked of it: it answers in order."""
+    await granted(one.reserve("somebody else", Quota(), 0))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -89,80 +79,107 @@ def test_the_script_and_the_account_give_the_same_answers(valkey: ValkeyProcess,
 
 
 async def test_two_limiters_draw_on_the_same_limits(valkey: ValkeyProcess) -> None:
-    quota = Quota(Rate(600), concurrency=2)
-    async with limiter(valkey.url, "two") as one, limiter(valkey.url, "two") as other:
-        await asyncio.sleep(0.3)  # an unknown past: the buckets start empty
+    quota, clock = Quota(Rate(600), concurrency=2), SteppedClock()
+    async with limiter(valkey.url, "two", clock) as one, limiter(valkey.url, "two", clock) as other:
+        clock.advance(0.3)  # an unknown past: the buckets start empty
         held = await granted(one.reserve("acme", quota, 5))
         await granted(other.reserve("acme", quota, 5))
-        refused = await answered(one.reserve("acme", quota, 5))
-        assert isinstance(refused, Refusal)
-        assert refused.reason is Reason.CONCURRENCY
+        assert (await refused(one.reserve("acme", quota, 5))).reason is Reason.CONCURRENCY
         one.settle(held, 5)
+        await until_heard(one)
         await granted(other.reserve("acme", quota, 5, caller=2))
 
 
+async def test_the_servers_own_clock_is_used_where_no_other_is_given(valkey: ValkeyProcess) -> None:
+    one = RedisLimiter(valkey.url, on_loss="closed", prefix="own clock", timeout_s=GIVE_UP_S)
+    await one.start()
+    try:
+        await granted(one.reserve("acme", Quota(concurrency=1), 1))
+        (at, _), redis = Redis.from_url(valkey.url).time(), Redis.from_url(valkey.url)
+        (lease_ends,) = redis.hvals(keys("{own clock}:limits", "")[-2])
+        assert at - 60 < int(lease_ends) / US - LEASE_S < at + 60
+    finally:
+        await one.close()
+
+
 async def test_what_is_cancelled_while_it_waits_is_given_back(valkey: ValkeyProcess) -> None:
-    async with limiter(valkey.url, "cancelled") as one:
-        answer = one.reserve("acme", Quota(concurrency=1), 1)
+    quota = Quota(concurrency=1)
+    async with limiter(valkey.url, "cancelled", SteppedClock()) as one:
+        answer = one.reserve("acme", quota, 1)
         assert isinstance(answer, asyncio.Future)
         answer.cancel()
-        await asyncio.sleep(0.05)
-        await granted(one.reserve("acme", Quota(concurrency=1), 1))
+        await until_heard(one)  # and has therefore given it back, with what goes out next
+        await granted(one.reserve("acme", quota, 1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on_loss", ["open", "closed"])
 async def test_without_redis_the_choice_applies_and_it_recovers_by_itself(tmp_path: Path, on_loss: str) -> None:
-    server = ValkeyProcess(tmp_path)
+    server, clock = ValkeyProcess(tmp_path), SteppedClock()
     quota = Quota(tokens=Rate(60_000), concurrency=2)
     try:
-        async with limiter(server.url, "loss", on_loss) as one:
-            await asyncio.sleep(0.2)
+        async with limiter(server.url, "loss", clock, on_loss) as one:
+            clock.advance(0.2)
             held = await granted(one.reserve("acme", quota, 10))
             server.kill()
             answer = await answered(one.reserve("acme", quota, 10))
             assert isinstance(answer, Refusal) == (on_loss == "closed")
             assert not isinstance(answer, Refusal) or answer.reason is Reason.UNAVAILABLE
             server.start()
-            await until(lambda: one.is_connected, 10.0)
-            await asyncio.sleep(1.5)  # the buckets start empty
+            await eventually_async(lambda: one.is_connected)
+            assert (await refused(one.reserve("acme", quota, 10, caller=NOBODY))).reason is Reason.TOKENS
+            clock.advance(1.5)  # the buckets started empty
             await granted(one.reserve("acme", quota, 10, caller=1))
-            full = await answered(one.reserve("acme", quota, 10, caller=2))
-            assert isinstance(full, Refusal), "what was open before is known again"
-            assert full.reason is Reason.CONCURRENCY
+            full = await refused(one.reserve("acme", quota, 10, caller=2))
+            assert full.reason is Reason.CONCURRENCY, "what was open before is known again"
             one.settle(held, 10)
             await granted(one.reserve("acme", quota, 10, caller=3))
     finally:
         server.kill()
 
 
-@pytest.mark.slow
-async def test_a_dead_process_loses_its_lease_within_ten_seconds(valkey: ValkeyProcess) -> None:
-    quota = Quota(concurrency=1)
-    async with limiter(valkey.url, "lease") as one:
-        async with limiter(valkey.url, "lease") as dead:
+async def test_a_dead_process_loses_what_it_held_when_its_lease_ends(valkey: ValkeyProcess) -> None:
+    assert LEASE_S <= 10
+    quota, clock = Quota(concurrency=1), SteppedClock()
+    async with limiter(valkey.url, "lease", clock) as one:
+        async with limiter(valkey.url, "lease", clock) as dead:
             await granted(dead.reserve("acme", quota, 1))
-        began = monotonic()
-        while isinstance(answer := await answered(one.reserve("acme", quota, 1, caller=1)), Refusal):
-            assert monotonic() - began < 10
-            await asyncio.sleep(0.25)
-        assert not isinstance(answer, Refusal)
+        clock.advance(LEASE_S - 1)
+        await refused(one.reserve("acme", quota, 1, caller=NOBODY))
+        clock.advance(1)
+        await granted(one.reserve("acme", quota, 1, caller=NOBODY))
 
 
 @pytest.mark.slow
+def test_processes_never_get_more_than_the_rate_though_valkey_is_killed(tmp_path: Path) -> None:
+    server = ValkeyProcess(tmp_path)
+    with Crowd(tmp_path, "redis", server.url, processes=2, clients=32) as crowd:
+        try:
+            crowd.until_busy()
+            server.kill()
+            killed_at = monotonic()
+            server.start()
+            crowd.until_admitted_since(killed_at)
+            crowd.stop()
+        finally:
+            server.kill()
+    assert crowd.excess() <= 0
+
+
+@pytest.mark.slow
+@pytest.mark.drill
 def test_four_processes_get_the_rate_and_never_more_though_valkey_is_killed(tmp_path: Path) -> None:
     server = ValkeyProcess(tmp_path)
-    crowd = Crowd(tmp_path, "redis", server.url, seconds=9)
-    try:
-        sleep(5.5)
-        killed_at = monotonic()
-        server.kill()
-        sleep(0.5)
-        server.start()
-        crowd.wait()
-    finally:
-        crowd.stop()
-        server.kill()
+    with Crowd(tmp_path, "redis", server.url, seconds=9) as crowd:
+        try:
+            sleep(5.5)
+            killed_at = monotonic()
+            server.kill()
+            sleep(0.5)
+            server.start()
+            crowd.wait()
+        finally:
+            server.kill()
     assert crowd.excess() <= 0
     assert crowd.share_used(crowd.busy()[0], killed_at) >= 0.95
     assert crowd.count("refused") > 100

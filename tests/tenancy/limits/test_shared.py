@@ -7,31 +7,33 @@ from time import monotonic, sleep
 
 import pytest
 
-from penstock.tenancy.limits.limiter import Answer, Held
-from penstock.tenancy.limits.quota import Quota, Rate, Reason, Refusal
-from penstock.tenancy.limits.shared import SharedLimiter
-from tests.gateway.http.scripted import until
+from penstock.tenancy.limits.host import LEASE_S
+from penstock.tenancy.limits.quota import NOBODY, Quota, Rate, Reason, Refusal
+from penstock.tenancy.limits.shared import BEAT_S, PATIENCE_S, RETRY_S, SharedLimiter
+from tests.tenancy.limits.answers import answered, granted, refused
 from tests.tenancy.limits.crowd import Crowd
-
-
-async def answered(answer: Answer | asyncio.Future[Answer]) -> Answer:
-    return await answer if isinstance(answer, asyncio.Future) else answer
-
-
-async def granted(answer: Answer | asyncio.Future[Answer]) -> Held:
-    found = await answered(answer)
-    assert not isinstance(found, Refusal)
-    return found
+from tests.virtual_time import SteppedClock
+from tests.waiting import eventually_async
 
 
 @pytest.fixture
-async def pair(tmp_path: Path) -> AsyncIterator[tuple[SharedLimiter, SharedLimiter]]:
-    host, guest = SharedLimiter(tmp_path), SharedLimiter(tmp_path)
+def clock() -> SteppedClock:
+    return SteppedClock()
+
+
+@pytest.fixture
+async def pair(tmp_path: Path, clock: SteppedClock) -> AsyncIterator[tuple[SharedLimiter, SharedLimiter]]:
+    host, guest = SharedLimiter(tmp_path, clock=clock), SharedLimiter(tmp_path, clock=clock)
     await host.start()
     await guest.start()
     yield host, guest
     await guest.close()
     await host.close()
+
+
+async def until_heard(guest: SharedLimiter) -> None:
+    """Until the host has done all that this guest has asked of it: it answers in order."""
+    await granted(guest.reserve("somebody else", Quota(), 0))
 
 
 async def test_host_and_guest_draw_on_the_same_limits(pair: tuple[SharedLimiter, SharedLimiter]) -> None:
@@ -40,10 +42,10 @@ async def test_host_and_guest_draw_on_the_same_limits(pair: tuple[SharedLimiter,
     assert not guest.is_host
     quota = Quota(tokens=Rate(60), concurrency=3)
     held = await granted(guest.reserve("acme", quota, 10))
-    assert isinstance(await answered(host.reserve("acme", quota, 4)), Refusal)
+    await refused(host.reserve("acme", quota, 4))
     guest.settle(held, 1)
     guest.settle(held, 0)
-    await asyncio.sleep(0.05)
+    await until_heard(guest)
     await granted(host.reserve("acme", quota, 5))  # behind the place kept for the 4
 
 
@@ -62,7 +64,7 @@ async def test_an_ask_that_was_cancelled_is_given_back(pair: tuple[SharedLimiter
     answer = guest.reserve("acme", quota, 1)
     assert isinstance(answer, asyncio.Future)
     answer.cancel()
-    await asyncio.sleep(0.05)
+    await until_heard(guest)  # and has therefore given it back
     await granted(guest.reserve("acme", quota, 1))
 
 
@@ -73,13 +75,13 @@ async def test_what_a_lost_guest_held_comes_back_at_once_but_for_what_it_reporte
     quota = Quota(tokens=Rate(60), concurrency=1)
     held = await granted(guest.reserve("acme", quota, 10))
     guest.progress(held, 4)
-    await asyncio.sleep(0.05)
+    await until_heard(guest)
     await guest.close()
-    await asyncio.sleep(0.05)
-    host.settle(await granted(host.reserve("acme", quota, 6)), 6)
-    refused = await answered(host.reserve("acme", quota, 1))
-    assert isinstance(refused, Refusal)
-    assert refused.reason is Reason.TOKENS
+    answers = await eventually_async(
+        lambda: host.reserve("acme", quota, 6, caller=NOBODY), lambda answer: not isinstance(answer, Refusal)
+    )
+    host.settle(await granted(answers), 6)
+    assert (await refused(host.reserve("acme", quota, 1))).reason is Reason.TOKENS
 
 
 async def test_a_guest_takes_over_keeps_what_it_holds_and_starts_with_empty_buckets(
@@ -89,27 +91,59 @@ async def test_a_guest_takes_over_keeps_what_it_holds_and_starts_with_empty_buck
     quota = Quota(tokens=Rate(600), concurrency=2)
     held = await granted(guest.reserve("acme", quota, 1))
     await host.close()
-    await until(lambda: guest.is_host)
-    refused = await answered(guest.reserve("acme", quota, 50))
-    assert isinstance(refused, Refusal)
-    assert refused.reason is Reason.TOKENS
+    await eventually_async(lambda: guest.is_host)
+    assert (await refused(guest.reserve("acme", quota, 50))).reason is Reason.TOKENS
     only_slots = Quota(concurrency=1)
-    assert isinstance(await answered(guest.reserve("acme", only_slots, 1)), Refusal)
+    await refused(guest.reserve("acme", only_slots, 1))
     guest.settle(held, 1)
     await granted(guest.reserve("acme", only_slots, 1, caller=5))
 
 
+async def test_who_asks_while_nobody_serves_is_answered_after_a_while(
+    pair: tuple[SharedLimiter, SharedLimiter], clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, guest = pair
+    monkeypatch.setattr(guest, "_send", lambda ask: None)  # as if the host hung
+    answer = guest.reserve("acme", Quota(), 1)
+    assert isinstance(answer, asyncio.Future)
+    clock.advance(PATIENCE_S - 0.1)
+    guest._give_up(older_than=clock() - PATIENCE_S)
+    assert not answer.done()
+    clock.advance(0.2)
+    assert (await refused(answer)).reason is Reason.UNAVAILABLE
+
+
+def test_a_host_that_dies_is_followed_in_the_time_that_is_promised() -> None:
+    """A guest tries the lock every `RETRY_S`; who asks meanwhile waits for that, and a lease outlasts several beats."""
+    assert RETRY_S <= 0.1
+    assert PATIENCE_S >= 10 * RETRY_S
+    assert LEASE_S >= 3 * BEAT_S
+
+
 @pytest.mark.slow
+def test_four_processes_never_get_more_than_the_rate_though_two_of_them_are_killed(tmp_path: Path) -> None:
+    """First one that asks the host, and what it held comes back; then the host, and another takes over."""
+    with Crowd(tmp_path, "shared", str(tmp_path)) as crowd:
+        crowd.until_busy()
+        host = crowd.host()
+        victim = next(process for process in crowd.processes if process is not host)
+        victim.kill()
+        crowd.until_admitted_since(monotonic(), num=20)
+        host.kill()
+        crowd.until_admitted_since(monotonic())
+        crowd.stop()
+    assert crowd.excess() <= 0
+
+
+@pytest.mark.slow
+@pytest.mark.drill
 def test_four_processes_with_64_clients_get_the_rate_and_never_more(tmp_path: Path) -> None:
     """One of them is killed in the middle, and what it held comes back."""
-    crowd = Crowd(tmp_path, "shared", str(tmp_path), seconds=9)
-    try:
+    with Crowd(tmp_path, "shared", str(tmp_path), seconds=9) as crowd:
         sleep(5)
         victim = next(process for process in crowd.processes if process is not crowd.host())
         victim.kill()
         crowd.wait()
-    finally:
-        crowd.stop()
     assert crowd.excess() <= 0
     assert crowd.share_used(*crowd.busy()) >= 0.95
     assert crowd.broken_promises() == 0
@@ -117,15 +151,13 @@ def test_four_processes_with_64_clients_get_the_rate_and_never_more(tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.drill
 def test_killing_the_process_that_serves_the_limiter_breaks_no_window(tmp_path: Path) -> None:
-    crowd = Crowd(tmp_path, "shared", str(tmp_path), seconds=16)
-    try:
+    with Crowd(tmp_path, "shared", str(tmp_path), seconds=16) as crowd:
         sleep(5)
         crowd.host().kill()
         killed_at = monotonic()
         crowd.wait()
-    finally:
-        crowd.stop()
     assert crowd.excess() <= 0
     after = [admission.answered for admission in crowd.admissions() if admission.answered > killed_at + 0.01]
     assert min(after) < killed_at + 2

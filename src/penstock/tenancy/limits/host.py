@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
 from typing import cast
 
 from penstock.tenancy.limits.account import Reservation
@@ -79,12 +79,13 @@ class HostLock:
 class Guest(asyncio.Protocol):
     """One connected process and what it holds."""
 
-    def __init__(self, limiter: LocalLimiter, guests: set[Guest]) -> None:
+    def __init__(self, limiter: LocalLimiter, guests: set[Guest], clock: Callable[[], float]) -> None:
         self._limiter = limiter
         self._guests = guests
+        self._clock = clock
         self._frames = Frames()
         self._held: dict[int, Reservation] = {}
-        self.heard_at = monotonic()
+        self.heard_at = self._clock()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # not by birth: uvloop has its own
@@ -97,7 +98,7 @@ class Guest(asyncio.Protocol):
         self._held.clear()
 
     def data_received(self, data: bytes) -> None:
-        self.heard_at = monotonic()
+        self.heard_at = self._clock()
         told: list[Told] = []
         try:
             for body in self._frames.feed(data):
@@ -135,15 +136,15 @@ def _clear(path: Path) -> None:
         path.unlink()
 
 
-async def serve(path: Path, lock: HostLock, limiter: LocalLimiter) -> None:
+async def serve(path: Path, lock: HostLock, limiter: LocalLimiter, clock: Callable[[], float]) -> None:
     """Until cancelled. The lock is held, so a socket file that is there is a dead host's. The directory guards it."""
     guests: set[Guest] = set()
     _clear(path)
-    server = await asyncio.get_running_loop().create_unix_server(lambda: Guest(limiter, guests), str(path))
+    server = await asyncio.get_running_loop().create_unix_server(lambda: Guest(limiter, guests, clock), str(path))
     try:
         while True:
-            lock.stamp(monotonic())
-            for guest in [guest for guest in guests if monotonic() - guest.heard_at > LEASE_S]:
+            lock.stamp(clock())
+            for guest in [guest for guest in guests if clock() - guest.heard_at > LEASE_S]:
                 guest.transport.abort()
             await asyncio.sleep(1.0)
     finally:

@@ -17,6 +17,7 @@ import itertools
 import logging
 import random
 import secrets
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Literal
 
@@ -99,10 +100,15 @@ class RedisLimiter:
         on_loss: Literal["open", "closed"],
         prefix: str = "penstock",
         retry_quantum_s: float = 1.0,
+        timeout_s: float = TIMEOUT_S,
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        """`clock`: the time that accounts and leases go by, in seconds; without one the server's, which all share."""
         self._redis: Redis = Redis.from_url(
-            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0)
+            url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0)
         )
+        self._timeout_s = timeout_s
+        self._clock = clock
         self._on_loss = on_loss
         self._prefix = f"{{{prefix}}}:limits"  # one hash slot, so that the script may use its keys together
         self._quantum = round(retry_quantum_s * US)
@@ -129,12 +135,14 @@ class RedisLimiter:
         self._wake.set()
         work, beat = self._tasks
         beat.cancel()
-        await asyncio.wait([work], timeout=TIMEOUT_S)
+        await asyncio.wait([work], timeout=self._timeout_s)
         work.cancel()
         await asyncio.gather(work, beat, return_exceptions=True)
         self._lose(self._calls)
         with contextlib.suppress(RedisError, OSError, TimeoutError):
-            async with asyncio.timeout(TIMEOUT_S):  # a connection that was cut off in mid-call may never say goodbye
+            async with asyncio.timeout(
+                self._timeout_s
+            ):  # a connection that was cut off in mid-call may never say goodbye
                 await self._redis.aclose()
 
     def reserve(self, tenant: str, quota: Quota, tokens: int, *, caller: int = 0) -> Answer | asyncio.Future[Answer]:
@@ -152,24 +160,28 @@ class RedisLimiter:
             return self._alone.progress(held, used)
         assert isinstance(held, SharedReservation)
         held.used = used
-        self._call(_Call(held.tenant, ("progress", 0, held.id, used)))
+        self._call(_Call(held.tenant, ("progress", self._now(), held.id, used)))
 
     def settle(self, held: Held, used: int) -> None:
         if isinstance(held, Reservation):
             return self._alone.settle(held, used)
         assert isinstance(held, SharedReservation)
         if self._open.pop(held.id, None) is not None:
-            self._call(_Call(held.tenant, ("settle", 0, held.id, used)))
+            self._call(_Call(held.tenant, ("settle", self._now(), held.id, used)))
 
     def release(self, held: Held) -> None:
         if isinstance(held, Reservation):
             return self._alone.release(held)
         assert isinstance(held, SharedReservation)
         if self._open.pop(held.id, None) is not None:
-            self._call(_Call(held.tenant, ("release", 0, held.id)))
+            self._call(_Call(held.tenant, ("release", self._now(), held.id)))
 
     def _about(self, operation: str, held: SharedReservation, *more: int) -> tuple[str | int, ...]:
-        return (operation, 0, held.id, self._name, *limits(held.quota), self._quantum, *more)
+        return (operation, self._now(), held.id, self._name, *limits(held.quota), self._quantum, *more)
+
+    def _now(self) -> int:
+        """As the script takes it: microseconds, or zero for the server's own clock."""
+        return 0 if self._clock is None else round(self._clock() * US)
 
     def _call(self, call: _Call) -> None:
         self._calls.append(call)
@@ -219,7 +231,7 @@ class RedisLimiter:
         self._wake.set()
 
     def _heartbeat(self) -> _Call:
-        return _Call("", ("beat", 0, self._name, round(LEASE_S * US), self._run_id))
+        return _Call("", ("beat", self._now(), self._name, round(LEASE_S * US), self._run_id))
 
     async def _beat(self) -> None:
         while True:
@@ -252,7 +264,9 @@ class RedisLimiter:
                 if call.arguments[0] in ("settle", "release"):
                     self._calls.append(call)
                 continue
-            self._calls.append(_Call(call.tenant, ("release", 0, call.arguments[2])))  # it may have been granted
+            self._calls.append(
+                _Call(call.tenant, ("release", self._now(), call.arguments[2]))
+            )  # it may have been granted
             if not call.answer.done():
                 call.answer.set_result(self._without_redis(call))
 

@@ -67,10 +67,13 @@ class _Pending:
 class SharedLimiter:
     """A `Limiter`. `start` it before use and `close` it; `directory` is the same for all processes of the host."""
 
-    def __init__(self, directory: Path, *, retry_quantum_s: float = 1.0) -> None:
+    def __init__(
+        self, directory: Path, *, retry_quantum_s: float = 1.0, clock: Callable[[], float] = monotonic
+    ) -> None:
         self._socket = directory / "limits.sock"
         self._lock = HostLock(directory / "limits.lock")
         self._quantum_s = retry_quantum_s
+        self._clock = clock
         self._local: LocalLimiter | None = None  # set while this process is the host
         self._link: _Link | None = None
         self._pending: dict[int, _Pending] = {}
@@ -89,7 +92,7 @@ class SharedLimiter:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._local = None
         self._lock.release()
-        self._give_up(older_than=monotonic())
+        self._give_up(older_than=self._clock())
 
     @property
     def is_host(self) -> bool:
@@ -100,7 +103,7 @@ class SharedLimiter:
             return self._local.reserve(tenant, quota, tokens, caller=caller)
         ask = Reserve(next(self._ids), tenant, quota, tokens, caller)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._pending[ask.id] = _Pending(ask, answer, monotonic())
+        self._pending[ask.id] = _Pending(ask, answer, self._clock())
         self._send(ask)
         return answer
 
@@ -146,7 +149,8 @@ class SharedLimiter:
             await asyncio.sleep(RETRY_S)
 
     async def _be_host(self) -> None:
-        local = LocalLimiter(known_since=self._lock.known_since(monotonic()), retry_quantum_s=self._quantum_s)
+        known_since = self._lock.known_since(self._clock())
+        local = LocalLimiter(self._clock, known_since=known_since, retry_quantum_s=self._quantum_s)
         for held in self._open.values():
             held.local = local.restore(held.tenant, held.quota, held.tokens)
         self._local = local
@@ -156,7 +160,7 @@ class SharedLimiter:
                 pending.answer.set_result(local.reserve(ask.tenant, ask.quota, ask.tokens, caller=ask.caller))
         self._pending.clear()
         self._ready.set()
-        await serve(self._socket, self._lock, local)
+        await serve(self._socket, self._lock, local, self._clock)
 
     async def _be_guest(self) -> None:
         loop = asyncio.get_running_loop()
@@ -192,7 +196,7 @@ class SharedLimiter:
             self._send(Beat())
             for _ in range(8):
                 await asyncio.sleep(BEAT_S / 8)
-                self._give_up(older_than=monotonic() - PATIENCE_S)
+                self._give_up(older_than=self._clock() - PATIENCE_S)
 
     def _give_up(self, older_than: float) -> None:
         for id, pending in list(self._pending.items()):
