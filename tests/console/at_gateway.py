@@ -18,6 +18,7 @@ from penstock.gateway.http.server import Server, bound_socket
 from penstock.tenancy.admins import AdminKey, AdminRing
 from penstock.tenancy.budgets import Budgets
 from tests.gateway.door import Gateway
+from tests.waiting import GIVE_UP_S
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Console:
         """Status, headers and body, as JSON where it is JSON."""
         if key is not None:
             headers["authorization"] = f"Bearer {key}"
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=GIVE_UP_S)
         with contextlib.closing(connection):
             connection.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
             answer = connection.getresponse()
@@ -41,7 +42,7 @@ class Console:
     @contextlib.contextmanager
     def events(self, key: str | None = None) -> Iterator[Iterator[tuple[str, Any]]]:
         """Each event's kind and document, as they come; it ends when the server ends it."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=GIVE_UP_S)
         with contextlib.closing(connection):
             connection.request("GET", "/console/v1/feed", headers={"authorization": f"Bearer {key}"} if key else {})
             answer = connection.getresponse()
@@ -60,15 +61,16 @@ def parsed(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
 
 @contextlib.contextmanager
 def console(gateway: Gateway, *admins: AdminKey) -> Iterator[Console]:
+    """Its feed ticks when a test says so, or by itself once it is started."""
+
     async def start() -> tuple[Server, Feed, int]:
         ring = AdminRing()
         ring.apply(admins)
-        feed = Feed(GatewaySource(gateway.door, gateway.keys, Budgets()))
+        feed = Feed(GatewaySource(gateway.door, gateway.keys, Budgets()), period_s=0.02)
         gateway.door.recorder.listeners.append(feed)
         server = Server(ConsoleAtGateway(feed, Guard(ring, gateway.keys, is_loopback=True), gateway.keys))
         listener = bound_socket("127.0.0.1", 0)
         await server.listen(listener)
-        feed.start()
         return server, feed, listener.getsockname()[1]
 
     async def stop() -> None:
@@ -76,8 +78,8 @@ def console(gateway: Gateway, *admins: AdminKey) -> Iterator[Console]:
         feed.close()
         await server.stop(0.1)
 
-    server, feed, port = asyncio.run_coroutine_threadsafe(start(), gateway.loop).result(10)
+    server, feed, port = asyncio.run_coroutine_threadsafe(start(), gateway.loop).result(GIVE_UP_S)
     try:
         yield Console(port, feed, gateway.loop)
     finally:
-        asyncio.run_coroutine_threadsafe(stop(), gateway.loop).result(10)
+        asyncio.run_coroutine_threadsafe(stop(), gateway.loop).result(GIVE_UP_S)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import GIVE_UP_S
+
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -34,7 +36,7 @@ def opened(
         viewport={"width": width, "height": height}, color_scheme="dark" if is_dark else "light", has_touch=is_touch
     )
     page = context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(1e3 * GIVE_UP_S)
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda said: problems.append(said.text) if "Policy" in said.text else None)

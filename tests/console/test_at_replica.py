@@ -17,17 +17,18 @@ from penstock.core.slo import Slo
 from penstock.gateway.recorder import Ending
 from penstock.server.recorder import Finished
 from tests.console.at_gateway import Console
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import GIVE_UP_S, eventually
 
 SLO = Slo(ttft_s=0.25, tpot_s=0.05)
 
 
 @contextlib.contextmanager
-def consoled(*, is_loopback: bool = True) -> Iterator[tuple[Replica, Console]]:
+def consoled(*, is_loopback: bool = True, period_s: float = 0.05) -> Iterator[tuple[Replica, Console]]:
     found: list[tuple[Feed, asyncio.AbstractEventLoop]] = []
 
     def mount(app, recorder):  # type: ignore[no-untyped-def]
-        console, feed = with_console(app, recorder, NAME, SLO, is_loopback=is_loopback)
+        console, feed = with_console(app, recorder, NAME, SLO, is_loopback=is_loopback, period_s=period_s)
         found.append((feed, asyncio.get_running_loop()))
         return console
 
@@ -93,7 +94,7 @@ def test_whoever_leaves_is_forgotten(both: tuple[Replica, Console]) -> None:
     with page.events() as events:
         next(events)
         assert page.feed.num_viewers == 1
-    eventually(lambda: page.feed.num_viewers == 0)
+    eventually(lambda: page.feed.num_viewers, lambda viewers: viewers == 0)
 
 
 def test_beyond_this_machine_it_is_closed_and_says_why() -> None:
@@ -107,7 +108,7 @@ def test_beyond_this_machine_it_is_closed_and_says_why() -> None:
 
 def test_a_stopping_server_ends_the_streams_of_those_who_look() -> None:
     with consoled() as (_, page):
-        connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=GIVE_UP_S)
         connection.request("GET", "/console/v1/feed")
         answer = connection.getresponse()
         assert answer.readline() == b"event: hello\n"

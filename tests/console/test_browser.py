@@ -1,8 +1,9 @@
-"""The page in Chromium, at a real `penstock serve smollm2 --replicas 2` with real traffic; login at a real gateway."""
+"""The page in Chromium, at a real gateway with real traffic, in front of replicas that are real but for the model."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -10,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,16 +19,21 @@ from typing import Any
 import openai
 import pytest
 
+from penstock.tenancy.store import open_store
 from tests.cli.real_gateway import real_gateway
+from tests.console.at_gateway import Console
 from tests.console.browser import chromium, contrast, is_too_wide, opened
 from tests.console.test_at_replica import consoled
-from tests.server.replica import serving
+from tests.sdk import Unverified
+from tests.server.replica import NAME, serving
+from tests.waiting import GIVE_UP_S, eventually
 
 pytestmark = pytest.mark.slow
 
 PAGES = ("overview", "fleet", "requests", "routing", "tenants", "alerts", "playground")
 ROOT = Path(__file__).parents[2]
-LONG = "You answer questions about waterworks, turbines and pipes. " * 40
+STORY = "Tell me a long story about river 18."  # to which the fake model has an answer of 2,573 tokens
+LONG = "You answer questions about waterworks, turbines and pipes. " * 20
 
 
 @pytest.fixture(scope="module")
@@ -39,77 +44,84 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def fleet(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its address; it is in use for as long as the tests last."""
-    store = f"sqlite:///{tmp_path_factory.mktemp('console') / 'tenants.db'}"
-    command = [
-        sys.executable,
-        "-m",
-        "penstock.cli.main",
-        "serve",
-        "smollm2",
-        "--replicas",
-        "2",
-        "--port",
-        "0",
-        "--log-level",
-        "warning",
-    ]
-    environment = os.environ | {"PENSTOCK_STORE": store}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    """The address of a gateway with two replicas that is in use for as long as the tests last."""
+    with (
+        serving(step_s=0.01, num_blocks=512, block_size=16, routing_tokens=64) as one,
+        serving(step_s=0.01, num_blocks=512, block_size=16, routing_tokens=64) as two,
+        real_gateway(tmp_path_factory.mktemp("fleet"), one, two, level="warning") as gateway,
+        used(gateway.url, NAME),
+    ):
+        yield gateway.url
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[Console]:
+    """The console of a replica that nobody stands in front of."""
+    with consoled(period_s=0.5) as (_, found):
+        yield found
+
+
+@pytest.mark.drill
+def test_serve_with_replicas_has_the_page(browser: Any, tmp_path: Path) -> None:
+    """With the real model, as a user starts it."""
+    words = [sys.executable, "-m", "penstock.cli.main", "serve", "smollm2", "--replicas", "2", "--port", "0"]
+    environment = os.environ | {"PENSTOCK_STORE": f"sqlite:///{tmp_path / 'tenants.db'}"}
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
     assert process.stdout is not None
-    stopped = threading.Event()
     try:
         found = re.search(r"http://\S+?:\d+", process.stdout.readline())
         assert found is not None
-        _until_ready(found.group())
-        users = [threading.Thread(target=_use, args=(found.group(), number, stopped)) for number in range(3)]
-        for user in users:
-            user.start()
-        yield found.group()
-        stopped.set()
-        for user in users:
-            user.join()
+        eventually(lambda: _is_ready(found.group()), within_s=300)
+        with used(found.group(), "smollm2"), opened(browser, found.group()) as page:
+            expect(page.locator(".pill.good", has_text="ready")).to_have_count(2)
+            expect(page.locator(".figure", has_text="TTFT p95").locator("b")).to_have_text(re.compile(r"\d"))
     finally:
-        stopped.set()
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        process.wait(GIVE_UP_S)
         process.stdout.close()
 
 
-def _until_ready(url: str) -> None:
-    deadline_s = time.monotonic() + 120
-    while time.monotonic() < deadline_s:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/ready", timeout=5):
-            return
-        time.sleep(0.2)
-    raise AssertionError("the replicas never became ready")
+def _is_ready(url: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/ready", timeout=GIVE_UP_S):
+        return True
+    return False
 
 
-def _use(url: str, number: int, stopped: threading.Event) -> None:
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    turn = 0
-    while not stopped.wait(0.1):
-        turn += 1
+@contextlib.contextmanager
+def used(url: str, model: str) -> Iterator[None]:
+    """Two users who ask for `model` over and over, and now and then for one that is not there."""
+    stopped = threading.Event()
+    users = [threading.Thread(target=_use, args=(url, model, number, stopped)) for number in range(2)]
+    for user in users:
+        user.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        for user in users:
+            user.join()
+
+
+def _use(url: str, model: str, number: int, stopped: threading.Event) -> None:
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=Unverified())
+    for turn in itertools.count():
         messages = [
             {"role": "system", "content": LONG},
             {"role": "user", "content": f"{number}.{turn}: what is water?"},
         ]
-        list(
-            client.chat.completions.create(
-                model="smollm2",
-                messages=messages,
-                max_tokens=12,
-                stream=True,  # type: ignore[arg-type]
-            )
-        )
-        if turn % 4 == 0:
+        answer = client.chat.completions.create(model=model, messages=messages, max_tokens=12, stream=True)  # type: ignore[arg-type]
+        list(answer)
+        if turn % 4 == 1:
             with contextlib.suppress(openai.NotFoundError):
                 client.completions.create(model="nosuch", prompt="x")
+        if stopped.wait(0.25):
+            return
 
 
 def expect(locator: Any) -> Any:
     from playwright.sync_api import expect as expecting
 
+    expecting.set_options(timeout=1e3 * GIVE_UP_S)
     return expecting(locator)
 
 
@@ -153,12 +165,12 @@ def test_decisions_say_why(browser: Any, fleet: str) -> None:
         why = page.locator(".decision .why", has_text=re.compile(r"holds [\d,]+ of [\d,]+ prompt tokens")).first
         why.click()
         expect(page.locator(".scores table").first).to_contain_text("picked")
-        expect(page.locator(".queues dl > div").first).to_contain_text("smollm2-")
+        expect(page.locator(".queues dl > div").first).to_contain_text("small")
 
 
 def test_objectives_are_those_that_the_gateway_watches(browser: Any, fleet: str) -> None:
     with opened(browser, f"{fleet}/#/alerts") as page:
-        expect(page.get_by_role("heading", name="Objectives of smollm2")).to_be_visible()
+        expect(page.get_by_role("heading", name="Objectives of small")).to_be_visible()
         expect(page.locator(".objective", has_text="First token")).to_contain_text("target 500 ms at p95")
         expect(page.locator(".objective", has_text="Availability")).to_contain_text("target 99.9 %")
 
@@ -177,9 +189,9 @@ def test_alerts_and_budgets_are_shown_in_the_form_that_docs_slo_gives(browser: A
 
 def test_the_playground_streams_and_stops(browser: Any, fleet: str) -> None:
     with opened(browser, f"{fleet}/#/playground") as page:
-        page.get_by_label("Max tokens").fill("300")
+        page.get_by_label("Max tokens").fill("3000")
         page.get_by_label("Temperature").fill("0")
-        page.get_by_label("Prompt", exact=True).fill("Tell me a long story about a river.")
+        page.get_by_label("Prompt", exact=True).fill(STORY)
         page.keyboard.press("Enter")
         text = page.locator(".answer .text")
         expect(page.locator(".answer .ttft")).to_have_text(re.compile(r"\d"))
@@ -203,7 +215,7 @@ def test_the_playground_compares_two(browser: Any, fleet: str) -> None:
         for answer in answers.all():
             expect(answer.locator(".text")).to_have_text(re.compile(r"\w"))
             expect(answer.locator(".ttft")).to_have_text(re.compile(r"\d"))
-            expect(answer.locator(".hint")).to_have_text(re.compile("smollm2-"))
+            expect(answer.locator(".hint")).to_have_text(re.compile("small-"))
         boxes = [answer.bounding_box() for answer in answers.all()]
         assert boxes[0]["y"] == boxes[1]["y"]
         assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
@@ -247,48 +259,33 @@ def test_on_a_phone_nothing_is_too_wide(browser: Any, fleet: str) -> None:
             assert not is_too_wide(page), name
 
 
-def test_a_server_that_goes_and_comes_is_waited_for(browser: Any, tmp_path: Path) -> None:
-    with serving() as replica:
-        with real_gateway(tmp_path, replica) as gateway:
-            port = int(gateway.url.rpartition(":")[2])
-            page_context = opened(browser, gateway.url)
-            page = page_context.__enter__()
-            expect(page.locator(".live")).to_have_text("live")
+def test_a_server_that_goes_and_comes_is_waited_for(browser: Any, single: Console) -> None:
+    with opened(browser, f"http://127.0.0.1:{single.port}") as page:
+        expect(page.locator(".live")).to_have_text("live")
+        page.route("**/console/v1/session", lambda route: route.abort("connectionrefused"))
+        single.loop.call_soon_threadsafe(lambda: [end() for end in single.feed._viewers.values()])  # streams end
         expect(page.locator(".live")).to_have_text("reconnecting")
         expect(page.get_by_role("alert")).to_contain_text("connection is lost")
-        with real_gateway(tmp_path, replica, port=port):
-            expect(page.locator(".live")).to_have_text("live")
-            page_context.__exit__(None, None, None)
+        page.unroute("**/console/v1/session")
+        expect(page.locator(".live")).to_have_text("live")
+        expect(page.get_by_role("alert")).to_have_count(0)
 
 
-def test_an_admins_key_opens_it_and_a_wrong_one_says_so(browser: Any, tmp_path: Path) -> None:
+def test_an_admins_key_opens_it_and_names_are_shown_as_they_are_and_never_run(browser: Any, tmp_path: Path) -> None:
+    name = "<img src=x onerror=alert(1)>"
     with serving() as replica, real_gateway(tmp_path, replica) as gateway:
-        key = next(word for word in gateway.command("admins", "add", "root").split() if word.startswith("psa_"))
-        with opened(browser, gateway.url) as page:
+        with open_store(gateway.store) as store:
+            store.add_tenant({"id": "acme", "name": name})
+            key, admin = store.create_key("acme").secret, store.admins.add("root").secret
+        eventually(lambda: gateway.ask("GET", "/console/v1/session")[1]["needs_key"])
+        with opened(browser, f"{gateway.url}/#/playground") as page:
             page.get_by_label("Admin key").fill("psa_0000000000_wrong")
             page.get_by_role("button", name="Sign in").click()
             expect(page.get_by_role("alert")).to_contain_text("That did not work.")
-            page.get_by_label("Admin key").fill(key)
-            page.keyboard.press("Enter")
-            expect(page.locator(".live")).to_have_text("live")
-            assert key not in page.url
-            page.reload()
-            expect(page.locator(".live")).to_have_text("live")
-            page.get_by_role("button", name="Sign out").click()
-            expect(page.get_by_label("Admin key")).to_be_visible()
-            page.reload()
-            expect(page.get_by_label("Admin key")).to_be_visible()
-
-
-def test_names_are_shown_as_they_are_and_never_run(browser: Any, tmp_path: Path) -> None:
-    name = "<img src=x onerror=alert(1)>"
-    with serving() as replica, real_gateway(tmp_path, replica) as gateway:
-        gateway.command("tenants", "add", "acme", "--name", name)
-        key = next(word for word in gateway.command("keys", "create", "acme").split() if word.startswith("psk_"))
-        admin = next(word for word in gateway.command("admins", "add", "root").split() if word.startswith("psa_"))
-        with opened(browser, f"{gateway.url}/#/playground") as page:
             page.get_by_label("Admin key").fill(admin)
             page.keyboard.press("Enter")
+            expect(page.locator(".live")).to_have_text("live")
+            assert admin not in page.url
             page.get_by_label("Prompt", exact=True).fill("hello")
             page.get_by_role("button", name="Send").click()
             expect(page.locator(".answer .problem")).to_contain_text("API key")
@@ -300,16 +297,22 @@ def test_names_are_shown_as_they_are_and_never_run(browser: Any, tmp_path: Path)
             page.keyboard.press("Escape")
             page.goto(f"{gateway.url}/#/tenants")
             expect(page.get_by_role("table", name="Tenants")).to_contain_text(name)
+            page.reload()
+            expect(page.locator(".live")).to_have_text("live")
+            page.get_by_role("button", name="Sign out").click()
+            expect(page.get_by_label("Admin key")).to_be_visible()
+            page.reload()
+            expect(page.get_by_label("Admin key")).to_be_visible()
 
 
-def test_a_single_replica_has_the_same_page(browser: Any) -> None:
-    with consoled() as (replica, _), opened(browser, f"http://127.0.0.1:{replica.port}") as page:
+def test_a_single_replica_has_the_same_page(browser: Any, single: Console) -> None:
+    with opened(browser, f"http://127.0.0.1:{single.port}") as page:
         expect(page.locator(".live")).to_have_text("live")
         expect(page.locator(".swatch.target")).to_have_count(2)  # its own SLO
         for name in ("routing", "tenants", "alerts"):
-            page.goto(f"http://127.0.0.1:{replica.port}/#/{name}")
+            page.goto(f"http://127.0.0.1:{single.port}/#/{name}")
             expect(page.locator(".empty")).to_be_visible()
-        page.goto(f"http://127.0.0.1:{replica.port}/#/playground")
+        page.goto(f"http://127.0.0.1:{single.port}/#/playground")
         page.get_by_label("Max tokens").fill("5")
         page.get_by_label("Prompt", exact=True).fill("hello")
         page.keyboard.press("Enter")
@@ -317,5 +320,8 @@ def test_a_single_replica_has_the_same_page(browser: Any) -> None:
 
 
 def test_beyond_this_machine_a_single_replicas_console_says_why_it_is_closed(browser: Any) -> None:
-    with consoled(is_loopback=False) as (replica, _), opened(browser, f"http://127.0.0.1:{replica.port}") as page:
+    with (
+        consoled(is_loopback=False, period_s=0.5) as (replica, _),
+        opened(browser, f"http://127.0.0.1:{replica.port}") as page,
+    ):
         expect(page.get_by_role("alert")).to_contain_text("The console is closed here.")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.real_gateway import real_gateway
 from tests.server.replica import serving
+from tests.waiting import GIVE_UP_S
 
 pytestmark = pytest.mark.slow
 
@@ -18,14 +19,14 @@ def test_the_console_is_at_the_root_beside_the_models(tmp_path: Path) -> None:
         assert "the console is at /" in gateway.notice
         assert b"<title>penstock" in gateway.ask("GET", "/")[1]
         assert gateway.ask("GET", "/v1/models")[1]["data"][0]["id"] == "small"
-        viewer = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=20)
+        viewer = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=GIVE_UP_S)
         viewer.request("GET", "/console/v1/feed")
         stream = viewer.getresponse()
         assert stream.readline() == b"event: hello\n"
         gateway.process.terminate()
         assert stream.read().endswith(b"\n\n")  # it ends in good order, and so does the gateway
         viewer.close()
-        assert gateway.process.wait(20) == 0
+        assert gateway.process.wait(GIVE_UP_S) == 0
 
 
 def test_on_a_port_of_its_own_it_has_the_models_for_its_playground(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock import __version__
 from penstock.api.asgi import Receive, Request, Route, Router, Scope, Send, SseStream, json_response, respond
-from penstock.console.feed import Feed
+from penstock.console.feed import PERIOD_S, Feed
 from penstock.console.pages import load_pages, owns
 from penstock.console.replica_source import ReplicaSource, facts_of
 from penstock.core.errors import NotFound, PermissionDenied
@@ -102,10 +102,10 @@ class ConsoleAtReplica:
 
 
 def with_console(
-    replica: Replica, recorder: Recorder, model: str, slo: Slo, *, is_loopback: bool
+    replica: Replica, recorder: Recorder, model: str, slo: Slo, *, is_loopback: bool, period_s: float = PERIOD_S
 ) -> tuple[ConsoleAtReplica, Feed]:
     """The replica with a console in front of it, which has begun to follow it: for the event loop."""
-    feed = Feed(ReplicaSource(model, slo, replica.report))
+    feed = Feed(ReplicaSource(model, slo, replica.report), period_s=period_s)
     recorder.listeners.append(lambda finished: feed.ended(facts_of(finished)))
     feed.start()
     return ConsoleAtReplica(replica, feed, is_loopback=is_loopback), feed

@@ -65,9 +65,10 @@ class _Chosen(NamedTuple):
 class Feed:
     """Belongs to the event loop. `close` ends the stream of everybody who looks."""
 
-    def __init__(self, source: Source, *, history: History | None = None) -> None:
+    def __init__(self, source: Source, *, history: History | None = None, period_s: float = PERIOD_S) -> None:
         self._source = source
         self._history = history or History()
+        self._period_s = period_s
         self._began_s = time.time()
         self._requests: deque[_Ended] = deque(maxlen=_MOST_REQUESTS)
         self._troubles: deque[_Ended] = deque(maxlen=_MOST_TROUBLES)  # kept longer: they are what people look for
@@ -109,7 +110,7 @@ class Feed:
         now, before = time.monotonic(), self._ticked_at
         self._ticked_at = now
         # First: whatever goes wrong in one second is over in it.
-        self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(self._period_s, self._tick)
         self.tick(time.time(), max(now - before, 1e-3))
 
     def tick(self, now_s: float, elapsed_s: float) -> None:
