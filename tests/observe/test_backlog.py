@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from penstock.observe.backlog import Backlog
+from tests.waiting import GIVE_UP_S
 
 
 class Numbers(Backlog[int]):
@@ -25,7 +26,7 @@ def test_everything_is_written_in_order_in_batches_by_another_thread() -> None:
     with Numbers() as numbers:
         for number in range(25):
             numbers.put(number)
-        assert numbers.was_written.wait(5)
+        assert numbers.was_written.wait(GIVE_UP_S)
     assert [number for batch in numbers.written for number in batch] == list(range(25))
     assert max(map(len, numbers.written)) <= 10
     assert numbers.num_lost == 0

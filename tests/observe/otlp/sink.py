@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+
+from tests.waiting import eventually
 
 pytest.importorskip("opentelemetry.proto.collector", reason="penstock[otel] is not installed")
 grpc = pytest.importorskip("grpc", reason="penstock[otel] is not installed")
@@ -78,13 +79,9 @@ class Sink:
             for metric in scope.metrics
         }
 
-    def wait_for(self, number: int, timeout_s: float = 10.0) -> list[Received]:
+    def wait_for(self, number: int) -> list[Received]:
         """At least so many spans."""
-        ends_at = time.monotonic() + timeout_s
-        while len(self.spans) < number:
-            assert time.monotonic() < ends_at, [span.name for span in self.spans]
-            time.sleep(0.02)
-        return self.spans
+        return eventually(lambda: self.spans, lambda spans: len(spans) >= number)
 
 
 def points(metric: Any) -> list[tuple[dict[str, Any], Any]]:

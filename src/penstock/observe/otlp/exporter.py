@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from penstock.core.errors import ConfigError
@@ -24,52 +25,73 @@ T = TypeVar("T")
 
 _MOST_WAITING = 10_000  # requests
 _BATCH = 50  # requests: some 250 spans, and a few milliseconds' work
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
-_GOODBYE_S = 2.0  # for what is left when the process ends
 
 
-class _Sender:
+@dataclass(frozen=True)
+class RetryTimes:
+    first_pause_s: float = 0.5  # after a receiver was busy; then twice as long each time
+    longest_pause_s: float = 5.0
+    goodbye_s: float = 2.0  # for all that is left when the process ends
+
+
+class Sender:
     """Sends a message until it has arrived or its time is over."""
 
-    def __init__(self, way: Transport, timeout_s: float, stopping: threading.Event) -> None:
+    def __init__(
+        self,
+        way: Transport,
+        timeout_s: float,
+        stopping: threading.Event,
+        times: RetryTimes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._way = way
         self._timeout_s = timeout_s
         self._stopping = stopping
+        self._times = times
+        self._clock = clock
         self._ends_at: float | None = None  # once the process does
 
     def send(self, message: bytes) -> bytes:
-        deadline, pause_s = self._deadline(), _FIRST_PAUSE_S
+        deadline, pause_s = self._deadline(), self._times.first_pause_s
         while True:
-            left_s = deadline - time.monotonic()
+            left_s = deadline - self._clock()
             if left_s <= 0:
                 raise TimeoutError("there is no time left for it")
             try:
                 return self._way.send(message, left_s)
             except Busy as busy:
                 wait_s = busy.retry_after_s or pause_s
-                if time.monotonic() + wait_s >= deadline or self._stopping.wait(wait_s):
+                if self._clock() + wait_s >= deadline or self._stopping.wait(wait_s):
                     raise
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, self._times.longest_pause_s)
 
     def _deadline(self) -> float:
-        now = time.monotonic()
+        now = self._clock()
         if not self._stopping.is_set():
             return now + self._timeout_s
         if self._ends_at is None:
-            self._ends_at = now + min(_GOODBYE_S, self._timeout_s)
+            self._ends_at = now + min(self._times.goodbye_s, self._timeout_s)
         return self._ends_at
 
 
 class TraceExporter(Backlog[T], Generic[T]):
     """Takes what is known of a request, and makes spans of it in its thread."""
 
-    def __init__(self, target: Target, who: Mapping[str, str], spans: Callable[[T], Iterable[Span]]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        who: Mapping[str, str],
+        spans: Callable[[T], Iterable[Span]],
+        *,
+        times: RetryTimes = RetryTimes(),  # noqa: B008 - it is frozen
+    ) -> None:
         _check_installed()
         from penstock.observe.otlp import messages
 
         super().__init__("trace export", most=_MOST_WAITING, batch=_BATCH)
         self._way = transport("traces", target)
-        self._sender = _Sender(self._way, target.timeout_s, self._stopping)
+        self._sender = Sender(self._way, target.timeout_s, self._stopping, times)
         self._spans = spans
         resource, self._refused = messages.resource(who), messages.refused
         self._encode: Callable[[Iterable[Span]], bytes] = lambda spans: messages.trace_request(resource, spans)
@@ -88,14 +110,20 @@ class MetricExporter(Recurring):
     """`look` is called at an interval, in this thread, for the tallies as they stand."""
 
     def __init__(
-        self, target: Target, who: Mapping[str, str], look: Callable[[], Sequence[Tallies]], every_s: float
+        self,
+        target: Target,
+        who: Mapping[str, str],
+        look: Callable[[], Sequence[Tallies]],
+        every_s: float,
+        *,
+        times: RetryTimes = RetryTimes(),  # noqa: B008 - it is frozen
     ) -> None:
         _check_installed()
         from penstock.observe.otlp import messages
 
         super().__init__("metric export", every_s)
         self._way = transport("metrics", target)
-        self._sender = _Sender(self._way, target.timeout_s, self._stopping)
+        self._sender = Sender(self._way, target.timeout_s, self._stopping, times)
         self._look = look
         resource, began_ns = messages.resource(who), time.time_ns()
         self._encode: Callable[[Iterable[Tallies]], bytes] = lambda tallies: messages.metrics_request(
