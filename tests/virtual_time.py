@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class SteppedClock:
@@ -50,3 +52,13 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     """What `asyncio.run` does, in virtual time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(work)
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Makes a coroutine a test that takes no time, however long it sleeps."""
+
+    @wraps(test)
+    def whole(*args: P.args, **fixtures: P.kwargs) -> None:
+        run(test(*args, **fixtures))
+
+    return whole

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
+
+from penstock.bench.client import Client, Recording, RequestFailed
 
 
 class FakeServer:
@@ -37,8 +38,7 @@ class FakeServer:
             return
         self.heads.append(head)
         if "/v1/models" in head:
-            model = {"id": "fake", "object": "model", "max_model_len": 4096}
-            write_json(writer, 200, {"object": "list", "data": [model]})
+            self.write_models(writer)
         elif "/completions" in head:
             length = int(head.lower().partition("content-length:")[2].split()[0])
             await self.completion(json.loads(await reader.readexactly(length)), writer)
@@ -47,7 +47,11 @@ class FakeServer:
         await writer.drain()
         writer.close()
 
-    async def completion(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    def write_models(self, writer: Writer) -> None:
+        model = {"id": "fake", "object": "model", "max_model_len": 4096}
+        write_json(writer, 200, {"object": "list", "data": [model]})
+
+    async def completion(self, body: dict[str, Any], writer: Writer) -> None:
         self.bodies.append(body)
         if self.refuse_every and len(self.bodies) % self.refuse_every == 0:
             write_json(writer, self.status, {"error": {"message": "busy"}})
@@ -58,7 +62,7 @@ class FakeServer:
             await self.answer(body, writer)
         self.running -= 1
 
-    async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    async def answer(self, body: dict[str, Any], writer: Writer) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
         times: list[float] = []
         self.written.append(times)
@@ -70,15 +74,62 @@ class FakeServer:
                 write_event(writer, {"error": {"message": "engine died"}})
                 return
             if index == 1 and self.misdeed == "stall":
-                await asyncio.sleep(30)
+                await asyncio.Event().wait()
             word = {"delta": {"content": " word"}} if "messages" in body else {"text": " word"}
             write_event(writer, {"choices": [{"index": 0, **word}]})
-            times.append(time.perf_counter())
+            times.append(asyncio.get_running_loop().time())
             await writer.drain()
         usage = {"prompt_tokens": len(prompt_of(body).split()), "completion_tokens": body["max_tokens"]}
         if self.misdeed != "no_usage":
             write_event(writer, {"choices": [], "usage": usage})
         writer.write(b"data: [DONE]\n\n")
+
+
+class MemoryClient(Client):
+    """Asks a fake server of the same event loop without a socket, by that loop's clock: made for virtual time."""
+
+    def __init__(self, fake: FakeServer) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self._fake = fake
+        self.clock = asyncio.get_running_loop().time  # type: ignore[assignment]
+
+    async def _send(self, method: bytes, path: str, body: bytes, recording: Recording) -> Recording:
+        recording.sent_s = self.clock()
+        writer = _MemoryWriter(recording, self.clock)
+        if path == "/v1/models":
+            self._fake.write_models(writer)
+        elif method == b"POST" and path.endswith("completions"):
+            await self._fake.completion(json.loads(body), writer)
+        else:
+            write_json(writer, 404, {"error": {"message": "no such path"}})
+        recording.ended_s = self.clock()
+        if recording.status != 200:
+            raise RequestFailed(f"http_{recording.status}", recording.body[:300].decode())
+        return recording
+
+
+class _MemoryWriter:
+    """An answer's bytes, stamped as they are written; the head is the first of them."""
+
+    def __init__(self, recording: Recording, clock: Callable[[], float]) -> None:
+        self._recording = recording
+        self._clock = clock
+
+    def write(self, data: bytes) -> None:
+        if not self._recording.status:
+            head, _, data = data.partition(b"\r\n\r\n")
+            self._recording.status = int(head.split()[1])
+        if data:
+            self._recording.times.append(self._clock())
+            self._recording.parts.append(data)
+
+    async def drain(self) -> None: ...
+
+
+class Writer(Protocol):
+    def write(self, data: bytes) -> None: ...
+
+    async def drain(self) -> None: ...
 
 
 def prompt_of(body: dict[str, Any]) -> str:
@@ -93,11 +144,11 @@ async def serving(fake: FakeServer) -> AsyncIterator[FakeServer]:
         yield fake
 
 
-def write_event(writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
+def write_event(writer: Writer, event: dict[str, Any]) -> None:
     writer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
 
 
-def write_json(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> None:
+def write_json(writer: Writer, status: int, body: dict[str, Any]) -> None:
     data = json.dumps(body).encode()
     head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
     writer.write(head.encode() + data)

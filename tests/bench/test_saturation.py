@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from penstock.bench import serve
 from penstock.bench.board import Board
 from penstock.bench.lag import GeneratorHealth
 from penstock.bench.load import Result, Run
@@ -16,7 +17,8 @@ from penstock.bench.serve_text import as_text
 from penstock.core.errors import ConfigError
 from penstock.workload.arrivals import arrival_times
 from penstock.workload.lengths import Lengths
-from tests.bench.fake_server import FakeServer, serving
+from tests.bench.fake_server import FakeServer, MemoryClient, serving
+from tests.virtual_time import in_virtual_time
 
 
 def queued(rate: float, capacity: float, seconds: float = 60.0, seed: int = 0) -> Point:
@@ -48,28 +50,30 @@ def test_more_clients_must_bring_more() -> None:
     assert not gains(queued(40.0, capacity=10.0), [few, queued(20.0, capacity=10.0)])
 
 
-@pytest.mark.slow
-async def test_a_server_of_two_slots_is_found_out() -> None:
-    """Two answers at a time, each 10 ms and more: 200 requests a second, and no more."""
-    async with serving(FakeServer(token_s=0.005, slots=2)) as fake:
-        report = await bench_saturation(
-            Target(fake.url),
-            Asked(prompt=Lengths("fixed", 5), output=Lengths("fixed", 2)),
-            by="rate",
-            goal=0.9,
-            start=40.0,
-            precision=0.5,
-            seconds=0.4,
-            shape=LoadShape(process="constant"),
-            objective=Objective(ttft=0.3),
-            seed="1",
-            command="",
-            board=Board(),
-        )
+@in_virtual_time
+async def test_a_server_of_two_slots_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two answers at a time, each of 100 ms: 20 requests a second, and no more."""
+    fake = FakeServer(token_s=0.05, slots=2)
+    monkeypatch.setattr(serve, "Client", lambda url, **_: MemoryClient(fake))
+    report = await bench_saturation(
+        Target("http://127.0.0.1:1"),
+        Asked(prompt=Lengths("fixed", 5), output=Lengths("fixed", 2)),
+        by="rate",
+        goal=0.9,
+        start=4.0,
+        precision=0.25,
+        seconds=5,
+        shape=LoadShape(process="constant"),
+        objective=Objective(ttft=0.3),
+        seed="1",
+        command="",
+        board=Board(),
+    )
     assert report.slo_load is not None
     assert report.saturation_load is not None
-    assert report.slo_load <= 400
-    assert 0 < report.peak_requests_per_s <= 200
+    assert 16 <= report.slo_load <= 20.5
+    assert 16 <= report.saturation_load <= 20.5
+    assert report.peak_requests_per_s == pytest.approx(20, rel=0.1)
     assert [point.load for point in report.points] == sorted(point.load for point in report.points)
     assert "TTFT ≤ 300 ms is kept for 90% of the requests up to" in as_text(report)
     assert "keeps the SLO" in page(report)

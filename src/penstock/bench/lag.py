@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -26,7 +27,11 @@ class GeneratorHealth:
 class LagWatch:
     """A timer every 10 ms, and how late each came. Times are kept as they are: an hour is a few megabytes."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = perf_counter, cpu_clock: Callable[[], float] = time.process_time
+    ) -> None:
+        self._clock = clock
+        self._cpu_clock = cpu_clock
         self._lags: list[float] = []
         self._due_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -38,25 +43,25 @@ class LagWatch:
         return max(self._lags[-round(1 / TICK_S) :], default=0.0)
 
     def start(self) -> None:
-        self._began_s, self._began_cpu_s = perf_counter(), time.process_time()
+        self._began_s, self._began_cpu_s = self._clock(), self._cpu_clock()
         self._wait()
 
     def stop(self, send_delays: list[float]) -> GeneratorHealth:
         if self._timer is not None:
             self._timer.cancel()
-        wall_s = perf_counter() - self._began_s
-        cpu_s = time.process_time() - self._began_cpu_s
+        wall_s = self._clock() - self._began_s
+        cpu_s = self._cpu_clock() - self._began_cpu_s
         return GeneratorHealth(
             cpu=cpu_s / wall_s if wall_s else 0.0, lag=Spread.of(self._lags), send_delay=Spread.of(send_delays)
         )
 
     def _wait(self) -> None:
-        self._due_s = perf_counter() + TICK_S
+        self._due_s = self._clock() + TICK_S
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def _tick(self) -> None:
         """A pause that swallowed several ticks counts for each: the watch must not omit what it missed either."""
-        lag_s = max(0.0, perf_counter() - self._due_s)
+        lag_s = max(0.0, self._clock() - self._due_s)
         self._lags.append(lag_s)
         while (lag_s := lag_s - TICK_S) > 0:
             self._lags.append(lag_s)

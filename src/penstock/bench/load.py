@@ -13,7 +13,6 @@ from array import array
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count, islice
-from time import perf_counter
 
 from penstock.bench.answer import Answer, Reader
 from penstock.bench.board import Board
@@ -82,6 +81,7 @@ class Load:
     ) -> None:
         """`count_tokens` is for servers that do not say how many there were."""
         self._client = client
+        self._clock = client.clock
         self._speech = speech
         self._board = board
         self._count_tokens = count_tokens
@@ -172,7 +172,7 @@ class Load:
             kind, message = "abandoned", "it still ran when the load had ended"
             raise
         finally:
-            sent_s, ended_s = recording.sent_s - self._began_s, (recording.ended_s or perf_counter()) - self._began_s
+            sent_s, ended_s = recording.sent_s - self._began_s, (recording.ended_s or self._clock()) - self._began_s
             # Timers are good to a millisecond: one that fires early has sent the request at its time.
             intended_s = min(intended_s, sent_s)
             result = Result(number, index, intended_s, sent_s, ended_s, turn.output_tokens, error=kind, message=message)
@@ -201,7 +201,7 @@ class Load:
         )
 
     def _now(self) -> float:
-        return perf_counter() - self._began_s
+        return self._clock() - self._began_s
 
     async def _sleep_until(self, at_s: float) -> None:
         left_s = at_s - self._now()
@@ -211,10 +211,10 @@ class Load:
         """`window_s`: None is a closed loop, in which nothing has a time of its own."""
         self._results = []
         self._num_begun, self._last_begun_s = 0, 0.0
-        watch = LagWatch()
+        watch = LagWatch(self._clock)
         gc.collect()
         gc.freeze()  # what is there stays: a collection during the load looks at what the load made only
-        self._began_s = perf_counter()
+        self._began_s = self._clock()
         watch.start()
         async with self._board.shown(watch):
             was_interrupted = await _all(work)
