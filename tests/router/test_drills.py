@@ -138,7 +138,7 @@ def test_nobody_starves_behind_the_high_and_the_hot() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_replicas", [4, 16])
+@pytest.mark.parametrize("num_replicas", [4, pytest.param(16, marks=pytest.mark.drill)])
 def test_on_a_real_trace_kv_aware_hits_most_and_answers_soonest(num_replicas: int) -> None:
     names: list[StrategyName] = ["kv_aware", "round_robin", "least_connections", "session"]
     results = {name: measure(RoutingSettings(name), num_replicas, speed=2.0) for name in names}
