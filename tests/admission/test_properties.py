@@ -180,4 +180,4 @@ class AdmissionMachine(RuleBasedStateMachine):
 
 
 TestAdmission = AdmissionMachine.TestCase
-TestAdmission.settings = settings(max_examples=examples(100), stateful_step_count=40)
+TestAdmission.settings = settings(max_examples=examples(50), stateful_step_count=40)

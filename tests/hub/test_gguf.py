@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, modeling_gguf_pytorch_utils
+from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
@@ -213,7 +213,6 @@ def test_smollm2_is_what_transformers_makes_of_the_same_file(smollm2: Path, monk
     assert len(ours.tokenizer_source.metadata["tokenizer.ggml.tokens"]) == ours.config.vocab_size == 49152
     # Transformers makes this map anew for each module of the model, and it is the same each time.
     monkeypatch.setattr(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map))
-    monkeypatch.setattr(modeling_gguf_pytorch_utils, "get_tensor_name_map", gguf.get_tensor_name_map, raising=False)
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(LlamaConfig(**hf_config(ours.config, "float32")))
     theirs = load_gguf_checkpoint(smollm2, return_tensors=True, model_to_load=skeleton)
