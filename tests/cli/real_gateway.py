@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,8 @@ from typing import Any
 
 import yaml
 
-from tests.patience import Patience
 from tests.server.replica import Replica
+from tests.waiting import eventually
 
 
 @dataclass
@@ -44,7 +43,7 @@ class RealGateway:
         """Status and body, as JSON where it is JSON."""
         if key is not None:
             headers["authorization"] = f"Bearer {key}"
-        connection = http.client.HTTPConnection((url or self.url).removeprefix("http://"), timeout=30)
+        connection = http.client.HTTPConnection((url or self.url).removeprefix("http://"), timeout=60)
         with contextlib.closing(connection):
             data = body if isinstance(body, bytes | None) else json.dumps(body)
             connection.request(method, path, data, headers)
@@ -58,13 +57,9 @@ class RealGateway:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> float:
-    """How long it took."""
-    patience = Patience(timeout_s)
-    while not condition():
-        patience.look()
-        time.sleep(0.01)
-    return patience.spent_s
+def until(condition: Callable[[], bool], _: float = 0.0) -> None:
+    """An older name of `eventually`."""
+    eventually(condition)
 
 
 @contextlib.contextmanager
@@ -93,10 +88,10 @@ def real_gateway(
         assert found is not None, log.read_text()
         url = found.group().replace("0.0.0.0", "127.0.0.1")
         gateway = RealGateway(process, url, admin and admin.group(), notice.strip(), log, store)
-        until(lambda: gateway.ask("GET", "/ready")[0] == 200)
+        eventually(lambda: gateway.ask("GET", "/ready")[0], lambda status: status == 200)
         yield gateway
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

@@ -1,22 +1,27 @@
 """Streams of a real model survive kill -9 and SIGTERM: cut at random, carried on by a second replica, equal text."""
 
+import contextlib
 import http.client
 import json
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tools.drills.stand import MODEL, Process, Stand, stand
 
 from penstock.api import relay
 from penstock.api.relay import StreamRecord
-from tests.cli.real_server import RealServer, real_server
+from tests.cli.real_server import RealServer
 from tests.server.relaying import ask, block_ends, carry_on, events
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
+CONTEXT = 1 << 16
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Write a long story about a lighthouse keeper and his three cats."}]
 GREEDY: dict[str, Any] = {"temperature": 0}
@@ -33,19 +38,19 @@ SAMPLED: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def survivor() -> Iterator[RealServer]:
-    with real_server("--threads", "1") as found:
-        yield found
-
-
 def encoded(**options: Any) -> bytes:
-    wanted = {"model": "smollm2", "messages": MESSAGES, "max_tokens": 80, "stream": True}
-    return json.dumps(wanted | {"stream_options": {"include_usage": True}} | options).encode()
+    wanted = {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}}
+    return json.dumps(wanted | options).encode()
 
 
-def address(server: RealServer) -> tuple[str, int]:
-    return server.host, server.port
+def address(server: RealServer | Process) -> tuple[str, int]:
+    return "127.0.0.1", server.port
+
+
+def at_once(ask_one: Callable[[Any], bytes], things: Sequence[Any]) -> list[bytes]:
+    """Answers to all, which the engine makes together: that is little more work than one."""
+    with ThreadPoolExecutor(len(things)) as pool:
+        return list(pool.map(ask_one, things))
 
 
 def text_of(stream: bytes) -> str:
@@ -65,56 +70,95 @@ def summary(stream: bytes) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED, {}], ids=["greedy", "sampled", "no seed given"])
-def test_wherever_a_stream_is_cut_it_goes_on_as_it_would_have(survivor: RealServer, options: dict[str, Any]) -> None:
-    body = encoded(**options)
-    whole = ask(address(survivor), CHAT, body)
-    ends = block_ends(whole)
-    for end in random.Random(5).sample(ends[3:], 4):
-        record = StreamRecord()
-        record.append(whole[:end])
-        found = whole[:end] + carry_on(record, address(survivor), CHAT, body)
-        assert text_of(found) == text_of(whole)
-        assert summary(found) == summary(whole)
+def cut(stream: bytes, end: int) -> StreamRecord:
+    record = StreamRecord()
+    record.append(stream[:end])
+    return record
+
+
+def test_wherever_a_stream_is_cut_it_goes_on_as_it_would_have(server: RealServer) -> None:
+    """Greedy, sampled in every way, and without a seed."""
+    bodies = [encoded(model="smollm2", max_tokens=64, **options) for options in (GREEDY, SAMPLED, {})]
+    wholes = at_once(lambda body: ask(address(server), CHAT, body), bodies)
+    cuts = [
+        (body, whole, end)
+        for body, whole in zip(bodies, wholes, strict=True)
+        for end in random.Random(5).sample(block_ends(whole)[3:], 4)
+    ]
+    rests = at_once(lambda one: carry_on(cut(one[1], one[2]), address(server), CHAT, one[0]), cuts)
+    for (_, whole, end), rest in zip(cuts, rests, strict=True):
+        assert text_of(whole[:end] + rest) == text_of(whole)
+        assert summary(whole[:end] + rest) == summary(whole)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    with stand(tmp_path_factory.mktemp("survival"), context=CONTEXT) as found:
+        yield found
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.drill)])
-def test_streams_go_on_when_their_replica_goes(survivor: RealServer, how: signal.Signals) -> None:
-    bodies = [encoded(**options, n=n) for options in (GREEDY, SAMPLED) for n in (1, 2)]
-    wholes = [ask(address(survivor), CHAT, body) for body in bodies]
-    with real_server("--threads", "1") as leaving:
-        watching = http.client.HTTPConnection(*address(leaving), timeout=60)
+def test_streams_go_on_when_their_replica_goes(place: Stand, how: signal.Signals) -> None:
+    survivor, leaving = place.replica(), place.replica()
+    tokens = 400
+    while not are_carried_on(survivor, leaving, how, tokens):
+        leaving = place.replica()
+        tokens *= 2  # one of them had ended before it went
+        assert tokens < CONTEXT
+
+
+def are_carried_on(survivor: Process, leaving: Process, how: signal.Signals, tokens: int) -> bool:
+    """Whether all streams were open when the replica went, and so were carried on by the survivor."""
+    bodies = [
+        encoded(model=MODEL, max_tokens=tokens, ignore_eos=True, n=n, **options)
+        for options in (GREEDY, SAMPLED)
+        for n in (1, 2)
+    ]
+    for replica in (survivor, leaving):
+        eventually(replica.is_ready)
+    wholes = at_once(lambda body: ask(address(survivor), CHAT, body), bodies)
+    with contextlib.ExitStack() as connections:
+        watching, *asked = (
+            connections.enter_context(contextlib.closing(http.client.HTTPConnection(*address(leaving), timeout=60)))
+            for _ in range(1 + len(bodies))
+        )
         watching.request("GET", "/v1/penstock/snapshots")
         pushed = watching.getresponse()
-        connections = [http.client.HTTPConnection(*address(leaving), timeout=60) for _ in bodies]
-        for connection, body in zip(connections, bodies, strict=True):
+        for connection, body in zip(asked, bodies, strict=True):
             connection.request("POST", CHAT, body, {relay.HEADER: relay.STREAM})
-        responses = [connection.getresponse() for connection in connections]
+        responses = [connection.getresponse() for connection in asked]
         heads = [b"".join(response.readline() for _ in range(40)) for response in responses]
         if how is signal.SIGKILL:
-            leaving.engine_process().kill()
-        os.kill(leaving.process.pid, how)
-        for index, (response, whole, body) in enumerate(zip(responses, wholes, bodies, strict=True)):
-            rest = b""
-            try:
-                while chunk := response.read1(1 << 16):
-                    rest += chunk
-            except (http.client.HTTPException, ConnectionError):
-                assert how is signal.SIGKILL
-            forwarded = heads[index] + rest
-            forwarded = forwarded[: block_ends(forwarded)[-1]]  # a gateway forwards whole blocks
-            record = StreamRecord()
-            record.append(forwarded)
-            assert b"[DONE]" not in forwarded
-            if how is signal.SIGTERM:
-                assert record.is_given_back
-            found = forwarded + carry_on(record, address(survivor), CHAT, body)
-            assert by_choice_text(found) == by_choice_text(whole)
-            assert summary(found)[1:] == summary(whole)[1:]
+            leaving.signal(how)
+        else:
+            os.kill(leaving.pid, how)
+        streams = [head + rest_of(response, how) for head, response in zip(heads, responses, strict=True)]
+        if any(b"[DONE]" in stream for stream in streams):
+            return False
         if how is signal.SIGTERM:
             assert json.loads(pushed.read().split(b"data: ")[-1])["is_draining"]
-            leaving.process.wait(10)  # with nothing left to wait for it ends at once
-        watching.close()
+            eventually(lambda: not leaving.is_running)  # with nothing left to wait for it ends
+    records = [cut(stream, block_ends(stream)[-1]) for stream in streams]  # a gateway forwards whole blocks
+    if how is signal.SIGTERM:
+        assert all(record.is_given_back for record in records)
+    rests = at_once(
+        lambda one: carry_on(one[0], address(survivor), CHAT, one[1]), list(zip(records, bodies, strict=True))
+    )
+    for stream, rest, whole in zip(streams, rests, wholes, strict=True):
+        found = stream[: block_ends(stream)[-1]] + rest
+        assert by_choice_text(found) == by_choice_text(whole)
+        assert summary(found)[1:] == summary(whole)[1:]
+    return True
+
+
+def rest_of(response: http.client.HTTPResponse, how: signal.Signals) -> bytes:
+    found = b""
+    try:
+        while chunk := response.read1(1 << 16):
+            found += chunk
+    except (http.client.HTTPException, ConnectionError):
+        assert how is signal.SIGKILL
+    return found
 
 
 def by_choice_text(stream: bytes) -> dict[int, str]:

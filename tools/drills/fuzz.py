@@ -163,7 +163,8 @@ def fuzz(host: str, port: int, model: str, *, seed: int, count: int) -> Fuzz:
 
 
 def main() -> None:
-    from tools.drills.stand import MODEL, stand, until
+    from tests.waiting import eventually
+    from tools.drills.stand import MODEL, stand
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attacks", type=int, default=20_000)
@@ -175,7 +176,7 @@ def main() -> None:
         gateway = place.gateway(replica)
         for name, process in (("gateway", gateway), ("replica", replica)):
             found = fuzz("127.0.0.1", process.port, MODEL, seed=arguments.seed, count=arguments.attacks)
-            until(lambda: replica.num_open() == 0)
+            eventually(replica.num_open, lambda count: count == 0)
             print(f"{name}: {dict(sorted(found.statuses.items()))}, {len(found.faults)} faults", flush=True)
             faults += found.faults + process.complaints()
     print("\n".join(fault[:400] for fault in faults[:50]))

@@ -21,9 +21,10 @@ from itertools import count
 from pathlib import Path
 
 import uvloop
+from tests.waiting import eventually
 from tools.drills.call import Call, begin, post
 from tools.drills.pressure import CONTEXT, asked
-from tools.drills.stand import Process, Stand, stand, until
+from tools.drills.stand import Process, Stand, stand
 
 REPLICA = ("--max-num-seqs", "16", "--max-open", "256", "--chunk-tokens", "256")
 GREEDY = 48  # requests of the greedy tenant, at all times
@@ -76,7 +77,7 @@ async def greedy(replica: Process, tenant: str, num_open: int) -> AsyncIterator[
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.to_thread(until, lambda: replica.num_open() == 0)
+        await asyncio.to_thread(eventually, replica.num_open, lambda count: count == 0)
 
 
 async def measure(name: str, replica: Process, num_chats: int, crowd: str | None) -> Report:
@@ -103,7 +104,7 @@ async def drill(replica: Process, num_chats: int) -> list[Report]:
 
 async def run(place: Stand, num_chats: int) -> bool:
     replica = place.replica(*REPLICA)
-    await asyncio.to_thread(until, replica.is_ready)
+    await asyncio.to_thread(eventually, replica.is_ready)
     reports = await drill(replica, num_chats)
     print(f"{'a chat':26} {'TTFT p50':>10} {'p95':>10} {'answered meanwhile':>20}")
     for report in reports:

@@ -25,8 +25,9 @@ from typing import Any
 import psutil
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
+from tests.waiting import eventually
 from tools.drills.call import Call, begin, post
-from tools.drills.stand import MODEL, Process, Stand, stand, until
+from tools.drills.stand import MODEL, Process, Stand, stand
 from tools.drills.survival import fault
 
 CONTEXT = 8192
@@ -113,7 +114,7 @@ async def drill(
 ) -> Report:
     """`port`: the replica's, or of a gateway in front of it. `num_late` more come when it is full."""
     expected = await in_turns(replica.port, bodies, at_once)
-    await asyncio.to_thread(until, lambda: not held(replica), 10.0)
+    await asyncio.to_thread(eventually, lambda: held(replica), lambda found: not found)
     await asyncio.sleep(_HEARD_S)
     report = Report(len(bodies))
     before, memory_bytes = metrics(replica), memory(replica)
@@ -135,7 +136,7 @@ async def drill(
             report.wrong.append(f"stream {number}: {what}")
     report.turned_away = await late
     report.refusals = [f"{call.status} {call.json()['error']['code']}" for call in impossible]
-    await asyncio.to_thread(until, lambda: not held(replica), 10.0)
+    await asyncio.to_thread(eventually, lambda: held(replica), lambda found: not found)
     after = metrics(replica)
     report.left = held(replica)
     report.num_preempted = round(after["penstock_preemptions_total"] - before["penstock_preemptions_total"])
@@ -178,7 +179,7 @@ def show(name: str, report: Report) -> None:
 
 async def run(place: Stand, num_long: int, num_decodes: int) -> bool:
     replica = place.replica(*REPLICA)
-    await asyncio.to_thread(until, replica.is_ready)
+    await asyncio.to_thread(eventually, replica.is_ready)
     gateway = place.gateway(replica)
     print(f"{'':8} {'streams':>8} {'right':>6} {'fullest':>8} {'preempted':>10} {'refused':>8} {'memory':>11} left")
     found = []

@@ -20,8 +20,9 @@ from pathlib import Path
 from time import monotonic
 
 import uvloop
+from tests.waiting import eventually
 from tools.drills.call import Call, ask, begin, post
-from tools.drills.stand import MODEL, Process, Stand, stand, until
+from tools.drills.stand import MODEL, Process, Stand, stand
 
 REPLICA = ("--max-num-seqs", "512", "--max-open", "2048", "--chunk-tokens", "2048")
 MOST_BYTES = 400 << 10  # per client that does not read: what may be unsent, one read more, and Python's own
@@ -113,7 +114,7 @@ async def leaving(gateway: Process, replica: Process, count: int) -> float:
     began = monotonic()
     for call in calls:
         call.leave()
-    await asyncio.to_thread(until, lambda: replica.num_open() == 0)
+    await asyncio.to_thread(eventually, replica.num_open, lambda count: count == 0)
     return monotonic() - began
 
 
@@ -127,7 +128,9 @@ async def drill(place: Stand, num_clients: int, tokens: int) -> Report:
     calls = await unread(gateway.port, num_clients, tokens)
     drips = asyncio.create_task(dripping(gateway.port, num_clients))
     # All is generated, and nobody takes it.
-    await asyncio.to_thread(until, lambda: replica.get("/v1/penstock/snapshot")["num_running"] == 0, 120.0)
+    await asyncio.to_thread(
+        eventually, lambda: replica.get("/v1/penstock/snapshot")["num_running"], lambda count: count == 0
+    )
     report.num_stuck = replica.num_open()
     report.during_ms = await quick(gateway.port, 100)
     report.gateway_bytes = (gateway.memory_bytes - gateway_bytes) // num_clients
@@ -135,7 +138,7 @@ async def drill(place: Stand, num_clients: int, tokens: int) -> Report:
     report.dripping_s = await drips
     for call in calls:
         call.leave()
-    await asyncio.to_thread(until, lambda: replica.num_open() == 0)
+    await asyncio.to_thread(eventually, replica.num_open, lambda count: count == 0)
     report.wrong += place.complaints()
     return report
 

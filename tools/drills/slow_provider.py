@@ -19,9 +19,10 @@ from typing import Any
 
 import uvloop
 from tests.gateway.provider import Provider, providing
+from tests.waiting import eventually
 from tools.drills.call import Call, ask, begin, post
 from tools.drills.spike import p
-from tools.drills.stand import MODEL, Process, Stand, stand, until
+from tools.drills.stand import MODEL, Process, Stand, stand
 
 SLOW_AFTER_S = 0.5
 TOKENS = 20
@@ -78,7 +79,9 @@ async def drill(gateway: Process, provider: Provider, count: int, delay_s: float
             report.wrong.append(f"request {number}: status {call.status}, {call.body[-200:]!r}")
         elif told != f"{OUTSIDE}->{MODEL}; slow":
             report.wrong.append(f"request {number}: x-penstock-fallback is {told!r}")
-    await asyncio.to_thread(until, lambda: provider.num_left == len(provider.asked), delay_s + 5.0)
+    await asyncio.to_thread(
+        eventually, lambda: (provider.num_left, len(provider.asked)), lambda seen: seen[0] == seen[1]
+    )
     report.num_given_up, provider.delay_s = provider.num_left, 0.0
     again = await ask(gateway.port, asked(OUTSIDE, 0))
     if said(again) != provider.says or "x-penstock-fallback" in again.headers:
@@ -94,8 +97,8 @@ def chain(place: Stand, replica: Process, provider: Provider) -> Process:
         MODEL: {"replicas": [replica.url]},
     }
     gateway = place.gateway(models=models)
-    until(lambda: {one["id"] for one in gateway.get("/v1/models")["data"]} == set(models))
-    until(gateway.is_ready)
+    eventually(lambda: {one["id"] for one in gateway.get("/v1/models")["data"]}, lambda found: found == set(models))
+    eventually(gateway.is_ready)
     return gateway
 
 

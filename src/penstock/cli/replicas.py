@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from penstock.cli.store_flags import store_url
 from penstock.core.settings import Settings
 from penstock.gateway.settings import GatewaySettings
 from penstock.hub.progress import ProgressBar
-from penstock.hub.resolve import default_name, resolve
+from penstock.hub.resolve import default_name, describe, resolve
 
 log = logging.getLogger("penstock")
 
@@ -37,13 +38,14 @@ _PR_SET_PDEATHSIG = 1
 
 def serve_replicas(settings: Settings, count: int) -> None:
     """Until a signal ends it."""
-    resolve(settings.model, progress=ProgressBar())  # once, and not by every replica
+    find = describe if settings.engine.load == "dummy" else resolve
+    find(settings.model, progress=ProgressBar())  # once, and not by every replica
     name = settings.server.name or default_name(settings.model)
-    uvloop.run(_serve(settings, name, count, store_url(None, None)))
+    with _reserved_ports(count) as ports:
+        uvloop.run(_serve(settings, name, ports, store_url(None, None)))
 
 
-async def _serve(settings: Settings, name: str, count: int, store: str) -> None:
-    ports = [_free_port() for _ in range(count)]
+async def _serve(settings: Settings, name: str, ports: list[int], store: str) -> None:
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     gateway = GatewaySettings(
         host=settings.server.host,
@@ -54,7 +56,8 @@ async def _serve(settings: Settings, name: str, count: int, store: str) -> None:
     )
     with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
         keepers = [
-            asyncio.create_task(_keep(_write_config(settings, name, port, count, Path(directory)))) for port in ports
+            asyncio.create_task(_keep(_write_config(settings, name, port, len(ports), Path(directory))))
+            for port in ports
         ]
         try:
             await serve(gateway, store)
@@ -120,7 +123,19 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextlib.contextmanager
+def _reserved_ports(count: int) -> Iterator[list[int]]:
+    """Free ports that stay these replicas' own, also while one of them is not there yet or is started again.
+
+    On Linux they are bound here by sockets that never listen: a replica may bind the same port, as both say
+    SO_REUSEADDR, and nobody is given it who asks for any port. Elsewhere its bind would fail, so they are let go.
+    """
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in found:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(("127.0.0.1", 0))
+        ports = [int(one.getsockname()[1]) for one in found]
+        if sys.platform != "linux":
+            stack.close()
+        yield ports
