@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 from tools.drills import pressure, slow_provider
-from tools.drills.stand import Process, Stand, stand, until
+from tools.drills.stand import Process, Stand, stand
 
 from tests.gateway.provider import providing
 
@@ -16,16 +16,15 @@ pytestmark = pytest.mark.slow
 
 class Place(NamedTuple):
     stand: Stand
-    replica: Process
+    under: pressure.UnderPressure
     gateway: Process
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with stand(tmp_path_factory.mktemp("pressure"), context=pressure.CONTEXT) as found:
-        replica = found.replica(*pressure.REPLICA)
-        until(replica.is_ready)
-        yield Place(found, replica, found.gateway(replica))
+        under = pressure.UnderPressure(found)
+        yield Place(found, under, found.gateway(under.replica, **pressure.GATEWAY))
 
 
 def check(report: pressure.Report) -> None:
@@ -47,8 +46,8 @@ def check(report: pressure.Report) -> None:
     ],
 )
 async def test_prompts_near_the_contexts_end_wait_for_room_and_harm_nobody(place: Place, door: str, count: int) -> None:
-    port = place.gateway.port if door == "gateway" else place.replica.port
-    report = await pressure.drill(port, place.replica, pressure.long_ones(count))
+    asked = place.gateway if door == "gateway" else place.under.replica
+    report = await pressure.drill(asked, place.under, pressure.long_ones(count))
     check(report)
     if door == "gateway":
         assert report.num_preempted == 0  # they wait at the door, and nobody is let in for whom others must leave
@@ -60,9 +59,10 @@ async def test_prompts_near_the_contexts_end_wait_for_room_and_harm_nobody(place
         assert report.shed == []
 
 
-@pytest.mark.parametrize("count", [52, pytest.param(120, marks=pytest.mark.drill)])
+@pytest.mark.parametrize("count", [48, pytest.param(120, marks=pytest.mark.drill)])
 async def test_decodes_that_fill_the_cache_are_preempted_and_come_out_right(place: Place, count: int) -> None:
-    report = await pressure.drill(place.replica.port, place.replica, pressure.decodes(count), at_once=24, num_late=300)
+    bodies, replica = pressure.decodes(count), place.under.replica
+    report = await pressure.drill(replica, place.under, bodies, at_once=24, num_late=pressure.LATE)
     check(report)
     assert report.num_preempted > 0  # which nobody is before the last free block is taken
     assert set(report.turned_away) == {"429 overloaded with Retry-After"}
@@ -71,7 +71,7 @@ async def test_decodes_that_fill_the_cache_are_preempted_and_come_out_right(plac
 @pytest.mark.parametrize("count", [30, pytest.param(200, marks=pytest.mark.drill)])
 async def test_a_slow_provider_costs_its_time_limit_and_no_more(place: Place, count: int) -> None:
     with providing(says="from outside") as provider:
-        gateway = slow_provider.chain(place.stand, place.replica, provider)
+        gateway = slow_provider.chain(place.stand, place.under.replica, provider)
         report = await slow_provider.drill(gateway, provider, count, delay_s=4.0)
     assert report.wrong == []
     assert report.num_given_up > 0

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import json
 import random
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from typing import Any
 import psutil
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from tests.waiting import eventually
 from tools.drills.call import Call, begin, post
 from tools.drills.stand import MODEL, Process, Stand, stand
@@ -36,7 +39,12 @@ REPLICA = ("--max-num-seqs", "128", "--max-open", "128", "--chunk-tokens", "1024
 MOST_BYTES = 128 << 20  # more than on the quiet day: what a step takes and what clients have not read, no KV cache
 CHAT = 30  # tokens of a short prompt
 QUIET = 8  # streams at a time, on a quiet day
-_HEARD_S = 1.0  # in which gateways hear, even on busy cores, that a replica is idle again
+LATE = 150  # requests that come when all places are taken
+GATEWAY = {  # nobody is late or takes the replica for hung, however slow the machine is
+    "max_wait_s": {"interactive": 600, "standard": 600},
+    "health": {"hung_after_s": 600, "silent_after_s": 60},
+}
+_FLUSH_STEPS = 64  # after so many the step log reaches its file
 _FIRST_WORD, _LAST_WORD = 10, 500  # ids of plain tokens
 
 
@@ -48,7 +56,7 @@ class Report:
     shed: list[str] = field(default_factory=list)  # reasons that a gateway gave to those it did not let wait
     shed_chats: list[str] = field(default_factory=list)  # and those of them that it gave to short ones
     turned_away: list[str] = field(default_factory=list)  # of those that came when all places were taken: the same
-    fullest: float = 0.0  # the cache's share that sequences held, at most
+    fullest: float = 0.0  # the cache's share that the sequences of one step read, at most
     num_preempted: int = 0
     num_restarts: int = 0
     left: dict[str, float] = field(default_factory=dict)  # what is not as in an idle replica
@@ -89,14 +97,8 @@ def too_long(count: int) -> list[dict[str, Any]]:
     return [asked(3000 + number, CONTEXT + 1 + number, 10) for number in range(count)]
 
 
-async def late_comers(replica: Process, count: int) -> list[str]:
-    """Requests to a replica that has its hands full: how those were refused that were not answered."""
-    calls = await in_turns(replica.port, [asked(4000 + number, 10, 60) for number in range(count)], count)
-    return [
-        f"{call.status} {call.json()['error']['code']}" + (" with Retry-After" * ("retry-after" in call.headers))
-        for call in calls
-        if call.status != 200
-    ]
+def refusal(call: Call) -> str:
+    return f"{call.status} {call.json()['error']['code']}" + (" with Retry-After" * ("retry-after" in call.headers))
 
 
 async def in_turns(port: int, bodies: Sequence[dict[str, Any]], at_once: int = QUIET) -> list[Call]:
@@ -109,22 +111,50 @@ async def in_turns(port: int, bodies: Sequence[dict[str, Any]], at_once: int = Q
     return await asyncio.gather(*map(one, bodies))
 
 
+class UnderPressure:
+    """A replica that keeps a log of its steps, and what it says on a quiet day."""
+
+    def __init__(self, place: Stand) -> None:
+        self._log = place.directory / "steps.csv"
+        self.replica = place.replica(*REPLICA, "--step-log", str(self._log))
+        self._quiet: dict[str, Call] = {}
+        eventually(self.replica.is_ready)
+
+    async def quiet_answers(self, bodies: Sequence[dict[str, Any]], at_once: int) -> list[Call]:
+        keys = [json.dumps(body) for body in bodies]
+        new = [(key, body) for key, body in zip(keys, bodies, strict=True) if key not in self._quiet]
+        answers = await in_turns(self.replica.port, [body for _, body in new], at_once)
+        self._quiet |= {key: answer for (key, _), answer in zip(new, answers, strict=True)}
+        return [self._quiet[key] for key in keys]
+
+    async def steps(self) -> list[int]:
+        """The tokens of context that the decodes of each step read, of all steps so far."""
+        await in_turns(self.replica.port, [asked(5000, 10, _FLUSH_STEPS + 6)])  # by then they are in the file
+        lines = (await asyncio.to_thread(self._log.read_text)).rpartition("\n")[0].splitlines()
+        column = lines[1].split(",").index("decode_context")
+        return [int(line.split(",")[column]) for line in lines[2:]]
+
+
 async def drill(
-    port: int, replica: Process, bodies: Sequence[dict[str, Any]], at_once: int = QUIET, num_late: int = 0
+    door: Process, under: UnderPressure, bodies: Sequence[dict[str, Any]], at_once: int = QUIET, num_late: int = 0
 ) -> Report:
-    """`port`: the replica's, or of a gateway in front of it. `num_late` more come when it is full."""
-    expected = await in_turns(replica.port, bodies, at_once)
+    """`door`: the replica, or a gateway in front of it. `num_late` more come when it is full."""
+    replica = under.replica
+    expected = await under.quiet_answers(bodies, at_once)
     await asyncio.to_thread(eventually, lambda: held(replica), lambda found: not found)
-    await asyncio.sleep(_HEARD_S)
+    await asyncio.to_thread(eventually, lambda: known_work(door, replica), lambda found: not any(found))
     report = Report(len(bodies))
+    num_steps = len(await under.steps())
     before, memory_bytes = metrics(replica), memory(replica)
-    calls = [await begin(port, post("/v1/completions", body)) for body in bodies]
-    impossible = [await begin(port, post("/v1/completions", body)) for body in too_long(4)]
-    late = asyncio.create_task(late_comers(replica, num_late))
+    # The engine stands still while they come, so that they are there together however slow the client is.
+    with stopped(engine_of(replica)):
+        calls = [await begin(door.port, post("/v1/completions", body)) for body in bodies]
+        impossible = [await begin(door.port, post("/v1/completions", body)) for body in too_long(4)]
+        await all_there(door, calls + impossible)
+        late = [await begin(door.port, post("/v1/completions", asked(4000 + n, 10, 60))) for n in range(num_late)]
+        await all_there(door, calls + impossible + late)
     async with asyncio.timeout(120):
-        while not all(call.ended.done() for call in calls + impossible):
-            found = await asyncio.to_thread(metrics, replica)
-            report.fullest = max(report.fullest, found["penstock_kv_usage_ratio"])
+        while not all(call.ended.done() for call in calls + impossible + late):
             report.more_bytes = max(report.more_bytes, memory(replica) - memory_bytes)
             await asyncio.sleep(0.05)
     for number, (call, quiet) in enumerate(zip(calls, expected, strict=True)):
@@ -134,22 +164,58 @@ async def drill(
                 report.shed_chats.append(reason)
         elif (what := fault(call, quiet)) is not None:
             report.wrong.append(f"stream {number}: {what}")
-    report.turned_away = await late
+    report.turned_away = [refusal(call) for call in late if call.status != 200]
     report.refusals = [f"{call.status} {call.json()['error']['code']}" for call in impossible]
     await asyncio.to_thread(eventually, lambda: held(replica), lambda found: not found)
     after = metrics(replica)
     report.left = held(replica)
+    report.fullest = max((await under.steps())[num_steps:]) / CACHE
     report.num_preempted = round(after["penstock_preemptions_total"] - before["penstock_preemptions_total"])
     report.num_restarts = round(after["penstock_engine_restarts_total"] - before["penstock_engine_restarts_total"])
     report.wrong += [f"in a log: {line}" for line in replica.complaints()]
     return report
 
 
+async def all_there(door: Process, calls: Sequence[Call]) -> None:
+    """Every one is refused, or at a replica, or waits at the gateway."""
+    names = {"penstock_requests_open", "penstock_gateway_requests_open", "penstock_gateway_queue_length"}
+    while True:
+        num_held = sum(one.value for one in await asyncio.to_thread(samples, door) if one.name in names)
+        if num_held + sum(call.ended.done() for call in calls) == len(calls):
+            return
+        await asyncio.sleep(0.01)
+
+
+def known_work(door: Process, replica: Process) -> list[int]:
+    """What a gateway believes that the replica still does."""
+    if door is replica:
+        return []
+    (seen,) = door.get("/admin/v1/replicas")["replicas"]
+    return [seen[name] for name in ("in_flight", "running", "waiting", "kv_active_tokens")]
+
+
+def engine_of(replica: Process) -> psutil.Process:
+    (engine,) = psutil.Process(replica.pid).children()
+    return engine
+
+
+@contextlib.contextmanager
+def stopped(process: psutil.Process) -> Iterator[None]:
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
+def samples(process: Process) -> list[Sample]:
+    with urllib.request.urlopen(f"{process.url}/metrics", timeout=60) as answer:
+        return [one for family in text_string_to_metric_families(answer.read().decode()) for one in family.samples]
+
+
 def metrics(replica: Process) -> dict[str, float]:
     """Those without labels, by name."""
-    with urllib.request.urlopen(f"{replica.url}/metrics", timeout=10) as answer:
-        families = list(text_string_to_metric_families(answer.read().decode()))
-    return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
+    return {sample.name: sample.value for sample in samples(replica) if not sample.labels}
 
 
 def held(replica: Process) -> dict[str, float]:
@@ -178,17 +244,17 @@ def show(name: str, report: Report) -> None:
 
 
 async def run(place: Stand, num_long: int, num_decodes: int) -> bool:
-    replica = place.replica(*REPLICA)
-    await asyncio.to_thread(eventually, replica.is_ready)
-    gateway = place.gateway(replica)
+    under = await asyncio.to_thread(UnderPressure, place)
+    replica = under.replica
+    gateway = place.gateway(replica, **GATEWAY)
     print(f"{'':8} {'streams':>8} {'right':>6} {'fullest':>8} {'preempted':>10} {'refused':>8} {'memory':>11} left")
     found = []
-    for name, port, bodies, num_late in (
-        ("long", replica.port, long_ones(num_long), 0),
-        ("decodes", replica.port, decodes(num_decodes), 150),
-        ("at door", gateway.port, long_ones(num_long), 0),
+    for name, door, bodies, num_late in (
+        ("long", replica, long_ones(num_long), 0),
+        ("decodes", replica, decodes(num_decodes), LATE),
+        ("at door", gateway, long_ones(num_long), 0),
     ):
-        found.append(await drill(port, replica, bodies, num_late=num_late))
+        found.append(await drill(door, under, bodies, num_late=num_late))
         show(name, found[-1])
     return not any(
         report.wrong or report.left or report.shed_chats or report.num_restarts or report.more_bytes > MOST_BYTES
