@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -79,9 +80,17 @@ def _speaking_for(provider: Provider) -> type[BaseHTTPRequestHandler]:
             time.sleep(provider.delay_s)
             provider.may_answer.wait(GIVE_UP_S)
             try:
+                self._look_for_client()
                 self._generate(asked)
             except OSError:
                 provider.num_left += 1
+                self.close_connection = True
+
+        def _look_for_client(self) -> None:
+            """Fails if the client has closed its end: a first write would still succeed."""
+            with contextlib.suppress(BlockingIOError):
+                if self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
+                    raise BrokenPipeError
 
         def _generate(self, asked: dict[str, Any]) -> None:
             usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}

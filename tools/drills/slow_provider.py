@@ -1,8 +1,8 @@
 """A provider that takes its time, and a model of one's own behind it.
 
-    python -m tools.drills.slow_provider [--requests 60] [--delay 10]
+    python -m tools.drills.slow_provider [--requests 60]
 
-Every answer of the provider takes far longer than `slow_after_s`. Each client must get the whole answer of the next
+The provider answers nobody until every client has an answer. Each client must get the whole answer of the next
 model in the chain, with a header that says so, its first token within that time and what the next model takes on a
 quiet day; what was asked of the provider is given up; and when it is quick again it is the one that answers.
 """
@@ -32,16 +32,10 @@ OUTSIDE = "outside"  # the provider's model
 @dataclass
 class Report:
     num_requests: int
-    delay_s: float
     quiet: list[float] = field(default_factory=list)  # seconds to a first token, of the next model by itself
     slow: list[float] = field(default_factory=list)  # the same, after the provider was waited for
     wrong: list[str] = field(default_factory=list)
     num_given_up: int = 0  # of what was asked of the provider: it had nobody to answer
-
-    @property
-    def most_s(self) -> float:
-        """What a first token may take: the wait, and what the next model takes under as many requests at once."""
-        return SLOW_AFTER_S + max(self.quiet)
 
 
 def asked(model: str, number: int) -> bytes:
@@ -66,11 +60,11 @@ async def together(port: int, model: str, count: int) -> list[Call]:
         return [await call.ended for call in calls]
 
 
-async def drill(gateway: Process, provider: Provider, count: int, delay_s: float) -> Report:
-    report = Report(count, delay_s)
+async def drill(gateway: Process, provider: Provider, count: int) -> Report:
+    report = Report(count)
     quiet = await together(gateway.port, MODEL, count)
     report.quiet = [call.first_s - call.asked_s for call in quiet]
-    provider.delay_s = delay_s
+    provider.may_answer.clear()
     slow = await together(gateway.port, OUTSIDE, count)
     report.slow = [call.first_s - call.asked_s for call in slow]
     for number, (call, expected) in enumerate(zip(slow, quiet, strict=True)):
@@ -79,10 +73,11 @@ async def drill(gateway: Process, provider: Provider, count: int, delay_s: float
             report.wrong.append(f"request {number}: status {call.status}, {call.body[-200:]!r}")
         elif told != f"{OUTSIDE}->{MODEL}; slow":
             report.wrong.append(f"request {number}: x-penstock-fallback is {told!r}")
+    provider.may_answer.set()  # and finds that all have left
     await asyncio.to_thread(
         eventually, lambda: (provider.num_left, len(provider.asked)), lambda seen: seen[0] == seen[1]
     )
-    report.num_given_up, provider.delay_s = provider.num_left, 0.0
+    report.num_given_up = provider.num_left
     again = await ask(gateway.port, asked(OUTSIDE, 0))
     if said(again) != provider.says or "x-penstock-fallback" in again.headers:
         report.wrong.append(f"quick again, the provider does not answer: {again.body[-200:]!r}")
@@ -105,7 +100,6 @@ def chain(place: Stand, replica: Process, provider: Provider) -> Process:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=60)
-    parser.add_argument("--delay", type=float, default=10.0, help="seconds that the provider takes")
     arguments = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -113,7 +107,7 @@ def main() -> None:
         providing(says="from outside") as provider,
     ):
         gateway = chain(place, place.replica(), provider)
-        report = uvloop.run(drill(gateway, provider, arguments.requests, arguments.delay))
+        report = uvloop.run(drill(gateway, provider, arguments.requests))
     print(f"{'':18} {'TTFT p50':>9} {'p95':>8} {'most':>8}")
     for name, times in (("the next model", report.quiet), ("after the slow one", report.slow)):
         print(f"{name:18} {p(0.5, times):7.2f} s {p(0.95, times):6.2f} s {max(times):6.2f} s")
