@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from tools.drills.stand import MODEL, Process, stand, until
+from tools.drills.stand import MODEL, Process, stand
 
 from penstock.hub.resolve import describe
 from tests.model.lora import write_adapter
+from tests.sdk import Unverified
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -24,15 +27,16 @@ def adapters_of(replica: Process) -> set[str]:
 
 def post(replica: Process, path: str, **body: str) -> None:
     headers = {"content-type": "application/json"}
-    urllib.request.urlopen(urllib.request.Request(replica.url + path, json.dumps(body).encode(), headers), timeout=10)
+    urllib.request.urlopen(urllib.request.Request(replica.url + path, json.dumps(body).encode(), headers), timeout=60)
 
 
 def visible(gateway: Process, key: str) -> list[str]:
     return [card.id for card in client(gateway, key).models.list().data]
 
 
+@cache
 def client(gateway: Process, key: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0)
+    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0, http_client=Unverified(), timeout=60)
 
 
 def test_adapters_follow_the_configuration_and_those_of_hands_are_learned(tmp_path: Path) -> None:
@@ -44,17 +48,23 @@ def test_adapters_follow_the_configuration_and_those_of_hands_are_learned(tmp_pa
         one, other = (
             place.replica("--max-loras", "4", "--adapter-file", str(tmp_path / f"{number}.json")) for number in range(2)
         )
-        until(lambda: one.is_ready() and other.is_ready())
+        eventually(lambda: one.is_ready() and other.is_ready())
         everything = place.tenant("everything", "--adapters", "*")
         nothing = place.tenant("nothing")
 
         def configured(**adapters: str) -> dict[str, Any]:
             return {"models": {MODEL: {"replicas": [one.url, other.url], "adapters": adapters}}}
 
+        def loaded(first: set[str], second: set[str]) -> None:
+            eventually(lambda: (adapters_of(one), adapters_of(other)), lambda found: found == (first, second))
+
+        def shown(*names: str) -> None:
+            eventually(lambda: visible(gateway, everything), lambda found: found == list(names))
+
         gateway = place.gateway(one, other, **configured(poet=paths["poet"]))
-        until(lambda: adapters_of(one) == adapters_of(other) == {"poet"})
+        loaded({"poet"}, {"poet"})
         post(other, "/v1/load_lora_adapter", lora_name="bard", lora_path=paths["bard"])
-        until(lambda: visible(gateway, everything) == [MODEL, "poet", "bard"])
+        shown(MODEL, "poet", "bard")
         assert visible(gateway, nothing) == [MODEL]
         said = {
             name: client(gateway, everything).completions.create(model=name, prompt="one two", max_tokens=8, seed=1)
@@ -66,8 +76,8 @@ def test_adapters_follow_the_configuration_and_those_of_hands_are_learned(tmp_pa
 
         gateway.end()  # and from now on the file names none
         gateway = place.gateway(one, other, **configured())
-        until(lambda: (adapters_of(one), adapters_of(other)) == (set(), {"bard"}))
-        until(lambda: visible(gateway, everything) == [MODEL, "bard"])
+        loaded(set(), {"bard"})
+        shown(MODEL, "bard")
         assert (
             client(gateway, everything).completions.create(model="bard", prompt="one two", max_tokens=8, seed=1).choices
             == said["bard"].choices
@@ -75,8 +85,8 @@ def test_adapters_follow_the_configuration_and_those_of_hands_are_learned(tmp_pa
 
         gateway.end()  # a configuration that names what was loaded by hand does not own it
         gateway = place.gateway(one, other, **configured(bard=paths["bard"]))
-        until(lambda: adapters_of(one) == adapters_of(other) == {"bard"})
+        loaded({"bard"}, {"bard"})
         gateway.end()
         place.gateway(one, other, **configured())
-        until(lambda: (adapters_of(one), adapters_of(other)) == (set(), {"bard"}))
+        loaded(set(), {"bard"})
         assert place.complaints() == []

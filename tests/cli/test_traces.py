@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tools.drills.stand import MODEL, stand
 
-from tests.cli.real_gateway import RealGateway, real_gateway, until
-from tests.cli.real_server import real_server
+from tests.cli.real_gateway import RealGateway, real_gateway
 from tests.observe.otlp.sink import SINKS, Received, Sink, points
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
 TRACE, CLIENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-MODEL = "smollm2"
 
 
 @contextlib.contextmanager
@@ -27,8 +27,9 @@ def fleet(protocol: str, directory: Path) -> Iterator[tuple[Sink, RealGateway]]:
         telemetry = {"endpoint": sink.url, "protocol": protocol, "metrics_every_s": 0.5}
         config = directory / "replica.json"
         config.write_text(json.dumps({"telemetry": telemetry}))
-        server = stack.enter_context(real_server("--config", str(config)))
-        models = {MODEL: {"replicas": [server.url], "price": {"input": 1.0, "output": 2.0}}}
+        place = stack.enter_context(stand(directory, context=1024))
+        replica = place.replica("--config", str(config))
+        models = {MODEL: {"replicas": [replica.url], "price": {"input": 1.0, "output": 2.0}}}
         yield sink, stack.enter_context(real_gateway(directory, models=models, telemetry=telemetry))
 
 
@@ -51,7 +52,7 @@ def test_a_trace_goes_from_the_clients_span_to_the_engines_decode(protocol: str,
     with fleet(protocol, tmp_path) as (sink, gateway):
         answer = chat(gateway, {"traceparent": f"00-{TRACE}-{CLIENT}-01", "tracestate": "shop=1"})
         assert answer.endswith(b"data: [DONE]\n\n")
-        spans = sink.wait_for(10)
+        spans = eventually(lambda: sink.spans, lambda spans: len(spans) >= 10)
         assert {span.trace_id for span in spans} == {TRACE}
         assert {span.state for span in spans} == {"shop=1"}
         door = one(spans, "chat", "penstock-gateway")
@@ -86,13 +87,13 @@ def _check_metrics(sink: Sink) -> None:
 
     for service in ("penstock-gateway", "penstock-replica"):
         for name in ("gen_ai.server.time_to_first_token", "gen_ai.server.request.duration"):
-            until(lambda: count(f"{service} {name}") == 1)  # noqa: B023
+            eventually(lambda: count(f"{service} {name}"), lambda found: found == 1)  # noqa: B023
     tokens = points(sink.metrics["penstock-replica gen_ai.client.token.usage"])
     assert {said["gen_ai.token.type"]: point.sum for said, point in tokens}["output"] == 8
     assert all(said["gen_ai.request.model"] == MODEL for said, _ in tokens)
 
 
 def _check_the_log(gateway: RealGateway, door: Received) -> None:
-    until(lambda: door.attributes["penstock.request.id"] in gateway.log.read_text())
+    eventually(gateway.log.read_text, lambda log: door.attributes["penstock.request.id"] in log)
     (line,) = [line for line in gateway.log.read_text().splitlines() if f"trace={TRACE}" in line]
     assert f"id={door.attributes['penstock.request.id']}" in line

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import random
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,7 +146,7 @@ async def drill(
     num_steps = len(await under.steps())
     before, memory_bytes = metrics(replica), memory(replica)
     # The engine stands still while they come, so that they are there together however slow the client is.
-    with stopped(engine_of(replica)):
+    with replica.engine_stopped():
         calls = [await begin(door.port, post("/v1/completions", body)) for body in bodies]
         impossible = [await begin(door.port, post("/v1/completions", body)) for body in too_long(4)]
         await all_there(door, calls + impossible)
@@ -192,20 +191,6 @@ def known_work(door: Process, replica: Process) -> list[int]:
         return []
     (seen,) = door.get("/admin/v1/replicas")["replicas"]
     return [seen[name] for name in ("in_flight", "running", "waiting", "kv_active_tokens")]
-
-
-def engine_of(replica: Process) -> psutil.Process:
-    (engine,) = psutil.Process(replica.pid).children()
-    return engine
-
-
-@contextlib.contextmanager
-def stopped(process: psutil.Process) -> Iterator[None]:
-    process.suspend()
-    try:
-        yield
-    finally:
-        process.resume()
 
 
 def samples(process: Process) -> list[Sample]:

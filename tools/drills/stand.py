@@ -71,6 +71,16 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
+    @contextlib.contextmanager
+    def engine_stopped(self) -> Iterator[None]:
+        """A replica's engine stands still; its server goes on."""
+        (engine,) = psutil.Process(self.pid).children()
+        engine.suspend()
+        try:
+            yield
+        finally:
+            engine.resume()
+
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(self.url + path, timeout=60) as answer:
             return json.load(answer)
