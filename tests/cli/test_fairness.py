@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from tools.drills import greedy
-from tools.drills.stand import stand, until
+from tools.drills.stand import stand
+
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.drill]
 
@@ -14,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.drill]
 async def test_chats_do_not_wait_behind_another_tenants_backlog(tmp_path: Path) -> None:
     with stand(tmp_path, context=greedy.CONTEXT) as place:
         replica = place.replica(*greedy.REPLICA)
-        until(replica.is_ready)
+        eventually(replica.is_ready)
         alone, beside, behind = await greedy.drill(replica, num_chats=24)
         assert beside.texts == alone.texts
         assert beside.busy > 0

@@ -7,12 +7,13 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import eventually
 
 _HOME = os.environ.get("PENSTOCK_PEERS", ".peers")
 
@@ -54,14 +55,16 @@ def running(command: list[str], log: Path, **environment: str) -> Iterator[subpr
                 process.wait()
 
 
-def wait_for(url: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float = 180.0) -> None:
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
+def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until it answers: some take minutes to load their code."""
+
+    def answers() -> bool:
         assert process.poll() is None, log.read_text(errors="replace")[-3000:]
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2):
-            return
-        time.sleep(0.2)
-    raise AssertionError(log.read_text(errors="replace")[-3000:])
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10):
+            return True
+        return False
+
+    eventually(answers, within_s=300.0)
 
 
 def library_path() -> str:

@@ -59,7 +59,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
     http, metrics, grpc = free_port(), free_port(), free_port()
     command = [python, "-c", _MODEL, str(http), str(metrics), str(grpc)]
     with running(command, log, LD_LIBRARY_PATH=library_path()) as process:
-        wait_for(f"http://127.0.0.1:{http}/v2/models/ensemble/ready", process, log, 60)
+        wait_for(f"http://127.0.0.1:{http}/v2/models/ensemble/ready", process, log)
         yield f"http://127.0.0.1:{http}", f"http://127.0.0.1:{metrics}"
 
 
@@ -67,13 +67,13 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
 async def followed(triton: tuple[str, str], dialect: str | None) -> AsyncIterator[Following]:
     async with following(triton[0], model="ensemble", dialect=dialect, metrics=triton[1]) as found:
         found.upstream.render = lambda messages: str(messages[-1]["content"])
-        await eventually_async(lambda: found.follower.dialect is not None)
+        await eventually_async(lambda: found.follower.dialect)
         yield found
 
 
 async def test_triton_is_recognised_and_ready(triton: tuple[str, str]) -> None:
     async with followed(triton, None) as found:
-        await eventually_async(lambda: found.state == "ready")
+        await eventually_async(lambda: found.state, lambda state: state == "ready")
         assert found.follower.dialect is not None
         assert found.follower.dialect.name == "triton"  # its model does not say that it is TensorRT-LLM
 

@@ -80,12 +80,12 @@ async def test_vllm_meets_the_contract(vllm: Vllm) -> None:
             found.send("/v1/completions", b'{"model":"smollm2","prompt":"Once","max_tokens":400,"stream":true}')[0]
             for _ in range(3)
         ]
-        await eventually_async(lambda: found.seen.running == 3)
+        await eventually_async(lambda: found.seen.running, lambda count: count == 3)
         steps = found.seen.steps
-        await eventually_async(lambda: found.seen.steps > steps)
+        await eventually_async(lambda: found.seen.steps, lambda count: count > steps)
         for call in calls:
             call.cancel()
-        await eventually_async(lambda: found.seen.sequences == 0)
+        await eventually_async(lambda: found.seen.sequences, lambda count: count == 0)
 
 
 async def test_a_priority_is_taken_or_refused_as_the_table_says(vllm: Vllm) -> None:
@@ -102,7 +102,7 @@ async def test_what_vllm_caches_is_known_by_the_routers_hashes_and_again_after_a
         asked = {"model": "smollm2", "prompt": LONG, "max_tokens": 1}
         _, said = found.send("/v1/completions", outgoing(VLLM, json.dumps(asked).encode(), Wishes(salt="acme")))
         await said.over.wait()
-        await eventually_async(lambda: wanted <= index.known)
+        await eventually_async(lambda: wanted - index.known, lambda unknown: not unknown)
         assert index.is_approximate is False
     async with reading(vllm.source) as index:  # a gateway that starts late
-        await eventually_async(lambda: wanted <= index.known)
+        await eventually_async(lambda: wanted - index.known, lambda unknown: not unknown)
