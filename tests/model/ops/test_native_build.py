@@ -27,11 +27,22 @@ def tiny_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @needs_compiler
-def test_two_builds_at_once_leave_one_library(tiny_sources: Path) -> None:
+def test_of_two_builds_at_once_one_compiles_and_the_other_waits(
+    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked: list[Path] = []
+    link = build._link
+
+    def counted(compiler: list[str], directory: Path) -> Path:
+        linked.append(directory)
+        return link(compiler, directory)
+
+    monkeypatch.setattr(build, "_link", counted)
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda _: build_kernels(), range(2))
     assert first == second
     assert list(first.parent.iterdir()) == [first]
+    assert len(linked) == 1
 
 
 @needs_compiler

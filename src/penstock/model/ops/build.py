@@ -1,7 +1,8 @@
 """Compiles the C kernels for this machine, once, and keeps the result.
 
 It knows compilers, flags and files; not what the kernels compute. The library is named by everything that went into
-it, so a changed source, compiler or processor makes another one, and two processes may build at the same time.
+it, so a changed source, compiler or processor makes another one. Of several processes that start together one builds
+and the others wait for it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from penstock.hub.disk import locked
 from penstock.hub.home import penstock_home
 
 SOURCES = Path(__file__).parent / "kernels"
@@ -82,10 +84,13 @@ def _fingerprint_parts(compiler: list[str]) -> Iterator[bytes]:
 
 def _compile(compiler: list[str], library: Path) -> None:
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-            built = _link(compiler, Path(scratch))
-            os.replace(built, library)  # atomic: whoever looks sees no library or a whole one
+        with locked(library.parent.with_suffix(".lock"), on_wait=lambda: None):
+            if library.exists():  # built by the process that held the lock before
+                return
+            library.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+                built = _link(compiler, Path(scratch))
+                os.replace(built, library)  # atomic: whoever looks sees no library or a whole one
     except OSError as error:
         raise KernelsUnavailable(f"cannot write {library}: {error}") from error
 
