@@ -9,12 +9,10 @@ from penstock.core.errors import ConfigError
 from penstock.core.sampling import SamplingParams
 from penstock.core.settings import EngineSettings
 from penstock.model.random_weights import RandomCheckpoint
+from penstock.runner import memory
 from penstock.runner.assemble import Assembly, assemble
-from penstock.runner.memory import free_bytes
 from penstock.sched.plan import SampleSpec, Slice, StepPlan
 from tests.runner.small import CONFIG
-
-CPU = torch.device("cpu")
 
 
 def assembled(**settings: object) -> Assembly:
@@ -54,8 +52,12 @@ def test_adapters_have_eight_places_on_a_cpu_unless_it_is_said() -> None:
     assert assembled(dtype="float32", max_loras=0).adapters is None
 
 
-def test_a_context_that_the_cache_has_no_room_for_is_cut(caplog: pytest.LogCaptureFixture) -> None:
-    made = assembled(dtype="float32", memory_fraction=16 * CONFIG.kv_bytes_per_token(4) * 3.5 / free_bytes(CPU))
+def test_a_context_that_the_cache_has_no_room_for_is_cut(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block_bytes = 16 * CONFIG.kv_bytes_per_token(4)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000 * block_bytes)
+    made = assembled(dtype="float32", memory_fraction=0.0035)
     assert made.num_blocks == 3
     assert made.max_model_len == 48
     assert "no room for more" in caplog.text

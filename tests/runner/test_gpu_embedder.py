@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from penstock.core.clock import MonotonicClock
 from penstock.engine.embedding import EmbedQueue
 from penstock.engine.loop import EngineLoop
 from penstock.engine.messages import Embed, Embedded, FromEngine, Submit, ToEngine
@@ -16,7 +15,7 @@ from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.embedder import DecoderEmbedder
 from penstock.sched.budget import StepBudget
 from penstock.sched.scheduler import Scheduler
-from tests.runner.clients import Clients, Script
+from tests.runner.clients import Clients, Script, TickingClock
 from tests.runner.devices import NEEDS_GPU, assembled
 from tests.runner.judge import Judge
 from tests.runner.test_cuda_runner import CONFIG, workload
@@ -81,8 +80,8 @@ def test_texts_between_steps_that_are_under_way(device: str) -> None:
     made, mail = assembled(CONFIG, device, block_size=16), Mail(everybody)
     assert made.embedder is not None
     scheduler = Scheduler(KVCache(200, 16), StepBudget(96, target_s=None, floor=16), max_num_seqs=made.max_num_seqs)
-    queue = EmbedQueue(made.embedder, MonotonicClock())
-    EngineLoop(scheduler, made.runner, mail, MonotonicClock(), embeddings=queue).run()
+    queue = EmbedQueue(made.embedder, TickingClock())
+    EngineLoop(scheduler, made.runner, mail, TickingClock(), embeddings=queue).run()
 
     assert len(mail.finished) == len(mail.embedded) // 2 == 6
     Judge(RandomCheckpoint(CONFIG), longest=CONFIG.context_length).check_all(mail)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from penstock.model.ops.memory import CHUNK, HUGE_PAGE, MOST_SETTLED, Arena, pages, settle
+from tests.model.ops.residency import resident_bytes
 
 
 @pytest.mark.parametrize("huge", [False, True])
@@ -50,14 +51,11 @@ def test_a_piece_is_given_back_with_its_last_part() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nobody tells what is resident")
 def test_what_is_settled_is_in_memory_and_still_zero() -> None:
-    def resident_bytes() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
     parts = [pages(4 * HUGE_PAGE), pages(100)]
-    before = resident_bytes()
+    assert [resident_bytes(part) for part in parts] == [0, 0]
     if not settle(parts):
         pytest.skip("this system takes memory only as it is touched")
-    assert resident_bytes() - before >= 4 * HUGE_PAGE
+    assert [resident_bytes(part) for part in parts] == [4 * HUGE_PAGE, 4096]
     assert not any(part.any() for part in parts)
 
 

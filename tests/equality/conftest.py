@@ -1,0 +1,3 @@
+from tests.seeded import seeded
+
+__all__ = ["seeded"]  # the fixture
