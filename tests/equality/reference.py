@@ -38,10 +38,3 @@ def assert_logprobs(logits: Tensor, output: Sequence[int], logprobs: Sequence[To
         for (other, logprob), wanted in zip(ours.top, best.tolist(), strict=True):
             assert abs(logprob - float(row[other])) < MARGIN
             assert abs(logprob - wanted) < MARGIN
-
-
-def generate(theirs: PreTrainedModel, prompt: Sequence[int], max_tokens: int) -> list[int]:
-    ids = torch.tensor([list(prompt)])
-    mask = torch.ones_like(ids)
-    generated = theirs.generate(ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, pad_token_id=0)
-    return [int(token_id) for token_id in generated[0, len(prompt) :]]

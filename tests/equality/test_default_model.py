@@ -1,4 +1,7 @@
-"""The default model under float32 says what transformers says, from the same weights."""
+"""The default model on the native kernels in float32 says what transformers says, from the same weights.
+
+That the torch reference says the same is `test_gpu_model`'s to show: it holds the native kernels to the reference.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,8 @@ from penstock.core.sampling import SamplingParams
 from penstock.hub.convert import convert_to_hf
 from penstock.hub.resolve import resolve
 from penstock.model.loading import load_model
-from penstock.model.ops import Ops
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps
-from penstock.model.ops.reference import ReferenceOps
 from penstock.text.tokenizer import Tokenizer
 from tests.equality.inprocess import InProcess
 from tests.equality.reference import assert_greedy, assert_logprobs, reference_logits
@@ -71,11 +72,11 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> Default:
     return default
 
 
-@pytest.fixture(scope="module", params=["reference", "native"])
-def engine(request: pytest.FixtureRequest, default: Default) -> InProcess:
+@pytest.fixture(scope="module")
+def engine(default: Default) -> InProcess:
     """After all prompts: arriving one after the other, chunked, sharing what they can, short of blocks."""
     try:
-        ops: Ops = ReferenceOps() if request.param == "reference" else NativeOps("float32")
+        ops = NativeOps("float32", threads=1)
     except KernelsUnavailable as error:
         pytest.skip(str(error))
     model = load_model(default.checkpoint, ops)

@@ -19,7 +19,8 @@ from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps
 from penstock.model.ops.reference import ReferenceOps
 from tests.equality.inprocess import InProcess
-from tests.equality.reference import assert_greedy, assert_logprobs, generate, reference_logits
+from tests.equality.reference import assert_greedy, assert_logprobs, reference_logits
+from tests.examples import examples
 from tests.model.tiny import CONFIGS, StateDictCheckpoint, hf_model
 
 TOKENS = torch.randint(0, 256, (400,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -55,14 +56,11 @@ def make_ops(name: str) -> Ops:
         pytest.skip(str(error))
 
 
-# Of each family the native kernels. The torch reference too, of those that came first: what is new in the others does
-# not know how requests are batched, and `tests/model` holds its numbers. The fast minute has one of these.
+# Every family on the native kernels. The torch reference runs one of them: how requests are batched does not know the
+# family, and `tests/model` holds the reference's numbers of each. The fast minute has those that came first.
 FIRST = [name for name in CONFIGS if name.startswith(("llama", "mistral", "qwen")) and "moe" not in name]
 PAIRS = [
-    *(
-        pytest.param(("reference", name), marks=pytest.mark.slow if i else [], id=f"reference-{name}")
-        for i, name in enumerate(FIRST)
-    ),
+    pytest.param(("reference", "llama"), id="reference-llama"),
     *(
         pytest.param(("native", name), marks=[] if name in FIRST else pytest.mark.slow, id=f"native-{name}")
         for name in CONFIGS
@@ -85,8 +83,7 @@ def test_alone(pair: Pair) -> None:
     engine = pair.engine()
     request = greedy("a", PROMPTS[1], 24)
     engine.run(request)
-    if engine.outputs["a"] != generate(pair.theirs, request.prompt_ids, 24):
-        pair.check(engine, request)  # only where two tokens are equally good
+    pair.check(engine, request)
 
 
 def test_mixed_batch_of_requests_that_arrive_at_different_steps(pair: Pair) -> None:
@@ -96,9 +93,9 @@ def test_mixed_batch_of_requests_that_arrive_at_different_steps(pair: Pair) -> N
     pair.check(engine, *requests)
 
 
-@pytest.mark.parametrize("block_size", [4, 16])
-def test_chunked_prompts(pair: Pair, block_size: int) -> None:
-    for chunk_tokens in (1, 3, 7, 13):
+@pytest.mark.parametrize(("block_size", "chunks"), [(4, (1, 7)), (16, (3, 13))], ids=["4", "16"])
+def test_chunked_prompts(pair: Pair, block_size: int, chunks: tuple[int, ...]) -> None:
+    for chunk_tokens in chunks:
         engine = pair.engine(block_size=block_size, chunk_tokens=chunk_tokens, max_num_seqs=2)
         requests = [greedy("a", PROMPTS[1], 6), greedy("b", PROMPTS[2], 5)]
         engine.run(*requests)
@@ -203,7 +200,7 @@ def windowed(request: pytest.FixtureRequest) -> Pair:
     return Pair(theirs, load_model(StateDictCheckpoint(theirs), ops), ops)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(15))
 @given(
     workload=workloads, chunk_tokens=st.integers(1, 20), block_size=st.sampled_from([2, 4, 16]), spare=st.integers(0, 6)
 )

@@ -31,7 +31,7 @@ GREEDY = SamplingParams(temperature=0.0)
 @cache
 def loaded(kv_dtype: torch.dtype | None) -> tuple[CausalLM, NativeOps]:
     try:
-        ops = NativeOps("float32", kv_dtype=kv_dtype)
+        ops = NativeOps("float32", threads=1, kv_dtype=kv_dtype)
     except KernelsUnavailable as reason:
         pytest.skip(str(reason))
     return load_model(open_model("smollm2"), ops), ops

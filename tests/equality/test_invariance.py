@@ -27,12 +27,12 @@ from penstock.sched.sequence import Sequence as LiveSequence
 from tests.equality.inprocess import InProcess
 from tests.model.ops.low_bit import grouped
 
-# Of SmolLM2's widths, with a layer that sees a window: shapes that fill the kernels' tiles and shapes that do not.
+# SmolLM2's heads, with a layer that sees a window: widths that fill the kernels' tiles and widths that do not.
 CONFIG = ModelConfig(
     architecture="qwen3",
     vocab_size=515,
-    hidden_size=576,
-    intermediate_size=1000,
+    hidden_size=256,
+    intermediate_size=360,
     num_layers=2,
     num_heads=9,
     num_kv_heads=3,
@@ -133,7 +133,7 @@ def test_batched(scene: Scene) -> None:
     scene.check(scene.run(REQUESTS, apart=3, chunk_tokens=40))
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 7, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 13))])
+@pytest.mark.parametrize("chunk_tokens", [1, 7])
 def test_chunked(scene: Scene, chunk_tokens: int) -> None:
     scene.check(scene.run(REQUESTS, chunk_tokens=chunk_tokens))
 
@@ -182,6 +182,10 @@ def test_on_two_threads(scene: Scene) -> None:
     scene.check(scene.run(REQUESTS, threads=2, chunk_tokens=50))
 
 
+ONE_SCENE = pytest.mark.parametrize("scene", ["bfloat16"], indirect=True)  # what is drawn knows only the logits
+
+
+@ONE_SCENE
 def test_siblings_sample_what_each_would_alone(scene: Scene) -> None:
     siblings = [
         Request(f"choice {seed}", PROMPTS[0], 10, sampling=SamplingParams(temperature=1.2, seed=seed))
@@ -193,6 +197,7 @@ def test_siblings_sample_what_each_would_alone(scene: Scene) -> None:
     assert len({tuple(output) for output in together.outputs.values()}) == 4
 
 
+@ONE_SCENE
 def test_a_stream_carried_on_elsewhere_goes_on_as_it_would_have(scene: Scene) -> None:
     """Another replica gets the tokens already sent as a part of the prompt; random numbers go by position."""
     for request in REQUESTS[:3]:  # without penalties, which tell prompt and output apart

@@ -38,7 +38,7 @@ def text() -> Tensor:
 def model(*bits: int) -> tuple[CausalLM, NativeOps]:
     """With weights of these bits kept as the file has them, all others as float32."""
     try:
-        ops = NativeOps("float32", keeps=frozenset(bits))
+        ops = NativeOps("float32", threads=1, keeps=frozenset(bits))
     except KernelsUnavailable as reason:
         pytest.skip(str(reason))
     return load_model(open_model("smollm2"), ops), ops

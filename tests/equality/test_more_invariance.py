@@ -76,9 +76,22 @@ def test_a_request_says_what_it_would_alone(name: str, way: str) -> None:
     check(name, "bfloat16", way)
 
 
+# Every arithmetic with every model, each with two of the ways: so every way meets every model and every arithmetic.
+PAIRS = [(name, arithmetic) for arithmetic in ("float32", "4 bits", "int8 cache") for name in MODELS]
+TRIPLES = [
+    (name, arithmetic, [list(WAYS)[(2 * place + i) % len(WAYS)] for i in range(2)])
+    for place, (name, arithmetic) in enumerate(PAIRS)
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("arithmetic", ["float32", "4 bits", "int8 cache"])
-def test_whatever_becomes_of_it(name: str, arithmetic: str) -> None:
-    for way in WAYS:
+@pytest.mark.parametrize(("name", "arithmetic", "ways"), TRIPLES)
+def test_whatever_becomes_of_it(name: str, arithmetic: str, ways: list[str]) -> None:
+    for way in ways:
         check(name, arithmetic, way)
+
+
+def test_every_way_meets_every_model_and_every_arithmetic() -> None:
+    met = [(name, arithmetic, way) for name, arithmetic, ways in TRIPLES for way in ways]
+    assert {(name, way) for name, _, way in met} == {(name, way) for name in MODELS for way in WAYS}
+    assert {(kind, way) for _, kind, way in met} == {(kind, way) for _, kind in PAIRS for way in WAYS}

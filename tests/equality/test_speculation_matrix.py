@@ -60,7 +60,7 @@ class World:
         config = checkpoint.config
         self.guides = Guides(Vocabulary(Words.of(self.tokenizer, config.vocab_size, config.eos_token_ids)))
         try:
-            self.ops: Ops = NativeOps("bfloat16")
+            self.ops: Ops = NativeOps("bfloat16", threads=1)
         except KernelsUnavailable as error:
             pytest.skip(str(error))
         self.model = load_model(checkpoint, self.ops)

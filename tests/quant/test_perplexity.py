@@ -21,8 +21,8 @@ def measured() -> dict[str, float]:
     token_ids = prose(Tokenizer.load(checkpoint.tokenizer_source))
     found = {}
     for name in ("float32", *MOST):
-        settings = EngineSettings(device="cpu", max_model_len=128, **FORMATS[name])
-        found[name] = perplexity(checkpoint, settings, token_ids, windows=4, length=128).decode
+        settings = EngineSettings(device="cpu", max_model_len=64, threads=1, **FORMATS[name])
+        found[name] = perplexity(checkpoint, settings, token_ids, windows=8, length=64).decode
     return found
 
 

@@ -73,8 +73,7 @@ def judges(adapters: list[Path]) -> dict[str, Judge]:
 
 @pytest.fixture(
     params=[
-        "cpu",
-        "cpu-overlapped",
+        "cpu-overlapped",  # steps one by one are held to the bit in tests/equality
         pytest.param("cuda", marks=NEEDS_GPU),
         pytest.param("cuda without graphs", marks=NEEDS_GPU),
         pytest.param("cuda with many rows", marks=NEEDS_GPU),
@@ -140,7 +139,7 @@ def test_every_token_is_that_of_the_adapters_own_model(
     assert watched.num_adapted > 10
 
 
-@pytest.mark.parametrize("assembly", ["cpu"], indirect=True)
+@pytest.mark.parametrize("assembly", ["cpu-overlapped"], indirect=True)
 def test_the_judge_knows_adapters_apart(adapters: list[Path], judges: dict[str, Judge], assembly: Assembly) -> None:
     asked = requests(adapters, 5)
     clients = Clients(one_after_the_other(asked, apart=0))

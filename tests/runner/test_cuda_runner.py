@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import pytest
+from _pytest.mark import ParameterSet
 
 from penstock.core.model_config import ModelConfig
 from penstock.core.request import FinishReason, Request
@@ -46,15 +47,15 @@ def judge() -> Judge:
     return Judge(RandomCheckpoint(CONFIG), longest=CONFIG.context_length)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(("cpu", 16), id="cpu-16"),
-        pytest.param(("cpu-overlapped", 64), id="cpu-overlapped-64", marks=pytest.mark.slow),
-        pytest.param(("cuda", 16), id="cuda-16", marks=NEEDS_GPU),
-        pytest.param(("cuda", 64), id="cuda-64", marks=NEEDS_GPU),
-    ],
-)
+CPU = pytest.param(("cpu", 16), id="cpu-16")
+OVERLAPPED = pytest.param(("cpu-overlapped", 64), id="cpu-overlapped-64", marks=pytest.mark.slow)
+GPUS = [
+    pytest.param(("cuda", 16), id="cuda-16", marks=NEEDS_GPU),
+    pytest.param(("cuda", 64), id="cuda-64", marks=NEEDS_GPU),
+]
+
+
+@pytest.fixture(scope="module", params=[CPU, OVERLAPPED, *GPUS])
 def assembly(request: pytest.FixtureRequest) -> Assembly:
     device, block_size = request.param
     made = assembled(CONFIG, device, block_size=block_size)
@@ -113,8 +114,23 @@ def answered(assembly: Assembly, requests: list[Request], *, num_tokens: int = T
     return clients
 
 
-@pytest.mark.parametrize("num_tokens", [TOKENS, SHORT], ids=["roomy", "short of blocks"])
-@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
+def case(device: ParameterSet, greedy: bool, num_tokens: int) -> ParameterSet:
+    name = f"{device.id}-{'greedy' if greedy else 'sampled'}-{'roomy' if num_tokens == TOKENS else 'short of blocks'}"
+    return pytest.param(device.values[0], greedy, num_tokens, id=name, marks=device.marks)
+
+
+# Each GPU all four ways. The CPU's two runners have two each, so that each way is tried on one of them.
+@pytest.mark.parametrize(
+    ("assembly", "greedy", "num_tokens"),
+    [
+        case(CPU, True, TOKENS),
+        case(CPU, False, SHORT),
+        case(OVERLAPPED, True, SHORT),
+        case(OVERLAPPED, False, TOKENS),
+        *(case(gpu, greedy, room) for gpu in GPUS for greedy in (True, False) for room in (TOKENS, SHORT)),
+    ],
+    indirect=["assembly"],
+)
 def test_every_token_is_the_references(assembly: Assembly, judge: Judge, greedy: bool, num_tokens: int) -> None:
     is_short = num_tokens == SHORT
     requests = workload(1, greedy=greedy, short_prompts=is_short)
@@ -212,10 +228,11 @@ def with_two_answers_exchanged(result: StepResult) -> StepResult:
     return StepResult([second, first, *rest])
 
 
+@pytest.mark.parametrize("assembly", [CPU, *GPUS], indirect=True)  # mistakes are the judge's to see
 @pytest.mark.parametrize("spoil", [in_another_block, without_copies, one_position_early, with_two_answers_exchanged])
 def test_a_mistake_is_seen(assembly: Assembly, judge: Judge, spoil: Callable[..., object]) -> None:
     which = "spoil_result" if spoil is with_two_answers_exchanged else "spoil_plan"
     spoiled = replace(assembly, runner=Wrong(assembly.runner, **{which: spoil}))  # type: ignore[arg-type]
-    clients = answered(spoiled, [*workload(0, greedy=True), *repeated()], apart=2)
+    clients = answered(spoiled, repeated() if spoil is without_copies else workload(0, greedy=True)[:8], apart=2)
     with pytest.raises(AssertionError):
         judge.check_all(clients)

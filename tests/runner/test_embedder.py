@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from penstock.model.layers import CausalLM
 from penstock.model.loading import load_model
 from penstock.model.ops import KVShape, Ops
 from penstock.model.ops.build import KernelsUnavailable
@@ -37,11 +40,15 @@ def ops(request: pytest.FixtureRequest) -> Ops:
         pytest.skip(str(reason))
 
 
+@lru_cache(maxsize=1)
+def ours(theirs: AutoModelForCausalLM, ops: Ops) -> CausalLM:
+    return load_model(StateDictCheckpoint(theirs), ops)  # type: ignore[arg-type]
+
+
 def embedder(theirs: AutoModelForCausalLM, ops: Ops, pooling: str = "mean", most_tokens: int = 80) -> DecoderEmbedder:
-    checkpoint = StateDictCheckpoint(theirs)
-    config = checkpoint.config
-    shape = KVShape(config.num_layers, 1, 16, config.num_kv_heads, config.head_dim)
-    return DecoderEmbedder(load_model(checkpoint, ops), ops, shape, pooling, most_tokens)  # type: ignore[arg-type]
+    model = ours(theirs, ops)
+    shape = KVShape(model.config.num_layers, 1, 16, model.config.num_kv_heads, model.config.head_dim)
+    return DecoderEmbedder(model, ops, shape, pooling, most_tokens)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])

@@ -36,7 +36,7 @@ def random_logits(seed: int, spread: float) -> torch.Tensor:
     return torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(15))
 @given(params=all_params, seed=st.integers(0, 10_000), spread=st.sampled_from([0.01, 1.0, 4.0]))
 def test_what_the_sampler_draws_from_slightly_different_logits_is_acceptable(
     params: SamplingParams, seed: int, spread: float

@@ -23,6 +23,7 @@ from penstock.model.ops.library import ARITHMETICS
 from penstock.model.ops.native import NativeOps
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.rope import rope_tables
+from tests.examples import examples
 from tests.model.ops.residency import resident_bytes
 from tests.model.paged import PagedSequence, make_batch
 
@@ -74,7 +75,7 @@ def test_linear_is_torch_s(ops: NativeOps, m: int, n: int, k: int, has_bias: boo
     torch.testing.assert_close(ops.linear(weight, bias)(x).double(), expected, atol=1e-5, rtol=1e-5)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(15))
 @given(
     arithmetic=st.sampled_from(list(ARITHMETICS)),
     m=st.integers(1, 200),
@@ -215,7 +216,7 @@ def test_attention_is_the_reference_s(ops: NativeOps, shape: Shape) -> None:
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(15))
 @given(
     arithmetic=st.sampled_from(list(ARITHMETICS)),
     shape=st.sampled_from(SHAPES),

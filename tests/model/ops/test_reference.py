@@ -14,6 +14,7 @@ from penstock.core.model_config import ModelConfig
 from penstock.model.loading import random_model
 from penstock.model.ops import KVShape
 from penstock.model.ops.reference import ReferenceOps
+from tests.examples import examples
 from tests.model.paged import PagedDriver, PagedSequence
 
 TINY = ModelConfig("qwen3", 256, 64, 96, 2, 4, 2, 16, 128, windows=(5, None))
@@ -72,7 +73,7 @@ def test_step_writes_no_block_but_its_own() -> None:
     assert not driver.kv[0].keys[sequence.blocks[2], 2:].any()  # slots past the tenth token
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(12))
 @given(
     counts=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=4),
     block_size=st.integers(1, 8),
