@@ -1,5 +1,5 @@
-"""What rounding activations to 8 bits costs the default model: integers in the kernels against the very same weights
-in float32."""
+"""What few bits cost the default model: weights that stay integers, whose kernels round activations to 8 bits, and a KV
+cache in int8, each against the very same weights in float32. An answer is the same alone as in a batch."""
 
 from __future__ import annotations
 
@@ -23,31 +23,38 @@ from tests.model.paged import PagedDriver
 
 pytestmark = pytest.mark.slow
 
-WINDOWS, LENGTH = 6, 128
+WINDOWS, LENGTH = 3, 128
 PERPLEXITY_COST = 0.01  # at most
 LOGIT_ERROR = 0.1  # at most, of all logits' deviation from their mean
+GREEDY = SamplingParams(temperature=0.0)
+EXACT, LOW_BIT, INT8_KV = "float32", "weights in 4 and 8 bits", "int8 cache"
+FORMATS = {EXACT: {}, LOW_BIT: {"keeps": frozenset({4, 8})}, INT8_KV: {"kv_dtype": torch.int8}}
+few_bits = pytest.mark.parametrize("name", [LOW_BIT, INT8_KV])
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(open_model("smollm2").tokenizer_source)
 
 
 @cache
 def text() -> Tensor:
-    token_ids = prose(Tokenizer.load(open_model("smollm2").tokenizer_source))
-    return torch.tensor(token_ids[: WINDOWS * LENGTH]).view(WINDOWS, LENGTH)
+    return torch.tensor(prose(tokenizer())[: WINDOWS * LENGTH]).view(WINDOWS, LENGTH)
 
 
 @cache
-def model(*bits: int) -> tuple[CausalLM, NativeOps]:
-    """With weights of these bits kept as the file has them, all others as float32."""
+def model(name: str) -> tuple[CausalLM, NativeOps]:
     try:
-        ops = NativeOps("float32", threads=1, keeps=frozenset(bits))
+        ops = NativeOps("float32", threads=1, **FORMATS[name])  # type: ignore[arg-type]
     except KernelsUnavailable as reason:
         pytest.skip(str(reason))
     return load_model(open_model("smollm2"), ops), ops
 
 
 @cache
-def logits(*bits: int) -> Tensor:
+def logits(name: str) -> Tensor:
     """[windows, tokens, vocabulary]"""
-    driver = PagedDriver(*model(*bits), block_size=16)
+    driver = PagedDriver(*model(name), block_size=16)
     return torch.stack([driver.prefill(window.tolist()) for window in text()])
 
 
@@ -55,29 +62,33 @@ def perplexity(found: Tensor) -> float:
     return float(F.cross_entropy(found[:, :-1].flatten(0, 1), text()[:, 1:].flatten()).exp())
 
 
-def test_perplexity_is_that_of_the_widened_weights() -> None:
-    exact, kept = perplexity(logits()), perplexity(logits(4, 8))
+@few_bits
+def test_perplexity_is_that_of_float32(name: str) -> None:
+    exact, kept = perplexity(logits(EXACT)), perplexity(logits(name))
     assert kept != exact, "nothing was kept"
     assert kept < exact * (1 + PERPLEXITY_COST)
 
 
-def test_logits_are_near_those_of_the_widened_weights() -> None:
-    exact, kept = logits(), logits(4, 8)
+@few_bits
+def test_logits_are_near_those_of_float32(name: str) -> None:
+    exact, kept = logits(EXACT), logits(name)
     spread = exact - exact.mean(2, keepdim=True)
     assert (kept - exact).norm() / spread.norm() < LOGIT_ERROR
 
 
-def test_an_answer_is_the_same_to_the_bit_however_it_was_batched_chunked_cached_or_resumed() -> None:
-    params = SamplingParams(temperature=0.0)
-    prompts = [*(window[: 20 + 10 * i].tolist() for i, window in enumerate(text()[:3])), text()[0, :18].tolist()]
-    requests = [Request(str(i), prompt, 40, sampling=params) for i, prompt in enumerate(prompts)]
-    busy = InProcess(*model(4, 8), block_size=16, num_blocks=10, chunk_tokens=37, max_num_seqs=4)
+@few_bits
+def test_an_answer_is_the_same_to_the_bit_however_it_was_batched_chunked_cached_or_resumed(name: str) -> None:
+    france = tokenizer().encode("The capital of France is", add_special_tokens=False)
+    prompts = [*(window[: 20 + 10 * i].tolist() for i, window in enumerate(text()[:2])), text()[0, :18].tolist(), france]
+    requests = [Request(str(i), prompt, 12, sampling=GREEDY) for i, prompt in enumerate(prompts)]
+    busy = InProcess(*model(name), block_size=16, num_blocks=5, chunk_tokens=17, max_num_seqs=4)
     busy.run(*requests, apart=1)
     assert busy.preemptions > 0
-    busy.run(Request("again", prompts[0], 40, sampling=params))
+    assert tokenizer().decode(busy.outputs["3"]).startswith(" Paris")
+    busy.run(Request("again", prompts[0], 12, sampling=GREEDY))
     assert busy.cached["again"] >= 16
     for request in requests:
-        alone = InProcess(*model(4, 8), block_size=16)
+        alone = InProcess(*model(name), block_size=16)
         alone.run(request)
         assert busy.outputs[request.id] == alone.outputs[request.id]
         assert torch.equal(torch.stack(busy.logits[request.id]), torch.stack(alone.logits[request.id]))

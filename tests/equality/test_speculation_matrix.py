@@ -37,6 +37,7 @@ from tests.model.paged import kv_shape
 pytestmark = pytest.mark.slow
 
 BLOCK, MOST_STEPS, DRAFTS = 8, 4000, 5
+CROWDED = 22  # blocks, of which all sequences together want many more
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -79,18 +80,18 @@ class World:
         guide = Guide("json_schema", json.dumps(SCHEMA))
         ends = partial(Request, stop_token_ids=self.eos)
         return [
-            Request("greedy", quote, 48, sampling=SamplingParams(temperature=0.0)),
-            *(Request(f"sibling {n}", quote, 28, sampling=SamplingParams(temperature=0.6, seed=n)) for n in range(3)),
-            Request("nucleus", quote, 28, sampling=SamplingParams(top_p=0.9, top_k=50, min_p=0.01, seed=9)),
+            Request("greedy", quote, 32, sampling=SamplingParams(temperature=0.0)),
+            *(Request(f"sibling {n}", quote, 20, sampling=SamplingParams(temperature=0.6, seed=n)) for n in range(3)),
+            Request("nucleus", quote, 20, sampling=SamplingParams(top_p=0.9, top_k=50, min_p=0.01, seed=9)),
             Request(
                 "penalties",
                 quote,
-                28,
+                20,
                 sampling=SamplingParams(temperature=0.5, presence_penalty=0.5, repetition_penalty=1.2, seed=4),
             ),
-            Request("marked", quote, 28, sampling=SamplingParams(seed=3, watermark=Watermark(b"k" * 32))),
-            Request("scored", quote, 24, sampling=SamplingParams(temperature=0.0, num_logprobs=3)),
-            ends("biased", quote, 30, sampling=SamplingParams(logit_bias={self.eos[0]: 4.0}, seed=2), min_tokens=12),
+            Request("marked", quote, 20, sampling=SamplingParams(seed=3, watermark=Watermark(b"k" * 32))),
+            Request("scored", quote, 16, sampling=SamplingParams(temperature=0.0, num_logprobs=3)),
+            ends("biased", quote, 20, sampling=SamplingParams(logit_bias={self.eos[0]: 4.0}, seed=2), min_tokens=12),
             ends("guided", person, 64, guide=guide, sampling=SamplingParams(temperature=0.0)),
             ends("guided too", person, 64, guide=guide, sampling=SamplingParams(seed=5)),
             ends("guided, scored", person, 64, guide=guide, sampling=SamplingParams(seed=6, num_logprobs=1)),
@@ -161,14 +162,10 @@ def plain(world: World) -> dict[str, list[TokenEvent]]:
     return world.run(world.requests(), "off", 256)[0]
 
 
-@pytest.mark.parametrize(
-    ("kind", "num_blocks"), [("ngram", 256), ("ngram", 22), ("draft", 22)], ids=["roomy", "crowded", "crowded, draft"]
-)
-def test_every_answer_is_the_one_without(
-    world: World, plain: dict[str, list[TokenEvent]], kind: str, num_blocks: int
-) -> None:
+@pytest.mark.parametrize("kind", ["ngram", "draft"])
+def test_every_answer_is_the_one_without(world: World, plain: dict[str, list[TokenEvent]], kind: str) -> None:
     requests = world.requests()
-    together, scheduler = world.run(requests, kind, num_blocks)
+    together, scheduler = world.run(requests, kind, CROWDED)
     for request in requests:
         mine, theirs = together[request.id], plain[request.id]
         assert tokens(mine) == tokens(theirs), request.id
@@ -183,4 +180,4 @@ def test_every_answer_is_the_one_without(
     counters = scheduler.counters
     assert counters.drafted_tokens > counters.accepted_tokens > 20
     assert counters.cached_tokens > 0
-    assert (counters.preemptions > 0) == (num_blocks == 22)
+    assert counters.preemptions > 0
