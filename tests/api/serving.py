@@ -3,13 +3,12 @@
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
 
-from tests.patience import Patience
+from tests.waiting import GIVE_UP_S, eventually
 
 
 class Prompt(uvicorn.Server):
@@ -28,13 +27,11 @@ def running(app: Any) -> Iterator[tuple[str, int]]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        patience = Patience(10)
-        while not server.started and thread.is_alive():
-            patience.look()
-            time.sleep(0.005)
+        eventually(lambda: server.started or not thread.is_alive())
         assert server.started
         host, port = server.servers[0].sockets[0].getsockname()
         yield host, port
     finally:
         server.should_exit = True
-        thread.join(timeout=10)
+        thread.join(GIVE_UP_S)
+        assert not thread.is_alive(), "the server did not stop"

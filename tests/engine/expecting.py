@@ -11,30 +11,28 @@ import psutil
 from penstock.core.clock import MonotonicClock
 from penstock.core.request import Request, TokenEvent
 from penstock.engine.client import EngineClient, EngineState
-from penstock.engine.fake import fake_token
+from penstock.engine.fake import FakeState
+from penstock.engine.messages import EngineStats
 from penstock.engine.token_stream import TokenStream
 from tests.engine.fake_engine import VOCAB_SIZE, launcher
-from tests.patience import Patience
+from tests.waiting import GIVE_UP_S
+
+
+async def no_pause(seconds: float) -> None:
+    """Instead of the pause before a process that died is started again."""
 
 
 @contextlib.asynccontextmanager
-async def engine(**options: object) -> AsyncIterator[EngineClient]:
-    """A client of a real process around the fake runner; it must not miss what it is told to do for long."""
-    client = EngineClient(launcher(**options), MonotonicClock())
+async def engine(
+    *, on_report: Callable[[EngineStats], None] = lambda _: None, **options: object
+) -> AsyncIterator[EngineClient]:
+    """A client of a real process around the fake runner, which is started again at once where it dies."""
+    client = EngineClient(launcher(**options), MonotonicClock(), on_report=on_report, sleep=no_pause)
     try:
-        await asyncio.wait_for(client.start(), 60)
+        await asyncio.wait_for(client.start(), GIVE_UP_S)
         yield client
     finally:
         await client.stop()
-
-
-async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> float:
-    """Seconds until the condition held."""
-    patience = Patience(within_s)
-    while not condition():
-        patience.look()
-        await asyncio.sleep(0.002)
-    return patience.spent_s
 
 
 async def read(stream: TokenStream, *request_ids: str) -> dict[str, list[TokenEvent]]:
@@ -42,7 +40,7 @@ async def read(stream: TokenStream, *request_ids: str) -> dict[str, list[TokenEv
     events: dict[str, list[TokenEvent]] = {request_id: [] for request_id in request_ids}
     with stream:
         while any(not got or got[-1].finish is None for got in events.values()):
-            for event in await asyncio.wait_for(stream.next(), 60):
+            for event in await asyncio.wait_for(stream.next(), GIVE_UP_S):
                 events[event.request_id].append(event)
     return events
 
@@ -53,16 +51,18 @@ async def tokens_of(client: EngineClient, request: Request) -> list[int]:
 
 
 def expected(prompt: list[int], count: int, *, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> list[int]:
-    tokens = list(prompt)
+    """What the fake model says after this prompt."""
+    state, tokens = FakeState.of(prompt, seed=seed), list[int]()
     for _ in range(count):
-        tokens.append(fake_token(tokens, vocab_size, seed=seed))
-    return tokens[len(prompt) :]
+        tokens.append(state.token(vocab_size))
+        state = state.after(tokens[-1:])
+    return tokens
 
 
-def engine_process() -> psutil.Process:
-    """The one engine that this process has started."""
-    (process,) = (child for child in psutil.Process().children() if any("engine" in word for word in child.cmdline()))
-    return process
+def engine_process(client: EngineClient) -> psutil.Process:
+    """The process that this client started last."""
+    assert client._process is not None
+    return psutil.Process(client._process.pid)
 
 
 def is_ready(client: EngineClient) -> bool:

@@ -1,17 +1,21 @@
-"""An engine process over the fake runner, started and spoken to like the real one, that misbehaves on request.
+"""An engine process over the fake runner, spoken to like the real one, that misbehaves on request.
 
-`python fake_engine.py FD OPTIONS`; `launcher` starts it from a test. Tests start it hundreds of times, so it imports
-what an engine needs, and the rest where it is used.
+`launcher` starts it from a test. Tests start hundreds of them, and each would spend a tenth of a second on its imports:
+so `python fake_engine.py FD` is a fork server that has imported what an engine needs, one for each process of pytest.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
 import signal
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import msgspec
 
@@ -32,9 +36,8 @@ from penstock.sched.plan import StepHandle, StepPlan
 from penstock.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from asyncio.subprocess import Process
-
     from penstock.engine.client import Launch
+    from tests.engine.forking import ForkedProcess
 
 VOCAB_SIZE = 1000
 POISON = 1_000_000  # a prompt with this token makes its step fail; no vocabulary has it
@@ -51,6 +54,7 @@ class Options(msgspec.Struct):
     overlaps: bool = False
     routing_tokens: int = 0
     is_guided: bool = False  # with the small tokenizer's vocabulary
+    are_guides_quick: bool = True
     max_loras: int = 0
     max_cpu_loras: int = 4
     read_s: float = 0.0  # how long reading an adapter takes
@@ -58,15 +62,15 @@ class Options(msgspec.Struct):
 
 
 def launcher(**options: object) -> Launch:
-    encoded = msgspec.json.encode(Options(**options)).decode()  # type: ignore[arg-type]
+    """Starts engines with these `Options`."""
+    encoded = msgspec.json.encode(Options(**options))  # type: ignore[arg-type]
 
-    async def launch(theirs: socket.socket) -> Process:
-        from asyncio import create_subprocess_exec
+    async def launch(theirs: socket.socket) -> ForkedProcess:
+        from tests.engine.forking import fork_server
 
-        arguments = [__file__, str(theirs.fileno()), encoded]
-        return await create_subprocess_exec(sys.executable, *arguments, pass_fds=[theirs.fileno()])
+        return fork_server().fork(encoded, theirs)
 
-    return launch
+    return launch  # type: ignore[return-value]
 
 
 class FakeWeights:
@@ -114,10 +118,10 @@ class SlowRunner:
         return self._runner.submit(plan)
 
 
-def main() -> None:
+def run(options: Options, ours: socket.socket) -> None:
+    """The whole life of an engine."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    options = msgspec.json.decode(sys.argv[2], type=Options)
-    mailbox = Mailbox(socket.socket(fileno=int(sys.argv[1])))
+    mailbox = Mailbox(ours)
     mailbox.send(Loading("weights", 1, 2))
     if options.start == "hang":
         time.sleep(60)
@@ -146,20 +150,84 @@ def main() -> None:
         routing_tokens=options.routing_tokens,
         max_loras=options.max_loras,
     )
-    guides = _guides() if options.is_guided else None
+    guides = _guides(options) if options.is_guided else None
     mailbox.send(Ready(info))
     embeddings = EmbedQueue(FakeEmbedder(poison=POISON), MonotonicClock())
     mail = AdapterMail(mailbox, FakeWeights(options), slots, max_host=options.max_cpu_loras)
     EngineLoop(scheduler, SlowRunner(options), mail, MonotonicClock(), guides=guides, embeddings=embeddings).run()
 
 
-def _guides() -> Guides:
-    sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+def _guides(options: Options) -> Guides:
     from penstock.engine import guides
     from tests.text.walking import vocabulary
 
-    return guides.Guides(vocabulary())
+    # How quick a guide is decides in which pieces its forced tokens come, and a busy machine would decide it anew.
+    return guides.Guides(vocabulary(), quick_s=math.inf if options.are_guides_quick else 0.0)
+
+
+def serve_forks(control: socket.socket) -> None:
+    """Forks an engine for each message, which brings two descriptors: the engine's socket, and a pipe for its exit
+    status. Ends with the test process."""
+    exit_pipes: dict[int, int] = {}
+
+    def reap(*_: object) -> None:
+        while exit_pipes:
+            process_id, status = os.waitpid(-1, os.WNOHANG)
+            if process_id == 0:
+                return
+            with contextlib.suppress(BrokenPipeError):
+                os.write(exit_pipes[process_id], os.waitstatus_to_exitcode(status).to_bytes(4, "little", signed=True))
+            os.close(exit_pipes.pop(process_id))
+
+    signal.signal(signal.SIGCHLD, reap)
+    for stop_signal in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop_signal, signal.SIG_IGN)
+    while True:
+        encoded, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 2)
+        if not encoded:
+            return
+        engine_socket, exit_pipe = descriptors
+        options = msgspec.json.decode(encoded, type=Options)
+        if options.is_guided:
+            _load_guides()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        process_id = os.fork()
+        if process_id == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+            for descriptor in (control.detach(), exit_pipe, *exit_pipes.values()):
+                os.close(descriptor)
+            _run_and_exit(options, engine_socket)
+        exit_pipes[process_id] = exit_pipe
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        os.close(engine_socket)
+        control.sendall(process_id.to_bytes(4, "little"))
+
+
+def _load_guides() -> None:
+    """Before the fork: numpy and a vocabulary take longer than all the rest."""
+    from penstock.engine import guides  # noqa: F401
+    from tests.text.walking import vocabulary
+
+    vocabulary()
+
+
+def _run_and_exit(options: Options, engine_socket: int) -> NoReturn:
+    status = 1
+    try:
+        run(options, socket.socket(fileno=engine_socket))
+        status = 0
+    except SystemExit as end:
+        status = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 if __name__ == "__main__":
-    main()
+    sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+    serve_forks(socket.socket(fileno=int(sys.argv[1])))

@@ -20,8 +20,9 @@ from penstock.sched.budget import StepBudget
 from penstock.sched.cost import Work
 from penstock.sched.plan import StepHandle, StepPlan
 from penstock.sched.scheduler import Scheduler
-from tests.engine.expecting import engine, eventually, read
+from tests.engine.expecting import engine, read
 from tests.examples import examples
+from tests.waiting import eventually_async
 
 WORK = Work(token=10.0, choice=2.0, read=0.05, pair=0.001)
 BLOCK = 4
@@ -231,8 +232,8 @@ async def test_over_the_wire_too_with_streams_that_are_closed_early(overlaps: bo
                     await stream.next()
 
         await asyncio.gather(*(ask(i, (lambda: 2) if i % 3 == 0 else None) for i in range(24)))
-        await eventually(lambda: client.stats.num_running == 0 and client.stats.num_waiting == 0)
-        await eventually(
+        await eventually_async(lambda: client.stats.num_running == 0 and client.stats.num_waiting == 0)
+        await eventually_async(
             lambda: sum(meter.cost.device_s for meter in meters) == pytest.approx(client.stats.busy_s, rel=1e-6)
         )
         assert client.stats.busy_s > 0

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 from asyncio.subprocess import Process
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -33,12 +33,13 @@ from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
 from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
+from tests import waiting
 from tests.api.serving import running
 from tests.engine.expecting import expected
 from tests.engine.fake_engine import Options, launcher
-from tests.patience import eventually as eventually
 from tests.sdk import Unverified
 from tests.text import small
+from tests.waiting import GIVE_UP_S
 
 NAME = "small"
 CHAT = """{% for message in messages %}<s>{{ message.role }}: {{ message.content }}</s>{% endfor %}
@@ -46,6 +47,11 @@ CHAT = """{% for message in messages %}<s>{{ message.role }}: {{ message.content
 EOS = 2
 
 Message = dict[str, str]
+
+
+def eventually(condition: Callable[[], object], within_s: float = GIVE_UP_S) -> None:
+    """The older form of `tests.waiting.eventually`, for those who still import it from here."""
+    waiting.eventually(condition, within_s=GIVE_UP_S)
 
 
 @dataclass
@@ -65,7 +71,7 @@ class Replica:
 
     def call(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, dict[str, str], Any]:
         """Status, headers and body, as JSON where it is JSON."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=10)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=GIVE_UP_S)
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         with contextlib.closing(connection):
             connection.request(method, path, data, headers)
@@ -90,8 +96,7 @@ class Replica:
 
     def final_metrics(self) -> dict[str, float]:
         """Once every request is noted: a client has its answer a moment before that."""
-        eventually(lambda: self.metrics()["penstock_requests_open"] == 0)
-        return self.metrics()
+        return waiting.eventually(self.metrics, lambda found: found["penstock_requests_open"] == 0)
 
     def is_idle(self) -> bool:
         """By the engine's own account."""
@@ -100,6 +105,17 @@ class Replica:
 
     def kill_engine(self) -> None:
         os.kill(self.processes[-1].pid, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def engine_paused(self) -> Iterator[None]:
+        """What the server has sent to the engine stays where it is for as long as a test needs."""
+        process_id = self.processes[-1].pid
+        os.kill(process_id, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process_id, signal.SIGCONT)
 
     # -- what the fake model says
 
@@ -138,10 +154,12 @@ def serving(
     restores: dict[str, str] | None = None,
     generates: bool = True,
     may_return: threading.Event | None = None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     **options: Any,
 ) -> Iterator[Replica]:
     """`mount`: puts another application in front of the replica's, in the event loop; `restores`: it begins like
-    `penstock serve`, with these adapters and those of an earlier life; `may_return`: when an engine that died may."""
+    `penstock serve`, with these adapters and those of an earlier life; `may_return`: when an engine that died may;
+    `sleep`: before it is started again."""
     tokenizer = _tokenizer()
     vocab_size = tokenizer.vocab_size
     options = {"vocab_size": vocab_size} | options
@@ -155,7 +173,7 @@ def serving(
         processes.append(await launcher(**options)(theirs))
         return processes[-1]
 
-    engine = EngineClient(launch, clock, on_report=recorder.engine_report)
+    engine = EngineClient(launch, clock, on_report=recorder.engine_report, sleep=sleep)
     shape = Options(**options)
     config = ModelConfig(
         architecture="llama",

@@ -14,7 +14,8 @@ import pytest
 from penstock.core.model_config import ModelConfig
 from penstock.core.settings import ServerSettings
 from tests.model.lora import write_adapter
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 CONFIG = ModelConfig("llama", 64, 8, 8, 1, 1, 1, 8, 64)
 
@@ -193,7 +194,7 @@ def test_adapters_are_restored_when_the_engine_dies(adapted: Replica, adapters: 
     load(adapted, "poet", adapters / "a0")
     expected = say(adapted, "poet")
     adapted.kill_engine()
-    eventually(lambda: adapted.engine.restarts > 0 and adapted.engine.state == "ready", 10)
+    eventually(lambda: adapted.engine.restarts > 0 and adapted.engine.state == "ready")
     assert say(adapted, "poet") == expected
 
 

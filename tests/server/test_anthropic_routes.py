@@ -11,7 +11,8 @@ from anthropic.types import Message, TextBlock
 from penstock.core.settings import ServerSettings
 from tests.engine.expecting import expected
 from tests.sdk import Unverified
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 MESSAGES = "/v1/messages"
 QUESTION: Any = {"role": "user", "content": "What is it?"}

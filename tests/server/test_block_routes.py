@@ -19,7 +19,8 @@ from penstock.server.block_routes import BlockRoutes
 from penstock.server.drain import Drain
 from penstock.server.incoming import GatewayTrust
 from tests.engine.fake_engine import launcher
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 SIZE = 16
 

@@ -9,8 +9,9 @@ from penstock.api import relay
 from penstock.core.request import Cost
 from penstock.engine.accounts import Meter
 from tests.server.relaying import ask, asking
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
 from tests.server.test_gateway_routes import COMPLETIONS, DRAIN, body
+from tests.waiting import eventually
 
 
 def spent(metrics: dict[str, float], of: str = "device_seconds") -> dict[str, float]:

@@ -6,8 +6,9 @@ import pytest
 
 from penstock.observe.gpu.fake import FakeGpus
 from tests.server.relaying import asking
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
 from tests.server.test_gateway_routes import COMPLETIONS, body
+from tests.waiting import eventually
 
 
 @pytest.fixture

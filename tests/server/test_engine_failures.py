@@ -13,7 +13,8 @@ import pytest
 from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineState
 from tests.engine.expecting import expected
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 ENDLESS: Any = {"model": NAME, "prompt": "on and on", "max_tokens": 1500, "extra_body": {"ignore_eos": True}}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tools.drills.fuzz import fuzz
 
-from tests.server.replica import NAME, Replica, eventually
+from tests.server.replica import NAME, Replica
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize(

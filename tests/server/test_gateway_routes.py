@@ -12,7 +12,8 @@ from penstock.api.replica_report import ReplicaReport
 from penstock.core.settings import ServerSettings
 from penstock.text.tokenizer import Tokenizer
 from tests.server.relaying import ask, asking, block_ends, carry_on, events
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 SNAPSHOT, DRAIN, COMPLETIONS = "/v1/penstock/snapshot", "/v1/penstock/drain", "/v1/completions"
 

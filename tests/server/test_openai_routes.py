@@ -6,7 +6,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.replica import EOS, NAME, Replica, eventually
+from tests.server.replica import EOS, NAME, Replica
+from tests.waiting import eventually
 
 CONVERSATION: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is it?"}]
 GREEDY: Any = {"model": NAME, "temperature": 0}

@@ -3,7 +3,8 @@ import logging
 import pytest
 
 from penstock.observe.catalog import CATALOG
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 
 def test_after_some_traffic_every_metric_of_the_catalog_is_exported() -> None:

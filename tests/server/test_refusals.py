@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from penstock.core.settings import ServerSettings
-from tests.server.replica import NAME, Replica, eventually, serving
+from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

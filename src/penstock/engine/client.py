@@ -69,11 +69,17 @@ class EngineClient:
         *,
         on_loading: Callable[[Loading], None] = lambda _: None,
         on_report: Callable[[EngineStats], None] = lambda _: None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        stop_timeout_s: float = _STOP_TIMEOUT_S,
     ) -> None:
+        """`sleep`: between the death of a process and the start of the next; `stop_timeout_s`: what a process that is
+        told to stop has for it."""
         self._launch = launch
         self._clock = clock
         self._on_loading = on_loading
         self._on_report = on_report
+        self._sleep = sleep
+        self._stop_timeout_s = stop_timeout_s
         self._streams: dict[str, TokenStream] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -102,7 +108,7 @@ class EngineClient:
 
     async def stop(self) -> None:
         """End the process: politely, then not. Open streams get an error."""
-        patience_s = _STOP_TIMEOUT_S if self.state is EngineState.READY else 0.0  # while it loads it reads no mail
+        patience_s = self._stop_timeout_s if self.state is EngineState.READY else 0.0  # while it loads it reads no mail
         self._enter(EngineState.STOPPED)
         self._fail_streams(RequestAborted("the server is shutting down"))
         self._send(Stop())
@@ -166,7 +172,7 @@ class EngineClient:
             lived_s = self._clock.now() - started_s
             pause_s = _FIRST_PAUSE_S if lived_s > _STABLE_AFTER_S else min(2 * pause_s, _LONGEST_PAUSE_S)
             log.error("the engine process died; starting it again in %.1f s", pause_s)
-            await asyncio.sleep(pause_s)
+            await self._sleep(pause_s)
             self.restarts += 1
 
     async def _run_process(self) -> None:

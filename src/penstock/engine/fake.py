@@ -8,20 +8,39 @@ or foreign block gets wrong tokens, just as a real device would give.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Sequence
+from itertools import chain, takewhile
+from typing import NamedTuple, cast
 from zlib import crc32
 
 from penstock.core.request import TokenLogprobs
 from penstock.sched.plan import Sampled, SampleSpec, Slice, StepHandle, StepPlan, StepResult
 
 
+class FakeState(NamedTuple):
+    """What the fake model has read so far. To read on costs what is new, so that long answers are not quadratic."""
+
+    value: int
+
+    @classmethod
+    def of(cls, context: Iterable[int] = (), *, seed: int = 0) -> FakeState:
+        """`seed` is that of a request that is not greedy."""
+        return cls(17 + seed).after(context)
+
+    def after(self, token_ids: Iterable[int]) -> FakeState:
+        value = self.value
+        for token_id in token_ids:
+            value = (value * 1_000_003 + token_id + 1) % 2_147_483_647
+        return FakeState(value)
+
+    def token(self, vocab_size: int) -> int:
+        """What it says next."""
+        return self.value % vocab_size
+
+
 def fake_token(context: Sequence[int], vocab_size: int, *, seed: int = 0) -> int:
-    """What the fake model says after `context`; `seed` is that of a request that is not greedy."""
-    state = 17 + seed
-    for token_id in context:
-        state = (state * 1_000_003 + token_id + 1) % 2_147_483_647
-    return state % vocab_size
+    """What the fake model says after `context`."""
+    return FakeState.of(context, seed=seed).token(vocab_size)
 
 
 def adapter_seed(adapter: str) -> int:
@@ -46,6 +65,7 @@ class FakeRunner:
         self._slots: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks + host_blocks)]
         self._newest: dict[str, int] = {}  # the last token of each sequence, as a device would keep it
         self._adapters: dict[int, str] = {}  # by slot
+        self._read: dict[str, _Read] = {}  # by the sequences of the last step
 
     def submit(self, plan: StepPlan) -> StepHandle:
         for source, target in plan.copies:
@@ -61,6 +81,7 @@ class FakeRunner:
             self._choose_all(context, planned) if planned.sample is not None else None
             for planned, context in zip(plan.slices, contexts, strict=True)
         ]
+        self._read = {planned.request_id: self._read[planned.request_id] for planned in plan.slices if planned.sample}
         self._newest = {
             planned.request_id: chosen.token_ids[-1]
             for planned, chosen in zip(plan.slices, sampled, strict=True)
@@ -80,35 +101,63 @@ class FakeRunner:
         if planned.sample is None:
             return []
         length = planned.start + len(tokens)
-        context = [self._slots[planned.block_ids[p // self._block_size]][p % self._block_size] for p in range(length)]
-        assert all(token_id is not None for token_id in context), "a block was read before it was written"
-        return [t for t in context if t is not None]
+        block_ids = planned.block_ids[: -(-length // self._block_size)]
+        context = list(chain.from_iterable(self._slots[block_id] for block_id in block_ids))[:length]
+        assert len(context) == length
+        assert None not in context, "a block was read before it was written"
+        return cast("list[int]", context)
 
     def _choose_all(self, context: list[int], planned: Slice) -> Sampled:
         """What follows the sequence's own tokens, and what follows each draft as long as they hold."""
         assert planned.sample is not None
         adapter = self._adapters[planned.slot] if planned.slot is not None else ""
-        chosen = [
-            self._choose(context[: planned.end + count], spec, adapter)
-            for count, spec in enumerate((planned.sample, *planned.ahead))
-        ]
+        seed = adapter_seed(adapter) + _seed(planned.sample)
+        state = self._state_after(planned.request_id, context[: planned.end], seed)
+        chosen = [self._choose(state, planned.sample)]
+        for end, spec in enumerate(planned.ahead, planned.end + 1):
+            assert _seed(spec) == _seed(planned.sample), "one sequence, one seed"
+            state = state.after((context[end - 1],))
+            chosen.append(self._choose(state, spec))
         pairs = zip(planned.drafts, chosen, strict=False)
         num_held = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token_ids[0], pairs))
         held = chosen[: num_held + 1]
         logprobs = None if held[0].logprobs is None else [score for one in held for score in one.logprobs or ()]
         return Sampled([one.token_ids[0] for one in held], logprobs)
 
-    def _choose(self, context: list[int], spec: SampleSpec, adapter: str) -> Sampled:
+    def _state_after(self, request_id: str, context: list[int], seed: int) -> FakeState:
+        """All of the context was read from its blocks; only what is new since the last step is read by the model."""
+        before = self._read.get(request_id)
+        if before is not None and before.seed == seed and context[: len(before.context)] == before.context:
+            state = before.state.after(context[len(before.context) :])
+        else:
+            state = FakeState.of(context, seed=seed)
+        self._read[request_id] = _Read(context, seed, state)
+        return state
+
+    def _choose(self, state: FakeState, spec: SampleSpec) -> Sampled:
         params = spec.params
-        seed = adapter_seed(adapter) + (0 if params.is_greedy else params.seed)
-        if params.watermark is not None:  # what it says then is another text altogether: so much can be seen
-            seed += params.watermark.secret[0] + 1
-        token_id = fake_token(context, self._vocab_size, seed=seed)
+        token_id = state.token(self._vocab_size)
         if spec.mask is not None:
             token_id = _nearest(token_id, spec.mask.bits())
         if params.num_logprobs is None:
             return Sampled([token_id])
         return Sampled([token_id], [fake_logprobs(token_id, self._vocab_size, params.num_logprobs)])
+
+
+class _Read(NamedTuple):
+    """How far the model has read a sequence."""
+
+    context: list[int]
+    seed: int
+    state: FakeState
+
+
+def _seed(spec: SampleSpec) -> int:
+    params = spec.params
+    seed = 0 if params.is_greedy else params.seed
+    if params.watermark is not None:  # what it says then is another text altogether: so much can be seen
+        seed += params.watermark.secret[0] + 1
+    return seed
 
 
 def _nearest(token_id: int, mask: bytes) -> int:

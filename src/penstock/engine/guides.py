@@ -24,7 +24,7 @@ from penstock.text.grammars import Matcher, Vocabulary
 
 log = logging.getLogger("penstock.engine")
 
-_QUICK_S = 0.001  # of a thread's own time: what others can be made to wait for
+QUICK_S = 0.001
 _NUM_KEPT = 32  # matchers for guides that come again; each is some megabytes
 _KIND = 10  # how nice the threads are that nobody should have to wait for
 
@@ -32,8 +32,10 @@ Made = TypeVar("Made")
 
 
 class Guides:
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, quick_s: float = QUICK_S) -> None:
+        """`quick_s`: of a thread's own time, what others can be made to wait for."""
         self._vocabulary = vocabulary
+        self.quick_s = quick_s
         self.waited_s = 0.0  # by the loop, for masks
         self._kept: OrderedDict[Guide, Matcher] = OrderedDict()
         self._news = threading.Event()
@@ -177,7 +179,7 @@ class LiveGuide:
         while forced and matcher.take(forced):
             found += forced
             forced = self._forced(matcher)
-        self._may_jump = time.thread_time() - started_s < _QUICK_S  # else it would hold the loop up
+        self._may_jump = time.thread_time() - started_s < self._guides.quick_s  # else it would hold the loop up
         del self._foreseen[: len(found)]
         return found
 
@@ -221,7 +223,7 @@ class LiveGuide:
         except Exception as error:
             log.exception("a mask could not be made")
             self._error = str(error)
-        self.is_quick = time.thread_time() - started_s < _QUICK_S
+        self.is_quick = time.thread_time() - started_s < self._guides.quick_s
         self._mask.set_result(mask or self._guides.mask_of(self._guides.end_id))
 
     def _next(self, matcher: Matcher) -> bytes:
