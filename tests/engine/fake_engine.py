@@ -45,6 +45,7 @@ POISON = 1_000_000  # a prompt with this token makes its step fail; no vocabular
 
 class Options(msgspec.Struct):
     step_s: float = 0.0  # how long a step takes
+    virtual_step_s: float = 0.0  # how long a step takes by the engine's clock, which then knows of nothing else
     num_blocks: int = 512
     host_blocks: int = 0
     block_size: int = 4
@@ -97,12 +98,23 @@ class FakeWeights:
         pass
 
 
+class StepClock:
+    """Stands still but for the steps."""
+
+    now_s = 0.0
+
+    def now(self) -> float:
+        return self.now_s
+
+
 class SlowRunner:
     """The fake runner at the speed of a device, with steps that fail."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, virtual: StepClock) -> None:
         self.overlaps = options.overlaps
         self._step_s = options.step_s
+        self._virtual = virtual
+        self._virtual_step_s = options.virtual_step_s
         self._runner = FakeRunner(
             options.num_blocks,
             options.block_size,
@@ -113,6 +125,7 @@ class SlowRunner:
 
     def submit(self, plan: StepPlan) -> StepHandle:
         time.sleep(self._step_s)
+        self._virtual.now_s += self._virtual_step_s
         if any(POISON in planned.token_ids for planned in plan.slices):
             raise RuntimeError("poison")
         return self._runner.submit(plan)
@@ -154,7 +167,9 @@ def run(options: Options, ours: socket.socket) -> None:
     mailbox.send(Ready(info))
     embeddings = EmbedQueue(FakeEmbedder(poison=POISON), MonotonicClock())
     mail = AdapterMail(mailbox, FakeWeights(options), slots, max_host=options.max_cpu_loras)
-    EngineLoop(scheduler, SlowRunner(options), mail, MonotonicClock(), guides=guides, embeddings=embeddings).run()
+    virtual = StepClock()
+    clock = virtual if options.virtual_step_s else MonotonicClock()
+    EngineLoop(scheduler, SlowRunner(options, virtual), mail, clock, guides=guides, embeddings=embeddings).run()
 
 
 def _guides(options: Options) -> Guides:

@@ -12,6 +12,19 @@ def replica() -> Iterator[Replica]:
 
 
 @pytest.fixture(scope="package")
+def guided_replica() -> Iterator[Replica]:
+    with serving(is_guided=True) as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
+def other_guided_replica() -> Iterator[Replica]:
+    """One that carries on what the first began."""
+    with serving(is_guided=True) as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
 def slow_replica() -> Iterator[Replica]:
     """Ten milliseconds per token: time to do things to a request while it runs."""
     with serving(step_s=0.01) as found:

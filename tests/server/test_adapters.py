@@ -13,9 +13,10 @@ import pytest
 
 from penstock.core.model_config import ModelConfig
 from penstock.core.settings import ServerSettings
+from tests.engine.expecting import no_pause
 from tests.model.lora import write_adapter
 from tests.server.replica import NAME, Replica, serving
-from tests.waiting import eventually
+from tests.waiting import GIVE_UP_S, eventually
 
 CONFIG = ModelConfig("llama", 64, 8, 8, 1, 1, 1, 8, 64)
 
@@ -36,7 +37,7 @@ def noted(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
     noted = tmp_path_factory.mktemp("noted") / "adapters.json"
-    with serving(ServerSettings(adapter_file=str(noted)), max_loras=2, max_cpu_loras=3) as replica:
+    with serving(ServerSettings(adapter_file=str(noted)), sleep=no_pause, max_loras=2, max_cpu_loras=3) as replica:
         yield replica
 
 
@@ -89,7 +90,7 @@ def test_more_adapters_than_have_room_take_turns(adapted: Replica, adapters: Pat
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(GIVE_UP_S)
     assert found == expected
     eventually(lambda: len(adapted.engine.adapters.device) == 2)
     assert len(adapted.engine.adapters.host) == 3
@@ -139,7 +140,7 @@ def test_unloading_waits_for_those_who_run(noted: Path, adapters: Path) -> None:
         assert replica.post("/v1/completions", model="poet", prompt="x")[0] == 404
         chunks += stream
         assert chunks[-1].choices[0].finish_reason == "length", "it ran to its end"
-        unloading.join(10)
+        unloading.join(GIVE_UP_S)
         assert ended[0][0] == 200
         assert replica.engine.adapters.host == []
 

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import threading
 from typing import Any
 
 import anthropic
@@ -9,7 +10,7 @@ import pytest
 from anthropic.types import Message, TextBlock
 
 from penstock.core.settings import ServerSettings
-from tests.engine.expecting import expected
+from tests.engine.expecting import expected, no_pause
 from tests.sdk import Unverified
 from tests.server.replica import NAME, Replica, serving
 from tests.waiting import eventually
@@ -226,7 +227,11 @@ def test_beyond_what_may_be_open_the_server_is_overloaded() -> None:
 
 
 def test_when_the_engine_dies_a_running_stream_is_told() -> None:
-    with serving(step_s=0.01) as replica, client(replica).messages.stream(**ENDLESS) as stream:
+    may_return = threading.Event()
+    with (
+        serving(step_s=0.01, may_return=may_return, sleep=no_pause) as replica,
+        client(replica).messages.stream(**ENDLESS) as stream,
+    ):
         next(iter(stream))
         replica.kill_engine()
         with pytest.raises(anthropic.APIStatusError) as failed:
@@ -235,6 +240,7 @@ def test_when_the_engine_dies_a_running_stream_is_told() -> None:
         with pytest.raises(anthropic.InternalServerError) as refused:
             create(replica, QUESTION)
         assert (refused.value.status_code, refused.value.type) == (503, "api_error")
+        may_return.set()
 
 
 # -- clients that go away
@@ -243,13 +249,13 @@ def test_when_the_engine_dies_a_running_stream_is_told() -> None:
 def test_a_stream_that_is_left_ends_its_work(slow_replica: Replica) -> None:
     with client(slow_replica).messages.stream(**ENDLESS) as stream:
         next(iter(stream))
-        eventually(lambda: slow_replica.engine.stats.num_running == 1)
-    eventually(slow_replica.is_idle, within_s=2)
+        eventually(lambda: slow_replica.engine.stats.num_running, lambda number: number == 1)
+    eventually(slow_replica.is_idle)
 
 
 def test_a_client_that_leaves_before_its_whole_answer_ends_its_work(slow_replica: Replica) -> None:
     connection = http.client.HTTPConnection(slow_replica.host, slow_replica.port)
     connection.request("POST", MESSAGES, json.dumps(ENDLESS))
-    eventually(lambda: slow_replica.engine.stats.num_running == 1)
+    eventually(lambda: slow_replica.engine.stats.num_running, lambda number: number == 1)
     connection.close()
-    eventually(slow_replica.is_idle, within_s=2)
+    eventually(slow_replica.is_idle)

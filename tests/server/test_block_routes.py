@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import http.client
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -18,9 +19,10 @@ from penstock.engine.client import EngineClient
 from penstock.server.block_routes import BlockRoutes
 from penstock.server.drain import Drain
 from penstock.server.incoming import GatewayTrust
+from tests.engine.expecting import no_pause
 from tests.engine.fake_engine import launcher
 from tests.server.replica import NAME, Replica, serving
-from tests.waiting import eventually
+from tests.waiting import GIVE_UP_S, eventually, eventually_async
 
 SIZE = 16
 
@@ -33,7 +35,7 @@ def telling() -> Iterator[Replica]:
 
 @contextlib.contextmanager
 def following(replica: Replica, **headers: str) -> Iterator[Iterator[BlockNews]]:
-    connection = http.client.HTTPConnection(replica.host, replica.port, timeout=10)
+    connection = http.client.HTTPConnection(replica.host, replica.port, timeout=GIVE_UP_S)
     with contextlib.closing(connection):
         connection.request("GET", kv_blocks.PATH, headers=headers)
         yield read(connection.getresponse())
@@ -83,7 +85,7 @@ def events_until_idle(replica: Replica, events: Iterator[BlockNews]) -> Iterator
 def test_a_snapshot_comes_first_and_then_what_changes(telling: Replica) -> None:
     known = ask(telling, [7] * 33)
     assert len(known) == 2
-    eventually(lambda: telling.engine.cache.hashes.keys() >= set(known))
+    eventually(lambda: set(telling.engine.cache.hashes), lambda found: found >= set(known))
     with following(telling) as news:
         first = next(news)
         assert first.hashes is not None
@@ -128,7 +130,8 @@ def test_what_is_evicted_is_told(telling: Replica) -> None:
 
 
 def test_an_engine_that_starts_again_begins_anew_for_everybody() -> None:
-    with serving(routing_tokens=SIZE) as replica:
+    may_return = threading.Event()
+    with serving(routing_tokens=SIZE, may_return=may_return, sleep=no_pause) as replica:
         names = ask(replica, [1] * 64)
         eventually(lambda: replica.engine.cache.hashes.keys() >= set(names))
         with following(replica) as news:
@@ -137,6 +140,7 @@ def test_an_engine_that_starts_again_begins_anew_for_everybody() -> None:
             snapshots = (each for each in news if each.hashes is not None)
             dead = next(snapshots)
             assert (dead.hashes, dead.size) == (b"", 0)
+            may_return.set()
             again = next(snapshots)
             assert (again.hashes, again.size) == (b"", SIZE)
             assert len({first.boot, dead.boot, again.boot}) == 3
@@ -151,7 +155,7 @@ def test_a_reader_that_is_too_slow_for_the_changes_gets_a_snapshot_instead() -> 
         engine.cache.begin(SIZE)
         engine.cache.take(range(10), ())
         sent: list[BlockNews] = []
-        is_ready = asyncio.Event()
+        is_ready, is_waiting = asyncio.Event(), asyncio.Event()
 
         async def send(message: Message) -> None:
             """A client that takes its first event, and the next when it is ready."""
@@ -160,25 +164,26 @@ def test_a_reader_that_is_too_slow_for_the_changes_gets_a_snapshot_instead() -> 
                 news = kv_blocks.decode(body.removeprefix(b"data: "))
                 assert news is not None
                 if sent:
+                    is_waiting.set()
                     await is_ready.wait()
                 sent.append(news)
 
         async def receive() -> Message:
             if not sent:
                 return {"type": "http.request", "body": b""}
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
             raise AssertionError
 
         scope = {"method": "GET", "path": kv_blocks.PATH, "headers": []}
         routes = BlockRoutes(engine, Drain(), GatewayTrust(None))
         task = asyncio.create_task(routes.blocks(Request(scope, receive), send))
-        await asyncio.sleep(0.02)
+        await eventually_async(lambda: sent)
         engine.cache.take([10], ())
-        await asyncio.sleep(0.1)  # it stands at the first change, while thousands follow
+        await is_waiting.wait()  # it stands at the first change, while thousands follow
         for start in range(100, 10_100, 100):
             engine.cache.take(range(start, start + 100), range(start - 100, start))
         is_ready.set()
-        await asyncio.sleep(0.1)
+        await eventually_async(lambda: sent[-1].seq, lambda seq: seq == engine.cache.seq)
         task.cancel()
         assert [news.hashes is not None for news in sent] == [True, False, True]
         assert set(unpack(sent[-1].hashes or b"")) == engine.cache.hashes.keys()

@@ -21,7 +21,7 @@ def spent(metrics: dict[str, float], of: str = "device_seconds") -> dict[str, fl
 
 
 def test_what_tenants_spent_is_what_the_device_worked() -> None:
-    with serving(step_s=0.002) as replica:
+    with serving(virtual_step_s=0.002) as replica:
 
         def use(tenant: str, max_tokens: int) -> None:
             for stop in (None, "a"):  # of one the engine knows the end, of the other only the server
@@ -83,7 +83,7 @@ def test_the_cost_of_a_stream_that_is_given_back_is_told_and_added_to_what_comes
         serving(step_s=0.01) as replica,
         asking((replica.host, replica.port), COMPLETIONS, body(max_tokens=1000)) as response,
     ):
-        eventually(lambda: replica.engine.stats.steps > 5)
+        eventually(lambda: replica.engine.stats.steps, lambda number: number > 5)
         replica.call("POST", DRAIN)
         record.append(response.read())
     assert record.is_given_back
@@ -93,7 +93,7 @@ def test_the_cost_of_a_stream_that_is_given_back_is_told_and_added_to_what_comes
 
 
 def test_a_prompt_in_the_cache_costs_less_than_the_first_time() -> None:
-    with serving(step_s=0.002, chunk_tokens=16) as replica:
+    with serving(virtual_step_s=0.002, chunk_tokens=16) as replica:
         costs = []
         for _ in range(2):
             request = {"model": NAME, "prompt": list(range(10, 210)), "max_tokens": 2}

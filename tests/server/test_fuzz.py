@@ -10,7 +10,13 @@ from tests.waiting import eventually
 
 
 @pytest.mark.parametrize(
-    ("seed", "count"), [(3, 1500), pytest.param(4, 10_000, marks=pytest.mark.slow)], ids=["some", "many"]
+    ("seed", "count"),
+    [
+        (3, 600),
+        pytest.param(4, 3000, marks=pytest.mark.slow),
+        pytest.param(5, 10_000, marks=[pytest.mark.slow, pytest.mark.drill]),
+    ],
+    ids=["some", "many", "drill"],
 )
 def test_what_no_client_should_send_is_refused_and_leaves_nothing_behind(
     replica: Replica, caplog: pytest.LogCaptureFixture, seed: int, count: int

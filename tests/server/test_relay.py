@@ -75,7 +75,7 @@ def first_choices(asked: dict[str, Any]) -> range:
     return range(0, n * (len(prompts) if isinstance(prompts, list) else 1), n)
 
 
-@settings(max_examples=examples(120), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(70), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(request=requests(), cuts=st.lists(st.floats(0, 0.999), min_size=1, max_size=3))
 def test_a_stream_cut_anywhere_and_carried_on_is_the_stream_that_nobody_cut(
     replica: Replica, other: Replica, request: tuple[str, dict[str, Any]], cuts: list[float]

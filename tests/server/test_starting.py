@@ -12,6 +12,7 @@ from penstock.engine.client import EngineClient
 from penstock.server.app import Replica
 from penstock.server.recorder import Recorder
 from tests.api.serving import running
+from tests.waiting import GIVE_UP_S
 
 
 async def never(theirs: socket.socket) -> asyncio.subprocess.Process:
@@ -19,7 +20,7 @@ async def never(theirs: socket.socket) -> asyncio.subprocess.Process:
 
 
 def ask(host: str, port: int, method: str, path: str) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection(host, port, timeout=10)
+    connection = http.client.HTTPConnection(host, port, timeout=GIVE_UP_S)
     connection.request(method, path, body=b"{}")
     response = connection.getresponse()
     return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -21,7 +20,7 @@ from penstock.server.tool_calling import ToolCalling
 from penstock.text.tools import CallArguments, CallBegun, Text
 from tests.sdk import Unverified
 from tests.server.relaying import ask, block_ends, by_choice, carry_on, events
-from tests.server.replica import NAME, Replica, serving
+from tests.server.replica import NAME, Replica
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 USAGE = re.compile(rb'"usage":\{[^{}]*\}')
@@ -52,15 +51,13 @@ NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
 @pytest.fixture(scope="module")
-def replica() -> Iterator[Replica]:
-    with serving(is_guided=True) as running:
-        yield running
+def replica(guided_replica: Replica) -> Replica:
+    return guided_replica
 
 
 @pytest.fixture(scope="module")
-def other() -> Iterator[Replica]:
-    with serving(is_guided=True) as running:
-        yield running
+def other(other_guided_replica: Replica) -> Replica:
+    return other_guided_replica
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ import httptools
 import uvloop
 from tools.drills.attacks import Attack, body_attacks, wire_attacks
 
-_PATIENCE_S = 20.0  # for an answer that must come
+_PATIENCE_S = 60.0  # for an answer that must come
 _SILENCE_S = 0.15  # after which a request that is none is taken to be unanswered, if the server answers others
 _MOST_AT_ONCE = 40
 _OVERLOADED = 529  # Anthropic's 429: some ask for a great deal
