@@ -79,7 +79,11 @@ def test_logits_are_near_those_of_float32(name: str) -> None:
 @few_bits
 def test_an_answer_is_the_same_to_the_bit_however_it_was_batched_chunked_cached_or_resumed(name: str) -> None:
     france = tokenizer().encode("The capital of France is", add_special_tokens=False)
-    prompts = [*(window[: 20 + 10 * i].tolist() for i, window in enumerate(text()[:2])), text()[0, :18].tolist(), france]
+    prompts = [
+        *(window[: 20 + 10 * i].tolist() for i, window in enumerate(text()[:2])),
+        text()[0, :18].tolist(),
+        france,
+    ]
     requests = [Request(str(i), prompt, 12, sampling=GREEDY) for i, prompt in enumerate(prompts)]
     busy = InProcess(*model(name), block_size=16, num_blocks=5, chunk_tokens=17, max_num_seqs=4)
     busy.run(*requests, apart=1)
