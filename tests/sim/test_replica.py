@@ -93,7 +93,6 @@ def test_who_comes_as_its_tenants_last_request_ends_finds_it_still_there() -> No
     assert simulate(small, asked, takes_many=False)[0] == simulate(small, asked, takes_many=True)[0] == real
 
 
-@settings(max_examples=examples(60))
 @settings(max_examples=examples(25))
 @given(
     st.lists(prompts(), min_size=1, max_size=14, unique_by=lambda one: one.at_s),
