@@ -19,6 +19,7 @@ from penstock.gateway.adapters import ForgetfulNotes, unwant
 from penstock.gateway.books import Books
 from penstock.gateway.door import Door
 from penstock.gateway.health.settings import HealthSettings
+from penstock.gateway.http.clock import LoopClock
 from penstock.gateway.http.server import Server, bound_socket
 from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.settings import ModelSettings, pools_of, replicas_of, routes_of
@@ -60,7 +61,7 @@ class Gateway:
     door: Door
     keys: KeyRing
     ledger: UsageList
-    clock: ManualClock
+    clock: ManualClock | LoopClock
 
     @cached_property
     def openai(self) -> openai.OpenAI:
@@ -160,7 +161,7 @@ def gateway(
     waits: bool = True,
     recorder: GatewayRecorder | None = None,
     notes: Notes | None = None,
-    clock: ManualClock | None = None,
+    clock: ManualClock | LoopClock | None = None,
 ) -> Iterator[Gateway]:
     """In front of `replicas`, or of whatever `pools` name; it waits until all of them are ready."""
     urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
