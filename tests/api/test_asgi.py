@@ -16,6 +16,7 @@ from penstock.api.asgi import Handler, Message, Request, Route, Router, Send, Ss
 from penstock.api.openai import ChatChunks, ResponseHead, parse_chat
 from penstock.core.errors import BodyTooLarge, EngineFailed, InvalidRequest, Overloaded, RequestAborted
 from tests.api.serving import running
+from tests.waiting import GIVE_UP_S
 
 DISCONNECT: Message = {"type": "http.disconnect"}
 
@@ -377,7 +378,7 @@ async def chat(request: Request, send: Send) -> None:
 
 def test_a_real_server_answers_streams_and_refuses() -> None:
     with running(Router([Route("POST", "/v1/chat/completions", chat), Route("GET", "/v1/models", say_ok)])) as address:
-        connection = http.client.HTTPConnection(*address, timeout=5)
+        connection = http.client.HTTPConnection(*address, timeout=GIVE_UP_S)
         body = b'{"model":"m","messages":[{"role":"user","content":"a b"}]}'
         connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/x-www-form-urlencoded"})
         response = connection.getresponse()
@@ -419,14 +420,14 @@ def test_a_real_client_that_leaves_ends_the_work() -> None:
         await request.body(100)
         at_work.set()
         try:
-            await request.while_connected(asyncio.sleep(30))
+            await request.while_connected(asyncio.Event().wait())
         except RequestAborted:
             left.append(request.id)
             raise
 
     with running(only(wait)) as address:
-        connection = http.client.HTTPConnection(*address, timeout=5)
+        connection = http.client.HTTPConnection(*address, timeout=GIVE_UP_S)
         connection.request("POST", "/", b"{}", {"X-Request-Id": "gone"})
-        assert at_work.wait(5)
+        assert at_work.wait(GIVE_UP_S)
         connection.close()
     assert left == ["gone"]

@@ -103,10 +103,8 @@ JSON = st.recursive(
 MESSAGES = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "robot"]), "content": SCALARS | JSON})
 )
-BODIES = st.fixed_dictionaries(
-    {"model": st.just("m")},
-    optional={name: JSON for name in FIELDS if name != "model"} | {"messages": MESSAGES | JSON},
-)
+FEW = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6)
+BODIES = st.builds(lambda fields, messages: {"messages": messages} | fields | {"model": "m"}, FEW, MESSAGES | JSON)
 
 
 def only_invalid_request(body: bytes) -> None:

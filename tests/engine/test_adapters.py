@@ -25,6 +25,7 @@ from penstock.engine.messages import (
 )
 from penstock.sched.adapters import AdapterSlots
 from penstock.sched.sequence import Sequence
+from tests.waiting import GIVE_UP_S, eventually
 
 
 class Box:
@@ -53,7 +54,7 @@ class Weights:
 
     def read(self, path: str, digest: str) -> Any:
         if digest in self.may_read:
-            assert self.may_read[digest].wait(10)
+            assert self.may_read[digest].wait(GIVE_UP_S)
         if path == "nowhere":
             raise ModelMissing("there is no such directory")
         return digest
@@ -80,13 +81,13 @@ class Engine:
     def until(self, condition: Callable[[], bool]) -> list[ToEngine]:
         """All that comes meanwhile."""
         found: list[ToEngine] = []
-        waiting = threading.Event()
-        for _ in range(2000):
-            found += self.mail.receive(wait=False)
-            if condition():
-                return found
-            waiting.wait(0.005)
-        raise AssertionError("it never happened")
+
+        def look() -> bool:
+            found.extend(self.mail.receive(wait=False))
+            return condition()
+
+        eventually(look)
+        return found
 
     def answers(self) -> list[AdapterAnswer]:
         return [message for message in self.box.sent if isinstance(message, AdapterAnswer)]

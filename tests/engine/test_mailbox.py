@@ -11,6 +11,7 @@ from penstock.core.request import FinishReason, Priority, Request, RequestTiming
 from penstock.core.sampling import SamplingParams
 from penstock.engine.mailbox import Disconnected, FrameReader, Mailbox, frame
 from penstock.engine.messages import Abort, EngineStats, FromEngine, StepReport, Stop, Submit, ToEngine
+from tests.waiting import GIVE_UP_S, eventually
 
 
 @pytest.fixture
@@ -64,12 +65,24 @@ def test_looking_without_waiting_finds_nothing_in_an_empty_mailbox(ends: tuple[s
     assert Mailbox(ends[1]).receive(wait=False) == []
 
 
+def is_empty(end: socket.socket) -> bool:
+    try:
+        return not end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True
+
+
 def test_waiting_goes_on_until_a_message_is_whole(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     message = frame(Abort("r"))
     ours.sendall(message[:5])
-    threading.Timer(0.05, ours.sendall, [message[5:]]).start()
-    assert Mailbox(theirs).receive(wait=True) == [Abort("r")]
+    received: list[ToEngine] = []
+    waiting = threading.Thread(target=lambda: received.extend(Mailbox(theirs).receive(wait=True)))
+    waiting.start()
+    eventually(lambda: is_empty(theirs))  # it has read the first part
+    ours.sendall(message[5:])
+    waiting.join(GIVE_UP_S)
+    assert received == [Abort("r")]
 
 
 def test_a_burst_of_submits_arrives_complete_and_in_order(ends: tuple[socket.socket, socket.socket]) -> None:

@@ -192,6 +192,7 @@ def test_smollm2_encodes_code_like_the_reference(smollm2: Tokenizer, reference: 
 
 
 @pytest.mark.slow
+@pytest.mark.drill
 def test_smollm2_is_built_in_less_than_a_third_of_a_second(smollm2_source: TokenizerMetadata) -> None:
     start = time.process_time()
     Tokenizer.load(smollm2_source)
