@@ -192,9 +192,9 @@ def test_answers_to_real_schemas_are_valid() -> None:
 
 @pytest.mark.slow
 def test_answers_to_hundreds_of_real_schemas_are_valid() -> None:
-    counts = check_schemas(chain(sdk_schemas("openai.types", 12), sdk_schemas("anthropic.types", 12)), walks=2)
+    counts = check_schemas(chain(sdk_schemas("openai.types", 12), sdk_schemas("anthropic.types", 12)), walks=1)
     assert counts["refused"] == 0
-    assert counts["valid"] > 500
+    assert counts["valid"] > 250
 
 
 @pytest.mark.slow
