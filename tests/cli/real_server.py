@@ -1,26 +1,49 @@
-"""`penstock serve` as a user starts it: a process of its own, with the default model."""
+"""`penstock serve` as a user starts it, a process of its own: with the default model, or with a small random one."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 import subprocess
 import sys
-import time
+import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import openai
 import psutil
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.patience import Patience
 from tests.sdk import Unverified
+from tests.text.small import byte_level, load
+from tests.waiting import eventually
+
+__all__ = ["MODEL", "TINY_CONTEXT", "RealServer", "eventually", "real_server", "tiny_server", "write_tiny_model"]
 
 MODEL = "smollm2"
+# The format whose answers no measurement of this machine decides, and in half the time that float32 takes.
+FORMAT = ("--dtype", "bfloat16", "--quant", "none")
+PATIENCE_S = 300  # of a client, on a busy machine
+
+TINY_CONTEXT = 1 << 16  # tokens: a stream of so many surely runs until somebody ends it
+TINY = {
+    "model_type": "llama",
+    "vocab_size": 600,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": TINY_CONTEXT,
+    "eos_token_id": 2,
+}
+TEMPLATE = "{% for message in messages %}<s>{{ message.role }}: {{ message.content }}</s>{% endfor %}"
 
 
 @dataclass
@@ -28,6 +51,7 @@ class RealServer:
     process: subprocess.Popen[str]
     url: str
     banner: str  # what it printed until it was ready
+    model: str  # the id that clients use
 
     @property
     def host(self) -> str:
@@ -40,36 +64,53 @@ class RealServer:
     @cached_property
     def openai(self) -> openai.OpenAI:
         return openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=Unverified(), timeout=60
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=Unverified(), timeout=PATIENCE_S
         )
 
     def status(self, path: str) -> int:
         try:
-            with urllib.request.urlopen(self.url + path, timeout=10) as response:
+            with urllib.request.urlopen(self.url + path, timeout=PATIENCE_S) as response:
                 return int(response.status)
         except urllib.error.HTTPError as error:
             return error.code
 
     def metrics(self) -> dict[str, float]:
         """Those without labels, by name."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
-            families = text_string_to_metric_families(response.read().decode())
-            return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
+        return {
+            sample.name: sample.value for family in self._families() for sample in family.samples if not sample.labels
+        }
 
-    def is_idle(self) -> bool:
+    def outcomes(self) -> Counter[str]:
+        """Requests that ended, by how they did."""
+        found: Counter[str] = Counter()
+        for family in self._families():
+            for sample in family.samples:
+                if sample.name == "penstock_requests_total":
+                    found[sample.labels["outcome"]] += int(sample.value)
+        return found
+
+    def left_over(self) -> dict[str, float]:
+        """Gauges of unfinished work that are not zero."""
         names = ("sequences_running", "sequences_waiting", "kv_usage_ratio", "requests_open")
         metrics = self.metrics()
-        return not any(metrics[f"penstock_{name}"] for name in names)
+        return {name: value for name in names if (value := metrics[f"penstock_{name}"])}
+
+    def is_idle(self) -> bool:
+        return not self.left_over()
 
     def engine_process(self) -> psutil.Process:
         children = psutil.Process(self.process.pid).children()
         (engine,) = (child for child in children if "penstock.cli.engine_process" in child.cmdline())
         return engine
 
+    def _families(self) -> Iterator[Metric]:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE_S) as response:
+            return iter(list(text_string_to_metric_families(response.read().decode())))
+
 
 @contextlib.contextmanager
 def real_server(*flags: str, model: str = MODEL) -> Iterator[RealServer]:
-    command = [sys.executable, "-m", "penstock.cli.main", "serve", model, "--dtype", "float32", "--port", "0", *flags]
+    command = [sys.executable, "-m", "penstock.cli.main", "serve", model, *FORMAT, "--port", "0", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     try:
@@ -81,7 +122,7 @@ def real_server(*flags: str, model: str = MODEL) -> Iterator[RealServer]:
         banner = "".join(lines)
         found = re.search(r"https?://[^\s/]+", banner)
         assert found is not None
-        yield RealServer(process, found.group(), banner)
+        yield RealServer(process, found.group(), banner, Path(model).name)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -92,8 +133,13 @@ def real_server(*flags: str, model: str = MODEL) -> Iterator[RealServer]:
         process.stdout.close()
 
 
-def eventually(condition: Callable[[], bool], within_s: float) -> None:
-    patience = Patience(within_s)
-    while not condition():
-        patience.look()
-        time.sleep(0.01)
+def tiny_server(directory: Path, *flags: str) -> contextlib.AbstractContextManager[RealServer]:
+    """A server of the random model in `directory`: for tests in which no text has to make sense."""
+    return real_server("--load", "dummy", "--dtype", "float32", *flags, model=str(directory))
+
+
+def write_tiny_model(directory: Path) -> None:
+    """The files of a model without weights; its vocabulary is larger than its tokenizer's, as many models have it."""
+    (directory / "config.json").write_text(json.dumps(TINY))
+    (directory / "tokenizer.json").write_text(load(byte_level()).to_json())
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))

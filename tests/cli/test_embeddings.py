@@ -1,10 +1,11 @@
-"""The real things: `penstock serve minilm`, and the default model beside generating, by the official client."""
+"""The real things: `penstock serve minilm`, the default model beside generating, and watermarks, by the official
+client."""
 
 from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import openai
 import pytest
 
 from penstock.hub.watermarks import WatermarkFile
-from tests.cli.real_server import MODEL, RealServer, real_server
+from tests.cli.real_server import MODEL, PATIENCE_S, RealServer, real_server
 from tests.cli.test_tenants import answer
 
 pytestmark = pytest.mark.slow
@@ -22,7 +23,7 @@ DOCUMENTS = ["Berlin is in Germany.", "The capital of France is Paris.", "Banana
 
 def post(server: RealServer, path: str, **body: object) -> Any:
     request = urllib.request.Request(server.url + path, json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
         return json.loads(response.read())
 
 
@@ -38,17 +39,6 @@ def test_minilm_embeds_and_does_nothing_else() -> None:
         assert server.status("/health/deep") == 200
 
 
-@pytest.fixture(scope="module")
-def marks(tmp_path_factory: pytest.TempPathFactory) -> WatermarkFile:
-    return WatermarkFile(tmp_path_factory.mktemp("marks") / "watermarks.json")
-
-
-@pytest.fixture(scope="module")
-def server(marks: WatermarkFile) -> Iterator[RealServer]:
-    with real_server("--threads", "1", "--watermark-file", str(marks.path)) as found:
-        yield found
-
-
 def test_the_default_model_embeds_and_ranks_beside_generating(server: RealServer) -> None:
     many = server.openai.embeddings.create(model=MODEL, input=["a cat", "a kitten", "the stock market fell"])
     cat, kitten, market = (one.embedding for one in many.data)
@@ -61,21 +51,29 @@ def test_the_default_model_embeds_and_ranks_beside_generating(server: RealServer
     assert scores["data"][0]["score"] > scores["data"][1]["score"] + 5
 
 
-# The secret is new in every run: strong enough to be found whatever it is.
-@pytest.mark.parametrize(("scheme", "strength"), [("green", {"delta": 5.0}), ("gumbel", {})])
-def test_a_marked_answer_is_found_by_command(
-    server: RealServer, marks: WatermarkFile, scheme: str, strength: dict[str, float], tmp_path: Path
+def test_marked_answers_are_found_by_command(
+    server: RealServer, watermarks: WatermarkFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marks.add(scheme, scheme=scheme, **strength)
+    """The secrets are the same in every run, and so are the answers."""
+    monkeypatch.setattr("penstock.hub.watermarks.secrets.token_hex", lambda num_bytes: "5a" * num_bytes)
+    watermarks.add("green", scheme="green", delta=5.0)
+    watermarks.add("gumbel", scheme="gumbel")
     prompt: Any = [{"role": "user", "content": "Tell me a story about a river."}]
-    texts = {}
-    for name, more in {"marked": {"watermark": scheme}, "plain": {}}.items():
-        body = {"ignore_eos": True, **more}
+    asked = {"green": {"watermark": "green"}, "gumbel": {"watermark": "gumbel"}, "plain": {}}
+
+    def write(name: str) -> Path:
+        body = {"ignore_eos": True, **asked[name]}
         said = server.openai.chat.completions.create(
-            model=MODEL, messages=prompt, max_tokens=160, seed=3, extra_body=body
+            model=MODEL, messages=prompt, max_tokens=120, seed=3, extra_body=body
         )
-        texts[name] = tmp_path / name
-        texts[name].write_text(said.choices[0].message.content or "")
-    command = ("watermark", "detect", "--key", scheme, "--watermark-file", str(marks.path))
-    assert answer(*command, str(texts["marked"])).startswith("watermarked: ")
-    assert not answer(*command, str(texts["plain"])).startswith("watermarked: ")
+        path = tmp_path / name
+        path.write_text(said.choices[0].message.content or "")
+        return path
+
+    with ThreadPoolExecutor(len(asked)) as pool:
+        texts = list(pool.map(write, asked))
+    for mark in ("green", "gumbel"):
+        command = ("watermark", "detect", "--key", mark, "--watermark-file", str(watermarks.path))
+        verdicts = {text.name: answer(*command, str(text)) for text in texts}
+        found = {name for name, verdict in verdicts.items() if verdict.startswith("watermarked: ")}
+        assert found == {mark}, verdicts

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anthropic
 import jsonschema
 import pytest
 
-from tests.cli.real_server import MODEL, RealServer
+from tests.cli.real_server import MODEL, PATIENCE_S, RealServer
 
 pytestmark = pytest.mark.slow
 
@@ -58,8 +59,12 @@ def named(name: str) -> Any:
 
 @pytest.mark.parametrize("name", sorted(SCHEMAS))
 def test_strict_arguments_always_follow_their_schema(server: RealServer, name: str) -> None:
-    for seed in range(4):
-        answer = create(server, tool_choice=named(name), parallel_tool_calls=False, temperature=1, seed=seed)
+    def ask(seed: int) -> Any:
+        return create(server, tool_choice=named(name), parallel_tool_calls=False, temperature=1, seed=seed)
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(ask, range(4)))
+    for answer in answers:
         (call,) = answer.choices[0].message.tool_calls
         if answer.choices[0].finish_reason == "tool_calls":
             jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[name])
@@ -73,7 +78,7 @@ def test_it_asks_for_the_weather_in_paris_whichever_client_asks(server: RealServ
         "get_weather",
         {"city": "Paris", "unit": "celsius"},
     )
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60)
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=PATIENCE_S)
     theirs: Any = [{"name": name, "description": name, "input_schema": schema} for name, schema in SCHEMAS.items()]
     choice: Any = {"type": "any", "disable_parallel_tool_use": True}
     with client.messages.stream(
