@@ -30,7 +30,6 @@ def ask(server: Process, prompt: list[int]) -> tuple[str, int]:
 
 
 def test_a_prompt_that_only_one_replicas_host_has_goes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))  # where the decisions go
     draw = random.Random(1)
     prompts = [[draw.randrange(3, 500) for _ in range(TOKENS)] for _ in range(CACHE // TOKENS + ON_HOST + 3)]
     with stand(tmp_path, context=1024) as place:
@@ -39,6 +38,9 @@ def test_a_prompt_that_only_one_replicas_host_has_goes_there(tmp_path: Path, mon
         until(lambda: one.is_ready() and other.is_ready())
         for prompt in prompts:
             ask(one, prompt)
+        monkeypatch.setenv(
+            "PENSTOCK_HOME", str(tmp_path)
+        )  # where the decisions go; replicas have their kernels at home
         gateway = place.gateway(one, other)
         until(lambda: ";matched=768;of=2" in ask(gateway, prompts[-1])[0])  # it has heard of both, exactly
         before = other.get("/v1/penstock/snapshot")["prompt_tokens"]
