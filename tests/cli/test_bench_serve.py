@@ -15,7 +15,7 @@ PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
 
 
 def run(*words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PENSTOCK, *words], capture_output=True, text=True, timeout=60)
+    return subprocess.run([*PENSTOCK, *words], capture_output=True, text=True)
 
 
 @pytest.mark.slow

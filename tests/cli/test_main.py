@@ -11,7 +11,7 @@ from penstock.cli.main import main
 
 def penstock(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock.cli.main", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_a_model_that_does_not_exist_is_one_clear_line() -> None:

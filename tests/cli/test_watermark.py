@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -17,6 +18,9 @@ from tests.text import small
 
 @pytest.fixture
 def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WatermarkFile:
+    """With secrets that are the same in every run, and so are the verdicts."""
+    drawn = itertools.count(1)
+    monkeypatch.setattr("penstock.hub.watermarks.secrets.token_hex", lambda num_bytes: f"{next(drawn):02x}" * num_bytes)
     monkeypatch.setenv("PENSTOCK_WATERMARKS", str(tmp_path / "marks.json"))
     return WatermarkFile.at(None)
 
