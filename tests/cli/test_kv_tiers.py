@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 import re
+from functools import partial
 from pathlib import Path
 
 import openai
 import pytest
-from tools.drills.stand import MODEL, Process, stand, until
+from tools.drills.stand import MODEL, Process, stand
 
 from penstock.gateway.decisions import read_decisions
+from tests.sdk import Unverified
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +24,7 @@ ON_HOST = 5  # prompts that surely no longer are
 
 def ask(server: Process, prompt: list[int]) -> tuple[str, int]:
     """By which way, and how many tokens were there already."""
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, http_client=Unverified())
     raw = client.completions.with_raw_response.create(model=MODEL, prompt=prompt, max_tokens=1, temperature=0)
     usage = raw.parse().usage
     assert usage is not None
@@ -35,20 +38,20 @@ def test_a_prompt_that_only_one_replicas_host_has_goes_there(tmp_path: Path, mon
     with stand(tmp_path, context=1024) as place:
         flags = ("--max-num-seqs", "2", "--host-kv-gib", "0.05", "--speculate", "off")
         one, other = (place.replica(*flags) for _ in range(2))
-        until(lambda: one.is_ready() and other.is_ready())
+        eventually(lambda: (one.is_ready(), other.is_ready()), all)
         for prompt in prompts:
             ask(one, prompt)
-        monkeypatch.setenv(
-            "PENSTOCK_HOME", str(tmp_path)
-        )  # where the decisions go; replicas have their kernels at home
+        monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))  # for the gateway's decisions; replicas find their kernels
         gateway = place.gateway(one, other)
-        until(lambda: ";matched=768;of=2" in ask(gateway, prompts[-1])[0])  # it has heard of both, exactly
+        # It has heard of both, exactly.
+        eventually(lambda: ask(gateway, prompts[-1])[0], lambda route: ";matched=768;of=2" in route)
         before = other.get("/v1/penstock/snapshot")["prompt_tokens"]
         for prompt in prompts[:ON_HOST]:
             route, cached = ask(gateway, prompt)
             assert re.search(r";matched=768;on_host=768;of=2;", route), route
             assert cached >= 768
-            until(lambda: ";matched=768;of=2" in ask(gateway, prompt)[0])  # noqa: B023  # on the device again
+            # On the device again.
+            eventually(partial(ask, gateway, prompt), lambda answer: ";matched=768;of=2" in answer[0])
         assert other.get("/v1/penstock/snapshot")["prompt_tokens"] == before
         report = one.get("/v1/penstock/snapshot")
         assert report["host_tokens_per_s"] > 0
