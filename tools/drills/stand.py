@@ -108,7 +108,7 @@ class Process:
         self.signal(signal.SIGCONT)
         self._process.terminate()
         try:
-            self._process.wait(3)
+            self._process.wait(30)
         except subprocess.TimeoutExpired:
             self.signal(signal.SIGKILL)
             self._process.wait()
