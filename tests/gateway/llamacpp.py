@@ -14,6 +14,7 @@ from importlib.util import find_spec
 import pytest
 
 from penstock.hub.pull import pull
+from tests.waiting import GIVE_UP_S
 
 _SERVE = """
 import signal, sys
@@ -42,12 +43,15 @@ class LlamaCpp:
 def llamacpp_serving(port: int = 0) -> Iterator[LlamaCpp]:
     if find_spec("xllamacpp") is None:
         pytest.skip("xllamacpp is not installed: pip install xllamacpp")
-    with socket.create_server(("127.0.0.1", port)) as free:
-        port = free.getsockname()[1]
-    model = str(pull("smollm2", progress=lambda *_: None))
-    process = subprocess.Popen([sys.executable, "-c", _SERVE, model, str(port)], env=os.environ)
-    try:
-        yield LlamaCpp(port, process)
-    finally:
-        process.terminate()
-        process.wait(10)
+    with socket.socket() as held:  # bound and not listening, as long as it runs: nobody else gets the port
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", port))
+        port = held.getsockname()[1]
+        model = str(pull("smollm2", progress=lambda *_: None))
+        process = subprocess.Popen([sys.executable, "-c", _SERVE, model, str(port)], env=os.environ)
+        try:
+            yield LlamaCpp(port, process)
+        finally:
+            process.terminate()
+            process.wait(GIVE_UP_S)

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from tests.waiting import GIVE_UP_S, eventually_async
+from tests.waiting import GIVE_UP_S
 
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -130,10 +130,6 @@ class ScriptedUpstream:
             pass  # the test is over; asyncio's streams would make a traceback of it
         finally:
             writer.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    await eventually_async(condition)
 
 
 def chunk(data: bytes) -> bytes:
