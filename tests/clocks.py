@@ -80,15 +80,16 @@ class ManualClock:
 class SlowClock(ManualClock):
     """A clock for tests that are not about time, with real servers. It goes a hundred times slower, so that nobody on a
     busy machine is late, silent, stale or hung; but short timers, such as those of polls and retries, come as they
-    would. `advance` moves it as it does any other.
+    would. `advance` moves it as it does any other. `slowness` is 1 where its times are compared with another process's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slowness: float = 100.0) -> None:
         super().__init__(time.monotonic())
         self._began_s = time.monotonic()
+        self._slowness = slowness
 
     def now(self) -> float:
-        return self.now_s + (time.monotonic() - self._began_s) / 100
+        return self.now_s + (time.monotonic() - self._began_s) / self._slowness
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> ManualTimer:
         timer = super().call_later(delay_s, callback, *args)

@@ -13,7 +13,7 @@ from penstock.api import relay
 from penstock.core.settings import ServerSettings
 from tests.gateway.door import Gateway, gateway
 from tests.server.replica import NAME, Replica, serving
-from tests.waiting import eventually
+from tests.waiting import GIVE_UP_S, eventually
 
 PROMPT: Any = [{"role": "user", "content": "a long prompt that is the same for everybody who asks for it here " * 5}]
 
@@ -104,7 +104,7 @@ def test_no_path_shows_a_tenant_what_is_anothers(door: Gateway) -> None:
     assert request_id
 
     def get(path: str, key: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=GIVE_UP_S)
         connection.request("GET", path, headers={"authorization": f"Bearer {key}"})
         found = connection.getresponse()
         text = found.read().decode()

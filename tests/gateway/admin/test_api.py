@@ -26,6 +26,7 @@ from penstock.tenancy.admins import AdminRing, new_admin_key
 from penstock.tenancy.keys import KeyRing
 from penstock.tenancy.store import Store, open_store
 from penstock.tenancy.usage import Usage
+from tests.waiting import GIVE_UP_S
 
 ADMIN = new_admin_key("root", now_s=0)
 
@@ -38,7 +39,7 @@ class Administered:
     def ask(
         self, method: str, path: str, body: object = None, key: str | None = ADMIN.secret, **headers: str
     ) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=GIVE_UP_S)
         if key is not None:
             headers["authorization"] = f"Bearer {key}"
         with contextlib.closing(connection):
@@ -74,12 +75,12 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Administered]:
 
     thread = threading.Thread(target=lambda: uvloop.run(serve()))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(GIVE_UP_S)
     with open_store(f"sqlite:///{path}") as store:
         yield Administered(ports[0], store)
     loop, stopped = stop[0]
     loop.call_soon_threadsafe(stopped.set)
-    thread.join(10)
+    thread.join(GIVE_UP_S)
 
 
 @pytest.fixture
