@@ -25,25 +25,19 @@ from penstock.quant.recipe import METHODS, MethodName, make_recipe
 from tests.hub.more_families import MORE, write_gguf
 from tests.hub.more_families import saved as saved_arrays
 from tests.model.paged import PagedDriver
-from tests.quant.test_job import CPU, Killed, run, saved, tokens
+from tests.quant.runs import CPU, Killed, Runs, run, tokens, walk
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
-
-
-def source(family: str, path: Path) -> HFCheckpoint:
-    return saved(MORE[family], path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", MORE)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_directory_holds_the_model_it_was_made_of(family: str, method: MethodName, tmp_path: Path) -> None:
-    original = source(family, tmp_path / "original")
+def test_a_directory_holds_the_model_it_was_made_of(family: str, method: MethodName, runs: Runs) -> None:
+    original, made, before = runs.original(family), runs.made(family, method), runs.before(family)
     recipe = make_recipe(original.config, method)
-    made = run(original, recipe, tmp_path / "made")
     assert made.tensor_names() == original.tensor_names()
-    before = walked(original, tokens(seed=1), CPU, lambda *_: None)
-    after = judged(walked(made, tokens(seed=1), CPU, lambda *_: None), before)
+    after = judged(walk(made), before)
     assert after.divergence < {4: 0.05, 8: 0.015}[recipe.bits], after
     if recipe.needs_data:
         nearest = walked(original, tokens(seed=1), CPU, lambda *_: None, lambda layer: rounded(layer, recipe.nearest))
@@ -51,18 +45,16 @@ def test_a_directory_holds_the_model_it_was_made_of(family: str, method: MethodN
 
 
 @pytest.mark.parametrize("family", ["gemma2", "phi4", "qwen2_moe"])
-def test_the_walk_says_what_the_model_says(family: str, tmp_path: Path) -> None:
-    original, ops = source(family, tmp_path), ReferenceOps()
+def test_the_walk_says_what_the_model_says(family: str, runs: Runs) -> None:
+    original, ops = runs.original(family), ReferenceOps()
     expected = PagedDriver(load_model(original, ops), ops, block_size=16).prefill(list(range(40)))
     ((found, _),) = walked(original, torch.arange(40)[None], CPU, lambda *_: None).outputs()
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_norms_that_count_from_one_are_stored_so_after_scaling(tmp_path: Path) -> None:
-    original = source("gemma2", tmp_path / "original")
-    recipe = make_recipe(original.config, "awq")
-    assert recipe.dtype == "bfloat16"  # a Gemma's activations are too large for float16
-    made = run(original, recipe, tmp_path / "made")
+def test_norms_that_count_from_one_are_stored_so_after_scaling(runs: Runs) -> None:
+    original, made = runs.original("gemma2"), runs.made("gemma2", "awq")
+    assert make_recipe(original.config, "awq").dtype == "bfloat16"  # a Gemma's activations are too large for float16
     for name in (
         "input_layernorm",
         "pre_feedforward_layernorm",
@@ -102,10 +94,9 @@ def test_of_a_model_that_sees_what_is_written_only_speaks(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_projections_that_a_file_joins_stay_joined_and_in_its_order(method: MethodName, tmp_path: Path) -> None:
+def test_projections_that_a_file_joins_stay_joined_and_in_its_order(method: MethodName, runs: Runs) -> None:
     """Phi-4's heads are rotated in part, so its rows lie otherwise in memory."""
-    original = source("phi4", tmp_path / "original")
-    made = run(original, make_recipe(original.config, method), tmp_path / "made")
+    original, made = runs.original("phi4"), runs.made("phi4", method)
     for name in ("self_attn.qkv_proj", "mlp.gate_up_proj"):
         stored = made.stored(f"model.layers.0.{name}.weight")
         assert isinstance(stored, GroupedTensor)
@@ -120,10 +111,9 @@ def test_projections_that_a_file_joins_stay_joined_and_in_its_order(method: Meth
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_routers_are_never_quantized(method: MethodName, tmp_path: Path) -> None:
-    original = source("qwen2_moe", tmp_path / "original")
+def test_routers_are_never_quantized(method: MethodName, runs: Runs) -> None:
+    original, made = runs.original("qwen2_moe"), runs.made("qwen2_moe", method)
     recipe = make_recipe(original.config, method)
-    made = run(original, recipe, tmp_path / "made")
     for name in ("gate", "shared_expert_gate"):
         before, after = (one.stored(f"model.layers.1.mlp.{name}.weight") for one in (original, made))
         assert not isinstance(after, GroupedTensor)
@@ -138,12 +128,11 @@ def test_routers_are_never_quantized(method: MethodName, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_an_expert_that_is_given_too_little_is_rounded_and_named(
-    method: MethodName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: MethodName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Runs
 ) -> None:
-    original = source("mixtral", tmp_path / "original")
+    original = runs.original("mixtral")
     recipe = make_recipe(original.config, method)
-    run(original, recipe, tmp_path / "all")
-    assert QuantizedDirectory(tmp_path / "all", 2).starved() == []
+    assert QuantizedDirectory(runs.made("mixtral", method).path, 2).starved() == []
     monkeypatch.setattr(mixture, "LEAST", 1e9)
     made = run(original, recipe, tmp_path / "none")
     starved = QuantizedDirectory(tmp_path / "none", 2).starved()
@@ -153,17 +142,16 @@ def test_an_expert_that_is_given_too_little_is_rounded_and_named(
     np.testing.assert_array_equal(made.tensor(name), nearest.dequantized().numpy())  # type: ignore[union-attr]
 
 
-def test_a_killed_run_of_a_mixture_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
-    original = source("qwen2_moe", tmp_path / "original")
+def test_a_killed_run_of_a_mixture_ends_as_if_nothing_had_been(tmp_path: Path, runs: Runs) -> None:
+    original = runs.original("qwen2_moe")
     recipe = make_recipe(original.config, "awq")
     with pytest.raises(Killed):
         run(original, recipe, tmp_path / "killed", killed_at=1)
     run(original, recipe, tmp_path / "killed")
-    run(original, recipe, tmp_path / "whole")
-    for path in (tmp_path / "whole").iterdir():
+    for path in runs.made("qwen2_moe", "awq").path.iterdir():
         assert (tmp_path / "killed" / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-def test_the_group_divides_what_is_inside_of_experts(tmp_path: Path) -> None:
-    config = source("qwen2_moe", tmp_path).config  # 64 columns, experts of 32 and 64 inside
+def test_the_group_divides_what_is_inside_of_experts(runs: Runs) -> None:
+    config = runs.original("qwen2_moe").config  # 64 columns, experts of 32 and 64 inside
     assert make_recipe(config, "gptq").group == 32

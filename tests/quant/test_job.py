@@ -6,80 +6,43 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig
+from transformers import LlamaConfig
 
 from penstock.core.errors import ConfigError, ModelUnsupported
 from penstock.core.model_config import ModelConfig
-from penstock.hub.hf import HFCheckpoint
 from penstock.hub.quantized_directory import QuantizedDirectory, tensor_bytes
-from penstock.quant.job import quantize
 from penstock.quant.layerwise import rounded
 from penstock.quant.quality import judged, walked
-from penstock.quant.recipe import METHODS, MethodName, Recipe, make_recipe
-from tests.hub.families import FAMILIES, random_model
+from penstock.quant.recipe import METHODS, MethodName, make_recipe
+from tests.hub.families import FAMILIES
+from tests.quant.runs import CPU, Killed, Runs, run, saved, tokens, walk
 
-CPU = torch.device("cpu")
 SHAPE = ModelConfig("llama", 96, 64, 96, 2, 4, 2, 16, 256)
-
-
-def source(family: str, path: Path) -> HFCheckpoint:
-    return saved(FAMILIES[family], path)
-
-
-def saved(config: PreTrainedConfig, path: Path) -> HFCheckpoint:
-    random_model(config).save_pretrained(path)
-    (path / "tokenizer.json").write_text("{}")
-    return HFCheckpoint(path)
-
-
-def tokens(*, seed: int = 0) -> Tensor:
-    return torch.randint(0, 96, (8, 64), generator=torch.Generator().manual_seed(seed))
-
-
-class Killed(Exception):
-    pass
-
-
-def run(checkpoint: HFCheckpoint, recipe: Recipe, out: Path, *, killed_at: int | None = None) -> HFCheckpoint:
-    def progress(done: int, total: int) -> None:
-        if done == killed_at:
-            raise Killed
-
-    with QuantizedDirectory.opened(out, {"recipe": str(recipe)}, checkpoint.config.num_layers) as directory:
-        quantize(checkpoint, recipe, directory, tokens(), CPU, progress)
-        directory.finish(checkpoint, recipe.config(checkpoint.config), recipe.dtype, "{}", {})
-    return HFCheckpoint(out)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_directory_holds_the_model_it_was_made_of(family: str, method: MethodName, tmp_path: Path) -> None:
-    original = source(family, tmp_path / "original")
-    recipe = make_recipe(original.config, method)
-    made = run(original, recipe, tmp_path / "made")
+def test_a_directory_holds_the_model_it_was_made_of(family: str, method: MethodName, runs: Runs) -> None:
+    original, made = runs.original(family), runs.made(family, method)
     assert made.config.quantization == {"gptq": "int4", "awq": "int4", "int8": "w8a8", "fp8": "fp8"}[method]
     assert made.tensor_names() == original.tensor_names()
-    before = walked(original, tokens(seed=1), CPU, lambda *_: None)
-    after = judged(walked(made, tokens(seed=1), CPU, lambda *_: None), before)
+    after = judged(walk(made), runs.before(family))
     # A model that nobody trained predicts next to nothing; what counts is that no part went elsewhere.
-    assert after.divergence < (0.05 if recipe.bits == 4 else 0.005), after
+    assert after.divergence < (0.05 if made.config.quantization == "int4" else 0.005), after
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_fitting_to_data_moves_predictions_less_than_rounding(method: MethodName, tmp_path: Path) -> None:
-    original = source("llama", tmp_path / "original")
+def test_fitting_to_data_moves_predictions_less_than_rounding(method: MethodName, runs: Runs) -> None:
+    original, before = runs.original("llama"), runs.before("llama")
     recipe = make_recipe(original.config, method)
-    before = walked(original, tokens(seed=1), CPU, lambda *_: None)
     nearest = walked(original, tokens(seed=1), CPU, lambda *_: None, lambda layer: rounded(layer, recipe.nearest))
-    after = walked(run(original, recipe, tmp_path / "made"), tokens(seed=1), CPU, lambda *_: None)
+    after = walk(runs.made("llama", method))
     assert judged(after, before).divergence < judged(nearest, before).divergence
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "int8"])
-def test_a_killed_run_goes_on_and_ends_as_if_nothing_had_been(method: MethodName, tmp_path: Path) -> None:
-    original = source("qwen2", tmp_path / "original")
+def test_a_killed_run_goes_on_and_ends_as_if_nothing_had_been(method: MethodName, tmp_path: Path, runs: Runs) -> None:
+    original = runs.original("qwen2")
     recipe = make_recipe(original.config, method)
     out = tmp_path / "killed"
     for layer in range(2):
@@ -90,22 +53,19 @@ def test_a_killed_run_goes_on_and_ends_as_if_nothing_had_been(method: MethodName
     (out / "model-00003-of-00003.safetensors").unlink(missing_ok=True)
     (out / "model-00003-of-00003.safetensors.part").write_bytes(b"half")
     run(original, recipe, out)
-    run(original, recipe, tmp_path / "whole")
-    for path in (tmp_path / "whole").iterdir():
+    for path in runs.made("qwen2", method).path.iterdir():
         assert (out / path.name).read_bytes() == path.read_bytes(), path.name
     assert not list(out.glob("*.part"))
 
 
-def test_the_tokenizer_and_the_config_come_along(tmp_path: Path) -> None:
-    original = source("llama", tmp_path / "original")
-    (tmp_path / "original" / "chat_template.jinja").write_text("{{ messages }}")
-    run(original, make_recipe(original.config, "gptq"), tmp_path / "made")
-    config = json.loads((tmp_path / "made" / "config.json").read_text())
+def test_the_tokenizer_and_the_config_come_along(runs: Runs) -> None:
+    made = runs.made("llama", "gptq").path
+    config = json.loads((made / "config.json").read_text())
     assert config["quantization_config"]["quant_method"] == "gptq"
     assert config["torch_dtype"] == "float16"
     assert config["hidden_size"] == 64
-    assert (tmp_path / "made" / "tokenizer.json").read_text() == "{}"
-    assert (tmp_path / "made" / "chat_template.jinja").is_file()
+    assert (made / "tokenizer.json").read_text() == "{}"
+    assert (made / "chat_template.jinja").is_file()
 
 
 def test_a_directory_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
