@@ -144,6 +144,24 @@ class CacheMachine(RuleBasedStateMachine):
         if not is_done:
             self.cache.undo(moves)
 
+    @rule(seed=SEEDS)
+    def many_things(self, seed: int) -> None:
+        dice = random.Random(seed)
+        for _ in range(12):
+            rule_seed = dice.randrange(1 << 30)
+            match dice.randrange(6):
+                case 0:
+                    self.evict(dice.choice([1, 2, 4, 24]))
+                case 1:
+                    self.copy(dice.random() < 0.5)
+                case 2 if self.owners:
+                    self.release(rule_seed)
+                case 3 | 4 if self.owners:
+                    self.compute(rule_seed)
+                case _:
+                    self.acquire(rule_seed)
+        self.listen()
+
     @rule()
     def listen(self) -> None:
         """Not after every change: what came and went between two calls is not told."""
@@ -171,7 +189,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(seed=SEEDS)
     def submit(self, seed: int) -> None:
         dice = random.Random(seed)
-        prompt = [dice.randrange(2) for _ in range(dice.randint(1, 20))]
+        prompt = [0] * dice.randint(1, 20) + dice.choice([[], [1], [1, 0, 1]])
         namespace, priority = dice.choice(["", "other"]), dice.choice(list(Priority))
         request = Request(f"r{len(self.texts)}", prompt, dice.randint(1, 12), namespace=namespace, priority=priority)
         self.texts[request.id] = (namespace, list(prompt))
@@ -181,6 +199,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(seed=SEEDS)
     def abort(self, seed: int) -> None:
         self.scheduler.abort(random.Random(seed).choice(sorted(self.texts)))
+
+    @rule(seed=SEEDS)
+    def many_things(self, seed: int) -> None:
+        dice = random.Random(seed)
+        for _ in range(8):
+            rule_seed = dice.randrange(1 << 30)
+            match dice.randrange(4):
+                case 0:
+                    self.submit(rule_seed)
+                case 1 if self.texts:
+                    self.abort(rule_seed)
+                case _:
+                    self.steps(dice.randint(1, 6))
 
     @rule(count=st.integers(1, 6))
     def steps(self, count: int) -> None:
@@ -209,9 +240,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = settings(max_examples=examples(60), stateful_step_count=40)
+TestCache.settings = settings(max_examples=examples(40), stateful_step_count=30)
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=examples(50), stateful_step_count=30)
+TestScheduler.settings = settings(max_examples=examples(30), stateful_step_count=20)
 
 
 def own(cache: KVCache, tokens: list[int], namespace: str = "") -> BlockTable:

@@ -252,4 +252,4 @@ class DraftingMachine(SchedulerMachine):
 
 
 TestDrafting = DraftingMachine.TestCase
-TestDrafting.settings = settings(max_examples=examples(40), stateful_step_count=40)
+TestDrafting.settings = settings(max_examples=examples(25), stateful_step_count=20)

@@ -214,7 +214,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 HOSTILE: dict[str, dict[str, Any]] = {
     "a huge enum": {"guided_json": {"enum": [f"{i:x}{i * i:x}" for i in range(8000)]}},
-    "thousands of properties": {"guided_json": {"properties": {f"p{i}": {"type": "string"} for i in range(8000)}}},
+    "thousands of properties": {"guided_json": {"properties": {f"p{i}": {"type": "string"} for i in range(6000)}}},
     "deep nesting": {"guided_json": nested(400)},
     "doubling": {
         "guided_json": {
