@@ -73,9 +73,8 @@ def test_tokens_and_prefix_hits_are_counted() -> None:
 
 def test_every_request_leaves_one_line(replica: Replica, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="penstock.request"):
-        replica.call(
-            "POST", "/v1/completions", {"model": NAME, "prompt": "x", "max_tokens": 2}, **{"X-Request-Id": "my-id"}
-        )
+        request = {"model": NAME, "prompt": "x", "max_tokens": 2, "ignore_eos": True}
+        replica.call("POST", "/v1/completions", request, **{"X-Request-Id": "my-id"})
         eventually(lambda: caplog.messages)
     (line,) = caplog.messages
     assert line.startswith("id=my-id route=completions outcome=ok prompt=")
