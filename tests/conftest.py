@@ -1,10 +1,12 @@
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.collecting import check, is_left_out
 from tests.examples import use_profiles
 from tests.reporting import Reporter
 
@@ -16,6 +18,15 @@ use_profiles()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Reporter())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return is_left_out(collection_path, config.option.markexpr) or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    check(items)  # before those that are not wanted are gone
 
 
 gc.unfreeze = gc.freeze  # the bench and the simulator thaw what is there; see below

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import openai
 import pytest
-from huggingface_hub import InferenceClient
 
 from tests.dialects.servers import WORDS, FakeServer, FakeSglang, FakeTgi, FakeTrtllm, FakeVllm
 from tests.sdk import Unverified
 
 
 def test_hugging_faces_client_gets_on_with_the_fake_of_tgi() -> None:
+    from huggingface_hub import InferenceClient  # which takes 0.2 s
+
     with FakeTgi() as fake:
         client = InferenceClient(fake.url)
         whole = client.text_generation("Hi", max_new_tokens=3, details=True)

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.collecting import has_none_of
+
+SOME = "@pytest.mark.slow\ndef test_it(): ..."
+ALL = "pytestmark = pytest.mark.slow\n"
+DRILLS = "pytestmark = [pytest.mark.slow, pytest.mark.drill]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "conftests", "markers", "expected"),
+    [
+        ("", "", "not slow", False),
+        ("", "", "slow and not drill", True),
+        ("", "", "drill", True),
+        ("", "", "hypothesis", False),
+        ("", "", "hypothesis and not slow", False),
+        ("", "marks=pytest.mark.slow", "slow and not drill", False),
+        (SOME, "", "not slow", False),
+        (SOME, "", "slow and not drill", False),
+        (ALL, "", "not slow", True),
+        (ALL, "", "slow and not drill", False),
+        (ALL, "", "drill", True),
+        (DRILLS, "", "slow and not drill", True),
+        (DRILLS, "", "drill", False),
+    ],
+)
+def test_a_file_is_left_out_where_its_text_rules_all_of_its_tests_out(
+    text: str, conftests: str, markers: str, expected: bool
+) -> None:
+    assert has_none_of(text, conftests, markers) is expected
