@@ -212,21 +212,21 @@ def test_how_fast_a_server_is_that_does_not_say_is_learnt_from_its_streams() -> 
             door.advance(0.5)
             return super().answer(path, asked)
 
-    with FakeSglang(NAME) as fast, Slow(NAME) as slow, fleet(fast.url, slow.url) as door:
-        door.call(lambda: door.door.random.seed(1))
-
-        def is_learnt() -> bool:
-            return all(one.prefill_tokens_per_s != 2000.0 for one in door.door.admission.replicas(NAME))
-
-        for number in range(40):  # each a prompt that neither knows, so that both are asked
-            asked: Any = {"model": NAME, "messages": [{"role": "user", "content": f"{number} hellos"}], "stream": True}
-            list(door.openai.chat.completions.create(**asked))
-            if is_learnt():
-                break
-        eventually(is_learnt)
-        seen = {one.id: one for one in door.door.admission.replicas(NAME)}
-        assert seen[slow.url].prefill_tokens_per_s < 100.0 < seen[fast.url].prefill_tokens_per_s
-        assert observed_speed(seen[slow.url]) < observed_speed(seen[fast.url])  # what the weighted strategy goes by
+    with FakeSglang(NAME) as fast, Slow(NAME) as slow:
+        pools = {NAME: ModelSettings(replicas=[fast.url, slow.url])}
+        with gateway(pools=pools, health=QUICK, clock=ManualClock()) as door:
+            both = [Place("127.0.0.1", server.port) for server in (fast, slow)]
+            asked: Any = {"model": NAME, "messages": [{"role": "user", "content": "hello"}], "stream": True}
+            for one, other in (both, both[::-1]):
+                door.set_in_use(one, True)
+                door.set_in_use(other, False)
+                list(door.openai.chat.completions.create(**asked))
+                eventually(door.is_idle)
+            for one in both:  # what was learnt is seen when the replica is looked at
+                door.set_in_use(one, True)
+            seen = {one.id: one for one in door.door.admission.replicas(NAME)}
+            assert seen[slow.url].prefill_tokens_per_s < 100.0 < seen[fast.url].prefill_tokens_per_s
+            assert observed_speed(seen[slow.url]) < observed_speed(seen[fast.url])  # what the weighted strategy goes by
 
 
 def test_kv_events_are_not_waited_for_where_a_dialect_has_none() -> None:
