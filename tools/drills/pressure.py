@@ -43,6 +43,7 @@ GATEWAY = {  # nobody is late or takes the replica for hung, however slow the ma
     "max_wait_s": {"interactive": 600, "standard": 600},
     "health": {"hung_after_s": 600, "silent_after_s": 60},
 }
+_GIVE_UP_S = 600.0  # whoever waits for longer waits for ever
 _FLUSH_STEPS = 64  # after so many the step log reaches its file
 _FIRST_WORD, _LAST_WORD = 10, 500  # ids of plain tokens
 
@@ -152,7 +153,7 @@ async def drill(
         await all_there(door, calls + impossible)
         late = [await begin(door.port, post("/v1/completions", asked(4000 + n, 10, 60))) for n in range(num_late)]
         await all_there(door, calls + impossible + late)
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(_GIVE_UP_S):
         while not all(call.ended.done() for call in calls + impossible + late):
             report.more_bytes = max(report.more_bytes, memory(replica) - memory_bytes)
             await asyncio.sleep(0.05)

@@ -25,6 +25,7 @@ from tools.drills.spike import p
 from tools.drills.stand import MODEL, Process, Stand, stand
 
 SLOW_AFTER_S = 0.5
+_GIVE_UP_S = 600.0  # whoever waits for longer waits for ever
 TOKENS = 20
 OUTSIDE = "outside"  # the provider's model
 
@@ -56,7 +57,7 @@ def said(call: Call) -> str:
 
 async def together(port: int, model: str, count: int) -> list[Call]:
     calls = [await begin(port, asked(model, number)) for number in range(count)]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(_GIVE_UP_S):
         return [await call.ended for call in calls]
 
 

@@ -23,6 +23,7 @@ import uvloop
 from tools.drills.call import Call, begin, post
 from tools.drills.stand import MODEL, Process, Stand, stand
 
+_GIVE_UP_S = 600.0  # whoever waits for longer waits for ever
 _HUNG_S = 5.0  # a gateway takes it for hung after three
 REPLICA = ("--max-num-seqs", "512", "--max-open", "2048", "--chunk-tokens", "2048")
 
@@ -85,7 +86,7 @@ async def drill(port: int, expected: list[Call], tokens: int, misfortune: Misfor
     calls = [await begin(port, post("/v1/completions", asked(n, tokens))) for n in range(len(expected))]
     report = Report(len(calls))
     happening = asyncio.create_task(misfortune(calls))
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(_GIVE_UP_S):
         await asyncio.gather(*(call.ended for call in calls))
         report.num_hit = await happening
     for number, (call, quiet) in enumerate(zip(calls, expected, strict=True)):
