@@ -3,8 +3,6 @@ GPU, or on none interpreted. The same models in the engine's own loop: tests/run
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,16 +10,12 @@ from torch import Tensor
 from penstock.model.loading import load_model
 from penstock.model.ops import Ops
 from penstock.model.ops.reference import ReferenceOps
-from penstock.model.random_weights import RandomCheckpoint
-from tests.model.paged import PagedDriver
-from tests.runner.test_cuda_families import CONFIGS
-
-pytest.importorskip("triton", reason="no Triton")
 from penstock.model.ops.triton import TritonOps
+from penstock.model.random_weights import RandomCheckpoint
+from tests.model.family_configs import CONFIGS
+from tests.model.paged import PagedDriver
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("no CUDA device", allow_module_level=True)
 
 
 @pytest.mark.parametrize("family", list(CONFIGS))

@@ -3,7 +3,6 @@ GPU, interpreted."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,19 +20,15 @@ from penstock.model.batch import Batch, SlotRows
 from penstock.model.loading import load_model
 from penstock.model.ops import LayerKV
 from penstock.model.ops.reference import ReferenceOps
+from penstock.model.ops.triton import TritonOps
+from penstock.model.ops.triton.adapters import TritonSlots
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.weights import Site
 from tests.model.lora import merged, write_adapter
 from tests.model.paged import PagedDriver
 from tests.model.tiny import ArrayCheckpoint
 
-pytest.importorskip("triton", reason="no Triton")
-from penstock.model.ops.triton import TritonOps
-from penstock.model.ops.triton.adapters import TritonSlots
-
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("no CUDA device", allow_module_level=True)
 
 # The reference rounds twice more than we do.
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

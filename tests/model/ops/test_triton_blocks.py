@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from penstock.model.ops import KVShape
-
-pytest.importorskip("triton", reason="no Triton")
 from penstock.model.ops.triton import TritonKV
 from penstock.model.ops.triton.blocks import as_words, gather_blocks, scatter_blocks
 from tests.model.ops.triton_pair import DEVICE, TritonOps

@@ -3,7 +3,6 @@ GPU, interpreted."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal, TypeVar
@@ -15,22 +14,18 @@ from torch import Tensor
 from penstock.core.errors import ModelCorrupt
 from penstock.model.ops.experts import HostExperts, add_shared, route
 from penstock.model.ops.reference import ReferenceOps
-from penstock.model.quantized import Weight, plain
-from penstock.model.quantized.grouped import GroupedWeight
-from penstock.model.quantized.row_scaled import RowScaled
-from tests.model.ops.low_bit import grouped, per_channel
-
-pytest.importorskip("triton", reason="no Triton")
 from penstock.model.ops.triton import TritonOps, routing
 from penstock.model.ops.triton.expert_products import Stack
 from penstock.model.ops.triton.expert_words import WordStack
 from penstock.model.ops.triton.experts import GroupedExperts
+from penstock.model.quantized import Weight, plain
+from penstock.model.quantized.grouped import GroupedWeight
+from penstock.model.quantized.row_scaled import RowScaled
 from penstock.quant import Quant, to_quant
 from penstock.quant.e4m3 import quantized
+from tests.model.ops.low_bit import grouped, per_channel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("no CUDA device", allow_module_level=True)
 
 GPU = pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no FP8, cuts to bfloat16, and is slow")
 # Of what is added up, relative to all of it.

@@ -3,34 +3,26 @@ they are; or on no GPU, interpreted."""
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
+from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
+from penstock.hub.gguf_blocks import grouped as read_blocks
 from penstock.model.ops import Norm, Stream
 from penstock.model.ops.reference import ReferenceOps
-from penstock.model.quantized import joined
-from penstock.model.quantized.grouped import Bits, GroupedWeight, packed
-
-pytest.importorskip("triton", reason="no Triton")
-pytest.importorskip("gguf", reason="no gguf")
-from gguf.constants import GGMLQuantizationType
-
-from penstock.hub.gguf_blocks import grouped as read_blocks
 from penstock.model.ops.triton import TritonOps
 from penstock.model.ops.triton.fine import FineLinear
 from penstock.model.ops.triton.grouped_linear import GroupedLinear
 from penstock.model.ops.triton.grouped_many import widened
 from penstock.model.ops.triton.narrow import narrowed
+from penstock.model.quantized import joined
+from penstock.model.quantized.grouped import Bits, GroupedWeight, packed
 from penstock.model.weights import on_device
 from tests.hub.gguf_random import BLOCKS, random_blocks
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("no CUDA device", allow_module_level=True)
 
 # The interpreter cuts where the hardware rounds to bfloat16.
 TOLERANCES = {torch.float16: 2e-3} if DEVICE == "cpu" else {torch.float16: 2e-3, torch.bfloat16: 6e-3}

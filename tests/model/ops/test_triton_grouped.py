@@ -3,8 +3,6 @@ and kind of group, alone and fused; or on no GPU, interpreted."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,23 +12,19 @@ from penstock.core.model_config import ModelConfig
 from penstock.model.loading import random_model
 from penstock.model.ops import KVShape, Norm, Stream
 from penstock.model.ops.reference import ReferenceOps
-from penstock.model.quantized import Weight, plain
-from penstock.model.quantized.grouped import Bits, GroupedWeight, packed
-from tests.model.paged import PagedSequence, make_batch
-
-pytest.importorskip("triton", reason="no Triton")
 from penstock.model.ops.triton import TritonOps
 from penstock.model.ops.triton.grouped import MOST_ROWS
 from penstock.model.ops.triton.grouped_linear import MOST_MANY, GroupedLinear
 from penstock.model.ops.triton.grouped_many import widened
 from penstock.model.ops.triton.linears import FloatLinear
 from penstock.model.ops.triton.words import to_words
+from penstock.model.quantized import Weight, plain
+from penstock.model.quantized.grouped import Bits, GroupedWeight, packed
 from penstock.quant import Quant, to_quant
 from penstock.quant.integers import by_row
+from tests.model.paged import PagedSequence, make_batch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("no CUDA device", allow_module_level=True)
 
 GPU = pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter is too slow, or has no such product")
 # The interpreter cuts where the hardware rounds to bfloat16.

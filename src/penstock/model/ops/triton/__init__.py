@@ -34,6 +34,7 @@ from penstock.model.ops import (
 from penstock.model.ops.triton import experts, routing, rowwise, thin
 from penstock.model.ops.triton.decode import attend_decodes
 from penstock.model.ops.triton.decode_plan import DecodePlan, plan_decodes
+from penstock.model.ops.triton.device import capability, num_processors
 from penstock.model.ops.triton.fine import FineLinear, can_be_fine
 from penstock.model.ops.triton.grouped_linear import GroupedLinear
 from penstock.model.ops.triton.linears import MULTIPLE, ByteLinear, FloatLinear, Fp8Linear, GpuLinear, Int8Linear
@@ -69,21 +70,11 @@ class TritonOps:
         self.weight_dtype = dtype
         self.activation_dtype = dtype
         self.kv_dtype = kv_dtype or dtype
-        self._num_processors = (
-            torch.cuda.get_device_properties(self.device).multi_processor_count if self.device.type == "cuda" else 1
-        )
+        self._num_processors = num_processors(self.device)
         # FP8 products give bfloat16, and came with Ada Lovelace.
-        self._has_fp8 = (
-            self.device.type == "cuda"
-            and dtype is torch.bfloat16
-            and torch.cuda.get_device_capability(self.device) >= (8, 9)
-        )
+        self._has_fp8 = dtype is torch.bfloat16 and capability(self.device) >= (8, 9)
         # Ampere and later multiply int8 as fast as Triton's kernels for a few rows need it.
-        self._has_int8 = (
-            self.device.type == "cuda"
-            and dtype is not torch.float32
-            and torch.cuda.get_device_capability(self.device) >= (8, 0)
-        )
+        self._has_int8 = dtype is not torch.float32 and capability(self.device) >= (8, 0)
         self._num_kv_heads = 1
         self._step: Step | None = None
 

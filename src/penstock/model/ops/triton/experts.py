@@ -16,6 +16,7 @@ from torch import Tensor
 
 from penstock.core.errors import ModelCorrupt
 from penstock.model.ops.triton import expert_products, expert_words, grouped
+from penstock.model.ops.triton.device import capability
 from penstock.model.ops.triton.expert_products import Stack, Tiling
 from penstock.model.ops.triton.expert_sums import can_sum, summed_product
 from penstock.model.ops.triton.expert_words import TILE, WordStack
@@ -107,8 +108,7 @@ def _torch_groups(gate_up: Stack | WordStack, down: Stack | WordStack) -> bool:
         all(values.dtype is torch.bfloat16 for values in weights)
         and all(size % 8 == 0 for values in weights for size in values.shape[1:])  # rows begin at 16 bytes
         and down.values.shape[2] > LONG
-        and torch.cuda.is_available()
-        and torch.cuda.get_device_capability(down.values.device) >= (9, 0)
+        and capability(down.values.device) >= (9, 0)
     )
 
 

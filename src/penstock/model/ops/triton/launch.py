@@ -9,23 +9,19 @@ step writes, and it may write nothing.
 
 from __future__ import annotations
 
-import os
 from functools import cache
 
-import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from penstock.model.ops.triton.device import capability, is_interpreted
 
 
 @cache
 def overlaps() -> bool:
     """Whether this device can: Hopper and later. Every kernel launched with `launch_pdl` waits before it ends."""
-    return (
-        os.environ.get("TRITON_INTERPRET") != "1"
-        and torch.cuda.is_available()
-        and torch.cuda.get_device_capability() >= (9, 0)
-    )
+    return capability() >= (9, 0)
 
 
 @triton.jit
@@ -45,4 +41,4 @@ def wait(OVERLAPS: tl.constexpr):
 @cache
 def assembles() -> bool:
     """Whether kernels may use a GPU's own instructions."""
-    return os.environ.get("TRITON_INTERPRET") != "1"
+    return not is_interpreted()

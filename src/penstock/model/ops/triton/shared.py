@@ -17,6 +17,7 @@ from torch import Tensor
 
 from penstock.model.batch import Batch
 from penstock.model.ops import AttentionSpec, LayerKV, Rope
+from penstock.model.ops.triton.device import num_processors
 from penstock.model.ops.triton.heads import BATCH_POINTERS, Rotation, Shape, load_rotated
 from penstock.model.ops.triton.launch import let_next_start, overlaps
 from penstock.model.ops.triton.prefill import Tiling, attend_tiles, tiles_of
@@ -32,8 +33,7 @@ def sequences_per_tile(num_heads: int, num_kv_heads: int) -> int:
 
 def pieces_wanted(num_kv_heads: int, device: torch.device) -> int:
     """So many fill the device."""
-    num_processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(num_processors * _PROGRAMS_PER_PROCESSOR // num_kv_heads, 1)
+    return max(num_processors(device) * _PROGRAMS_PER_PROCESSOR // num_kv_heads, 1)
 
 
 def _tiling(dtype: torch.dtype, head_dim: int, block_size: int) -> Tiling:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.model.ops import Norm
+from penstock.model.ops.triton.device import num_processors
 from penstock.model.ops.triton.launch import let_next_start, overlaps, wait
 
 MOST_ROWS = 16
@@ -78,16 +78,11 @@ def _fp8_tiling(num_rows: int, num_programs: int) -> Tiling:
     """The more programs share a processor, the less each can read ahead."""
     if num_rows > 8:  # which take as much of the shared memory as the weights
         return Tiling(FP8_OUTPUTS, 2, 256, 4)
-    if num_programs <= _num_processors():
+    if num_programs <= num_processors():
         return Tiling(FP8_OUTPUTS, 4, 128, 6)
-    if num_programs <= 2 * _num_processors():
+    if num_programs <= 2 * num_processors():
         return Tiling(FP8_OUTPUTS, 2, 256, 5)
     return Tiling(FP8_OUTPUTS, 4, 128, 4)
-
-
-@cache
-def _num_processors() -> int:
-    return torch.cuda.get_device_properties().multi_processor_count
 
 
 def can_norm(num_rows: int, weight: Tensor) -> bool:
