@@ -189,7 +189,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(seed=SEEDS)
     def submit(self, seed: int) -> None:
         dice = random.Random(seed)
-        prompt = [0] * dice.randint(1, 20) + dice.choice([[], [1], [1, 0, 1]])
+        prompt = [0] * dice.randint(1, 17) + dice.choice([[], [1], [1, 0, 1]])  # with its answer it fits 16 blocks
         namespace, priority = dice.choice(["", "other"]), dice.choice(list(Priority))
         request = Request(f"r{len(self.texts)}", prompt, dice.randint(1, 12), namespace=namespace, priority=priority)
         self.texts[request.id] = (namespace, list(prompt))
