@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import cache
 from pathlib import Path
 
 from penstock import __version__
@@ -28,6 +29,7 @@ from penstock.core.errors import PenstockError
 from penstock.observe.redaction import redact
 
 
+@cache  # five hundred arguments are 30 ms, and to parse changes none of them
 def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="penstock", description="LLM serving, from the GPU up to the fleet.")
     root.add_argument("--version", action="version", version=f"penstock {__version__}")
