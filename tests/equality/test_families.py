@@ -68,6 +68,10 @@ PAIRS = [
 ]
 
 
+# Whose blocks are shared with whom is the same for every family: one on each kind of kernels, one of them windowed.
+SHARING = pytest.mark.parametrize("pair", [("reference", "llama"), ("native", "qwen2")], indirect=True, ids="-".join)
+
+
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
 def pair(request: pytest.FixtureRequest) -> Pair:
     kernels, name = request.param
@@ -102,6 +106,7 @@ def test_chunked_prompts(pair: Pair, block_size: int, chunks: tuple[int, ...]) -
         pair.check(engine, *requests)
 
 
+@SHARING
 def test_prompt_that_is_wholly_cached(pair: Pair) -> None:
     engine = pair.engine()
     first, again = greedy("first", SHARED[:24]), greedy("again", SHARED[:24])
@@ -113,6 +118,7 @@ def test_prompt_that_is_wholly_cached(pair: Pair) -> None:
     pair.check(engine, first, again)
 
 
+@SHARING
 def test_prefix_taken_from_a_sequence_that_is_still_running(pair: Pair) -> None:
     engine = pair.engine()
     first = greedy("first", SHARED[:22], 20)
@@ -126,6 +132,7 @@ def test_prefix_taken_from_a_sequence_that_is_still_running(pair: Pair) -> None:
     pair.check(engine, first, branch, sibling)
 
 
+@SHARING
 def test_second_turn_finds_the_answer_to_the_first(pair: Pair) -> None:
     engine = pair.engine()
     first = greedy("first", SHARED, 11)
@@ -144,6 +151,7 @@ def test_preempted_sequences(pair: Pair) -> None:
     pair.check(engine, *requests)
 
 
+@SHARING
 def test_siblings_share_their_prompt(pair: Pair) -> None:
     engine = pair.engine(chunk_tokens=16)
     requests = [greedy(f"choice {i}", SHARED) for i in range(4)]
@@ -152,6 +160,7 @@ def test_siblings_share_their_prompt(pair: Pair) -> None:
     pair.check(engine, *requests)
 
 
+@SHARING
 def test_namespaces_share_nothing_and_say_the_same(pair: Pair) -> None:
     engine = pair.engine()
     requests = [greedy(name, SHARED, namespace=name) for name in ("", "acme", "bell")]
@@ -160,6 +169,7 @@ def test_namespaces_share_nothing_and_say_the_same(pair: Pair) -> None:
     pair.check(engine, *requests)
 
 
+@SHARING
 def test_without_a_prefix_cache(pair: Pair) -> None:
     engine = pair.engine(share_prefixes=False, num_blocks=16)
     requests = [greedy(f"r{i}", SHARED[:24]) for i in range(3)]
