@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TORCH = "torch==2.13.0"  # a plain `torch` drags in another build
+MARKERS = {"triton": "; platform_system == 'Linux'"}  # it has no builds for others
 
 
 def resolve(requirements: list[str]) -> dict[str, str]:
@@ -26,7 +27,7 @@ def resolve(requirements: list[str]) -> dict[str, str]:
 
 
 def write(path: Path, head: str, pins: dict[str, str]) -> None:
-    path.write_text(head + "".join(f"{name}=={version}\n" for name, version in sorted(pins.items())))
+    path.write_text(head + "".join(f"{name}=={version}{MARKERS.get(name, '')}\n" for name, version in sorted(pins.items())))
 
 
 def main() -> None:
