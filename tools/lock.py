@@ -27,7 +27,8 @@ def resolve(requirements: list[str]) -> dict[str, str]:
 
 
 def write(path: Path, head: str, pins: dict[str, str]) -> None:
-    path.write_text(head + "".join(f"{name}=={version}{MARKERS.get(name, '')}\n" for name, version in sorted(pins.items())))
+    lines = [f"{name}=={version}{MARKERS.get(name, '')}\n" for name, version in sorted(pins.items())]
+    path.write_text(head + "".join(lines))
 
 
 def main() -> None:
