@@ -29,6 +29,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     check(items)  # before those that are not wanted are gone
 
 
+def _has_gpu() -> bool:
+    """Where there may be one torch is asked, which takes a second to import."""
+    if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+# Triton reads this when kernels are defined. See tests/devices.py.
+if not _has_gpu():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
 gc.unfreeze = gc.freeze  # the bench and the simulator thaw what is there; see below
 
 

@@ -12,13 +12,12 @@ from penstock.model.ops import Ops
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.ops.triton import TritonOps
 from penstock.model.random_weights import RandomCheckpoint
+from tests.devices import DEVICE, matrix, slow
 from tests.model.family_configs import CONFIGS
 from tests.model.paged import PagedDriver
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-
-@pytest.mark.parametrize("family", list(CONFIGS))
+@pytest.mark.parametrize("family", matrix(list(CONFIGS), ["phi3", *map(slow, CONFIGS.keys() - {"phi3"})]))
 def test_logits_are_the_references(family: str) -> None:
     ours, theirs = (logits(family, ops) for ops in (TritonOps(DEVICE, torch.float32), ReferenceOps()))
     torch.testing.assert_close(ours.cpu(), theirs, atol=1e-4, rtol=1e-4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -10,12 +12,14 @@ from penstock.core.model_config import ModelConfig
 from penstock.model.loading import random_model
 from penstock.model.ops import KVShape
 from penstock.model.ops.reference import ReferenceOps
-from tests.model.ops.triton_pair import DEVICE, DTYPES, Both, Heads, TritonOps, close, padded, rope, tensors
+from tests.devices import DEVICE, NEEDS_GPU, SLOW_INTERPRETED, matrix, slow
+from tests.model.ops.triton_pair import ONE_DTYPE, TOLERANCES, Both, Heads, TritonOps, close, padded, rope, tensors
 from tests.model.paged import PagedSequence, make_batch
 
 DECODES = [(0, 1), (1, 1), (15, 1), (16, 1), (200, 1), (63, 1), (64, 1)]
 CHUNKS = [(0, 2), (0, 33), (31, 40), (100, 17)]
 BOTH = [(70, 1), (0, 45), (5, 1), (40, 3), (129, 1)]
+FEW_OF_BOTH = [(15, 1), (0, 33), (70, 1), (31, 3), (0, 1)]
 SHAPES = {
     "llama": Heads(8, 2, 64),
     "smollm2": Heads(9, 3, 64),
@@ -28,26 +32,40 @@ SHAPES = {
 }
 
 
-@DTYPES
-@pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize("block_size", [16, 64])
+# Interpreted, each once: norms, caps and windows, windows shorter than a tile, sizes that are no powers of two.
+CASES = matrix(
+    list(product(TOLERANCES, SHAPES, [16, 64])),
+    [
+        (torch.float32, "qwen3", 16),
+        (torch.float32, "capped", 16),
+        (torch.float16, "short window", 16),
+        slow(torch.float32, "smollm2", 64),
+        slow(torch.float32, "phi3", 16),
+        slow(torch.float16, "llama", 64),
+        slow(torch.float16, "window", 64),
+        slow(torch.float32, "one kv head", 16),
+    ],
+)
+
+
+@pytest.mark.parametrize(("dtype", "shape", "block_size"), CASES, ids=str)
 def test_attention_and_cache_equal_the_reference(dtype: torch.dtype, shape: str, block_size: int) -> None:
     torch.manual_seed(0)
     both = Both(SHAPES[shape], dtype, block_size, num_blocks=100)
-    for lengths in (DECODES, CHUNKS, BOTH):
+    for lengths in matrix([DECODES, CHUNKS, BOTH], [FEW_OF_BOTH]):
         both.check(both.work(lengths))
 
 
-@DTYPES
-@pytest.mark.parametrize("window", [None, 300])
+@ONE_DTYPE
+@pytest.mark.parametrize("window", matrix([None, 300], [None, 150]))
 def test_contexts_are_split_and_joined(dtype: torch.dtype, window: int | None) -> None:
     torch.manual_seed(0)
     both = Both(Heads(4, 1, 64, window), dtype, 64, num_blocks=64)
     both.ours._num_processors = 12  # enough to want chunks
-    both.check(both.work([(1500, 1), (3, 1), (700, 1), (64, 1)]))
+    both.check(both.work(matrix([(1500, 1), (3, 1), (700, 1), (64, 1)], [(200, 1), (3, 1), (64, 1)])), layers=2)
 
 
-@pytest.mark.parametrize("num_sequences", [1, 255, 300])
+@pytest.mark.parametrize("num_sequences", matrix([1, 255, 300], [1, slow(300)]))
 def test_batches_larger_than_a_kernels_stride_are_found(num_sequences: int) -> None:
     torch.manual_seed(0)
     both = Both(Heads(2, 1, 16), torch.float32, 16, num_blocks=700)
@@ -71,7 +89,7 @@ def test_nan_in_a_stale_slot_reaches_nobody() -> None:
     close(ours, both.theirs.attention(qkv, spec, rope(32), both.their_kv, batch))
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
+@NEEDS_GPU
 def test_captured_step_stays_right_as_contexts_grow() -> None:
     torch.manual_seed(0)
     both = Both(Heads(8, 2, 64), torch.float32, 64, num_blocks=200)
@@ -137,6 +155,7 @@ def test_block_that_no_tile_divides_is_refused() -> None:
         TritonOps(DEVICE, torch.float32).allocate_kv(KVShape(1, 4, 24, 2, 16))
 
 
+@SLOW_INTERPRETED
 def test_model_of_many_steps_equals_the_reference() -> None:
     config = ModelConfig("qwen3", 256, 64, 96, 2, 4, 2, 16, 256, windows=(20, None))
     logits = []
@@ -148,7 +167,7 @@ def test_model_of_many_steps_equals_the_reference() -> None:
             PagedSequence(list(range(90, 140)), [8, 2, 4, 6]),
         )
         rows = []
-        for counts in [(30, 0), (1, 20), (1, 9), (7, 1), (1, 1), (1, 1)]:
+        for counts in matrix([(30, 0), (1, 20), (1, 9), (7, 1), (1, 1), (1, 1)], [(30, 0), (1, 20), (7, 1), (1, 1)]):
             work = [(s, count) for s, count in zip((first, second), counts, strict=True) if count]
             batch = make_batch(work, device=DEVICE)
             if isinstance(ops, TritonOps):

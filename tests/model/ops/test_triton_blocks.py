@@ -8,13 +8,14 @@ import torch
 from penstock.model.ops import KVShape
 from penstock.model.ops.triton import TritonKV
 from penstock.model.ops.triton.blocks import as_words, gather_blocks, scatter_blocks
-from tests.model.ops.triton_pair import DEVICE, TritonOps
+from tests.devices import DEVICE, matrix
+from tests.model.ops.triton_pair import TritonOps
 
 IDS = torch.tensor([5, 0, 7, 2], dtype=torch.int32)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("head_dim", [80, 128, 256])
+@pytest.mark.parametrize("head_dim", matrix([80, 128, 256], [80]))
 def test_blocks_go_and_come_back(kv_dtype: torch.dtype, head_dim: int) -> None:
     first = TritonOps(DEVICE, torch.bfloat16, kv_dtype=kv_dtype).allocate_kv(KVShape(3, 9, 16, 2, head_dim))[0]
     assert isinstance(first, TritonKV)

@@ -3,6 +3,8 @@ they are; or on no GPU, interpreted."""
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -20,13 +22,11 @@ from penstock.model.ops.triton.narrow import narrowed
 from penstock.model.quantized import joined
 from penstock.model.quantized.grouped import Bits, GroupedWeight, packed
 from penstock.model.weights import on_device
+from tests.devices import BFLOAT16, DEVICE, SLOW_INTERPRETED, matrix, slow
 from tests.hub.gguf_random import BLOCKS, random_blocks
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-# The interpreter cuts where the hardware rounds to bfloat16.
-TOLERANCES = {torch.float16: 2e-3} if DEVICE == "cpu" else {torch.float16: 2e-3, torch.bfloat16: 6e-3}
-DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+TOLERANCES = {torch.float16: 2e-3, torch.bfloat16: 6e-3}
+DTYPES = pytest.mark.parametrize("dtype", [torch.float16, BFLOAT16], ids=str)
 # Bytes of a weight, at most: integers, a scale and what a group adds, in half precision.
 SIZES = {
     "Q2_K": 0.75,
@@ -78,19 +78,23 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
 
 
 @DTYPES
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("kind", ["symmetric", "zeros", "minimums"])
-@pytest.mark.parametrize(("out", "columns"), [(64, 256), (96, 1200)])
-def test_a_product_with_groups_of_16(out: int, columns: int, bits: Bits, kind: str, dtype: torch.dtype) -> None:
-    weight = fine(out, columns, bits, kind)
+@pytest.mark.parametrize(
+    ("bits", "kind", "size"),
+    matrix(
+        list(product([4, 8], ["symmetric", "zeros", "minimums"], [(64, 256), (96, 1200)])),
+        [(4, "minimums", (32, 256)), (8, "zeros", (16, 176)), slow(4, "symmetric", (96, 1200))],
+    ),
+)
+def test_a_product_with_groups_of_16(bits: Bits, kind: str, size: tuple[int, int], dtype: torch.dtype) -> None:
+    (out, columns), weight = size, fine(*size, bits, kind)
     linear, expected = TritonOps(DEVICE, dtype).linear(weight), weight.dequantized()
     assert isinstance(linear, FineLinear)
-    for count in (1, 11, 17) if DEVICE == "cpu" else (1, 2, 8, 9, 16, 17, 600):
+    for count in matrix([1, 2, 8, 9, 16, 17, 600], [11]):
         x = rows_of(count, columns, dtype)
         assert relative_error(linear(x), x.float() @ expected.T) < TOLERANCES[dtype]
 
 
-@pytest.mark.parametrize("count", [1, 40])
+@pytest.mark.parametrize("count", matrix([1, 40], [1]))
 def test_bias_and_order_of_columns(count: int) -> None:
     weight = fine(64, 256, 8, "zeros", ordered=True)
     bias, x = torch.randn(64).half(), rows_of(count, 256, torch.float16)
@@ -98,7 +102,8 @@ def test_bias_and_order_of_columns(count: int) -> None:
     assert relative_error(found, x.float() @ weight.dequantized().T + bias.to(DEVICE).float()) < 2e-3
 
 
-@pytest.mark.parametrize("count", [1, 3, 40])
+@SLOW_INTERPRETED
+@pytest.mark.parametrize("count", matrix([1, 3, 40], [1]))
 def test_a_layer_in_groups_of_16_adds_norms_and_gates_as_the_reference_does(count: int) -> None:
     hidden, ffn, results = 128, 64, []
     output, gate_up, down = fine(hidden, hidden, 8, "minimums"), fine(2 * ffn, hidden, 4, "zeros"), blocks("Q6_K", 128)
@@ -144,6 +149,7 @@ def test_scales_that_half_precision_cannot_hold_stay_as_they_are() -> None:
     assert narrowed(weight) is weight
 
 
+@SLOW_INTERPRETED
 def test_blocks_of_several_types_join_and_stay_small() -> None:
     """In a Q4_K_M file q and k are Q4_K, and v is Q6_K."""
     parts = [blocks("Q4_K"), blocks("Q4_K"), blocks("Q6_K")]

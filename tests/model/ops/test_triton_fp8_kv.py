@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
 from penstock.model.ops import KVShape
-from tests.model.ops.test_triton_shared import MIXED
-from tests.model.ops.triton_pair import DEVICE, DTYPES, Both, Heads, TritonOps, close, rope, tensors
+from tests.devices import DEVICE, NEEDS_FP8, matrix, slow
+from tests.model.ops.test_triton_shared import FEW
+from tests.model.ops.triton_pair import ONE_DTYPE, TOLERANCES, Both, Heads, TritonOps, close, rope, tensors
 from tests.model.paged import make_batch
 
 FP8 = torch.float8_e4m3fn
@@ -23,28 +26,37 @@ def cached(heads: Heads, dtype: torch.dtype, block_size: int, scales: tuple[floa
     return Both(heads, dtype, block_size, 60, FP8, scales)
 
 
-@DTYPES
-@pytest.mark.parametrize("step", list(STEPS))
-@pytest.mark.parametrize("heads", [Heads(8, 2, 64), Heads(9, 3, 32, window=40), Heads(4, 4, 96)], ids=str)
+HEADS = [Heads(8, 2, 64), Heads(9, 3, 32, window=40), Heads(4, 4, 96)]
+CASES = matrix(
+    list(product(TOLERANCES, HEADS, STEPS)),
+    [
+        (torch.float32, Heads(3, 1, 32, window=40), "few of both"),
+        slow(torch.float16, HEADS[0], "both"),
+        slow(torch.float32, HEADS[2], "both"),
+    ],
+)
+
+
+@pytest.mark.parametrize(("dtype", "heads", "step"), CASES, ids=str)
 def test_attention_and_cache_equal_the_reference(dtype: torch.dtype, heads: Heads, step: str) -> None:
     both = cached(heads, dtype, block_size=16)
-    both.check(both.work(STEPS[step]))
+    both.check(both.work([(16, 1), (0, 20), (40, 3)] if step == "few of both" else STEPS[step]))
 
 
-@DTYPES
+@ONE_DTYPE
 def test_contexts_are_split_and_joined(dtype: torch.dtype) -> None:
     both = cached(Heads(4, 1, 64), dtype, block_size=64)
     both.ours._num_processors = 12  # enough to want chunks
-    both.check(both.work([(1500, 1), (3, 1), (700, 1)]))
+    both.check(both.work(matrix([(1500, 1), (3, 1), (700, 1)], [(130, 1), (3, 1)])))
 
 
-@DTYPES
+@ONE_DTYPE
 def test_shared_prefixes_equal_the_reference(dtype: torch.dtype) -> None:
-    both = cached(Heads(8, 2, 64), dtype, block_size=64)
-    both.check(MIXED.work(both), MIXED.shared(64, tile=4))
+    both = cached(matrix([Heads(8, 2, 64)], [Heads(4, 2, 16)])[0], dtype, matrix([64], [16])[0])
+    both.check(FEW.work(both), FEW.shared(both.block_size, tile=4))
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter does not round to FP8")
+@NEEDS_FP8
 @pytest.mark.parametrize("step", list(STEPS))
 @pytest.mark.parametrize("norm", [False, True])
 def test_numbers_of_any_kind_are_rounded_like_the_references(step: str, norm: bool) -> None:
@@ -78,7 +90,7 @@ def test_what_is_too_large_becomes_the_largest() -> None:
             assert largest in stored
 
 
-@DTYPES
+@ONE_DTYPE
 def test_last_token_is_the_same_alone_as_in_a_chunk(dtype: torch.dtype) -> None:
     """It attends to its own key and value as others will read them."""
     both = cached(Heads(8, 2, 64), dtype, 16, scales=(4.0, 8.0))  # coarse: what is not rounded shows

@@ -3,6 +3,8 @@ and kind of group, alone and fused; or on no GPU, interpreted."""
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,27 +14,34 @@ from penstock.core.model_config import ModelConfig
 from penstock.model.loading import random_model
 from penstock.model.ops import KVShape, Norm, Stream
 from penstock.model.ops.reference import ReferenceOps
-from penstock.model.ops.triton import TritonOps
+from penstock.model.ops.triton import TritonOps, int8, thin
 from penstock.model.ops.triton.grouped import MOST_ROWS
 from penstock.model.ops.triton.grouped_linear import MOST_MANY, GroupedLinear
 from penstock.model.ops.triton.grouped_many import widened
 from penstock.model.ops.triton.linears import FloatLinear
+from penstock.model.ops.triton.rowwise import Quantization, quantize
 from penstock.model.ops.triton.words import to_words
 from penstock.model.quantized import Weight, plain
 from penstock.model.quantized.grouped import Bits, GroupedWeight, packed
 from penstock.quant import Quant, to_quant
 from penstock.quant.integers import by_row
+from tests.devices import BFLOAT16, DEVICE, NEEDS_INSTRUCTIONS, matrix
 from tests.model.paged import PagedSequence, make_batch
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-GPU = pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter is too slow, or has no such product")
-# The interpreter cuts where the hardware rounds to bfloat16.
-TOLERANCES = {torch.float16: 2e-3} if DEVICE == "cpu" else {torch.float16: 2e-3, torch.bfloat16: 6e-3}
-DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+TOLERANCES = {torch.float16: 2e-3, torch.bfloat16: 6e-3}
+DTYPES = pytest.mark.parametrize("dtype", [torch.float16, BFLOAT16], ids=str)
 KINDS = ("symmetric", "zeros", "minimums")
 # Chunks that fill the rows and that do not, groups as long as a part, a chunk, a row.
 SHAPES = [(64, 256, 32), (64, 256, 128), (96, 576, 64), (64, 160, 160)]
+# Interpreted, every shape, kind and number of bits, but not all of them together.
+WEIGHTS = pytest.mark.parametrize(
+    ("shape", "kind", "bits"),
+    matrix(
+        list(product(SHAPES, KINDS, [4, 8])),
+        [(SHAPES[0], "minimums", 4), (SHAPES[1], "zeros", 8), (SHAPES[2], "zeros", 4), (SHAPES[3], "symmetric", 8)],
+    ),
+    ids=str,
+)
 
 
 def integers(out: int, columns: int, group: int, bits: Bits, kind: str, *, ordered: bool = False) -> GroupedWeight:
@@ -60,11 +69,9 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("out", "columns", "group"), SHAPES)
-def test_words_stand_for_the_same_numbers(out: int, columns: int, group: int, bits: Bits, kind: str) -> None:
-    weight = integers(out, columns, group, bits, kind)
+@WEIGHTS
+def test_words_stand_for_the_same_numbers(shape: tuple[int, int, int], kind: str, bits: Bits) -> None:
+    weight, out = integers(*shape, bits, kind), shape[0]
     words, expected = to_words(weight), weight.dequantized()
     assert relative_error(widened(words, torch.float32), expected) < 1e-3
     ids = torch.tensor([5, 0, out - 1, 17], dtype=torch.int32, device=DEVICE)
@@ -72,25 +79,24 @@ def test_words_stand_for_the_same_numbers(out: int, columns: int, group: int, bi
 
 
 @DTYPES
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("out", "columns", "group"), SHAPES)
-def test_a_product_of_a_few_rows(out: int, columns: int, group: int, bits: Bits, kind: str, dtype: torch.dtype) -> None:
-    weight = integers(out, columns, group, bits, kind)
+@WEIGHTS
+def test_a_product_of_a_few_rows(shape: tuple[int, int, int], kind: str, bits: Bits, dtype: torch.dtype) -> None:
+    weight, columns = integers(*shape, bits, kind), shape[1]
     linear, expected = TritonOps(DEVICE, dtype).linear(weight), weight.dequantized()
     assert isinstance(linear, GroupedLinear)
-    for count in (1, 11) if DEVICE == "cpu" else (1, 2, 8, 9, MOST_ROWS):
+    for count in matrix([1, 2, 8, 9, MOST_ROWS], [11]):
         x = rows_of(count, columns, dtype)
         assert relative_error(linear(x), x.float() @ expected.T) < TOLERANCES[dtype]
 
 
 @DTYPES
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("bits", "kind"), matrix(list(product([4, 8], KINDS)), [(4, "symmetric"), (8, "zeros"), (4, "minimums")])
+)
 def test_a_product_of_many_rows(bits: Bits, kind: str, dtype: torch.dtype) -> None:
     weight = integers(96, 320, 320, bits, kind)
     linear, expected = TritonOps(DEVICE, dtype).linear(weight), weight.dequantized()
-    for count in (MOST_ROWS + 1,) if DEVICE == "cpu" else (MOST_ROWS + 1, 64, 65, 200, MOST_MANY + 1):
+    for count in matrix([MOST_ROWS + 1, 64, 65, 200, MOST_MANY + 1], [MOST_ROWS + 1]):
         x = rows_of(count, 320, dtype)
         assert relative_error(linear(x), x.float() @ expected.T) < TOLERANCES[dtype]
 
@@ -111,8 +117,10 @@ def test_bias_and_order_of_columns(count: int) -> None:
     assert relative_error(found, x.float() @ weight.dequantized().T + bias.to(DEVICE).float()) < 2e-3
 
 
-@pytest.mark.parametrize("count", [1, 3, 40])
-@pytest.mark.parametrize("ffn", [64, 56])  # whose halves are whole tiles, or not
+@pytest.mark.parametrize(
+    ("ffn", "count"),  # whose halves are whole tiles, or not
+    matrix(list(product([64, 56], [1, 3, 40])), [(64, 3), (56, 1), (64, 40)]),
+)
 def test_a_layer_with_another_format_in_each_linear(count: int, ffn: int) -> None:
     """Sums that wait for a norm meet products that norm, add and gate themselves."""
     dtype, hidden = torch.float16, 128
@@ -147,7 +155,18 @@ def test_groups_of_other_sizes_are_widened_when_they_are_loaded() -> None:
     assert relative_error(linear(x), x.float() @ weight.dequantized().T) < 2e-3
 
 
-@GPU
+def test_integers_times_integers_are_exact_before_they_are_scaled() -> None:
+    """Of many rows, or where there are no instructions of a GPU's own."""
+    weight = by_row(rows_of(48, 80, torch.float32).cpu())
+    rows = quantize(rows_of(70, 80, torch.float16), Quantization(None, torch.int8))
+    kept = thin.Weight(weight.values.to(DEVICE), weight.scales.to(DEVICE), torch.ones(48, device=DEVICE).half())
+    found = int8.product(rows, kept, torch.float32)
+    sums = rows.values.double() @ kept.values.double().T
+    expected = sums * rows.scales.double()[:, None] * weight.scales.to(DEVICE).double() + 1.0
+    assert relative_error(found, expected) < 1e-6
+
+
+@NEEDS_INSTRUCTIONS
 @pytest.mark.parametrize("count", [1, 9, 17, 32, 33, 70, 130, 300])
 @pytest.mark.parametrize(("out", "columns"), [(1024, 2048), (96, 2064), (16, 14336)])
 def test_rows_of_integers_meet_weights_of_integers(count: int, out: int, columns: int) -> None:
@@ -159,7 +178,7 @@ def test_rows_of_integers_meet_weights_of_integers(count: int, out: int, columns
     assert relative_error(found, seen @ weight.dequantized().T) < 4e-3
 
 
-@GPU
+@NEEDS_INSTRUCTIONS
 def test_a_model_with_a_format_of_its_own_in_every_linear_equals_the_reference() -> None:
     """Chunks and decodes together, so that few rows and many meet every format."""
     config = ModelConfig("llama", 256, 128, 192, 4, 4, 2, 32, 256)

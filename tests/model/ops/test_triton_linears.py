@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -15,16 +16,12 @@ from penstock.model.ops.triton.argmax import argmax
 from penstock.model.quantized.fp8 import Fp8Weight
 from penstock.quant import to_quant
 from penstock.quant.e4m3 import quantized
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from tests.devices import BFLOAT16, DEVICE, NEEDS_FP8, matrix
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-if DEVICE == "cpu":
-    del TOLERANCES[torch.bfloat16]  # the interpreter cuts where the hardware rounds
-DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-ROWS = pytest.mark.parametrize("rows", [1, 2, 8, 9, 16, 17, 40])
-SIZES = pytest.mark.parametrize(("hidden", "wide"), [(64, 96), (576, 1536), (512, 1024), (1024, 5000)])
-GPU = pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no FP8")
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BFLOAT16], ids=str)
+ROWS = [1, 2, 8, 9, 16, 17, 40]
+SIZES = [(64, 96), (576, 1536), (512, 1024), (1024, 5000)]
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:
@@ -45,7 +42,9 @@ def rows_of(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
 
 
 @DTYPES
-@pytest.mark.parametrize(("rows", "columns"), [(1, 64), (3, 576), (17, 2048), (2, 5000), (5, 8192)])
+@pytest.mark.parametrize(
+    ("rows", "columns"), matrix([(1, 64), (3, 576), (17, 2048), (2, 5000), (5, 8192)], [(1, 64), (3, 576)])
+)
 def test_norm_adds_what_is_pending(dtype: torch.dtype, rows: int, columns: int) -> None:
     x, pending = rows_of(rows, columns, dtype), rows_of(rows, columns, dtype)
     weights = norm(columns, dtype)
@@ -58,29 +57,51 @@ def test_norm_adds_what_is_pending(dtype: torch.dtype, rows: int, columns: int) 
 
 
 @DTYPES
-@pytest.mark.parametrize(("rows", "columns"), [(1, 96), (5, 1536), (3, 14336)])
+@pytest.mark.parametrize(("rows", "columns"), matrix([(1, 96), (5, 1536), (3, 14336)], [(1, 96), (2, 2200)]))
 def test_swiglu_equals_the_reference(dtype: torch.dtype, rows: int, columns: int) -> None:
     gate_up = rows_of(rows, 2 * columns, dtype)
     close(rowwise.silu_mul(gate_up), ReferenceOps(DEVICE, dtype).silu_mul(gate_up))
 
 
-@DTYPES
-@ROWS
-@pytest.mark.parametrize(("outputs", "inputs"), [(7, 64), (960, 576), (512, 1024), (33, 5000), (64, 20480)])
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_linears_equal_the_reference(dtype: torch.dtype, rows: int, outputs: int, inputs: int, has_bias: bool) -> None:
+# Interpreted: outputs that no program's share divides, rows longer than a program holds, a few rows, and many.
+LINEARS = matrix(
+    list(product(TOLERANCES, ROWS, [(7, 64), (960, 576), (512, 1024), (33, 5000), (64, 20480)], [True, False])),
+    [
+        (torch.float32, 1, (7, 64), True),
+        (torch.float16, 1, (9, 20480), False),
+        (torch.float16, 2, (32, 1024), True),
+        (torch.float16, 16, (32, 512), False),
+        (torch.float32, 2, (7, 64), False),
+        (torch.float16, 17, (32, 512), True),
+    ],
+)
+
+
+@pytest.mark.parametrize(("dtype", "rows", "size", "has_bias"), LINEARS, ids=str)
+def test_linears_equal_the_reference(dtype: torch.dtype, rows: int, size: tuple[int, int], has_bias: bool) -> None:
     torch.manual_seed(0)
+    outputs, inputs = size
     stored, bias = weight(outputs, inputs), torch.randn(outputs) if has_bias else None
     x = rows_of(rows, inputs, dtype)
     close(TritonOps(DEVICE, dtype).linear(stored, bias)(x), ReferenceOps(DEVICE, dtype).linear(stored, bias)(x))
 
 
-@DTYPES
-@ROWS
-@SIZES
-def test_a_layers_linears_equal_the_reference(dtype: torch.dtype, rows: int, hidden: int, wide: int) -> None:
+LAYERS = matrix(
+    list(product(TOLERANCES, ROWS, SIZES)),
+    [
+        (torch.float32, 1, (64, 96)),
+        (torch.float16, 1, (96, 64)),
+        (torch.float16, 3, (512, 512)),
+        (torch.float32, 17, (64, 96)),
+    ],
+)
+
+
+@pytest.mark.parametrize(("dtype", "rows", "size"), LAYERS, ids=str)
+def test_a_layers_linears_equal_the_reference(dtype: torch.dtype, rows: int, size: tuple[int, int]) -> None:
     """As layers use them: one after the other on one stream, whatever was fused."""
     torch.manual_seed(0)
+    hidden, wide = size
     x, y, norms = rows_of(rows, hidden, dtype), rows_of(rows, hidden, dtype), norm(hidden, dtype)
     output, gate_up, down = weight(hidden, hidden), weight(2 * wide, hidden), weight(hidden, wide)
     results = []
@@ -112,7 +133,7 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
 
 
-@GPU
+@NEEDS_FP8
 @pytest.mark.parametrize("rows", [1, 7, 16, 17, 64, 300])
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("input_scale", [None, 0.02])
@@ -133,7 +154,7 @@ def test_fp8_product_is_that_of_its_numbers(rows: int, has_bias: bool, input_sca
     assert relative_error(linear(x), expected) < 4e-3
 
 
-@GPU
+@NEEDS_FP8
 @pytest.mark.parametrize("rows", [1, 8, 9])
 @pytest.mark.parametrize("outputs", [4128, 6144, 10240])  # programs for one, two and more of 132 processors
 @pytest.mark.parametrize("fp8", [True, False])
@@ -148,7 +169,7 @@ def test_few_rows_of_a_wide_model(rows: int, outputs: int, fp8: bool) -> None:
     assert relative_error(ops.norm_linear(Stream(x), norms, ops.linear(kept)), normed.float() @ seen.T) < 4e-3
 
 
-@GPU
+@NEEDS_FP8
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_fp8_layer_is_close_to_the_float_one(rows: int) -> None:
     torch.manual_seed(0)
@@ -166,7 +187,7 @@ def test_fp8_layer_is_close_to_the_float_one(rows: int) -> None:
     assert relative_error(*results) < 0.06
 
 
-@GPU
+@NEEDS_FP8
 @pytest.mark.parametrize(("rows", "columns"), [(1, 64), (40, 4096), (3, 14336)])
 def test_rows_are_quantized_by_their_largest(rows: int, columns: int) -> None:
     x = rows_of(rows, columns, torch.bfloat16) * torch.logspace(-6, 6, rows, device=DEVICE)[:, None].bfloat16()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
 from penstock.model.batch import Batch, SharedPrefixes
 from penstock.runner.sharing import Room, SharedViews, share
-from tests.model.ops.triton_pair import DEVICE, DTYPES, Both, Heads, close, padded, tensors
+from tests.devices import DEVICE, SLOW_INTERPRETED, matrix, slow
+from tests.model.ops.triton_pair import LAYERS, TOLERANCES, Both, Heads, close, padded, tensors
 from tests.model.paged import PagedSequence, make_batch
 
 SHAPES = {
@@ -34,7 +36,7 @@ def check(both: Both, work: list[tuple[PagedSequence, int]], batch: Batch) -> No
     spec, angles = both.heads.spec(both.dtype), both.rope()
     both.ours.begin(batch)
     qkv = both.qkv(batch.num_tokens)
-    for _ in range(2):
+    for _ in range(LAYERS):
         ours = both.ours.attention(qkv, spec, angles, both.our_kv, batch)
     chunks = make_batch(work, device=DEVICE)
     both.theirs.begin(chunks)
@@ -44,12 +46,23 @@ def check(both: Both, work: list[tuple[PagedSequence, int]], batch: Batch) -> No
         close(mine.transpose(1, 2).to(both.dtype), other.to(both.dtype))
 
 
-@DTYPES
-@pytest.mark.parametrize("shape", list(SHAPES))
+CASES = matrix(
+    list(product(TOLERANCES, SHAPES)),
+    [
+        (torch.float32, "qwen3"),
+        slow(torch.float32, "window"),
+        slow(torch.float16, "capped"),
+        slow(torch.float16, "llama"),
+    ],
+)
+
+
+@pytest.mark.parametrize(("dtype", "shape"), CASES, ids=str)
 def test_drafts_attend_to_those_before_them(dtype: torch.dtype, shape: str) -> None:
     torch.manual_seed(0)
     both = Both(SHAPES[shape], dtype, 16, num_blocks=60)
-    work = both.work([(0, 3), (30, 5), (7, 1), (15, 2), (64, 17)])  # over edges of blocks, or not
+    lengths = matrix([(0, 3), (30, 5), (7, 1), (15, 2), (64, 17)], [(0, 3), (7, 1), (15, 2)])
+    work = both.work(lengths)  # over edges of blocks, or not
     check(both, work, spread(work))
 
 
@@ -57,13 +70,14 @@ def test_contexts_of_drafts_are_split_and_joined() -> None:
     torch.manual_seed(0)
     both = Both(Heads(4, 1, 64), torch.float32, 64, num_blocks=64)
     both.ours._num_processors = 12
-    work = both.work([(700, 3), (3, 2)])
+    work = both.work(matrix([(700, 3), (3, 2)], [(200, 2), (3, 2)]))
     check(both, work, spread(work))
 
 
+@SLOW_INTERPRETED
 def test_what_drafts_of_one_sequence_share_is_read_once() -> None:
     torch.manual_seed(0)
-    both = Both(Heads(4, 1, 64), torch.float32, 16, num_blocks=200)
+    both = Both(Heads(4, 1, matrix([64], [16])[0]), torch.float32, 16, num_blocks=200)
     work = both.work([(2039, 12), (5, 2)])  # from the middle of a block to that of the next
     batch = spread(work)
     room = Room(batch.num_sequences, tile=16, wanted=5)

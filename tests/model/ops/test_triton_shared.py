@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ import torch.nn.functional as F
 
 from penstock.model.batch import Batch, SharedPrefixes
 from penstock.runner.sharing import Group, SharedViews, write_shared
-from tests.model.ops.triton_pair import DEVICE, DTYPES, Both, Heads, close, padded, rope
+from tests.devices import DEVICE, IS_INTERPRETED, NEEDS_GPU, SLOW_INTERPRETED, matrix, slow
+from tests.model.ops.triton_pair import ONE_DTYPE, TOLERANCES, Both, Heads, close, padded, rope
 from tests.model.paged import PagedSequence, make_batch
 
 SHAPES = {
@@ -51,27 +53,39 @@ class Sharing:
 
 
 MIXED = Sharing([11, 3], [(0, 0), (None, 70), (1, 5), (0, 17), (1, 100), (0, 1), (None, 0), (0, 63), (0, 64)])
+FEW = Sharing([5, 2], [(0, 0), (None, 70), (1, 5), (0, 17), (1, 33), (None, 0), (0, 16)])
 
 
-@DTYPES
-@pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize("block_size", [16, 64])
-@pytest.mark.parametrize("tile", [2, 5])
+CASES = matrix(
+    list(product(TOLERANCES, SHAPES, [16, 64], [2, 5])),
+    [
+        (torch.float32, "GQA 1, normed", 16, 2),
+        (torch.float16, "capped", 16, 5),
+        slow(torch.float32, "GQA 3", 16, 5),
+        slow(torch.float16, "GQA 4", 64, 2),
+        slow(torch.float32, "GQA 20", 16, 2),
+    ],
+)
+
+
+@pytest.mark.parametrize(("dtype", "shape", "block_size", "tile"), CASES, ids=str)
 def test_attention_equals_the_reference(dtype: torch.dtype, shape: str, block_size: int, tile: int) -> None:
     torch.manual_seed(0)
     both = Both(SHAPES[shape], dtype, block_size, num_blocks=60)
-    both.check(MIXED.work(both), MIXED.shared(block_size, tile))
+    sharing = MIXED if not IS_INTERPRETED else FEW
+    both.check(sharing.work(both), sharing.shared(block_size, tile))
 
 
-@DTYPES
+@ONE_DTYPE
 def test_own_parts_are_split_too(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     both = Both(Heads(4, 1, 64), dtype, 64, num_blocks=64)
     both.ours._num_processors = 12  # enough to want chunks
-    sharing = Sharing([9], [(0, 700), (0, 3), (None, 900), (0, 130)])
-    both.check(sharing.work(both), sharing.shared(64, tile=16))
+    sharing = Sharing([3], matrix([(0, 700), (0, 3), (None, 900), (0, 130)], [(0, 200), (0, 3), (None, 130)]))
+    both.check(sharing.work(both), sharing.shared(64, tile=16), layers=2)
 
 
+@SLOW_INTERPRETED
 def test_chunks_are_attended_in_the_same_step() -> None:
     torch.manual_seed(0)
     both = Both(Heads(4, 2, 32), torch.float32, 16, num_blocks=60)
@@ -83,10 +97,10 @@ def test_chunks_are_attended_in_the_same_step() -> None:
 def test_padding_shares_nothing_and_writes_nothing() -> None:
     torch.manual_seed(0)
     both = Both(Heads(4, 2, 32), torch.float32, 16, num_blocks=60)
-    work = MIXED.work(both)
+    work = FEW.work(both)
     batch = padded(padded(make_batch(work, device=DEVICE)))
     qkv, spec = torch.randn(batch.num_tokens, 8 * 32, device=DEVICE), both.heads.spec(both.dtype)
-    shared = replace(batch, shared=MIXED.shared(16, tile=4, padding=2))
+    shared = replace(batch, shared=FEW.shared(16, tile=4, padding=2))
     both.ours.begin(shared)
     before = both.our_kv.keys.clone()
     ours = both.ours.attention(qkv, spec, rope(32), both.our_kv, shared)
@@ -97,7 +111,7 @@ def test_padding_shares_nothing_and_writes_nothing() -> None:
     close(ours[:-2], both.theirs.attention(qkv[:-2], spec, rope(32), both.their_kv, alone))
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
+@NEEDS_GPU
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_captured_step_stays_right_as_groups_change(dtype: torch.dtype) -> None:
     torch.manual_seed(0)

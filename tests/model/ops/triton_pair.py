@@ -1,6 +1,6 @@
 """One paged cache twice, in the GPU's layout and in the reference's: what the one finds is held to the other.
 
-On a GPU, or on none with TRITON_INTERPRET=1 in the environment; without either, tests that import this are skipped.
+On a GPU, or on none interpreted.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from penstock.model.batch import Batch, SharedPrefixes
 from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Rope
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.ops.triton import TritonOps
+from tests.devices import DEVICE, IS_INTERPRETED, matrix
 from tests.model.paged import PagedSequence, make_batch
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-if DEVICE == "cpu":
-    del TOLERANCES[torch.bfloat16]  # the interpreter cuts where the hardware rounds
-DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+ONE_DTYPE = pytest.mark.parametrize("dtype", matrix(list(TOLERANCES), [torch.float32]), ids=str)
+
+
+LAYERS = 1 if IS_INTERPRETED else 2  # of a step
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -92,12 +92,14 @@ class Both:
             found.append((PagedSequence([0] * (computed + count), blocks, computed), count))
         return found
 
-    def check(self, work: list[tuple[PagedSequence, int]], shared: SharedPrefixes | None = None) -> None:
+    def check(
+        self, work: list[tuple[PagedSequence, int]], shared: SharedPrefixes | None = None, *, layers: int = LAYERS
+    ) -> None:
         spec, angles = self.heads.spec(self.dtype), self.rope()
         batch = replace(make_batch(work, device=DEVICE), shared=shared)
         self.ours.begin(batch)
         qkv = self.qkv(batch.num_tokens)  # as in a step: the plan is complete before a layer begins
-        for _ in range(2):  # the second layer finds the plan as the first one left it
+        for _ in range(layers):  # the second layer finds the plan as the first one left it
             ours = self.ours.attention(qkv, spec, angles, self.our_kv, batch)
         self.theirs.begin(batch)
         theirs = self.theirs.attention(qkv, spec, angles, self.their_kv, batch)
