@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,19 +25,15 @@ from penstock.model.ops.triton import TritonOps
 from penstock.model.ops.triton.adapters import TritonSlots
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.weights import Site
+from tests.devices import DEVICE, IS_INTERPRETED, NEEDS_GPU, NEEDS_SPEED, matrix, slow
 from tests.model.lora import merged, write_adapter
 from tests.model.paged import PagedDriver
 from tests.model.tiny import ArrayCheckpoint
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
 # The reference rounds twice more than we do.
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-if DEVICE == "cpu":
-    del TOLERANCES[torch.bfloat16]  # the interpreter cuts where the hardware rounds
-DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-GPU = pytest.mark.skipif(DEVICE == "cpu", reason="too large for the interpreter")
 
+NUM_SITES = 1 if IS_INTERPRETED else 2
 Ranks = Sequence[int]  # of an adapter at each part of a site; 0: it leaves it alone
 QKV, OUTPUT = (96, 32, 32), (64,)
 MIXED: list[Ranks] = [(16, 16, 16), (1, 0, 7), (40, 3, 17), (0, 0, 0)]
@@ -102,29 +99,42 @@ def batch_of(slots: list[int], num_decodes: int) -> Batch:
     return Batch(numbers, numbers, numbers, numbers, numbers[None], numbers, num_decodes, None, groups, slots=on_device)
 
 
-@DTYPES
-@pytest.mark.parametrize(("inputs", "outputs"), [(64, QKV), (72, OUTPUT), (1040, (48, 24))], ids=str)
-@pytest.mark.parametrize(
-    ("slots", "num_decodes"),
+STEPS = {
+    "one": ([2], 1),
+    "decodes": ([0, -1, 2, 1, 0, 3], 6),
+    "chunk": ([2] * 21, 0),
+    "chunks": ([-1] * 3 + [0] * 30 + [-1] * 2 + [2] * 40 + [1] * 5, 0),
+    "mixed": ([1, 0, -1] + [0] * 9 + [-1] * 4 + [2] * 3, 3),
+    "none": ([-1] * 5, 2),
+}
+SITES = [(64, QKV), (72, OUTPUT), (1040, (48, 24))]
+CASES = matrix(
+    list(product(TOLERANCES, SITES, STEPS)),
     [
-        ([2], 1),
-        ([0, -1, 2, 1, 0, 3], 6),
-        ([2] * 21, 0),
-        ([-1] * 3 + [0] * 30 + [-1] * 2 + [2] * 40 + [1] * 5, 0),
-        ([1, 0, -1] + [0] * 9 + [-1] * 4 + [2] * 3, 3),
-        ([-1] * 5, 2),
+        (torch.float16, SITES[1], "mixed"),
+        (torch.float32, SITES[0], "none"),
+        slow(torch.float32, SITES[0], "mixed"),
+        slow(torch.float32, SITES[2], "chunks"),
+        slow(torch.float16, SITES[2], "decodes"),
     ],
-    ids=["one", "decodes", "chunk", "chunks", "mixed", "none"],
 )
-def test_rows_get_what_their_adapter_adds(
-    dtype: torch.dtype, inputs: int, outputs: tuple[int, ...], slots: list[int], num_decodes: int
-) -> None:
+
+
+@pytest.mark.parametrize(("dtype", "site", "step"), CASES, ids=str)
+def test_rows_get_what_their_adapter_adds(dtype: torch.dtype, site: tuple[int, tuple[int, ...]], step: str) -> None:
     torch.manual_seed(0)
-    Both(dtype, inputs, outputs, [ranks[: len(outputs)] for ranks in MIXED]).check(slots, num_decodes)
+    inputs, outputs = site
+    Both(dtype, inputs, outputs, [ranks[: len(outputs)] for ranks in MIXED], NUM_SITES).check(*STEPS[step])
 
 
-@DTYPES
-@pytest.mark.parametrize("rank", [1, 15, 33, 256])
+@pytest.mark.parametrize(
+    ("dtype", "rank"),
+    matrix(
+        list(product(TOLERANCES, [1, 15, 33, 256])),
+        [(torch.float32, 33), (torch.float16, 1), slow(torch.float32, 256)],
+    ),
+    ids=str,
+)
 def test_any_rank(dtype: torch.dtype, rank: int) -> None:
     torch.manual_seed(rank)
     both = Both(dtype, 80, (48,), [(rank,), (3,)], num_sites=1)
@@ -132,7 +142,7 @@ def test_any_rank(dtype: torch.dtype, rank: int) -> None:
     both.check([1] + [0] * 18 + [1] * 3, 1)
 
 
-@GPU
+@NEEDS_SPEED
 @pytest.mark.parametrize("rows", [1, 3, 50, 300])
 @pytest.mark.parametrize(("inputs", "outputs"), [(4096, (4096, 1024, 1024)), (14336, (4096,)), (4096, (14336, 14336))])
 def test_the_sizes_of_a_real_model(rows: int, inputs: int, outputs: tuple[int, ...]) -> None:
@@ -143,7 +153,7 @@ def test_the_sizes_of_a_real_model(rows: int, inputs: int, outputs: tuple[int, .
     both.check(sorted((row * 5) % 8 - 1 for row in range(rows)), 0)
 
 
-@GPU
+@NEEDS_GPU
 @pytest.mark.parametrize("rows", [4, 40])
 def test_a_captured_step_reads_slots_and_adapters_as_they_are_when_it_runs(rows: int) -> None:
     """Layer after layer, each on what the one before made."""
@@ -200,6 +210,7 @@ def test_adapter_that_finds_no_room_is_refused_and_one_of_few_layers_may_have_a_
         slots.prepared(pairs(9, 2))
 
 
+@NEEDS_GPU  # whose programs run in any order
 def test_what_an_adapter_adds_does_not_vary() -> None:
     torch.manual_seed(0)
     both = Both(torch.float32, 1040, (48, 24), [(16, 16), (33, 2)], num_sites=1)
@@ -244,7 +255,7 @@ class InSlot:
         return self.model(replace(batch, slots=torch.full_like(batch.token_ids, self.slot)), kv)
 
 
-@pytest.mark.parametrize("chunk", [19, 1, 6])
+@pytest.mark.parametrize("chunk", matrix([19, 1, 6], [slow(13)]))  # interpreted: many rows and few
 def test_a_models_output_is_that_of_merged_weights(tmp_path: Path, chunk: int) -> None:
     ops, sites = TritonOps(DEVICE, torch.float32), list[Site]()
     checkpoint = RandomCheckpoint(CONFIG)

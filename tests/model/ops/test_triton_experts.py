@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from itertools import product
 from typing import Any, Literal, TypeVar
 
 import pytest
@@ -23,16 +24,23 @@ from penstock.model.quantized.grouped import GroupedWeight
 from penstock.model.quantized.row_scaled import RowScaled
 from penstock.quant import Quant, to_quant
 from penstock.quant.e4m3 import quantized
+from tests.devices import (
+    DEVICE,
+    IS_INTERPRETED,
+    NEEDS_BFLOAT16,
+    NEEDS_FP8,
+    NEEDS_GPU,
+    NEEDS_SPEED,
+    SLOW_INTERPRETED,
+    matrix,
+    slow,
+)
 from tests.model.ops.low_bit import grouped, per_channel
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-GPU = pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no FP8, cuts to bfloat16, and is slow")
 # Of what is added up, relative to all of it.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=GPU)]
 ROUNDED_ROWS = {"fp8": 8e-2, "w8a8": 2.5e-2}  # many rows are in the weights' own format
-HALF = torch.float16 if DEVICE == "cpu" else torch.bfloat16
+HALF = torch.float16 if IS_INTERPRETED else torch.bfloat16
 Stored = TypeVar("Stored", bound=GroupedWeight | RowScaled)
 Spread = Literal["even", "one", "ragged"]
 
@@ -88,18 +96,38 @@ def check(
     assert error(ours(x, ids, shares), expected(pairs, x, ids, shares)) < (tolerance or TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("tokens", "spread"),
-    [(1, "even"), (2, "one"), (9, "even"), (16, "ragged"), (17, "one"), (40, "ragged"), (70, "even"), (200, "one")],
+SPREADS = [
+    (1, "even"),
+    (2, "one"),
+    (9, "even"),
+    (16, "ragged"),
+    (17, "one"),
+    (40, "ragged"),
+    (70, "even"),
+    (200, "one"),
+]
+# Interpreted: few rows and many, sorted by their experts or not.
+CHOICES = matrix(
+    list(product(TOLERANCES, SPREADS)),
+    [
+        (torch.float16, (2, "one")),
+        (torch.float32, (17, "one")),
+        (torch.float16, (40, "ragged")),
+        slow(torch.float32, (2, "one")),
+        slow(torch.float16, (16, "ragged")),
+        slow(torch.float32, (200, "one")),
+    ],
 )
-def test_each_row_gets_the_sum_of_its_own_experts(dtype: torch.dtype, tokens: int, spread: Spread) -> None:
-    check(weights_of(6, 64, 48), tokens, 3, dtype, spread)
 
 
-@pytest.mark.parametrize("per_token", [2, 4])
+@pytest.mark.parametrize(("dtype", "choice"), CHOICES, ids=str)
+def test_each_row_gets_the_sum_of_its_own_experts(dtype: torch.dtype, choice: tuple[int, Spread]) -> None:
+    check(weights_of(6, 64, 48), choice[0], 3, dtype, choice[1])
+
+
+@pytest.mark.parametrize("per_token", matrix([2, 4], [2, slow(4)]))
 def test_a_few_tokens_that_hardly_share_experts(per_token: int) -> None:
-    for tokens in (1, 3):
+    for tokens in matrix([1, 3], [2]):
         check(weights_of(48, 64, 128), tokens, per_token, HALF, "even")
         check(
             [*on_device([(per_channel(up), per_channel(down)) for up, down in weights_of(48, 64, 128)])],
@@ -110,45 +138,51 @@ def test_a_few_tokens_that_hardly_share_experts(per_token: int) -> None:
         )
 
 
-@pytest.mark.parametrize("per_token", [1, 2, 4])
+@pytest.mark.parametrize("per_token", matrix([1, 2, 4], [1, slow(4)]))
 def test_sizes_that_no_tile_divides(per_token: int) -> None:
     for tokens in (3, 33):
         check(weights_of(5, 72, 40), tokens, per_token, torch.float16, "even")
 
 
-@pytest.mark.parametrize("tokens", [1, 12, 40, 200])
+@pytest.mark.parametrize("tokens", matrix([1, 12, 40, 200], [1, 40, slow(200)]))
 def test_integers_with_a_scale_per_output(tokens: int) -> None:
     pairs = [(per_channel(gate_up), per_channel(down)) for gate_up, down in weights_of(6, 64, 48)]
     check(on_device(pairs), tokens, 2, HALF, "ragged", ROUNDED_ROWS["w8a8"] if tokens > routing.FEW else None)
 
 
-@GPU
+@NEEDS_FP8
 @pytest.mark.parametrize("tokens", [1, 12, 40, 200])
 def test_fp8(tokens: int) -> None:
     pairs = [(quantized(gate_up), quantized(down)) for gate_up, down in weights_of(6, 64, 48)]
     check(on_device(pairs), tokens, 2, torch.bfloat16, "ragged", ROUNDED_ROWS["fp8"] if tokens > routing.FEW else None)
 
 
-@pytest.mark.parametrize("tokens", [1, 12, 40, 200])
-@pytest.mark.parametrize(("bits", "kind"), [(4, "zeros"), (8, "minimums")])
+GROUPED = [(4, "zeros", 1), slow(8, "minimums", 40), slow(8, "minimums", 1), slow(4, "zeros", 40)]
+
+
+@pytest.mark.parametrize(
+    ("bits", "kind", "tokens"),
+    matrix([(*each, tokens) for each in [(4, "zeros"), (8, "minimums")] for tokens in (1, 12, 40, 200)], GROUPED),
+)
 def test_integers_in_groups(bits: Literal[4, 8], kind: str, tokens: int) -> None:
     check(integers(bits, 128, kind), tokens, 2, HALF, "ragged")
 
 
-@GPU
+@NEEDS_BFLOAT16
 @pytest.mark.parametrize(("bits", "kind"), [(4, "symmetric"), (4, "minimums"), (8, "symmetric"), (8, "zeros")])
 def test_every_kind_of_integers(bits: Literal[4, 8], kind: str) -> None:
     for tokens in (3, 60):
         check(integers(bits, 128, kind), tokens, 2, torch.bfloat16, "even")
 
 
+@SLOW_INTERPRETED
 @pytest.mark.parametrize("bits", [4, 8])
 def test_small_groups_too(bits: Literal[4, 8]) -> None:
-    for tokens in (5, 40):
+    for tokens in matrix([5, 40], [2]):
         check(integers(bits, 32, "zeros"), tokens, 2, HALF, "ragged")
 
 
-@pytest.mark.parametrize("tokens", [3, 40])
+@pytest.mark.parametrize("tokens", matrix([3, 40], [slow(3), 40]))
 def test_columns_may_lie_in_an_order_of_each_experts_own(tokens: int) -> None:
     def shuffled(weight: GroupedWeight, seed: int) -> GroupedWeight:
         order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(seed)).to(DEVICE)
@@ -162,7 +196,7 @@ def integers(bits: Literal[4, 8], size: int, kind: str) -> list[tuple[GroupedWei
     def small(weight: Tensor) -> GroupedWeight:
         return grouped(weight, bits, size, has_zeros=kind == "zeros", has_minimums=kind == "minimums")
 
-    return on_device([(small(gate_up), small(down)) for gate_up, down in weights_of(4, 256, 128)])
+    return on_device([(small(gate_up), small(down)) for gate_up, down in weights_of(4, matrix([256], [128])[0], 128)])
 
 
 def on_device(pairs: list[tuple[Stored, Stored]]) -> list[tuple[Stored, Stored]]:
@@ -192,7 +226,7 @@ def test_experts_of_two_formats_are_refused() -> None:
         TritonOps(DEVICE, torch.float16).experts(2, mixed)
 
 
-@pytest.mark.parametrize("tokens", [5, 40])
+@pytest.mark.parametrize("tokens", matrix([5, 40], [slow(5), slow(40)]))
 def test_a_row_does_not_depend_on_those_beside_it(tokens: int) -> None:
     """In a batch of the same size: what is beside it is somebody else's."""
     ours = TritonOps(DEVICE, HALF).experts(6, weights_of(6, 64, 48))
@@ -204,7 +238,9 @@ def test_a_row_does_not_depend_on_those_beside_it(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("normalized", [True, False])
-@pytest.mark.parametrize(("tokens", "count", "per_token"), [(1, 5, 2), (7, 8, 2), (40, 128, 8), (3, 60, 4)])
+@pytest.mark.parametrize(
+    ("tokens", "count", "per_token"), matrix([(1, 5, 2), (7, 8, 2), (40, 128, 8), (3, 60, 4)], [(1, 5, 2), (3, 60, 4)])
+)
 def test_routers_choose_as_torch_does(tokens: int, count: int, per_token: int, normalized: bool) -> None:
     logits = torch.randn(tokens, count, generator=torch.Generator().manual_seed(tokens)).to(DEVICE)
     ids, shares = routing.choose(logits, per_token, normalized=normalized)
@@ -219,7 +255,7 @@ def test_the_expert_that_all_tokens_pass_is_added() -> None:
     assert error(routing.add_shared(found, made, logits), theirs) < TOLERANCES[HALF]
 
 
-@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize("rows", matrix([16, 64], [16]))
 @pytest.mark.parametrize("spread", ["even", "one", "ragged"])
 def test_every_pair_is_in_one_block_of_its_expert(rows: int, spread: Spread) -> None:
     ids, _ = choices(150, 7, 3, spread)
@@ -234,7 +270,7 @@ def test_every_pair_is_in_one_block_of_its_expert(rows: int, spread: Spread) -> 
     assert found == ids.flatten().argsort(stable=True).tolist()
 
 
-@GPU
+@NEEDS_GPU
 @pytest.mark.parametrize("tokens", [1, 16, 24, 300])
 def test_a_captured_graph_serves_any_choice(tokens: int) -> None:
     pairs = weights_of(8, 64, 48)
@@ -251,7 +287,7 @@ def test_a_captured_graph_serves_any_choice(tokens: int) -> None:
         assert error(out, expected(pairs, x, ids, shares)) < TOLERANCES[torch.bfloat16]
 
 
-@GPU
+@NEEDS_SPEED
 @pytest.mark.parametrize("quant", ["none", "fp8", "w8a8", "int8", "int4"])
 @pytest.mark.parametrize("tokens", [1, 16, 80, 700])
 def test_the_sizes_of_real_models(quant: Quant, tokens: int) -> None:
@@ -260,12 +296,12 @@ def test_the_sizes_of_real_models(quant: Quant, tokens: int) -> None:
     check(pairs, tokens, 8, torch.bfloat16, "even", ROUNDED_ROWS.get(quant) if tokens > routing.FEW else None)
 
 
-@GPU
+@NEEDS_SPEED
 def test_many_rows_of_long_experts() -> None:
     check(weights_of(4, 64, 4608), 600, 2, torch.bfloat16, "ragged")
 
 
-@pytest.mark.parametrize("tokens", [3, 20])
+@pytest.mark.parametrize("tokens", matrix([3, 20], [3, slow(20)]))
 def test_a_row_of_nan_is_its_own_affair(tokens: int) -> None:
     logits = rows_of(tokens, 6, torch.float32)
     logits[1] = torch.nan

@@ -16,7 +16,7 @@ from penstock.model.ops.triton.argmax import argmax
 from penstock.model.quantized.fp8 import Fp8Weight
 from penstock.quant import to_quant
 from penstock.quant.e4m3 import quantized
-from tests.devices import BFLOAT16, DEVICE, NEEDS_FP8, matrix
+from tests.devices import BFLOAT16, DEVICE, NEEDS_FP8, matrix, slow
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BFLOAT16], ids=str)
@@ -91,7 +91,7 @@ LAYERS = matrix(
     [
         (torch.float32, 1, (64, 96)),
         (torch.float16, 1, (96, 64)),
-        (torch.float16, 3, (512, 512)),
+        slow(torch.float16, 3, (512, 512)),
         (torch.float32, 17, (64, 96)),
     ],
 )

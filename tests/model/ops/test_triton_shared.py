@@ -94,6 +94,7 @@ def test_chunks_are_attended_in_the_same_step() -> None:
     both.check(sharing.work(both) + chunks, sharing.shared(16, tile=4, padding=len(chunks)))
 
 
+@SLOW_INTERPRETED
 def test_padding_shares_nothing_and_writes_nothing() -> None:
     torch.manual_seed(0)
     both = Both(Heads(4, 2, 32), torch.float32, 16, num_blocks=60)
