@@ -6,6 +6,7 @@ Versions are what pip resolves today; local parts (`+cpu`) are dropped, so that 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TORCH = "torch==2.13.0"  # a plain `torch` drags in another build
-MARKERS = {"triton": "; platform_system == 'Linux'"}  # it has no builds for others
 
 
 def resolve(requirements: list[str]) -> dict[str, str]:
@@ -26,9 +26,15 @@ def resolve(requirements: list[str]) -> dict[str, str]:
     return {m["name"].lower().replace("_", "-"): m["version"].partition("+")[0] for m in names}
 
 
-def write(path: Path, head: str, pins: dict[str, str]) -> None:
-    lines = [f"{name}=={version}{MARKERS.get(name, '')}\n" for name, version in sorted(pins.items())]
+def write(path: Path, head: str, pins: dict[str, str], markers: dict[str, str]) -> None:
+    lines = (f"{name}=={version}{markers.get(name, '')}\n" for name, version in sorted(pins.items()))
     path.write_text(head + "".join(lines))
+
+
+def markers_of(requirements: list[str]) -> dict[str, str]:
+    """What comes behind a requirement of our own that only some systems have. Those of others' are not kept."""
+    split = (one.partition(";") for one in requirements)
+    return {re.split(r"[=<>\[ ]", name)[0].lower(): f"; {marker.strip()}" for name, _, marker in split if marker}
 
 
 def main() -> None:
@@ -36,11 +42,17 @@ def main() -> None:
     extras = project["project"]["optional-dependencies"]
     engine = [TORCH if one.startswith("torch") else one for one in extras["engine"]]
     runtime = [*project["project"]["dependencies"], *engine]
-    everything = resolve([*runtime, *project["dependency-groups"]["dev"]])
+    dev = project["dependency-groups"]["dev"]
+    everything = resolve([*runtime, *dev])
     pinned = {name: everything[name] for name in resolve(runtime)}
     rest = {name: version for name, version in everything.items() if name not in pinned}
-    write(ROOT / "requirements.lock", "# The versions penstock is tested with. Written by tools/lock.py.\n", pinned)
-    write(ROOT / "requirements-dev.lock", "# What tests and checks need besides.\n-r requirements.lock\n", rest)
+    write(ROOT / "requirements.lock", "# The versions penstock is tested with. Written by tools/lock.py.\n", pinned, {})
+    write(
+        ROOT / "requirements-dev.lock",
+        "# What tests and checks need besides.\n-r requirements.lock\n",
+        rest,
+        markers_of(dev),
+    )
 
 
 if __name__ == "__main__":

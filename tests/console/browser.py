@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from playwright.sync_api import sync_playwright
 
 from tests.waiting import GIVE_UP_S
 
@@ -20,8 +21,7 @@ def chromium() -> Iterator[Any]:
     found = next(filter(None, map(shutil.which, _NAMES)), None)
     if found is None:
         pytest.skip("chromium is not installed: apt-get install chromium")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()

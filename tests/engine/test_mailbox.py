@@ -1,3 +1,5 @@
+import fcntl
+import resource
 import socket
 import threading
 from collections.abc import Iterator
@@ -119,8 +121,6 @@ def test_a_server_that_dies_with_unread_reports_is_gone_too(ends: tuple[socket.s
 
 def test_the_socket_may_have_any_number(ends: tuple[socket.socket, socket.socket]) -> None:
     """A server with many open connections hands its next engine a high descriptor."""
-    fcntl = pytest.importorskip("fcntl")
-    resource = pytest.importorskip("resource")
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 1100:
         pytest.skip("this process may not have so many open files")
     ours, theirs = ends

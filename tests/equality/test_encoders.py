@@ -17,7 +17,7 @@ from penstock.hub.resolve import resolve
 from penstock.model import encoder
 from penstock.runner.embedder import encoder_embedder
 from penstock.text.tokenizer import Tokenizer
-from tests.runner.devices import NEEDS_GPU
+from tests.devices import NEEDS_GPU
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 120,

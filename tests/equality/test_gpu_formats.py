@@ -18,23 +18,20 @@ from penstock.model.layers import CausalLM
 from penstock.model.loading import load_model
 from penstock.model.ops import Linear, Ops
 from penstock.model.ops.reference import ReferenceOps
+from penstock.model.ops.triton import TritonOps
+from penstock.model.ops.triton.grouped_linear import GroupedLinear
 from penstock.model.quantized import Weight, plain
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.weights import Quantize
 from penstock.quant.job import quantize
 from penstock.quant.opened import as_met
 from penstock.quant.recipe import make_recipe
+from tests import devices
+from tests.devices import NEEDS_SPEED
 from tests.equality.formats import FORMATS, Kept, in_turn
 from tests.model.paged import PagedDriver
 
-pytest.importorskip("triton", reason="no Triton")
-from penstock.model.ops.triton import TritonOps
-from penstock.model.ops.triton.grouped_linear import GroupedLinear
-
-if not torch.cuda.is_available():
-    pytest.skip("no CUDA device", allow_module_level=True)
-
-DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
+DEVICE, DTYPE = torch.device(devices.DEVICE), torch.bfloat16
 TOLERANCE = 0.02  # of all logits' deviation from their mean: what bfloat16 costs
 CONFIG = ModelConfig("llama", 320, 128, 192, 2, 4, 2, 32, 256)
 RECIPES = {
@@ -95,18 +92,21 @@ def check(
     assert error_of(found, expected) < 1.25 * error_of(rounded, expected) + tolerance
 
 
+@NEEDS_SPEED
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_model_in_this_format_says_what_its_numbers_say(name: str) -> None:
     keep = FORMATS[name]
     check(RandomCheckpoint(CONFIG), lambda weight: keep(plain(weight)))
 
 
+@NEEDS_SPEED
 def test_a_model_with_all_formats_in_turn_says_what_their_numbers_say() -> None:
     """More layers, so that every format comes in more than one place."""
     config = ModelConfig("llama", 320, 128, 192, 8, 4, 2, 32, 256)
     check(RandomCheckpoint(config), in_turn(), tolerance=0.03)
 
 
+@NEEDS_SPEED
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", [name for name in FORMATS if "act-order" not in name])
 def test_embedding_and_head_in_this_format_say_what_their_numbers_say(name: str, tied: bool) -> None:
@@ -114,6 +114,7 @@ def test_embedding_and_head_in_this_format_say_what_their_numbers_say(name: str,
     check(WithTables(config, FORMATS[name]))
 
 
+@NEEDS_SPEED
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_directory_of_this_method_says_what_its_numbers_say(name: str, tmp_path: Path) -> None:
     """Quantized on the GPU too."""

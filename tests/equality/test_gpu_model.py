@@ -21,8 +21,8 @@ from penstock.core.settings import EngineSettings
 from penstock.hub.checkpoint import Checkpoint
 from penstock.runner.assemble import assemble
 from penstock.text.tokenizer import Tokenizer
+from tests.devices import NEEDS_GPU
 from tests.runner.clients import Answer, Clients, one_after_the_other, serve
-from tests.runner.devices import NEEDS_GPU
 from tests.runner.judge import Judge, acceptable, sample_specs
 
 pytestmark = pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 
@@ -15,8 +16,6 @@ from penstock.model.ops.reference import ReferenceOps
 from penstock.model.weights import Site
 from tests.model.test_adapters import logits_of
 from tests.model.tiny import StateDictCheckpoint, hf_model
-
-peft = pytest.importorskip("peft", reason="without PEFT tests/model/test_adapters.py merges the weights itself")
 
 PROMPT = torch.randint(0, 256, (30,), generator=torch.Generator().manual_seed(3)).tolist()
 OPTIONS: dict[str, dict[str, Any]] = {

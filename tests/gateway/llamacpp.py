@@ -1,4 +1,4 @@
-"""llama.cpp's own server with the default model, where `xllamacpp` is installed: small, and real."""
+"""llama.cpp's own server with the default model: small, and real."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
-
-import pytest
 
 from penstock.hub.pull import pull
 from tests.waiting import GIVE_UP_S
@@ -41,8 +38,6 @@ class LlamaCpp:
 
 @contextlib.contextmanager
 def llamacpp_serving(port: int = 0) -> Iterator[LlamaCpp]:
-    if find_spec("xllamacpp") is None:
-        pytest.skip("xllamacpp is not installed: pip install xllamacpp")
     with socket.socket() as held:  # bound and not listening, as long as it runs: nobody else gets the port
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

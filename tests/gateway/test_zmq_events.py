@@ -8,15 +8,13 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
-import pytest
+import zmq
 
 from penstock.dialects.kv_blocks import Changes
 from penstock.gateway.zmq_events import EventSource, IndexTeller, KvEventReader
 from penstock.router.prefix_index import PrefixIndex
 from tests.dialects.engine_cache import EngineCache
 from tests.waiting import eventually_async as eventually
-
-zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install pyzmq")
 
 ROUTING_TOKENS = 256
 

@@ -8,8 +8,8 @@ import torch
 
 from penstock.model import encoder
 from penstock.model.texts import Texts
+from tests.devices import NEEDS_GPU
 from tests.model.random_encoder import random_encoder
-from tests.runner.devices import NEEDS_GPU
 
 TEXTS = [np.random.default_rng(3).integers(0, 200, n).tolist() for n in (5, 1, 40, 64, 33, 5, 90, 2, 31)]
 CPU = torch.device("cpu")

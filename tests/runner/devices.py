@@ -7,8 +7,6 @@ from functools import cache
 from typing import Literal
 
 import msgspec
-import pytest
-import torch
 
 from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
@@ -17,8 +15,6 @@ from penstock.runner.assemble import Assembly, assemble
 from penstock.runner.verify import choices
 from penstock.sched.plan import Runner, Slice, StepHandle, StepPlan, StepResult
 from tests.equality.inprocess import soiled
-
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 class Overlapped:

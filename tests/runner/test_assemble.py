@@ -12,6 +12,7 @@ from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner import memory
 from penstock.runner.assemble import Assembly, assemble
 from penstock.sched.plan import SampleSpec, Slice, StepPlan
+from tests.devices import NEEDS_GPU
 from tests.runner.small import CONFIG
 
 
@@ -98,7 +99,7 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
         assemble(RandomCheckpoint(CONFIG), EngineSettings(device="cuda"), lambda *_: None)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@NEEDS_GPU
 def test_a_share_of_a_gpu_too_small_for_the_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="memory_fraction allows"):
         assemble(RandomCheckpoint(CONFIG), EngineSettings(device="cuda", memory_fraction=1e-6), lambda *_: None)

@@ -22,10 +22,11 @@ from penstock.hub.peft import read_peft
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.assemble import Assembly, assemble
 from penstock.sched.plan import Runner, StepHandle, StepPlan
+from tests.devices import NEEDS_GPU
 from tests.model.lora import ATTENTION, EVERY_LINEAR, merged, write_adapter
 from tests.model.tiny import ArrayCheckpoint
 from tests.runner.clients import Clients, one_after_the_other, serve
-from tests.runner.devices import NEEDS_GPU, assembled
+from tests.runner.devices import assembled
 from tests.runner.judge import Judge
 
 CONFIG = ModelConfig(

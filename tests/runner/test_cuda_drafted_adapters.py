@@ -9,8 +9,9 @@ import pytest
 
 from penstock.hub.peft import read_peft
 from penstock.runner.assemble import Assembly
+from tests.devices import NEEDS_GPU
 from tests.runner.clients import Clients, one_after_the_other, serve
-from tests.runner.devices import NEEDS_GPU, assembled
+from tests.runner.devices import assembled
 from tests.runner.guessing import Eager, Recalling
 from tests.runner.test_cuda_adapters import CONFIG, adapters, requests
 

@@ -16,8 +16,9 @@ from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.assemble import Assembly
 from penstock.sched.lookup import PromptLookup
 from penstock.sched.speculation import Speculation
+from tests.devices import NEEDS_GPU
 from tests.runner.clients import Clients, one_after_the_other, serve
-from tests.runner.devices import NEEDS_GPU, assembled
+from tests.runner.devices import assembled
 from tests.runner.guessing import Eager, Recalling
 from tests.runner.judge import Judge
 from tests.runner.test_cuda_runner import CONFIG, GREEDY, SHORT, TOKENS, answered, workload

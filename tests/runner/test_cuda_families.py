@@ -10,9 +10,10 @@ import pytest
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.model.random_weights import RandomCheckpoint
+from tests.devices import NEEDS_GPU
 from tests.model.family_configs import CONFIGS
 from tests.runner.clients import Clients, one_after_the_other, serve
-from tests.runner.devices import NEEDS_GPU, assembled
+from tests.runner.devices import assembled
 from tests.runner.judge import Judge
 
 

@@ -20,8 +20,9 @@ from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.assemble import Assembly, assemble
 from penstock.sched.budget import StepBudget
 from penstock.sched.scheduler import Scheduler
+from tests.devices import NEEDS_GPU
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = NEEDS_GPU
 
 CONFIG = SHAPES["llama1b"]
 FRACTION = 0.3

@@ -11,7 +11,7 @@ from penstock.core.errors import ConfigError
 from penstock.model.ops import KVShape
 from penstock.runner.moving import BlockMover
 from penstock.runner.pinned import PinnedMemory
-from tests.runner.devices import NEEDS_GPU
+from tests.devices import NEEDS_GPU
 
 DEVICE, HOST = 12, 9
 

@@ -20,8 +20,9 @@ from penstock.core.sampling import SamplingParams
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.assemble import Assembly
 from penstock.sched.plan import Runner, StepHandle, StepPlan, StepResult
+from tests.devices import NEEDS_GPU
 from tests.runner.clients import Clients, one_after_the_other, serve
-from tests.runner.devices import NEEDS_GPU, assembled
+from tests.runner.devices import assembled
 from tests.runner.judge import Judge
 
 CONFIG = ModelConfig(

@@ -12,8 +12,9 @@ from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.sharing import Ints, SharedViews, share
+from tests.devices import NEEDS_GPU
 from tests.runner.clients import Clients, one_after_the_other, serve
-from tests.runner.devices import NEEDS_GPU, assembled
+from tests.runner.devices import assembled
 from tests.runner.judge import Judge
 
 pytestmark = NEEDS_GPU

@@ -16,8 +16,9 @@ import pytest
 from penstock.core.model_config import ModelConfig
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.assemble import Assembly
+from tests.devices import NEEDS_GPU
 from tests.runner.clients import Clients, serve
-from tests.runner.devices import NEEDS_GPU, assembled
+from tests.runner.devices import assembled
 from tests.runner.judge import Judge
 from tests.runner.traffic import Limits, Traffic
 

@@ -16,8 +16,8 @@ from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps
 from penstock.model.ops.reference import ReferenceOps
 from penstock.runner.embedder import DecoderEmbedder
+from tests.devices import NEEDS_GPU
 from tests.model.tiny import StateDictCheckpoint, hf_model
-from tests.runner.devices import NEEDS_GPU
 
 TEXTS = [np.random.default_rng(5).integers(0, 256, length).tolist() for length in (1, 7, 33, 1, 16, 7)]
 

@@ -15,8 +15,9 @@ from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.embedder import DecoderEmbedder
 from penstock.sched.budget import StepBudget
 from penstock.sched.scheduler import Scheduler
+from tests.devices import NEEDS_GPU
 from tests.runner.clients import Clients, Script, TickingClock
-from tests.runner.devices import NEEDS_GPU, assembled
+from tests.runner.devices import assembled
 from tests.runner.judge import Judge
 from tests.runner.test_cuda_runner import CONFIG, workload
 

@@ -7,10 +7,11 @@ from penstock.core.sampling import SamplingParams
 from penstock.runner.masks import apply_masks
 from penstock.runner.sampler import sample
 from penstock.sched.plan import SampleSpec
+from tests.devices import NEEDS_GPU
 
 VOCAB = 101  # no multiple of eight
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
 
 
 @dataclass

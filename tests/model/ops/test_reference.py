@@ -14,11 +14,11 @@ from penstock.core.model_config import ModelConfig
 from penstock.model.loading import random_model
 from penstock.model.ops import KVShape
 from penstock.model.ops.reference import ReferenceOps
+from tests.devices import NEEDS_GPU
 from tests.examples import examples
 from tests.model.paged import PagedDriver, PagedSequence
 
 TINY = ModelConfig("qwen3", 256, 64, 96, 2, 4, 2, 16, 128, windows=(5, None))
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 def prefill(ops: ReferenceOps, chunk: int | None = None) -> torch.Tensor:
@@ -26,7 +26,7 @@ def prefill(ops: ReferenceOps, chunk: int | None = None) -> torch.Tensor:
     return driver.prefill(list(range(30)), chunk).cpu()
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 0.02), (torch.bfloat16, 0.15)], ids=str
 )

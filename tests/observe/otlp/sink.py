@@ -11,17 +11,13 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import pytest
+import grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics_service
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as metrics_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace_service
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as trace_grpc
 
 from tests.waiting import eventually
-
-pytest.importorskip("opentelemetry.proto.collector", reason="penstock[otel] is not installed")
-grpc = pytest.importorskip("grpc", reason="penstock[otel] is not installed")
-
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics_service  # noqa: E402
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as metrics_grpc  # noqa: E402
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace_service  # noqa: E402
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as trace_grpc  # noqa: E402
 
 _MESSAGES = {
     "/v1/traces": trace_service.ExportTraceServiceRequest,
