@@ -16,8 +16,10 @@ from tests.devices import DEVICE, matrix, slow
 from tests.model.family_configs import CONFIGS
 from tests.model.paged import PagedDriver
 
+SAME_WAYS = {"qwen3-moe", "phi3", "phi4-long"}  # as others go, when they are interpreted
 
-@pytest.mark.parametrize("family", matrix(list(CONFIGS), list(map(slow, CONFIGS))))
+
+@pytest.mark.parametrize("family", matrix(list(CONFIGS), [slow(name) for name in CONFIGS if name not in SAME_WAYS]))
 def test_logits_are_the_references(family: str) -> None:
     ours, theirs = (logits(family, ops) for ops in (TritonOps(DEVICE, torch.float32), ReferenceOps()))
     torch.testing.assert_close(ours.cpu(), theirs, atol=1e-4, rtol=1e-4)
@@ -26,5 +28,6 @@ def test_logits_are_the_references(family: str) -> None:
 def logits(family: str, ops: Ops) -> Tensor:
     driver = PagedDriver(load_model(RandomCheckpoint(CONFIGS[family]), ops), ops, block_size=16)
     long, short = driver.sequence(range(5, 60)), driver.sequence(range(100, 122))
-    steps = [[(long, 40), (short, 20)], [(long, 1), (short, 1)], [(long, 14), (short, 1)]]
+    counts = matrix([(40, 20), (1, 1), (14, 1)], [(28, 3), (1, 1)])
+    steps = [[(long, of_long), (short, of_short)] for of_long, of_short in counts]
     return torch.cat([driver.step(work) for work in steps])

@@ -125,16 +125,15 @@ def launch_all() -> None:
         experts(name)
         if "order" not in name:
             tables(name)
-    for dtype in (torch.float32, torch.float16):
-        linears("plain", dtype)
-        experts("plain", dtype)
-        adapters(dtype)
-    for name in ("Q4_0", "Q8_0"):
+    for name in ("plain", "Q4_0", "Q8_0"):
         linears(name, torch.float16)
-    adapters(HALF)
+    linears("plain", torch.float32)
+    experts("plain", torch.float32)
+    for dtype in (torch.float32, HALF):
+        adapters(dtype)
     as_tiles()
     attention(Heads(8, 2, 128), HALF, 64)
-    attention(Heads(9, 3, 64, norm=True), torch.float16, 16)
+    attention(Heads(9, 3, 64, norm=True), HALF, 16)
     if capability() >= (8, 9):  # others are refused an FP8 cache: `runner.precision`
         attention(Heads(8, 2, 128), HALF, 64, FP8)
         attention(Heads(4, 4, 96, cap=1.5), HALF, 16, FP8)
