@@ -25,7 +25,7 @@ from penstock.model.ops.triton import TritonOps
 from penstock.model.ops.triton.adapters import TritonSlots
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.weights import Site
-from tests.devices import DEVICE, IS_INTERPRETED, NEEDS_GPU, NEEDS_SPEED, matrix, slow
+from tests.devices import DEVICE, IS_INTERPRETED, NEEDS_GPU, NEEDS_SPEED, SLOW_INTERPRETED, matrix, slow
 from tests.model.lora import merged, write_adapter
 from tests.model.paged import PagedDriver
 from tests.model.tiny import ArrayCheckpoint
@@ -183,6 +183,7 @@ def test_a_captured_step_reads_slots_and_adapters_as_they_are_when_it_runs(rows:
         torch.testing.assert_close(ours, run(both.theirs, batch_of(now, rows)), atol=1e-4, rtol=1e-4)
 
 
+@SLOW_INTERPRETED
 def test_slot_holds_what_was_put_there_last() -> None:
     torch.manual_seed(0)
     both = Both(torch.float32, 64, QKV, [(200, 200, 200), (4, 4, 4)])
