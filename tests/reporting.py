@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import time
 import tomllib
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ import pytest
 
 REPORT = "PENSTOCK_TEST_REPORT"  # where the JSON goes
 BUDGET = Path(__file__).parent / "budget.toml"
-_CPU = "cpu_s"
+_CPU, _SLOWNESS = "cpu_s", "slowness"
+_LOOP_S = 0.002  # CPU seconds of `_slowness`'s loop on the machine that the budgets are for
 
 
 @dataclass
@@ -25,13 +27,16 @@ class Report:
     failed: list[str] = field(default_factory=list)  # node ids
     skipped: Counter[str] = field(default_factory=Counter)  # by reason
     seconds: Counter[str] = field(default_factory=Counter)  # by file
-    cpu_seconds: Counter[str] = field(default_factory=Counter)  # by file, children that have ended included
+    cpu_seconds: Counter[str] = field(default_factory=Counter)  # by file, of pytest's own process
+    slowness: dict[str, float] = field(default_factory=dict)  # by file: how much slower the processor was than usual
 
     def add(self, report: pytest.TestReport) -> None:
         file = report.nodeid.partition("::")[0]
         self.seconds[file] += report.duration
         if report.when == "teardown":
-            self.cpu_seconds[file] += dict(report.user_properties).get(_CPU, 0.0)
+            found = dict(report.user_properties)
+            self.cpu_seconds[file] += found.get(_CPU, 0.0)
+            self.slowness[file] = max(self.slowness.get(file, 1.0), found.get(_SLOWNESS, 1.0))
         if report.failed:
             if report.nodeid not in self.failed:
                 self.failed.append(report.nodeid)
@@ -62,6 +67,8 @@ class Reporter:
     def __init__(self) -> None:
         self._report = Report()
         self._began_cpu_s = 0.0
+        self._slowness = 1.0
+        self._sampled: tuple[str, float] = ("", 0.0)  # in which file, and when in CPU seconds
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """The longest files first, where workers share them: at the end nobody waits for one long file."""
@@ -70,13 +77,17 @@ class Reporter:
             items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0.0))
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Neighbours make a processor slower for minutes at a time: that is measured anew in each file and second."""
+        file, now_s = item.nodeid.partition("::")[0], _cpu_s()
+        if file != self._sampled[0] or now_s - self._sampled[1] > 1.0:
+            self._slowness, self._sampled = _slowness(), (file, now_s)
         self._began_cpu_s = _cpu_s()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         if call.when == "teardown":
-            item.user_properties.append((_CPU, _cpu_s() - self._began_cpu_s))
+            item.user_properties += [(_CPU, _cpu_s() - self._began_cpu_s), (_SLOWNESS, self._slowness)]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._report.add(report)
@@ -102,6 +113,16 @@ def summary_lines(report: Report) -> list[str]:
     return lines
 
 
+def _slowness() -> float:
+    """CPU seconds of a fixed piece of work, over what they usually are."""
+    began_s = time.process_time()
+    total = 0
+    for number in range(50_000):
+        total += number & 7
+    return (time.process_time() - began_s) / _LOOP_S
+
+
 def _cpu_s() -> float:
+    """Without children: theirs count when they are reaped, which may be in another file."""
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    return times.user + times.system

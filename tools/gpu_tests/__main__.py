@@ -82,6 +82,8 @@ def main() -> int:
     for file in files:
         outcomes.append(run(file))
         print(f"{outcomes[-1].seconds:7.1f} s  {outcomes[-1].summary:40} {file}", flush=True)
+        for line in re.findall(r"^(?:FAILED|ERROR) .*", outcomes[-1].report or "", re.MULTILINE):
+            print(f"           {line}", flush=True)  # at once: the machine may be gone before the end
     failed = [outcome for outcome in outcomes if outcome.report is not None]
     for outcome in failed:
         print(f"\n=== {outcome.file}\n{outcome.report}")
