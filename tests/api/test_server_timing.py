@@ -25,7 +25,19 @@ def test_parts_add_up_to_their_rounded_sum(parts: dict[str, float]) -> None:
 
 @pytest.mark.parametrize(
     "header",
-    [b"", b";;,", b"cache", b"db;dur=x", b"db;dur=-1", b"db;dur=nan", b"db;dur=1e99", b"\xff;dur", b'a;desc="b"'],
+    [
+        b"",
+        b";;,",
+        b";dur=3",
+        b"db;x=3",
+        b"cache",
+        b"db;dur=x",
+        b"db;dur=-1",
+        b"db;dur=nan",
+        b"db;dur=1e99",
+        b"\xff;dur",
+        b'a;desc="b"',
+    ],
 )
 def test_what_is_no_duration_is_left_out(header: bytes) -> None:
     assert server_timing.decode(header) == {}
