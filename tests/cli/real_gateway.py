@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,6 @@ class RealGateway:
     def command(self, *words: str) -> str:
         command = [sys.executable, "-m", "penstock.cli.main", *words, "--store", self.store]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def until(condition: Callable[[], bool], _: float = 0.0) -> None:
-    """An older name of `eventually`."""
-    eventually(condition)
 
 
 @contextlib.contextmanager

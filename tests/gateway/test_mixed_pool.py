@@ -11,9 +11,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.cli.real_gateway import RealGateway, real_gateway, until
+from tests.cli.real_gateway import RealGateway, real_gateway
 from tests.cli.real_server import MODEL, real_server
 from tests.gateway.llamacpp import llamacpp_serving
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -52,18 +53,18 @@ def test_both_are_used_and_either_takes_over_from_the_other(tmp_path: Path) -> N
     with real_server("--threads", "1") as own, llamacpp_serving() as foreign:
         models = {MODEL: {"replicas": [own.url, foreign.url]}}
         with real_gateway(tmp_path, models=models) as gateway:
-            until(lambda: states(gateway) == {"penstock": "ready", "llamacpp": "ready"}, 30)
+            eventually(lambda: states(gateway), lambda seen: seen == {"penstock": "ready", "llamacpp": "ready"})
             assert len(ask_all(gateway, range(24))) == 2
 
             foreign.process.kill()
-            until(lambda: states(gateway)["llamacpp"] == "out", 10)
+            eventually(lambda: states(gateway)["llamacpp"], lambda seen: seen == "out")
             assert len(ask_all(gateway, range(4))) == 1
 
             with llamacpp_serving(foreign.port):  # it comes back
-                until(lambda: states(gateway)["llamacpp"] == "ready", 30)
+                eventually(lambda: states(gateway)["llamacpp"], lambda seen: seen == "ready")
                 own.engine_process().kill()
                 own.process.kill()
-                until(lambda: states(gateway)["penstock"] == "out", 10)
+                eventually(lambda: states(gateway)["penstock"], lambda seen: seen == "out")
                 assert len(ask_all(gateway, range(4))) == 1
             log = gateway.log.read_text()
             assert f"{foreign.url} (llamacpp) of {MODEL} is out" in log

@@ -49,11 +49,6 @@ EOS = 2
 Message = dict[str, str]
 
 
-def eventually(condition: Callable[[], object], within_s: float = GIVE_UP_S) -> None:
-    """The older form of `tests.waiting.eventually`, for those who still import it from here."""
-    waiting.eventually(condition, within_s=GIVE_UP_S)
-
-
 @dataclass
 class Replica:
     host: str

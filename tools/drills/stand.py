@@ -11,7 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -200,8 +200,3 @@ def stand(directory: Path, *, context: int = LARGE) -> Iterator[Stand]:
         yield found
     finally:
         found.close()
-
-
-def until(condition: Callable[[], bool], _: float = 0.0) -> None:
-    """An older name of `eventually`."""
-    eventually(condition)

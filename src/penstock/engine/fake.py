@@ -18,7 +18,7 @@ from penstock.sched.plan import Sampled, SampleSpec, Slice, StepHandle, StepPlan
 
 
 class FakeState(NamedTuple):
-    """What the fake model has read so far. To read on costs what is new, so that long answers are not quadratic."""
+    """The fake model's hash of the tokens that it has read. Reading on costs what is new: long answers stay cheap."""
 
     value: int
 
@@ -34,12 +34,12 @@ class FakeState(NamedTuple):
         return FakeState(value)
 
     def token(self, vocab_size: int) -> int:
-        """What it says next."""
+        """The token that the fake model says next."""
         return self.value % vocab_size
 
 
 def fake_token(context: Sequence[int], vocab_size: int, *, seed: int = 0) -> int:
-    """What the fake model says after `context`."""
+    """The token that the fake model says after `context`."""
     return FakeState.of(context, seed=seed).token(vocab_size)
 
 

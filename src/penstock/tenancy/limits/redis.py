@@ -180,7 +180,7 @@ class RedisLimiter:
         return (operation, self._now(), held.id, self._name, *limits(held.quota), self._quantum, *more)
 
     def _now(self) -> int:
-        """As the script takes it: microseconds, or zero for the server's own clock."""
+        """The time argument of the script: microseconds, or zero for the server's own clock."""
         return 0 if self._clock is None else round(self._clock() * US)
 
     def _call(self, call: _Call) -> None:
