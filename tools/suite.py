@@ -1,9 +1,9 @@
 """Every check and every test, and one summary at the end: `make test`.
 
 The parts are the checks (format, lint, types, imports, generated files), the fast tests and the slow ones. Files of
-tests have a budget of CPU seconds in `tests/budget.toml`; a file that takes more than three times that fails the run.
-CPU seconds are those of pytest's own process, scaled by how fast the processor was at the time. `--write-budget` writes
-the budgets anew from this run.
+tests have a budget of CPU seconds in `tests/budget.toml`; a file that takes more than three times that is run again by
+itself, and fails the run when it takes that much every time. CPU seconds are those of pytest's own process, scaled by
+how fast the processor was at the time. `--write-budget` writes the budgets anew from this run.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ MARKERS = {"fast": "not slow", "slow": "slow and not drill"}
 WORKERS = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
 DEFAULT_BUDGET_S = {"fast": 1.0, "slow": 5.0}
 ALLOWED = 3  # a file may take so many times its budget: CPU seconds vary, with the cache that neighbours leave
+NUM_MEASUREMENTS = 4  # of a file that seems to take too long: neighbours and threads that spin add, nothing subtracts
 NUM_SLOWEST = 8
 
 
@@ -87,17 +88,23 @@ def _check(command: Sequence[str]) -> tuple[int, str]:
 
 def run_tests(name: str) -> Part:
     part = Part(name)
-    with _timed(part), tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "report.json"
-        command = [sys.executable, "-m", "pytest", "-m", MARKERS[name], *WORKERS, "--no-header"]
-        code = subprocess.call(command, cwd=ROOT, env=os.environ | {REPORT: str(path)})
-        if path.exists():
-            found = json.loads(path.read_text())
-            part.report = Report(**found | {key: Counter(found[key]) for key in ("skipped", "seconds", "cpu_seconds")})
+    with _timed(part):
+        code, part.report = run_pytest(["-m", MARKERS[name], *WORKERS])
         if code and not part.report.failed:
-            part.complaints.append(f"pytest ended with {code}: {' '.join(command[1:])}")
+            part.complaints.append(f"pytest ended with {code}")
             part.num_complaints += 1
     return part
+
+
+def run_pytest(arguments: Sequence[str]) -> tuple[int, Report]:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "report.json"
+        command = [sys.executable, "-m", "pytest", *arguments, "--no-header"]
+        code = subprocess.call(command, cwd=ROOT, env=os.environ | {REPORT: str(path)})
+        if not path.exists():
+            return code, Report()
+        found = json.loads(path.read_text())
+        return code, Report(**found | {key: Counter(found[key]) for key in ("skipped", "seconds", "cpu_seconds")})
 
 
 @contextmanager
@@ -111,6 +118,12 @@ def check_budget(part: Part) -> None:
     budgets = read_budgets().get(part.name, {})
     for file, spent_s in scaled(part.report):
         budget_s = budgets.get(file, DEFAULT_BUDGET_S[part.name])
+        for _ in range(1, NUM_MEASUREMENTS):
+            if spent_s <= ALLOWED * budget_s:
+                break
+            print(f"{file} took {spent_s:.1f} s of CPU, its budget is {budget_s:.1f} s: again by itself", flush=True)
+            _, alone = run_pytest(["-m", MARKERS[part.name], file])
+            spent_s = min([spent_s, *(again_s for _, again_s in scaled(alone))])
         if spent_s > ALLOWED * budget_s:
             over = f"took {spent_s:.1f} s of CPU, more than {ALLOWED} times its budget of {budget_s:.1f} s"
             part.complaints.append(f"{file} {over} (tests/budget.toml)")
