@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import time
 import tomllib
 from collections import Counter
 from dataclasses import dataclass, field
@@ -15,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.processor import slowness
+
 REPORT = "PENSTOCK_TEST_REPORT"  # where the JSON goes
 BUDGET = Path(__file__).parent / "budget.toml"
 _CPU, _SLOWNESS = "cpu_s", "slowness"
-_LOOP_S = 0.002  # CPU seconds of `_slowness`'s loop on the machine that the budgets are for
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Reporter:
         """Neighbours make a processor slower for minutes at a time: that is measured anew in each file and second."""
         file, now_s = item.nodeid.partition("::")[0], _cpu_s()
         if file != self._sampled[0] or now_s - self._sampled[1] > 1.0:
-            self._slowness, self._sampled = _slowness(), (file, now_s)
+            self._slowness, self._sampled = slowness(), (file, now_s)
         self._began_cpu_s = _cpu_s()
 
     @pytest.hookimpl(tryfirst=True)
@@ -111,15 +111,6 @@ def summary_lines(report: Report) -> list[str]:
     if report.failed:
         lines += ["to run what failed alone:", *(f"  {command_for(nodeid)}" for nodeid in report.failed)]
     return lines
-
-
-def _slowness() -> float:
-    """CPU seconds of a fixed piece of work, over what they usually are."""
-    began_s = time.process_time()
-    total = 0
-    for number in range(50_000):
-        total += number & 7
-    return (time.process_time() - began_s) / _LOOP_S
 
 
 def _cpu_s() -> float:

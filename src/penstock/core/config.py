@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
@@ -14,8 +15,17 @@ from penstock.core.errors import ConfigError
 T = TypeVar("T")
 
 
+_MAX_WORD = 64  # characters of a word that somebody may have meant to spell otherwise
+_MAX_COMPARED = 200  # a comparison takes some 50 µs, and strangers choose the words
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    """The known word that was probably meant. The search is bounded, whoever sent the word."""
+    if len(word) > _MAX_WORD:
+        return None
+    most_apart = len(word) // 2 + 2  # further apart in length, two words have too little in common
+    alike = (name for name in known if abs(len(name) - len(word)) <= most_apart)
+    found = difflib.get_close_matches(word, islice(alike, _MAX_COMPARED), n=1, cutoff=0.6)
     return found[0] if found else None
 
 

@@ -1,0 +1,16 @@
+"""How fast the processor is at the moment: neighbours on the same machine change it several times over in minutes."""
+
+from __future__ import annotations
+
+import time
+
+_LOOP_S = 0.002  # CPU seconds of the loop below on the machine that limits in CPU seconds are meant for
+
+
+def slowness() -> float:
+    """CPU seconds of a fixed piece of work, over what they usually are."""
+    began_s = time.process_time()
+    total = 0
+    for number in range(50_000):
+        total += number & 7
+    return (time.process_time() - began_s) / _LOOP_S

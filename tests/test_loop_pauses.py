@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.loop_pauses import Pauses, watched
+from tests.waiting import GIVE_UP_S
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def work(cpu_s: float) -> None:
+    until_s = time.thread_time() + cpu_s
+    while time.thread_time() < until_s:
+        pass
+
+
+def test_a_callback_that_works_for_long_is_a_pause(loop: asyncio.AbstractEventLoop) -> None:
+    async def busy() -> None:
+        for _ in range(20):  # one of these runs between a ping and its answer
+            work(0.2)
+            await asyncio.sleep(0)
+
+    with watched(loop) as pauses:
+        asyncio.run_coroutine_threadsafe(busy(), loop).result(GIVE_UP_S)
+    assert pauses.longest_s > 0
+    with pytest.raises(AssertionError, match="stood still"):
+        pauses.check(max_s=0.005)
+
+
+def test_work_in_another_thread_is_none(loop: asyncio.AbstractEventLoop) -> None:
+    async def elsewhere() -> None:
+        await loop.run_in_executor(None, work, 0.3)
+
+    with watched(loop) as pauses:
+        asyncio.run_coroutine_threadsafe(elsewhere(), loop).result(GIVE_UP_S)
+    pauses.check()
+
+
+def test_a_loop_that_nobody_watched_is_not_called_quick() -> None:
+    with pytest.raises(AssertionError, match="nobody"):
+        Pauses().check()
