@@ -63,6 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             output_ids=output,
             tenant=tenant,
             weight=3.0 if tenant == "b" else 1.0,
+            is_resumed=bool(output),
         )
         self.open[request.id] = Client(request, list(output))
         self.scheduler.submit(request, self.now)

@@ -48,6 +48,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     adapter: AdapterRef | None = None  # None: the base model's own answer
     tenant: str = ""  # who shares the engine with whom: see `sched.fairness`
     weight: float = 1.0  # of the tenant's share among all that are here
+    is_resumed: bool = False  # its client has a part of the answer from a replica that was lost: see `sched.ranking`
 
     def finish_after(self, num_generated: int, token_id: int) -> FinishReason | None:
         """Whether the answer ends with `token_id`, the last of `num_generated`, the output made elsewhere included."""

@@ -3,6 +3,28 @@
 from __future__ import annotations
 
 
+class StepRoom:
+    """Tokens that a step may still carry besides its decodes. Resumed streams may fill it to the chunk size, however
+    long it then takes: in many short steps the decodes beside them are what most of the time goes to, and all wait."""
+
+    __slots__ = ("_full", "_paced")
+
+    def __init__(self, paced: int, full: int) -> None:
+        self._paced = paced  # for all others: as the target per token asks
+        self._full = max(paced, full)
+
+    def left(self, *, goes_first: bool) -> int:
+        return self._full if goes_first else min(self._paced, self._full)
+
+    def widen(self, tokens: int) -> None:
+        """At least so many for everybody."""
+        self._paced, self._full = max(self._paced, tokens), max(self._full, tokens)
+
+    def take(self, tokens: int) -> None:
+        self._paced -= tokens
+        self._full -= tokens
+
+
 class StepBudget:
     """Every running stream gets one token per step, so the time of a step is everybody's time per output token.
 
@@ -26,6 +48,9 @@ class StepBudget:
     def tokens_beside(self, num_decodes: int) -> int:
         """What a step may carry besides its decodes; with none, nobody waits for it and it may be full."""
         return int(self._tokens) - num_decodes if num_decodes else self._ceiling
+
+    def room_beside(self, num_decodes: int) -> StepRoom:
+        return StepRoom(self.tokens_beside(num_decodes), self._ceiling - num_decodes)
 
     def observe(self, num_tokens: int, num_decodes: int, elapsed_s: float) -> None:
         if self._target_s is None or num_decodes == 0 or elapsed_s <= 0:

@@ -11,7 +11,7 @@ from penstock.core.request import Request, TokenEvent
 from penstock.kv.cache import BlockTable, KVCache, PrefixMatch
 from penstock.sched import drafting, steady
 from penstock.sched.adapters import AdapterSlots
-from penstock.sched.budget import StepBudget
+from penstock.sched.budget import StepBudget, StepRoom
 from penstock.sched.counters import SchedulerCounters
 from penstock.sched.drafting import Drafts
 from penstock.sched.fairness import Share, Shares
@@ -123,18 +123,20 @@ class Scheduler:
         self._running.sort(key=lambda s: self._ranking.rank(s, now))
         decodes = [s for s in self._running if s.num_wanted == 1 and not s.must_wait]
         prefills = [s for s in self._running if s.num_wanted > 1 and not s.must_wait]
-        left = self.budget.tokens_beside(len(decodes))
+        room = self.budget.room_beside(len(decodes))
         for sequence in decodes:  # they always go: prefill never blocks them
             self._extend(plan, sequence, 1, now)
         if prefills or self._is_overdue(now):
-            left = max(left, self.budget.floor)
-        if is_contested and prefills:  # whose turn it is does not wait for the end of another's prompt
-            left = self._admit(plan, left, now, ahead_of=self._ranking.rank(prefills[0], now))
-        for sequence in prefills:
-            left -= self._extend(plan, sequence, min(sequence.num_wanted, left), now)
+            room.widen(self.budget.floor)
+        for place, sequence in enumerate(prefills):
+            if (is_contested and place == 0) or self._waiting.has_resumed:
+                # Whose turn it is does not wait for the end of another's prompt, nor does a resumed stream.
+                self._admit(plan, room, now, ahead_of=self._ranking.rank(sequence, now))
+            left = room.left(goes_first=self._ranking.goes_first(sequence, now))
+            room.take(self._extend(plan, sequence, min(sequence.num_wanted, left), now))
         self._prefill_left += sum(s.num_wanted for s in prefills if s.table is not None and s.num_wanted > 1)
         if is_contested or not self._gave_way:  # else memory is short: who gave way now stays out for a step
-            self._admit(plan, left, now)
+            self._admit(plan, room, now)
         if drafts and not self._gave_way:
             drafting.attach(plan, drafts, self._sequences, self.budget.tokens_beside(len(plan.slices)))
         plan.copies.extend(self.cache.pool.take_moves() if plan.slices else ())
@@ -155,13 +157,19 @@ class Scheduler:
         self._add(plan, sequence, count)
         return count
 
-    def _admit(self, plan: StepPlan, left: int, now: float, ahead_of: Rank = _LAST) -> int:
-        """Let waiting sequences in, best first, while there are tokens, places, blocks and adapters for them; how many
-        tokens are left. First come, first served: nobody overtakes for being small, but others' claims stand."""
+    def _admit(self, plan: StepPlan, room: StepRoom, now: float, ahead_of: Rank = _LAST) -> None:
+        """Let waiting sequences in, best first, while there are tokens, places, blocks and adapters for them. First
+        come, first served: nobody overtakes for being small, but others' claims stand. No new one begins while a
+        resumed stream waits for a prefix that is being computed."""
         self.adapters.begin()
-        is_short, blocked = bool(self._gave_way), set[Share]()
+        is_short, blocked, is_held = bool(self._gave_way), set[Share](), False
         for sequence in self._waiting.first(ADMISSION_SCAN, now):
-            if left <= 0 or self._ranking.rank(sequence, now) > ahead_of:
+            if self._ranking.rank(sequence, now) > ahead_of:
+                break
+            goes_first = self._ranking.goes_first(sequence, now)
+            if room.left(goes_first=goes_first) <= 0 or (is_held and not goes_first):
+                if self._waiting.has_resumed and room.left(goes_first=True) > 0:
+                    continue  # of a lower class, perhaps, but they have room of their own
                 break
             if sequence.num_in_flight or sequence.must_wait or sequence.share in blocked or sequence in self._gave_way:
                 continue  # its own last token is being computed, or its guide is being made
@@ -169,6 +177,7 @@ class Scheduler:
                 continue
             match = self.cache.match(sequence.hashes, sequence.token_ids, limit=len(sequence.token_ids) - 1)
             if match.is_pending:
+                is_held |= goes_first
                 continue  # its prefix is being computed: waiting a step beats repeating it
             may_enter = not is_short or self._shares.have_room_for(sequence)
             table = self._find_room(plan, sequence, match, now) if may_enter else None
@@ -179,11 +188,10 @@ class Scheduler:
                     break
                 continue
             self._enter(sequence, table, match.num_tokens, now)
-            planned = self._add(plan, sequence, min(sequence.num_wanted, left))
-            left -= planned.num_tokens
+            planned = self._add(plan, sequence, min(sequence.num_wanted, room.left(goes_first=goes_first)))
+            room.take(planned.num_tokens)
             if planned.sample is None:
                 self._prefill_left += sequence.num_wanted
-        return left
 
     def _find_room(self, plan: StepPlan, sequence: Sequence, match: PrefixMatch, now: float) -> BlockTable | None:
         """Blocks for all the tokens of a waiting sequence, so that it can always finish its prompt. A block of headroom

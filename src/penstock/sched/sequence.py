@@ -58,6 +58,16 @@ class Sequence:
         return self.num_generated > len(self.request.output_ids)
 
     @property
+    def is_resuming(self) -> bool:
+        """Its client has a part of the answer and waits for the first token made here."""
+        return self.request.is_resumed and not self.has_begun
+
+    @property
+    def num_known_elsewhere(self) -> int:
+        """Tokens that it came with: its prompt, and the answer so far."""
+        return self.prompt_len + len(self.request.output_ids)
+
+    @property
     def num_wanted(self) -> int:
         """Tokens this sequence could compute now, the one in flight included."""
         return len(self.token_ids) + self.num_in_flight - self.num_computed

@@ -120,6 +120,7 @@ class Generation:
                     output_ids=outputs.pop(index, []),
                     guide=guide,
                     adapter=adapter,
+                    is_resumed=resume is not None,
                 )
                 self._requests.append(request)
                 self._choices[request.id] = ChoiceText(index, prompt_ids, model.tokenizer, self.options, calling)
