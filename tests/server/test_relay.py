@@ -3,16 +3,19 @@
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from penstock.api import relay, server_timing
 from penstock.api.relay import StreamRecord
 from tests.examples import examples
 from tests.server.relaying import ask, block_ends, by_choice, carry_on, events
 from tests.server.replica import NAME, Replica, serving
+from tests.waiting import eventually
 
 USAGE = re.compile(rb'"usage":\{([^{}]|\{[^{}]*\})*\}')
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
@@ -142,6 +145,27 @@ def test_a_resumed_prompt_costs_only_what_the_cache_does_not_have(replica: Repli
     after = replica.engine.stats
     computed = (after.prompt_tokens - before.prompt_tokens) - (after.cached_tokens - before.cached_tokens)
     assert computed <= 4, "one block at most"
+
+
+def test_a_resumed_stream_goes_before_requests_that_came_earlier() -> None:
+    """By the engine's own count of steps: the new prompt alone fills two, and begins after the resumed one's."""
+    new, resumed = (encoded(prompt=f"{name} " * 90, max_tokens=8, temperature=0) for name in ("new", "resumed"))
+    with serving(virtual_step_s=0.1) as first, serving(virtual_step_s=0.1) as second, ThreadPoolExecutor(2) as clients:
+        whole = ask(address(first), COMPLETIONS, resumed)
+        record = StreamRecord()
+        record.append(whole[: block_ends(whole)[6]])
+        envelope = record.envelope(resumed)
+        assert envelope is not None
+        with second.engine_paused():
+            calls = []
+            for number, (body, mode) in enumerate([(new, relay.STREAM), (envelope, relay.ENVELOPE)], 1):
+                calls.append(clients.submit(second.call, "POST", COMPLETIONS, body, **{relay.HEADER: mode}))
+                eventually(lambda number=number: second.engine.num_open == number)
+            second.call("GET", "/health")  # the turn of the event loop that sent them to the engine is over
+        timings = [server_timing.decode(call.result()[1]["server-timing"].encode()) for call in calls]
+    queued = [round(10 * timing["queue"]) for timing in timings]
+    assert queued[1] == 0
+    assert queued[0] > 0
 
 
 def test_tokens_of_an_unfinished_stream_can_be_counted(replica: Replica) -> None:
