@@ -1,5 +1,8 @@
 """No order of asking, finishing, failing and reporting loses a request, answers one twice, overfills a replica or a
-queue, lets a request overtake its own tenant, or leaves one waiting for ever."""
+queue, lets requests overtake one of their own tenant of about their size or together by more than that one costs, or
+leaves one waiting for ever."""
+
+from collections import Counter
 
 import hypothesis.strategies as st
 from hypothesis import settings
@@ -7,6 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.admission.admission import Admission, Used
 from penstock.admission.decision import Admit, Decision, Queued, Shed
+from penstock.admission.ledger import expected_cost
+from penstock.admission.queue import SHORT_FACTOR
 from penstock.admission.settings import AdmissionSettings, ClassRules
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.core.request import Priority
@@ -30,6 +35,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.there: dict[str, dict[str, EdgeRequest]] = {"a": {}, "b": {}}
         self.waiting: dict[str, EdgeRequest] = {}  # in order of arrival
         self.answered: set[str] = set()
+        self.overtaken: Counter[str] = Counter()  # cost of what came later and was sent before
         self.count = 0
         for name in self.there:
             self.report(name, ReplicaState.READY)
@@ -47,8 +53,11 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.answered.add(request.id)
         self.waiting.pop(request.id, None)
         if isinstance(decision, Admit):
-            older = [w for w in self.waiting.values() if (w.tenant, w.priority) == (request.tenant, request.priority)]
-            assert all(int(w.id) > int(request.id) for w in older), "overtook its own tenant"
+            own = [w for w in self.waiting.values() if (w.tenant, w.priority) == (request.tenant, request.priority)]
+            for passed in (w for w in own if int(w.id) < int(request.id)):
+                assert SHORT_FACTOR * expected_cost(request) <= expected_cost(passed), "overtook one of its own size"
+                self.overtaken[passed.id] += expected_cost(request)
+                assert self.overtaken[passed.id] <= expected_cost(passed), "overtaken by more than it costs"
             self.there[decision.replica_id][request.id] = request
         elif isinstance(decision, Shed):
             assert decision.retry_after_s is None or decision.retry_after_s > 0

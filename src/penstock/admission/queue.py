@@ -2,8 +2,13 @@
 
 Class before class. Inside a class the tenants share by virtual token counters: the one that was given least goes next,
 and one that comes back from idleness starts level with the others. Deficit round robin would be as fair in the long
-run; counters also take back, at the end, what a request reserved and did not use, and need no quantum. Inside a line,
-first come, first served.
+run; counters also take back, at the end, what a request reserved and did not use, and need no quantum.
+
+Inside a line, first come, first served, but a short request overtakes long ones of its own tenant: those that cost at
+least `SHORT_FACTOR` times as much, from the end of the line up to the first that it may not pass. The delay of a long
+one is bounded: all that overtake it cost together no more than `MAX_OVERTAKEN` times what it costs itself, so it leaves
+at most its own expected service time later than by first come, first served. Then nobody passes it any more. The same
+holds for the places kept for long requests that were refused: short ones use at most as much as is kept.
 
 Nothing starves: a request that waited longer than its class's `aging_s` is overdue, and the overdue get a fixed part of
 what higher classes take, the oldest first. A part, not a promotion: else the backlog of a long overload would one day
@@ -12,9 +17,10 @@ become interactive all at once.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import islice
 
 from penstock.admission.ledger import expected_cost
 from penstock.admission.pace import Pace
@@ -23,6 +29,8 @@ from penstock.admission.settings import AdmissionSettings
 from penstock.core.request import Priority
 from penstock.router.request import EdgeRequest
 
+SHORT_FACTOR = 4  # who costs a fourth or less is short beside another
+MAX_OVERTAKEN = 1.0  # times a request's own cost: what may overtake it, all together
 _MANY_LINES = 1024
 
 
@@ -34,6 +42,10 @@ class Waiting:
     order: int
     is_promised: bool  # it was told to come back now
     cost: int
+    overtaken_cost: int = 0  # of those that came later and went before it
+
+    def lets_pass(self, cost: int) -> bool:
+        return cost * SHORT_FACTOR <= self.cost and self.overtaken_cost + cost <= MAX_OVERTAKEN * self.cost
 
 
 class Line:
@@ -45,12 +57,50 @@ class Line:
         self.items: deque[Waiting] = deque()
         self.waiting_cost = 0
         self.promised_cost = 0
+        self._promised: Counter[int] = Counter()  # the same by the order of magnitude of each
+        self._promises_overtaken = 0  # cost of short requests that took no account of those for long ones
         self.counter = counter  # cost given to the tenant, on the class's virtual clock
         self.pace = Pace()
 
-    @property
-    def backlog(self) -> int:
-        return self.waiting_cost + self.promised_cost
+    def keep(self, cost: int) -> None:
+        """A place for one that was refused."""
+        self.promised_cost += cost
+        self._promised[cost.bit_length()] += cost
+
+    def keep_no_longer(self, cost: int) -> None:
+        self.promised_cost -= cost
+        self._promised[cost.bit_length()] -= cost
+        self._promises_overtaken = max(0, self._promises_overtaken - cost)
+
+    def cost_before(self, cost: int) -> int:
+        """What leaves before a newcomer of this cost, or is kept for those who may come back meanwhile."""
+        place, kept = self._place(cost), self.promised_cost - self._passable_promises(cost)
+        return (
+            self.waiting_cost - sum(item.cost for item in islice(reversed(self.items), len(self.items) - place)) + kept
+        )
+
+    def insert(self, item: Waiting) -> None:
+        place = self._place(item.cost)
+        for passed in islice(reversed(self.items), len(self.items) - place):
+            passed.overtaken_cost += item.cost
+        if self._passable_promises(item.cost):
+            self._promises_overtaken += item.cost
+        self.items.insert(place, item)
+        self.waiting_cost += item.cost
+
+    def _place(self, cost: int) -> int:
+        place = len(self.items)
+        for item in reversed(self.items):
+            if not item.lets_pass(cost):
+                break
+            place -= 1
+        return place
+
+    def _passable_promises(self, cost: int) -> int:
+        """The kept places, by their cost, that one of this cost need not take into account."""
+        least = (cost * SHORT_FACTOR).bit_length() + 1  # each of these is larger than that
+        kept = sum(amount for size, amount in self._promised.items() if size >= least)
+        return kept if self._promises_overtaken + cost <= MAX_OVERTAKEN * kept else 0
 
 
 class ModelQueue:
@@ -101,8 +151,7 @@ class ModelQueue:
         if not line.items:
             line.counter = max(line.counter, self._virtual[request.priority])
             line.pace.begin(now, self.pace.rate(now) / self._num_sharers(line))
-        line.items.append(item)
-        line.waiting_cost += item.cost
+        line.insert(item)
         self._waiting[request.id] = item
         self._lengths[request.priority] += 1
         self.kv_tokens += request.kv_tokens
@@ -150,7 +199,7 @@ class ModelQueue:
         amount = expected_cost(request)
         is_kept = self._promises.make((request.priority, request.tenant, request.fingerprint), due, amount)
         if is_kept:
-            self.line(request).promised_cost += amount
+            self.line(request).keep(amount)
         return is_kept
 
     def promised(self, request: EdgeRequest) -> Promise | None:
@@ -161,11 +210,11 @@ class ModelQueue:
         promise = self.promised(request)
         if promise is not None:
             self._promises.end(promise)
-            self.line(request).promised_cost -= promise.cost
+            self.line(request).keep_no_longer(promise.cost)
 
     def expire_promises(self, now: float) -> None:
         for promise in self._promises.expire(now):
-            self._lines[promise.key[:2]].promised_cost -= promise.cost
+            self._lines[promise.key[:2]].keep_no_longer(promise.cost)
 
     # -- order -------------------------------------------------------------------------------------------------------
 
@@ -197,13 +246,15 @@ class ModelQueue:
             self._overdue_credit = min(0.0, self._overdue_credit + share * item.cost)
 
     def wait_s(self, request: EdgeRequest, now: float, guess: float) -> float:
-        """How long a newcomer would wait: behind its own line's backlog, at the pace at which that line moves."""
+        """How long a newcomer would wait: behind those of its own line that it does not overtake, at the pace at which
+        that line moves."""
         line = self.line(request)
         if line.items:
             rate = line.pace.rate(now)
         else:
             rate = (self.pace.rate(now) if self._waiting else guess) / self._num_sharers(line)
-        return (line.backlog + expected_cost(request)) / rate
+        cost = expected_cost(request)
+        return (line.cost_before(cost) + cost) / rate
 
     def clear_s(self, priority: Priority, now: float) -> float:
         """How long until those of a class that wait now are gone."""
