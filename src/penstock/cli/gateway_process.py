@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from penstock.admission.admission import Admission
+from penstock.cli import sd_notify
 from penstock.cli.admin_port import administered
 from penstock.cli.logs import log_the_uncaught, write_lines_bare
 from penstock.cli.telemetry import gateway_traces, pushed_metrics, telemetry_of
@@ -104,10 +105,12 @@ async def serve(settings: GatewaySettings, url: str) -> None:
                         await server.listen(listener)
                         _say_ready(settings, listener, keys)
                         print(notice, flush=True)
+                        sd_notify.notify(sd_notify.READY)
                         gc.freeze()
                         gc.set_threshold(*_COLLECT)
                         async with pushed_metrics(pushed, lambda: _look(door)):
                             await _until_told()
+                        sd_notify.notify(sd_notify.STOPPING)
                         feed.close()  # or its viewers would be waited for
                         await server.stop(_DRAIN_S)
                 finally:

@@ -18,6 +18,7 @@ import msgspec
 import uvicorn
 import uvloop
 
+from penstock.cli import sd_notify
 from penstock.cli.device_watch import watch_devices
 from penstock.cli.telemetry import pushed_metrics, replica_traces, telemetry_of
 from penstock.console.at_replica import ConsoleAtReplica, with_console
@@ -100,6 +101,7 @@ async def _serve(
             replica.open(model, adapters)
             sampling = watch_devices(info, settings.server, replica.devices.take)
             _say_ready(name, info, listener, time.monotonic() - started_s, has_console)
+            sd_notify.notify(sd_notify.READY)
             await serving
     finally:
         if sampling is not None:
@@ -179,6 +181,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        sd_notify.notify(sd_notify.STOPPING)
         self._drain.begin(is_stopping=True)
         if self._feed is not None:
             self._feed.close()
