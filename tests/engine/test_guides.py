@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from penstock.core.errors import EngineFailed
+from penstock.core.errors import EngineFailed, UnsupportedParameter
 from penstock.core.guide import Guide
 from penstock.core.request import FinishReason, Request, TokenEvent
 from penstock.core.sampling import SamplingParams
 from penstock.engine.client import EngineClient
 from penstock.engine.fake import fake_token
 from penstock.engine.guides import Guides
+from penstock.sched.guiding import Follow
+from penstock.text.grammars import Matcher
 from tests.engine.expecting import engine, read
 from tests.text.walking import EOS, allowed, tokenizer, vocabulary
 
+LATE = Guide("grammar", 'start: /[a-z]{8}/ "x"{100000}')  # passes every trial, and then is over the library's limits
 PERSON = Guide(
     "json_schema",
     json.dumps(
@@ -139,7 +142,7 @@ async def test_a_guided_request_can_be_aborted(client: EngineClient) -> None:
 
 async def test_an_engine_without_guides_says_so() -> None:
     async with engine() as plain:
-        with pytest.raises(EngineFailed, match="guide"):
+        with pytest.raises(UnsupportedParameter, match="guide"):
             await read(plain.open([request("a")]), "a")
 
 
@@ -196,7 +199,7 @@ def test_waiting_for_guides_ends_when_one_is_ready() -> None:
 def test_a_guide_that_gets_too_complex_on_the_way_ends_with_an_error() -> None:
     """It is over a limit of the library after its first token."""
     guides = Guides(vocabulary())
-    live = guides.open(request("a", Guide("grammar", 'start: "x"{100000}')))
+    live = guides.open(request("a", LATE))
     mask = live.bits()
     for _ in range(50):
         follow = live.take(allowed(mask)[0])
@@ -206,3 +209,48 @@ def test_a_guide_that_gets_too_complex_on_the_way_ends_with_an_error() -> None:
         assert allowed(mask)
     assert follow.finish is FinishReason.ERROR
     assert "guide" in (follow.error or "")
+    assert follow.error_code == UnsupportedParameter.code
+
+
+@in_its_loop
+async def test_a_guide_that_fails_on_the_way_is_its_requests_fault_and_others_go_on(client: EngineClient) -> None:
+    requests = [request("late", LATE), request("good")]
+    late, good = client.open(requests[:1]), client.open(requests[1:])
+    with pytest.raises(UnsupportedParameter, match="could not be kept to its guide"):
+        await read(late, "late")
+    assert is_person(text((await read(good, "good"))["good"]))
+
+
+class Panic(BaseException):
+    """As the library's own, which are no Exceptions either."""
+
+
+@pytest.mark.parametrize("name", ["mask", "forced", "take", "copy"])
+def test_whatever_a_matcher_raises_ends_its_own_answer_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(*_: object) -> None:
+        raise Panic("attempt to subtract with overflow")
+
+    guides = Guides(vocabulary())
+    good = guides.open(request("good"))
+    good.bits()
+    monkeypatch.setattr(Matcher, name, panic)
+    live = guides.open(request("a", Guide("regex", "[a-z]{5}")))
+    follow = live.take(allowed(live.bits())[0])
+    assert (follow.finish, follow.error_code) == (FinishReason.ERROR, UnsupportedParameter.code)
+    monkeypatch.undo()
+    assert good.take(allowed(good.bits())[0]).finish is None
+
+
+def test_an_answer_that_only_lacked_its_end_elsewhere_ends_here() -> None:
+    """Its matcher is over, and takes no token any more."""
+    whole = tokenizer().encode("yes", add_special_tokens=False)
+    live = Guides(vocabulary()).open(request("a", Guide("regex", "yes"), output_ids=whole))
+    assert allowed(live.bits()) == [EOS]
+    assert live.take(EOS) == Follow([], FinishReason.STOP)
+
+
+def test_what_one_namespace_has_made_is_made_again_for_another() -> None:
+    guides = Guides(vocabulary())
+    for namespace in ("one", "two", "two"):
+        guides.open(request("a", namespace=namespace)).bits()
+    assert [namespace for namespace, _ in guides._kept] == ["one", "two"]

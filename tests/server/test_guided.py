@@ -13,7 +13,7 @@ import psutil
 import pytest
 from pydantic import BaseModel
 
-from penstock.api.relay import StreamRecord
+from penstock.api.relay import StreamRecord, find_cost, is_whole
 from tests.sdk import Unverified
 from tests.server import relaying
 from tests.server.replica import NAME, Replica, serving
@@ -235,6 +235,43 @@ HOSTILE: dict[str, dict[str, Any]] = {
     },
     "llama.cpp's parentheses": {"guided_grammar": "root ::= " + "(" * 30_000},
 }
+
+
+FAILING: list[tuple[str, Any]] = [  # at the first tokens, by limits that a first mask does not meet
+    ("guided_regex", "\\"),
+    ("guided_regex", "(?:a?){500}a{500}"),
+    ("guided_grammar", "start:"),
+    ("guided_grammar", 'start: "a"{100000}'),
+    ("guided_json", {"type": "array", "items": {"$ref": "#"}, "minItems": 3}),
+]
+LATE = {"guided_grammar": 'start: /[a-z]{8}/ "x"{100000}'}  # after a few tokens
+
+
+@pytest.mark.parametrize(("param", "source"), FAILING)
+def test_a_guide_that_fails_is_the_fault_of_its_request(replica: Replica, param: str, source: Any) -> None:
+    for more in ({}, {"stream": True}, {"logprobs": True}):
+        error = refusal(replica, **{param: source}, **more)
+        assert (error["type"], error["param"]) == ("invalid_request_error", param)
+        assert error["message"].startswith(f"{param}: ")
+    assert content(replica, guided_choice=["yes"]) == "yes"
+
+
+def test_a_guide_that_fails_on_the_way_is_the_fault_of_its_request_too(replica: Replica) -> None:
+    error = refusal(replica, **LATE)
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "guided_grammar")
+    stream = replica.openai.chat.completions.create(model=NAME, messages=MESSAGES, stream=True, seed=1, extra_body=LATE)
+    with pytest.raises(openai.APIError, match="could not be kept to its guide") as caught:
+        list(stream)
+    assert caught.value.type == "invalid_request_error"
+
+
+def test_a_relayed_stream_that_ends_by_its_guide_is_not_to_be_carried_on(replica: Replica) -> None:
+    body = json.dumps({"model": NAME, "messages": MESSAGES, "stream": True, "seed": 1} | LATE).encode()
+    stream = relaying.ask((replica.host, replica.port), CHAT, body)
+    assert is_whole(stream)
+    assert find_cost(stream) is not None
+    error = json.loads(relaying.events(stream)[-1].removeprefix(b"data: "))["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "unsupported_parameter")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import InvalidRequest, UnsupportedParameter
 from penstock.core.guide import Guide
-from penstock.text.grammars import Matcher, Vocabulary, Words, as_lark
+from penstock.text.grammars import Matcher, Vocabulary, Words, as_lark, try_out
 from penstock.text.tokenizer import Tokenizer
 from tests.text import small
 from tests.text.walking import EOS, Walker, allowed, sdk_schemas, suite_schemas, tokenizer, vocabulary
@@ -89,6 +89,30 @@ def test_grammars_for_llama_cpp_are_understood_too() -> None:
 def test_a_guide_that_cannot_be_followed_says_why(kind: str, source: Any, problem: str) -> None:
     with pytest.raises(UnsupportedParameter, match=problem):
         matcher(kind, source)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "problem"),
+    [
+        ("regex", "\\", "ends in a backslash"),
+        ("regex", "a\\\\\\", "ends in a backslash"),
+        ("regex", "(?:a?){500}a{500}", "too many expressions"),
+        ("regex", "a{0}", "but an empty one"),
+        ("grammar", "start:", "but an empty one"),
+        ("grammar", 'start: "a"{100000}', "Too many items"),
+        ("json_schema", '{"type":"array","items":{"$ref":"#"},"minItems":3}', "Too many items"),
+    ],
+)
+def test_a_guide_that_would_fail_at_the_first_tokens_is_refused_when_it_is_tried(
+    kind: Any, source: str, problem: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        try_out(vocabulary(), Guide(kind, source))
+
+
+@pytest.mark.parametrize("source", ["a\\\\", "a?", "(a|b){1000}", "yes"])
+def test_what_an_answer_can_follow_passes_its_trial(source: str) -> None:
+    try_out(vocabulary(), Guide("regex", source))
 
 
 @pytest.mark.parametrize("source", ["{", "false"])

@@ -91,3 +91,4 @@ class TokenEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
     cached_tokens: int | None = None  # prompt tokens taken from the prefix cache; set with the first token made here
     timings: RequestTimings | None = None  # likewise
     error: str | None = None  # with FinishReason.ERROR: what went wrong
+    error_code: str | None = None  # None: the engine failed; else the request itself is at fault

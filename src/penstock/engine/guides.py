@@ -1,5 +1,8 @@
 """Guides in the engine's process: a matcher for every guided sequence, made and asked in threads of their own.
 
+Whatever goes wrong with a guide ends the answer that is kept to it and nothing else, and it is the fault of the request
+that brought it. Nothing that a matcher does is let out of here.
+
 The loop only ever tells a matcher a token, which takes microseconds. A matcher is made from a guide that was found to
 be good before it came here, but not in the loop's time; masks are made while the device computes. A guide that was
 slow the last time has a thread for its kind, and its sequence is not planned before its mask is there.
@@ -17,10 +20,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
+from penstock.core.errors import EngineFailed, PenstockError, UnsupportedParameter
 from penstock.core.guide import Guide
 from penstock.core.request import FinishReason, Request
 from penstock.sched.guiding import Follow
-from penstock.text.grammars import Matcher, Vocabulary
+from penstock.text.grammars import Matcher, Vocabulary, prepare
 
 log = logging.getLogger("penstock.engine")
 
@@ -37,7 +41,7 @@ class Guides:
         self._vocabulary = vocabulary
         self.quick_s = quick_s
         self.waited_s = 0.0  # by the loop, for masks
-        self._kept: OrderedDict[Guide, Matcher] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, Guide], Matcher] = OrderedDict()
         self._news = threading.Event()
         self._wanted: dict[LiveGuide, None] = {}  # each once, however many tokens it was told
         num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -55,15 +59,16 @@ class Guides:
         self._news.wait(timeout_s)
         self._news.clear()
 
-    def matcher(self, guide: Guide) -> Matcher:
-        """A fresh one. For the making thread alone."""
-        kept = self._kept.get(guide)
+    def matcher(self, guide: Guide, namespace: str) -> Matcher:
+        """A fresh one. For the making thread alone. Nobody can tell by the time it takes what is known in a namespace
+        that is not its own."""
+        key = namespace, guide
+        kept = self._kept.get(key)
         if kept is None:
-            kept = self._kept[guide] = Matcher(self._vocabulary, guide)
-            kept.mask()  # the first is the slowest: what it finds out, the copies know
+            kept = self._kept[key] = prepare(self._vocabulary, guide)
             if len(self._kept) > _NUM_KEPT:
                 self._kept.popitem(last=False)
-        self._kept.move_to_end(guide)
+        self._kept.move_to_end(key)
         return kept.copy()
 
     def begin(self, live: LiveGuide) -> None:
@@ -107,6 +112,10 @@ class Guides:
     def end_id(self) -> int:
         return self._vocabulary.eos_ids[0]
 
+    @property
+    def end_ids(self) -> Sequence[int]:
+        return self._vocabulary.eos_ids
+
     def mask_of(self, token_id: int) -> bytes:
         """Nothing else may come."""
         bits = bytearray(self._vocabulary.mask_bytes)
@@ -129,7 +138,7 @@ class LiveGuide:
         self.is_quick = False  # as it was the last time
         self._coming: list[int] = []  # forced, and not taken yet
         self._matcher: Matcher | None = None
-        self._error: str | None = None
+        self._error: BaseException | None = None
         self._is_jump_over = False  # nothing is forced here: that was looked for already
         self._mask: Future[bytes] = Future()
         self._looking: Future[list[bytes]] | None = None  # at what may follow drafts
@@ -154,8 +163,19 @@ class LiveGuide:
         if self._looking is not None:  # its turn is over first: in a step that was planned and not run it may not be
             self._looking.result()
             self._looking = None
+        try:
+            return self._take(token_id)
+        except BaseException as error:
+            self._note(error, "a token could not be taken")
+            return self._failed()
+
+    def _take(self, token_id: int) -> Follow:
         matcher = self._matcher
-        if matcher is None or self._error is not None or not matcher.take([token_id]):
+        if matcher is None or self._error is not None:
+            return self._failed()
+        if token_id in self._guides.end_ids and not matcher.error and _allows(self._mask.result(), token_id):
+            return Follow([], FinishReason.STOP)  # a matcher that is over takes no token, not even this one
+        if not matcher.take([token_id]):
             return self._failed()
         self._coming = self._coming_after(token_id)
         is_jump = self._may_jump and self.is_quick
@@ -196,7 +216,16 @@ class LiveGuide:
 
     def _failed(self) -> Follow:
         error = self._error or (self._matcher.error if self._matcher is not None else "")
-        return Follow([], FinishReason.ERROR, f"the answer could not be kept to its guide: {error}")
+        code = EngineFailed.code if isinstance(error, EngineFailed) else UnsupportedParameter.code
+        return Follow([], FinishReason.ERROR, f"the answer could not be kept to its guide: {error}", code)
+
+    def _note(self, error: BaseException, what: str) -> None:
+        """The library's panics are no Exceptions."""
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise error
+        if not isinstance(error, PenstockError):
+            log.error(what, exc_info=error)
+        self._error = error
 
     # -- the other threads'
 
@@ -204,12 +233,11 @@ class LiveGuide:
         try:
             guide = self._request.guide
             assert guide is not None
-            self._matcher = self._guides.matcher(guide)
+            self._matcher = self._guides.matcher(guide, self._request.namespace)
             if not self._matcher.take(self._request.output_ids):
-                self._error = "what was generated elsewhere does not follow it"
-        except Exception as error:  # it was found to be good, so this is not the client's fault
-            log.exception("a guide could not be made")
-            self._error = str(error)
+                self._error = EngineFailed("what was generated elsewhere does not follow it")
+        except BaseException as error:
+            self._note(error, "a guide could not be made")
         self.make()
 
     def make(self) -> None:
@@ -219,10 +247,10 @@ class LiveGuide:
         try:
             if self._matcher is not None and self._error is None and not self._matcher.is_over:
                 mask = self._next(self._matcher)
-                self._error = self._matcher.error or None
-        except Exception as error:
-            log.exception("a mask could not be made")
-            self._error = str(error)
+                if self._matcher.error:
+                    self._error = UnsupportedParameter(self._matcher.error)
+        except BaseException as error:
+            self._note(error, "a mask could not be made")
         self.is_quick = time.thread_time() - started_s < self._guides.quick_s
         self._mask.set_result(mask or self._guides.mask_of(self._guides.end_id))
 
@@ -245,8 +273,8 @@ class LiveGuide:
         try:
             if self._matcher is not None and self._error is None:
                 masks = list(self._masks_after(drafts, self._matcher.copy(), self._coming))
-        except Exception:
-            log.exception("masks for drafts could not be made")
+        except BaseException as error:
+            self._note(error, "masks for drafts could not be made")
         return masks + [self._guides.mask_of(self._guides.end_id)] * (len(drafts) - len(masks))
 
     def _masks_after(self, drafts: Sequence[int], matcher: Matcher, coming: list[int]) -> Iterator[bytes]:
@@ -268,6 +296,10 @@ class MaskAhead(NamedTuple):
 
     def bits(self) -> bytes:
         return self.guides.wait_for(self.masks)[self.place]
+
+
+def _allows(mask: bytes, token_id: int) -> bool:
+    return bool(mask[token_id >> 3] >> (token_id & 7) & 1)
 
 
 def _make_all(part: list[LiveGuide]) -> None:

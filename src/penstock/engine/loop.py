@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.core.clock import Clock
+from penstock.core.errors import UnsupportedParameter
 from penstock.core.request import FinishReason, Request, TokenEvent
 from penstock.engine.embedding import EmbedQueue
 from penstock.engine.mailbox import Disconnected
@@ -240,7 +241,9 @@ class EngineLoop:
             self._scheduler.submit(request, self._clock.now(), self._guides.open(request))
         else:
             message = "this engine cannot keep an answer to a guide"
-            self._report([TokenEvent(request.id, finish=FinishReason.ERROR, error=message)], self._stats())
+            code = UnsupportedParameter.code
+            event = TokenEvent(request.id, finish=FinishReason.ERROR, error=message, error_code=code)
+            self._report([event], self._stats())
 
     def _report(self, events: list[TokenEvent], stats: EngineStats, charges: Sequence[Charge] = ()) -> None:
         routing = self._scheduler.cache.routing

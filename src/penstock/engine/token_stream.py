@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
-from penstock.core.errors import EngineFailed, PenstockError
+from penstock.core.errors import EngineFailed, PenstockError, UnsupportedParameter
 from penstock.core.request import FinishReason, TokenEvent
 from penstock.engine.accounts import Meter
 
@@ -39,7 +39,9 @@ class TokenStream:
         events, self._events = self._events, []
         for event in events:
             if event.finish is FinishReason.ERROR:
-                raise EngineFailed(event.error or "the engine failed while running this request")
+                is_requests = event.error_code == UnsupportedParameter.code
+                kind = UnsupportedParameter if is_requests else EngineFailed
+                raise kind(event.error or "the engine failed while running this request")
         return events
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ class Follow(NamedTuple):
     token_ids: list[int]
     finish: FinishReason | None = None
     error: str | None = None  # with FinishReason.ERROR
+    error_code: str | None = None  # of an error that is not the engine's
 
 
 class TokenGuide(Mask, Protocol):

@@ -264,7 +264,7 @@ class Scheduler:
     def _take(self, sequence: Sequence, sampled: Sampled, now: float) -> TokenEvent:
         sequence.num_in_flight -= 1
         is_first = not sequence.has_begun
-        taken, finish, error = sequence.take(sampled.token_ids)
+        taken, finish, error, error_code = sequence.take(sampled.token_ids)
         if len(taken) > len(sampled.token_ids):
             sequence.num_in_flight = 0  # what is in flight was chosen for the place of a forced token
             self.counters.forced_tokens += len(taken) - len(sampled.token_ids)
@@ -282,6 +282,7 @@ class Scheduler:
             cached_tokens=sequence.num_cached if is_first else None,
             timings=sequence.timings(now) if is_first else None,
             error=error,
+            error_code=error_code,
         )
 
     @property

@@ -110,21 +110,22 @@ class Sequence:
                     break
                 continue
             taken.append(token_id)
-            finish, error = self.append(token_id), None
+            finish = self.append(token_id)
             if self.guide is not None:
                 forced = self.guide.take(token_id)
-                if finish is None or forced.finish is FinishReason.ERROR:
-                    finish, error = self._follow(forced, taken)
+                if forced.finish is FinishReason.ERROR:
+                    return forced._replace(token_ids=taken)
+                finish = finish or self._follow(forced, taken)
             if finish is not None:
-                return Follow(taken, finish, error)
+                return Follow(taken, finish)
         return Follow(taken)
 
-    def _follow(self, forced: Follow, taken: list[int]) -> tuple[FinishReason | None, str | None]:
+    def _follow(self, forced: Follow, taken: list[int]) -> FinishReason | None:
         for token_id in forced.token_ids:
             taken.append(token_id)
             if (finish := self.append(token_id)) is not None:
-                return finish, None
-        return forced.finish, forced.error
+                return finish
+        return forced.finish
 
     def timings(self, now: float) -> RequestTimings:
         assert self.first_run_s is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from penstock.api.asgi import Request, Send, SseStream, json_response
 from penstock.api.openai import GenerationRequest, new_id
 from penstock.api.openai.guided import GuideAsked
 from penstock.core.clock import Clock
-from penstock.core.errors import PenstockError
+from penstock.core.errors import InvalidRequest, PenstockError, UnsupportedParameter
 from penstock.engine.client import EngineClient
 from penstock.server.choices import Piece
 from penstock.server.drain import Drain
@@ -85,7 +85,7 @@ class Exchange:
             self._model.check_generates()
             ask = await read(incoming)
             asked = ask.guide or ask.wanted.guide()
-            guide = await self._guides.check(asked) if asked is not None else None
+            guide = await self._guides.check(asked, incoming.namespace) if asked is not None else None
             watermark = await self._watermarks.of(incoming, ask.wanted)
             times.tokenized_s = self._clock.now()
             # The client's id may repeat; what the engine calls the request must not.
@@ -109,7 +109,9 @@ class Exchange:
                 record.follow(generation)
                 generation.start(self._engine, max_open=self._max_open)
                 answer = ask.answer(generation)
-                await request.while_connected(self._answer(request, send, incoming, generation, answer))
+                news = generation.pieces(self._clock)
+                news = news if asked is None else _naming(news, asked.param)
+                await request.while_connected(self._answer(request, send, incoming, generation, answer, news))
 
     async def reply(self, request: Request, route: str, read: Callable[[bytes], Awaitable[bytes]]) -> bytes:
         """The answer to a request that needs no engine."""
@@ -117,9 +119,14 @@ class Exchange:
             return await read(await request.body(self._max_body_bytes))
 
     async def _answer(
-        self, request: Request, send: Send, incoming: Incoming, generation: Generation, answer: Answer
+        self,
+        request: Request,
+        send: Send,
+        incoming: Incoming,
+        generation: Generation,
+        answer: Answer,
+        news: AsyncIterator[list[Piece]],
     ) -> None:
-        news = generation.pieces(self._clock)
         # The first news is awaited before a word is sent: until then a failure still has its own status.
         pieces: list[Piece] = await anext(news, [])
         parts = generation.times.parts
@@ -130,7 +137,7 @@ class Exchange:
             cost = [(relay.COST_HEADER.encode(), relay.cost_value(generation.cost))] if incoming.is_from_gateway else []
             await json_response(send, 200, answer.whole(pieces), timing + cost)
             return
-        writer = _Relayed(answer, incoming, generation) if incoming.is_relayed else _Plain(answer)
+        writer = _Relayed(answer, incoming, generation, request) if incoming.is_relayed else _Plain(answer)
         async with SseStream(send, writer.error_event or request.error_event, timing) as stream:
             await stream.write(writer.opening() + writer.frame(pieces))
             async for pieces in news:
@@ -161,8 +168,9 @@ class _Plain:
 class _Relayed:
     """The same with what another replica needs to carry it on; or carried on, without what the client has."""
 
-    def __init__(self, answer: Answer, incoming: Incoming, generation: Generation) -> None:
+    def __init__(self, answer: Answer, incoming: Incoming, generation: Generation, request: Request) -> None:
         self._answer = answer
+        self._request = request
         self._generation = generation
         self._origin = msgspec.structs.replace(incoming.origin, prompt_tokens=generation.num_prompt_tokens)
         self._is_resumed = incoming.resume is not None
@@ -182,4 +190,16 @@ class _Relayed:
         return relay.cost_comment(self._generation.cost) + self._units.known(self._answer.closing())
 
     def error_event(self, error: PenstockError) -> bytes:
-        return relay.cost_comment(self._generation.cost) + relay.carry_on_comment(error)
+        """Another replica would end where the request itself is at fault: the client is told."""
+        is_requests = isinstance(error, InvalidRequest)
+        ending = self._request.error_event(error) if is_requests else relay.carry_on_comment(error)
+        return relay.cost_comment(self._generation.cost) + ending
+
+
+async def _naming(news: AsyncIterator[list[Piece]], param: str) -> AsyncIterator[list[Piece]]:
+    """The news of a guided answer; one that fails for what its guide says names the field that brought it."""
+    try:
+        async for pieces in news:
+            yield pieces
+    except UnsupportedParameter as error:
+        raise UnsupportedParameter(f"{param}: {error.message}", param=param) from None

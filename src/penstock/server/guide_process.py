@@ -23,7 +23,7 @@ from penstock.api import model_text
 from penstock.core.errors import InvalidRequest, UnsupportedParameter
 from penstock.engine.mailbox import FrameReader, frame_of
 from penstock.server.guide_protocol import Model, Trial, Verdict
-from penstock.text.grammars import Matcher, Vocabulary, Words, as_lark
+from penstock.text.grammars import Vocabulary, Words, as_lark, try_out
 from penstock.text.tokenizer import Tokenizer
 
 MOST_CPU_S = 1  # of one trial
@@ -106,13 +106,10 @@ class Trials:
 
 
 def _try(vocabulary: Vocabulary, trial: Trial) -> Verdict:
-    """To be made and asked once is all that can fail for what it says; the rest is bounded by the matcher itself."""
+    """Where it fails later than here, that ends its own answer only."""
     try:
         guide = as_lark(trial.guide)
-        matcher = Matcher(vocabulary, guide)
-        matcher.mask()
-        if matcher.error:
-            raise UnsupportedParameter(f"no answer can follow it ({matcher.error})")
+        try_out(vocabulary, guide)
     except InvalidRequest as error:
         return Verdict(trial.number, None, error.message, isinstance(error, UnsupportedParameter))
     return Verdict(trial.number, guide)

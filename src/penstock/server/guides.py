@@ -1,7 +1,8 @@
 """Guides before generation: found to be good, or refused. The work is done in a process of its own, `guide_process`.
 
-What was found is kept, so that a schema that comes with every request is tried once. The process is started by the
-first guided request, and again if it died.
+What was found is kept, so that a schema that comes with every request is tried once; for each namespace by itself, so
+that nobody can tell by the time it takes what others have sent. The process is started by the first guided request, and
+again if it died. It has few guides of a namespace at a time: whoever sends many waits for their own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from importlib.util import find_spec
 
@@ -27,8 +29,17 @@ from penstock.observe.tallies import Tallies
 from penstock.server.guide_protocol import Model, Trial, Verdict
 
 _MOST_KEPT = 512
-_MOST_OPEN = 64
-_PATIENCE_S = 30.0  # for one answer, the start of the process included; it has its own limits
+_MOST_OPEN = 64  # of one namespace
+_MAX_AT_PROCESS = 2  # of one namespace
+_PATIENCE_S = 30.0  # for the next answer to anybody, the start of the process included; it has its own limits
+
+
+@dataclass
+class _Turns:
+    """One namespace's guides that have no answer yet."""
+
+    num_open: int = 0
+    at_process: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_AT_PROCESS))
 
 
 class GuideTrials:
@@ -42,20 +53,22 @@ class GuideTrials:
         self._eos_ids = list(eos_ids)
         self._kept: OrderedDict[bytes, Verdict] = OrderedDict()
         self._open: dict[bytes, asyncio.Task[Verdict]] = {}
+        self._turns: dict[str, _Turns] = {}  # of namespaces that have something open
+        self._answered_s = 0.0
         self._answers: dict[int, asyncio.Future[Verdict]] = {}
         self._count = 0
         self._process: Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
 
-    async def check(self, asked: GuideAsked) -> Guide:
+    async def check(self, asked: GuideAsked, namespace: str) -> Guide:
         """The guide as the engine is to have it. Raises what its sender is to read."""
         guide, param = asked
-        key = blake2b(guide.source.encode(), digest_size=16, person=guide.kind.encode()).digest()
+        key = blake2b(msgspec.msgpack.encode((namespace, guide)), digest_size=16).digest()
         verdict = self._kept.get(key)
         is_known = verdict is not None
         if verdict is None:
-            verdict = await self._try(key, guide)
+            verdict = await self._try(key, guide, namespace)
         else:
             self._kept.move_to_end(key)
         outcome = "refused" if verdict.guide is None else "known" if is_known else "new"
@@ -71,17 +84,27 @@ class GuideTrials:
                 self._process.kill()
             await self._process.wait()
 
-    async def _try(self, key: bytes, guide: Guide) -> Verdict:
+    async def _try(self, key: bytes, guide: Guide, namespace: str) -> Verdict:
         """Who asks for the same at the same time waits for the same."""
         if key not in self._open:
-            if len(self._open) >= _MOST_OPEN:
+            turns = self._turns.setdefault(namespace, _Turns())
+            if turns.num_open >= _MOST_OPEN:
                 raise Overloaded("too many new guides are being tried", retry_after_s=1.0)
-            self._open[key] = asyncio.create_task(self._ask(guide))
-            self._open[key].add_done_callback(lambda task: self._keep(key, task))
+            turns.num_open += 1
+            self._open[key] = asyncio.create_task(self._in_turn(turns, guide))
+            self._open[key].add_done_callback(lambda task: self._keep(key, namespace, task))
         return await asyncio.shield(self._open[key])
 
-    def _keep(self, key: bytes, task: asyncio.Task[Verdict]) -> None:
+    async def _in_turn(self, turns: _Turns, guide: Guide) -> Verdict:
+        async with turns.at_process:
+            return await self._ask(guide)
+
+    def _keep(self, key: bytes, namespace: str, task: asyncio.Task[Verdict]) -> None:
         del self._open[key]
+        turns = self._turns[namespace]
+        turns.num_open -= 1
+        if not turns.num_open:
+            del self._turns[namespace]
         if not task.cancelled() and task.exception() is None:
             self._kept[key] = task.result()
             if len(self._kept) > _MOST_KEPT:
@@ -94,12 +117,13 @@ class GuideTrials:
         answer = self._answers[self._count] = asyncio.get_running_loop().create_future()
         assert process.stdin is not None
         process.stdin.write(frame_of(msgspec.msgpack.encode(Trial(self._count, guide))))
-        try:
-            verdict: Verdict = await asyncio.wait_for(answer, _PATIENCE_S)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            raise EngineUnavailable("the guide could not be tried in time", retry_after_s=1.0) from None
+        while not answer.done():
+            await asyncio.wait([answer], timeout=_PATIENCE_S)
+            if not answer.done() and self._clock.now() - max(self._answered_s, started_s) >= _PATIENCE_S:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                raise EngineUnavailable("the guide could not be tried in time", retry_after_s=1.0)
+        verdict = answer.result()
         self._tallies.spread(catalog.GUIDE_TRIAL_TIME).observe(self._clock.now() - started_s)
         return verdict
 
@@ -109,6 +133,10 @@ class GuideTrials:
             if process is None or _is_dead(process):
                 if find_spec("llguidance") is None:
                     raise UnsupportedParameter("guided output needs llguidance: pip install 'penstock[engine]'")
+                if not self._eos_ids:
+                    raise UnsupportedParameter(
+                        "guided output needs a model that has a token for the end of its answers"
+                    )
                 model = Model(await self._encoded_text(), self._eos_ids)
                 arguments = ["-m", "penstock.server.guide_process"]
                 process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=PIPE, stdout=PIPE)
@@ -123,6 +151,7 @@ class GuideTrials:
         frames, decoder = FrameReader(), msgspec.msgpack.Decoder(Verdict)
         assert process.stdout is not None
         while data := await process.stdout.read(1 << 16):
+            self._answered_s = self._clock.now()
             for verdict in map(decoder.decode, frames.feed(data)):
                 answer = self._answers.pop(verdict.number, None)
                 if answer is not None and not answer.done():

@@ -1,7 +1,8 @@
 """Guides made to work: which tokens may come next. The only module that knows llguidance.
 
 A `Matcher` follows one answer. It never raises for what a grammar does: it stops, and says why. Making one may take a
-while and masks take from microseconds to milliseconds, so both let go of the interpreter lock.
+while and masks take from microseconds to milliseconds, so both let go of the interpreter lock. `prepare` makes the
+first one of a guide, in the same way where a guide is tried and where it is used: what passes the one passes the other.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from penstock.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
+Bits = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+_NUM_TRIED = 4  # tokens, or runs of forced ones
 _MOST_ERROR = 300  # characters of what the library says
 _MARK = "\x02"  # before a text that is to be encoded as one that goes on; no vocabulary joins it with anything
 
@@ -117,13 +121,52 @@ class Matcher:
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: self._vocabulary.mask_bytes].copy()
         if barred_ids:
-            allowed = bits.copy()
-            _clear(allowed, barred_ids)
+            allowed = _without(bits, barred_ids)
             bits = allowed if allowed.any() else bits
         if not bits.any():
             for token_id in self._vocabulary.eos_ids:
                 bits[token_id >> 3] |= 1 << (token_id & 7)
         return bits.tobytes()
+
+
+def prepare(vocabulary: Vocabulary, guide: Guide) -> Matcher:
+    """A matcher that has made its first mask, which is the slowest, and from which others are copied.
+
+    Raises an InvalidRequest for a guide that no answer can follow: all that a sequence does before its first token is
+    done here once.
+    """
+    matcher = Matcher(vocabulary, guide)
+    first = matcher.mask()
+    _check(matcher)
+    if not _without(first, vocabulary.eos_ids).any():
+        raise UnsupportedParameter("no answer can follow it but an empty one")
+    copy = matcher.copy()
+    copy.forced()  # it has limits of its own
+    _check(copy)
+    copy.mask()
+    _check(copy)
+    return matcher
+
+
+def try_out(vocabulary: Vocabulary, guide: Guide) -> None:
+    """What the engine does with a guide until an answer has a few tokens. Raises an InvalidRequest like `prepare`."""
+    matcher = prepare(vocabulary, guide).copy()
+    for _ in range(_NUM_TRIED):
+        if matcher.is_over:
+            return
+        forced = matcher.forced()
+        _check(matcher)
+        choices = _without(matcher.mask(), vocabulary.eos_ids)
+        _check(matcher)
+        if not choices.any():
+            return
+        matcher.take(forced or np.flatnonzero(np.unpackbits(choices, bitorder="little"))[:1].tolist())
+        _check(matcher)
+
+
+def _check(matcher: Matcher) -> None:
+    if matcher.error:
+        raise UnsupportedParameter(f"no answer can follow it ({matcher.error})")
 
 
 def as_lark(guide: Guide) -> Guide:
@@ -143,14 +186,19 @@ def _grammar(guide: Guide) -> str:
             schema = "{}" if guide.source.strip() == "true" else guide.source
             return llguidance.LLMatcher.grammar_from_json_schema(schema, _STYLE, _STRICT)
         case "regex":
+            if (len(guide.source) - len(guide.source.rstrip("\\"))) % 2:  # the library would leave it out
+                raise ValueError("regex parse error: it ends in a backslash that escapes nothing")
             return llguidance.LLMatcher.grammar_from_regex(guide.source)
         case "grammar":
             return llguidance.LLMatcher.grammar_from_lark(guide.source)
 
 
-def _clear(bits: np.ndarray[tuple[int], np.dtype[np.uint8]], token_ids: Sequence[int]) -> None:
+def _without(mask: bytes | Bits, token_ids: Sequence[int]) -> Bits:
+    """A copy."""
+    bits = np.frombuffer(mask, np.uint8).copy()
     for token_id in token_ids:
         bits[token_id >> 3] &= 0xFF ^ (1 << (token_id & 7))
+    return bits
 
 
 def _clip(text: str) -> str:
