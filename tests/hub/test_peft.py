@@ -101,6 +101,8 @@ def test_rank_above_the_most_is_refused(tmp_path: Path) -> None:
         ({"r": 9}, "has rank 8, and adapter_config.json says 9"),
         ({"lora_alpha": "much"}, "lora_alpha of .* cannot be read"),
         ({"alpha_pattern": {"(": 1}}, "lora_alpha of .* cannot be read"),
+        ({"rank_pattern": {"(([a-z_]+)+.)+!": 8}}, "r of .* cannot be read: the pattern"),  # would take for ever
+        ({"rank_pattern": ["q_proj"]}, "r of .* cannot be read"),
         ({"lora_alpha": float("inf")}, "is inf"),
     ],
 )

@@ -10,12 +10,14 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
 from penstock.hub.hf_directory import read_json
+from penstock.hub.peft_patterns import LayerPatterns
 from penstock.hub.safetensors_file import SafetensorsFile
 from penstock.hub.stored import StoredTensor
 
@@ -42,6 +44,7 @@ _REFUSED = {
     "kasa_config": "KaSA",
     "monteclora_config": "MonteCLoRA",
 }
+_PATTERNS = {"r": "rank_pattern", "lora_alpha": "alpha_pattern"}  # what gives some layers their own
 # Ways to begin training that change the base model's weights: the saved pairs belong to those, not to the base.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
@@ -117,16 +120,23 @@ def _layers(file: SafetensorsFile, config: dict[str, Any]) -> dict[str, LowRank]
         pairs.setdefault(_TEXT.sub("model.", found["linear"]), {})[found["part"]] = file.stored(name)
     if not pairs:
         raise ModelCorrupt(f"{file.path} holds no tensors; save the adapter again")
-    return {name: _pair(file.path, name, parts, config) for name, parts in sorted(pairs.items())}
+    patterns = {key: _patterns(config, key, pairs, file.path) for key in _PATTERNS}
+    return {name: _pair(file.path, name, parts, config, patterns) for name, parts in sorted(pairs.items())}
 
 
-def _pair(path: Path, name: str, parts: dict[str, StoredTensor], config: dict[str, Any]) -> LowRank:
+def _pair(
+    path: Path,
+    name: str,
+    parts: dict[str, StoredTensor],
+    config: dict[str, Any],
+    patterns: dict[str, LayerPatterns],
+) -> LowRank:
     if len(parts) != 2:
         raise ModelCorrupt(f"{path}: {name} has lora_{next(iter(parts))} and not the other; save the adapter again")
     a, b = parts["A"].values, parts["B"].values
     if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
         raise ModelCorrupt(f"{path}: {name} has lora_A {list(a.shape)} and lora_B {list(b.shape)}, which do not fit")
-    rank, alpha = (_of(config, key, name, path) for key in ("r", "lora_alpha"))
+    rank, alpha = (_number(patterns[key], config, key, name, path) for key in _PATTERNS)
     if a.shape[0] != rank:
         raise ModelCorrupt(f"{path}: {name} has rank {a.shape[0]}, and {CONFIG} says {rank:g}")
     if rank > MOST_RANK:
@@ -134,18 +144,22 @@ def _pair(path: Path, name: str, parts: dict[str, StoredTensor], config: dict[st
     return LowRank(parts["A"], parts["B"], alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
-def _of(config: dict[str, Any], key: str, linear: str, path: Path) -> float:
+def _number(patterns: LayerPatterns, config: dict[str, Any], key: str, linear: str, path: Path) -> float:
     """A layer's rank or alpha: where a pattern names the layer by its end, that one's."""
-    patterns = config.get({"r": "rank_pattern", "lora_alpha": "alpha_pattern"}[key]) or {}
-    default = config.get(key, 8)  # PEFT's own default of both
     try:
-        value = next((value for end, value in patterns.items() if re.match(rf"(.*\.)?({end})$", linear)), default)
-        number = float(value)
-    except (re.error, TypeError, ValueError, AttributeError):
+        number = float(patterns.find(linear, config.get(key, 8)))  # PEFT's own default of both
+    except (TypeError, ValueError, OverflowError):
         raise ModelCorrupt(f"{path.parent / CONFIG}: {key} of {linear} cannot be read") from None
     if not math.isfinite(number) or (key == "r" and number < 1):
         raise ModelCorrupt(f"{path.parent / CONFIG}: {key} of {linear} is {number:g}")
     return number
+
+
+def _patterns(config: dict[str, Any], key: str, layers: Collection[str], path: Path) -> LayerPatterns:
+    try:
+        return LayerPatterns(config.get(_PATTERNS[key]) or {}, layers)
+    except (ValueError, AttributeError) as error:
+        raise ModelCorrupt(f"{path.parent / CONFIG}: {key} of its layers cannot be read: {error}") from None
 
 
 def _guess(name: str) -> str:

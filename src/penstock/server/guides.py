@@ -123,7 +123,7 @@ class GuideTrials:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 raise EngineUnavailable("the guide could not be tried in time", retry_after_s=1.0)
-        verdict = answer.result()
+        verdict: Verdict = answer.result()
         self._tallies.spread(catalog.GUIDE_TRIAL_TIME).observe(self._clock.now() - started_s)
         return verdict
 
