@@ -26,6 +26,8 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 STRING, ARRAY, BOOL, FLOAT32 = 8, 9, 7, 6
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", FLOAT32: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
+MAX_DIMENSIONS = 8  # twice what ggml has
+MAX_ARRAY = 1 << 24  # values of metadata, which become Python's; the largest vocabularies have a million
 CHUNK_VALUES = 1 << 17  # dequantized at a time: amortises the calls; bigger temporaries cost a page fault per page
 
 
@@ -136,6 +138,11 @@ class _Cursor:
         self.at = at
         return found
 
+    def check_room(self, count: int, min_bytes: int) -> None:
+        """Before anything is made for `count` entries of at least so many bytes."""
+        if count * min_bytes > len(self.buffer) - self.at:
+            raise ValueError(f"{count:,} entries run past the end of the file")
+
     def value(self, kind: int) -> Any:
         if kind == STRING:
             return self.string()
@@ -146,6 +153,9 @@ class _Cursor:
         return float(str(np.float32(value))) if kind == FLOAT32 else value
 
     def array(self, kind: int, count: int) -> list[Any]:
+        self.check_room(count, 8 if kind == STRING else struct.calcsize("<" + SCALARS[kind]))
+        if count > MAX_ARRAY:
+            raise ValueError(f"an array of {count:,} values; the most is {MAX_ARRAY:,}")
         if kind == STRING:
             return self.strings(count)
         dtype = np.dtype(SCALARS[kind]).newbyteorder("<")
@@ -159,9 +169,13 @@ def _read(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     if version not in VERSIONS:
         raise ModelUnsupported(f"GGUF version {version:#x}; versions {VERSIONS} in little-endian order can be read")
     num_tensors, num_keys = cursor.scalar("Q"), cursor.scalar("Q")
+    cursor.check_room(num_tensors, 24)  # a name's length, two counts and a place
+    cursor.check_room(num_keys, 13)  # a name's length, a kind and a value
     metadata = {cursor.string(): cursor.value(cursor.scalar("I")) for _ in range(num_keys)}
     tensors = dict(_read_tensor_info(cursor) for _ in range(num_tensors))
     alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or not 0 < alignment <= len(cursor.buffer):
+        raise ValueError(f"an alignment of {alignment}")
     data_start = -(-cursor.at // alignment) * alignment
     return metadata, {
         name: TensorInfo(info.shape, info.type, data_start + info.start, info.num_bytes)
@@ -171,7 +185,10 @@ def _read(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
 
 def _read_tensor_info(cursor: _Cursor) -> tuple[str, TensorInfo]:
     name = cursor.string()
-    shape = tuple(cursor.scalar("Q") for _ in range(cursor.scalar("I")))[::-1]
+    num_dimensions = cursor.scalar("I")
+    if num_dimensions > MAX_DIMENSIONS:
+        raise ValueError(f"tensor {name} has {num_dimensions:,} dimensions; the most is {MAX_DIMENSIONS}")
+    shape = tuple(cursor.scalar("Q") for _ in range(num_dimensions))[::-1]
     type = GGMLQuantizationType(cursor.scalar("I"))
     block_values, block_bytes = GGML_QUANT_SIZES[type]
     blocks, rest = divmod(math.prod(shape), block_values)

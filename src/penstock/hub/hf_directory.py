@@ -15,6 +15,7 @@ from penstock.hub.hf_config import model_config
 from penstock.hub.schemes import read_scheme
 
 CONFIG = "config.json"
+_MAX_JSON_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,10 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
+        if (num_bytes := path.stat().st_size) > _MAX_JSON_BYTES:
+            raise ModelCorrupt(f"{path} has {num_bytes:,} bytes; the most is {_MAX_JSON_BYTES:,}")
         value = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelCorrupt(f"{path} is not JSON ({error}); download it again") from None
     if not isinstance(value, dict):
         raise ModelCorrupt(f"{path} is not a JSON object; download it again")

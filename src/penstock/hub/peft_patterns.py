@@ -1,6 +1,6 @@
 """The patterns by which PEFT gives some layers a rank or an alpha of their own.
 
-PEFT runs each as a regular expression on a layer's name. A file from anywhere may hold one that takes for ever, with the
+PEFT runs each as a regular expression on a layer's name. A file from anywhere may hold one that takes forever, with the
 interpreter lock; so only those are read that take no time: names, ends of names, and names with a few marks in them.
 Those that PEFT itself writes are names.
 """

@@ -11,10 +11,12 @@ import mmap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Annotated, Any, BinaryIO, Literal, cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
 from penstock.hub.disk import publish
@@ -30,6 +32,10 @@ INTEGERS: dict[str, np.dtype[Any]] = {
 }
 HEADER_BYTES_PER_TENSOR = 256  # room kept for the header: a name, a type, two dimensions and two offsets
 COPY_BYTES = 1 << 26
+MAX_HEADER_BYTES = 100_000_000  # the library's own limit
+MAX_DIMENSIONS = 8
+
+_Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class SafetensorsFile:
             raise ModelCorrupt(f"{path} is empty; download it again") from None
         try:
             self.notes, self.tensors = _read_header(self._bytes)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, RecursionError) as error:
             raise ModelCorrupt(f"{path} has a damaged header ({error}); download it again") from None
         end = max((info.end for info in self.tensors.values()), default=0)
         if end > len(self._bytes):
@@ -128,17 +134,34 @@ def _write_values(file: BinaryIO, tensor: Written) -> None:
 
 def _read_header(buffer: mmap.mmap) -> tuple[dict[str, str], dict[str, TensorInfo]]:
     """What the writer noted, and the tensors."""
-    data_start = 8 + int.from_bytes(buffer[:8], "little")
+    num_bytes = int.from_bytes(buffer[:8], "little")
+    data_start = 8 + num_bytes
     if data_start > len(buffer):
         raise ValueError("it runs past the end of the file")
-    header = json.loads(buffer[8:data_start])
-    notes = header.pop("__metadata__", None) or {}
-    return notes, {
+    if num_bytes > MAX_HEADER_BYTES:
+        raise ValueError(f"{num_bytes:,} bytes; the most is {MAX_HEADER_BYTES:,}")
+    entries = msgspec.json.decode(buffer[8:data_start], type=dict[str, msgspec.Raw])
+    noted = entries.pop("__metadata__", None)
+    notes = msgspec.json.decode(noted, type=dict[str, str] | None) if noted is not None else None
+    found = {name: _entries.decode(entry) for name, entry in entries.items()}
+    for name, entry in found.items():
+        if entry.data_offsets[0] > entry.data_offsets[1]:
+            raise ValueError(f"tensor {name} ends before it begins")
+    return notes or {}, {
         name: TensorInfo(
-            shape=tuple(entry["shape"]),
-            code=entry["dtype"],
-            start=data_start + entry["data_offsets"][0],
-            end=data_start + entry["data_offsets"][1],
+            shape=tuple(entry.shape),
+            code=entry.dtype,
+            start=data_start + entry.data_offsets[0],
+            end=data_start + entry.data_offsets[1],
         )
-        for name, entry in header.items()
+        for name, entry in found.items()
     }
+
+
+class _Entry(msgspec.Struct, gc=False):
+    dtype: str
+    shape: Annotated[list[_Count], Meta(max_length=MAX_DIMENSIONS)]
+    data_offsets: tuple[_Count, _Count]
+
+
+_entries = msgspec.json.Decoder(_Entry)
