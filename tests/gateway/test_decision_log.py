@@ -169,6 +169,16 @@ def test_a_log_has_one_writer_and_is_gone_on_with_by_the_next(tmp_path: Path) ->
         assert again == first
 
 
+def test_nobody_but_its_owner_may_read_it(tmp_path: Path) -> None:
+    with path_of_its_own(tmp_path / "home" / "decisions", "gateway") as path:
+        with DecisionLog(path, max_bytes=4_000) as log:
+            for number in range(2_000):
+                log.put(over(f"r{number}"))
+        found = [path.parent.parent, path.parent, *path.parent.iterdir()]
+        assert len(found) > 4, "its lock and more than one file"
+        assert {each.name: each.stat().st_mode & 0o077 for each in found} == dict.fromkeys((f.name for f in found), 0)
+
+
 def test_the_rule_and_the_version_that_a_request_fell_to_are_in_the_log(tmp_path: Path) -> None:
     with providing() as one, providing() as two, DecisionLog(tmp_path / "d") as log:
         pools = {

@@ -21,6 +21,7 @@ from penstock.cli.telemetry import gateway_traces, pushed_metrics, telemetry_of
 from penstock.console.feed import Feed
 from penstock.console.gateway_source import GatewaySource
 from penstock.core.errors import ConfigError
+from penstock.core.private_files import make_private
 from penstock.gateway import request_log
 from penstock.gateway.adapters import unwant
 from penstock.gateway.books import Books
@@ -152,7 +153,7 @@ async def _limiter(settings: GatewaySettings, store: str) -> AsyncIterator[Limit
     limiter: SharedLimiter | RedisLimiter
     if settings.limiter is None:
         directory = penstock_home() / "limits" / sha256(store.encode()).hexdigest()[:12]
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private(directory)
         limiter = SharedLimiter(directory)
     else:
         from penstock.tenancy.limits.redis import RedisLimiter  # an extra: penstock[redis]

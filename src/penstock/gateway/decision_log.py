@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from penstock.core.private_files import make_private, open_private
 from penstock.gateway.decisions import LENGTH, MAGIC, NUM_FILES, decided, ended, file_names
 from penstock.observe.backlog import Backlog
 from penstock.router.request import EdgeRequest
@@ -74,12 +75,12 @@ class DecisionLog(Backlog["_Made | RequestFacts"]):
 
     def _append(self, block: bytes) -> None:
         if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("ab")
+            make_private(self._path.parent)
+            self._file = open_private(self._path, "ab")
         if self._file.tell() and self._file.tell() + len(block) > self._max_file_bytes:
             self._file.close()
             self._move_on()
-            self._file = self._path.open("ab")
+            self._file = open_private(self._path, "ab")
         self._file.write(block if self._file.tell() else MAGIC + block)
         self._file.flush()
 
@@ -94,10 +95,10 @@ class DecisionLog(Backlog["_Made | RequestFacts"]):
 @contextmanager
 def path_of_its_own(directory: Path, name: str) -> Iterator[Path]:
     """Of a log that no other process writes as long as this lasts: NAME.log, or if that is taken NAME-2.log and on."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_private(directory)
     for number in count(1):
         found = directory / (f"{name}.log" if number == 1 else f"{name}-{number}.log")
-        with found.with_suffix(".lock").open("w") as lock:
+        with open_private(found.with_suffix(".lock"), "wb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

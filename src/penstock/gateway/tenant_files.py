@@ -7,10 +7,11 @@ Files are for their owner alone. A few are kept open; whose turn is longest ago 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
+
+from penstock.core.private_files import make_private, open_private
 
 _MOST_OPEN = 64
 
@@ -50,8 +51,8 @@ class TenantFiles:
             self._files.pop(next(iter(self._files))).close()
 
     def _open(self, tenant: str) -> IO[bytes]:
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return open(self._path(tenant), "ab", opener=lambda path, flags: os.open(path, flags, 0o600))
+        make_private(self._directory)
+        return open_private(self._path(tenant), "ab")
 
     def _path(self, tenant: str) -> Path:
         return self._directory / f"{tenant}.log"

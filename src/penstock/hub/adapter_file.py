@@ -11,6 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.core.errors import ConfigError
+from penstock.core.private_files import open_private
 from penstock.hub.disk import locked, publish
 from penstock.hub.home import penstock_home
 
@@ -61,7 +62,8 @@ class AdapterFile:
                 stored = self.read()
                 yield stored
                 written = self.path.with_name(f"{self.path.name}.part")
-                written.write_bytes(msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n")
+                with open_private(written, "wb") as file:
+                    file.write(msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n")
                 publish(written, self.path)
         except OSError as error:
             raise ConfigError(f"cannot write {self.path}: {error.strerror}") from None

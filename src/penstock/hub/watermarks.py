@@ -22,6 +22,7 @@ from msgspec import Meta
 
 from penstock.core.config import nearest
 from penstock.core.errors import ConfigError, Conflict, InvalidValue, KeyNotFound
+from penstock.core.private_files import make_private
 from penstock.core.watermark import KEY_BYTES, NAME_PATTERN, Delta, Gamma, Name, Scheme, Seeding, Watermark, Width
 from penstock.hub.home import penstock_home
 
@@ -101,7 +102,7 @@ class WatermarkFile:
     @contextmanager
     def _changing(self) -> Iterator[dict[str, StoredMark]]:
         """One process at a time; whoever reads sees the file as it was, or as it is afterwards."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(self.path.parent)
         lock = self.path.with_name(f"{self.path.name}.lock")
         with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), "wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from penstock.core.errors import StoreUnavailable
+from penstock.core.private_files import make_private
 from penstock.tenancy.database import Execute, Row
 
 POLL_S = 0.05  # revocations are seen this much later, at most
@@ -103,7 +104,7 @@ class SqliteWatch:
 def _connect(path: Path) -> sqlite3.Connection:
     with _mapped(path):
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path.parent)
             _create(path)
         except OSError as error:
             raise StoreUnavailable(f"cannot open the store {path}: {error.strerror}") from None

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from penstock.core.private_files import is_safe_from_others
 from penstock.model.ops import build
 from penstock.model.ops.build import KernelsUnavailable, build_kernels
 
@@ -85,4 +89,47 @@ def test_home_that_cannot_be_written_is_a_reason_not_a_crash(
     occupied.write_text("")
     monkeypatch.setenv("PENSTOCK_HOME", str(occupied))
     with pytest.raises(KernelsUnavailable):
+        build_kernels()
+
+
+@needs_compiler
+def test_kernels_are_built_where_nobody_else_can_write(tiny_sources: Path) -> None:
+    library = build_kernels()
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (library, library.parent, library.parent.parent)} == {0o700}
+
+
+@needs_compiler
+@pytest.mark.parametrize("mode", [0o775, 0o707])
+@pytest.mark.parametrize("is_directory", [True, False])
+def test_a_library_that_others_could_have_written_is_built_again(
+    tiny_sources: Path, mode: int, is_directory: bool
+) -> None:
+    library = build_kernels()
+    library.write_bytes(b"planted")
+    (library.parent if is_directory else library).chmod(mode)
+    again = build_kernels()
+    assert again == library
+    assert again.read_bytes().startswith(b"\x7fELF")
+    assert is_safe_from_others(again)
+
+
+@needs_compiler
+@pytest.mark.parametrize("is_directory", [True, False])
+def test_a_library_of_another_user_is_not_loaded(
+    tiny_sources: Path, is_directory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = build_kernels()
+    theirs = library.parent if is_directory else library
+    real = Path.stat
+
+    def owned_by_another(path: Path, **options: bool) -> Any:
+        found = real(path, **options)
+        return SimpleNamespace(st_uid=12345, st_mode=found.st_mode) if path == theirs else found
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("not yours")
+
+    for name, stand_in in (("stat", owned_by_another), ("chmod", refuse), ("unlink", refuse)):
+        monkeypatch.setattr(Path, name, stand_in)
+    with pytest.raises(KernelsUnavailable, match="another user could have written it"):
         build_kernels()

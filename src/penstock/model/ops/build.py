@@ -7,6 +7,7 @@ and the others wait for it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from penstock.core.private_files import DIRECTORY_MODE, is_safe_from_others, make_private
 from penstock.hub.disk import locked
 from penstock.hub.home import penstock_home
 
@@ -39,9 +41,22 @@ def build_kernels() -> Path:
     """The shared library for this machine, compiled unless an earlier run left it."""
     compiler = find_compiler()
     library = penstock_home() / "kernels" / f"{_fingerprint(compiler)}.so"
+    if library.exists() and not is_safe_from_others(library):
+        _close_to_others(library)
     if not library.exists():
         _compile(compiler, library)
+    if not is_safe_from_others(library):
+        raise KernelsUnavailable(
+            f"{library} is not loaded, since another user could have written it: look who owns it and its directory"
+        )
     return library
+
+
+def _close_to_others(library: Path) -> None:
+    """Where the directory is ours, which an earlier version left open: nobody can tell who wrote the library."""
+    with contextlib.suppress(OSError):
+        library.parent.chmod(DIRECTORY_MODE)
+        library.unlink()
 
 
 def find_compiler() -> list[str]:
@@ -87,9 +102,10 @@ def _compile(compiler: list[str], library: Path) -> None:
         with locked(library.parent.with_suffix(".lock"), on_wait=lambda: None):
             if library.exists():  # built by the process that held the lock before
                 return
-            library.parent.mkdir(parents=True, exist_ok=True)
+            make_private(library.parent)
             with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
                 built = _link(compiler, Path(scratch))
+                built.chmod(0o700)
                 os.replace(built, library)  # atomic: whoever looks sees no library or a whole one
     except OSError as error:
         raise KernelsUnavailable(f"cannot write {library}: {error}") from error

@@ -23,6 +23,7 @@ from typing import Literal
 
 import torch
 
+from penstock.core.private_files import make_private
 from penstock.hub.home import penstock_home
 from penstock.model.ops import Linear, Ops
 from penstock.model.ops.build import KernelsUnavailable, build_kernels, cpu_identity
@@ -140,7 +141,7 @@ def _measured(candidates: Sequence[Format], threads: int, library: Path | None) 
 
 def _save(verdict: Path, measured: list[Format]) -> None:
     try:
-        verdict.parent.mkdir(parents=True, exist_ok=True)
+        make_private(verdict.parent)
         with tempfile.NamedTemporaryFile("w", dir=verdict.parent, delete=False) as file:
             json.dump([asdict(candidate) for candidate in measured], file, indent=1)
         os.replace(file.name, verdict)
