@@ -10,7 +10,6 @@ import logging
 import signal
 import socket
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,8 +43,6 @@ from penstock.sched.scheduler import Scheduler
 if TYPE_CHECKING:
     from penstock.runner.assemble import Assembly
 
-_LORAS = 8  # adapters on the device, if some are named and nobody says how many
-
 
 def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop | EncoderLoop, EngineInfo]:
     phases = Phases("import", lambda name, done, total: mailbox.send(Loading(name, done, total)))
@@ -55,8 +52,6 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop | EncoderLoo
     from penstock.runner.assemble import assemble
 
     engine = settings.engine
-    if engine.max_loras is None and settings.server.lora:
-        engine = replace(engine, max_loras=_LORAS)
     kind_of(engine, overlaps=False)  # what contradicts itself is told before anything is loaded
     phases("files", 0, 0)
     checkpoint: Checkpoint

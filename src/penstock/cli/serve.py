@@ -45,6 +45,7 @@ from penstock.text.tokenizer import Tokenizer
 
 ModelFiles = Checkpoint | HFDirectory  # of both, the config and the tokenizer are wanted here
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_LORAS = 8  # adapters on the device, if some are named and nobody says how many
 _GOODBYE_S = 10  # for telling clients that the server stops, once they have had their time
 
 
@@ -143,10 +144,18 @@ async def _load(
     return model, info
 
 
+def for_engine(settings: Settings) -> Settings:
+    """What its process is told. Arguments are for all to see, and a server's settings hold a secret: of those it needs
+    to know no more than that there are adapters, which a GPU has no room for unless it is told."""
+    engine = settings.engine
+    if engine.max_loras is None and settings.server.lora:
+        engine = replace(engine, max_loras=_LORAS)
+    return replace(settings, engine=engine, server=ServerSettings())
+
+
 async def launch(settings: Settings, theirs: socket.socket) -> asyncio.subprocess.Process:
     """The engine's process, with its end of the socket."""
-    settings = replace(settings, server=ServerSettings())  # arguments are for all to see, and these hold a secret
-    encoded = msgspec.json.encode(settings).decode()
+    encoded = msgspec.json.encode(for_engine(settings)).decode()
     arguments = ["-m", "penstock.cli.engine_process", str(theirs.fileno()), encoded]
     return await asyncio.create_subprocess_exec(sys.executable, *arguments, pass_fds=[theirs.fileno()])
 
