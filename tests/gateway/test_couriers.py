@@ -51,3 +51,18 @@ async def test_an_address_that_is_not_there_keeps_nobody_waiting_and_loses_the_o
         courier.take(notice(str(number)))
     assert (courier.view.waiting, courier.view.lost) == (100, 50)
     courier.close()
+
+
+async def test_a_message_that_cannot_be_put_into_words_is_lost_alone() -> None:
+    def picky(told: Notice) -> bytes:
+        if told.group[0] == "a":
+            raise ValueError("no words for it")
+        return payload(told)
+
+    with sinking() as sink:
+        courier = Courier("webhook", sink.url, picky, ManualClock())
+        courier.take(notice("a"))
+        courier.take(notice("b"))
+        await eventually_async(lambda: courier.view, lambda view: view == CourierView("webhook", 1, 1, 0, 0))
+        assert [body for _, body in sink.taken] == [{"name": "b"}]
+        courier.close()

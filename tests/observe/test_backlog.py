@@ -52,3 +52,23 @@ def test_what_cannot_be_written_is_lost_and_counted_and_what_can_be_again_is_wri
     numbers.put(99)
     numbers.tick()
     assert (numbers.num_lost, numbers.written) == (15, [[99]])
+
+
+class Words(Backlog[object]):
+    """What is no number cannot be put into words, and spoils its batch."""
+
+    def __init__(self) -> None:
+        super().__init__("words", most=100, batch=10)
+        self.written: list[object] = []
+
+    def write(self, batch: list[object]) -> None:
+        words = [f"{one:d}" for one in batch]  # type: ignore[str-format]
+        self.written += words
+
+
+def test_one_that_cannot_be_put_into_words_is_lost_alone_and_counted() -> None:
+    words = Words()
+    with words:
+        for one in (1, 2, "three", 4, 5):
+            words.put(one)
+    assert (words.written, words.num_lost) == (["1", "2", "4", "5"], 1)

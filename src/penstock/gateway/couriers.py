@@ -19,10 +19,12 @@ from penstock.gateway.http.call import Failure
 from penstock.gateway.http.clock import LOOP_CLOCK, TimerClock
 from penstock.gateway.http.message import JSON
 from penstock.gateway.http.upstream import Upstream
+from penstock.observe.background import Worker, outliving
 from penstock.watch.notices import Notice
 
 log = logging.getLogger("penstock.alerts")
 
+_NAME = "alert courier"
 _MOST_WAITING = 100
 _MOST_TRIES = 10
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
@@ -50,6 +52,7 @@ class Courier:
         self._news = asyncio.Event()
         self._sent = self._failed = self._lost = 0
         self._task = asyncio.get_running_loop().create_task(self._run())
+        self._worker = Worker.of_task(_NAME, self._task)
 
     @property
     def view(self) -> CourierView:
@@ -63,6 +66,7 @@ class Courier:
         self._news.set()
 
     def close(self) -> None:
+        self._worker.stop()
         self._task.cancel()
         self._upstream.close()
 
@@ -71,8 +75,10 @@ class Courier:
             await self._news.wait()
             self._news.clear()
             while self._waiting:
-                notice = self._waiting.popleft()
-                if await self._deliver(self._payload(notice)):
+                notice, is_sent = self._waiting.popleft(), False
+                with outliving(_NAME):
+                    is_sent = await self._deliver(self._payload(notice))
+                if is_sent:
                     self._sent += 1
                 else:
                     self._failed += 1

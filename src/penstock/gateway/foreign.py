@@ -28,7 +28,9 @@ from penstock.gateway.http import clock as clocks
 from penstock.gateway.http.call import Failure, FailureKind
 from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.translated import ForeignUpstream
+from penstock.observe.background import outliving
 
+_NAME = "replica follower"
 LEAST_POLL_S = 0.25
 _FACTS_EVERY_S = 30.0
 _MODELS = b"/v1/models"
@@ -116,11 +118,13 @@ class ForeignFollower:
         while True:
             hung = self.standing is Standing.READY and not replica.health.is_in
             is_deep = hung or self._clock.now() >= deep_at  # until one passes: a shallow one would hide what it found
-            await self._probe(is_deep)
-            is_well = self.standing is Standing.READY
-            if is_deep and is_well:
-                deep_at = self._clock.now() + deep_every_s
-            self._changed()
+            is_well = False
+            with outliving(_NAME):
+                await self._probe(is_deep)
+                is_well = self.standing is Standing.READY
+                if is_deep and is_well:
+                    deep_at = self._clock.now() + deep_every_s
+                self._changed()
             wait_s = every_s if is_well and replica.health.is_in else min(_SOON_S, every_s)
             with contextlib.suppress(TimeoutError):
                 async with clocks.timeout(self._clock, wait_s):
@@ -185,15 +189,20 @@ class ForeignFollower:
     async def _listen(self) -> None:
         while True:
             await self._is_ready.wait()
-            began, dialect = self._clock.now(), self.dialect
-            assert dialect is not None
-            if began >= self._facts_at:
-                is_new, self._facts_at = self._facts_at == 0.0, began + _FACTS_EVERY_S
-                await self._learn(dialect, is_new)
-            if self._document is not None:
-                await self._poll(dialect, self._document)
-            self._changed()
+            began = self._clock.now()
+            with outliving(_NAME):  # whatever it says: what it said last grows old
+                await self._hear_from_it(began)
             await clocks.sleep(self._clock, max(0.0, began + self._poll_every_s - self._clock.now()))
+
+    async def _hear_from_it(self, now: float) -> None:
+        dialect = self.dialect
+        assert dialect is not None
+        if now >= self._facts_at:
+            is_new, self._facts_at = self._facts_at == 0.0, now + _FACTS_EVERY_S
+            await self._learn(dialect, is_new)
+        if self._document is not None:
+            await self._poll(dialect, self._document)
+        self._changed()
 
     async def _learn(self, dialect: Dialect, is_new: bool) -> None:
         """What hardly changes; and of one that is new, where it says what does."""

@@ -21,6 +21,7 @@ from penstock.gateway.http import clock as clocks
 from penstock.gateway.http.call import Failure
 from penstock.gateway.http.clock import TimerClock
 from penstock.gateway.replicas import Replica
+from penstock.observe.background import outliving
 from penstock.observe.redaction import redact
 from penstock.watch.answers import KnownAnswers, Said, SaidToken
 from penstock.watch.settings import ProbeSettings
@@ -86,7 +87,8 @@ class Questioner:
         """For ever."""
         while True:
             await clocks.sleep(self._clock, self._settings.every_s)
-            await self.round()
+            with outliving("known questions"):
+                await self.round()
 
     async def round(self) -> None:
         """Everybody, once: the replicas of a model at the same time, the models one after another."""

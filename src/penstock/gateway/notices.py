@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from penstock.api.openai.models import ModelCard, model_list
 from penstock.core.errors import NotFound
 from penstock.core.replica import ReplicaState
 from penstock.gateway.http.exchange import Exchange
+from penstock.observe import background
 
 if TYPE_CHECKING:
     from penstock.gateway.door import Door
@@ -22,6 +25,10 @@ def show(door: Door, exchange: Exchange, headers: bytes) -> None:
         case b"/ready":
             now = door.now()
             is_ready = any(r.snapshot.state_at(now) is ReplicaState.READY for r in door.replicas.values())
+            if dead := background.dead():  # keys, limits or bills may be wrong by now
+                said = {"ready": False, "reason": f"no longer running: {', '.join(dead)}; start the gateway again"}
+                exchange.respond(503, headers, msgspec.json.encode(said))
+                return
             status, word = (200, b"true") if is_ready else (503, b"false")
             exchange.respond(status, headers, b'{"ready":%b}' % word)
         case b"/v1/models":

@@ -7,7 +7,7 @@ asks (queues, replicas, open streams) is not counted at all. It decides nothing 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -24,6 +24,7 @@ from penstock.gateway.shadow_tally import ShadowTally
 from penstock.gateway.spent import TokenUsage
 from penstock.gateway.state import GatewayState
 from penstock.gateway.tracing import PassedOn, Trace, Traces
+from penstock.observe import background
 from penstock.observe import gateway_catalog as catalog
 from penstock.observe.tallies import Count, Spread, Tallies
 from penstock.router.request import EdgeRequest
@@ -108,6 +109,7 @@ class GatewayRecorder:
         self._log = log
         self._decisions = decisions
         self.traces = traces or Traces()
+        self.usage_lost: Callable[[], Mapping[str, int]] = dict  # by reason, as the ledger counts it
         self.listeners: list[Listener] = []
         self._tallies = Tallies(catalog.GATEWAY_CATALOG)
         self.exports = [self._tallies]  # and metrics that are kept elsewhere
@@ -220,6 +222,9 @@ class GatewayRecorder:
         if self._decisions is not None:
             self._tallies.count(catalog.DECISIONS_LOST).value = self._decisions.num_lost
         self._tallies.count(catalog.TRACES_LOST).value = self.traces.num_lost
+        replace(catalog.USAGE_LOST, {(reason,): count for reason, count in self.usage_lost().items()})
+        replace(catalog.BACKGROUND_ERRORS, {(work,): count for work, count in background.errors().items()})
+        replace(catalog.BACKGROUND_DEAD, {(work,): 1 for work in background.dead()})
 
     def render(self) -> bytes:
         return b"".join([tallies.exposition() for tallies in self.exports])

@@ -88,6 +88,9 @@ class RequestLog(Backlog["tuple[float, RequestFacts | _Prompt]"]):
         if self._files is not None:
             self._files.write([(tenant, redact(line)) for tenant, line in lines if tenant])
 
+    def passed(self, batch: list[tuple[float, RequestFacts | _Prompt]]) -> None:
+        self._told_bytes += sum(len(one.body) for _, one in batch if isinstance(one, _Prompt))
+
     def close(self) -> None:
         super().close()
         if self._files is not None:
@@ -98,7 +101,6 @@ class RequestLog(Backlog["tuple[float, RequestFacts | _Prompt]"]):
         if not isinstance(one, _Prompt):
             return _json(at, one) if self._is_json else _text(at, one)
         assert self._prompt is not None
-        self._told_bytes += len(one.body)
         text = self._prompt.of(one.body)
         if self._is_json:
             return _encoded({"at": at, "id": one.id, "tenant": one.tenant, "prompt_text": text})

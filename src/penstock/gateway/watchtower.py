@@ -20,6 +20,7 @@ from penstock.gateway.http import clock as clocks
 from penstock.gateway.http.clock import TimerClock
 from penstock.gateway.known_questions import Questioner
 from penstock.gateway.watch_metrics import WatchMetrics
+from penstock.observe.background import Worker, outliving
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 from penstock.watch import payloads
@@ -59,8 +60,13 @@ class Watchtower:
         self._tasks = [loop.create_task(self._run())]
         if settings.probes.every_s:
             self._tasks.append(loop.create_task(self._questioner.run()))
+        self._workers = [
+            Worker.of_task(name, task) for name, task in zip(("watch", "known questions"), self._tasks, strict=False)
+        ]
 
     def close(self) -> None:
+        for worker in self._workers:
+            worker.stop()
         for task in self._tasks:
             task.cancel()
         for courier in self._couriers:
@@ -95,12 +101,10 @@ class Watchtower:
     async def _run(self) -> None:
         for number in itertools.count(1):
             await clocks.sleep(self._door.clock, _LISTEN_S)
-            try:
+            with outliving("watch"):
                 self._reader.listen()
                 if number % _TICK == 0:
                     self._tick(self._door.now())
-            except Exception:  # it must not end because one look went wrong
-                log.exception("the watch failed at a tick")
 
     def _tick(self, now: float) -> None:
         changed = self.watch.tick(self._reader.read(now), now, time.time())

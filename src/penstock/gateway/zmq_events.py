@@ -21,7 +21,9 @@ from penstock.core.tiers import Tier
 from penstock.dialects.kv_blocks import Changes, EngineBlocks
 from penstock.dialects.kv_stream import KvStream
 from penstock.gateway.kv_follower import BlockIndex
+from penstock.observe.background import Worker, outliving
 
+_NAME = "kv events"
 _POLL_MS = 100
 _REPLAY_S = 2.0  # without an answer for so long it is over
 _MOST_AT_ONCE = 16  # messages of one replica before the others, and the event loop, have their turn
@@ -106,8 +108,9 @@ class KvEventReader:
         self._namespace_of = namespace_of
         self._loop = asyncio.get_running_loop()
         self._wishes: SimpleQueue[tuple[str, EventSource] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
         self._thread.start()
+        self._worker = Worker(_NAME, self._thread.is_alive)
 
     def add(self, source: EventSource) -> None:
         self._wishes.put(("add", source))
@@ -116,6 +119,7 @@ class KvEventReader:
         self._wishes.put(("remove", source))
 
     def close(self) -> None:
+        self._worker.stop()
         self._wishes.put(None)
         self._thread.join(5)
 
@@ -127,18 +131,23 @@ class KvEventReader:
         readers: dict[EventSource, _Reader] = {}
         try:
             while self._take_wishes(context, poller, readers):
-                ready = dict(poller.poll(_POLL_MS)) if readers else {}
-                if not readers:
+                ready: dict[Any, int] | None = None
+                if readers:
+                    with outliving(_NAME):
+                        ready = dict(poller.poll(_POLL_MS))
+                if ready is None:
                     threading.Event().wait(_POLL_MS / 1000)
                 for reader in readers.values():
-                    changes = reader.read(ready)
-                    if changes or reader.has_news:
-                        reader.has_news = False
-                        self._tell(reader, changes)
-        except Exception:  # the outermost loop of this thread
-            _log.exception("KV events are no longer read")
+                    with outliving(_NAME):  # what one publisher sends is no reason to stop reading the others
+                        self._read(reader, ready or {})
         finally:
             context.destroy(linger=0)
+
+    def _read(self, reader: _Reader, ready: dict[Any, int]) -> None:
+        changes = reader.read(ready)
+        if changes or reader.has_news:
+            reader.has_news = False
+            self._tell(reader, changes)
 
     def _take_wishes(self, context: Any, poller: Any, readers: dict[EventSource, _Reader]) -> bool:
         while not self._wishes.empty():
@@ -146,12 +155,13 @@ class KvEventReader:
             if wish is None:
                 return False
             what, source = wish
-            if what == "add" and source not in readers:
-                readers[source] = _Reader(
-                    self._zmq, context, poller, source, EngineBlocks(namespace_of=self._namespace_of)
-                )
-            elif what == "remove" and (reader := readers.pop(source, None)) is not None:
-                reader.close()
+            with outliving(_NAME):
+                if what == "add" and source not in readers:
+                    readers[source] = _Reader(
+                        self._zmq, context, poller, source, EngineBlocks(namespace_of=self._namespace_of)
+                    )
+                elif what == "remove" and (reader := readers.pop(source, None)) is not None:
+                    reader.close()
         return True
 
     def _tell(self, reader: _Reader, changes: Changes) -> None:

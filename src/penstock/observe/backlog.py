@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections import deque
 from typing import Generic, TypeVar
 
+from penstock.observe.background import count_error
 from penstock.observe.recurring import Recurring
 
 _INTERVAL_S = 0.2
@@ -25,7 +26,6 @@ class Backlog(Recurring, Generic[T]):
     def __init__(self, name: str, *, most: int, batch: int) -> None:
         """`most` may wait; after each `batch` the event loop's thread gets its turn."""
         super().__init__(name, _INTERVAL_S)
-        self._name = name
         self._most = most
         self._batch = batch
         self._waiting: deque[T] = deque()
@@ -34,7 +34,11 @@ class Backlog(Recurring, Generic[T]):
 
     @abstractmethod
     def write(self, batch: list[T]) -> None:
-        """In the thread. What raises OSError is lost."""
+        """In the thread. What raises OSError is lost. Of a batch that raises anything else, each one is tried by
+        itself: that one is lost which cannot be written, and the others may have been written twice."""
+
+    def passed(self, batch: list[T]) -> None:
+        """In the thread, once for each batch: it is written, or lost."""
 
     @property
     def num_lost(self) -> int:
@@ -49,9 +53,20 @@ class Backlog(Recurring, Generic[T]):
     def tick(self) -> None:
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(self._batch, len(self._waiting)))]
-            try:
-                self.write(batch)
-            except OSError as error:
-                if not self._num_failed:
-                    log.error("the %s cannot be written: %s", self._name, error)
-                self._num_failed += len(batch)
+            self._write(batch)
+            self.passed(batch)
+
+    def _write(self, batch: list[T]) -> None:
+        try:
+            self.write(batch)
+        except OSError as error:
+            if not self._num_failed:
+                log.error("the %s cannot be written: %s", self._name, error)
+            self._num_failed += len(batch)
+        except Exception as error:  # one of them cannot be put into words
+            if len(batch) > 1:
+                for one in batch:
+                    self._write([one])
+            else:
+                count_error(self._name, error)
+                self._num_failed += 1

@@ -169,5 +169,24 @@ TRACES_LOST = Metric(
     "counter",
     "Requests whose spans were to be pushed and could not be, or not in time.",
 )
+USAGE_LOST = Metric(
+    "penstock_gateway_usage_lost_total",
+    "counter",
+    "Requests whose usage is not in the store and will not be: store_gone (it was gone for too long), set_aside (the "
+    "store cannot hold the record, which is named in the log).",
+    ("reason",),
+)
+BACKGROUND_ERRORS = Metric(
+    "penstock_gateway_background_errors_total",
+    "counter",
+    "Errors that nobody expected in the work beside requests (ledger, followers, logs, exporters, alerts). It goes on.",
+    ("work",),
+)
+BACKGROUND_DEAD = Metric(
+    "penstock_gateway_background_dead",
+    "gauge",
+    "1 for a thread or task that has ended and should not have: the gateway is not ready until it is started again.",
+    ("work",),
+)
 
 GATEWAY_CATALOG: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -17,6 +17,7 @@ from penstock.gateway.health.replica_health import ReplicaHealth
 from penstock.gateway.http import clock as clocks
 from penstock.gateway.http.call import Failure
 from penstock.gateway.http.upstream import Upstream
+from penstock.observe.background import outliving
 
 _SOON_S = 1.0
 _UNKNOWN = (404, 405, 501)  # there is no such path
@@ -48,10 +49,12 @@ class Prober:
         soon_s = _SOON_S
         while True:
             is_deep = self._clock.now() >= deep_at  # until one passes: a shallow one would hide what it found
-            is_well = await (self._completes() if is_deep else self._answers())
-            if is_well and is_deep:
-                deep_at = self._clock.now() + self._deep_every_s
-            self._tell(is_well)
+            is_well = False
+            with outliving("replica prober"):
+                is_well = await (self._completes() if is_deep else self._answers())
+                if is_well and is_deep:
+                    deep_at = self._clock.now() + self._deep_every_s
+                self._tell(is_well)
             soon_s = _SOON_S if is_well or health.is_in else 2 * soon_s
             await clocks.sleep(self._clock, self._every_s if is_well and health.is_in else min(soon_s, self._every_s))
 
@@ -67,10 +70,11 @@ class Prober:
                 is_due = self._clock.now() - stepped_at >= self._deep_every_s > 0
                 if not is_due or replica.snapshot.state is not ReplicaState.READY:
                     continue
-            is_well = await self._engine_steps()
-            if is_well:
-                stepped_at = self._clock.now()
-            self._tell(is_well)
+            with outliving("replica prober"):
+                is_well = await self._engine_steps()
+                if is_well:
+                    stepped_at = self._clock.now()
+                self._tell(is_well)
 
     def _tell(self, is_well: bool) -> None:
         self._replica.health.probed(is_well)

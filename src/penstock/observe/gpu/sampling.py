@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from penstock.core.devices import DeviceReading
+from penstock.observe.background import outliving
 from penstock.observe.gpu.source import DeviceSource
 
 Take = Callable[[list[DeviceReading]], None]
@@ -33,8 +34,9 @@ class Sampling:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            readings = self._source.read()
-            with contextlib.suppress(RuntimeError):  # whoever takes them has just closed
-                self._take(readings)
+            with outliving("device sampling"):
+                readings = self._source.read()
+                with contextlib.suppress(RuntimeError):  # whoever takes them has just closed
+                    self._take(readings)
             self._stopped.wait(self._every_s)
         self._source.close()

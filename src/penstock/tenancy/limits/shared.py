@@ -18,6 +18,7 @@ from pathlib import Path
 from time import monotonic
 from typing import cast
 
+from penstock.observe.background import Worker, outliving
 from penstock.tenancy.limits.account import Reservation
 from penstock.tenancy.limits.host import HostLock, serve
 from penstock.tenancy.limits.limiter import Answer, Held, LocalLimiter
@@ -36,6 +37,7 @@ from penstock.tenancy.limits.wire import (
     frame,
 )
 
+_NAME = "limiter"
 BEAT_S = 2.0
 RETRY_S = 0.1
 PATIENCE_S = 3.0  # how long a request may wait while the host changes
@@ -81,12 +83,16 @@ class SharedLimiter:
         self._ids = itertools.count(1)
         self._ready = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._workers: list[Worker] = []
 
     async def start(self) -> None:
         self._tasks = [asyncio.create_task(self._stay_in_touch()), asyncio.create_task(self._beat())]
+        self._workers = [Worker.of_task(_NAME, task) for task in self._tasks]
         await self._ready.wait()
 
     async def close(self) -> None:
+        for worker in self._workers:
+            worker.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -142,10 +148,14 @@ class SharedLimiter:
 
     async def _stay_in_touch(self) -> None:
         while True:
-            if self._lock.acquire():
-                await self._be_host()
-            with contextlib.suppress(OSError):
-                await self._be_guest()
+            with outliving(_NAME):
+                if self._local is not None:  # it is the host, and could not serve the others a moment ago
+                    await serve(self._socket, self._lock, self._local, self._clock)
+                elif self._lock.acquire():
+                    await self._be_host()
+                else:
+                    with contextlib.suppress(OSError):  # nobody serves yet
+                        await self._be_guest()
             await asyncio.sleep(RETRY_S)
 
     async def _be_host(self) -> None:

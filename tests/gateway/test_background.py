@@ -1,0 +1,51 @@
+"""A gateway whose work beside requests has died says so."""
+
+from __future__ import annotations
+
+import http.client
+import json
+
+from penstock.gateway.door import Door
+from penstock.gateway.recorder import GatewayRecorder
+from penstock.gateway.state import state_of
+from penstock.observe.background import Worker, outliving
+from tests.gateway.door import gateway
+from tests.server.replica import serving
+
+
+def test_a_gateway_is_not_ready_when_a_thread_of_its_own_is_dead_and_says_which() -> None:
+    with serving() as replica, gateway(replica) as door:
+
+        def ready() -> tuple[int, object]:
+            connection = http.client.HTTPConnection("127.0.0.1", door.port)
+            connection.request("GET", "/ready")
+            answer = connection.getresponse()
+            found = answer.status, json.loads(answer.read())
+            connection.close()
+            return found
+
+        assert ready() == (200, {"ready": True})
+        worker = Worker("usage ledger", lambda: False)
+        status, said = ready()
+        assert status == 503
+        assert said == {"ready": False, "reason": "no longer running: usage ledger; start the gateway again"}
+        metrics = door.call(lambda: _metrics(door.door))
+        assert b'penstock_gateway_background_dead{work="usage ledger"} 1' in metrics
+        worker.stop()
+        assert ready()[0] == 200
+
+
+def test_errors_of_background_work_and_lost_usage_are_metrics() -> None:
+    with outliving("a test's work"):
+        raise ValueError
+    recorder = GatewayRecorder()
+    recorder.usage_lost = lambda: {"set_aside": 3}
+    recorder.look(state_of([], None, 0.0))  # type: ignore[arg-type]
+    metrics = recorder.render()
+    assert b'penstock_gateway_background_errors_total{work="a test\'s work"} 1' in metrics
+    assert b'penstock_gateway_usage_lost_total{reason="set_aside"} 3' in metrics
+
+
+def _metrics(door: Door) -> bytes:
+    door.recorder.look(state_of(door.replicas.values(), door.admission, door.now()))
+    return door.recorder.render()
