@@ -1,13 +1,15 @@
 import sqlite3
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.core.errors import Unauthenticated
+from penstock.core.errors import PermissionDenied, StoreCorrupt, TenantNotFound, Unauthenticated
+from penstock.tenancy.admins import AdminRing
 from penstock.tenancy.follower import Follower
-from penstock.tenancy.keys import KeyRing
+from penstock.tenancy.keys import KeyRing, TenantState
 from penstock.tenancy.sqlite import POLL_S, SqliteWatch
 from penstock.tenancy.store import Store, open_store
 from penstock.tenancy.tenants import Tenant
@@ -97,6 +99,102 @@ def test_changes_of_other_processes_arrive_though_this_one_has_the_store_open_tw
             with child("admit", store_url, name) as other:
                 key = line_from(other)
             assert until_known(ring, key).id == name
+
+
+def spoil(store: Store, tenant_id: str, document: str) -> None:
+    """As a newer penstock, or somebody's hand, may leave it."""
+    with store._database.writing() as execute:
+        store._changed(execute, tenant_id)
+        execute("UPDATE tenants SET document = ? WHERE id = ?", (document, tenant_id))
+
+
+UNREADABLE = ['{"id":"acme","priority":"whenever"}', "{", "[]", '{"id":"acme","limits":{"max_input":1e400}}', "\\"]
+
+
+@pytest.mark.parametrize("document", UNREADABLE)
+def test_a_tenant_that_cannot_be_read_is_closed_and_the_others_follow_on(
+    store: Store, store_url: str, document: str
+) -> None:
+    store.add_tenant({"id": "acme"})
+    store.add_tenant({"id": "other"})
+    key, others, revoked = store.create_key("acme"), store.create_key("other"), store.create_key("other")
+    ring = KeyRing()
+    with open_store(store_url) as gateway, Follower(gateway, ring.apply):
+        until_known(ring, key.secret)
+        spoil(store, "acme", document)
+        eventually(lambda: is_closed(ring, key.secret))
+        store.revoke_key(revoked.record.id)  # what comes later is heard of
+        until_refused(ring, revoked.secret)
+        assert tenant_of(ring, others.secret) is not None
+        store.update_tenant("other", {"is_active": False})
+        eventually(lambda: is_closed(ring, others.secret))
+
+
+def is_closed(ring: KeyRing, key: str) -> bool:
+    try:
+        return tenant_of(ring, key) is None
+    except PermissionDenied:
+        return True
+
+
+def test_a_gateway_that_starts_with_one_tenant_that_it_cannot_read_is_not_open_to_everybody(
+    store: Store, store_url: str
+) -> None:
+    store.add_tenant({"id": "acme"})
+    spoil(store, "acme", UNREADABLE[0])
+    ring = KeyRing()
+    with open_store(store_url) as gateway, Follower(gateway, ring.apply):
+        assert ring.has_had_tenants
+
+
+def test_a_tenant_that_cannot_be_read_is_named_and_can_be_removed(store: Store) -> None:
+    store.add_tenant({"id": "acme"})
+    key = store.create_key("acme")
+    spoil(store, "acme", UNREADABLE[0])
+    assert list(store.unreadable_tenants()) == ["acme"]
+    for look in (store.tenants, lambda: store.tenant("acme")):
+        with pytest.raises(StoreCorrupt, match="tenant 'acme' cannot be read: Invalid enum value 'whenever'"):
+            look()
+    assert store.revoke_key(key.record.id).revoked_at
+    assert [one.id for one in store.keys("acme")] == [key.record.id]
+    store.remove_tenant("acme")
+    with pytest.raises(TenantNotFound):
+        store.tenant("acme")
+
+
+def test_a_key_an_admin_or_a_route_that_cannot_be_read_is_left_out_alone(store: Store, store_url: str) -> None:
+    store.add_tenant({"id": "acme"})
+    bad, good = store.create_key("acme"), store.create_key("acme")
+    store.admins.add("ann")
+    bob = store.admins.add("bob")
+    with store._database.writing() as execute:
+        store._changed(execute, "acme")
+        execute("UPDATE api_keys SET hash = 'none' WHERE id = ?", (bad.record.id,))
+        execute("UPDATE admin_keys SET hash = 'none' WHERE name = 'ann'")
+        execute("INSERT INTO route_revisions (revision, name, document) VALUES (99, 'r', '{')")
+    changes = store.changes()
+    assert [key.id for key in changes.tenants[0].keys] == [good.record.id]
+    assert changes.admins is not None
+    ring = AdminRing()
+    ring.apply(changes.admins)
+    assert ring.authenticate(bob.secret.encode()).name == "bob"
+    assert changes.routes == ()
+
+
+def test_a_follower_outlives_an_error_that_nobody_expected(store: Store, store_url: str) -> None:
+    ring, num_failures = KeyRing(), 0
+
+    def apply(states: Iterable[TenantState]) -> None:
+        nonlocal num_failures
+        if any(state.tenant_id == "acme" for state in states) and num_failures < 3:
+            num_failures += 1
+            raise RuntimeError("nobody expected this")
+        ring.apply(states)
+
+    with open_store(store_url) as gateway, Follower(gateway, apply, retry_s=0.001):
+        store.add_tenant({"id": "acme"})
+        until_known(ring, store.create_key("acme").secret)
+    assert num_failures == 3
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ STATUS_TABLE: dict[type[PenstockError], HttpError] = {
     errors.RateLimited: HttpError(429, "rate_limit_error"),
     errors.BudgetExhausted: HttpError(429, "insufficient_quota", anthropic_status=402),
     errors.StoreUnavailable: HttpError(503, "server_error"),
+    errors.StoreCorrupt: HttpError(500, "server_error"),
     errors.EngineUnavailable: HttpError(503, "server_error"),
     errors.EngineFailed: HttpError(500, "server_error"),
     errors.RequestAborted: HttpError(503, "server_error"),  # seen by a client only when the server is stopping

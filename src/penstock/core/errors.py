@@ -22,6 +22,7 @@
     ├── RateLimited               one of the tenant's limits, named by `reason`; carries retry_after_s
     ├── BudgetExhausted           the tenant's tokens or money for the day or month are spent; carries retry_after_s
     ├── StoreUnavailable          the store of tenants and usage does not answer
+    ├── StoreCorrupt              it answers, but what it holds of somebody cannot be read
     ├── EngineUnavailable         the engine is starting, restarting or draining; carries retry_after_s
     ├── EngineFailed              the engine died or a step failed while this request was running
     ├── RequestAborted            the client went away, or the server is shutting down
@@ -139,6 +140,10 @@ class BudgetExhausted(PenstockError):
 
 class StoreUnavailable(PenstockError):
     code = "store_unavailable"
+
+
+class StoreCorrupt(PenstockError):
+    code = "store_corrupt"
 
 
 class EngineUnavailable(PenstockError):

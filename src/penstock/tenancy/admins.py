@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from hashlib import sha256
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from penstock.core.errors import Conflict, InvalidValue, KeyNotFound, Unauthenticated
-from penstock.tenancy.database import Database, Execute
+from penstock.observe.background import count_error
+from penstock.tenancy.database import Database, Execute, Row
 from penstock.tenancy.keys import ID_LENGTH, SECRET_LENGTH, random_text
 from penstock.tenancy.revisions import next_revision
 from penstock.tenancy.tenants import TenantId
@@ -22,7 +24,7 @@ from penstock.tenancy.tenants import TenantId
 class AdminKey(Struct, frozen=True):
     id: str
     name: str
-    hash: str  # SHA-256 of the whole key, in hex
+    hash: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # SHA-256 of the whole key, in hex
     created_at: float = 0.0
     revoked_at: float | None = None
 
@@ -123,7 +125,16 @@ def admins_changed(execute: Execute, since: int) -> tuple[AdminKey, ...] | None:
 
 
 def _all(execute: Execute) -> list[AdminKey]:
-    return [AdminKey(*row) for row in execute(f"SELECT {_COLUMNS} FROM admin_keys ORDER BY created_at, id")]
+    return [_read(row) for row in execute(f"SELECT {_COLUMNS} FROM admin_keys ORDER BY created_at, id")]
+
+
+def _read(row: Row) -> AdminKey:
+    """One that cannot be read is as good as revoked."""
+    try:
+        return msgspec.convert(dict(zip(AdminKey.__struct_fields__, row, strict=True)), AdminKey)
+    except msgspec.ValidationError as error:
+        count_error("store reader", error)
+        return AdminKey(str(row[0]), str(row[1]), "", revoked_at=0.0)
 
 
 _COLUMNS = ", ".join(AdminKey.__struct_fields__)

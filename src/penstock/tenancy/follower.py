@@ -1,7 +1,8 @@
 """A thread that keeps a gateway's view of tenants, keys, admins and routes as new as the store.
 
 It hands every change on, in order; the gateway passes it on to its event loop. When the store does not answer,
-what was known stays in force and the thread tries again.
+what was known stays in force and the thread tries again. A tenant that cannot be read is closed (`store`), and the
+others follow on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 
 from penstock.core.errors import StoreUnavailable
+from penstock.observe.background import Worker, outliving
 from penstock.tenancy.admins import AdminKey
 from penstock.tenancy.keys import TenantState
 from penstock.tenancy.routes import RouteRevision
@@ -21,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _WAIT_S = 0.2  # for news, before a look at whether to stop
 _RETRY_S = 1.0
+_NAME = "tenant follower"
 
 
 class Follower:
@@ -42,25 +45,30 @@ class Follower:
         self._retry_s = retry_s
         self._revision = 0
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tenant follower", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
+        self._worker: Worker | None = None
 
     def start(self) -> Follower:
         """Everything there is has been handed over when this returns; what follows comes from the thread."""
         self._catch_up()
         self._thread.start()
+        self._worker = Worker(_NAME, self._thread.is_alive)
         return self
 
     def close(self) -> None:
+        if self._worker is not None:
+            self._worker.stop()
         self._stopping.set()
         self._thread.join()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            try:
-                self._follow()
-            except StoreUnavailable as error:
-                log.warning("tenants and keys stay as they were last known: %s", error.message)
-                self._stopping.wait(self._retry_s)
+            with outliving(_NAME):
+                try:
+                    self._follow()
+                except StoreUnavailable as error:
+                    log.warning("tenants and keys stay as they were last known: %s", error.message)
+            self._stopping.wait(self._retry_s)
 
     def _follow(self) -> None:
         with self._store.watch() as watch:

@@ -13,8 +13,9 @@ import secrets
 import string
 from collections.abc import Iterable
 from hashlib import sha256
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from penstock.core.errors import InvalidValue, PermissionDenied, Unauthenticated
 from penstock.tenancy.tenants import Tenant
@@ -30,7 +31,7 @@ class ApiKey(Struct, frozen=True, omit_defaults=True):
 
     id: str
     tenant_id: str
-    hash: str  # SHA-256 of the whole key, in hex
+    hash: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # SHA-256 of the whole key, in hex
     name: str = ""  # for people
     created_at: float = 0.0
     expires_at: float | None = None

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from penstock.core.config import nearest
 from penstock.core.errors import Conflict, InvalidValue, ModelNotFound
+from penstock.observe.background import count_error
 from penstock.tenancy.database import Database, Execute
 from penstock.tenancy.revisions import next_revision
 
@@ -158,13 +159,20 @@ class RouteBook:
 
 
 def routes_changed(execute: Execute, since: int) -> tuple[RouteRevision, ...]:
-    """The last revision of every route that changed after revision `since`."""
+    """The last revision of every route that changed after revision `since`. Of one that cannot be read the shares stay
+    as they are."""
     rows = execute(
         "SELECT document FROM route_revisions WHERE revision IN "
         "(SELECT MAX(revision) FROM route_revisions GROUP BY name HAVING MAX(revision) > ?)",
         (since,),
     )
-    return tuple(msgspec.json.decode(document, type=RouteRevision) for (document,) in rows)
+    found = []
+    for (document,) in rows:
+        try:
+            found.append(msgspec.json.decode(document, type=RouteRevision))
+        except (ValueError, TypeError) as error:
+            count_error("store reader", error)
+    return tuple(found)
 
 
 def _in_force(execute: Execute, name: str) -> RouteInForce:

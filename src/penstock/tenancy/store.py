@@ -11,7 +11,7 @@ now: what it applies twice or late is still right. The store blocks; it is for c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,20 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from penstock.core.errors import ConfigError, Conflict, InvalidValue, KeyNotFound, PenstockError, TenantNotFound
+from penstock.core.errors import (
+    ConfigError,
+    Conflict,
+    InvalidValue,
+    KeyNotFound,
+    PenstockError,
+    StoreCorrupt,
+    TenantNotFound,
+)
+from penstock.observe.background import count_error
 from penstock.observe.redaction import redact
 from penstock.tenancy.adapters import AdapterBook
 from penstock.tenancy.admins import AdminBook, AdminKey, admins_changed
-from penstock.tenancy.database import Database, Execute, Watch
+from penstock.tenancy.database import Database, Execute, Row, Watch
 from penstock.tenancy.keys import ApiKey, NewKey, TenantState, new_key
 from penstock.tenancy.migrations import migrate
 from penstock.tenancy.revisions import next_revision
@@ -31,6 +40,7 @@ from penstock.tenancy.routes import RouteBook, RouteRevision, routes_changed
 from penstock.tenancy.tenants import Label, Tenant, tenant_from, with_changes
 from penstock.tenancy.usage import UsageBook
 
+_READING = "store reader"  # what cannot be read is counted under this name
 _KEY_COLUMNS = ", ".join(f"api_keys.{column}" for column in ApiKey.__struct_fields__)
 
 
@@ -69,7 +79,12 @@ class Store:
 
     def tenants(self) -> list[Tenant]:
         with self._database.reading() as execute:
-            return [_decode(document) for (document,) in execute("SELECT document FROM tenants ORDER BY id")]
+            return [_decode(id, document) for id, document in execute("SELECT id, document FROM tenants ORDER BY id")]
+
+    def unreadable_tenants(self) -> dict[str, str]:
+        """Tenants whose documents or keys this version cannot read, and why: what cannot be read is refused."""
+        with self._database.reading() as execute:
+            return unreadable_tenants(execute)
 
     def update_tenant(self, tenant_id: str, values: Mapping[str, Any]) -> Tenant:
         """As a merge patch; what two processes change at once is both kept."""
@@ -83,7 +98,7 @@ class Store:
         """The tenant and its keys. What it used stays on record, under its id."""
         with self._database.writing() as execute:
             self._changed(execute, tenant_id)
-            _tenant(execute, tenant_id)
+            _document(execute, tenant_id)
             execute("DELETE FROM tenants WHERE id = ?", (tenant_id,))
 
     # Keys
@@ -102,7 +117,7 @@ class Store:
         where, parameters = ("WHERE tenant_id = ? ", (tenant_id,)) if tenant_id is not None else ("", ())
         with self._database.reading() as execute:
             if tenant_id is not None:
-                _tenant(execute, tenant_id)
+                _document(execute, tenant_id)
             rows = execute(f"SELECT {_KEY_COLUMNS} FROM api_keys {where}ORDER BY tenant_id, created_at, id", parameters)
         return [ApiKey(*row) for row in rows]
 
@@ -137,13 +152,13 @@ class Store:
             documents: dict[str, str] = dict(
                 execute(f"SELECT id, document FROM tenants WHERE id IN (SELECT tenant_id FROM {changed})", (since,))
             )
-            keys: dict[str, list[ApiKey]] = {}
+            keys: dict[str, list[Row]] = {}
             for row in execute(
                 f"SELECT {_KEY_COLUMNS} FROM api_keys "
                 f"WHERE revoked_at IS NULL AND tenant_id IN (SELECT tenant_id FROM {changed})",
                 (since,),
             ):
-                keys.setdefault(row[1], []).append(ApiKey(*row))
+                keys.setdefault(row[1], []).append(row)
             admins, routes = admins_changed(execute, since), routes_changed(execute, since)
         states = tuple(_state(id, documents.get(id), keys.get(id, ())) for (id,) in ids)
         return Changes(revision, states, admins, routes)
@@ -219,14 +234,54 @@ def open_database(url: str) -> Database:
     )
 
 
-def _tenant(execute: Execute, tenant_id: str) -> Tenant:
+def _document(execute: Execute, tenant_id: str) -> str:
     if not (rows := execute("SELECT document FROM tenants WHERE id = ?", (tenant_id,))):
         raise TenantNotFound(f"there is no tenant '{tenant_id}'")
-    return _decode(rows[0][0])
+    return str(rows[0][0])
 
 
-def _state(tenant_id: str, document: str | None, keys: list[ApiKey] | tuple[()]) -> TenantState:
-    return TenantState(tenant_id, None if document is None else _decode(document), tuple(keys))
+def _tenant(execute: Execute, tenant_id: str) -> Tenant:
+    return _decode(tenant_id, _document(execute, tenant_id))
+
+
+def _state(tenant_id: str, document: str | None, rows: Iterable[Row]) -> TenantState:
+    """A tenant that cannot be read is closed: as long as nobody knows what it may do, it may do nothing."""
+    if document is None:
+        return TenantState(tenant_id, None)
+    keys = []
+    for row in rows:
+        try:
+            keys.append(_key(row))
+        except StoreCorrupt as error:
+            count_error(_READING, error)
+    try:
+        tenant = _decode(tenant_id, document)
+    except StoreCorrupt as error:
+        count_error(_READING, error)
+        tenant = Tenant(tenant_id, is_active=False)
+    return TenantState(tenant_id, tenant, tuple(keys))
+
+
+def unreadable_tenants(execute: Execute) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for id, document in execute("SELECT id, document FROM tenants ORDER BY id"):
+        try:
+            _decode(id, document)
+        except StoreCorrupt as error:
+            found[id] = error.message
+    for row in execute(f"SELECT {_KEY_COLUMNS} FROM api_keys WHERE revoked_at IS NULL"):
+        try:
+            _key(row)
+        except StoreCorrupt as error:
+            found[row[1]] = error.message
+    return found
+
+
+def _key(row: Row) -> ApiKey:
+    try:
+        return msgspec.convert(dict(zip(ApiKey.__struct_fields__, row, strict=True)), ApiKey)
+    except msgspec.ValidationError as error:
+        raise StoreCorrupt(f"key psk_{row[0]} of tenant '{row[1]}' cannot be read: {error}") from None
 
 
 def _insert_key(execute: Execute, key: ApiKey) -> None:
@@ -241,8 +296,11 @@ def _encode(tenant: Tenant) -> str:
     return msgspec.json.encode(tenant).decode()
 
 
-def _decode(document: str) -> Tenant:
-    return msgspec.json.decode(document, type=Tenant)
+def _decode(tenant_id: str, document: str) -> Tenant:
+    try:
+        return msgspec.json.decode(document, type=Tenant)
+    except (ValueError, TypeError) as error:  # msgspec's and Unicode's; a column may hold what is no text
+        raise StoreCorrupt(f"the document of tenant '{tenant_id}' cannot be read: {error}") from None
 
 
 def _label(text: str) -> str:
