@@ -21,3 +21,10 @@ from penstock.gateway.spent import TokenUsage, find_usage
 )
 def test_a_prompt_is_counted_whole_in_both_dialects(tail: bytes, expected: tuple[int, int, int]) -> None:
     assert find_usage(tail) == TokenUsage(*expected)
+
+
+@pytest.mark.parametrize("number", ["1e999", "9" * 19, "9" * 400])
+@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens", "input_tokens", "cache_read_input_tokens"])
+def test_a_number_of_tokens_that_no_store_can_hold_is_none(name: str, number: str) -> None:
+    usage = find_usage(b'{"usage":{"%b":%b}}' % (name.encode(), number.encode()))
+    assert usage is None or usage == TokenUsage(0, 0)  # what is no integer counts as nothing

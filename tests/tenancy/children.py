@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from penstock.core.errors import Unauthenticated
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.follower import Follower
+from penstock.tenancy.journal import Journal
 from penstock.tenancy.keys import KeyRing
 from penstock.tenancy.ledger import Ledger
 from penstock.tenancy.store import open_store
@@ -90,6 +92,26 @@ def use(url: str, prefix: str) -> None:
             say(str(ledger.num_written))
 
 
+def journal(url: str, directory: str, point: str, num_records: str, prefix: str = "r") -> None:
+    """Records so many requests, says so at the chosen point, and waits to be killed: when they are `recorded`, or when
+    the store has `written` them and the journal has not been told."""
+
+    class Paused(Journal):
+        def confirm(self) -> None:
+            say("written")
+            time.sleep(GIVE_UP_S)
+
+    with open_store(url) as store:
+        ledger = Ledger(store.usage, Budgets(), Paused(Path(directory)), interval_s=GIVE_UP_S).start()
+        for number in range(int(num_records)):
+            id = f"{prefix}-{number}"
+            ledger.record(Usage(id, "acme", "key", "m", time.time(), input_tokens=3, output_tokens=4))
+        if point == "written":
+            ledger.tick()
+        say("recorded")
+        time.sleep(GIVE_UP_S)
+
+
 def settle(url: str, num_rounds: str) -> None:
     """Reports the same requests as everybody else, some in another order."""
     say("ready")
@@ -106,6 +128,7 @@ if __name__ == "__main__":
         "follow": follow,
         "admit": admit,
         "use": use,
+        "journal": journal,
         "settle": settle,
     }
     programs[sys.argv[1]](*sys.argv[2:])

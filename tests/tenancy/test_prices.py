@@ -21,3 +21,8 @@ def test_device_time_is_paid_by_the_replicas_hour_beside_tokens_or_alone() -> No
     assert Price(replica_hour=3.6).nanos(10**6, 0, 10**6, device_s=2.0) == 2_000_000
     assert Price(input=1.0, replica_hour=3.6).nanos(1000, 0, 0, device_s=2.0) == 1_000_000 + 2_000_000
     assert Price(input=1.0).nanos(1000, 0, 0, device_s=2.0) == 1_000_000
+
+
+def test_no_request_costs_more_than_a_store_can_hold() -> None:
+    dear = Price(1e9, 1e9, replica_hour=1e9)
+    assert dear.nanos(2**40, 0, 2**40, device_s=1e12) == 10**18 < 2**63

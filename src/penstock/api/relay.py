@@ -41,6 +41,7 @@ COST_HEADER = "x-penstock-cost"  # to a gateway, of an answer that is not stream
 TokenIds = list[Annotated[int, Meta(ge=0, le=2**31 - 1)]]
 _CARRY_ON = b": carry on: "
 _COST = b": cost "
+_MAX_COST_S = 1e12  # what says more of one request is no measurement, and no store could hold a few of them
 _LAST_READS = 4  # what a replica says at last is in one of these
 
 
@@ -191,7 +192,7 @@ def read_cost(value: bytes) -> Cost | None:
         device_s, kv_block_s = map(float, value.split())
     except ValueError:
         return None
-    return Cost(device_s, kv_block_s) if 0 <= device_s < inf and 0 <= kv_block_s < inf else None
+    return Cost(device_s, kv_block_s) if 0 <= device_s <= _MAX_COST_S and 0 <= kv_block_s <= _MAX_COST_S else None
 
 
 def find_cost(end: bytes) -> Cost | None:

@@ -48,6 +48,7 @@ from penstock.observe.tallies import Tallies
 from penstock.tenancy.admins import AdminRing
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.follower import Follower
+from penstock.tenancy.journal import Journal
 from penstock.tenancy.keys import KeyRing
 from penstock.tenancy.ledger import Ledger
 from penstock.tenancy.limits.limiter import Limiter
@@ -71,7 +72,8 @@ async def serve(settings: GatewaySettings, url: str) -> None:
     keys, admins, budgets = KeyRing(), AdminRing(), Budgets()
     prices = {name: pool.price for name, pool in pools_of(models).items()}
     # The follower has a store of its own: a revocation must not wait for a ledger's write.
-    with Ledger(open_store(url).usage, budgets) as ledger:
+    journal = Journal(penstock_home() / "usage" / _digest(url))
+    with Ledger(open_store(url).usage, budgets, journal) as ledger:
         store = open_store(url)
         store.routes.declare(routes.declared())
         follower = Follower(
@@ -94,6 +96,7 @@ async def serve(settings: GatewaySettings, url: str) -> None:
                 replicas = replicas_of(models, settings.health)
                 unwant(replicas, store.adapters.all())
                 recorder = GatewayRecorder(lines, decisions, traces)
+                recorder.usage_lost = ledger.lost
                 slos, slack = slos_of(settings.slo, models), slack_of(settings.watch.alerts)
                 admission = Admission(router_of(settings, models), admission_of(settings), slos)
                 door = Door(routes.table, replicas, books, admission, recorder, explains=settings.route_headers)
@@ -152,7 +155,7 @@ async def _limiter(settings: GatewaySettings, store: str) -> AsyncIterator[Limit
     """Gateways that have the same tenants count together: those of a host by themselves, others with Redis."""
     limiter: SharedLimiter | RedisLimiter
     if settings.limiter is None:
-        directory = penstock_home() / "limits" / sha256(store.encode()).hexdigest()[:12]
+        directory = penstock_home() / "limits" / _digest(store)
         make_private(directory)
         limiter = SharedLimiter(directory)
     else:
@@ -164,6 +167,10 @@ async def _limiter(settings: GatewaySettings, store: str) -> AsyncIterator[Limit
         yield limiter
     finally:
         await limiter.close()
+
+
+def _digest(store: str) -> str:
+    return sha256(store.encode()).hexdigest()[:12]
 
 
 def _refuse_to_be_open(settings: GatewaySettings, keys: KeyRing) -> None:

@@ -10,6 +10,7 @@ from penstock.tenancy.prices import Price
 
 _decode = json.JSONDecoder().raw_decode
 _KEY = b'"usage":'
+MAX_TOKENS = 2**40  # of one request: what says more is no count of tokens, and no store could hold a few of them
 
 
 class TokenUsage(NamedTuple):
@@ -37,7 +38,8 @@ def find_usage(tail: bytes) -> TokenUsage | None:
         except (ValueError, RecursionError):
             continue  # cut off by the beginning of the next event, or nobody's usage
         if isinstance(found, dict):
-            return _usage(found)
+            usage = _usage(found)
+            return usage if max(usage.total, usage.cached_tokens) <= MAX_TOKENS else None
     return None
 
 

@@ -28,7 +28,8 @@ class Watch(Protocol):
 
 
 class Database(Protocol):
-    """Every method raises StoreUnavailable when the database does not answer; the next call tries anew."""
+    """Every method raises StoreUnavailable when the database does not answer; the next call tries anew. InvalidValue:
+    it answers, and cannot hold what it was given."""
 
     def reading(self) -> AbstractContextManager[Execute]:
         """One snapshot: what is read inside belongs together."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from penstock.core.errors import StoreUnavailable
+from penstock.core.errors import InvalidValue, StoreUnavailable
 from penstock.tenancy.database import Execute, Row
 
 _CHANNEL = "penstock_changes"
@@ -111,6 +111,9 @@ def _mapped() -> Iterator[None]:
     """Foreign errors in our words. A driver's message may quote the connection string, so only its kind is told."""
     try:
         yield
+    except (psycopg.DataError, psycopg.IntegrityError) as error:
+        reason = error.diag.message_primary or type(error).__name__
+        raise InvalidValue(f"the PostgreSQL store cannot hold this: {reason}") from error
     except psycopg.Error as error:
         reason = error.diag.message_primary or type(error).__name__
         raise StoreUnavailable(f"the PostgreSQL store does not work: {reason}") from error

@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 NANOS = 1_000_000_000
+MAX_COST_NANOS = 10**18  # of one request: the largest budget there is; a store can hold nine of them
 Amount = Annotated[float, Meta(ge=0, le=1e9)]
 
 
@@ -25,7 +26,7 @@ class Price:
         cached_tokens = min(cached_tokens, input_tokens)
         fresh = (input_tokens - cached_tokens) * self.input
         by_tokens = (fresh + cached_tokens * cached_price + output_tokens * self.output) * (NANOS // 1_000_000)
-        return round(by_tokens + device_s * self.replica_hour * (NANOS / 3600))
+        return round(min(by_tokens + device_s * self.replica_hour * (NANOS / 3600), MAX_COST_NANOS))
 
 
 FREE = Price()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from penstock.core.errors import StoreUnavailable
+from penstock.core.errors import InvalidValue, StoreUnavailable
 from penstock.core.private_files import make_private
 from penstock.tenancy.database import Execute, Row
 
@@ -139,5 +139,7 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
 def _mapped(path: Path) -> Iterator[None]:
     try:
         yield
+    except (sqlite3.DataError, sqlite3.IntegrityError, OverflowError) as error:  # the last: no integer of 64 bits
+        raise InvalidValue(f"the store {path} cannot hold this: {error}") from error
     except sqlite3.Error as error:
         raise StoreUnavailable(f"the store {path} does not work: {error}") from error
