@@ -10,6 +10,7 @@ from time import monotonic, sleep
 import pytest
 from redis import Redis
 
+from penstock.observe import background
 from penstock.tenancy.limits.account import Account, Reservation
 from penstock.tenancy.limits.quota import NOBODY, US, Quota, Rate, Reason, Refusal
 from penstock.tenancy.limits.redis import LEASE_S, SCRIPT, RedisLimiter, keys, limits
@@ -184,3 +185,31 @@ def test_four_processes_get_the_rate_and_never_more_though_valkey_is_killed(tmp_
     assert crowd.share_used(crowd.busy()[0], killed_at) >= 0.95
     assert crowd.count("refused") > 100
     assert any(admission.asked > killed_at + 0.6 for admission in crowd.admissions())
+
+
+@pytest.mark.parametrize("on_loss", ["open", "closed"])
+async def test_an_error_at_one_tenants_account_is_that_tenants_own(valkey: ValkeyProcess, on_loss: str) -> None:
+    prefix, quota = f"spoilt {on_loss}", Quota(tokens=Rate(60_000), concurrency=2)
+    redis, clock = Redis.from_url(valkey.url), SteppedClock()
+    async with limiter(valkey.url, prefix, clock, on_loss) as one:
+        redis.rpush(keys(f"{{{prefix}}}:limits", "acme")[0], "no account")
+        before = background.errors().get("limiter", 0)
+        for _ in range(3):
+            bad, good = one.reserve("acme", quota, 1), one.reserve("other", Quota(), 1)  # in one batch
+            assert (await refused(bad)).reason is Reason.ACCOUNT_ERROR  # never let in without limits
+            await granted(good)
+            assert one.is_connected
+        assert background.errors()["limiter"] - before == 3
+        redis.delete(keys(f"{{{prefix}}}:limits", "acme")[0])
+        clock.advance(1.5)  # a new account's buckets start empty
+        await granted(one.reserve("acme", quota, 1))
+
+
+async def test_an_error_that_the_server_gives_everybody_is_a_loss_that_is_recovered_from(valkey: ValkeyProcess) -> None:
+    async with limiter(valkey.url, "flushed", SteppedClock()) as one:
+        held = await granted(one.reserve("acme", Quota(concurrency=1), 1))
+        Redis.from_url(valkey.url).script_flush()
+        assert (await refused(one.reserve("acme", Quota(concurrency=2), 1))).reason is Reason.UNAVAILABLE
+        await eventually_async(lambda: one.is_connected)
+        one.settle(held, 1)
+        await granted(one.reserve("acme", Quota(concurrency=1), 1))

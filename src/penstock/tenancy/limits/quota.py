@@ -50,6 +50,7 @@ class Reason(StrEnum):
     TOKENS = "tokens_per_minute"
     CONCURRENCY = "concurrency"
     TOO_LARGE = "too_large_for_burst"  # never possible under this quota; there is no time to come back at
+    ACCOUNT_ERROR = "limiter_account_error"  # the shared limiter works, and fails at this tenant's account
     UNAVAILABLE = "limiter_unavailable"  # the shared limiter is out of reach, and the choice is to fail closed
 
 

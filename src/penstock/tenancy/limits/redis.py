@@ -6,7 +6,9 @@ when its lease has run out. A Redis that was restarted is trusted with nothing i
 empty, so the bound holds across restarts (the proof is in `shared`).
 
 When Redis is out of reach, `on_loss` decides: "closed" refuses, "open" falls back to limits of this process alone. It
-is tried again with growing pauses; then what is open is registered again and what ended meanwhile is settled.
+is tried again with growing pauses; then what is open is registered again and what ended meanwhile is settled. An error
+that the script replies with is no such loss as long as a heartbeat by the same script succeeds: it is the business of
+the tenant whose account it is about, which is refused, and counted.
 """
 
 from __future__ import annotations
@@ -24,12 +26,16 @@ from typing import Literal
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
+from penstock.observe.background import Worker, count_error, outliving
 from penstock.tenancy.limits.account import Reservation, grace_of
 from penstock.tenancy.limits.limiter import Answer, Held, LocalLimiter
 from penstock.tenancy.limits.quota import US, Quota, Reason, Refusal
 
+Reply = list[int | bytes] | ResponseError
+
+_NAME = "limiter"
 LEASE_S = 8.0
 BEAT_S = 2.0
 TIMEOUT_S = 1.0
@@ -123,14 +129,18 @@ class RedisLimiter:
         self.is_connected = False
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._workers: list[Worker] = []
 
     async def start(self) -> None:
         """Returns at once if Redis answers, and without it too: then `on_loss` applies until it does."""
         await self._connect()
         self._tasks = [asyncio.create_task(self._work()), asyncio.create_task(self._beat())]
+        self._workers = [Worker.of_task(_NAME, task) for task in self._tasks]
 
     async def close(self) -> None:
         """What ended is still told, if Redis answers."""
+        for worker in self._workers:
+            worker.stop()
         self._is_closing = True
         self._wake.set()
         work, beat = self._tasks
@@ -201,19 +211,32 @@ class RedisLimiter:
             batch, self._calls = self._calls, []
             try:
                 results = await self._run(batch)
+                if any(isinstance(result, ResponseError) for result in results):
+                    await self._check_server()
             except Exception as error:  # the outermost loop; uvloop has its own errors for a lost connection
                 log.warning("the limiter lost Redis: %s", error)
                 self._lose(batch)
             else:
                 for call, result in zip(batch, results, strict=True):
-                    self._deliver(call, result)
+                    with outliving(_NAME):
+                        self._deliver(call, result)
 
-    async def _run(self, batch: list[_Call]) -> list[list[int | bytes]]:
+    async def _run(self, batch: list[_Call]) -> list[Reply]:
+        """One reply for each call. Raises if the connection is lost."""
         pipe = self._redis.pipeline(transaction=False)
         for call in batch:
             pipe.evalsha(self._script, len(KEYS), *keys(self._prefix, call.tenant), *call.arguments)
-        results: list[list[int | bytes]] = await pipe.execute()
+        results: list[Reply] = await pipe.execute(raise_on_error=False)
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(result, ResponseError):
+                raise result
         return results
+
+    async def _check_server(self) -> None:
+        """Raises what the server says to everybody: that it has no script, takes no writes, has no memory left, …"""
+        (result,) = await self._run([self._heartbeat()])
+        if isinstance(result, ResponseError):
+            raise result
 
     async def _connect(self) -> None:
         """Loads the script and says what is open: a Redis that lost its data learns it, another knows it already."""
@@ -223,7 +246,10 @@ class RedisLimiter:
         try:
             self._script = await self._redis.script_load(SCRIPT)
             self._run_id = (await self._redis.info("server"))["run_id"]
-            await self._run([self._heartbeat(), *restores])
+            await self._check_server()
+            for held, result in zip(restores, await self._run(restores), strict=True):
+                if isinstance(result, ResponseError):
+                    self._count_error(held, result)
         except Exception as error:
             log.debug("no Redis for the limiter: %s", error)
             return
@@ -239,7 +265,16 @@ class RedisLimiter:
             if self.is_connected:
                 self._call(self._heartbeat())
 
-    def _deliver(self, call: _Call, result: list[int | bytes]) -> None:
+    def _count_error(self, call: _Call, error: ResponseError) -> None:
+        log.warning("the limiter cannot %s for tenant %s: %.300s", call.arguments[0], call.tenant, error)
+        count_error(_NAME, error)
+
+    def _deliver(self, call: _Call, result: Reply) -> None:
+        if isinstance(result, ResponseError):
+            self._count_error(call, result)
+            if call.answer is not None and not call.answer.done():
+                call.answer.set_result(Refusal(Reason.ACCOUNT_ERROR, 1.0))
+            return
         if call.answer is None or call.held is None:
             return
         if result[0] == 0:
