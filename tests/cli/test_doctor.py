@@ -97,6 +97,24 @@ def test_a_store_is_looked_at_and_neither_made_nor_changed(tmp_path: Path) -> No
     assert next(doctor_fleet.store(f"sqlite:///{tmp_path / 'rubbish.db'}")).verdict == "fail"
 
 
+def test_a_store_whose_tenants_cannot_be_read_is_not_ok(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'tenants.db'}"
+    with open_store(url) as store:
+        store.add_tenant({"id": "acme"})
+        store.create_key("acme")
+    assert next(doctor_fleet.store(url)).verdict == "ok"
+    with sqlite3.connect(tmp_path / "tenants.db") as database:
+        database.execute('UPDATE tenants SET document = \'{"id":"acme","priority":"whenever"}\'')
+    database.close()
+    (finding,) = doctor_fleet.store(url)
+    assert (finding.verdict, "tenant 'acme' cannot be read" in finding.says) == ("fail", True)
+    with sqlite3.connect(tmp_path / "tenants.db") as database:
+        database.execute("DROP TABLE tenants")
+    database.close()
+    (finding,) = doctor_fleet.store(url)
+    assert (finding.verdict, "no such table: tenants" in finding.says) == ("fail", True)
+
+
 def test_a_port_that_is_taken_is_told() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

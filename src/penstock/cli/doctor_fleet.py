@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,6 +27,9 @@ from penstock.core.errors import PenstockError
 from penstock.gateway.settings import GatewaySettings, ModelSettings, pools_of
 from penstock.observe.otlp.target import Telemetry
 from penstock.observe.redaction import redact
+
+if TYPE_CHECKING:
+    from penstock.tenancy.database import Execute
 
 _TIMEOUT_S = 3.0
 _SKEW_S = 2.0  # of clocks; a Date header is told in whole seconds
@@ -56,10 +60,12 @@ def store(url: str) -> Iterator[Finding]:
         yield ok("store", f"{shown} is not there yet; the first command makes it")
         return
     try:
-        done = _schema_of_file(path) if path is not None else None
-        if done is None:
+        if path is not None:
+            with _file(path) as execute:
+                done, unreadable = _look(execute)
+        else:
             with contextlib.closing(open_database(url)) as database, database.reading() as execute:
-                done = int(execute("SELECT COALESCE(MAX(version), 0) FROM migrations")[0][0])
+                done, unreadable = _look(execute)
     except (PenstockError, sqlite3.Error) as error:
         said = redact(error.message if isinstance(error, PenstockError) else str(error))
         yield fail("store", f"{shown}: {said}", "is it running, is the URL right, may this user read it?")
@@ -70,14 +76,29 @@ def store(url: str) -> Iterator[Finding]:
         yield warn(
             "store", f"{shown} has schema {done} of {len(MIGRATIONS)}", "the next gateway or command migrates it"
         )
+    elif unreadable:
+        first, why = next(iter(unreadable.items()))
+        whose = f"'{first}'" if len(unreadable) == 1 else f"'{first}' and {len(unreadable) - 1} more"
+        hint = "until it is mended, or removed with `penstock tenants remove`, its keys are refused"
+        yield fail("store", f"{shown} answers, but tenant {whose} cannot be read: {why}", hint)
     else:
         yield ok("store", f"{shown} answers, schema {done}")
 
 
-def _schema_of_file(path: Path) -> int:
+def _look(execute: Execute) -> tuple[int, dict[str, str]]:
+    """The schema, and of one that this version knows the tenants that cannot be read, and why."""
+    from penstock.tenancy.migrations import MIGRATIONS
+    from penstock.tenancy.store import unreadable_tenants
+
+    done = int(execute("SELECT COALESCE(MAX(version), 0) FROM migrations")[0][0])
+    return done, unreadable_tenants(execute) if done == len(MIGRATIONS) else {}
+
+
+@contextlib.contextmanager
+def _file(path: Path) -> Iterator[Execute]:
     """Read-only: to look must not make a file, nor write to one."""
     with contextlib.closing(sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True, timeout=_TIMEOUT_S)) as found:
-        return int(found.execute("SELECT COALESCE(MAX(version), 0) FROM migrations").fetchone()[0])
+        yield lambda sql, parameters=(): found.execute(sql, tuple(parameters)).fetchall()
 
 
 def limiter(url: str) -> Iterator[Finding]:
