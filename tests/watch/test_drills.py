@@ -103,6 +103,17 @@ def test_engine_that_dies_is_a_page() -> None:
     assert fleet.fired() == {("ProcessCrash", "page")}
 
 
+def test_request_that_replicas_are_lost_with_is_one_page_for_each_tenant() -> None:
+    fleet = Fleet()
+    for number in range(3):
+        fleet.watch.quarantined("m", "attacker", f"0{number}", fleet.now)
+    (alert,) = fleet.run(2)
+    assert (alert.alert, alert.severity, alert.labels["tenant"]) == ("RequestQuarantined", "page", "attacker")
+    assert "request 02 of tenant attacker" in alert.summary
+    (over,) = fleet.run(400)
+    assert not over.is_firing
+
+
 def test_process_that_is_told_to_stop_and_started_anew_is_nothing() -> None:
     fleet = Fleet()
     fleet.run(60)

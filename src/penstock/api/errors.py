@@ -27,6 +27,7 @@ STATUS_TABLE: dict[type[PenstockError], HttpError] = {
     errors.InvalidRequest: HttpError(400, "invalid_request_error"),
     errors.ContextLengthExceeded: HttpError(400, "invalid_request_error"),
     errors.InvalidValue: HttpError(422, "invalid_request_error"),
+    errors.RequestQuarantined: HttpError(422, "invalid_request_error"),
     errors.TooLargeForLimit: HttpError(400, "invalid_request_error"),
     errors.UnsupportedParameter: HttpError(400, "invalid_request_error"),
     errors.UnsupportedTask: HttpError(400, "invalid_request_error"),

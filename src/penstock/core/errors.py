@@ -4,6 +4,7 @@
     ├── InvalidRequest            the client's fault; nothing was changed
     │   ├── ContextLengthExceeded     prompt (plus output limit) does not fit the model
     │   ├── InvalidValue              well-formed, but a value is not one that can be kept
+    │   ├── RequestQuarantined        replicas were lost while they worked on this very request
     │   ├── TooLargeForLimit          more tokens than the tenant's rate limit ever grants at once
     │   ├── UnsupportedParameter      understood, but not built or not possible here
     │   ├── UnsupportedTask           the model can do other things, which are named
@@ -68,6 +69,10 @@ class ContextLengthExceeded(InvalidRequest):
 
 class InvalidValue(InvalidRequest):
     code = "invalid_value"
+
+
+class RequestQuarantined(InvalidRequest):
+    code = "request_quarantined"
 
 
 class TooLargeForLimit(InvalidRequest):

@@ -10,7 +10,7 @@ from penstock.router.router import Choice
 
 
 class Course:
-    __slots__ = ("_began", "_first_at", "_num_sent", "_parts", "_sent_at", "_sent_to", "_trace")
+    __slots__ = ("_began", "_fingerprint", "_first_at", "_num_sent", "_parts", "_sent_at", "_sent_to", "_trace")
 
     def __init__(self, now: float, trace: Trace | PassedOn | None = None) -> None:
         self._began = now
@@ -19,6 +19,7 @@ class Course:
         self._sent_to = ""  # the last one
         self._num_sent = 0
         self._first_at: float | None = None  # an answer began
+        self._fingerprint = ""
         self._parts = b""  # of the time until then, as its replica said
 
     def chose(self, choice: Choice, now: float) -> None:
@@ -40,6 +41,9 @@ class Course:
     def answered(self, now: float, parts: bytes) -> None:
         if self._first_at is None:
             self._first_at, self._parts = now, parts
+
+    def quarantined(self, fingerprint: str) -> None:
+        self._fingerprint = fingerprint
 
     def starts_over(self) -> None:
         """What was answered so far, the client did not see."""
@@ -80,4 +84,5 @@ class Course:
             self._trace,
             work.device_s if work is not None else None,
             work.kv_block_s if work is not None else None,
+            self._fingerprint,
         )

@@ -34,6 +34,7 @@ from penstock.gateway.http.message import JSON, render
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.learned import LearnedAdapters
 from penstock.gateway.passage import Passage
+from penstock.gateway.quarantine import Quarantine
 from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.referee import ruled
 from penstock.gateway.replicas import Replica
@@ -75,6 +76,7 @@ class Door:
         self.roster = Roster(replicas, pool_names, admission.router.index, books.adapters)
         self.replicas, self.pools = self.roster.replicas, self.roster.pools
         self.retries = RetryBudget()
+        self.quarantine = Quarantine()
         self.lengths = OutputLengths()
         self.device_time = DeviceTime()
         self.random = Random()  # names requests and draws for picks: no secret hangs on it
@@ -127,6 +129,7 @@ class Door:
         caller = self.books.caller(exchange.request.headers)
         tenant = caller.tenant
         standing = self._standings.of(tenant)
+        self.quarantine.check(tenant.id, surface.path, exchange.request.body, self.now())
         asked = read(exchange.request.body)
         route = self._route(standing, asked.model)
         if tenant.budget.is_bounded:

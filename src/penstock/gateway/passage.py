@@ -14,7 +14,7 @@ from penstock.admission.decision import Admit, Decision, Queued
 from penstock.api import server_timing
 from penstock.api.sse import error_event
 from penstock.core.errors import EngineFailed, EngineUnavailable, PenstockError
-from penstock.gateway import refusals
+from penstock.gateway import quarantine, refusals
 from penstock.gateway.account import Account
 from penstock.gateway.fallback import Chain, failure_of_answer, failure_of_shed
 from penstock.gateway.http.forward import End, Forwarding, Outcome, forward
@@ -25,7 +25,7 @@ from penstock.gateway.replicas import Replica
 from penstock.gateway.retries import Tries
 from penstock.gateway.sizes import Size
 from penstock.gateway.spent import TokenUsage
-from penstock.gateway.stay import Stay, is_replicas_fault
+from penstock.gateway.stay import Stay, is_lost, is_replicas_fault
 from penstock.gateway.toll import Toll
 from penstock.gateway.transcript import Transcript
 from penstock.router.request import EdgeRequest
@@ -52,6 +52,7 @@ class Passage:
         "_is_open",
         "_size",
         "_stay",
+        "_tokens_before",
         "_toll",
         "_transcript",
         "_tries",
@@ -85,6 +86,7 @@ class Passage:
         self._is_open = True
         self._choice: Choice | None = None  # of that replica, and why
         self._stay: Stay | None = None  # at a replica
+        self._tokens_before = 0  # that others had made when it was sent there
         self._tries = Tries()
         self._forwarding: Forwarding | None = None
         self._declined: Outcome | None = None
@@ -133,6 +135,7 @@ class Passage:
         self._tries.sent(replica.id)
         tenant, transcript = self._inquiry.caller.tenant, self._transcript
         relayed, body = rest or transcript.letter(replica)
+        self._tokens_before = transcript.num_tokens if rest is not None else 0
         if rest is None and transcript.record is not None:
             self._account.follow(transcript.record, self.request)
         self._forwarding = forward(
@@ -164,6 +167,8 @@ class Passage:
     def _done(self, outcome: Outcome) -> None:
         self._forwarding = None
         replica = self._leave_replica(is_replicas_fault(outcome))
+        if replica is not None and is_lost(outcome, relays=replica.relays) and self._is_culprit(replica):
+            return
         match outcome.end:
             case End.COMPLETED if outcome.status == 200:
                 usage = self._transcript.usage(outcome)
@@ -189,7 +194,8 @@ class Passage:
 
     def replica_lost(self) -> None:
         """Its replica hangs, or is gone without its connection saying so."""
-        if self._stop_forwarding(is_blamed=True):
+        replica = self._stay.replica if self._stay is not None else None
+        if self._stop_forwarding(is_blamed=True) and not (replica is not None and self._is_culprit(replica)):
             self._carry_on() if self._exchange.is_started else self._try_again()
 
     def _stop_forwarding(self, is_blamed: bool | None) -> bool:
@@ -207,6 +213,25 @@ class Passage:
         if stay is not None and stay.end(is_blamed, now):
             self._door.replica_changed(stay.replica)
         return stay.replica if stay is not None else None
+
+    def _is_culprit(self, lost: Replica) -> bool:
+        """A replica was lost with this request. If that is one too many, the request ends here, and pays for what it
+        used, or might have."""
+        losses, door = self._tries.losses, self._door
+        losses.add(lost.id, self._transcript.num_tokens - self._tokens_before)
+        if not losses.is_culprit:
+            return False
+        tenant, error = self._inquiry.caller.tenant.id, quarantine.refusal()
+        fingerprint = door.quarantine.add(tenant, self._inquiry.surface.path, self._inquiry.body, door.now())
+        door.recorder.quarantined(self.request.model, tenant, fingerprint, losses.replicas)
+        self._account.course.quarantined(fingerprint)
+        usage = self._transcript.usage(None) or self._transcript.guess()
+        if self._exchange.is_started:
+            self._end_stream(error)
+        else:
+            door.refuse(self._exchange, self._inquiry.surface.convention, error, self.request.id)
+        self._close(usage, *ending_of(error))
+        return True
 
     def _try_again(self) -> None:
         """The client has seen nothing yet."""
@@ -233,8 +258,11 @@ class Passage:
             self._send(replica, rest)
             return
         error = EngineFailed("the replica failed in the middle of the answer")
-        self._exchange.write(error_event(error, self.request.id, self._inquiry.surface.convention), is_last=True)
+        self._end_stream(error)
         self._close(self._transcript.usage(None), *ending_of(error))
+
+    def _end_stream(self, error: PenstockError) -> None:
+        self._exchange.write(error_event(error, self.request.id, self._inquiry.surface.convention), is_last=True)
 
     def _next_replica(self, known_tokens: int) -> Replica | None:
         if not self._is_open:
@@ -243,11 +271,21 @@ class Passage:
         avoid = frozenset(self._tries.replicas)
         if is_begun:  # only a penstock replica carries on what another began
             avoid |= {replica.id for replica in door.replicas.values() if not replica.relays}
-        choice = door.admission.reroute(self.request.id, door.now(), avoid, known_tokens, is_begun=is_begun)
+        choice, losses = None, self._tries.losses
+        if losses.replicas:
+            avoid |= losses.forbidden(door.replicas)
+            usable = door.pools[self.request.model].ready_replicas - avoid
+            if apart := losses.apart(usable):
+                choice = self._reroute(avoid | apart, known_tokens, is_begun)
+        choice = choice or self._reroute(avoid, known_tokens, is_begun)
         if choice is None or choice.replica is None:
             return None
         self._choose(choice)
         return door.replicas[choice.replica.id]
+
+    def _reroute(self, avoid: frozenset[str], known_tokens: int, is_begun: bool) -> Choice | None:
+        door = self._door
+        return door.admission.reroute(self.request.id, door.now(), avoid, known_tokens, is_begun=is_begun)
 
     # -- to another model
 
@@ -271,7 +309,7 @@ class Passage:
         self._door.recorder.fell_back(self.request.model, move.request.model, failure.value)
         self.request, self._size, body = move
         self._transcript = Transcript(body, self._size, is_stream=self.is_stream)
-        self._tries, self._declined = Tries(), None
+        self._tries, self._declined = Tries(self._tries.losses), None
         self._submit()
         return True
 

@@ -6,8 +6,9 @@ asks (queues, replicas, open streams) is not counted at all. It decides nothing 
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -26,9 +27,12 @@ from penstock.gateway.state import GatewayState
 from penstock.gateway.tracing import PassedOn, Trace, Traces
 from penstock.observe import background
 from penstock.observe import gateway_catalog as catalog
+from penstock.observe.redaction import redact
 from penstock.observe.tallies import Count, Spread, Tallies
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
+
+log = logging.getLogger(__name__)
 
 _MAX_TENANTS = 200  # with series of their own
 _OTHERS = "other"
@@ -68,6 +72,7 @@ class RequestFacts(NamedTuple):
     trace: Trace | PassedOn | None = None
     device_s: float | None = None  # what it took, as its replica measured it; None: it did not say
     kv_block_s: float | None = None
+    fingerprint: str = ""  # of a request that was put into quarantine
 
 
 class Listener(Protocol):
@@ -193,6 +198,12 @@ class GatewayRecorder:
 
     def carried_on(self, model: str) -> None:
         self._tallies.count(catalog.CARRIED_ON, model).value += 1
+
+    def quarantined(self, model: str, tenant: str, fingerprint: str, lost: Iterable[str]) -> None:
+        """A request that replicas were lost with is refused from now on."""
+        self._tallies.count(catalog.QUARANTINED, model).value += 1
+        replicas = ", ".join(map(redact, sorted(lost)))
+        log.error("%s: request %s of tenant %s is refused: %s lost with it", model, fingerprint, tenant, replicas)
 
     def fell_back(self, model: str, to: str, reason: str) -> None:
         self._tallies.count(catalog.FALLBACKS, model, to, reason).value += 1

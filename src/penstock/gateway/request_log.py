@@ -124,6 +124,8 @@ def _text(at: str, facts: RequestFacts) -> str:
         line += f" device_ms={_ms(facts.device_s)} kv_block_s={facts.kv_block_s:.3f}"
     if facts.cost is not None:
         line += f" cost={facts.cost:.9f}"
+    if facts.fingerprint:
+        line += f" fingerprint={facts.fingerprint}"
     if facts.trace is not None:
         line += f" trace={facts.trace.trace_id}"
     return line
@@ -155,6 +157,7 @@ def _json(at: str, facts: RequestFacts) -> str:
             "device_ms": _rounded(facts.device_s),
             "kv_block_s": facts.kv_block_s,
             "cost": facts.cost,
+            **({"fingerprint": facts.fingerprint} if facts.fingerprint else {}),
             "trace": trace.trace_id if trace is not None else None,
         }
     )

@@ -3,11 +3,13 @@ retries never become the load."""
 
 from __future__ import annotations
 
+from penstock.gateway.quarantine import Losses
+
 _SHARE = 0.2
 _MOST = 512.0  # in hand: a replica that dies takes all its requests with it
 _MOST_TRIES = 3
 _BACKOFF_S = 0.05  # at most, before the second try; doubled for the third
-_MOST_MOVES = 10  # of a stream that has begun: one that ends every replica it comes to must not meet them all
+_MOST_MOVES = 10  # of a stream that has begun: replicas that drain are not lost (`quarantine`), and are no end either
 
 
 class RetryBudget:
@@ -27,11 +29,12 @@ class RetryBudget:
 
 
 class Tries:
-    """Of one request, for one model."""
+    """Of one request, for one model; `losses` are of all models that it went to."""
 
-    __slots__ = ("_num_moves", "replicas")
+    __slots__ = ("_num_moves", "losses", "replicas")
 
-    def __init__(self) -> None:
+    def __init__(self, losses: Losses | None = None) -> None:
+        self.losses = losses or Losses()
         self.replicas: set[str] = set()  # where it has been since one last answered
         self._num_moves = 0
 

@@ -56,6 +56,10 @@ class Pool:
             self._contexts[replica.id] = snapshot.max_context_tokens
             self.least_context, self.most_context = min(self._contexts.values()), max(self._contexts.values())
 
+    @property
+    def ready_replicas(self) -> frozenset[str]:
+        return frozenset(self._ready)
+
     def context_left(self, prompt_tokens: int) -> int:
         return max(1, self.most_context - prompt_tokens) if self.most_context < UNBOUNDED else _UNKNOWN_OUTPUT
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from penstock.api.relay import carry_on_comment
+from penstock.core.errors import EngineFailed
 from penstock.gateway.http.forward import End, Outcome
 from penstock.gateway.replicas import Replica, Rider
 
+_ENGINE_DIED = b'"code":"%b"' % EngineFailed.code.encode()  # in an error of a penstock replica
+_STREAM_DIED = carry_on_comment(EngineFailed(""))  # instead of the end of one of its streams
 _BUSY = (429, 503, 529)  # it works, and says that it cannot now
 
 
@@ -29,6 +33,20 @@ class Stay:
         else:
             self._attempt.failed(now) if is_blamed else self._attempt.succeeded(now)
         return breaker.is_tripped(now) != was_tripped
+
+
+def is_lost(outcome: Outcome, *, relays: bool) -> bool:
+    """Whether the replica, or its engine, was lost while it had this request (`quarantine`). `relays`: it is a penstock
+    replica, whose word for its engine counts."""
+    match outcome.end:
+        case End.FAILED_BEFORE | End.FAILED_AFTER:
+            return outcome.failure is not None and outcome.failure.was_sent
+        case End.UNFINISHED:
+            return outcome.tail.endswith(_STREAM_DIED)
+        case End.DECLINED:
+            return relays and (outcome.status or 0) >= 500 and _ENGINE_DIED in outcome.tail
+        case _:
+            return False
 
 
 def is_replicas_fault(outcome: Outcome) -> bool | None:

@@ -64,6 +64,13 @@ class Transcript:
     def is_whole(self) -> IsWhole | None:
         return is_whole if self.record is not None else None
 
+    @property
+    def num_tokens(self) -> int:
+        """Made for the client so far, as far as it is known here."""
+        if self.record is not None:
+            return self.record.num_tokens
+        return self._tally.output_tokens if self._tally is not None else 0
+
     def usage(self, outcome: Outcome | None) -> TokenUsage | None:
         """By what the answer says at its end, or the ids that came; None: not known, or there was no answer."""
         if outcome is not None and outcome.status != 200:

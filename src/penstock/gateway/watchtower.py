@@ -76,6 +76,8 @@ class Watchtower:
 
     def ended(self, facts: RequestFacts) -> None:
         name = self._reader.names.get(facts.replica, "")
+        if facts.fingerprint:
+            self.watch.quarantined(facts.model, facts.tenant, facts.fingerprint, self._door.now())
         self.watch.ended(facts if name == facts.replica else facts._replace(replica=name))
 
     def chose(self, request: EdgeRequest, choice: Choice) -> None:

@@ -80,6 +80,12 @@ CARRIED_ON = Metric(
     "Streams that went on at another replica when theirs could not.",
     ("model",),
 )
+QUARANTINED = Metric(
+    "penstock_gateway_requests_quarantined_total",
+    "counter",
+    "Requests that two replicas were lost with: refused, and refused again when they come back.",
+    ("model",),
+)
 FALLBACKS = Metric(
     "penstock_gateway_fallbacks_total",
     "counter",

@@ -44,6 +44,9 @@ def _ticket(name: str, runbook: str, rank: int, means: str, for_s: float = 0.0) 
 GPU_XID = _page("GpuXid", "gpu-xid", _ROOT, "a device reported an Xid error, or has a fault")
 OOM_KILL = _page("OutOfMemoryKill", "out-of-memory-kill", _ROOT, "the kernel killed a replica's process for its memory")
 CRASH = _page("ProcessCrash", "process-crash", _ROOT, "a replica's process or engine died without being told to")
+POISON = _page(
+    "RequestQuarantined", "request-quarantined", _ROOT, "two replicas were lost with the same request, which is refused"
+)
 MODEL_DOWN = _page("ModelDown", "model-down", _ROOT, "no replica of a model can be used", for_s=30.0)
 WRONG_ANSWERS = _page(
     "WrongAnswers", "wrong-answers", _ROOT, "a replica answers known questions otherwise than it should"

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from penstock.core.devices import DeviceReading
 from penstock.core.slo import Objective
 from penstock.watch.alerts import About, Condition
-from penstock.watch.kinds import CRASH, GPU_XID, OOM_KILL, AlertKind
+from penstock.watch.kinds import CRASH, GPU_XID, OOM_KILL, POISON, AlertKind
 from penstock.watch.readings import FleetReading, ReplicaReading
 
 TOLD_FOR_S = 300.0
@@ -29,6 +29,17 @@ class Mishaps:
             self._look(reading, now)
         self._open = {key: found for key, found in self._open.items() if now - found[0] < TOLD_FOR_S}
         return [condition for _, condition in self._open.values()]
+
+    def quarantined(self, model: str, tenant: str, fingerprint: str, now: float) -> None:
+        """One alert for each tenant, whatever it sends."""
+        condition = Condition(
+            kind=POISON,
+            summary=f"{model}: request {fingerprint} of tenant {tenant} is refused: two replicas were lost with it",
+            value=1.0,
+            model=model,
+            labels=(("tenant", tenant),),
+        )
+        self._open[condition.key] = now, condition
 
     def _look(self, reading: ReplicaReading, now: float) -> None:
         last, name = self._last.get(reading.replica), reading.replica

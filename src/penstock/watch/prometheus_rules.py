@@ -22,6 +22,7 @@ _AS_DECIDED = (
     kinds.GPU_XID,
     kinds.OOM_KILL,
     kinds.CRASH,
+    kinds.POISON,
     kinds.WRONG_ANSWERS,
     kinds.SLOW,
     kinds.GPU_IDLE,

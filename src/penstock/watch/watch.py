@@ -84,6 +84,9 @@ class Watch:
                 sample = model.replicas[request.replica] = Sample()
             sample.add(request)
 
+    def quarantined(self, model: str, tenant: str, fingerprint: str, now: float) -> None:
+        self._mishaps.quarantined(model, tenant, fingerprint, now)
+
     def tick(self, fleet: FleetReading, now: float, wall_s: float) -> list[Alert]:
         """What began to be wrong, and what is so no longer."""
         self._count_seconds(fleet, now)
