@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import openai
 import psutil
 import pytest
 from hypothesis import given
@@ -89,3 +90,23 @@ def test_a_limit_that_is_null_does_not_undo_the_tenants(door: Gateway) -> None:
     found = client.completions.create(model=NAME, prompt="the fox", extra_body={"max_tokens": None, "ignore_eos": True})
     assert found.usage is not None
     assert found.usage.completion_tokens == 7
+
+
+def test_a_long_name_of_a_model_is_refused_and_not_repeated(door: Gateway) -> None:
+    client = door.client(door.add_tenant("names"))
+    for length, error in (
+        (257, openai.BadRequestError),
+        (4 << 20, openai.BadRequestError),
+        (256, openai.NotFoundError),
+    ):
+        with pytest.raises(error) as refused:
+            client.completions.create(model="x" * length, prompt="the fox")
+        assert refused.value.param == "model"
+        assert len(refused.value.message) < 300
+
+
+def test_a_long_name_of_a_session_is_kept_as_a_hash() -> None:
+    long = read(json.dumps({"model": "m", "user": "u" * 100_000}).encode()).session
+    assert long is not None
+    assert len(long) == 32
+    assert read(b'{"model":"m","user":"me"}').session == "me"

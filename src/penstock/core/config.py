@@ -29,6 +29,11 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
+def shown(word: str) -> str:
+    """A stranger's word as an error repeats it: its beginning, if it is long."""
+    return word if len(word) <= _MAX_WORD else f"{word[:_MAX_WORD]}…"
+
+
 def build(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
     """An instance of the dataclass `cls` from plain values; nested dataclasses from nested mappings."""
     fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]

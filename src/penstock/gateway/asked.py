@@ -5,6 +5,7 @@ How many tokens that is, `sizes` knows.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
@@ -13,11 +14,14 @@ from msgspec import Meta
 from penstock.api.errors import ANTHROPIC, OPENAI, Convention
 from penstock.core.errors import InvalidRequest
 
+MAX_NAME = 256  # characters of a model's name; no route has a longer one
+_MAX_SESSION = 256  # characters; of a longer name its hash stands for it
+
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
-    model: str
+    model: Annotated[str, Meta(max_length=MAX_NAME)]
     stream: bool | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
@@ -58,7 +62,10 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     @property
     def session(self) -> str | None:
         """Requests that should meet the same cache and the same version; Anthropic's clients have a user_id."""
-        return self.prompt_cache_key or self.user or (_user_id(self.metadata) if self.metadata else None)
+        name = self.prompt_cache_key or self.user or (_user_id(self.metadata) if self.metadata else None)
+        if name is None or len(name) <= _MAX_SESSION:
+            return name
+        return blake2b(name.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 class Surface(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from zlib import crc32
 
 from penstock.admission.admission import Admission, Used
 from penstock.api.errors import OPENAI, Convention, error_headers
+from penstock.core.config import shown
 from penstock.core.errors import (
     InvalidRequest,
     MethodNotAllowed,
@@ -219,7 +220,7 @@ class Door:
         """What a tenant may not use does not exist for it."""
         route = self.routes.find(name, standing.models)
         if route.model not in standing.models:
-            raise ModelNotFound(f"no model '{name}'", param="model")
+            raise ModelNotFound(f"no model '{shown(name)}'", param="model")
         return route
 
     @staticmethod

@@ -19,6 +19,7 @@ from penstock.gateway.http.call import Call, Failure
 from penstock.gateway.http.clock import Timer
 from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.http.upstream import Upstream
+from penstock.gateway.silence import SilenceTimer
 
 _RETRY_S, _MOST_RETRY_S = 0.1, 0.5
 _ABSENT_S = 10.0  # a server that has no such stream may be replaced by one that has
@@ -60,7 +61,7 @@ class KvFollower:
         self._clock = upstream.clock
         self._call: Call | None = None
         self._timer: Timer | None = None
-        self._heard_at = 0.0
+        self._silence = SilenceTimer(self._clock, _SILENT_S, self._lost)
         self._retry_s = _RETRY_S
         self._status = 0
         self._is_stream = False
@@ -88,7 +89,7 @@ class KvFollower:
         self._is_stream = head.status == 200 and content_type.startswith(b"text/event-stream")
 
     def data(self, data: bytes, is_last: bool) -> None:
-        self._heard_at = self._clock.now()
+        self._silence.heard()
         if self._is_stream:
             *events, self._rest = (self._rest + data).split(b"\n\n")
             is_last |= not all(map(self._take, events))
@@ -153,16 +154,9 @@ class KvFollower:
     # -- the connection
 
     def _connect(self) -> None:
-        self._heard_at = self._clock.now()
         self._last, self._rest, self._is_stream = None, b"", False
         self._call = self._upstream.send(b"GET", kv_blocks.PATH.encode(), self._headers, b"", self)
-        self._watch()
-
-    def _watch(self) -> None:
-        if self._clock.now() - self._heard_at > _SILENT_S:
-            self._lost()
-        else:
-            self._timer = self._clock.call_later(_SILENT_S / 4, self._watch)
+        self._silence.begin()
 
     def _lost(self) -> None:
         if self._last is None:
@@ -176,6 +170,7 @@ class KvFollower:
     def _disconnect(self) -> None:
         self._drop()
         self._last = None
+        self._silence.stop()
         if self._timer is not None:
             self._timer.cancel()
         if self._call is not None:

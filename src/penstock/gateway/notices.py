@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.api.openai.models import ModelCard, model_list
+from penstock.core.config import shown
 from penstock.core.errors import NotFound
 from penstock.core.replica import ReplicaState
 from penstock.gateway.http.exchange import Exchange
@@ -36,4 +37,4 @@ def show(door: Door, exchange: Exchange, headers: bytes) -> None:
             cards = [ModelCard(id=one.name, created=door.started_s, parent=one.adapter_of) for one in models]
             exchange.respond(200, headers, model_list(cards))
         case _:
-            raise NotFound(f"no such path: {request.path.decode(errors='replace')}")
+            raise NotFound(f"no such path: {shown(request.path.decode(errors='replace'))}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Container
 
+from penstock.core.config import shown
 from penstock.core.errors import ModelNotFound
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.ruling import Ruling
@@ -24,7 +25,7 @@ def ruled(inquiry: Inquiry, facts: Facts, routes: RouteTable, models: Container[
     chosen, default = routes.find(verdict.to), routes.find(rules.default)
     taken = default if rules.dry_run else chosen
     if taken.model not in models:
-        raise ModelNotFound(f"no model '{inquiry.asked.model}'", param="model")
+        raise ModelNotFound(f"no model '{shown(inquiry.asked.model)}'", param="model")
     lot = inquiry.lot
     ruling = Ruling(inquiry.route.name, verdict, rules.dry_run, rules.default, default.pool(lot), chosen.pool(lot))
     return inquiry.ruled(taken, ruling)

@@ -31,6 +31,7 @@ from penstock.gateway.http.message import ResponseHead, render
 from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.kv_sources import KvEventSettings
 from penstock.gateway.reports import snapshot_of
+from penstock.gateway.silence import SilenceTimer
 from penstock.tenancy.tenants import Tenant
 
 _RETRY_S, _MOST_RETRY_S = 0.25, 1.0
@@ -164,7 +165,7 @@ class Follower:
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._clock = replica.upstream.clock
-        self._silent_after_s = replica.health.settings.silent_after_s
+        self._silence = SilenceTimer(self._clock, replica.health.settings.silent_after_s, self._fell_silent)
         self._call: Call | None = None
         self._timer: Timer | None = None
         self._prober: asyncio.Task[None] | None = None
@@ -172,7 +173,6 @@ class Follower:
         self._head: ResponseHead | None = None
         self._rest = b""
         self._retry_s = _RETRY_S
-        self._heard_at = self._clock.now()
         self._connect()
 
     def close(self) -> None:
@@ -180,6 +180,7 @@ class Follower:
             self._foreign.close()
         if self._prober is not None:
             self._prober.cancel()
+        self._silence.stop()
         if self._timer is not None:
             self._timer.cancel()
         if self._call is not None:
@@ -192,7 +193,8 @@ class Follower:
         self._rest = b""
 
     def data(self, data: bytes, is_last: bool) -> None:
-        self._heard_at = self._clock.now()
+        if not self._silence.heard():
+            self._replica.health.start_over()
         assert self._head is not None
         self._rest += data
         content_type = self._head.headers.get(b"content-type", b"")
@@ -211,17 +213,13 @@ class Follower:
     # -- inside
 
     def _connect(self) -> None:
-        self._heard_at = self._clock.now()
         self._call = self._replica.upstream.send(b"GET", b"/v1/penstock/snapshots", self._replica.headers, b"", self)
-        self._watch()
+        self._silence.begin()
 
-    def _watch(self) -> None:
-        if self._clock.now() - self._heard_at > self._silent_after_s:
-            if self._call is not None:
-                self._call.cancel()
-            self._lost()
-            return
-        self._timer = self._clock.call_later(self._silent_after_s / 4, self._watch)
+    def _fell_silent(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+        self._lost()
 
     def _take(self, event: bytes) -> None:
         try:
@@ -237,16 +235,16 @@ class Follower:
         if self._prober is None:
             prober = self._new_prober(replica.health.settings.deep_probe_every_s)
             self._prober = self._loop.create_task(prober.watch_engine())
-        is_lost = replica.health.hangs(report, self._heard_at)
-        replica.heard(snapshot_of(report, replica.snapshot, self._heard_at))
+        heard_at = self._silence.heard_at
+        is_lost = replica.health.hangs(report, heard_at)
+        replica.heard(snapshot_of(report, replica.snapshot, heard_at))
         self._changed(replica)
         if is_lost:
             replica.send_riders_away()
 
     def _is_provider(self) -> None:
         """How much it can take, its answers tell; whether it is there, probes, unless they are not wanted."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._silence.stop()
         self._call = None
         replica = self._replica
         if replica.dialect != "openai" and replica.probe_every_s != 0:
@@ -298,6 +296,7 @@ class Follower:
             replica.send_riders_away()
 
     def _lost(self) -> None:
+        self._silence.stop()
         if self._timer is not None:
             self._timer.cancel()
         self._call = None

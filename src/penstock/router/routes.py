@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from penstock.core.config import nearest
+from penstock.core.config import nearest, shown
 from penstock.core.errors import ConfigError, ModelNotFound
 from penstock.router.lots import is_among, race
 from penstock.router.rules import RuleSet
@@ -132,7 +132,7 @@ class RouteTable:
         if route is None:
             hint = nearest(name, self.routes if visible is None else visible)
             suggestion = f"; did you mean '{hint}'?" if hint else ""
-            raise ModelNotFound(f"no model '{name}'{suggestion}", param="model")
+            raise ModelNotFound(f"no model '{shown(name)}'{suggestion}", param="model")
         return route
 
     def next_after(self, failure: Failure, tried: Sequence[str]) -> Route | None:

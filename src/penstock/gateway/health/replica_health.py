@@ -46,6 +46,10 @@ class ReplicaHealth:
         elif self._passed >= self.settings.back_after:
             self.is_in = True
 
+    def start_over(self) -> None:
+        """Nobody listened to it for a while: how long it may stand still is counted anew."""
+        self._watchdog.start_over()
+
     def hangs(self, report: ReplicaReport, now: float) -> bool:
         """Whether this report is the one too many. From then on it is out until probes bring it back."""
         if not self.is_in:

@@ -15,6 +15,9 @@ class Watchdog:
         self._steps: int | None = None
         self._well_at: float | None = None  # the last time that it had nothing to do, or had done something
 
+    def start_over(self) -> None:
+        self._well_at = None
+
     def stalled(self, *, sequences: int, steps: int, step_s: float | None, now: float) -> float:
         """By a report: how much of the longest time it may stand still is over; from 1 on it hangs.
 

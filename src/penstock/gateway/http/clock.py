@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from penstock.core.clock import Clock
 
+_LATE_S = 0.25  # no callback should hold up the others for so long
+
 
 class Timer(Protocol):
     def cancel(self) -> None: ...
@@ -27,7 +29,37 @@ class LoopClock:
     now = staticmethod(time.monotonic)  # not the loop's own: uvloop counts in milliseconds
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> Timer:
-        return asyncio.get_running_loop().call_later(delay_s, callback, *args)
+        return _LoopTimer(self.now, delay_s, callback, args)
+
+
+class _LoopTimer:
+    """A timer that comes late, since its loop stood still, waits once more: for as long as it is late, but no longer
+    than before. Nobody's bytes were read meanwhile: whoever seems to have taken too long may have answered long ago."""
+
+    __slots__ = ("_args", "_callback", "_delay_s", "_due_s", "_handle", "_loop", "_now", "_was_late")
+
+    def __init__(
+        self, now: Callable[[], float], delay_s: float, callback: Callable[..., object], args: tuple[Any, ...]
+    ) -> None:
+        self._now = now
+        self._delay_s = delay_s
+        self._due_s = now() + delay_s
+        self._callback = callback
+        self._args = args
+        self._was_late = False
+        self._loop = asyncio.get_running_loop()
+        self._handle = self._loop.call_later(delay_s, self._fire)
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+    def _fire(self) -> None:
+        late_s = self._now() - self._due_s
+        if late_s > _LATE_S and not self._was_late:
+            self._was_late = True
+            self._handle = self._loop.call_later(min(late_s, self._delay_s), self._fire)
+        else:
+            self._callback(*self._args)
 
 
 LOOP_CLOCK = LoopClock()
