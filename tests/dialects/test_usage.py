@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +33,16 @@ def test_a_tally_counts_events_however_they_are_cut(cuts: list[int]) -> None:
         rest = rest[cut:]
     tally.append(rest)
     assert tally.num_events == len(STREAM)
+
+
+@pytest.mark.parametrize("end", [b"\r\n", b"\r"])
+def test_a_tally_counts_events_however_their_lines_end_and_whatever_they_are_called(end: bytes) -> None:
+    tally = StreamTally()
+    tally.append(b"".join(STREAM).replace(b"\n", end))
+    assert tally.num_events == len(STREAM)
+    named = StreamTally()
+    named.append(b'event: ping\ndata: {}\n\nevent: message_stop\ndata: {"data:":1}\n\n')
+    assert named.num_events == 2
 
 
 def test_a_stream_that_ends_early_is_billed_for_what_passed() -> None:

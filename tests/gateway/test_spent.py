@@ -27,4 +27,12 @@ def test_a_prompt_is_counted_whole_in_both_dialects(tail: bytes, expected: tuple
 @pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens", "input_tokens", "cache_read_input_tokens"])
 def test_a_number_of_tokens_that_no_store_can_hold_is_none(name: str, number: str) -> None:
     usage = find_usage(b'{"usage":{"%b":%b}}' % (name.encode(), number.encode()))
-    assert usage is None or usage == TokenUsage(0, 0)  # what is no integer counts as nothing
+    assert usage is None
+
+
+@pytest.mark.parametrize(
+    "said", [b"{}", b'{"prompt_tokens":0,"completion_tokens":0}', b'{"prompt_tokens":-5}', b"null"]
+)
+def test_a_usage_of_nothing_is_none(said: bytes) -> None:
+    assert find_usage(b'{"choices":[{}],"usage":%b}' % said) is None
+    assert find_usage(b'{"usage":{"prompt_tokens":3}}{"usage":%b}' % said) == TokenUsage(3, 0)

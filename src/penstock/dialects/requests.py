@@ -41,6 +41,11 @@ class Wishes(NamedTuple):
 NOTHING = Wishes()
 
 
+class Outgoing(NamedTuple):
+    body: bytes
+    hides_usage: bool = False  # of a stream: its client did not ask for it
+
+
 def needs_change(dialect: Dialect, wishes: Wishes) -> bool:
     """Without opening the request."""
     return bool(
@@ -57,12 +62,16 @@ def needs_change(dialect: Dialect, wishes: Wishes) -> bool:
 
 def outgoing(dialect: Dialect, body: bytes, wishes: Wishes = NOTHING) -> bytes:
     """The request as it goes out; the very same bytes where nothing differs."""
+    return prepare(dialect, body, wishes).body
+
+
+def prepare(dialect: Dialect, body: bytes, wishes: Wishes = NOTHING) -> Outgoing:
     if not needs_change(dialect, wishes):
-        return body
+        return Outgoing(body)
     try:
         members = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return body  # what is wrong with it, the server will say
+        return Outgoing(body)  # what is wrong with it, the server will say
     was = dict(members)
     for name, other in dialect.renamed.items():
         if name in members:
@@ -71,7 +80,11 @@ def outgoing(dialect: Dialect, body: bytes, wishes: Wishes = NOTHING) -> bytes:
     for name in dialect.dropped:
         members.pop(name, None)
     _add(dialect, members, wishes)
-    return body if members == was else _encode(members)
+    is_stream = members.get("stream") == _TRUE
+    return Outgoing(
+        body if members == was else _encode(members),
+        hides_usage=is_stream and wishes.usage and not _asks_usage(was.get("stream_options")),
+    )
 
 
 def priority_of(dialect: Dialect, priority: Priority) -> int | None:
@@ -114,6 +127,12 @@ def _select(members: Members, dialect: Dialect, adapter: Adapter) -> None:
             members[member] = _raw({"lora_name": adapter.name, "lora_int_id": number, "lora_path": adapter.path})
         case None:
             pass
+
+
+def _asks_usage(options: msgspec.Raw | None) -> bool:
+    if options is None or bytes(options)[:1] != b"{":
+        return False
+    return _decode(bytes(options)).get("include_usage") == _TRUE
 
 
 def _with_usage(options: msgspec.Raw | None) -> msgspec.Raw:

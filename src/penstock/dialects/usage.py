@@ -7,7 +7,8 @@ import re
 import msgspec
 
 _NO_CHOICES = re.compile(rb'"choices": ?\[\]')
-_EVENT = b"\n\ndata:"
+_DATA = (b"\ndata:", b"\rdata:")  # the line that an event has, however its lines end and whatever stands before
+_HEAD_BYTES = 8192
 
 
 class _Last(msgspec.Struct):
@@ -41,18 +42,25 @@ def _hidden(event: bytes) -> bytes:
 
 
 class StreamTally:
-    """Counts a stream's events as they pass: about one for each token. For one that ends before its usage."""
+    """Counts a stream's events as they pass: about one for each token. For one that ends before its usage.
 
-    __slots__ = ("_end", "num_events")
+    Its beginning is kept: Anthropic's servers say there how long the prompt is, and some say it nowhere else.
+    """
+
+    __slots__ = ("_end", "head", "num_events")
 
     def __init__(self) -> None:
         self.num_events = 0
-        self._end = b"\n\n"
+        self.head = b""
+        self._end = b"\n"
 
     def append(self, data: bytes) -> None:
         """As many as a read brought, cut anywhere."""
-        self.num_events += (self._end + data).count(_EVENT)
-        self._end = (self._end + data)[-len(_EVENT) + 1 :]
+        if len(self.head) < _HEAD_BYTES:
+            self.head += data[: _HEAD_BYTES - len(self.head)]
+        data = self._end + data
+        self.num_events += sum(map(data.count, _DATA))
+        self._end = data[-len(_DATA[0]) + 1 :]
 
     @property
     def output_tokens(self) -> int:

@@ -134,9 +134,12 @@ class ForeignFollower:
     async def _probe(self, is_deep: bool) -> None:
         if self.dialect is None:
             await self._detect()
-            if self.dialect is OPENAI and self._is_plain is not None:
+            is_unwatched = self._replica.probe_every_s == 0  # only what it is must be known, for what it is sent
+            if self._is_plain is not None and (self.dialect is OPENAI or (is_unwatched and self.dialect is not None)):
                 self._is_plain()
                 await asyncio.sleep(0)  # which ends this task
+            if is_unwatched:
+                return
         dialect, replica = self.dialect or OPENAI, self._replica
         answer = await (self._ask_deep(dialect) if is_deep else self._ask(dialect.health.path))
         is_refused = isinstance(answer, Failure) and answer.kind in _REFUSED

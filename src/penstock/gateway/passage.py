@@ -170,11 +170,13 @@ class Passage:
         if replica is not None and is_lost(outcome, relays=replica.relays) and self._is_culprit(replica):
             return
         match outcome.end:
-            case End.COMPLETED if outcome.status == 200:
+            case End.COMPLETED if outcome.status is not None and 200 <= outcome.status < 300:
                 usage = self._transcript.usage(outcome)
                 if usage is not None and self.is_stream and replica is not None:
                     self._door.roster.answered(replica, usage, outcome)
-                self._close(usage)
+                if usage is None and replica is not None:
+                    self._door.recorder.usage_missing(self.request.model, replica.id)
+                self._close(usage or self._transcript.guess_whole())
             case End.COMPLETED:
                 self._close(None, Ending.REFUSED, f"replica_{outcome.status}")
             case End.CLIENT_GONE:
@@ -259,7 +261,7 @@ class Passage:
             return
         error = EngineFailed("the replica failed in the middle of the answer")
         self._end_stream(error)
-        self._close(self._transcript.usage(None), *ending_of(error))
+        self._close(self._transcript.usage(None) or self._transcript.guess_part(), *ending_of(error))
 
     def _end_stream(self, error: PenstockError) -> None:
         self._exchange.write(error_event(error, self.request.id, self._inquiry.surface.convention), is_last=True)

@@ -121,6 +121,7 @@ class GatewayRecorder:
         self._ended: dict[tuple[str, str, str, str], Count] = {}
         self._models: dict[str, _Model] = {}
         self._tenants: dict[str, _Used] = {}
+        self._silent: set[tuple[str, str]] = set()  # models and replicas whose answers came without a usage
         self.rules = RuleTally(self._tallies)
         self.shadows = ShadowTally(self._tallies)
         self._version_of: Mapping[str, str] = {}
@@ -207,6 +208,19 @@ class GatewayRecorder:
 
     def fell_back(self, model: str, to: str, reason: str) -> None:
         self._tallies.count(catalog.FALLBACKS, model, to, reason).value += 1
+
+    def usage_missing(self, model: str, replica: str) -> None:
+        """An answer came without its usage, so what is charged for it is an estimate."""
+        count = self._tallies.count(catalog.USAGE_MISSING, model)
+        count.value += 1
+        if (model, replica) not in self._silent:
+            self._silent.add((model, replica))
+            log.warning(
+                "%s does not say what its answers of %s used: tenants are charged by counted events, or for as much as "
+                "was reserved (penstock_gateway_usage_missing_total counts such answers)",
+                redact(replica),
+                model,
+            )
 
     # -- what can be seen without counting
 

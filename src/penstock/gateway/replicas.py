@@ -20,6 +20,7 @@ from penstock.api.replica_report import ReplicaReport
 from penstock.core.replica import UNBOUNDED, ReplicaSnapshot, ReplicaState
 from penstock.core.request import Priority
 from penstock.dialects.engines import DIALECTS
+from penstock.dialects.engines.openai import OPENAI
 from penstock.dialects.requests import Adapter, Wishes
 from penstock.gateway.foreign import ForeignFollower
 from penstock.gateway.health.probe import Prober
@@ -32,6 +33,7 @@ from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.kv_sources import KvEventSettings
 from penstock.gateway.reports import snapshot_of
 from penstock.gateway.silence import SilenceTimer
+from penstock.gateway.translated import ForeignUpstream
 from penstock.tenancy.tenants import Tenant
 
 _RETRY_S, _MOST_RETRY_S = 0.25, 1.0
@@ -246,12 +248,15 @@ class Follower:
         """How much it can take, its answers tell; whether it is there, probes, unless they are not wanted."""
         self._silence.stop()
         self._call = None
-        replica = self._replica
-        if replica.dialect != "openai" and replica.probe_every_s != 0:
+        replica, dialect = self._replica, DIALECTS.get(self._replica.dialect)
+        replica.relays = False
+        if dialect is None or (dialect is not OPENAI and replica.probe_every_s != 0):
             self._foreign = ForeignFollower(
-                replica, partial(self._changed, replica), dialect=DIALECTS.get(replica.dialect), is_plain=self._is_plain
+                replica, partial(self._changed, replica), dialect=dialect, is_plain=self._is_plain
             )
         else:
+            if isinstance(replica.upstream, ForeignUpstream):
+                replica.upstream.dialect = dialect
             self._is_plain()
 
     def _is_plain(self) -> None:
@@ -262,6 +267,8 @@ class Follower:
         if replica.probe_every_s != 0:
             replica.health.await_probe()
             self._prober = self._loop.create_task(self._new_prober(0.0).watch_server())
+        else:
+            replica.health.probed(True)  # what it is was asked, perhaps, and nothing will be
         replica.heard(
             ReplicaSnapshot(
                 id=replica.id,

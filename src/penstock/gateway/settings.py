@@ -67,7 +67,9 @@ class ModelSettings:
     price: Price = field(default_factory=Price)  # per million tokens: input, output, cached; and per replica_hour
     slo: dict[str, Any] = field(default_factory=dict)  # objectives that are not the gateway's
     slow_after_s: Seconds | None = None  # time to the first byte after which the next model is tried; none: never
-    probe_every_s: Period | None = None  # of servers without reports; auto: health's, with a key 60; 0: never
+    probe_every_s: Period | None = (
+        None  # of servers without reports; auto: health's, with a key 60; 0: never, once `dialect` is known
+    )
     deep_probe_every_s: Period | None = None  # auto: of penstock replicas health's, of others never
 
 

@@ -29,7 +29,7 @@ class TokenUsage(NamedTuple):
 
 
 def find_usage(tail: bytes) -> TokenUsage | None:
-    """The last usage in these bytes, in OpenAI's words or in Anthropic's; None: there is none."""
+    """The last usage in these bytes, in OpenAI's words or in Anthropic's; None: there is none, or it is of nothing."""
     end = len(tail)
     while (at := tail.rfind(_KEY, 0, end)) >= 0:
         end = at
@@ -37,8 +37,7 @@ def find_usage(tail: bytes) -> TokenUsage | None:
             found, _ = _decode(tail[at + len(_KEY) :].decode(errors="replace").lstrip())
         except (ValueError, RecursionError):
             continue  # cut off by the beginning of the next event, or nobody's usage
-        if isinstance(found, dict):
-            usage = _usage(found)
+        if isinstance(found, dict) and (usage := _usage(found)).total:
             return usage if max(usage.total, usage.cached_tokens) <= MAX_TOKENS else None
     return None
 

@@ -77,6 +77,12 @@ class Transcript:
             return None
         found = find_usage(outcome.tail) if outcome is not None else None
         record = self.record
+        if (
+            found is not None and not found.input_tokens
+        ):  # in Anthropic's streams that may be said at the beginning only
+            first = find_usage(self._tally.head) if self._tally is not None else None
+            prompt_tokens = first.input_tokens if first is not None else 0
+            found = found._replace(input_tokens=prompt_tokens or self._size.most_used[0])
         if found is None and record is not None and (prompt := record.prompt_tokens) is not None:
             found = TokenUsage(prompt, record.num_tokens)
         if found is None:
@@ -85,6 +91,15 @@ class Transcript:
         return found._replace(work=self._cost if record is None else record.cost)
 
     def guess(self) -> TokenUsage:
-        """Of a client that left before a server that says its usage last: by the events it got, or all it might get."""
+        """Charge for an answer whose client left before its usage came: the events that passed, or all it might get."""
         prompt, output = self._size.most_used
         return TokenUsage(prompt, output) if self._tally is None else TokenUsage(prompt, self._tally.output_tokens)
+
+    def guess_whole(self) -> TokenUsage:
+        """Charge for a whole answer without a usage: as many tokens as events were counted, else what was reserved."""
+        prompt, output = self._size.most_used
+        return TokenUsage(prompt, self._tally.output_tokens or output if self._tally is not None else output)
+
+    def guess_part(self) -> TokenUsage | None:
+        """Charge for a stream that broke off where none can carry it on; None: the client got nothing of use."""
+        return self.guess() if self._tally is not None and self._tally.output_tokens else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from uuid import uuid4
 
@@ -17,17 +16,14 @@ from penstock.api.errors import error_body, http_error
 from penstock.core.errors import EngineFailed, EngineUnavailable, InvalidRequest, PenstockError
 from penstock.core.request import Priority
 from penstock.dialects.dialect import Dialect
-from penstock.dialects.engines.openai import OPENAI
 from penstock.dialects.native import CHAT, COMPLETIONS, NativeAnswer, Render, translate
-from penstock.dialects.requests import Wishes, outgoing, refuses_priority
+from penstock.dialects.requests import Wishes, prepare, refuses_priority
 from penstock.dialects.standing import Answer, Verdict, judge
 from penstock.dialects.usage import hide_usage
 from penstock.gateway.http.call import Call, Failure, Receiver
 from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.http.upstream import Upstream
 
-_ASKS_USAGE = re.compile(rb'"include_usage"\s*:\s*true')
-_STREAM = b'"stream"'
 _WITH_USAGE = Wishes(usage=True)
 _JSON = {b"content-type": b"application/json"}
 _EVENTS = {b"content-type": b"text/event-stream"}
@@ -48,7 +44,7 @@ class ForeignUpstream(Upstream):
         return self.dialect.name if self.dialect is not None else ""
 
     def wishing(self, wishes: Wishes) -> Upstream:
-        return self if self.dialect is None or self.dialect is OPENAI else _Wishing(self, wishes)
+        return _Wishing(self, wishes)
 
     def send(self, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
         return self.send_with(_WITH_USAGE, method, target, headers, body, receiver)
@@ -60,17 +56,15 @@ class ForeignUpstream(Upstream):
         if dialect is None or method != b"POST" or target not in (CHAT, COMPLETIONS):
             return super().send(method, target, headers, body, receiver)
         if dialect.native is None:
-            if dialect is OPENAI and _STREAM not in body:  # nearly every provider, and nothing to ask it for
-                return super().send(method, target, headers, body, receiver)
             if wishes.priority is not Priority.NORMAL and dialect.priority is not None:
                 if self.takes_priority:
                     receiver = _MindsPriority(receiver, self, dialect)
                 else:
                     wishes = wishes._replace(priority=Priority.NORMAL)
-            changed = outgoing(dialect, body, wishes)
-            if changed is not body and not _ASKS_USAGE.search(body):
+            outgoing = prepare(dialect, body, wishes)
+            if outgoing.hides_usage:
                 receiver = _HidesUsage(receiver)
-            return super().send(method, target, headers, changed, receiver)
+            return super().send(method, target, headers, outgoing.body, receiver)
         try:
             call = translate(
                 dialect.native,

@@ -47,6 +47,12 @@ TENANT_TOKENS = Metric(
     "The same by tenant: the first 200 that this process saw by name, all others together as `other`.",
     ("tenant", "kind"),
 )
+USAGE_MISSING = Metric(
+    "penstock_gateway_usage_missing_total",
+    "counter",
+    "Answers whose server did not say what they used. They are charged by counted events, or for what was reserved.",
+    ("model",),
+)
 DEVICE_SECONDS = Metric(
     "penstock_gateway_device_seconds_total",
     "counter",

@@ -90,7 +90,7 @@ def test_three_failed_probes_take_a_server_out_and_two_that_pass_bring_it_back_s
 
 
 def test_a_server_that_is_not_to_be_probed_is_not() -> None:
-    with providing(models=500) as provider, follows(one_model(provider, probe_every_s=0)) as door:
+    with providing(models=500) as provider, follows(one_model(provider, dialect="openai", probe_every_s=0)) as door:
         assert ask(door) == "hello"
         door.advance(100.0)
         assert ask(door) == "hello"
