@@ -11,7 +11,8 @@ from penstock.core.errors import EngineFailed, InvalidRequest, UnsupportedParame
 from penstock.dialects.dialect import Dialect
 from penstock.dialects.engines.tgi import TGI_GENERATE
 from penstock.dialects.engines.triton import TRITON, TRITON_TRTLLM
-from penstock.dialects.native import CHAT, COMPLETIONS, NativeCall, translate
+from penstock.dialects.fields import CHAT, COMPLETIONS
+from penstock.dialects.native import NativeCall, translate
 from penstock.gateway.spent import TokenUsage, find_usage
 from tests.dialects.servers import WORDS, FakeTgi, FakeTriton, FakeTritonTrtllm
 

@@ -53,9 +53,9 @@ def test_a_server_that_schedules_first_come_first_served_is_understood() -> None
 
 
 def test_a_tenants_cache_is_its_own_where_the_engine_can_keep_it_apart() -> None:
-    assert sent(VLLM, Wishes(salt="acme"))["cache_salt"] == "acme"
-    assert sent(TRTLLM, Wishes(salt="acme"))["cache_salt"] == "acme"
-    assert sent(OPENAI, Wishes(salt="acme")) == ASKED
+    assert sent(VLLM, Wishes(salt="acme".__add__))["cache_salt"] == "acme"
+    assert sent(TRTLLM, Wishes(salt="acme".__add__))["cache_salt"] == "acme"
+    assert sent(OPENAI, Wishes(salt="acme".__add__)) == ASKED
 
 
 def test_a_stream_is_asked_for_its_usage_and_keeps_its_other_options() -> None:
@@ -89,8 +89,18 @@ values = st.recursive(
 
 @given(st.dictionaries(st.text(), values), st.sampled_from(list(DIALECTS.values())))
 def test_what_is_not_ours_stays_as_it_was(members: dict[str, Any], dialect: Dialect) -> None:
-    ours = {"priority", "cache_salt", "rid", "model", "stream_options", *dialect.renamed, *dialect.renamed.values()}
-    wishes = Wishes(Priority.LOW, "salt", "id", Adapter("a"), usage=True)
+    ours = {
+        "priority",
+        "cache_salt",
+        "rid",
+        "model",
+        "stream_options",
+        "max_completion_tokens",
+        "max_tokens",
+        *dialect.renamed,
+        *dialect.renamed.values(),
+    }
+    wishes = Wishes(Priority.LOW, "salt".__add__, "id", Adapter("a"), usage=True)
     found = json.loads(outgoing(dialect, json.dumps(members).encode(), wishes))
     for name in members.keys() - ours - set(dialect.dropped) - {"lora_path", "lora_request"}:
         assert found[name] == members[name]
@@ -100,4 +110,4 @@ def test_what_is_not_ours_stays_as_it_was(members: dict[str, Any], dialect: Dial
     "body", [b'{"model":"m","stream":true,"stream_options":7}', b'{"model":"m","\xff":1}', b"[1]", b"{", b"\xff"]
 )
 def test_what_is_wrong_with_a_request_is_for_the_server_to_say(body: bytes) -> None:
-    assert outgoing(DIALECTS["vllm"], body, Wishes(usage=True, salt="acme")).startswith(body[:1])
+    assert outgoing(DIALECTS["vllm"], body, Wishes(usage=True, salt="acme".__add__)).startswith(body[:1])

@@ -15,21 +15,13 @@ import pytest
 
 from penstock.gateway.settings import ModelSettings
 from tests.clocks import ManualClock
-from tests.dialects.servers import FAKES, PROMPT_TOKENS, WORDS, FakeServer, FakeVllm, Reply
+from tests.dialects.servers import FAKES, PROMPT_TOKENS, WORDS, FakeServer, FakeVllm
 from tests.gateway.door import Gateway, gateway
+from tests.gateway.other_servers import FakeOpenai, in_front_of
 from tests.waiting import GIVE_UP_S, eventually
 
 STREAM = {"model": "m", "prompt": "Once upon a time", "max_tokens": len(WORDS), "stream": True}
 _USAGE = re.compile(rb'"usage": ?\{[^{}]*\}')
-
-
-class FakeOpenai(FakeServer):
-    """A provider of which nothing but OpenAI's paths is known."""
-
-    dialect = "openai"
-
-    def documents(self) -> dict[str, Reply]:
-        return {"/v1/models": self.models(owned_by="somebody")}
 
 
 class Silent(FakeOpenai):
@@ -38,14 +30,6 @@ class Silent(FakeOpenai):
     def answer(self, path: str, asked: dict[str, Any]) -> tuple[bool, list[bytes]]:
         is_stream, parts = super().answer(path, asked)
         return is_stream, [_USAGE.sub(b'"usage":{}', part) for part in parts]
-
-
-@contextlib.contextmanager
-def in_front_of(server: FakeServer, **options: Any) -> Iterator[Gateway]:
-    pools = {"m": ModelSettings(replicas=[server.url], **options)}
-    with gateway(pools=pools, waits=False) as door:
-        eventually(door.states, lambda states: set(states) <= {"ready", "degraded"})
-        yield door
 
 
 def ask(door: Gateway, body: bytes | dict[str, Any], path: str = "/v1/completions", key: str = "none") -> str:

@@ -87,7 +87,7 @@ def test_no_dialect_that_speaks_openai_changes_a_word_about_tools(name: str) -> 
     messages = [*BODY["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}]
     messages.append({"role": "tool", "tool_call_id": "call_1", "content": "18"})
     body = json.dumps(BODY | {"messages": messages}).encode()
-    wishes = Wishes(priority=Priority.HIGH, salt="s", request_id="r", usage=True)
+    wishes = Wishes(priority=Priority.HIGH, salt="s".__add__, request_id="r", usage=True)
     sent = json.loads(outgoing(dialect, body, wishes))
     for field in ("messages", "tools", "tool_choice", "parallel_tool_calls"):
         assert sent[field] == json.loads(body)[field]

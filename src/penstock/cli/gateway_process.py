@@ -39,6 +39,7 @@ from penstock.gateway.settings import (
     replicas_of,
     router_of,
     routes_of,
+    salts_of,
 )
 from penstock.gateway.state import state_of
 from penstock.gateway.watch_settings import slack_of, slos_of
@@ -93,7 +94,7 @@ async def serve(settings: GatewaySettings, url: str) -> None:
             listener = _listen(settings)
             async with _limiter(settings, url) as limiter:
                 books = Books(keys, limiter, budgets, ledger, prices, store.adapters)
-                replicas = replicas_of(models, settings.health)
+                replicas = replicas_of(models, settings.health, salts=salts_of(settings, penstock_home()))
                 unwant(replicas, store.adapters.all())
                 recorder = GatewayRecorder(lines, decisions, traces)
                 recorder.usage_lost = ledger.lost

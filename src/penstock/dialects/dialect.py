@@ -11,6 +11,11 @@ Join = Literal["sum", "max"]  # of many series: those of data-parallel ranks add
 Names = tuple[str, ...]
 
 
+def names_in(text: str) -> frozenset[str]:
+    """A table of many names, written as one text."""
+    return frozenset(text.split())
+
+
 class Signal(enum.StrEnum):
     """What a reading is made of. Totals only grow, from the server's start."""
 
@@ -143,6 +148,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     overload: Overload = Overload()
     renamed: dict[str, str] = {}  # members of OpenAI requests that go by another name here
     dropped: Names = ()  # and those it would refuse
+    fields: frozenset[str] = frozenset()  # of generating requests, beside those of `dialects.fields`
     model: str | None = None  # what it calls the one model it has; None: as everybody does
     salt: str | None = None  # the member that keeps tenants' caches apart
     request_id: str | None = None  # the member that takes the request's id

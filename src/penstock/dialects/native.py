@@ -17,10 +17,10 @@ from penstock.api.sse import DONE, error_event, event
 from penstock.core.errors import EngineFailed, InvalidRequest, UnsupportedParameter
 from penstock.core.request import FinishReason
 from penstock.dialects.dialect import Names, Native
+from penstock.dialects.fields import CHAT
 
 Render = Callable[[list[dict[str, Any]]], str]  # a conversation as one prompt
 
-CHAT, COMPLETIONS = b"/v1/chat/completions", b"/v1/completions"
 _LENGTHS = ("length", "max_tokens", "max_length")
 _DEFAULT_TOKENS = 16  # of /v1/completions
 _IMPOSSIBLE = (

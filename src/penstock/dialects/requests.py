@@ -1,25 +1,31 @@
-"""A client's OpenAI request as one kind of server wants it: only the members that differ are looked at.
+"""A client's request as one kind of server is sent it: the fields it may have (`fields`), with the names it knows them
+by, one output limit, and what the gateway adds.
 
-For a server that wants nothing special the client's bytes go out untouched. Servers that do not speak OpenAI at all
-are `native`'s.
+A request of the gateway's own goes out untouched where a server wants nothing special. Servers that do not speak
+OpenAI at all are `native`'s.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 from zlib import crc32
 
 import msgspec
 
+from penstock.core.errors import InvalidRequest
 from penstock.core.request import Priority
 from penstock.dialects.dialect import Dialect
+from penstock.dialects.fields import CHAT, COMPLETIONS, GENERATES, check_fields
 
 Members = dict[str, msgspec.Raw]
 
 _decode = msgspec.json.Decoder(Members).decode
 _encode = msgspec.json.encode
-_TRUE = msgspec.Raw(b"true")
+_TRUE, _NULL = msgspec.Raw(b"true"), msgspec.Raw(b"null")
 _USAGE = msgspec.Raw(b'{"include_usage":true}')
+_LIMITS = ("max_completion_tokens", "max_tokens")  # the first that is set counts, as the gateway reserves by it
+_MAX_SALT = 1024  # characters of a client's own
 
 
 class Adapter(NamedTuple):
@@ -32,7 +38,7 @@ class Wishes(NamedTuple):
     """What the gateway adds to a request. The default adds nothing."""
 
     priority: Priority = Priority.NORMAL
-    salt: str = ""  # of the cache: prompts of different salts never share
+    salt: Callable[[str], str] | None = None  # of the cache, by the client's own salt: different ones never share
     request_id: str = ""
     adapter: Adapter | None = None
     usage: bool = False  # a stream shall end with what it used, though its client did not ask
@@ -61,18 +67,38 @@ def needs_change(dialect: Dialect, wishes: Wishes) -> bool:
 
 
 def outgoing(dialect: Dialect, body: bytes, wishes: Wishes = NOTHING) -> bytes:
-    """The request as it goes out; the very same bytes where nothing differs."""
-    return prepare(dialect, body, wishes).body
+    """A request of the gateway's own as it goes out; the very same bytes where nothing differs."""
+    return prepare(dialect, CHAT, body, wishes).body
 
 
-def prepare(dialect: Dialect, body: bytes, wishes: Wishes = NOTHING) -> Outgoing:
-    if not needs_change(dialect, wishes):
+def prepare(
+    dialect: Dialect,
+    path: bytes,
+    body: bytes,
+    wishes: Wishes = NOTHING,
+    forward_fields: Collection[str] | None = None,
+) -> Outgoing:
+    """`forward_fields`: those that an operator allows clients besides; None: this is no client's request.
+
+    Raises what is wrong with a client's. It is always written anew: what a client spells twice, the server reads once.
+    """
+    is_clients = forward_fields is not None
+    if not is_clients and not needs_change(dialect, wishes):
         return Outgoing(body)
     try:
         members = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if is_clients:
+            raise InvalidRequest(f"the body is not valid JSON: {error}") from None
         return Outgoing(body)  # what is wrong with it, the server will say
+    if forward_fields is not None:
+        check_fields(dialect, path, members, forward_fields)
     was = dict(members)
+    if path in GENERATES:
+        _add_salt(dialect, members, wishes)
+    if path not in (CHAT, COMPLETIONS):
+        return Outgoing(_encode(members))
+    _keep_one_limit(members)
     for name, other in dialect.renamed.items():
         if name in members:
             value = members.pop(name)
@@ -82,7 +108,7 @@ def prepare(dialect: Dialect, body: bytes, wishes: Wishes = NOTHING) -> Outgoing
     _add(dialect, members, wishes)
     is_stream = members.get("stream") == _TRUE
     return Outgoing(
-        body if members == was else _encode(members),
+        body if members == was and not is_clients else _encode(members),
         hides_usage=is_stream and wishes.usage and not _asks_usage(was.get("stream_options")),
     )
 
@@ -105,14 +131,33 @@ def _add(dialect: Dialect, members: Members, wishes: Wishes) -> None:
         members["model"] = _raw(dialect.model)
     if dialect.priority is not None and (number := priority_of(dialect, wishes.priority)):
         members[dialect.priority.name] = _raw(number)
-    if dialect.salt is not None and wishes.salt:
-        members[dialect.salt] = _raw(wishes.salt)
     if dialect.request_id is not None and wishes.request_id:
         members[dialect.request_id] = _raw(wishes.request_id)
     if wishes.adapter is not None and dialect.lora is not None:
         _select(members, dialect, wishes.adapter)
     if wishes.usage and dialect.has_stream_usage and members.get("stream") == _TRUE:
         members["stream_options"] = _with_usage(members.get("stream_options"))
+
+
+def _add_salt(dialect: Dialect, members: Members, wishes: Wishes) -> None:
+    if dialect.salt is None or wishes.salt is None:
+        return
+    own = members.get(dialect.salt, _NULL)
+    try:
+        text = msgspec.json.decode(own, type=str | None) or ""
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise InvalidRequest(f"{dialect.salt}: expected a string", param=dialect.salt) from None
+    if len(text) > _MAX_SALT:
+        raise InvalidRequest(f"{dialect.salt}: must have at most {_MAX_SALT} characters", param=dialect.salt)
+    members[dialect.salt] = _raw(wishes.salt(text))
+
+
+def _keep_one_limit(members: Members) -> None:
+    """Two limits would leave it to the server which of them holds."""
+    given = [name for name in _LIMITS if members.get(name, _NULL) != _NULL]
+    for name in _LIMITS:
+        if name not in given[:1]:
+            members.pop(name, None)
 
 
 def _select(members: Members, dialect: Dialect, adapter: Adapter) -> None:

@@ -26,6 +26,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     n: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=1024)] | None = None  # of /v1/completions: so many are made, and n shown
     user: str | None = None
     prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, msgspec.Raw] | None = None  # may make a template say anything
@@ -45,9 +46,13 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def choices_per_prompt(self) -> int:
+        """Sequences that are made for each prompt, each as long as the output limit lets it."""
+        return max(self.n or 1, self.best_of or 1)
+
+    @property
     def num_choices(self) -> int:
-        """Each is as long as the output limit lets it: n for every prompt."""
-        return (self.n or 1) * _num_prompts(bytes(self.prompt))
+        return self.choices_per_prompt * _num_prompts(bytes(self.prompt))
 
     @property
     def num_texts(self) -> int:

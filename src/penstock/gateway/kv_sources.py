@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from penstock.core.hashing import cache_namespace
 from penstock.gateway.zmq_events import EventSource
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -33,8 +32,3 @@ class KvEventSettings:
             )
             for rank in range(self.ranks)
         ]
-
-
-def namespace_of_salt(salt: str) -> str:
-    """A tenant's namespace is the salt that such a server is sent."""
-    return cache_namespace(salt, "")

@@ -22,6 +22,7 @@ from penstock.core.request import Priority
 from penstock.dialects.engines import DIALECTS
 from penstock.dialects.engines.openai import OPENAI
 from penstock.dialects.requests import Adapter, Wishes
+from penstock.gateway.cache_salt import CacheSalts
 from penstock.gateway.foreign import ForeignFollower
 from penstock.gateway.health.probe import Prober
 from penstock.gateway.health.replica_health import ReplicaHealth
@@ -75,8 +76,10 @@ class Replica:
         kv_events: KvEventSettings | None = None,
         sends_priority: bool = False,
         adapters: Mapping[str, str | None] | None = None,
+        salts: CacheSalts | None = None,
     ) -> None:
-        """`model`: the pool it is in; `served_as`: what it calls the model itself, if that is another name."""
+        """`model`: the pool it is in; `served_as`: what it calls the model itself, if that is another name. `salts`:
+        the same for all replicas of a gateway."""
         self.id = id or url
         self.name = f"{model}-{crc32(self.id.encode()) & 0xFFFF:04x}"  # towards clients, who need no addresses
         self.model = model
@@ -88,6 +91,7 @@ class Replica:
         self.unwanted: set[str] = set()  # that it was given by an earlier configuration, and is to have no longer
         self.loaded: frozenset[str] = frozenset()  # of `adapters`, where it does not say itself what it has
         self.listed: frozenset[str] = frozenset()  # that it names among its models, if it is no penstock replica
+        self.salts = salts or CacheSalts(b"")
         self._sends_priority = sends_priority
         self.has_key = key is not None  # it is somebody else's, and paid for
         self.riders: set[Rider] = set()
@@ -110,11 +114,12 @@ class Replica:
 
     def way(self, tenant: Tenant, adapter: str = "") -> Upstream:
         """To it, for a tenant's request: its cache is the tenant's own whoever keeps it."""
-        namespace, priority = tenant.namespace, tenant.priority.priority if self._sends_priority else Priority.NORMAL
-        if self.relays or not (namespace or adapter or priority is not Priority.NORMAL):
+        if self.relays:
             return self.upstream
+        priority = tenant.priority.priority if self._sends_priority else Priority.NORMAL
         named = Adapter(adapter, self.adapters.get(adapter) or "", self.served_as) if adapter else None
-        return self.upstream.wishing(Wishes(salt=namespace, priority=priority, adapter=named))
+        salt = partial(self.salts.salt, tenant.namespace)
+        return self.upstream.wishing(Wishes(salt=salt, priority=priority, adapter=named))
 
     def headers_for(self, tenant: Tenant, *, relayed: bytes = b"") -> bytes:
         """What a penstock replica must know besides the client's bytes; `relayed`: what kind of stream it is."""

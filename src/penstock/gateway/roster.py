@@ -12,7 +12,6 @@ from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.gateway.adapters import AdapterKeeper, AdapterNotes
 from penstock.gateway.http.forward import Outcome
 from penstock.gateway.kv_follower import KvFollower
-from penstock.gateway.kv_sources import namespace_of_salt
 from penstock.gateway.replicas import Follower, Replica
 from penstock.gateway.sizes import Pool
 from penstock.gateway.speeds import Speeds
@@ -53,7 +52,7 @@ class Roster:
         self._followers = [Follower(replica, changed) for replica in self.replicas.values()]
         published = [replica for replica in self.replicas.values() if replica.kv_events is not None]
         if published:
-            self._kv_reader = KvEventReader(IndexTeller(self._index).told, namespace_of=namespace_of_salt)
+            self._kv_reader = KvEventReader(IndexTeller(self._index).told, namespace_of=published[0].salts.namespace_of)
         for replica in published:
             assert self._kv_reader is not None
             assert replica.kv_events is not None

@@ -14,9 +14,11 @@ models:
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from dataclasses import astuple, dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -27,6 +29,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.settings import TelemetrySettings, setting
 from penstock.core.slo import Seconds, Slo
 from penstock.dialects.engines import DIALECTS
+from penstock.gateway.cache_salt import KEY_BYTES, CacheSalts, key_in
 from penstock.gateway.health.settings import HealthSettings, Period
 from penstock.gateway.http.clock import LOOP_CLOCK, TimerClock
 from penstock.gateway.kv_sources import KvEventSettings
@@ -39,6 +42,8 @@ from penstock.router.routes import Failure, Fallback, PoolShare, Route, RouteTab
 from penstock.router.strategies import RoutingSettings
 from penstock.tenancy.prices import Price
 from penstock.watch.settings import WatchSettings
+
+log = logging.getLogger(__name__)
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PAID_PROBE_S = 60.0  # a server that wants a key is somebody else's, and asked rarely
@@ -60,6 +65,8 @@ class ModelSettings:
     secret_env: str | None = None  # the one with the replicas' gateway_secret
     fallback: list[str] = field(default_factory=list)  # models to go on to, in this order, when this one cannot
     fallback_on: list[Literal["error", "slow", "context"]] = field(default_factory=lambda: ["error", "slow", "context"])
+    forward_fields: list[str] = field(default_factory=list)  # of requests, that other servers may be sent besides
+    stream_usage: bool = True  # ask other servers for the usage of streams; false: they refuse stream_options
     dialect: str = "auto"  # of servers that are not penstock's: auto, or one of docs/dialects.md
     send_priority: bool = False  # tell servers that are not penstock's a tenant's class: they must schedule by it
     kv_events: KvEventSettings | None = None  # where vLLM, SGLang or TensorRT-LLM servers publish their KV events
@@ -88,6 +95,9 @@ class GatewaySettings:
     admin_host: str = setting("127.0.0.1", "address of the admin port")
     admin_port: Annotated[int, Meta(ge=0, le=65535)] | None = setting(
         None, "port of the admin API and /metrics; 0 picks a free one; not set: on loopback the same, else none"
+    )
+    cache_salt_env: str | None = setting(
+        None, "the environment variable with the key of salts for other servers' caches; auto: a file in PENSTOCK_HOME"
     )
     request_log: bool = setting(True, "a line in the log for each request")
     route_headers: bool = setting(True, "x-penstock-replica and x-penstock-route in answers: where from, and why")
@@ -184,9 +194,27 @@ def admission_of(settings: GatewaySettings) -> AdmissionSettings:
     )
 
 
+def salts_of(settings: GatewaySettings, home: Path) -> CacheSalts:
+    """Salts of the configured key, or of the one that all gateways with this `home` share."""
+    if (key := _from_environment(settings.cache_salt_env)) is not None:
+        return CacheSalts(key.encode())
+    try:
+        return CacheSalts(key_in(home / "cache_salt.key"))
+    except OSError as error:
+        log.warning(
+            "the key of cache salts cannot be kept (%s): other servers' caches are cold for this gateway", error
+        )
+        return CacheSalts(os.urandom(KEY_BYTES))
+
+
 def replicas_of(
-    models: dict[str, ModelSettings], health: HealthSettings | None = None, clock: TimerClock = LOOP_CLOCK
+    models: dict[str, ModelSettings],
+    health: HealthSettings | None = None,
+    clock: TimerClock = LOOP_CLOCK,
+    salts: CacheSalts | None = None,
 ) -> list[Replica]:
+    """`salts`: of tenants' caches in servers that are not penstock's; None: of a key that nobody has."""
+    salts = salts or CacheSalts(os.urandom(KEY_BYTES))
     pools = pools_of(models)
     counts = Counter(url for pool in pools.values() for url in pool.replicas)
     found = []
@@ -210,7 +238,7 @@ def replicas_of(
                 url,
                 model=name,
                 served_as=pool.served_as,
-                upstream=ForeignUpstream.from_url(url, clock=clock),
+                upstream=_upstream(url, pool, clock),
                 key=key,
                 secret=secret,
                 health=health,
@@ -219,12 +247,20 @@ def replicas_of(
                 kv_events=pool.kv_events,
                 sends_priority=pool.send_priority,
                 adapters=pool.adapters,
+                salts=salts,
                 dialect="openai" if key and pool.dialect == "auto" else pool.dialect,  # a paid one is not asked around
                 id=url if counts[url] == 1 else f"{url}#{name}",  # one provider may have many models
             )
             for url in pool.replicas
         ]
     return found
+
+
+def _upstream(url: str, pool: ModelSettings, clock: TimerClock) -> ForeignUpstream:
+    upstream = ForeignUpstream.from_url(url, clock=clock)
+    upstream.forward_fields = frozenset(pool.forward_fields)
+    upstream.asks_usage = pool.stream_usage
+    return upstream
 
 
 def _from_environment(variable: str | None) -> str | None:

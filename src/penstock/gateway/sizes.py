@@ -94,7 +94,7 @@ class Size:
         self.block_tokens = ROUTING_TOKENS  # in each of them
         self._ids = b""  # of the prompt, once it is named, as the lexicon of this digest has them
         self._text = ""
-        lexicon, n = pool.tokens.lexicon, asked.n or 1
+        lexicon, n = pool.tokens.lexicon, asked.choices_per_prompt
         texts = 0 if path in _GENERATES else asked.num_texts
         self._num_texts = texts
         self.is_final = lexicon is None or (texts > 0 and path != EMBEDDINGS)  # nothing more exact can be had

@@ -1,8 +1,9 @@
 """The way to a replica that is not penstock's: requests go out in its dialect, answers come back in OpenAI's.
 
-An `Upstream` like any other, so who forwards through it knows nothing of dialects. Where a dialect differs in nothing,
-bytes go through untouched. Streams are always asked for their usage; if the client did not want that, it comes back as
-a comment, which clients skip and the books read. A server that will not hear of priorities is told of none again.
+An `Upstream` like any other, so who forwards through it knows nothing of dialects. A client's request has only fields
+that such a server may be sent; any other is refused here. Streams are always asked for their usage; if the client did
+not want that, it comes back as a comment, which clients skip and the books read. A server that will not hear of
+priorities is told of none again.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from penstock.api.errors import error_body, http_error
 from penstock.core.errors import EngineFailed, EngineUnavailable, InvalidRequest, PenstockError
 from penstock.core.request import Priority
 from penstock.dialects.dialect import Dialect
-from penstock.dialects.native import CHAT, COMPLETIONS, NativeAnswer, Render, translate
+from penstock.dialects.engines.openai import OPENAI
+from penstock.dialects.fields import CHAT, COMPLETIONS
+from penstock.dialects.native import NativeAnswer, Render, translate
 from penstock.dialects.requests import Wishes, prepare, refuses_priority
 from penstock.dialects.standing import Answer, Verdict, judge
 from penstock.dialects.usage import hide_usage
+from penstock.gateway.asked import SURFACES
 from penstock.gateway.http.call import Call, Failure, Receiver
 from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.http.upstream import Upstream
@@ -38,6 +42,8 @@ class ForeignUpstream(Upstream):
     dialect: Dialect | None = None
     render: Render | None = None  # of the model's chat template, for servers that take text only
     takes_priority = True  # until it says that it does not
+    asks_usage = True  # of streams
+    forward_fields: frozenset[str] = frozenset()  # that clients may send besides those of `dialects.fields`
 
     @property
     def speaks(self) -> str:
@@ -47,62 +53,77 @@ class ForeignUpstream(Upstream):
         return _Wishing(self, wishes)
 
     def send(self, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
-        return self.send_with(_WITH_USAGE, method, target, headers, body, receiver)
-
-    def send_with(
-        self, wishes: Wishes, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver
-    ) -> Call:
+        """A request of the gateway's own; a client's goes by `wishing`."""
         dialect = self.dialect
         if dialect is None or method != b"POST" or target not in (CHAT, COMPLETIONS):
             return super().send(method, target, headers, body, receiver)
-        if dialect.native is None:
-            if wishes.priority is not Priority.NORMAL and dialect.priority is not None:
-                if self.takes_priority:
-                    receiver = _MindsPriority(receiver, self, dialect)
-                else:
-                    wishes = wishes._replace(priority=Priority.NORMAL)
-            outgoing = prepare(dialect, body, wishes)
-            if outgoing.hides_usage:
-                receiver = _HidesUsage(receiver)
-            return super().send(method, target, headers, outgoing.body, receiver)
+        return self._send_in(dialect, _WITH_USAGE, None, target, headers, body, receiver)
+
+    def send_clients(self, wishes: Wishes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
+        """A client's request, as far as such a server may be sent it."""
+        wishes = wishes._replace(usage=self.asks_usage)
+        return self._send_in(self.dialect or OPENAI, wishes, self.forward_fields, target, headers, body, receiver)
+
+    def _send_in(
+        self,
+        dialect: Dialect,
+        wishes: Wishes,
+        forward_fields: frozenset[str] | None,
+        target: bytes,
+        headers: bytes,
+        body: bytes,
+        receiver: Receiver,
+    ) -> Call:
+        if wishes.priority is not Priority.NORMAL and not self.takes_priority:
+            wishes = wishes._replace(priority=Priority.NORMAL)
+        if dialect.native is not None:
+            wishes = wishes._replace(usage=False)  # what is translated has one
         try:
+            outgoing = prepare(dialect, target, body, wishes, forward_fields)
+            if dialect.native is None or target not in (CHAT, COMPLETIONS):
+                if wishes.priority is not Priority.NORMAL and dialect.priority is not None:
+                    receiver = _MindsPriority(receiver, self, dialect)
+                if outgoing.hides_usage:
+                    receiver = _HidesUsage(receiver)
+                return super().send(b"POST", target, headers, outgoing.body, receiver)
             call = translate(
                 dialect.native,
                 target,
-                body,
+                outgoing.body,
                 request_id=f"cmpl-{uuid4().hex}",
                 created=int(time.time()),
                 render=self.render,
             )
         except PenstockError as error:
-            return self._refuse(error, receiver)
+            return self._refuse(error, target, receiver)
         receiver = _Translates(receiver, dialect, call.answer, call.is_stream)
-        return super().send(method, call.target, headers, call.body, receiver)
+        return super().send(b"POST", call.target, headers, call.body, receiver)
 
-    def _refuse(self, error: PenstockError, receiver: Receiver) -> Call:
+    def _refuse(self, error: PenstockError, target: bytes, receiver: Receiver) -> Call:
         """Answers in the server's place, and as late as a server would."""
         call = Call(self, receiver, b"", b"", is_head_only=False)
+        convention = SURFACES[target].convention
 
         def answer() -> None:
             told, call.receiver = call.receiver, None
             if told is not None:
-                told.head(ResponseHead(http_error(error).status, _JSON))
-                told.data(error_body(error), True)
+                told.head(ResponseHead(convention.status(error), _JSON))
+                told.data(convention.body(error, ""), True)
 
         asyncio.get_running_loop().call_soon(answer)
         return call
 
 
 class _Wishing(Upstream):
-    """One request's way through a `ForeignUpstream`; it has no connections of its own."""
+    """One client's request on its way through a `ForeignUpstream`; it has no connections of its own."""
 
     def __init__(self, upstream: ForeignUpstream, wishes: Wishes) -> None:
         self._upstream = upstream
-        self._wishes = wishes._replace(usage=True)
+        self._wishes = wishes
         self.clock = upstream.clock
 
     def send(self, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
-        return self._upstream.send_with(self._wishes, method, target, headers, body, receiver)
+        return self._upstream.send_clients(self._wishes, target, headers, body, receiver)
 
 
 class _MindsPriority:

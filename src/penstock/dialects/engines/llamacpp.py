@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.dialects.dialect import Dialect, Document, Health, Lora, Member, Series, Sign, Signal
+from penstock.dialects.dialect import Dialect, Document, Health, Lora, Member, Series, Sign, Signal, names_in
 
 METRICS = Document(
     b"/metrics",  # with --metrics
@@ -38,6 +38,13 @@ LLAMACPP = Dialect(
                 Signal.MAX_RUNNING: Member(("total_slots",)),
             },
         ),
+    ),
+    fields=names_in(
+        "ignore_eos typical_p typ_p top_n_sigma repeat_penalty repeat_last_n dynatemp_range dynatemp_exponent mirostat "
+        "mirostat_tau mirostat_eta dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers "
+        "xtc_probability xtc_threshold samplers min_keep n_probs post_sampling_probs cache_prompt timings_per_token "
+        "return_tokens grammar json_schema chat_template_kwargs reasoning_format add_generation_prompt "
+        "parse_tool_calls"
     ),
     max_sequences=4,
     health=Health(starting_text=b"Loading model", has_503_while_starting=True),

@@ -13,6 +13,7 @@ from penstock.dialects.dialect import (
     Series,
     Sign,
     Signal,
+    names_in,
 )
 
 LOADS = Document(
@@ -77,6 +78,10 @@ SGLANG = Dialect(
         Document(b"/server_info", members=_INFO),
     ),
     health=Health(deep=b"/health_generate", has_503_while_starting=True),
+    fields=names_in(
+        "ignore_eos min_tokens stop_token_ids no_stop_trim skip_special_tokens continue_final_message "
+        "chat_template_kwargs separate_reasoning stream_reasoning json_schema regex ebnf"
+    ),
     salt="cache_salt",
     request_id="rid",
     priority=PriorityField("priority", high=1, refusal=b"priority"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.dialects.dialect import Dialect, Document, Health, Lora, Member, Series, Sign, Signal
+from penstock.dialects.dialect import Dialect, Document, Health, Lora, Member, Series, Sign, Signal, names_in
 
 METRICS = Document(
     b"/prometheus/metrics",
@@ -29,6 +29,12 @@ TRTLLM = Dialect(
     loads=(METRICS,),
     facts=(Document(b"/v1/models", members={Signal.MAX_CONTEXT: Member(("data", "*", "max_model_len"), "max")}),),
     health=Health(deep=b"/health_generate", starting_header=(b"x-trtllm-server-state", b"starting")),
+    fields=names_in(
+        "ignore_eos min_tokens stop_token_ids include_stop_str_in_output length_penalty top_p_min top_p_decay "
+        "skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens add_generation_prompt "
+        "add_special_tokens chat_template_kwargs documents "
+        "guided_json guided_regex guided_choice guided_grammar structured_outputs"
+    ),
     salt="cache_salt",
     lora=Lora("lora_request"),
     has_kv_events=True,

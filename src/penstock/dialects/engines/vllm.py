@@ -12,6 +12,7 @@ from penstock.dialects.dialect import (
     Series,
     Sign,
     Signal,
+    names_in,
 )
 
 METRICS = Document(
@@ -42,6 +43,13 @@ VLLM = Dialect(
     ),
     loads=(METRICS,),
     facts=(Document(b"/v1/models", members={Signal.MAX_CONTEXT: Member(("data", "*", "max_model_len"), "max")}),),
+    fields=names_in(
+        "ignore_eos min_tokens stop_token_ids bad_words allowed_token_ids include_stop_str_in_output length_penalty "
+        "skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens add_generation_prompt "
+        "continue_final_message add_special_tokens chat_template_kwargs documents return_tokens_as_token_ids "
+        "return_token_ids thinking_token_budget "
+        "guided_json guided_regex guided_choice guided_grammar structured_outputs"
+    ),
     salt="cache_salt",
     priority=PriorityField("priority", high=-1, refusal=b"priority scheduling"),
     lora=Lora("model", b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from typing import Self
 from urllib.parse import urlsplit
 
 from penstock.core.errors import ConfigError
@@ -60,7 +61,7 @@ class Upstream:
         tls: ssl.SSLContext | None = None,
         limits: UpstreamLimits | None = None,
         clock: TimerClock = LOOP_CLOCK,
-    ) -> Upstream:
+    ) -> Self:
         """`http://host:port` or `https://host`; a path is the caller's affair."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:

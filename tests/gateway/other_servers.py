@@ -1,0 +1,29 @@
+"""A gateway in front of one server that is not penstock's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.gateway.settings import ModelSettings
+from tests.dialects.servers import FakeServer, Reply
+from tests.gateway.door import Gateway, gateway
+from tests.waiting import eventually
+
+
+class FakeOpenai(FakeServer):
+    """A provider of which nothing but OpenAI's paths is known."""
+
+    dialect = "openai"
+
+    def documents(self) -> dict[str, Reply]:
+        return {"/v1/models": self.models(owned_by="somebody")}
+
+
+@contextlib.contextmanager
+def in_front_of(server: FakeServer, **options: Any) -> Iterator[Gateway]:
+    pools = {"m": ModelSettings(replicas=[server.url], **options)}
+    with gateway(pools=pools, waits=False) as door:
+        eventually(door.states, lambda states: set(states) <= {"ready", "degraded"})
+        yield door
