@@ -65,6 +65,14 @@ def test_a_key_made_and_revoked_at_one_gateway_works_and_ends_at_another(
         eventually(lambda: two.ask("GET", "/admin/v1/tenants", key=admin_key)[0], lambda status: status == 401)
 
 
+def test_only_an_admin_may_send_a_body_to_the_admin_api(tmp_path: Path, replica: Replica, admin_key: str) -> None:
+    with real_gateway(tmp_path, replica) as gateway:
+        large = b" " * 3_000_000 + b'{"id": "acme"}'
+        assert gateway.ask("POST", "/admin/v1/tenants", large, key="psa_none")[0] == 401
+        assert gateway.ask("POST", "/nowhere", large, key=admin_key)[0] == 404
+        assert gateway.ask("POST", "/admin/v1/tenants", large, key=admin_key)[0] == 413  # read, and too large for it
+
+
 @pytest.mark.drill
 def test_a_key_works_and_ends_at_another_gateway_within_a_second(
     tmp_path: Path, replica: Replica, admin_key: str

@@ -177,7 +177,7 @@ def gateway(
         found = replicas_of(pools, health, clock)
         unwant(found, notes.by_replica() if notes is not None else {})
         door = Door(routes_of(pools), found, books, Admission(settings=admission), recorder, clock=clock)
-        server = Server(door, clock=clock)
+        server = Server(door, clock=clock, gate=door)
         listener = bound_socket("127.0.0.1", 0)
         await server.listen(listener)
         stopped = asyncio.Event()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -111,6 +114,29 @@ def test_keys_are_asked_for_once_there_is_a_tenant(door: Gateway) -> None:
         with pytest.raises(openai.AuthenticationError):
             door.client(wrong).models.list()
     assert door.client(key).models.list()
+
+
+def answer_to_a_head(door: Gateway, path: str, key: str) -> tuple[int, Any]:
+    """Status and body of the answer to the head of a request, whose body is never sent."""
+    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=GIVE_UP_S)
+    with contextlib.closing(connection):
+        connection.putrequest("POST", path)
+        connection.putheader("authorization", f"Bearer {key}")
+        connection.putheader("content-length", "5000000")
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_wrong_key_is_answered_before_the_body_comes(door: Gateway, path: str) -> None:
+    door.add_tenant("acme")
+    status, answer = answer_to_a_head(door, path, "wrong")
+    assert status == 401
+    assert answer["error"]["type"] == "authentication_error"
+    assert ("request_id" in answer) == (path == "/v1/messages")  # each family has its own words for it
+    rendered = door.call(door.door.recorder.render).decode()
+    assert re.search(r'_requests_total\{.*reason="unauthenticated".*\} 1', rendered), rendered
 
 
 def test_what_a_tenant_may_not_use_does_not_exist_for_it(door: Gateway) -> None:

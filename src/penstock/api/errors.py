@@ -45,6 +45,7 @@ STATUS_TABLE: dict[type[PenstockError], HttpError] = {
     errors.Overloaded: HttpError(429, "rate_limit_error", anthropic_status=529),
     errors.RateLimited: HttpError(429, "rate_limit_error"),
     errors.BudgetExhausted: HttpError(429, "insufficient_quota", anthropic_status=402),
+    errors.BuffersFull: HttpError(503, "server_error", anthropic_status=529),
     errors.StoreUnavailable: HttpError(503, "server_error"),
     errors.StoreCorrupt: HttpError(500, "server_error"),
     errors.EngineUnavailable: HttpError(503, "server_error"),

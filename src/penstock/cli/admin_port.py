@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from penstock.console.at_gateway import ConsoleAtGateway
 from penstock.console.feed import Feed
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, PenstockError
 from penstock.gateway.admin.api import AdminApi
 from penstock.gateway.admin.guard import Guard
 from penstock.gateway.admin.resources import MAX_BODY_BYTES
@@ -17,7 +17,8 @@ from penstock.gateway.admin.watch import watch_views
 from penstock.gateway.door import Door
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.limits import ClientLimits
-from penstock.gateway.http.server import App, Server, bound_socket
+from penstock.gateway.http.message import Request
+from penstock.gateway.http.server import App, BodyGate, Server, bound_socket
 from penstock.gateway.settings import LOOPBACK, GatewaySettings
 from penstock.gateway.state import state_of
 from penstock.gateway.watchtower import Watchtower
@@ -26,6 +27,7 @@ from penstock.tenancy.keys import KeyRing
 from penstock.tenancy.store import open_store
 
 _GOODBYE_S = 1.0
+_ADMIN = b"/admin/v1/"
 
 
 @asynccontextmanager
@@ -37,15 +39,16 @@ async def administered(
     keys: KeyRing,
     feed: Feed,
     tower: Watchtower,
-) -> AsyncIterator[tuple[App, str]]:
-    """What the public port serves: the door, on loopback with the admin API beside it; and where that is, in words."""
+) -> AsyncIterator[tuple[App, BodyGate, str]]:
+    """What the public port serves: the door, on loopback with the admin API beside it; whose bodies it takes; and where
+    the admin API is, in words."""
     has_own_port = settings.admin_port is not None
     if not has_own_port and settings.host not in LOOPBACK:
-        yield door, "the console, the admin API and /metrics are not served: admin_port is not set"
+        yield door, door, "the console, the admin API and /metrics are not served: admin_port is not set"
         return
     host = settings.admin_host if has_own_port else settings.host
     guard = Guard(admins, keys, is_loopback=host in LOOPBACK)
-    console = ConsoleAtGateway(feed, guard, keys)
+    console, gate = ConsoleAtGateway(feed, guard, keys), _Gate(guard, door)
     door.recorder.listeners.append(feed)
     feed.start()
     with open_store(store_url) as store:
@@ -60,16 +63,36 @@ async def administered(
         try:
             if settings.admin_port is None:
                 where = f"the console is at /, the admin API under /admin/v1, {_who(guard)}"
-                yield lambda exchange: _beside(api, console, door, exchange), where
+                yield lambda exchange: _beside(api, console, door, exchange), gate, where
             else:
-                limits = ClientLimits(max_body_bytes=MAX_BODY_BYTES)
-                server = Server(lambda exchange: _apart(api, console, door, exchange), limits)
+                limits = ClientLimits(max_body_bytes=MAX_BODY_BYTES, max_arriving_bytes=settings.max_arriving_bytes)
+                server = Server(lambda exchange: _apart(api, console, door, exchange), limits, gate=gate)
                 address = await _listen(server, settings.admin_host, settings.admin_port)
-                yield door, f"the console is at {address}, the admin API under /admin/v1, {_who(guard)}"
+                yield door, door, f"the console is at {address}, the admin API under /admin/v1, {_who(guard)}"
                 await server.stop(_GOODBYE_S)
         finally:
             feed.close()
             api.close()
+
+
+class _Gate:
+    """Bodies for the admin API are an admin's, and those for models a tenant's."""
+
+    def __init__(self, guard: Guard, door: Door) -> None:
+        self._guard = guard
+        self._door = door
+
+    def body_owner(self, head: Request) -> str | None:
+        if not head.path.startswith(_ADMIN):
+            return self._door.body_owner(head)
+        self._guard.check(head)
+        return "-"  # no tenant's name
+
+    def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
+        if exchange.request.path.startswith(_ADMIN):
+            exchange.refuse(error)
+        else:
+            self._door.turn_away(exchange, error)
 
 
 def _beside(api: AdminApi, console: ConsoleAtGateway, door: Door, exchange: Exchange) -> None:

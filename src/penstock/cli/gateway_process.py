@@ -27,6 +27,7 @@ from penstock.gateway.adapters import unwant
 from penstock.gateway.books import Books
 from penstock.gateway.decision_log import DecisionLog, path_of_its_own
 from penstock.gateway.door import Door
+from penstock.gateway.http.limits import ClientLimits
 from penstock.gateway.http.server import Server, bound_socket
 from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.request_log import RequestLog
@@ -105,8 +106,9 @@ async def serve(settings: GatewaySettings, url: str) -> None:
                 tower = Watchtower(door, slos, settings.watch, slack=slack)
                 feed = Feed(GatewaySource(door, keys, budgets))
                 try:
-                    async with administered(settings, url, door, admins, keys, feed, tower) as (app, notice):
-                        server = Server(app)
+                    async with administered(settings, url, door, admins, keys, feed, tower) as (app, gate, notice):
+                        limits = ClientLimits(max_arriving_bytes=settings.max_arriving_bytes)
+                        server = Server(app, limits, gate=gate)
                         await server.listen(listener)
                         _say_ready(settings, listener, keys)
                         print(notice, flush=True)

@@ -22,6 +22,7 @@
     ├── Overloaded                try again later; carries retry_after_s
     ├── RateLimited               one of the tenant's limits, named by `reason`; carries retry_after_s
     ├── BudgetExhausted           the tenant's tokens or money for the day or month are spent; carries retry_after_s
+    ├── BuffersFull               no room for the request's body now; carries retry_after_s
     ├── StoreUnavailable          the store of tenants and usage does not answer
     ├── StoreCorrupt              it answers, but what it holds of somebody cannot be read
     ├── EngineUnavailable         the engine is starting, restarting or draining; carries retry_after_s
@@ -141,6 +142,10 @@ class RateLimited(PenstockError):
 
 class BudgetExhausted(PenstockError):
     code = "budget_exhausted"
+
+
+class BuffersFull(PenstockError):
+    code = "buffers_full"
 
 
 class StoreUnavailable(PenstockError):

@@ -31,7 +31,7 @@ from penstock.gateway.fallback import Chain
 from penstock.gateway.hints import expected_output
 from penstock.gateway.http.clock import LOOP_CLOCK, Timer, TimerClock
 from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.message import JSON, render
+from penstock.gateway.http.message import JSON, Request, render
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.learned import LearnedAdapters
 from penstock.gateway.passage import Passage
@@ -108,6 +108,18 @@ class Door:
             self._timer.cancel()
 
     # -- requests
+
+    def body_owner(self, head: Request) -> str | None:
+        """The tenant whose body is about to arrive, by its key: the headers have it. None: this path takes no body."""
+        if head.path not in SURFACES or head.method != b"POST":
+            return None
+        return self.books.caller(head.headers).tenant.id
+
+    def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
+        """Answers a request whose body was not read."""
+        surface, request_id = SURFACES[exchange.request.path], f"{self.random.getrandbits(96):024x}"
+        self.refuse(exchange, surface.convention, error, request_id)
+        self.recorder.turned_away(request_id, surface.name, error, exchange.request.headers)
 
     def __call__(self, exchange: Exchange) -> None:
         request = exchange.request

@@ -99,6 +99,9 @@ class GatewaySettings:
     cache_salt_env: str | None = setting(
         None, "the environment variable with the key of salts for other servers' caches; auto: a file in PENSTOCK_HOME"
     )
+    max_arriving_bytes: Annotated[int, Meta(ge=16 << 20)] = setting(
+        1 << 30, "what bodies of requests may take together while they arrive; one tenant's at most half of it"
+    )
     request_log: bool = setting(True, "a line in the log for each request")
     route_headers: bool = setting(True, "x-penstock-replica and x-penstock-route in answers: where from, and why")
     decision_log: bool = setting(True, "keep every choice of a replica, with scores and outcome, under PENSTOCK_HOME")

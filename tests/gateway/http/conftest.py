@@ -7,7 +7,7 @@ import pytest_asyncio
 import uvloop
 
 from penstock.gateway.http.limits import ClientLimits, UpstreamLimits
-from penstock.gateway.http.server import App, Server, bound_socket
+from penstock.gateway.http.server import App, BodyGate, Server, bound_socket
 from penstock.gateway.http.upstream import Upstream
 from tests.clocks import ManualClock
 from tests.gateway.http.bare_gateway import BareGateway
@@ -32,8 +32,10 @@ async def serve(
     """Starts servers; gives each with a function that connects to it. After the test nothing of it may be left."""
     servers = []
 
-    async def start(app: App, **limits: float) -> tuple[Server, Callable[[], Awaitable[Client]]]:
-        server = Server(app, ClientLimits(**limits), clock)  # type: ignore[arg-type]
+    async def start(
+        app: App, *, gate: BodyGate | None = None, **limits: float
+    ) -> tuple[Server, Callable[[], Awaitable[Client]]]:
+        server = Server(app, ClientLimits(**limits), clock, gate=gate)  # type: ignore[arg-type]
         servers.append(server)
         sock = bound_socket("127.0.0.1", 0)
         await server.listen(sock)

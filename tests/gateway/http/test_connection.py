@@ -77,7 +77,7 @@ async def test_pipelined_requests_are_answered_in_order_whatever_finishes_first(
     waiting: list[Exchange] = []
     _, connect = await serve(waiting.append)
     client = await connect()
-    await client.send(b"".join(b"GET /%d HTTP/1.1\r\n\r\n" % number for number in range(3)))
+    await client.send(b"".join(b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in range(3)))
     for number in range(3):
         await eventually_async(lambda: waiting)  # all have been read then: they came in one piece
         assert [exchange.request.path for exchange in waiting] == [b"/%d" % number]  # the next waits its turn
@@ -88,7 +88,7 @@ async def test_pipelined_requests_are_answered_in_order_whatever_finishes_first(
 async def test_thousands_of_pipelined_requests_in_one_read(serve):
     _, connect = await serve(echo)
     client = await connect()
-    sending = asyncio.create_task(client.send(b"GET /x HTTP/1.1\r\n\r\n" * 5000))
+    sending = asyncio.create_task(client.send(b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n" * 5000))
     for _ in range(5000):
         assert (await client.response()).body == b"/x|"
     await sending
@@ -98,7 +98,7 @@ async def test_garbage_after_a_good_request_is_refused_after_its_answer(serve):
     waiting: list[Exchange] = []
     _, connect = await serve(waiting.append)
     client = await connect()
-    await client.send(b"GET /good HTTP/1.1\r\n\r\nNONSENSE\r\n\r\n")
+    await client.send(b"GET /good HTTP/1.1\r\nhost: x\r\n\r\nNONSENSE\r\n\r\n")
     await eventually_async(lambda: waiting)
     waiting[0].respond(200, b"", b"fine")
     assert (await client.response()).body == b"fine"
@@ -109,19 +109,24 @@ async def test_garbage_after_a_good_request_is_refused_after_its_answer(serve):
 @pytest.mark.parametrize(
     "sent",
     [
-        b"NONSENSE / HTTP/1.1\r\n\r\n",
+        b"NONSENSE / HTTP/1.1\r\nhost: x\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS hello
-        b"POST / HTTP/1.1\r\ncontent-length: nine\r\n\r\n",
-        b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
-        b"POST / HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab",
-        b"POST / HTTP/1.1\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
-        b"GET / HTTP/1.1\r\nbad header\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: nine\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n",
         b"GET / HTTP/1.1\nhost: x\n\n",
-        b"GET / HTTP/1.1\r\nx: a\r\n b\x00c\r\n\r\n",
-        b"GET / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
-        b"CONNECT example.com:443 HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\nx: a\r\n b\x00c\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",  # no host
+        b"GET / HTTP/1.1\r\nhost: x\r\nHost: x\r\n\r\n",  # two
+        b"GET / HTTP/1.1\r\nhost: x\r\nx: a\r\n folded\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\nab",
+        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
+        b"CONNECT example.com:443 HTTP/1.1\r\nhost: x\r\n\r\n",
     ],
 )
 async def test_wrong_requests_get_a_typed_answer_and_reach_nobody(serve, sent):
@@ -139,7 +144,7 @@ async def test_wrong_requests_get_a_typed_answer_and_reach_nobody(serve, sent):
 async def test_declared_body_over_the_limit_is_refused_before_it_is_sent(serve):
     _, connect = await serve(echo, max_body_bytes=100)
     client = await connect()
-    await client.send(b"POST / HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 101\r\n\r\n")
+    await client.send(b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 101\r\n\r\n")
     response = await client.response()
     assert (response.status, error_of(response.body)) == (413, "body_too_large")
     assert await client.ended()
@@ -149,7 +154,7 @@ async def test_client_that_is_still_sending_can_read_why_it_was_refused(serve):
     _, connect = await serve(echo, max_body_bytes=100)
     client = await connect()
     client.writer.write(
-        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + b"ffff\r\n" + b"x" * 0xFFFF + b"\r\n"
+        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + b"ffff\r\n" + b"x" * 0xFFFF + b"\r\n"
     )
     await eventually_async(lambda: client.reader._buffer)  # it has been refused
     client.writer.write(b"ffff\r\n" + b"x" * 0xFFFF)
@@ -160,10 +165,10 @@ async def test_client_that_is_still_sending_can_read_why_it_was_refused(serve):
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nx: " + b"a" * 3000 + b"\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + b"x: a\r\n" * 100 + b"\r\n",
-        b"GET / HTTP/1.1\r\n" + b"x" * 5000,  # never ends
+        b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 3000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: a\r\n" * 100 + b"\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x" * 5000,  # never ends
     ],
 )
 async def test_large_heads_are_refused(serve, head):
@@ -178,7 +183,7 @@ async def test_large_heads_are_refused(serve, head):
 async def test_expect_continue_is_answered_when_the_body_is_wanted(serve):
     _, connect = await serve(echo)
     client = await connect()
-    await client.send(b"POST /e HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n")
+    await client.send(b"POST /e HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n")
     assert (await client.response()).status == 100
     await client.send(b"ok")
     assert (await client.response()).body == b"/e|ok"
@@ -187,7 +192,7 @@ async def test_expect_continue_is_answered_when_the_body_is_wanted(serve):
 async def test_head_gets_the_head_alone(serve):
     _, connect = await serve(echo)
     client = await connect()
-    await client.send(b"HEAD /h HTTP/1.1\r\n\r\n" + POST)
+    await client.send(b"HEAD /h HTTP/1.1\r\nhost: x\r\n\r\n" + POST)
     response = await client.response(to_head=True)
     assert (response.status, response.headers["content-length"]) == (200, "3")
     assert (await client.response()).body == b"/echo|hello"
@@ -196,8 +201,8 @@ async def test_head_gets_the_head_alone(serve):
 @pytest.mark.parametrize(
     ("sent", "keeps"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", True),
-        (b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", True),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", False),
         (b"GET / HTTP/1.0\r\n\r\n", False),
         (b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n", True),
     ],
@@ -224,7 +229,7 @@ async def test_streams_are_chunked_for_new_clients_and_closed_for_old_ones(serve
 
     _, connect = await serve(stream)
     client = await connect()
-    await client.send(b"GET / HTTP/1.1\r\n\r\n")
+    await client.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
     response = await client.response()
     assert (response.headers, response.body) == ({"transfer-encoding": "chunked"}, b"one two")
     old = await connect()
@@ -241,16 +246,16 @@ async def test_errors_of_the_app_are_answers(serve):
 
     _, connect = await serve(app)
     client = await connect()
-    await client.send(b"GET /busy HTTP/1.1\r\n\r\n")
+    await client.send(b"GET /busy HTTP/1.1\r\nhost: x\r\n\r\n")
     response = await client.response()
     assert (response.status, response.headers["retry-after"], error_of(response.body)) == (429, "4", "overloaded")
-    await client.send(b"GET /bug HTTP/1.1\r\n\r\n")
+    await client.send(b"GET /bug HTTP/1.1\r\nhost: x\r\n\r\n")
     response = await client.response()
     assert (response.status, error_of(response.body)) == (500, "internal_error")
     assert b"secret" not in response.body
 
 
-@pytest.mark.parametrize("sent", [b"GET / HT", b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\nabc"])
+@pytest.mark.parametrize("sent", [b"GET / HT", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc"])
 async def test_slow_senders_are_told_and_closed(serve, clock, sent):
     server, connect = await serve(echo, head_timeout_s=3.1, body_timeout_s=3.1)
     client = await connect()

@@ -131,7 +131,7 @@ async def test_head_requests_pass(stand):
 
     one = await stand(script)
     client = await one.client()
-    await client.send(b"HEAD / HTTP/1.1\r\n\r\n")
+    await client.send(b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n")
     assert (await client.response(to_head=True)).headers["content-length"] == "5"
 
 

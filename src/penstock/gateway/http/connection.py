@@ -14,8 +14,16 @@ from typing import Protocol, cast
 
 import httptools
 
-from penstock.core.errors import BodyTooLarge, HeadersTooLarge, InvalidRequest, PenstockError, RequestTimeout
+from penstock.core.errors import (
+    BodyTooLarge,
+    BuffersFull,
+    HeadersTooLarge,
+    InvalidRequest,
+    PenstockError,
+    RequestTimeout,
+)
 from penstock.gateway.http import message
+from penstock.gateway.http.bodies import BodyBudget
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.limits import ClientLimits
 from penstock.gateway.http.message import Request
@@ -23,6 +31,7 @@ from penstock.gateway.http.message import Request
 logger = logging.getLogger("penstock.gateway")
 
 _BETWEEN, _HEAD, _BODY = range(3)  # what of the next request has arrived: nothing, part of its head, part of its body
+_RETRY_BODY_S = 2.0  # a large body takes about as long to arrive
 _HEADER_OVERHEAD = 32  # as HTTP/2 counts, so that a limit on bytes is one on their number too
 
 
@@ -30,10 +39,13 @@ class Door(Protocol):
     """What a connection knows of the server it belongs to."""
 
     limits: ClientLimits
+    bodies: BodyBudget
     now: float
     is_draining: bool
 
     def serve(self, exchange: Exchange) -> None: ...
+    def body_owner(self, head: Request) -> str | None: ...
+    def turn_away(self, exchange: Exchange, error: PenstockError) -> None: ...
     def opened(self, connection: Connection) -> bool: ...
     def closed(self, connection: Connection) -> None: ...
 
@@ -55,13 +67,18 @@ class Connection(asyncio.Protocol):
         # The request that is arriving
         self._phase = self._timed_phase = _BETWEEN
         self._read_deadline = inf
+        self._has_completed = False  # a request, in this read
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
         self._head_bytes = 0  # of what is parsed, with overhead
         self._unparsed_bytes = 0  # of what was read while the head was incomplete
-        self._parts: list[bytes] = []
+        self._body: bytes | bytearray = b""
         self._body_bytes = 0
+        self._seen_body_bytes = 0  # as of the last read that did not complete it
+        self._owner: str | None = None  # in the budget of bodies; None: nobody's yet
+        self._reserved_bytes = 0
         self._owes_continue = False
+        self._is_body_unread = False  # it was answered without its body, which may still come
 
     # -- the transport's callbacks
 
@@ -74,8 +91,9 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_closing:
+        if self._is_closing or self._is_body_unread:
             return
+        self._has_completed = False
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -83,7 +101,7 @@ class Connection(asyncio.Protocol):
                 self._refuse(self._refusal or InvalidRequest(f"this is not HTTP/1.1: {error}"))
             return
         if self._phase:
-            self._incomplete(len(data))
+            self._incomplete(0 if self._has_completed else len(data))  # else most of it may be another request's
 
     def eof_received(self) -> None:
         """A client that has closed its side counts as gone: the transport closes now."""
@@ -91,6 +109,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._is_closing = True
         self._waiting.clear()
+        self._forget_body()
         self._door.closed(self)
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
@@ -118,23 +137,34 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._phase = _HEAD
         self._headers = {}
-        self._parts = []
+        self._body = b""
         self._target = b""
-        self._head_bytes = self._unparsed_bytes = self._body_bytes = 0
+        self._head_bytes = self._unparsed_bytes = self._body_bytes = self._seen_body_bytes = 0
 
     def on_url(self, part: bytes) -> None:
         self._target += part
         self._head_bytes += len(part)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.lower()] = value
         self._head_bytes += len(name) + len(value) + _HEADER_OVERHEAD
+        if (
+            self._phase == _BODY
+        ):  # a trailer: counted and dropped, for nothing that comes after a body may change its head
+            if self._head_bytes > self._door.limits.max_head_bytes:
+                self._stop(self._head_too_large())
+            return
+        name = name.lower()
+        if name == b"host" and name in self._headers:
+            self._stop(InvalidRequest("a request has one Host header, not two"))
+        self._headers[name] = value
 
     def on_headers_complete(self) -> None:
         self._phase = _BODY
         headers = self._headers
         if self._head_bytes > self._door.limits.max_head_bytes:
             self._stop(self._head_too_large())
+        if b"host" not in headers and self._parser.get_http_version() != "1.0":
+            self._stop(InvalidRequest("a request of HTTP/1.1 has a Host header"))
         if self._parser.should_upgrade():
             self._stop(InvalidRequest("this server does not change protocols"))
         if int(headers.get(b"content-length", b"0")) > self._door.limits.max_body_bytes:
@@ -143,23 +173,21 @@ class Connection(asyncio.Protocol):
             self._owes_continue = True
 
     def on_body(self, part: bytes) -> None:
-        self._parts.append(part)
+        if not self._body_bytes:
+            self._body = part  # as it came, where it comes in one piece
+        elif isinstance(self._body, bytearray):
+            self._body += part
+        else:
+            self._body = bytearray(self._body)  # not a list: two bytes of a chunk would be an object of forty
+            self._body += part
         self._body_bytes += len(part)
         if self._body_bytes > self._door.limits.max_body_bytes:
             self._stop(self._too_large())
 
     def on_message_complete(self) -> None:
-        parts = self._parts
-        body = (parts[0] if len(parts) == 1 else b"".join(parts)) if parts else b""
-        parser = self._parser
-        keep_alive = parser.should_keep_alive()
-        # Only HTTP/1.0 needs to say that it keeps the connection, and only 1.1 keeps it without a word.
-        speaks_chunked = (keep_alive and b"connection" not in self._headers) or parser.get_http_version() == "1.1"
-        request = Request(parser.get_method(), self._target, self._headers, body)
-        self._phase = self._timed_phase = _BETWEEN
-        self._owes_continue = False
-        self._parts = []
-        exchange = Exchange(self, request, keep_alive, speaks_chunked)
+        self._has_completed = True
+        body = self._body
+        exchange = self._arrived(bytes(body) if isinstance(body, bytearray) else body, self._parser.should_keep_alive())
         if self._exchange is None and not self._is_paused and not self._waiting:
             self._exchange = exchange
             self._door.serve(exchange)
@@ -174,6 +202,9 @@ class Connection(asyncio.Protocol):
 
     def answered(self, close: bool) -> None:
         self._exchange = None
+        if self._is_body_unread:
+            self._linger()
+            return
         if close or self._door.is_draining:
             self._close()
             return
@@ -244,9 +275,78 @@ class Connection(asyncio.Protocol):
             self._unparsed_bytes += num_bytes
             if self._unparsed_bytes > self._door.limits.max_head_bytes:
                 self._refuse(self._head_too_large())
-        elif self._owes_continue and self._exchange is None:
+        elif self._exchange is not None or self._waiting:
+            self._read(False)  # its turn comes: until then its body is not asked for
+        else:
+            self._body_incomplete(num_bytes)
+
+    def _body_incomplete(self, num_bytes: int) -> None:
+        """A body that comes in more than one read. Only now, for it to cost the others nothing: whose it is, by its
+        headers, and whether there is room."""
+        if self._owner is None:
+            try:
+                self._owner = self._door.body_owner(self._head())
+            except PenstockError as refusal:
+                self._answer_unread(refusal)
+                return
+            if self._owner is None:
+                self._answer_unread(None)
+                return
+            num_bytes = self._unparsed_bytes = 0
+        if self._body_bytes != self._seen_body_bytes:
+            self._seen_body_bytes, self._unparsed_bytes = self._body_bytes, 0
+        else:  # chunks without bytes, or trailers, of which the parser holds back one
+            self._unparsed_bytes += num_bytes
+            if self._unparsed_bytes > self._door.limits.max_head_bytes:
+                self._refuse(self._head_too_large())
+                return
+        if not self._has_room():
+            self._answer_unread(BuffersFull("too many bodies of requests arrive at once", retry_after_s=_RETRY_BODY_S))
+        elif self._owes_continue:
             self._owes_continue = False
             self._transport.write(message.CONTINUE)
+
+    def _has_room(self) -> bool:
+        """Takes room for all of a body whose length is declared; for others twice what has come, as it comes."""
+        if self._reserved_bytes and self._body_bytes <= self._reserved_bytes:
+            return True
+        declared = self._headers.get(b"content-length")
+        needed = int(declared) if declared else min(max(2 * self._body_bytes, 1), self._door.limits.max_body_bytes)
+        assert self._owner is not None
+        if not self._door.bodies.reserve(self._owner, needed - self._reserved_bytes):
+            return False
+        self._reserved_bytes = needed
+        return True
+
+    def _head(self) -> Request:
+        return Request(self._parser.get_method(), self._target, self._headers, b"")
+
+    def _answer_unread(self, refusal: PenstockError | None) -> None:
+        """Hands the request out without its body, of which nothing more is read; None: it needs none."""
+        self._is_body_unread = True
+        self._read(False)
+        self._exchange = exchange = self._arrived(b"", keep_alive=False)
+        if refusal is None:
+            self._door.serve(exchange)
+        else:
+            self._door.turn_away(exchange, refusal)
+
+    def _arrived(self, body: bytes, keep_alive: bool) -> Exchange:
+        parser = self._parser
+        # Only HTTP/1.0 needs to say that it keeps the connection, and only 1.1 keeps it without a word.
+        speaks_chunked = (keep_alive and b"connection" not in self._headers) or parser.get_http_version() == "1.1"
+        request = Request(parser.get_method(), self._target, self._headers, body)
+        self._phase = self._timed_phase = _BETWEEN
+        self._forget_body()
+        return Exchange(self, request, keep_alive, speaks_chunked)
+
+    def _forget_body(self) -> None:
+        self._body = b""
+        self._owes_continue = False
+        if self._owner is not None:
+            if self._reserved_bytes:
+                self._door.bodies.release(self._owner, self._reserved_bytes)
+            self._owner, self._reserved_bytes = None, 0
 
     def _read(self, wanted: bool) -> None:
         if wanted != self._is_reading and not self._transport.is_closing():
@@ -260,6 +360,7 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, refusal: PenstockError) -> None:
         self._refusal = refusal
+        self._forget_body()
         if self._exchange is not None or self._waiting:
             self._phase = _BETWEEN
             self._read(False)  # the parser can take no more

@@ -13,6 +13,7 @@ class ClientLimits:
 
     max_head_bytes: int = 32 << 10  # request line and headers, each header with 32 bytes on top, so their number too
     max_body_bytes: int = 8 << 20
+    max_arriving_bytes: int = 1 << 30  # of all bodies that have begun to arrive, by their declared lengths
     max_connections: int = 20_000
     head_timeout_s: float = 10.0  # from a request's first byte (or the connection) to the end of its headers
     body_timeout_s: float = 60.0  # from there to the end of its body

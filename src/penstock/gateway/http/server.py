@@ -1,6 +1,7 @@
 """The gateway's listening side: accepts clients, keeps their deadlines, and ends in an orderly way.
 
-It hands every complete request to one synchronous callable, `app(exchange)`. What that does is not known here.
+It hands every complete request to one synchronous callable, `app(exchange)`. What that does is not known here. A
+`BodyGate` is asked before a body is waited for.
 """
 
 from __future__ import annotations
@@ -11,28 +12,60 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Protocol
 
 from penstock.core.errors import PenstockError
 from penstock.gateway.http import clock as clocks
+from penstock.gateway.http.bodies import BodyBudget
 from penstock.gateway.http.clock import LOOP_CLOCK, Timer, TimerClock
 from penstock.gateway.http.connection import Connection
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.limits import TICK_S, ClientLimits
+from penstock.gateway.http.message import Request
 
 logger = logging.getLogger("penstock.gateway")
 
 App = Callable[[Exchange], None]
+
+
+class BodyGate(Protocol):
+    """Asked about a body that comes in more than one read, by a request that has none yet, before more is read."""
+
+    def body_owner(self, head: Request) -> str | None:
+        """Who pays for the room it takes; None: the app needs no body, and gets the request without it. Raises where it
+        is not wanted."""
+
+    def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
+        """Answers a request whose body was not read, because `body_owner` raised or there was no room for it."""
+
+
+class OpenGate:
+    def body_owner(self, head: Request) -> str | None:
+        return ""
+
+    def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
+        exchange.refuse(error)
+
 
 _BACKLOG = 4096
 _UNSENT_BYTES = 256 << 10  # that the kernel takes for a client that does not read; left alone it takes megabytes
 
 
 class Server:
-    def __init__(self, app: App, limits: ClientLimits | None = None, clock: TimerClock = LOOP_CLOCK) -> None:
+    def __init__(
+        self,
+        app: App,
+        limits: ClientLimits | None = None,
+        clock: TimerClock = LOOP_CLOCK,
+        *,
+        gate: BodyGate | None = None,
+    ) -> None:
         self.limits = limits or ClientLimits()
+        self.bodies = BodyBudget(self.limits.max_arriving_bytes)
         self.now = 0.0  # the clock's time at the last sweep
         self.is_draining = False
         self._app = app
+        self._gate = gate or OpenGate()
         self._clock = clock
         self._connections: set[Connection] = set()
         self._listeners: list[asyncio.Server] = []
@@ -81,6 +114,18 @@ class Server:
         except Exception:
             logger.exception("the gateway failed on %s %s", exchange.request.method, exchange.request.path)
             self._give_up(exchange, PenstockError("internal error"))
+
+    def body_owner(self, head: Request) -> str | None:
+        try:
+            return self._gate.body_owner(head)
+        except PenstockError:
+            raise
+        except Exception:
+            logger.exception("the gateway failed on the head of %s %s", head.method, head.path)
+            raise PenstockError("internal error") from None
+
+    def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
+        self._gate.turn_away(exchange, error)
 
     def opened(self, connection: Connection) -> bool:
         if self.is_draining or len(self._connections) >= self.limits.max_connections:
