@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,13 @@ class RealGateway:
     notice: str
     log: Path
     store: str
+    trusts: ssl.SSLContext | None = None  # of a gateway with TLS
+
+    def connect(self, url: str | None = None) -> http.client.HTTPConnection:
+        scheme, _, place = (url or self.url).partition("://")
+        if scheme == "https":
+            return http.client.HTTPSConnection(place, timeout=60, context=self.trusts)
+        return http.client.HTTPConnection(place, timeout=60)
 
     def ask(
         self,
@@ -43,8 +51,7 @@ class RealGateway:
         """Status and body, as JSON where it is JSON."""
         if key is not None:
             headers["authorization"] = f"Bearer {key}"
-        connection = http.client.HTTPConnection((url or self.url).removeprefix("http://"), timeout=60)
-        with contextlib.closing(connection):
+        with contextlib.closing(self.connect(url)) as connection:
             data = body if isinstance(body, bytes | None) else json.dumps(body)
             connection.request(method, path, data, headers)
             answer = connection.getresponse()
@@ -59,7 +66,12 @@ class RealGateway:
 
 @contextlib.contextmanager
 def real_gateway(
-    directory: Path, *replicas: Replica, price: dict[str, float] | None = None, level: str = "debug", **settings: Any
+    directory: Path,
+    *replicas: Replica,
+    price: dict[str, float] | None = None,
+    level: str = "debug",
+    trusts: ssl.SSLContext | None = None,
+    **settings: Any,
 ) -> Iterator[RealGateway]:
     """Gateways of one directory have one store."""
     store = f"sqlite:///{directory / 'tenants.db'}"
@@ -79,10 +91,10 @@ def real_gateway(
     assert process.stdout is not None
     try:
         door, notice = process.stdout.readline(), process.stdout.readline()
-        found, admin = re.search(r"http://\S+?:\d+", door), re.search(r"http://\S+?:\d+", notice)
+        found, admin = (re.search(r"https?://\S+?:\d+", line) for line in (door, notice))
         assert found is not None, log.read_text()
         url = found.group().replace("0.0.0.0", "127.0.0.1")
-        gateway = RealGateway(process, url, admin and admin.group(), notice.strip(), log, store)
+        gateway = RealGateway(process, url, admin and admin.group(), notice.strip(), log, store, trusts)
         eventually(lambda: gateway.ask("GET", "/ready")[0], lambda status: status == 200)
         yield gateway
         process.send_signal(signal.SIGTERM)

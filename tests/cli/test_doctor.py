@@ -17,7 +17,11 @@ from penstock.cli.doctor_checks import look_over
 from penstock.cli.doctor_findings import Finding
 from penstock.cli.main import main
 from penstock.core.settings import EngineSettings
+from penstock.gateway.http.tls import ServerTls, expiry
+from penstock.gateway.settings import GatewaySettings
 from penstock.tenancy.store import open_store
+from tests.certificates import new_ca
+from tests.gateway.door import gateway
 from tests.gateway.provider import providing
 from tests.server.replica import serving
 
@@ -180,3 +184,29 @@ def test_a_line_has_the_verdict_first_and_what_to_do_last() -> None:
     assert line(Finding("disk", "fail", "0.1 GiB free", "set PENSTOCK_HOME")) == (
         "FAIL  disk         0.1 GiB free: set PENSTOCK_HOME"
     )
+
+
+def test_certificate_that_ends_soon_is_told_and_https_replicas_are_judged_by_their_ca(tmp_path: Path) -> None:
+    ca = new_ca(tmp_path)
+    files, strange = ca.issue("gateway", days=30), new_ca(tmp_path, "strange")
+    with serving() as replica, gateway(replica, tls=ServerTls(str(files.cert), str(files.key))) as behind:
+        url = f"https://127.0.0.1:{behind.port}"
+        models = {name: {"replicas": [url], "ca_file": str(one.cert)} for name, one in (("a", ca), ("b", strange))}
+        settings = {"port": 0, "models": models, "tls_cert": str(files.cert), "tls_key": str(files.key)}
+        findings = found(written(tmp_path / "g.yaml", settings))
+    assert [one.verdict for one in findings["replica"]] == ["ok", "fail"]
+    assert "certificate verify failed" in findings["replica"][1].says
+    assert [(one.verdict, one.says) for one in findings["certificate"]] == [("ok", f"{files.cert} is good for 29 days")]
+    own, ends_s = GatewaySettings(tls_cert=str(files.cert)), expiry(str(files.cert))
+    for days, verdict in ((14.5, "ok"), (13.5, "warn"), (-0.5, "fail")):
+        (finding,) = doctor_fleet.certificate(own, now_s=ends_s - days * 86400)
+        assert finding.verdict == verdict
+        assert verdict == "ok" or "SIGHUP" in finding.hint
+
+
+def test_certificate_that_cannot_be_used_is_told_as_a_start_would(tmp_path: Path) -> None:
+    ca, other = new_ca(tmp_path), new_ca(tmp_path, "other")
+    settings = {"models": {"m": {"replicas": ["http://x"]}}, "tls_cert": str(ca.cert), "tls_key": str(other.key)}
+    (finding,) = found(written(tmp_path / "c.yaml", settings))["config"]
+    assert finding.verdict == "fail"
+    assert "KEY_VALUES_MISMATCH" in finding.says

@@ -21,6 +21,7 @@ from penstock.gateway.door import Door
 from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.http.clock import LoopClock
 from penstock.gateway.http.server import Server, bound_socket
+from penstock.gateway.http.tls import ServerTls
 from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.settings import ModelSettings, pools_of, replicas_of, routes_of
 from penstock.tenancy.budgets import Budgets
@@ -162,6 +163,7 @@ def gateway(
     recorder: GatewayRecorder | None = None,
     notes: Notes | None = None,
     clock: ManualClock | LoopClock | None = None,
+    tls: ServerTls | None = None,
 ) -> Iterator[Gateway]:
     """In front of `replicas`, or of whatever `pools` name; it waits until all of them are ready."""
     urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
@@ -179,7 +181,7 @@ def gateway(
         door = Door(routes_of(pools), found, books, Admission(settings=admission), recorder, clock=clock)
         server = Server(door, clock=clock, gate=door)
         listener = bound_socket("127.0.0.1", 0)
-        await server.listen(listener)
+        await server.listen(listener, tls=tls)
         stopped = asyncio.Event()
         started.append(Gateway(listener.getsockname()[1], asyncio.get_running_loop(), door, keys, ledger, clock))
         started[0].stop = stopped.set  # type: ignore[attr-defined]

@@ -19,6 +19,7 @@ from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.limits import ClientLimits
 from penstock.gateway.http.message import Request
 from penstock.gateway.http.server import App, BodyGate, Server, bound_socket
+from penstock.gateway.http.tls import ServerTls
 from penstock.gateway.settings import LOOPBACK, GatewaySettings
 from penstock.gateway.state import state_of
 from penstock.gateway.watchtower import Watchtower
@@ -39,6 +40,7 @@ async def administered(
     keys: KeyRing,
     feed: Feed,
     tower: Watchtower,
+    tls: ServerTls | None,
 ) -> AsyncIterator[tuple[App, BodyGate, str]]:
     """What the public port serves: the door, on loopback with the admin API beside it; whose bodies it takes; and where
     the admin API is, in words."""
@@ -67,7 +69,8 @@ async def administered(
             else:
                 limits = ClientLimits(max_body_bytes=MAX_BODY_BYTES, max_arriving_bytes=settings.max_arriving_bytes)
                 server = Server(lambda exchange: _apart(api, console, door, exchange), limits, gate=gate)
-                address = await _listen(server, settings.admin_host, settings.admin_port)
+                own_tls = tls if settings.has_admin_tls else None
+                address = await _listen(server, settings.admin_host, settings.admin_port, own_tls)
                 yield door, door, f"the console is at {address}, the admin API under /admin/v1, {_who(guard)}"
                 await server.stop(_GOODBYE_S)
         finally:
@@ -115,14 +118,14 @@ def _apart(api: AdminApi, console: ConsoleAtGateway, door: Door, exchange: Excha
         api(exchange)
 
 
-async def _listen(server: Server, host: str, port: int) -> str:
+async def _listen(server: Server, host: str, port: int, tls: ServerTls | None) -> str:
     try:
         listener = bound_socket(host, port)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}", param="admin_port") from None
-    await server.listen(listener)
+    await server.listen(listener, tls=tls)
     name, number = listener.getsockname()[:2]
-    return f"http://{f'[{name}]' if ':' in name else name}:{number}"
+    return f"{'http' if tls is None else 'https'}://{f'[{name}]' if ':' in name else name}:{number}"
 
 
 def _who(guard: Guard) -> str:

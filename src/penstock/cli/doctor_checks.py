@@ -59,6 +59,7 @@ def _gateway(values: dict[str, Any], config: Path | None, store: str | None) -> 
         routes_of(models)
         router_of(settings, models)
         replicas_of(models, settings.health)
+        settings.tls()
         slos_of(settings.slo, models)
         slack_of(settings.watch.alerts)
     except PenstockError as error:
@@ -78,6 +79,8 @@ def _gateway(values: dict[str, Any], config: Path | None, store: str | None) -> 
     if settings.admin_port is not None:
         number = settings.admin_port
         yield from _guarded(lambda: fleet.port(settings.admin_host, number, "admin_port"))
+    if settings.tls_cert is not None:
+        yield from _guarded(lambda: fleet.certificate(settings))
     yield from _guarded(lambda: fleet.store(url))
     if (limiter := settings.limiter) is not None:
         yield from _guarded(lambda: fleet.limiter(limiter))

@@ -10,6 +10,7 @@ import http.client
 import os
 import socket
 import sqlite3
+import ssl
 import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
@@ -24,7 +25,8 @@ from penstock.api import relay
 from penstock.api.replica_report import ReplicaReport
 from penstock.cli.doctor_findings import Finding, fail, ok, warn
 from penstock.core.errors import PenstockError
-from penstock.gateway.settings import GatewaySettings, ModelSettings, pools_of
+from penstock.gateway.http.tls import expiry
+from penstock.gateway.settings import GatewaySettings, ModelSettings, pools_of, tls_of
 from penstock.observe.otlp.target import Telemetry
 from penstock.observe.redaction import redact
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from penstock.tenancy.database import Execute
 
 _TIMEOUT_S = 3.0
+_DAY_S = 86400.0
+_ENDS_SOON_S = 14 * _DAY_S
 _SKEW_S = 2.0  # of clocks; a Date header is told in whole seconds
 
 
@@ -48,6 +52,19 @@ def port(host: str, number: int, setting: str) -> Iterator[Finding]:
             yield warn("port", f"{host}:{number} cannot be had: {error.strerror}", hint)
             return
     yield ok("port", f"{host}:{number} is free")
+
+
+def certificate(settings: GatewaySettings, now_s: float | None = None) -> Iterator[Finding]:
+    """Of a gateway with TLS; that it can be used was seen before."""
+    assert settings.tls_cert is not None
+    left_s = expiry(settings.tls_cert) - (time.time() if now_s is None else now_s)
+    hint = "renew it, then send the gateway SIGHUP"
+    if left_s <= 0:
+        yield fail("certificate", f"{settings.tls_cert} has ended", hint)
+    elif left_s < _ENDS_SOON_S:
+        yield warn("certificate", f"{settings.tls_cert} ends in {left_s // _DAY_S:.0f} days", hint)
+    else:
+        yield ok("certificate", f"{settings.tls_cert} is good for {left_s // _DAY_S:.0f} days")
 
 
 def store(url: str) -> Iterator[Finding]:
@@ -153,7 +170,8 @@ def _paid(model: str, url: str) -> Finding:
 def _replica(model: str, url: str, pool: ModelSettings, secret: str) -> Finding:
     who = f"{redact(url)} ({model})"
     try:
-        status, headers, body = _get(url, "/v1/penstock/snapshot", {relay.SECRET_HEADER: secret} if secret else {})
+        own = {relay.SECRET_HEADER: secret} if secret else {}
+        status, headers, body = _get(url, "/v1/penstock/snapshot", own, tls_of(model, pool))
     except (OSError, http.client.HTTPException) as error:
         return fail("replica", f"{who}: {error}", "is it running, and is the address right?")
     skew_s = _skew_s(headers.get("date"))
@@ -166,7 +184,7 @@ def _replica(model: str, url: str, pool: ModelSettings, secret: str) -> Finding:
             "replica", f"{who} wants its gateway's secret", f"set models.{model}.secret_env to a variable with it"
         )
     if status != 200:
-        return _foreign(who, url)
+        return _foreign(who, url, tls_of(model, pool))
     report = msgspec.json.decode(body, type=ReplicaReport)
     says = f"{who}: {'draining' if report.is_draining else report.state}, penstock {report.version}"
     served = pool.served_as or model
@@ -181,9 +199,9 @@ def _replica(model: str, url: str, pool: ModelSettings, secret: str) -> Finding:
     return ok("replica", says)
 
 
-def _foreign(who: str, url: str) -> Finding:
+def _foreign(who: str, url: str, tls: ssl.SSLContext | None) -> Finding:
     try:
-        status, _, _ = _get(url, "/v1/models", {})
+        status, _, _ = _get(url, "/v1/models", {}, tls)
     except (OSError, http.client.HTTPException) as error:
         return fail("replica", f"{who}: {error}", "is it running, and is the address right?")
     if status == 200:
@@ -193,10 +211,14 @@ def _foreign(who: str, url: str) -> Finding:
     )
 
 
-def _get(url: str, path: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+def _get(url: str, path: str, headers: dict[str, str], tls: ssl.SSLContext | None) -> tuple[int, dict[str, str], bytes]:
     parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    with contextlib.closing(kind(parts.netloc.rpartition("@")[2], timeout=_TIMEOUT_S)) as connection:
+    place = parts.netloc.rpartition("@")[2]
+    if parts.scheme == "https":
+        found: http.client.HTTPConnection = http.client.HTTPSConnection(place, timeout=_TIMEOUT_S, context=tls)
+    else:
+        found = http.client.HTTPConnection(place, timeout=_TIMEOUT_S)
+    with contextlib.closing(found) as connection:
         connection.request("GET", f"{parts.path.rstrip('/')}{path}", headers=headers)
         answer = connection.getresponse()
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read(1 << 20)

@@ -13,6 +13,8 @@ def add_gateway(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.add_argument("--port", type=int, help="port to listen on; 0 picks a free one")
     command.add_argument("--admin-host", help="address of the admin port (default: 127.0.0.1)")
     command.add_argument("--admin-port", type=int, help="port of the admin API and /metrics; see the setting")
+    command.add_argument("--tls-cert", metavar="FILE", help="PEM file of the certificate: TLS, read again on SIGHUP")
+    command.add_argument("--tls-key", metavar="FILE", help="PEM file of its private key; default: in the same file")
     command.add_argument(
         "--request-log", action=argparse.BooleanOptionalAction, default=None, help="a line in the log for each request"
     )
@@ -30,7 +32,17 @@ def run_gateway(arguments: argparse.Namespace) -> None:
     from penstock.core.config import build
     from penstock.gateway.settings import GatewaySettings
 
-    names = ("host", "port", "admin_host", "admin_port", "request_log", "store", "allow_anonymous")
+    names = (
+        "host",
+        "port",
+        "admin_host",
+        "admin_port",
+        "request_log",
+        "store",
+        "allow_anonymous",
+        "tls_cert",
+        "tls_key",
+    )
     given = {name: getattr(arguments, name) for name in names}
     values = read_config(arguments.config) | {name: value for name, value in given.items() if value is not None}
     settings = build(GatewaySettings, values)

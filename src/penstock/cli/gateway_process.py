@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from penstock.admission.admission import Admission
 from penstock.cli import sd_notify
 from penstock.cli.admin_port import administered
+from penstock.cli.certificates import Certificates
 from penstock.cli.logs import log_the_uncaught, write_lines_bare
 from penstock.cli.telemetry import gateway_traces, pushed_metrics, telemetry_of
 from penstock.console.feed import Feed
@@ -92,13 +93,14 @@ async def serve(settings: GatewaySettings, url: str) -> None:
         ):
             await asyncio.sleep(0)  # what the follower found first is applied
             _refuse_to_be_open(settings, keys)
-            listener = _listen(settings)
+            tls, listener = settings.tls(), _listen(settings)
             async with _limiter(settings, url) as limiter:
                 books = Books(keys, limiter, budgets, ledger, prices, store.adapters)
                 replicas = replicas_of(models, settings.health, salts=salts_of(settings, penstock_home()))
                 unwant(replicas, store.adapters.all())
                 recorder = GatewayRecorder(lines, decisions, traces)
                 recorder.usage_lost = ledger.lost
+                certificates = Certificates(tls, replicas, pools_of(models), recorder)
                 slos, slack = slos_of(settings.slo, models), slack_of(settings.watch.alerts)
                 admission = Admission(router_of(settings, models), admission_of(settings), slos)
                 door = Door(routes.table, replicas, books, admission, recorder, explains=settings.route_headers)
@@ -106,10 +108,11 @@ async def serve(settings: GatewaySettings, url: str) -> None:
                 tower = Watchtower(door, slos, settings.watch, slack=slack)
                 feed = Feed(GatewaySource(door, keys, budgets))
                 try:
-                    async with administered(settings, url, door, admins, keys, feed, tower) as (app, gate, notice):
+                    async with administered(settings, url, door, admins, keys, feed, tower, tls) as (app, gate, notice):
                         limits = ClientLimits(max_arriving_bytes=settings.max_arriving_bytes)
                         server = Server(app, limits, gate=gate)
-                        await server.listen(listener)
+                        await server.listen(listener, tls=tls)
+                        certificates.reload_on_hangup()
                         _say_ready(settings, listener, keys)
                         print(notice, flush=True)
                         sd_notify.notify(sd_notify.READY)
@@ -196,7 +199,8 @@ def _say_ready(settings: GatewaySettings, listener: socket.socket, keys: KeyRing
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     who = "for tenants with a key" if keys.has_had_tenants else "open to everybody here: there are no tenants yet"
-    print(f"penstock gateway at http://{shown}:{port}, {who}; models: {', '.join(settings.models)}", flush=True)
+    scheme = "http" if settings.tls_cert is None else "https"
+    print(f"penstock gateway at {scheme}://{shown}:{port}, {who}; models: {', '.join(settings.models)}", flush=True)
 
 
 async def _until_told() -> None:

@@ -222,6 +222,9 @@ class GatewayRecorder:
                 model,
             )
 
+    def has_certificate(self, expires_at: float) -> None:
+        self._tallies.count(catalog.TLS_EXPIRY).value = expires_at
+
     # -- what can be seen without counting
 
     def look(self, state: GatewayState) -> None:

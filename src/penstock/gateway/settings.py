@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
+import ssl
 from collections import Counter
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from penstock.dialects.engines import DIALECTS
 from penstock.gateway.cache_salt import KEY_BYTES, CacheSalts, key_in
 from penstock.gateway.health.settings import HealthSettings, Period
 from penstock.gateway.http.clock import LOOP_CLOCK, TimerClock
+from penstock.gateway.http.tls import ServerTls, client_context
 from penstock.gateway.kv_sources import KvEventSettings
 from penstock.gateway.replicas import Replica
 from penstock.gateway.request_log import LogSettings
@@ -63,6 +65,9 @@ class ModelSettings:
     adapters: dict[str, str | None] = field(default_factory=dict)  # LoRA: name, and the replicas' path to load it from
     key_env: str | None = None  # the environment variable with the key that the servers want
     secret_env: str | None = None  # the one with the replicas' gateway_secret
+    ca_file: str | None = None  # PEM file of the CAs that https:// replicas are trusted by; auto: the system's
+    client_cert: str | None = None  # PEM file of the certificate that such replicas are shown, if they ask
+    client_key: str | None = None  # and of its private key; auto: in the same file
     fallback: list[str] = field(default_factory=list)  # models to go on to, in this order, when this one cannot
     fallback_on: list[Literal["error", "slow", "context"]] = field(default_factory=lambda: ["error", "slow", "context"])
     forward_fields: list[str] = field(default_factory=list)  # of requests, that other servers may be sent besides
@@ -99,6 +104,13 @@ class GatewaySettings:
     cache_salt_env: str | None = setting(
         None, "the environment variable with the key of salts for other servers' caches; auto: a file in PENSTOCK_HOME"
     )
+    tls_cert: str | None = setting(
+        None, "PEM file of the certificate and those above it; read again on SIGHUP; none: plain HTTP"
+    )
+    tls_key: str | None = setting(None, "PEM file of its private key; auto: in the certificate's file")
+    admin_tls: bool | None = setting(
+        None, "the admin port with the same certificate; auto: if there is one and admin_host is not loopback"
+    )
     max_arriving_bytes: Annotated[int, Meta(ge=16 << 20)] = setting(
         1 << 30, "what bodies of requests may take together while they arrive; one tenant's at most half of it"
     )
@@ -121,6 +133,20 @@ class GatewaySettings:
         if not self.models:
             raise ConfigError("the gateway has no models; name some under `models`", param="models")
         return {name: build(ModelSettings, values, where=f"models.{name}.") for name, values in self.models.items()}
+
+    def tls(self) -> ServerTls | None:
+        """Of the public port, and of the admin port if `has_admin_tls`; raises where it cannot be used."""
+        if self.tls_cert is None:
+            if self.tls_key is not None or self.admin_tls:
+                raise ConfigError("TLS needs a certificate: tls_cert", param="tls_cert")
+            return None
+        return ServerTls(self.tls_cert, self.tls_key)
+
+    @property
+    def has_admin_tls(self) -> bool:
+        return (
+            self.tls_cert is not None and self.admin_host not in LOOPBACK if self.admin_tls is None else self.admin_tls
+        )
 
 
 _OF_THE_MODEL = (
@@ -233,6 +259,7 @@ def replicas_of(
                 f"a server that speaks {pool.dialect} publishes no KV events", param=f"models.{name}.kv_events"
             )
         key, secret = _from_environment(pool.key_env), _from_environment(pool.secret_env)
+        tls = tls_of(name, pool)
         probe_every_s = pool.probe_every_s
         if probe_every_s is None and key is not None:
             probe_every_s = _PAID_PROBE_S
@@ -241,7 +268,7 @@ def replicas_of(
                 url,
                 model=name,
                 served_as=pool.served_as,
-                upstream=_upstream(url, pool, clock),
+                upstream=_upstream(url, pool, tls, clock),
                 key=key,
                 secret=secret,
                 health=health,
@@ -259,11 +286,22 @@ def replicas_of(
     return found
 
 
-def _upstream(url: str, pool: ModelSettings, clock: TimerClock) -> ForeignUpstream:
-    upstream = ForeignUpstream.from_url(url, clock=clock)
+def _upstream(url: str, pool: ModelSettings, tls: ssl.SSLContext | None, clock: TimerClock) -> ForeignUpstream:
+    upstream = ForeignUpstream.from_url(url, tls=tls, clock=clock)
     upstream.forward_fields = frozenset(pool.forward_fields)
     upstream.asks_usage = pool.stream_usage
     return upstream
+
+
+def tls_of(name: str, pool: ModelSettings) -> ssl.SSLContext | None:
+    """Of the connections to a pool's replicas; None: nothing of its own is set, so the system's CAs decide."""
+    own = {"ca_file": pool.ca_file, "client_cert": pool.client_cert, "client_key": pool.client_key}
+    for key, value in own.items():
+        if value is not None and not any(url.startswith("https://") for url in pool.replicas):
+            raise ConfigError(f"'{name}' has no replica with an https:// address", param=f"models.{name}.{key}")
+    if pool.client_key is not None and pool.client_cert is None:
+        raise ConfigError("a client_key needs its client_cert", param=f"models.{name}.client_key")
+    return client_context(*own.values()) if any(own.values()) else None
 
 
 def _from_environment(variable: str | None) -> str | None:

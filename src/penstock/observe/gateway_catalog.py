@@ -168,6 +168,11 @@ REPLICA_BREAKER = Metric(
 REPLICA_REQUESTS = Metric(
     "penstock_gateway_replica_requests", "gauge", "Requests of this gateway at a replica now.", ("model", "replica")
 )
+TLS_EXPIRY = Metric(
+    "penstock_gateway_tls_certificate_expiry_timestamp_seconds",
+    "gauge",
+    "When the gateway's certificate ends, or the first of those above it, as Unix time; only with TLS.",
+)
 LOG_LINES_LOST = Metric(
     "penstock_gateway_log_lines_lost_total", "counter", "Request log lines dropped because nobody took them in time."
 )

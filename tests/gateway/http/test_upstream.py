@@ -1,13 +1,14 @@
 import asyncio
 import ssl
-import subprocess
 
 import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.gateway.http.call import Failure, FailureKind
 from penstock.gateway.http.message import ResponseHead
+from penstock.gateway.http.tls import client_context
 from penstock.gateway.http.upstream import Upstream
+from tests.certificates import new_ca
 from tests.waiting import eventually_async
 
 
@@ -32,39 +33,14 @@ class Collecting:
 
 
 @pytest.fixture
-def certificate(tmp_path):
-    paths = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "2",
-            "-keyout",
-            paths[0],
-            "-out",
-            paths[1],
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=DNS:localhost",
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return paths
+def ca(tmp_path):
+    return new_ca(tmp_path)
 
 
-async def test_providers_are_reached_over_tls_and_their_certificates_checked(certificate):
-    key, cert = certificate
+async def test_providers_are_reached_over_tls_and_their_certificates_checked(ca):
+    files = ca.issue("provider")
     theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    theirs.load_cert_chain(cert, key)
+    theirs.load_cert_chain(files.cert, files.key)
     heads: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -78,7 +54,7 @@ async def test_providers_are_reached_over_tls_and_their_certificates_checked(cer
     server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=theirs)
     url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
 
-    trusting = Upstream.from_url(url, tls=ssl.create_default_context(cafile=cert))
+    trusting = Upstream.from_url(url, tls=client_context(str(ca.cert)))
     for _ in range(2):
         got = Collecting()
         trusting.send(b"POST", b"/v1/x", b"authorization: Bearer k\r\n", b"", got)
@@ -93,8 +69,37 @@ async def test_providers_are_reached_over_tls_and_their_certificates_checked(cer
     doubting.send(b"POST", b"/", b"", b"", got)
     failure = await got.over
     assert (failure.kind, failure.was_sent) == (FailureKind.REFUSED, False)
+    assert "certificate verify failed: unable to get local issuer certificate" in failure.message
     trusting.close()
     doubting.close()
+    server.close()
+
+
+async def test_servers_that_ask_for_a_certificate_are_shown_one(ca):
+    files, own = ca.issue("server"), ca.issue("gateway")
+    theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca.cert)
+    theirs.verify_mode = ssl.CERT_REQUIRED
+    theirs.load_cert_chain(files.cert, files.key)
+    seen: list[str] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        (((_, name),),) = writer.get_extra_info("peercert")["subject"]
+        seen.append(name)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=theirs)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    for tls, is_let_in in (
+        (client_context(str(ca.cert), str(own.cert), str(own.key)), True),
+        (client_context(str(ca.cert)), False),
+    ):
+        way, got = Upstream.from_url(url, tls=tls), Collecting()
+        way.send(b"GET", b"/", b"", b"", got)
+        assert (await got.over is None) == is_let_in
+        way.close()
+    assert seen == ["gateway"]
     server.close()
 
 

@@ -117,6 +117,11 @@ class Connection(asyncio.Protocol):
         self._refusal = None  # its traceback holds us, and the parser holds our methods: cycles
         del self._parser
 
+    def never_opened(self) -> None:
+        """For a connection whose handshake failed."""
+        self._is_closing = True
+        del self._parser
+
     def pause_writing(self) -> None:
         self._is_paused = True
         self._unsent_bytes = self._transport.get_write_buffer_size()

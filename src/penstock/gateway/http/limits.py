@@ -15,6 +15,7 @@ class ClientLimits:
     max_body_bytes: int = 8 << 20
     max_arriving_bytes: int = 1 << 30  # of all bodies that have begun to arrive, by their declared lengths
     max_connections: int = 20_000
+    handshake_timeout_s: float = 10.0  # from the connection to the end of its TLS handshake
     head_timeout_s: float = 10.0  # from a request's first byte (or the connection) to the end of its headers
     body_timeout_s: float = 60.0  # from there to the end of its body
     idle_timeout_s: float = 75.0  # between requests

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-import ssl
 from collections.abc import Callable
 from typing import Protocol
 
@@ -22,6 +21,7 @@ from penstock.gateway.http.connection import Connection
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.limits import TICK_S, ClientLimits
 from penstock.gateway.http.message import Request
+from penstock.gateway.http.tls import ServerTls, TlsListener
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -68,23 +68,24 @@ class Server:
         self._gate = gate or OpenGate()
         self._clock = clock
         self._connections: set[Connection] = set()
-        self._listeners: list[asyncio.Server] = []
+        self._handshakes: dict[Connection, asyncio.Task[None]] = {}  # of connections that are none yet
+        self._listeners: list[asyncio.Server | TlsListener] = []
         self._sweep_timer: Timer | None = None
         self._all_closed: asyncio.Future[None] | None = None
 
     @property
     def num_connections(self) -> int:
-        return len(self._connections)
+        return len(self._connections) + len(self._handshakes)
 
-    async def listen(self, sock: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
+    async def listen(self, sock: socket.socket, *, tls: ServerTls | None = None) -> None:
         """Starts to accept on a bound socket (`bound_socket`). More than one may be listened on."""
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # of the sockets that it accepts, too
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-        self._listeners.append(
-            await asyncio.get_running_loop().create_server(
-                lambda: Connection(self), sock=sock, ssl=tls, backlog=_BACKLOG
-            )
-        )
+        if tls is None:
+            loop = asyncio.get_running_loop()
+            self._listeners.append(await loop.create_server(lambda: Connection(self), sock=sock, backlog=_BACKLOG))
+        else:
+            self._listeners.append(TlsListener(sock, lambda client: self._shake_hands(client, tls), self._clock))
         if self._sweep_timer is None:
             self._sweep()
 
@@ -93,6 +94,10 @@ class Server:
         for listener in self._listeners:
             listener.close()
         self.is_draining = True
+        handshakes = list(self._handshakes.values())
+        for handshake in handshakes:
+            handshake.cancel()
+        await asyncio.gather(*handshakes)
         for connection in list(self._connections):
             connection.drain()
         await self._wait_closed(grace_s)
@@ -128,7 +133,8 @@ class Server:
         self._gate.turn_away(exchange, error)
 
     def opened(self, connection: Connection) -> bool:
-        if self.is_draining or len(self._connections) >= self.limits.max_connections:
+        self._handshakes.pop(connection, None)
+        if self.is_draining or self.num_connections >= self.limits.max_connections:
             return False
         self._connections.add(connection)
         return True
@@ -139,6 +145,24 @@ class Server:
             self._all_closed.set_result(None)
 
     # -- inside
+
+    def _shake_hands(self, client: socket.socket, tls: ServerTls) -> None:
+        if self.is_draining or self.num_connections >= self.limits.max_connections:
+            client.close()
+            return
+        connection = Connection(self)
+        task = asyncio.get_running_loop().create_task(self._encrypt(connection, client, tls))
+        self._handshakes[connection] = task
+
+    async def _encrypt(self, connection: Connection, client: socket.socket, tls: ServerTls) -> None:
+        try:
+            async with clocks.timeout(self._clock, self.limits.handshake_timeout_s):
+                await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client, ssl=tls.context)
+        except (OSError, TimeoutError, asyncio.CancelledError):  # a scanner, a client without our CA, one that is slow
+            connection.never_opened()
+            client.close()
+        finally:
+            self._handshakes.pop(connection, None)
 
     @staticmethod
     def _give_up(exchange: Exchange, error: PenstockError) -> None:

@@ -18,6 +18,7 @@ from penstock.gateway.http import clock as clocks
 from penstock.gateway.http.call import Call, Failure, FailureKind, Receiver
 from penstock.gateway.http.clock import LOOP_CLOCK, Timer, TimerClock
 from penstock.gateway.http.limits import TICK_S, UpstreamLimits
+from penstock.gateway.http.tls import client_context
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 
 
@@ -45,7 +46,7 @@ class Upstream:
         self.port = port
         self.limits = limits or UpstreamLimits()
         self.clock = clock
-        self._tls = tls
+        self.tls = tls  # of connections to come
         bare = f"[{host}]" if ":" in host else host
         self._authority = (bare if port == (443 if tls else 80) else f"{bare}:{port}").encode()
         self._idle: list[UpstreamConnection] = []  # the last one used is the first one used again
@@ -68,7 +69,7 @@ class Upstream:
             raise ConfigError(f"{url!r} is not the address of an HTTP server: http://HOST:PORT or https://HOST")
         if parts.scheme == "http":
             return cls(parts.hostname, parts.port or 80, limits=limits, clock=clock)
-        tls = tls or ssl.create_default_context()
+        tls = tls or client_context()
         return cls(parts.hostname, parts.port or 443, tls=tls, limits=limits, clock=clock)
 
     @property
@@ -146,8 +147,8 @@ class Upstream:
                     lambda: UpstreamConnection(self),
                     self.host,
                     self.port,
-                    ssl=self._tls,
-                    server_hostname=self.host if self._tls else None,
+                    ssl=self.tls,
+                    server_hostname=self.host if self.tls else None,
                 )
         except TimeoutError:
             call.task = None

@@ -1,0 +1,89 @@
+"""`penstock gateway` with TLS as a user starts it: both ports, and certificates that are renewed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.certificates import Certificate, new_ca
+from tests.cli.real_gateway import RealGateway, real_gateway
+from tests.server.replica import Replica, serving
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+CHAT: dict[str, Any] = {
+    "model": "small",
+    "messages": [{"role": "user", "content": "a river"}],
+    "max_tokens": 5,
+    "ignore_eos": True,
+}
+EXPIRY = re.compile(rb"^penstock_gateway_tls_certificate_expiry_timestamp_seconds (\S+)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def replica() -> Iterator[Replica]:
+    with serving(step_s=0.05) as found:
+        yield found
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> Certificate:
+    (tmp_path / "tls").mkdir()
+    return new_ca(tmp_path / "tls")
+
+
+@contextlib.contextmanager
+def tls_gateway(directory: Path, replica: Replica, ca: Certificate, **settings: Any) -> Iterator[RealGateway]:
+    files = ca.issue("gateway", days=30)
+    tls = {"tls_cert": str(files.cert), "tls_key": str(files.key)}
+    with real_gateway(directory, replica, trusts=ca.context(), **tls, **settings) as found:
+        yield found
+
+
+def shown(gateway: RealGateway) -> bytes | None:
+    """The certificate that a new client sees."""
+    with contextlib.closing(gateway.connect()) as connection:
+        connection.connect()
+        assert isinstance(connection.sock, ssl.SSLSocket)
+        return connection.sock.getpeercert(binary_form=True)
+
+
+def expires_at(gateway: RealGateway) -> float:
+    found = EXPIRY.search(gateway.ask("GET", "/metrics", url=gateway.admin_url)[1])
+    assert found is not None
+    return float(found[1])
+
+
+def test_renewed_certificate_is_served_while_an_old_stream_goes_on(
+    tmp_path: Path, replica: Replica, ca: Certificate
+) -> None:
+    with tls_gateway(tmp_path, replica, ca, admin_port=0, admin_tls=True) as gateway:
+        assert gateway.url.startswith("https://")
+        assert gateway.admin_url is not None
+        assert gateway.admin_url.startswith("https://")
+        before, old = shown(gateway), expires_at(gateway)
+        with contextlib.closing(gateway.connect()) as connection:
+            body = json.dumps(CHAT | {"max_tokens": 60, "stream": True})
+            connection.request("POST", "/v1/chat/completions", body)
+            stream = connection.getresponse()
+            assert stream.readline()
+            ca.issue("gateway", days=60)
+            gateway.process.send_signal(signal.SIGHUP)
+            eventually(lambda: shown(gateway), lambda now: now != before)
+            assert expires_at(gateway) > old + 29 * 86400
+            assert stream.read().rstrip().endswith(b"data: [DONE]")
+        after = shown(gateway)
+        (tmp_path / "tls" / "gateway.key").write_text("no key")
+        gateway.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "the certificates stay as they are: " in gateway.log.read_text())
+        assert shown(gateway) == after
+        assert gateway.ask("POST", "/v1/chat/completions", CHAT)[0] == 200
