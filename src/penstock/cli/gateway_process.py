@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from penstock.admission.admission import Admission
+from penstock.api.page_guard import PageGuard
 from penstock.cli import sd_notify
 from penstock.cli.admin_port import administered
 from penstock.cli.certificates import Certificates
@@ -95,7 +96,8 @@ async def serve(settings: GatewaySettings, url: str) -> None:
             _refuse_to_be_open(settings, keys)
             tls, listener = settings.tls(), _listen(settings)
             async with _limiter(settings, url) as limiter:
-                books = Books(keys, limiter, budgets, ledger, prices, store.adapters)
+                pages = PageGuard(settings.host, settings.allowed_hosts)
+                books = Books(keys, limiter, budgets, ledger, prices, store.adapters, pages)
                 replicas = replicas_of(models, settings.health, salts=salts_of(settings, penstock_home()))
                 unwant(replicas, store.adapters.all())
                 recorder = GatewayRecorder(lines, decisions, traces)

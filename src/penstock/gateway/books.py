@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock.api.page_guard import PageGuard
 from penstock.core.errors import Unauthenticated
 from penstock.gateway.adapters import AdapterNotes, ForgetfulNotes
 from penstock.gateway.bill import Recorder
@@ -26,10 +27,12 @@ class Books:
     ledger: Recorder
     prices: Mapping[str, Price] = field(default_factory=dict)  # by pool
     adapters: AdapterNotes = field(default_factory=ForgetfulNotes)
+    pages: PageGuard = field(default_factory=PageGuard)  # for as long as anybody is let in
 
     def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
-        """By the key in these headers; before there are tenants, anybody."""
+        """By the key in these headers; before there are tenants, anybody but a foreign web page."""
         if not self.keys.has_had_tenants:
+            self.pages.check(headers)
             return ANYBODY
         offered = headers.get(b"authorization", b"")
         key = offered[7:] if offered[:7].lower() == b"bearer " else headers.get(b"x-api-key")

@@ -97,6 +97,11 @@ class GatewaySettings:
         "closed", "when Redis does not answer: refuse, or let everybody in"
     )
     allow_anonymous: bool = setting(False, "listen beyond loopback though there are no tenants: anybody may use it")
+    allowed_hosts: list[str] = setting(
+        [],
+        "before there are tenants: names that clients may call it by, and whose web pages may use it, as of a proxy in "
+        "front of it; none: on loopback an address or localhost, elsewhere any",
+    )
     admin_host: str = setting("127.0.0.1", "address of the admin port")
     admin_port: Annotated[int, Meta(ge=0, le=65535)] | None = setting(
         None, "port of the admin API and /metrics; 0 picks a free one; not set: on loopback the same, else none"

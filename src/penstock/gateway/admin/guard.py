@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from penstock.api.page_guard import is_foreign_page
 from penstock.core.errors import PermissionDenied, Unauthenticated
 from penstock.gateway.http.message import Request
 from penstock.tenancy.admins import AdminKey, AdminRing
@@ -33,7 +34,8 @@ class Guard:
         """Raises unless the request may pass; None: it is open to everybody here."""
         headers = request.headers
         host = headers.get(b"host", b"").lower()
-        self._refuse_other_pages(headers, host)
+        if is_foreign_page(headers):
+            raise PermissionDenied("web pages of other origins may not administer this gateway")
         if self.is_open:
             if _PORT.sub(b"", host) not in _OWN_NAMES:
                 raise PermissionDenied("without an admin key this is reached by a name of this machine only: 127.0.0.1")
@@ -45,10 +47,3 @@ class Guard:
         if key.startswith(b"psk_"):
             raise PermissionDenied(f"a tenant's key does not administer; an admin's is needed: {_HINT}")
         return self._admins.authenticate(key)
-
-    @staticmethod
-    def _refuse_other_pages(headers: dict[bytes, bytes], host: bytes) -> None:
-        origin = headers.get(b"origin")
-        is_foreign = origin is not None and origin.lower().partition(b"://")[2] != host
-        if is_foreign or headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site"):
-            raise PermissionDenied("web pages of other origins may not administer this gateway")
