@@ -93,7 +93,8 @@ def test_only_a_gateway_may_name_a_namespace() -> None:
         assert (status, answer["error"]["code"]) == (403, "permission_denied")
         named[relay.SECRET_HEADER] = "s3cret"
         assert replica.call("POST", "/v1/chat/completions", body, **named)[0] == 200
-        assert replica.call("POST", "/v1/chat/completions", body)[0] == 200
+        assert replica.call("POST", "/v1/chat/completions", body, **replica.known)[0] == 200
+        assert replica.call("POST", "/v1/chat/completions", body)[0] == 403
 
 
 def test_no_path_shows_a_tenant_what_is_anothers(door: Gateway) -> None:

@@ -13,7 +13,7 @@ import socket
 import threading
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ import openai
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.api.asgi import Receive, Scope, Send
+from penstock.api.relay import SECRET_HEADER
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import PenstockError
 from penstock.core.model_config import ModelConfig
@@ -57,6 +58,7 @@ class Replica:
     engine: EngineClient
     processes: list[Process]  # every engine process so far
     app: ReplicaApp
+    known: dict[str, str] = field(default_factory=dict)  # headers with its secret, if it has one
 
     @cached_property
     def openai(self) -> openai.OpenAI:
@@ -69,7 +71,8 @@ class Replica:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=GIVE_UP_S)
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         with contextlib.closing(connection):
-            connection.request(method, path, data, headers)
+            typed = {"content-type": "application/json"} if method == "POST" else {}
+            connection.request(method, path, data, typed | headers)
             response = connection.getresponse()
             content = response.read()
         is_json = response.headers.get("content-type") == "application/json"
@@ -81,7 +84,7 @@ class Replica:
 
     def metrics(self) -> dict[str, float]:
         """Samples by name; those with labels as `name{a,b}`, in the order of the labels' names."""
-        _, _, content = self.call("GET", "/metrics")
+        _, _, content = self.call("GET", "/metrics", **self.known)
         found = {}
         for family in text_string_to_metric_families(content.decode()):
             for sample in family.samples:
@@ -209,5 +212,6 @@ def serving(
         await front[0](scope, receive, send)
 
     with running(start_and_serve) as (host, port):
-        yield Replica(host, port, model, engine, processes, app)
+        known = {SECRET_HEADER: settings.gateway_secret} if settings and settings.gateway_secret else {}
+        yield Replica(host, port, model, engine, processes, app, known)
     assert engine.state is EngineState.STOPPED

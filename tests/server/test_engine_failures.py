@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -13,7 +14,7 @@ from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineState
 from tests.engine.expecting import expected, no_pause
 from tests.server.replica import NAME, Replica, serving
-from tests.waiting import eventually
+from tests.waiting import GIVE_UP_S, eventually
 
 ENDLESS: Any = {"model": NAME, "prompt": "on and on", "max_tokens": 1500, "extra_body": {"ignore_eos": True}}
 
@@ -82,6 +83,21 @@ def test_deep_health_fails_when_no_token_comes_in_time() -> None:
             assert (status, answer["reason"]) == (503, "no token in time")
             assert replica.call("GET", "/ready")[0] == 200
         eventually(replica.is_idle)
+
+
+def test_those_who_ask_for_deep_health_at_once_share_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as replica:
+        arrived: list[object] = []
+        monkeypatch.setattr(replica.app.trust, "check", arrived.append)
+        with ThreadPoolExecutor(8) as pool:
+            with replica.engine_paused():
+                asked = [pool.submit(replica.call, "GET", "/health/deep") for _ in range(8)]
+                eventually(lambda: len(arrived), lambda number: number == 8)
+                assert replica.call("GET", "/ready")[0] == 200  # so each of them has had its turn
+                assert replica.engine.num_open == 1
+            answers = [one.result(GIVE_UP_S) for one in asked]
+        assert {(status, answer["latency_s"]) for status, _, answer in answers} == {(200, answers[0][2]["latency_s"])}
+        assert replica.call("GET", "/health/deep")[0] == 200  # a new one
 
 
 @pytest.mark.parametrize("stream", [False, True])

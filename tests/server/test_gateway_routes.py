@@ -89,20 +89,33 @@ def test_snapshots_are_pushed_when_they_change(slow_replica: Replica) -> None:
 
 def test_with_a_secret_only_who_knows_it_is_a_gateway() -> None:
     with serving(ServerSettings(gateway_secret="open sesame")) as replica:
-        plain = replica.post(COMPLETIONS, prompt="x", max_tokens=2)
-        assert plain[0] == 200
+        assert [replica.call("GET", path)[0] for path in ("/health", "/ready")] == [200, 200]
         for offered in ({}, {"x-penstock-secret": "sesame"}, {"x-penstock-secret": "é"}):
             for method, path, mode in [
                 ("GET", SNAPSHOT, {}),
                 ("GET", "/v1/penstock/snapshots", {}),
                 ("POST", DRAIN, {}),
+                ("DELETE", DRAIN, {}),
+                ("GET", "/metrics", {}),
+                ("GET", "/health/deep", {}),
+                ("GET", "/v1/models", {}),
+                ("POST", "/v1/embeddings", {}),
+                ("POST", "/v1/load_lora_adapter", {}),
+                ("GET", "/nothing", {}),
+                ("POST", COMPLETIONS, {}),
                 ("POST", COMPLETIONS, {"x-penstock": "stream"}),
                 ("POST", COMPLETIONS, {"x-penstock": "envelope"}),
             ]:
                 status, _, answer = replica.call(method, path, body() if method == "POST" else None, **mode, **offered)
                 assert (status, answer["error"]["code"]) == (403, "permission_denied")
                 assert "sesame" not in json.dumps(answer)
+            for path in ("/v1/messages", "/v1/messages/count_tokens"):
+                status, _, answer = replica.call("POST", path, body(), **offered)
+                assert (status, answer["error"]["type"]) == (403, "permission_error")
         known = {"x-penstock-secret": "open sesame"}
+        for path in ("/metrics", "/health/deep", "/v1/models"):
+            assert replica.call("GET", path, **known)[0] == 200
+        assert replica.call("POST", COMPLETIONS, body(stream=False), authorization="Bearer open sesame")[0] == 200
         assert replica.call("GET", SNAPSHOT, **known)[0] == 200
         status, _, stream = replica.call("POST", COMPLETIONS, body(max_tokens=3), **known, **{"x-penstock": "stream"})
         assert status == 200
@@ -159,6 +172,51 @@ def test_a_draining_replica_takes_nothing_new_and_lets_others_finish() -> None:
             assert texts == []
         plain.join(GIVE_UP_S)
         assert texts[0].endswith(b"data: [DONE]\n\n")
+
+
+def test_a_drain_can_be_taken_back_unless_the_device_had_a_fault() -> None:
+    with serving() as replica:
+        assert replica.call("POST", DRAIN)[0] == 200
+        assert replica.post(COMPLETIONS, prompt="x", max_tokens=1)[0] == 503
+        status, _, report = replica.call("DELETE", DRAIN)
+        assert (status, report["is_draining"]) == (200, False)
+        assert replica.post(COMPLETIONS, prompt="x", max_tokens=1)[0] == 200
+        assert replica.call("GET", "/ready")[0] == 200
+        assert replica.call("POST", DRAIN)[0] == 200
+        replica.app.drain.begin("the GPU is broken")  # as its sampling says
+        status, _, answer = replica.call("DELETE", DRAIN)
+        assert (status, answer["error"]["message"]) == (409, "the GPU is broken")
+        assert replica.call("GET", "/ready")[2]["reason"] == "the GPU is broken"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example", "content-type": "text/plain"},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"host": "rebound.example"},
+    ],
+)
+@pytest.mark.parametrize("path", [DRAIN, "/v1/load_lora_adapter", COMPLETIONS, "/v1/messages/count_tokens"])
+def test_no_web_page_can_use_a_replica(replica: Replica, path: str, headers: dict[str, str]) -> None:
+    assert replica.call("POST", path, body(), **headers)[0] == 403
+    assert replica.call("GET", "/ready")[0] == 200
+    assert replica.call("GET", "/health", **headers)[0] == 200
+
+
+def test_a_page_of_the_replicas_own_origin_can_use_it(replica: Replica) -> None:
+    own = {"origin": f"http://{replica.host}:{replica.port}", "sec-fetch-site": "same-origin"}
+    assert replica.call("POST", COMPLETIONS, body(stream=False), **own)[0] == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+@pytest.mark.parametrize("path", [DRAIN, "/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+def test_what_changes_a_replica_has_to_be_json(replica: Replica, path: str, kind: str) -> None:
+    status, _, answer = replica.call("POST", path, b"{}", **{"content-type": kind})
+    assert (status, answer["error"]["param"]) == (400, "content-type")
+    assert replica.call("GET", "/ready")[0] == 200
 
 
 def test_an_answer_that_is_not_streamed_is_refused_in_time_to_be_asked_for_elsewhere() -> None:

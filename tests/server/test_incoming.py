@@ -4,18 +4,18 @@ import pytest
 
 from penstock.api import relay
 from penstock.api.asgi import Request
-from penstock.core.errors import InvalidRequest, PermissionDenied
+from penstock.core.errors import InvalidRequest, PermissionDenied, Unauthenticated
 from penstock.core.request import Priority
 from penstock.server.incoming import GatewayTrust
 
 
-def request(client: str | None, **headers: str) -> Request:
+def request(client: str | None, path: str = "/", **headers: str) -> Request:
     async def receive() -> dict[str, object]:
         return {"type": "http.disconnect"}
 
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     peer = (client, 1) if client else None
-    return Request({"method": "POST", "path": "/", "headers": raw, "client": peer}, receive)
+    return Request({"method": "POST", "path": path, "headers": raw, "client": peer}, receive)
 
 
 @pytest.mark.parametrize("client", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", None])
@@ -69,3 +69,37 @@ def test_a_request_may_be_less_urgent_than_its_tenant_but_not_more() -> None:
     assert [standard.priority_of(asked) for asked in (None, *Priority)] == [1, 1, 1, 2]
     direct = relay.Tenancy()
     assert [direct.priority_of(asked) for asked in (None, *Priority)] == [1, 0, 1, 2]
+
+
+def test_with_a_secret_everything_but_health_wants_it_and_metrics_a_token_of_its_own() -> None:
+    trust = GatewayTrust("s", metrics_token="m")
+    for path in ("/health", "/ready"):
+        trust.guard(request("10.0.0.1", path=path))
+    for path in ("/metrics", "/health/deep", "/v1/chat/completions", "/v1/messages/count_tokens", "/nothing"):
+        for headers in ({}, {"authorization": "Bearer x"}, {"x_penstock_secret": "m"}):
+            with pytest.raises(PermissionDenied):
+                trust.guard(request("127.0.0.1", path=path, **headers))
+        trust.guard(request("10.0.0.1", path=path, x_penstock_secret="s"))
+        trust.guard(request("10.0.0.1", path=path, authorization="Bearer s"))
+    trust.guard(request("10.0.0.1", path="/metrics", authorization="bearer m"))
+    with pytest.raises(PermissionDenied):
+        trust.guard(request("10.0.0.1", path="/v1/models", authorization="Bearer m"))
+
+
+def test_a_token_for_metrics_is_wanted_without_a_secret_too() -> None:
+    trust = GatewayTrust(None, metrics_token="m")
+    trust.guard(request("10.0.0.1", path="/v1/models"))
+    trust.guard(request("10.0.0.1", path="/metrics", authorization="Bearer m"))
+    with pytest.raises(Unauthenticated):
+        trust.guard(request("127.0.0.1", path="/metrics"))
+
+
+def test_without_a_secret_no_foreign_web_page_gets_in_and_with_one_it_needs_it() -> None:
+    page = {"host": "127.0.0.1:8000", "origin": "http://evil.example"}
+    with pytest.raises(PermissionDenied, match="web pages"):
+        GatewayTrust(None).guard(request("127.0.0.1", **page))
+    with pytest.raises(PermissionDenied, match="called by"):
+        GatewayTrust(None).guard(request("127.0.0.1", host="evil.example"))
+    with pytest.raises(PermissionDenied, match="secret"):
+        GatewayTrust("s").guard(request("127.0.0.1", **page))
+    GatewayTrust("s").guard(request("127.0.0.1", x_penstock_secret="s", **page))

@@ -86,10 +86,10 @@ def test_what_cannot_be_is_refused(free: Replica, more: dict[str, object], probl
 
 
 def test_what_the_operator_has_set_no_request_can_change(bound: Replica, file: WatermarkFile) -> None:
-    assert ask(bound) == text(bound, file, "acme")
-    assert ask(bound, watermark=None) == text(bound, file, "acme")
-    assert ask(bound, watermark="acme") == text(bound, file, "acme")
-    assert ask(bound, watermark="quiet")[0] == 400
+    assert ask(bound, bound.known) == text(bound, file, "acme")
+    assert ask(bound, bound.known, watermark=None) == text(bound, file, "acme")
+    assert ask(bound, bound.known, watermark="acme") == text(bound, file, "acme")
+    assert ask(bound, bound.known, watermark="quiet")[0] == 400
 
 
 def test_a_gateway_says_which_and_its_clients_cannot(bound: Replica, file: WatermarkFile) -> None:
@@ -115,7 +115,7 @@ def test_an_answer_that_cannot_be_marked_is_not_given(
 
 def test_secrets_are_not_logged(bound: Replica, file: WatermarkFile, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
-    assert ask(bound)[0] == 200
+    assert ask(bound, bound.known)[0] == 200
     bound.final_metrics()  # it is noted by then
     secret = file.find("acme").secret
     logged = "".join(record.getMessage() for record in caplog.records)

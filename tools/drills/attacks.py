@@ -163,7 +163,9 @@ def with_value(body: dict[str, Any], path: tuple[Any, ...], text: str) -> bytes:
 
 
 def request(path: str, body: bytes, method: str = "POST", headers: str = "") -> bytes:
-    return f"{method} {path} HTTP/1.1\r\nhost: x\r\n{headers}content-length: {len(body)}\r\n\r\n".encode() + body
+    return (
+        f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n{headers}content-length: {len(body)}\r\n\r\n".encode() + body
+    )
 
 
 def body_attacks(model: str, rng: random.Random, count: int) -> Iterator[Attack]:
@@ -280,7 +282,10 @@ def _length(good: bytes, rng: random.Random) -> Made:
             b"1_0",
         )
     )
-    return "length", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %b\r\n\r\n%b" % (length, body)
+    return "length", b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %b\r\n\r\n%b" % (
+        length,
+        body,
+    )
 
 
 def _chunks(good: bytes, rng: random.Random) -> Made:
@@ -312,7 +317,7 @@ def _chunks(good: bytes, rng: random.Random) -> Made:
     coding = rng.choice(
         (b"chunked", b"Chunked", b"gzip, chunked", b"chunked, chunked", b"chunked, gzip", b"xchunked", b"identity")
     )
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: %b\r\n\r\n" % coding
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: %b\r\n\r\n" % coding
     second = b"%x\r\n" % (len(body) - cut) + body[cut:]
     return "chunks", b"%b%b\r\n%b\r\n%b\r\n%b" % (head, first, body[:cut], second, end)
 
@@ -429,7 +434,7 @@ def _start_line(good: bytes, rng: random.Random) -> Made:
 
 
 def _pipelined(good: bytes, rng: random.Random) -> Made:
-    parts = [rng.choice((good, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")) for _ in range(rng.randint(2, 12))]
+    parts = [rng.choice((good, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")) for _ in range(rng.randint(2, 12))]
     if rng.random() < 0.5:
         parts.insert(rng.randrange(len(parts)), _mangled(good, rng))
     return "pipelined", b"".join(parts)

@@ -77,7 +77,7 @@ class Fuzz:
     async def _knock(self) -> None:
         """Returns when the server had its turn: on a busy machine silence alone says nothing."""
         reader, writer = await asyncio.open_connection(self._host, self._port)
-        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await asyncio.wait_for(reader.read(1), _PATIENCE_S)
         writer.transport.abort()
 

@@ -94,7 +94,7 @@ async def dripping(port: int, count: int) -> float:
 
     async def drip() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx: ")
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx: ")
         ended = asyncio.create_task(reader.read())
         while not ended.done():
             writer.write(b"y")

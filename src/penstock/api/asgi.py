@@ -43,13 +43,13 @@ class Request:
         self.path_param = ""  # what stood in place of the route's {param}
         self.convention = OPENAI  # the route's
         self.is_disconnected = False
-        self._raw_headers: Headers = scope["headers"]
+        self.raw_headers: Headers = scope["headers"]
         self._receive = receive
 
     @cached_property
     def headers(self) -> dict[str, str]:
         """By lower-case name; of a repeated header the last."""
-        return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self._raw_headers}
+        return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self.raw_headers}
 
     @cached_property
     def id(self) -> str:
@@ -60,11 +60,17 @@ class Request:
     @property
     def trace_context(self) -> dict[bytes, bytes]:
         """Its headers that say which trace it is part of."""
-        return {name: value for name, value in self._raw_headers if name in (b"traceparent", b"tracestate")}
+        return {name: value for name, value in self.raw_headers if name in (b"traceparent", b"tracestate")}
 
     def error_event(self, error: PenstockError) -> bytes:
         """An error in mid-stream, as this request's client reads it."""
         return sse.error_event(error, self.id, self.convention)
+
+    def check_is_json(self) -> None:
+        """For what changes the server's state: no web page can have this type sent to a server that does not agree."""
+        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise InvalidRequest("this takes content-type: application/json", param="content-type")
 
     async def body(self, limit_bytes: int) -> bytes:
         """All of it. Raises BodyTooLarge as soon as that is certain, RequestAborted if the client goes away."""
@@ -180,9 +186,19 @@ class Route(NamedTuple):
 
 
 class Router:
-    """The ASGI application: finds the handler, names the request, and answers for every error."""
+    """The ASGI application: finds the handler, names the request, and answers for every error.
 
-    def __init__(self, routes: Iterable[Route], *, startup: Hook | None = None, shutdown: Hook | None = None) -> None:
+    `guard` sees every request before anything is done about it, and raises to refuse."""
+
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        *,
+        guard: Callable[[Request], None] = lambda request: None,
+        startup: Hook | None = None,
+        shutdown: Hook | None = None,
+    ) -> None:
+        self._guard = guard
         self._exact: dict[str, dict[str, Route]] = {}
         self._prefixed: dict[str, dict[str, Route]] = {}
         for route in routes:
@@ -214,7 +230,11 @@ class Router:
 
     async def _dispatch(self, request: Request, send: Send) -> None:
         routes = self._find(request)
-        request.convention = next(iter(routes.values())).convention
+        if routes:
+            request.convention = next(iter(routes.values())).convention
+        self._guard(request)
+        if not routes:
+            raise NotFound(f"there is nothing at {request.path}")
         methods = sorted({*routes, "OPTIONS"} | ({"HEAD"} if "GET" in routes else set()))
         allow = [(b"allow", ", ".join(methods).encode())]
         method = "GET" if request.method == "HEAD" else request.method
@@ -233,7 +253,7 @@ class Router:
             if request.path.startswith(prefix) and request.path != prefix:
                 request.path_param = request.path.removeprefix(prefix)
                 return routes
-        raise NotFound(f"there is nothing at {request.path}")
+        return {}
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         for phase in ("startup", "shutdown"):

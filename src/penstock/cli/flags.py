@@ -78,6 +78,15 @@ class _Pair(argparse.Action):
         setattr(namespace, self.dest, getattr(namespace, self.dest, {}) | {name: value})
 
 
+class _Added(argparse.Action):
+    """One more of a list."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest, []), values])
+
+
 def read_config(path: Path) -> dict[str, Any]:
     import yaml  # not everywhere that a command runs without a file
 
@@ -110,6 +119,8 @@ def _parsing(kind: Any) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if get_origin(kind) is dict:
         return {"action": _Pair, "metavar": "NAME=VALUE"}
+    if get_origin(kind) is list:
+        return {"action": _Added, "metavar": "NAME"}
     plain = members(kind)[0]
     is_optional = type(None) in members(kind)
 

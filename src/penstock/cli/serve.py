@@ -18,6 +18,7 @@ import msgspec
 import uvicorn
 import uvloop
 
+from penstock.api.page_guard import is_loopback
 from penstock.cli import sd_notify
 from penstock.cli.device_watch import watch_devices
 from penstock.cli.telemetry import pushed_metrics, replica_traces, telemetry_of
@@ -44,8 +45,8 @@ from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 
 ModelFiles = Checkpoint | HFDirectory  # of both, the config and the tokenizer are wanted here
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _LORAS = 8  # adapters on the device, if some are named and nobody says how many
+SECRET_VARIABLE = "PENSTOCK_GATEWAY_SECRET"
 _GOODBYE_S = 10  # for telling clients that the server stops, once they have had their time
 
 
@@ -53,6 +54,7 @@ def serve(settings: Settings, *, has_console: bool = False) -> None:
     """Until a signal ends it. `has_console`: nobody stands in front of it, so it has a page of its own."""
     if find_spec("torch") is None:
         raise ConfigError("serving a model needs torch: pip install 'penstock[engine]'")
+    settings = replace(settings, server=with_secrets(settings.server))
     with _listen(settings) as listener:
         started_s = time.monotonic()
         if settings.server.watermark is not None:  # told now, and not by the first request
@@ -67,6 +69,15 @@ def serve(settings: Settings, *, has_console: bool = False) -> None:
             uvloop.run(_serve(settings, files, listener, started_s, has_console))
 
 
+def with_secrets(settings: ServerSettings) -> ServerSettings:
+    """With those from the environment, where a command line or file names none."""
+    return replace(
+        settings,
+        gateway_secret=settings.gateway_secret or os.environ.get(SECRET_VARIABLE),
+        metrics_token=settings.metrics_token or os.environ.get("PENSTOCK_METRICS_TOKEN"),
+    )
+
+
 async def _serve(
     settings: Settings, files: ModelFiles, listener: socket.socket, started_s: float, has_console: bool
 ) -> None:
@@ -76,13 +87,12 @@ async def _serve(
     engine = EngineClient(
         lambda theirs: launch(settings, theirs), clock, on_loading=_say_loading, on_report=recorder.engine_report
     )
-    secret = settings.server.gateway_secret or os.environ.get("PENSTOCK_GATEWAY_SECRET")
-    replica = Replica(engine, recorder, clock, replace(settings.server, gateway_secret=secret))
+    replica = Replica(engine, recorder, clock, settings.server)
     app: Replica | ConsoleAtReplica = replica
     feed: Feed | None = None
     if has_console:
-        is_loopback = settings.server.host in _LOOPBACK
-        app, feed = with_console(replica, recorder, name, settings.slo, is_loopback=is_loopback)
+        is_local = is_loopback(settings.server.host)
+        app, feed = with_console(replica, recorder, name, settings.slo, is_loopback=is_local)
     server = HttpServer(app, replica.drain, engine, feed, drain_timeout_s=settings.server.drain_timeout_s)
     weights = "random weights for" if settings.engine.load == "dummy" else "loading"
     print(f"{weights} {name} from {files.path}", flush=True)
@@ -217,9 +227,9 @@ def _listen(settings: Settings) -> socket.socket:
         listener.close()
         hint = "; try --port 0" if error.errno == errno.EADDRINUSE else ""
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}{hint}") from None
-    if host not in _LOOPBACK:
+    if not is_loopback(host) and not settings.server.gateway_secret:
         log = logging.getLogger("penstock")
-        log.warning("listening on %s: anyone who can reach it can use it; there are no keys yet", host)
+        log.warning("listening on %s without a gateway_secret: anyone who can reach it can use it", host)
     return listener
 
 

@@ -1,6 +1,7 @@
 """The console in front of a single replica: the same page and paths as at a gateway (`at_gateway`), for this machine.
 
-A replica has no keys, so what the page shows is only for those who are on the machine, by the rules of the admin API.
+A replica has no keys, so what the page shows is only for those who are on the machine, by the rules of the admin API;
+with a secret, for those who know it, as `penstock top --key SECRET` does.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _CLOSED = (
     "this server listens beyond this machine and knows no keys, so its console is closed; "
     "`penstock gateway` in front of it has both"
 )
+_SECRET = "this replica has a gateway_secret, so it is for its gateways; the console is at theirs"
 
 
 class ConsoleAtReplica:
@@ -67,7 +69,7 @@ class ConsoleAtReplica:
             "version": __version__,
             "needs_key": False,
             "needs_tenant_key": False,
-            "closed": "" if self._is_loopback else _CLOSED,
+            "closed": _SECRET if self._replica.trust.has_secret else "" if self._is_loopback else _CLOSED,
         }
         await json_response(send, 200, msgspec.json.encode(session), _NO_STORE)
 
@@ -95,9 +97,12 @@ class ConsoleAtReplica:
         await json_response(send, 200, msgspec.json.encode(found), _NO_STORE)
 
     def _check(self, request: Request) -> None:
+        if self._replica.trust.has_secret:
+            self._replica.trust.check(request)
+            return
         if not self._is_loopback:
             raise PermissionDenied(_CLOSED)
-        headers = {name.encode("latin-1"): value.encode("latin-1") for name, value in request.headers.items()}
+        headers = dict(request.raw_headers)
         self._guard.check(PlainRequest(request.method.encode(), request.path.encode(), headers, b""))
 
 

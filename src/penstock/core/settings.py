@@ -94,8 +94,19 @@ class ServerSettings:
     deep_health_timeout_s: Seconds = setting(10.0, "how long /health/deep waits for its token")
     gateway_secret: str | None = setting(
         None,
-        "what a gateway must know to use this replica as its own; better in a file or in PENSTOCK_GATEWAY_SECRET than "
-        "on a command line; none: only gateways on this machine may",
+        "what must be known to use this replica, for all but /health and /ready; its gateways send it; better in a "
+        "file or in PENSTOCK_GATEWAY_SECRET than on a command line; none: anybody may ask its model, and only callers "
+        "on this machine are gateways",
+    )
+    metrics_token: str | None = setting(
+        None,
+        "what a scraper of /metrics sends as Authorization: Bearer, so that it need not know gateway_secret; better in "
+        "a file or in PENSTOCK_METRICS_TOKEN than on a command line",
+    )
+    allowed_hosts: list[str] = setting(
+        [],
+        "without a secret: a name that clients may call it by, and whose web pages may use it, as of a proxy in front "
+        "of it; none: on loopback an address or localhost, elsewhere any",
     )
     watermark: str | None = setting(
         None, "name of the watermark that every answer gets (penstock watermark add NAME); auto: none"

@@ -49,6 +49,7 @@ class AdapterRoutes:
 
     async def load(self, request: Request, send: Send) -> None:
         self._trust.check(request)
+        request.check_is_json()
         asked = decode(_LOAD, await request.body(_MOST_BYTES))
         try:
             await self._adapters.load(
@@ -60,6 +61,7 @@ class AdapterRoutes:
 
     async def unload(self, request: Request, send: Send) -> None:
         self._trust.check(request)
+        request.check_is_json()
         asked = decode(_UNLOAD, await request.body(_MOST_BYTES))
         await request.while_connected(self._adapters.unload(asked.lora_name))
         await _say(send, f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")

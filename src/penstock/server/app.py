@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from penstock.api.asgi import Receive, Request, Route, Router, Scope, Send
 from penstock.api.errors import ANTHROPIC, OPENAI
+from penstock.api.page_guard import PageGuard
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.clock import Clock
 from penstock.core.errors import EngineUnavailable
@@ -42,21 +43,28 @@ class Replica:
         self._clock = clock
         self._settings = settings
         self.drain = Drain()
-        self._trust = GatewayTrust(settings.gateway_secret)
+        pages = PageGuard(settings.host, settings.allowed_hosts)
+        self.trust = GatewayTrust(settings.gateway_secret, settings.metrics_token, pages)
         self._guides: GuideTrials | None = None
         self.devices = Devices(recorder.tallies, clock, recorder.model, self.drain.begin)
-        self._gateway = GatewayRoutes(engine, self.drain, self.devices, self._trust, settings)
+        self._gateway = GatewayRoutes(engine, self.drain, self.devices, self.trust, settings)
         health = HealthRoutes(
-            engine, recorder, clock, self.drain, self.devices, deep_timeout_s=settings.deep_health_timeout_s
+            engine,
+            recorder,
+            clock,
+            self.drain,
+            self.devices,
+            self.trust,
+            deep_timeout_s=settings.deep_health_timeout_s,
         )
         self.look = health.look  # before its numbers are read
-        blocks = BlockRoutes(engine, self.drain, self._trust)
+        blocks = BlockRoutes(engine, self.drain, self.trust)
         self._always = [*health.routes(), *self._gateway.routes(), *blocks.routes()]
         paths = {"/v1/messages": ANTHROPIC, "/v1/messages/count_tokens": ANTHROPIC, "/v1/{path}": OPENAI}
         refusals = [
             Route(method, path, self._refuse, form) for path, form in paths.items() for method in ("GET", "POST")
         ]
-        self._router = Router([*self._always, *refusals], shutdown=engine.stop)
+        self._router = Router([*self._always, *refusals], guard=self.trust.guard, shutdown=engine.stop)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._router(scope, receive, send)
@@ -84,24 +92,25 @@ class Replica:
             self._recorder,
             self._clock,
             self.drain,
-            self._trust,
+            self.trust,
             self._guides,
             Watermarks(WatermarkFile.at(self._settings.watermark_file), self._settings.watermark),
             max_open=self._settings.max_open,
             max_body_bytes=self._settings.max_body_bytes,
         )
         openai, anthropic = (api(model, encoder, exchange).routes() for api in (OpenAIRoutes, AnthropicRoutes))
-        lora = AdapterRoutes(adapters or self.adapters(model), self._trust).routes()
+        lora = AdapterRoutes(adapters or self.adapters(model), self.trust).routes()
         texts = EmbeddingRoutes(
             model,
             self._engine,
             self._recorder,
             self.drain,
-            self._trust,
+            self.trust,
             pool,
             max_body_bytes=self._settings.max_body_bytes,
         ).routes()
-        self._router = Router([*openai, *anthropic, *lora, *texts, *self._always], shutdown=self._stop)
+        routes = [*openai, *anthropic, *lora, *texts, *self._always]
+        self._router = Router(routes, guard=self.trust.guard, shutdown=self._stop)
 
     async def _stop(self) -> None:
         await self._engine.stop()

@@ -4,6 +4,7 @@ GET  /v1/penstock/snapshot     a ReplicaReport
 GET  /v1/penstock/snapshots    the same as server-sent events: on change, at most every 50 ms, at least every 250
 GET  /v1/penstock/text         the model's tokenizer and chat template, a ModelText
 POST /v1/penstock/drain        take no new work and give relayed streams back; answers at once with a snapshot
+DELETE /v1/penstock/drain      take new work again, unless it ends or its device had a fault; answers with a snapshot
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class GatewayRoutes:
             Route("GET", "/v1/penstock/snapshot", self.snapshot),
             Route("GET", "/v1/penstock/snapshots", self.snapshots),
             Route("POST", "/v1/penstock/drain", self.drain),
+            Route("DELETE", "/v1/penstock/drain", self.undrain),
         ]
 
     async def snapshot(self, request: Request, send: Send) -> None:
@@ -85,7 +87,13 @@ class GatewayRoutes:
 
     async def drain(self, request: Request, send: Send) -> None:
         self._trust.check(request)
+        request.check_is_json()
         self._drain.begin()
+        await json_response(send, 200, encode(self.now()))
+
+    async def undrain(self, request: Request, send: Send) -> None:
+        self._trust.check(request)
+        self._drain.cancel()
         await json_response(send, 200, encode(self.now()))
 
     async def _push(self, send: Send) -> None:

@@ -20,6 +20,7 @@ from penstock.observe.tallies import CONTENT_TYPE
 from penstock.server.adapters import tally
 from penstock.server.devices import Devices
 from penstock.server.drain import Drain
+from penstock.server.incoming import GatewayTrust
 from penstock.server.recorder import Recorder
 
 
@@ -31,6 +32,7 @@ class HealthRoutes:
         clock: Clock,
         drain: Drain,
         devices: Devices,
+        trust: GatewayTrust,
         *,
         deep_timeout_s: float,
     ) -> None:
@@ -39,7 +41,9 @@ class HealthRoutes:
         self._clock = clock
         self._drain = drain
         self._devices = devices
+        self._trust = trust
         self._deep_timeout_s = deep_timeout_s
+        self._probe: asyncio.Task[tuple[bool, dict[str, object]]] | None = None
 
     def routes(self) -> list[Route]:
         return [
@@ -60,7 +64,16 @@ class HealthRoutes:
         await _answer(send, is_ready, engine=self._engine.state, draining=self._drain.is_begun, **why)
 
     async def deep(self, request: Request, send: Send) -> None:
-        """One real token, ahead of everybody: finds an engine that hangs though its process lives."""
+        """One real token, ahead of everybody: finds an engine that hangs though its process lives.
+
+        It costs work and overtakes clients, so it is for gateways, and those that ask at once share one."""
+        self._trust.check(request)
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._prove())
+        is_well, facts = await asyncio.shield(self._probe)
+        await _answer(send, is_well, engine=self._engine.state, **facts)
+
+    async def _prove(self) -> tuple[bool, dict[str, object]]:
         started_s = self._clock.now()
         info = self._engine.info
         probe = EngineRequest(
@@ -79,9 +92,8 @@ class HealthRoutes:
                     await asyncio.wait_for(stream.next(), self._deep_timeout_s)
         except (PenstockError, TimeoutError) as error:
             reason = error.message if isinstance(error, PenstockError) else "no token in time"
-            await _answer(send, False, engine=self._engine.state, reason=reason)
-            return
-        await _answer(send, True, engine=self._engine.state, latency_s=round(self._clock.now() - started_s, 4))
+            return False, {"reason": reason}
+        return True, {"latency_s": round(self._clock.now() - started_s, 4)}
 
     def look(self) -> Callable[[], bytes]:
         """Takes down how things stand now; what it returns makes the text of it."""

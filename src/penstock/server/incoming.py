@@ -1,7 +1,8 @@
 """A request as it comes in: from a client, or from a gateway, which may say more than a client can.
 
 What a gateway adds lets it choose token ids and seeds, so it has to be one: it knows the secret, or calls from this
-machine where no secret is set.
+machine where no secret is set. With a secret the replica is its gateways' alone; without one anybody who reaches it
+may ask the model, but no foreign web page.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from dataclasses import dataclass
 
 from penstock.api import relay
 from penstock.api.asgi import Request
-from penstock.core.errors import InvalidRequest, PermissionDenied
+from penstock.api.page_guard import PageGuard
+from penstock.core.errors import InvalidRequest, PermissionDenied, Unauthenticated
+
+_PUBLIC = ("/health", "/ready")  # for whoever restarts the process, or sends it work
 
 
 @dataclass(frozen=True)
@@ -32,13 +36,35 @@ class Incoming:
 
 
 class GatewayTrust:
-    def __init__(self, secret: str | None) -> None:
+    def __init__(self, secret: str | None, metrics_token: str | None = None, pages: PageGuard | None = None) -> None:
         self._secret = secret or None
+        self._metrics_token = metrics_token or None
+        self._pages = pages or PageGuard()
+
+    @property
+    def has_secret(self) -> bool:
+        return self._secret is not None
+
+    def guard(self, request: Request) -> None:
+        """For every request, before anything is done about it. Raises unless its sender may use this replica."""
+        if request.path in _PUBLIC:
+            return
+        if request.path == "/metrics" and self._metrics_token is not None:
+            if _is_same(_bearer(request), self._metrics_token):
+                return
+            if self._secret is None:
+                raise Unauthenticated("this takes the replica's metrics_token: Authorization: Bearer TOKEN")
+        if self._secret is not None:
+            self.check(request)
+        else:
+            self._pages.check(dict(request.raw_headers))
 
     def check(self, request: Request) -> None:
+        """Raises unless the sender is a gateway."""
         if self._secret is not None:
-            offered = request.headers.get(relay.SECRET_HEADER, "")
-            if not hmac.compare_digest(offered.encode(), self._secret.encode()):
+            # SDKs, `penstock top` and `penstock bench` have no header of their own for it.
+            offered = request.headers.get(relay.SECRET_HEADER) or _bearer(request)
+            if not _is_same(offered, self._secret):
                 raise PermissionDenied("this is for gateways that know the secret of this replica")
         elif not _is_loopback(request.client):
             raise PermissionDenied("this is for gateways on this machine; for others set gateway_secret")
@@ -69,6 +95,15 @@ class GatewayTrust:
             mark,
             tenancy,
         )
+
+
+def _bearer(request: Request) -> str:
+    offered = request.headers.get("authorization", "")
+    return offered[7:].strip() if offered[:7].lower() == "bearer " else ""
+
+
+def _is_same(offered: str, secret: str) -> bool:
+    return hmac.compare_digest(offered.encode(), secret.encode())
 
 
 def new_origin() -> relay.Origin:

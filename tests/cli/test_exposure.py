@@ -1,0 +1,28 @@
+"""Who can reach a replica, as `penstock serve` and `penstock engine` set it up."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.cli.serve import _listen, with_secrets
+from penstock.core.settings import ServerSettings, Settings
+
+
+@pytest.mark.parametrize(
+    ("host", "secret", "warns"),
+    [("0.0.0.0", None, True), ("0.0.0.0", "s", False), ("127.0.0.1", None, False), ("127.0.0.2", None, False)],
+)
+def test_a_replica_that_is_open_beyond_its_machine_says_so(
+    host: str, secret: str | None, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    _listen(Settings(server=ServerSettings(host=host, port=0, gateway_secret=secret))).close()
+    assert ["gateway_secret" in record.getMessage() for record in caplog.records] == [True] * warns
+
+
+def test_secrets_come_from_the_environment_where_nothing_else_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_GATEWAY_SECRET", "s")
+    monkeypatch.setenv("PENSTOCK_METRICS_TOKEN", "m")
+    found = with_secrets(ServerSettings())
+    assert (found.gateway_secret, found.metrics_token) == ("s", "m")
+    found = with_secrets(ServerSettings(gateway_secret="own"))
+    assert (found.gateway_secret, found.metrics_token) == ("own", "m")
