@@ -9,7 +9,6 @@ from functools import partial
 
 import pytest
 
-from penstock.api.openai import GenerationOptions
 from penstock.core.guide import Guide
 from penstock.core.request import FinishReason, Request, TokenEvent
 from penstock.core.sampling import SamplingParams
@@ -30,7 +29,9 @@ from penstock.sched.scheduler import Scheduler
 from penstock.sched.sequence import Sequence
 from penstock.sched.speculation import Proposer
 from penstock.server.choices import ChoiceText
+from penstock.text.detokenizer import Detokenizer
 from penstock.text.grammars import Vocabulary, Words
+from penstock.text.stops import StopStrings
 from penstock.text.tokenizer import Tokenizer
 from tests.model.paged import kv_shape
 
@@ -128,7 +129,8 @@ class World:
 
     def answer(self, request: Request, events: list[TokenEvent]) -> tuple[str, int, FinishReason | None]:
         """As a client that asked for a stop string reads it."""
-        text = ChoiceText(0, request.prompt_ids, self.tokenizer, GenerationOptions(stop=("miller w", "\n\n")))
+        detokenizer = Detokenizer(self.tokenizer, prompt_ids=request.prompt_ids)
+        text = ChoiceText(0, detokenizer, self.tokenizer, StopStrings(["miller w", "\n\n"]))
         read = ""
         for event in events:
             piece = text.take(event)

@@ -66,6 +66,12 @@ class Replica:
             base_url=f"http://{self.host}:{self.port}/v1", api_key="none", max_retries=0, http_client=Unverified()
         )
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The server's event loop."""
+        assert self.engine._supervisor is not None
+        return self.engine._supervisor.get_loop()
+
     def call(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, dict[str, str], Any]:
         """Status, headers and body, as JSON where it is JSON."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=GIVE_UP_S)

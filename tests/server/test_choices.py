@@ -7,9 +7,10 @@ from functools import cache
 import hypothesis.strategies as st
 from hypothesis import given
 
-from penstock.api.openai import GenerationOptions
 from penstock.core.request import FinishReason, TokenEvent, TokenLogprobs
 from penstock.server.choices import ChoiceText
+from penstock.text.detokenizer import Detokenizer
+from penstock.text.stops import StopStrings
 from penstock.text.tokenizer import Tokenizer
 from tests.text import small
 
@@ -23,7 +24,7 @@ def tokenizer() -> Tokenizer:
 
 def read(groups: list[list[int]], stops: tuple[str, ...]) -> Read:
     """Text, tokens counted, the tokens, how it ended and by what, and how many scores there were."""
-    choice = ChoiceText(0, [], tokenizer(), GenerationOptions(stop=stops))
+    choice = ChoiceText(0, Detokenizer(tokenizer()), tokenizer(), StopStrings(stops))
     text, num_scores = "", 0
     token_ids: list[int] = []
     for number, group in enumerate(groups, 1):

@@ -12,11 +12,13 @@ import jsonschema
 import openai
 import pytest
 
-from penstock.api.openai import GenerationOptions, parse_chat
+from penstock.api.openai import parse_chat
 from penstock.api.relay import StreamRecord
 from penstock.core.request import FinishReason, TokenEvent
 from penstock.server.choices import ChoiceText, Piece
 from penstock.server.tool_calling import ToolCalling
+from penstock.text.detokenizer import Detokenizer
+from penstock.text.stops import StopStrings
 from penstock.text.tools import CallArguments, CallBegun, Text
 from tests.sdk import Unverified
 from tests.server.relaying import ask, block_ends, by_choice, carry_on, events
@@ -325,8 +327,10 @@ def test_an_answer_that_is_cut_anywhere_is_carried_on(
 def pieces(replica: Replica, text: str, sizes: list[int], finish: FinishReason = FinishReason.STOP) -> list[Piece]:
     """The text as an engine would tell it, so many tokens at a time."""
     chat = parse_chat(json.dumps({"model": NAME, "messages": QUESTION, "tools": TOOLS}).encode())
-    calling = ToolCalling.of(chat, replica.model)
-    reader = ChoiceText(0, [1], replica.model.tokenizer, GenerationOptions(stop=("STOP",)), calling)
+    calling, tokenizer = ToolCalling.of(chat, replica.model), replica.model.tokenizer
+    assert calling is not None
+    detokenizer = Detokenizer(tokenizer, prompt_ids=[1], kept_ids=calling.mark_ids)
+    reader = ChoiceText(0, detokenizer, tokenizer, StopStrings(["STOP"]), calling)
     token_ids, found = replica.model.tokenizer.encode(text, add_special_tokens=False), list[Piece]()
     while token_ids:
         size = sizes[len(found) % len(sizes)]

@@ -20,7 +20,7 @@ def cut(text: str, stops: list[str], include: bool) -> tuple[str, bool]:
 
 @given(st.lists(letters), stop_lists, st.booleans())
 def test_pieces_give_what_cutting_the_whole_text_gives(pieces: list[str], stops: list[str], include: bool) -> None:
-    stream = StopStrings(stops, include)
+    stream = StopStrings(stops, include).scanner()
     results = [stream.push(piece) for piece in pieces]
     text = "".join(text for text, _ in results) + stream.flush()
     whole = "".join(pieces)
@@ -33,7 +33,7 @@ def test_pieces_give_what_cutting_the_whole_text_gives(pieces: list[str], stops:
 
 @given(st.lists(letters, min_size=1), stop_lists)
 def test_only_the_beginning_of_a_stop_is_held_back(pieces: list[str], stops: list[str]) -> None:
-    stream = StopStrings(stops)
+    stream = StopStrings(stops).scanner()
     sent = ""
     for piece in pieces:
         text, hit = stream.push(piece)
@@ -45,27 +45,27 @@ def test_only_the_beginning_of_a_stop_is_held_back(pieces: list[str], stops: lis
 
 
 def test_the_stop_that_is_complete_first_wins() -> None:
-    assert StopStrings(["abcd", "c"]).push("xabcd") == ("xab", True)
-    stream = StopStrings(["\n\nUser:", ":"])
+    assert StopStrings(["abcd", "c"]).scanner().push("xabcd") == ("xab", True)
+    stream = StopStrings(["\n\nUser:", ":"]).scanner()
     assert stream.push("yes\n\nUser: no") == ("yes", True)
     assert stream.hit == "\n\nUser:"
 
 
 def test_an_included_stop_is_the_end_of_the_text() -> None:
-    stream = StopStrings(["</s>"], include=True)
+    stream = StopStrings(["</s>"], include=True).scanner()
     assert stream.push("done</") == ("done", False)
     assert stream.push("s> more") == ("</s>", True)
     assert stream.flush() == ""
 
 
 def test_nothing_comes_after_a_stop() -> None:
-    stream = StopStrings(["."])
+    stream = StopStrings(["."]).scanner()
     assert stream.push("One. Two") == ("One", True)
     assert stream.push("Three.") == ("", True)
     assert stream.flush() == ""
 
 
 def test_without_stops_text_passes_untouched() -> None:
-    stream = StopStrings([])
+    stream = StopStrings([]).scanner()
     assert stream.push("anything") == ("anything", False)
     assert stream.flush() == ""

@@ -58,8 +58,9 @@ T = TypeVar("T", bound=WireStruct)
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    if not body.strip():
+    if not body or body.isspace():
         raise InvalidRequest("the body is empty; expected a JSON object")
+    _check_size(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -72,6 +73,28 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise InvalidRequest("the body is not valid JSON: it is nested too deeply") from None
 
 
+_ALWAYS_FINE_BYTES = 128 << 10
+MAX_ITEMS = 500_000  # commas outside of strings; token ids take 60 ns each
+MAX_OBJECTS = 100_000  # objects, lists and members of objects; these take 400 ns each, and nobody else runs meanwhile
+
+
+def _check_size(body: bytes) -> None:
+    """Refuses a body of more values than can be decoded in some 50 ms. Text is cheap, so what stands in strings does
+    not count; it is looked for only where a body has enough of everything to be suspected."""
+    if len(body) <= _ALWAYS_FINE_BYTES or _is_small(body):
+        return
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # now each quotation mark begins or ends a string
+    if plain.count(b'"') > 4 * MAX_ITEMS or not _is_small(b"".join(plain.split(b'"')[::2])):
+        raise InvalidRequest(
+            f"the body has more than {MAX_ITEMS} values, or more than {MAX_OBJECTS} objects, lists and members"
+        )
+
+
+def _is_small(json: bytes) -> bool:
+    return json.count(b",") <= MAX_ITEMS and sum(map(json.count, (b"{", b"[", b":"))) <= MAX_OBJECTS
+
+
+_MAX_PROBLEM = 4096  # characters of what msgspec says that are looked at; a client's word may be among them
 _PATH = re.compile(r"^(?P<problem>.*) - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(.*)`$")
@@ -92,8 +115,11 @@ _MAX_ECHO = 100  # characters of the client's own words that an error repeats
 
 
 def _explain(error: msgspec.ValidationError, cls: type) -> InvalidRequest:
-    located = _PATH.match(str(error))
-    problem = located["problem"] if located else str(error)
+    said = str(error)
+    if len(said) > 2 * _MAX_PROBLEM:  # the path is at its end, and made of this module's own words
+        said = f"{said[:_MAX_PROBLEM]}{said[-_MAX_PROBLEM:]}"
+    located = _PATH.match(said)
+    problem = located["problem"] if located else said
     path = located["path"].removeprefix(".").removesuffix("[...]") if located else ""
 
     refused = error.__cause__

@@ -61,10 +61,8 @@ class CompletionAnswer:
         return [*usage, sse.DONE]
 
     def whole(self, pieces: list[Piece]) -> bytes:
-        choices = [
-            _whole_choice(index, opening, [piece for piece in pieces if piece.index == index])
-            for index, opening in enumerate(self.openings)
-        ]
+        by_choice = grouped(pieces, len(self.openings))
+        choices = [_whole_choice(index, opening, by_choice[index]) for index, opening in enumerate(self.openings)]
         return self.form.whole(self.head, choices, self.generation.usage)
 
     @cached_property
@@ -73,6 +71,14 @@ class CompletionAnswer:
         for index, num_characters in self.generation.resumed_characters.items():
             chunks.resume(index, num_characters)
         return chunks
+
+
+def grouped(pieces: list[Piece], num_choices: int) -> list[list[Piece]]:
+    """The pieces of each choice."""
+    found: list[list[Piece]] = [[] for _ in range(num_choices)]
+    for piece in pieces:
+        found[piece.index].append(piece)
+    return found
 
 
 def _whole_choice(index: int, opening: str, pieces: list[Piece]) -> Choice:

@@ -38,11 +38,11 @@ class AnthropicRoutes:
         body = await self._exchange.reply(request, "count_tokens", self._count)
         await json_response(send, 200, body)
 
-    async def _read(self, incoming: Incoming) -> Ask:
+    def _read(self, incoming: Incoming) -> Ask:
         wanted = parse_messages(incoming.body)
         self._model.check_name(wanted.model)
         chat = wanted.to_chat()
-        prompts = await self._encoder.chat(chat, incoming.prompt_ids)
+        prompts = self._encoder.chat(chat, incoming.prompt_ids)
         chat = msgspec.structs.replace(chat, max_tokens=self._fit_output(wanted, len(prompts[0])))
         head = MessageHead(f"msg_{incoming.origin.id}", wanted.model)
         calling = ToolCalling.of(chat, self._model)
@@ -50,10 +50,10 @@ class AnthropicRoutes:
             return Ask(chat, prompts, partial(MessageAnswer, head, wanted.max_tokens), wanted.guide())
         return Ask(chat, prompts, partial(CallingMessage, head, wanted.max_tokens), calling.guide, calling)
 
-    async def _count(self, body: bytes) -> bytes:
+    def _count(self, body: bytes) -> bytes:
         wanted = parse_count_tokens(body)
         self._model.check_name(wanted.model)
-        return token_count(await self._encoder.count_chat(wanted.to_chat()))
+        return token_count(self._encoder.count_chat(wanted.to_chat()))
 
     def _fit_output(self, wanted: MessagesRequest, num_prompt_tokens: int) -> int:
         """Clients of this API must name a limit and often name a high one: it is cut to what the prompt leaves, and an

@@ -27,6 +27,7 @@ from penstock.server.gateway_routes import GatewayRoutes
 from penstock.server.guides import GuideTrials
 from penstock.server.health_routes import HealthRoutes
 from penstock.server.incoming import GatewayTrust
+from penstock.server.offload import Offload
 from penstock.server.openai_routes import OpenAIRoutes
 from penstock.server.prompts import PromptEncoder
 from penstock.server.recorder import Recorder
@@ -82,7 +83,7 @@ class Replica:
         gc.freeze()  # what is loaded by now stays: the garbage collector need not stop a stream to look through it
         pool = ThreadPoolExecutor(thread_name_prefix="tokenize")
         self._gateway.open(model, pool)
-        encoder = PromptEncoder(model, pool)
+        encoder, offload = PromptEncoder(model), Offload(pool)
         self._guides = GuideTrials(
             self._gateway.encoded_text, model.config.eos_token_ids, self._recorder.tallies, self._clock
         )
@@ -94,6 +95,7 @@ class Replica:
             self.drain,
             self.trust,
             self._guides,
+            offload,
             Watermarks(WatermarkFile.at(self._settings.watermark_file), self._settings.watermark),
             max_open=self._settings.max_open,
             max_body_bytes=self._settings.max_body_bytes,
@@ -106,7 +108,7 @@ class Replica:
             self._recorder,
             self.drain,
             self.trust,
-            pool,
+            offload,
             max_body_bytes=self._settings.max_body_bytes,
         ).routes()
         routes = [*openai, *anthropic, *lora, *texts, *self._always]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from penstock.api import sse
@@ -12,6 +12,7 @@ from penstock.api.anthropic.events import Blocks
 from penstock.api.anthropic.responses import text_block, tool_use_block
 from penstock.api.openai import Call, ChatChunks, Choice, ResponseHead, ScoredToken, chat_completion
 from penstock.core.request import FinishReason
+from penstock.server.answers import grouped
 from penstock.server.anthropic_answer import MessageAnswer
 from penstock.server.choices import Piece
 from penstock.server.generation import Generation
@@ -46,8 +47,8 @@ class CallingChat:
         return [*usage, sse.DONE]
 
     def whole(self, pieces: list[Piece]) -> bytes:
-        indexes = range(self.generation.num_choices)
-        choices = [self._whole(index, [piece for piece in pieces if piece.index == index]) for index in indexes]
+        by_choice = grouped(pieces, self.generation.num_choices)
+        choices = [self._whole(index, found) for index, found in enumerate(by_choice)]
         return chat_completion(self.head, choices, self.generation.usage)
 
     def _whole(self, index: int, pieces: list[Piece]) -> Choice:
@@ -140,16 +141,17 @@ class _Called:
 
 def _blocks(parts: Iterable[Part]) -> list[Text | _Called]:
     """What was told in parts, each whole."""
-    found: list[Text | _Called] = []
+    found: list[tuple[_Called | None, list[str]]] = []  # the call, or None, and its texts: many, and joined once
     for part in parts:
-        last = found[-1] if found else None
+        last, texts = found[-1] if found else (None, None)
         match part:
-            case Text(text) if isinstance(last, Text):
-                found[-1] = Text(last.text + text)
-            case Text():
-                found.append(part)
+            case Text(text) if last is None and texts is not None:
+                texts.append(text)
+            case Text(text):
+                found.append((None, [text]))
             case CallBegun(number, name):
-                found.append(_Called(number, name))
-            case CallArguments(_, text) if isinstance(last, _Called):
-                last.arguments += text
-    return found
+                found.append((_Called(number, name), []))
+            case CallArguments(_, text) if last is not None and texts is not None:
+                texts.append(text)
+    wholes = [(call, "".join(texts)) for call, texts in found]
+    return [Text(text) if call is None else replace(call, arguments=text) for call, text in wholes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.api.openai import GenerationOptions, ScoredToken
+from penstock.api.openai import ScoredToken
 from penstock.core.request import FinishReason, TokenEvent, TokenLogprobs
 from penstock.server.tool_calling import ToolCalling
 from penstock.text.detokenizer import Detokenizer
@@ -33,19 +33,17 @@ class ChoiceText:
     def __init__(
         self,
         index: int,
-        prompt_ids: list[int],
+        detokenizer: Detokenizer,
         tokenizer: Tokenizer,
-        options: GenerationOptions,
+        stops: StopStrings,
         calling: ToolCalling | None = None,
     ) -> None:
-        skip = options.skip_special_tokens
         self.num_tokens = 0
         self._index = index
         self._tokenizer = tokenizer
-        marks = calling.mark_ids if calling is not None else frozenset[int]()
-        self._detokenizer = Detokenizer(tokenizer, prompt_ids=prompt_ids, skip_special_tokens=skip, kept_ids=marks)
-        self._stops = StopStrings(options.stop, include=options.include_stop_str_in_output)
-        self._has_stops = bool(options.stop)
+        self._detokenizer = detokenizer
+        self._stops = stops.scanner()
+        self._has_stops = bool(stops.first_characters)
         self._calls = calling.parser() if calling is not None else None
         self._must_call = calling is not None and calling.is_required
         self._resumed_ids: list[int] | None = None

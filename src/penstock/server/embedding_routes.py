@@ -7,10 +7,8 @@ the one is after the other, which tells more: a document is as relevant as it ma
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,11 +25,13 @@ from penstock.engine.client import EngineClient
 from penstock.engine.messages import Embed
 from penstock.server.drain import Drain
 from penstock.server.incoming import GatewayTrust, Incoming
+from penstock.server.offload import Offload
 from penstock.server.recorder import Recorder, TextWork
 from penstock.server.served_model import ServedModel
 
 _MOST_WAITING = 16_384  # texts; beyond it requests are refused
-_INLINE_CHARACTERS = 2048  # tokenized in less time than a thread takes to wake up
+MAX_TOKENS = 1 << 20  # of all texts of a request, a query once per document; OpenAI allows 300,000
+_VALUE_BYTES = 16  # of a number in JSON
 _ASKING = "Passage: {}\nPlease write a question based on this passage.\nQuestion:"
 
 
@@ -54,7 +54,7 @@ class EmbeddingRoutes:
         recorder: Recorder,
         drain: Drain,
         trust: GatewayTrust,
-        pool: ThreadPoolExecutor,
+        offload: Offload,
         *,
         max_body_bytes: int,
     ) -> None:
@@ -63,7 +63,7 @@ class EmbeddingRoutes:
         self._recorder = recorder
         self._drain = drain
         self._trust = trust
-        self._pool = pool
+        self._offload = offload
         self._max_body_bytes = max_body_bytes
 
     def routes(self) -> list[Route]:
@@ -73,14 +73,12 @@ class EmbeddingRoutes:
             Route("POST", "/v1/score", partial(self._serve, "score", self._score)),
         ]
 
-    async def _serve(
-        self, route: str, read: Callable[[Incoming], Awaitable[Job]], request: Request, send: Send
-    ) -> None:
+    async def _serve(self, route: str, read: Callable[[Incoming], Job], request: Request, send: Send) -> None:
         with self._recorder.request(route, request.id, request.convention) as record:
             record.context = request.trace_context
             incoming = self._trust.read(request, await request.body(self._max_body_bytes))
             self._model.check_embeds()
-            job = await read(incoming)
+            job = await self._offload.run(len(incoming.body), partial(read, incoming))
             self._drain.check()
             if self._engine.embeddings.num_texts + len(job.texts) > _MOST_WAITING:
                 raise Overloaded(f"{self._engine.embeddings.num_texts} texts are waiting already", retry_after_s=1.0)
@@ -91,82 +89,102 @@ class EmbeddingRoutes:
             work.cost = Cost(device_s=answer.device_s)
             values = np.frombuffer(answer.values, np.float32).reshape(len(job.texts), -1)
             cost = [(relay.COST_HEADER.encode(), relay.cost_value(work.cost))] if incoming.is_from_gateway else []
-            await json_response(send, 200, await self._run(job.num_tokens, partial(job.answer, values)), cost)
+            size_bytes = _VALUE_BYTES * values.size + len(incoming.body)  # a ranking repeats its documents
+            await json_response(send, 200, await self._offload.write(size_bytes, partial(job.answer, values)), cost)
 
     # -- what is asked
 
-    async def _embed(self, incoming: Incoming) -> Job:
+    def _embed(self, incoming: Incoming) -> Job:
         wanted = parse_embedding(incoming.body)
         self._model.check_base_name(wanted.model)
         inputs, size = wanted.inputs(self._model.config.vocab_size), self._model.config.hidden_size
         if wanted.dimensions is not None and wanted.dimensions > size:
             raise InvalidRequest(f"dimensions: this model's vectors have {size}", param="dimensions")
-        encoded = iter(await self._encode([one for one in inputs if isinstance(one, str)]))
+        keep = wanted.truncate_prompt_tokens
+        encoded = iter(self._encode([one for one in inputs if isinstance(one, str)], keep, param="input"))
         ids = [next(encoded) if isinstance(one, str) else one for one in inputs]
-        job = [self._model.fit_text(text, keep_first=wanted.truncate_prompt_tokens, param="input") for text in ids]
+        job = [self._model.fit_text(text, keep_first=keep, param="input") for text in ids]
         form, num_tokens = wanted.encoding_format or "float", sum(map(len, job))
+        _check_total(num_tokens, "input")
         return Job(
             job, lambda found: embedding_list(wanted.model, shortened(found, wanted.dimensions), form, num_tokens)
         )
 
-    async def _rerank(self, incoming: Incoming) -> Job:
+    def _rerank(self, incoming: Incoming) -> Job:
         wanted = parse_rerank(incoming.body)
         self._model.check_base_name(wanted.model)
         texts = wanted.texts()
         tell = partial(ranking, incoming.origin.id, wanted.model, wanted)
         if not self._model.generates:
-            return await self._compared([wanted.query], texts, wanted.truncate_prompt_tokens, tell)
-        pairs = [(_ASKING.format(text), f" {wanted.query}") for text in texts]
-        return await self._likely(
-            pairs, wanted.truncate_prompt_tokens, lambda scores, num: tell([math.exp(one) for one in scores], num)
+            return self._compared([wanted.query], texts, wanted.truncate_prompt_tokens, tell)
+        return self._likely(
+            [_ASKING.format(text) for text in texts],
+            [f" {wanted.query}"] * len(texts),
+            wanted.truncate_prompt_tokens,
+            lambda scores, num: tell([math.exp(one) for one in scores], num),
         )
 
-    async def _score(self, incoming: Incoming) -> Job:
+    def _score(self, incoming: Incoming) -> Job:
         wanted = parse_score(incoming.body)
         self._model.check_base_name(wanted.model)
         pairs, origin = wanted.pairs(), incoming.origin
         tell = partial(score_list, origin.id, wanted.model, origin.created)
-        if self._model.generates:
-            return await self._likely(pairs, wanted.truncate_prompt_tokens, tell)
         firsts, others = [one for one, _ in pairs], [other for _, other in pairs]
+        if self._model.generates:
+            return self._likely(firsts, others, wanted.truncate_prompt_tokens, tell)
         shared = firsts[:1] if isinstance(wanted.text_1, str) or len(wanted.text_1) == 1 else firsts
-        return await self._compared(shared, others, wanted.truncate_prompt_tokens, tell)
+        return self._compared(shared, others, wanted.truncate_prompt_tokens, tell)
 
     # -- how it is found
 
-    async def _compared(
+    def _compared(
         self, firsts: list[str], others: list[str], keep: int | None, tell: Callable[[list[float], int], bytes]
     ) -> Job:
         """The cosine of each of the others and its first, or the only one."""
-        ids = await self._encode([*firsts, *others])
+        ids = self._encode([*firsts, *others], keep)
         texts = [self._model.fit_text(one, keep_first=keep, param=None) for one in ids]
         num_tokens, count = sum(map(len, texts)), len(firsts)
+        _check_total(num_tokens, None)
         return Job(texts, lambda found: tell((found[:count] * found[count:]).sum(axis=1).tolist(), num_tokens))
 
-    async def _likely(
-        self, pairs: list[tuple[str, str]], keep: int | None, tell: Callable[[list[float], int], bytes]
+    def _likely(
+        self, firsts: list[str], others: list[str], keep: int | None, tell: Callable[[list[float], int], bytes]
     ) -> Job:
         """The mean log probability of each second text's tokens, after the first. Where it is too long, the first
         loses its end."""
-        before = await self._encode([one for one, _ in pairs])
-        after = await self._encode([other for _, other in pairs], add_special_tokens=False)
+        before = self._encode(firsts, keep)
+        after = self._encode(others, None, add_special_tokens=False)
+        most = self._model.max_model_len if keep is None or keep == -1 else keep
+        rooms = [max(1, most - len(other)) for other in after]
+        _check_total(
+            sum(min(len(one), room) + len(other) for one, other, room in zip(before, after, rooms, strict=True)), None
+        )
         texts = []
-        for one, other in zip(before, after, strict=True):
-            room = None if keep is None else max(1, (self._model.max_model_len if keep == -1 else keep) - len(other))
-            first = self._model.fit_text(one, keep_first=room, param=None)
+        for one, other, room in zip(before, after, rooms, strict=True):
+            first = self._model.fit_text(one, keep_first=None if keep is None else room, param=None)
             texts.append(self._model.fit_text([*first, *other], keep_first=None, param=None))
         num_tokens = sum(map(len, texts))
         scored = [max(1, len(other)) for other in after]
         return Job(texts, lambda found: tell(found[:, 0].tolist(), num_tokens), scored)
 
-    async def _encode(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        encode = partial(self._model.tokenizer.encode_batch, texts, add_special_tokens=add_special_tokens)
-        if sum(map(len, texts)) <= _INLINE_CHARACTERS:
-            return encode()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, encode)
+    def _encode(
+        self, texts: list[str], keep: int | None, *, add_special_tokens: bool = True, param: str | None = None
+    ) -> list[list[int]]:
+        """A text that comes several times is tokenized once. One that cannot fit is refused before that, or else before
+        it has ids, unless it is to be cut."""
+        distinct = list(dict.fromkeys(texts))
+        check = None
+        if keep is None:
+            for text in distinct:
+                self._model.check_text(text, param)
+            check = partial(self._model.check_text_tokens, param=param)
+        encoded = self._model.tokenizer.encode_batch(distinct, add_special_tokens=add_special_tokens, check=check)
+        found = dict(zip(distinct, encoded, strict=True))
+        return [found[text] for text in texts]
 
-    async def _run(self, num_tokens: int, make: Callable[[], bytes]) -> bytes:
-        """Many vectors take milliseconds to write."""
-        if num_tokens < _INLINE_CHARACTERS:
-            return make()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, make)
+
+def _check_total(num_tokens: int, param: str | None) -> None:
+    if num_tokens > MAX_TOKENS:
+        raise InvalidRequest(
+            f"the texts have {num_tokens} tokens together; a request may have {MAX_TOKENS}", param=param
+        )

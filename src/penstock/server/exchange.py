@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -17,13 +18,15 @@ from penstock.core.errors import InvalidRequest, PenstockError, UnsupportedParam
 from penstock.engine.client import EngineClient
 from penstock.server.choices import Piece
 from penstock.server.drain import Drain
-from penstock.server.generation import Generation, Times
+from penstock.server.generation import Generation, Times, check_choices
 from penstock.server.guides import GuideTrials
 from penstock.server.incoming import GatewayTrust, Incoming
+from penstock.server.offload import Offload
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
 from penstock.server.tool_calling import ToolCalling
 from penstock.server.watermarks import Watermarks
+from penstock.text.stops import StopStrings
 
 
 class Answer(Protocol):
@@ -59,6 +62,7 @@ class Exchange:
         drain: Drain,
         trust: GatewayTrust,
         guides: GuideTrials,
+        offload: Offload,
         watermarks: Watermarks,
         *,
         max_open: int,
@@ -71,20 +75,19 @@ class Exchange:
         self._drain = drain
         self._trust = trust
         self._guides = guides
+        self._offload = offload
         self._watermarks = watermarks
         self._max_open = max_open
         self._max_body_bytes = max_body_bytes
 
-    async def generate(
-        self, request: Request, send: Send, route: str, read: Callable[[Incoming], Awaitable[Ask]]
-    ) -> None:
+    async def generate(self, request: Request, send: Send, route: str, read: Callable[[Incoming], Ask]) -> None:
+        """`read` makes of the request what it comes down to, perhaps in another thread."""
         with self._recorder.request(route, request.id, request.convention) as record:
             times = Times(self._clock.now())
             record.context = request.trace_context
             incoming = self._trust.read(request, await request.body(self._max_body_bytes))
             self._model.check_generates()
-            ask = await read(incoming)
-            asked = ask.guide or ask.wanted.guide()
+            ask, asked, stops = await self._offload.run(len(incoming.body), partial(self._prepare, read, incoming))
             guide = await self._guides.check(asked, incoming.namespace) if asked is not None else None
             watermark = await self._watermarks.of(incoming, ask.wanted)
             times.tokenized_s = self._clock.now()
@@ -95,6 +98,7 @@ class Exchange:
                 self._model,
                 new_id(request.id),
                 times,
+                stops=stops,
                 fallback_seed=incoming.origin.seed,
                 resume=incoming.resume,
                 namespace=incoming.namespace,
@@ -113,10 +117,19 @@ class Exchange:
                 news = news if asked is None else _naming(news, asked.param)
                 await request.while_connected(self._answer(request, send, incoming, generation, answer, news))
 
-    async def reply(self, request: Request, route: str, read: Callable[[bytes], Awaitable[bytes]]) -> bytes:
+    async def reply(self, request: Request, route: str, read: Callable[[bytes], bytes]) -> bytes:
         """The answer to a request that needs no engine."""
         with self._recorder.request(route, request.id, request.convention):
-            return await read(await request.body(self._max_body_bytes))
+            body = await request.body(self._max_body_bytes)
+            return await self._offload.run(len(body), partial(read, body))
+
+    def _prepare(
+        self, read: Callable[[Incoming], Ask], incoming: Incoming
+    ) -> tuple[Ask, GuideAsked | None, StopStrings]:
+        ask = read(incoming)
+        check_choices(ask.wanted, ask.prompts, max_open=self._max_open)
+        stops = StopStrings(ask.wanted.stops(), include=bool(ask.wanted.include_stop_str_in_output))
+        return ask, ask.guide or ask.wanted.guide(), stops
 
     async def _answer(
         self,
@@ -135,7 +148,8 @@ class Exchange:
             async for more in news:
                 pieces += more
             cost = [(relay.COST_HEADER.encode(), relay.cost_value(generation.cost))] if incoming.is_from_gateway else []
-            await json_response(send, 200, answer.whole(pieces), timing + cost)
+            whole = await self._offload.write(generation.answer_bytes, partial(answer.whole, pieces))
+            await json_response(send, 200, whole, timing + cost)
             return
         writer = _Relayed(answer, incoming, generation, request) if incoming.is_relayed else _Plain(answer)
         async with SseStream(send, writer.error_event or request.error_event, timing) as stream:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -23,7 +25,14 @@ from penstock.server.choices import ChoiceText, Piece
 from penstock.server.served_model import ServedModel
 from penstock.server.tool_calling import ToolCalling
 from penstock.server.watermarks import check_mark
+from penstock.text.detokenizer import Detokenizer
+from penstock.text.stops import StopStrings
 from penstock.text.tools import Part
+
+_MAX_PROMPT_TOKENS = 4_000_000  # of all choices of a request: some 20 ms to send to the engine
+_WORK_AT_A_TIME = 1024  # tokens and their alternatives that are read before others have their turn: some 5 ms
+_TOKEN_BYTES = 4  # of its text
+_SCORED_BYTES = 64  # of a token and its log probability in JSON
 
 
 @dataclass
@@ -57,6 +66,20 @@ class Times:
         return found | {"first_token": max(0.0, ttft_s - sum(found.values()))}
 
 
+def check_choices(wanted: GenerationRequest, prompts: list[list[int]], *, max_open: int) -> None:
+    """Refuses what would take too much to build: each choice is a request to the engine, with a prompt of its own."""
+    num_choices = len(prompts) * (wanted.n or 1)
+    if num_choices > max_open:
+        raise InvalidRequest(f"{num_choices} choices; this server generates at most {max_open} at a time")
+    num_tokens = sum(map(len, prompts)) * (wanted.n or 1)
+    if num_tokens > _MAX_PROMPT_TOKENS and num_choices > 1:
+        raise InvalidRequest(
+            f"n: the prompts of {num_choices} choices have {num_tokens} tokens together; this server takes at most "
+            f"{_MAX_PROMPT_TOKENS} in a request of several choices",
+            param="n",
+        )
+
+
 class Generation:
     """Use it as a context manager: leaving it ends whatever still runs in the engine.
 
@@ -71,6 +94,7 @@ class Generation:
         request_id: str,
         times: Times,
         *,
+        stops: StopStrings,
         fallback_seed: int,
         resume: Resume | None = None,
         namespace: str = "",
@@ -103,7 +127,14 @@ class Generation:
         self._requests: list[Request] = []
         self._choices: dict[str, ChoiceText] = {}
         self._stream: TokenStream | None = None
+        self._events_at_a_time = max(1, _WORK_AT_A_TIME // (1 + (sampling.num_logprobs or 0)))
+        token_ids = sorted(stop_token_ids)
+        marks = calling.mark_ids if calling is not None else frozenset[int]()
+        is_skipping = self.options.skip_special_tokens
         for prompt_ids in prompts:
+            detokenizer = Detokenizer(
+                model.tokenizer, prompt_ids=prompt_ids, skip_special_tokens=is_skipping, kept_ids=marks
+            )
             for choice in range(self.options.n):
                 index = len(self._requests)
                 request = Request(
@@ -111,7 +142,7 @@ class Generation:
                     prompt_ids=prompt_ids,
                     max_tokens=model.fit_output(len(prompt_ids), self.options.max_tokens, is_explicit=is_explicit),
                     sampling=for_choice(sampling, choice),
-                    stop_token_ids=sorted(stop_token_ids),
+                    stop_token_ids=token_ids,
                     min_tokens=self.options.min_tokens,
                     priority=priority,
                     namespace=cache_namespace(namespace, self.options.namespace),
@@ -123,7 +154,7 @@ class Generation:
                     is_resumed=resume is not None,
                 )
                 self._requests.append(request)
-                self._choices[request.id] = ChoiceText(index, prompt_ids, model.tokenizer, self.options, calling)
+                self._choices[request.id] = ChoiceText(index, detokenizer.copy(), model.tokenizer, stops, calling)
         if resume is not None:
             if outputs or not self.options.stream:
                 raise InvalidRequest("resume: this is not the request that the stream was for", param="resume")
@@ -149,6 +180,14 @@ class Generation:
     @property
     def num_output_tokens(self) -> int:
         return sum(choice.num_tokens for choice in self._choices.values())
+
+    @property
+    def answer_bytes(self) -> int:
+        """What a whole answer is about to have, the prompts included, which it may repeat."""
+        num_logprobs = self._requests[0].sampling.num_logprobs
+        scored_bytes = 0 if num_logprobs is None else _SCORED_BYTES * (1 + num_logprobs)
+        num_repeated = self.num_prompt_tokens * self.options.n
+        return num_repeated * _TOKEN_BYTES + self.num_output_tokens * (_TOKEN_BYTES + scored_bytes)
 
     @property
     def usage(self) -> Usage:
@@ -177,8 +216,6 @@ class Generation:
         return {index: text.resumed_characters() for index, text in enumerate(self._choices.values())}
 
     def start(self, engine: EngineClient, *, max_open: int) -> None:
-        if self.num_choices > max_open:
-            raise InvalidRequest(f"{self.num_choices} choices; this server generates at most {max_open} at a time")
         if engine.num_open + self.num_choices > max_open:
             raise Overloaded(f"{engine.num_open} generations are open already", retry_after_s=1.0)
         self._stream = engine.open([request for request in self._requests if not self._is_over(request)])
@@ -193,8 +230,9 @@ class Generation:
         """What comes of all choices, several pieces at a time where the reader is slower than the engine."""
         assert self._stream is not None
         open_ids = {request.id for request in self._requests if not self._is_over(request)}
+        waiting: deque[TokenEvent] = deque()
         while open_ids:
-            events = await self._stream.next()
+            events = await self._next(waiting)
             pieces = []
             for event in events:
                 if event.request_id not in open_ids:
@@ -213,6 +251,15 @@ class Generation:
                 self.times.first_token_s = self.times.last_token_s
             if pieces:
                 yield pieces
+
+    async def _next(self, waiting: deque[TokenEvent]) -> list[TokenEvent]:
+        """The next news, a bounded number at a time: others have their turn before the rest of what is waiting."""
+        assert self._stream is not None
+        if waiting:
+            await asyncio.sleep(0)
+        else:
+            waiting += await self._stream.next()
+        return [waiting.popleft() for _ in range(min(len(waiting), self._events_at_a_time))]
 
     def _is_over(self, request: Request) -> bool:
         """Before it began here: another replica got to its end, if not to telling it."""

@@ -15,6 +15,7 @@ from penstock.api.openai import (
     parse_completion,
 )
 from penstock.api.relay import Origin
+from penstock.core.errors import InvalidRequest
 from penstock.server.answers import CHAT, COMPLETION, CompletionAnswer, Form
 from penstock.server.calling_answers import CallingChat
 from penstock.server.exchange import Ask, Exchange
@@ -22,6 +23,8 @@ from penstock.server.incoming import Incoming
 from penstock.server.prompts import PromptEncoder
 from penstock.server.served_model import ServedModel
 from penstock.server.tool_calling import ToolCalling
+
+_MAX_ECHOED = 8 << 20  # characters: an answer repeats the prompt once per choice
 
 
 class OpenAIRoutes:
@@ -53,10 +56,10 @@ class OpenAIRoutes:
         self._model.check_name(request.path_param)
         await json_response(send, 200, model_object(self._card(request.path_param)))
 
-    async def _read_chat(self, incoming: Incoming) -> Ask:
+    def _read_chat(self, incoming: Incoming) -> Ask:
         wanted = parse_chat(incoming.body)
         self._model.check_name(wanted.model)
-        prompts = await self._encoder.chat(wanted, incoming.prompt_ids)
+        prompts = self._encoder.chat(wanted, incoming.prompt_ids)
         calling = ToolCalling.of(wanted, self._model)
         if calling is None:
             return self._ask(CHAT, incoming.origin, wanted, prompts)
@@ -64,11 +67,15 @@ class OpenAIRoutes:
             wanted, prompts, partial(CallingChat, self._head(CHAT, incoming.origin, wanted)), calling.guide, calling
         )
 
-    async def _read_completion(self, incoming: Incoming) -> Ask:
+    def _read_completion(self, incoming: Incoming) -> Ask:
         wanted = parse_completion(incoming.body)
         self._model.check_name(wanted.model)
-        prompts = await self._encoder.completion(wanted, incoming.prompt_ids)
+        prompts = self._encoder.completion(wanted, incoming.prompt_ids)
         echoed = [self._model.tokenizer.decode(prompt_ids) for prompt_ids in prompts] if wanted.echo else None
+        if sum(map(len, echoed or ())) * (wanted.n or 1) > _MAX_ECHOED:
+            raise InvalidRequest(
+                f"echo: the prompts of all choices have more than {_MAX_ECHOED} characters", param="echo"
+            )
         return self._ask(COMPLETION, incoming.origin, wanted, prompts, echoed)
 
     def _ask(

@@ -72,8 +72,7 @@ class ServedModel:
     def fit_text(self, ids: list[int], *, keep_first: int | None, param: str | None) -> list[int]:
         """A text as the model will see it: cut only where the client asked for it, and then its end goes, but for the
         mark that ends every text of some models."""
-        most = self.max_model_len
-        keep = most if keep_first == -1 else keep_first
+        keep = self.max_model_len if keep_first == -1 else keep_first
         if keep is not None and len(ids) > keep:
             is_marked = keep > 1 and ids[-1] in self.tokenizer.special_ids
             ids = [*ids[: keep - 1], ids[-1]] if is_marked else ids[:keep]
@@ -81,24 +80,53 @@ class ServedModel:
             raise InvalidRequest("a text has no tokens", param=param)
         if max(ids) >= self.config.vocab_size:
             raise InvalidRequest(f"a text has a token, {max(ids)}, that this model does not know", param=param)
-        if len(ids) > most:
+        self.check_text_tokens(len(ids), param)
+        return ids
+
+    def check_text(self, text: str, param: str | None) -> None:
+        """Refuses a text that is too long whatever its tokens are, without making them."""
+        if (num_tokens := self._min_tokens(text)) > self.max_model_len:
             raise ContextLengthExceeded(
-                f"this model takes texts of {most} tokens, and one has {len(ids)}; truncate_prompt_tokens cuts them",
+                f"this model takes texts of {self.max_model_len} tokens, and one has at least {num_tokens}; "
+                "truncate_prompt_tokens cuts them",
                 param=param,
             )
-        return ids
+
+    def check_text_tokens(self, num_tokens: int, param: str | None) -> None:
+        if num_tokens > self.max_model_len:
+            raise ContextLengthExceeded(
+                f"this model takes texts of {self.max_model_len} tokens, and one has {num_tokens}; "
+                "truncate_prompt_tokens cuts them",
+                param=param,
+            )
+
+    def check_prompt_text(self, text: str, param: str) -> None:
+        """Refuses a text that is too long whatever its tokens are, without making them."""
+        if (num_tokens := self._min_tokens(text)) >= self.max_model_len:
+            raise ContextLengthExceeded(
+                f"this model's context is {self.max_model_len} tokens, and the prompt has at least {num_tokens}",
+                param=param,
+            )
+
+    def check_prompt_tokens(self, num_tokens: int, param: str) -> None:
+        if num_tokens >= self.max_model_len:
+            raise ContextLengthExceeded(
+                f"this model's context is {self.max_model_len} tokens, and the prompt has {num_tokens}", param=param
+            )
 
     def fit_prompt(self, prompt_ids: list[int], *, keep_last: int | None, param: str) -> list[int]:
         """The prompt as the model will see it: never empty, cut only where the client asked for it."""
         prompt_ids = kept_ids(prompt_ids, keep_last=keep_last, bos_token_id=self.config.bos_token_id, param=param)
+        self.check_prompt_tokens(len(prompt_ids), param)
         if max(prompt_ids) >= self.config.vocab_size:  # a tokenizer may know more words than the model has rows for
             raise InvalidRequest(f"the text has a token, {max(prompt_ids)}, that this model does not know", param=param)
-        if len(prompt_ids) >= self.max_model_len:
-            raise ContextLengthExceeded(
-                f"this model's context is {self.max_model_len} tokens, and the prompt has {len(prompt_ids)}",
-                param=param,
-            )
         return prompt_ids
+
+    def _min_tokens(self, text: str) -> int:
+        """No text of so many characters has fewer tokens: a character is at least a byte."""
+        if len(text) <= self.max_model_len or (longest := self.tokenizer.max_token_bytes) is None:
+            return 0
+        return -(-len(text) // longest)
 
     def fit_output(self, num_prompt_tokens: int, wanted: int | None, *, is_explicit: bool) -> int:
         """How many tokens may be generated. An explicit wish that does not fit is refused, a default is cut."""

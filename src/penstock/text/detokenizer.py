@@ -7,6 +7,7 @@ wherever it stands. Pushes and flush together give exactly `Tokenizer.decode` of
 from __future__ import annotations
 
 import codecs
+import copy
 from collections.abc import Sequence
 
 from penstock.text.tokenizer import Tokenizer
@@ -32,6 +33,10 @@ class Detokenizer:
         self._pending = b""
         self._drops_space = tokenizer.drops_leading_space and all(token_id in self._skipped for token_id in prompt_ids)
         self.push(prompt_ids[-_MOST_BYTES_OF_A_CHARACTER:])
+
+    def copy(self) -> Detokenizer:
+        """Another text that goes on from the same prompt, which is not read again."""
+        return copy.copy(self)
 
     def push(self, ids: Sequence[int]) -> str:
         """The text these tokens settle: no later token can change it."""

@@ -1,4 +1,5 @@
-"""What can be said of a text's tokens without making them: how many at most, and where a text may be cut in two.
+"""What can be said of a text's tokens without making them: how many at most and at least, and where a text may be cut
+in two.
 
 A token is at least one byte of the normalized text, so a text has at most as many tokens as that has bytes.
 """
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, pre_tokenizers
 
 _MOST_GROWTH = 18  # of any normalizer that is known; U+FDFA grows to 33 bytes from 3 under NFKC
 _GROWTH = {"NFC": 3, "NFD": 3, "Prepend": 1, "Strip": 1, "StripAccents": 1}
@@ -35,6 +36,53 @@ def _steps(backend: tokenizers.Tokenizer) -> Iterator[dict[str, Any]]:
         return
     normalizer = json.loads(backend.normalizer.__getstate__())
     yield from normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]
+
+
+_SHRINK = {"NFC": 3, "NFD": 1, "Prepend": 1}  # how many times fewer bytes it may make of a text
+_KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # what splitters do with what they find
+
+
+def max_token_bytes(backend: tokenizers.Tokenizer) -> int | None:
+    """How many bytes of a text a token stands for at most. None where that is not certain: a normalizer or a splitter
+    may drop a part of the text, a token may take the space around it, and an unknown word of any length is one token.
+    """
+    described = json.loads(backend.to_str())
+    model, added = described["model"], backend.get_added_tokens_decoder().values()
+    if model["type"] != "BPE" or any(token.lstrip or token.rstrip for token in added):
+        return None
+    shrink = 1
+    for step in _steps(backend):
+        if _growth(step) == 1 and step["type"] == "Replace":
+            continue  # a space becomes a mark
+        if (factor := _SHRINK.get(step["type"])) is None:
+            return None
+        shrink *= factor
+    splitters = list(_splitters(described.get("pre_tokenizer")))
+    if not all(_keeps_all(splitter) for splitter in splitters):
+        return None
+    vocab = backend.get_vocab(with_added_tokens=False)
+    if any(splitter["type"] == "ByteLevel" for splitter in splitters):
+        knows_all = all(character in vocab for character in pre_tokenizers.ByteLevel.alphabet())
+        longest = max(map(len, vocab), default=0)  # a character for each byte
+    else:
+        knows_all = bool(model.get("byte_fallback")) and all(f"<0x{byte:02X}>" in vocab for byte in range(256))
+        longest = max((len(token.encode()) for token in vocab), default=0)
+    longest = max(longest, *(len(token.content.encode()) for token in added), 1)
+    return longest * shrink if knows_all else None
+
+
+def _splitters(described: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    if described is not None:
+        yield from described["pretokenizers"] if described["type"] == "Sequence" else [described]
+
+
+def _keeps_all(splitter: dict[str, Any]) -> bool:
+    match splitter:
+        case {"type": "ByteLevel" | "Metaspace" | "Digits"}:
+            return True
+        case {"type": "Split" | "Punctuation", "behavior": behavior}:
+            return behavior in _KEEPING
+    return False
 
 
 def divider(backend: tokenizers.Tokenizer, text: str) -> str | None:

@@ -6,7 +6,7 @@ answer reads the same whether it was streamed or not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,11 @@ class Tokenizer:
         """A text of plain ASCII has at most as many tokens as bytes, any other at most this many times as many."""
         return token_bounds.growth(self._backend)
 
+    @cached_property
+    def max_token_bytes(self) -> int | None:
+        """No token stands for more bytes of a text; None: of this tokenizer that is not certain."""
+        return token_bounds.max_token_bytes(self._backend)
+
     def divider(self, text: str) -> str | None:
         """A special token of `text` at which texts can be cut and counted in parts; see `token_bounds`."""
         return token_bounds.divider(self._backend, text)
@@ -89,8 +94,14 @@ class Tokenizer:
         text are always recognized."""
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool, check: Callable[[int], None] | None = None
+    ) -> list[list[int]]:
+        """`check` is given the number of tokens of each text, and may raise, before there is a list of any."""
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        if check is not None:
+            for encoding in encodings:
+                check(len(encoding))
         return [encoding.ids for encoding in encodings]
 
     def count(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:

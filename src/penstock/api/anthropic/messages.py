@@ -83,7 +83,9 @@ class PromptRequest(WireStruct):
             turns += results
             text = text_of(message.content)
             if text or not results:
-                _add_turn(turns, message.role, text, message.content)
+                calls = calls_of(message.content)
+                turns.append(openai.Message(role=message.role, content=text, tool_calls=calls or None))
+        turns = [_joined(list(of_role)) for _, of_role in itertools.groupby(turns, _turn_of)]
         if len(turns) > 1 and turns[-1].role == "assistant" and not turns[-1].content:
             turns.pop()  # the beginning of an answer that begins with nothing
         choice = self.tool_choice
@@ -115,15 +117,17 @@ class PromptRequest(WireStruct):
         return None if self.tool_choice is None else self.tool_choice.to_openai()
 
 
-def _add_turn(
-    turns: list[openai.Message], role: Literal["user", "assistant", "system"], text: str, content: Content
-) -> None:
-    calls = calls_of(content)
-    if turns and turns[-1].role == role:
-        turns[-1].content = f"{turns[-1].content}\n{text}"
-        turns[-1].tool_calls = [*(turns[-1].tool_calls or ()), *calls] or None
-    else:
-        turns.append(openai.Message(role=role, content=text, tool_calls=calls or None))
+def _turn_of(message: openai.Message) -> object:
+    """What messages in a row have in common that are one turn; results of tools are turns of their own."""
+    return message.role if message.role != "tool" else id(message)
+
+
+def _joined(messages: list[openai.Message]) -> openai.Message:
+    if len(messages) == 1:
+        return messages[0]
+    text = "\n".join(str(message.content) for message in messages)
+    calls = [call for message in messages for call in message.tool_calls or ()]
+    return openai.Message(role=messages[0].role, content=text, tool_calls=calls or None)
 
 
 class CountTokensRequest(PromptRequest):

@@ -78,10 +78,11 @@ def shortened(vectors: Vectors, dimensions: int | None) -> Vectors:
 
 
 def embedding_list(model: str, vectors: Vectors, form: str, num_tokens: int) -> bytes:
+    shown: list[Any]
     if form == "base64":
-        shown: list[Any] = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
+        shown = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
     else:
-        shown = vectors.tolist()
+        shown = [msgspec.Raw(encode(row.tolist())) for row in vectors]  # one at a time: other threads get their turn
     data = [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(shown)]
     return encode({"object": "list", "data": data, "model": model, "usage": text_usage(num_tokens)})
 

@@ -29,6 +29,7 @@ from penstock.core.sampling import SamplingParams
 
 MAX_CHOICES = 128  # OpenAI's limit on n
 MAX_STOPS = 16  # OpenAI allows 4; clients of open models ask for more
+MAX_BIASES = 1024  # OpenAI allows 300; each choice has them all
 
 INT32_MAX = 2**31 - 1
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
@@ -136,6 +137,8 @@ class GenerationRequest(WireStruct):
         super().__post_init__()
         if self.stream_options is not None and not self.stream:
             raise Refused("stream_options", "is only allowed when stream is true")
+        if len(self.logit_bias or ()) > MAX_BIASES:
+            raise Refused("logit_bias", f"has more than {MAX_BIASES} tokens")
         limit = self.output_limit()
         if limit is not None and (self.min_tokens or 0) > limit:
             raise Refused("min_tokens", f"must not be more than the output limit, {limit}")
@@ -149,6 +152,9 @@ class GenerationRequest(WireStruct):
     def output_limit(self) -> int | None:
         """How many tokens the client wants at most; None: as many as the context leaves room for."""
         return self.max_tokens
+
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def num_logprobs(self) -> int | None:
         """As in SamplingParams; each endpoint has its own way to ask for them."""
@@ -167,7 +173,7 @@ class GenerationRequest(WireStruct):
         check_token_ids(self.stop_token_ids or (), vocab_size, "stop_token_ids")
         return GenerationOptions(
             max_tokens=self.output_limit(),
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop=self.stops(),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             priority=_priority(self.priority),
             namespace=self.cache_salt or "",

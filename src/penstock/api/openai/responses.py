@@ -15,6 +15,7 @@ from penstock.core.request import FinishReason
 
 encode = msgspec.json.Encoder().encode
 
+_PART = 256  # tokens with their alternatives
 _LOWEST_LOGPROB = -9999.0  # what OpenAI sends for "impossible"; JSON has no infinity
 
 
@@ -82,7 +83,7 @@ def chat_completion(head: ResponseHead, choices: Sequence[Choice], usage: Usage)
         {
             "index": choice.index,
             "message": _message(choice),
-            "logprobs": None if choice.logprobs is None else chat_logprobs(choice.logprobs),
+            "logprobs": None if choice.logprobs is None else _encoded(chat_logprobs(choice.logprobs)),
             "finish_reason": choice.finish,
         }
         for choice in choices
@@ -106,7 +107,7 @@ def text_completion(head: ResponseHead, choices: Sequence[Choice], usage: Usage)
         {
             "index": choice.index,
             "text": choice.text,
-            "logprobs": None if choice.logprobs is None else completion_logprobs(choice.logprobs),
+            "logprobs": None if choice.logprobs is None else _encoded(completion_logprobs(choice.logprobs)),
             "finish_reason": choice.finish,
         }
         for choice in choices
@@ -122,6 +123,16 @@ def envelope(head: ResponseHead, kind: str) -> dict[str, Any]:
         "model": head.model,
         "system_fingerprint": None,
     }
+
+
+def _encoded(logprobs: dict[str, Any]) -> dict[str, Any]:
+    """The same with lists in JSON, written a part at a time: no other thread runs while the encoder does."""
+    return {name: value if value is None else _encoded_list(value) for name, value in logprobs.items()}
+
+
+def _encoded_list(values: list[Any]) -> msgspec.Raw:
+    parts = [encode(values[at : at + _PART])[1:-1] for at in range(0, len(values), _PART)]
+    return msgspec.Raw(b"[%b]" % b",".join(parts))
 
 
 def chat_logprobs(tokens: Sequence[ScoredToken]) -> dict[str, Any]:

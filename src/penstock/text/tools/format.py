@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import groupby
 from typing import Any
 
 from penstock.core.guide import Guide
@@ -74,20 +75,19 @@ class ToolFormat:
                 listed = f"{messages[0]['content']}\n\n{listed}"
                 messages = messages[1:]
             found.append({"role": "system", "content": listed})
-        was_result = False
-        for message in messages:
-            is_result = message["role"] == "tool"
+        for is_result, turns in groupby(messages, lambda message: message["role"] == "tool"):
             if is_result:
-                message = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-            elif "tool_calls" in message:
-                text = "\n".join(filter(None, (message["content"], self.written(message["tool_calls"]))))
-                message = {"role": "assistant", "content": text}
-            if is_result and was_result:
-                found[-1]["content"] += f"\n{message['content']}"
+                results = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in turns]
+                found.append({"role": "user", "content": "\n".join(results)})
             else:
-                found.append(message)
-            was_result = is_result
+                found += map(self._without_calls, turns)
         return found
+
+    def _without_calls(self, message: Message) -> Message:
+        if "tool_calls" not in message:
+            return message
+        text = "\n".join(filter(None, (message["content"], self.written(message["tool_calls"]))))
+        return {"role": "assistant", "content": text}
 
     def written(self, calls: Sequence[dict[str, Any]]) -> str:
         """Calls of an earlier turn, as the model would have written them."""

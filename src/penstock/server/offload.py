@@ -1,0 +1,72 @@
+"""Work that grows with a request's size, off the event loop: parsing, templates, tokenizing, writing large answers.
+
+Small work is done on the spot: a thread takes longer to wake up. Large work has threads of its own, few of them,
+because a tokenizer takes some 150 bytes of memory per byte of text while it works; what it took is given back to the
+operating system afterwards. A thread cannot be stopped, so the time limit frees the client and not the thread: what
+still runs counts as large work until it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import TypeVar
+
+from penstock.core.errors import Overloaded
+
+T = TypeVar("T")
+
+INLINE_BYTES = 4 << 10
+LARGE_BYTES = 256 << 10
+_LARGE_THREADS = 2
+_MAX_LARGE = 16  # running and waiting; beyond it requests are refused
+_MAX_S = 30.0  # from the moment it is asked for
+
+_malloc_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+
+
+class Offload:
+    def __init__(self, pool: Executor, *, max_s: float = _MAX_S) -> None:
+        self._pool = pool
+        self._large = ThreadPoolExecutor(_LARGE_THREADS, thread_name_prefix="tokenize-large")
+        self._num_large = 0
+        self._max_s = max_s
+
+    async def run(self, num_bytes: int, work: Callable[[], T]) -> T:
+        """The result of `work`, which costs what reading so many bytes costs. Raises Overloaded where too much is
+        waiting, and where it takes too long."""
+        if num_bytes <= INLINE_BYTES:
+            return work()
+        loop = asyncio.get_running_loop()
+        if num_bytes <= LARGE_BYTES:
+            running = loop.run_in_executor(self._pool, work)
+        else:
+            if self._num_large >= _MAX_LARGE:
+                raise Overloaded("too many large requests are being read", retry_after_s=1.0)
+            self._num_large += 1
+            submitted = self._large.submit(_trimming, work)
+            submitted.add_done_callback(lambda _: loop.call_soon_threadsafe(self._end_large))
+            running = asyncio.wrap_future(submitted)
+        try:
+            return await asyncio.wait_for(running, self._max_s)
+        except TimeoutError:
+            raise Overloaded("the request could not be read in time", retry_after_s=1.0) from None
+
+    async def write(self, num_bytes: int, work: Callable[[], bytes]) -> bytes:
+        """An answer of so many bytes. It is paid for by now, so it is never refused."""
+        if num_bytes <= INLINE_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _end_large(self) -> None:
+        self._num_large -= 1
+
+
+def _trimming(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    finally:
+        if _malloc_trim is not None:
+            _malloc_trim(0)
