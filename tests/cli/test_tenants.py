@@ -85,9 +85,11 @@ def test_a_tenants_life(home: Path) -> None:
     answer(
         "tenants", "set", "acme", "--max-input", "none", "--models", "a, b-*", "--no-active", "--tokens-per-day", "9"
     )
+    answer("tenants", "set", "acme", "--route-headers")
     changed = json.loads(answer("tenants", "list", "--json"))[0]
     assert changed["limits"] == {**added["limits"], "max_input": None}
     assert (changed["models"], changed["is_active"], changed["budget"]["tokens_per_day"]) == (["a", "b-*"], False, 9)
+    assert changed["route_headers"] is True
     assert re.search(r"^acme +interactive +60 +20,000 +8 +a, b-\* +no$", answer("tenants", "list"), re.MULTILINE)
     assert re.search(r"^tokens per minute +20,000$", answer("tenants", "show", "acme"), re.MULTILINE)
 

@@ -83,6 +83,18 @@ def test_a_client_cannot_name_another_tenants_namespace(door: Gateway) -> None:
     assert cached(door, victim, prompt) > 100
 
 
+def test_why_a_replica_was_picked_is_told_to_tenants_that_may_know_how_busy_the_fleet_is(door: Gateway) -> None:
+    def headers(key: str) -> Any:
+        raw = door.client(key).chat.completions.with_raw_response
+        return raw.create(model=NAME, messages=PROMPT, max_tokens=2).headers
+
+    assert "x-penstock-route" in headers("none")  # of a gateway without tenants
+    told = headers(door.add_tenant("one"))
+    assert "x-penstock-route" not in told
+    assert told["x-penstock-replica"]
+    assert "x-penstock-route" in headers(door.add_tenant("curious", route_headers=True))
+
+
 def test_only_a_gateway_may_name_a_namespace() -> None:
     body = {"messages": PROMPT, "max_tokens": 2, "model": NAME}
     with serving(ServerSettings(gateway_secret="s3cret")) as replica:

@@ -69,6 +69,7 @@ tenants = st.builds(
     budget=st.builds(Budget, counts, counts, st.none() | st.floats(0.01, 1e9)),
     models=st.lists(st.sampled_from(["*", "a", "b-*"])).map(tuple),
     priority=st.sampled_from(PriorityClass),
+    route_headers=st.booleans(),
     is_active=st.booleans(),
 )
 

@@ -72,6 +72,12 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
         "--watermark", type=_or_none(str), metavar="NAME", help="of its answers; the replicas have its secret", **given
     )
     command.add_argument(
+        "--route-headers",
+        action=argparse.BooleanOptionalAction,
+        help="whether its answers say why their replica was picked, and so how busy the fleet is (default: no)",
+        **given,
+    )
+    command.add_argument(
         "--active", dest="is_active", action=argparse.BooleanOptionalAction, help="whether its keys work", **given
     )
 
@@ -92,6 +98,9 @@ def run_tenants(arguments: argparse.Namespace) -> None:
                 _list(store.tenants(), arguments.json)
 
 
+_OWN = ("name", "models", "adapters", "priority", "weight", "cache", "watermark", "route_headers", "is_active")
+
+
 def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
     """Those that were given, in the shape of a tenant."""
     values: dict[str, Any] = {}
@@ -99,7 +108,7 @@ def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
         section, dot, name = key.partition(".")
         if dot:
             values.setdefault(section, {})[name] = Limits().burst_s if name == "burst_s" and value is None else value
-        elif key in ("name", "models", "adapters", "priority", "weight", "cache", "watermark", "is_active"):
+        elif key in _OWN:
             values[key] = value
     return values
 
@@ -124,6 +133,7 @@ def _show(tenant: Tenant, as_json: bool) -> None:
         "weight": f"{tenant.weight:g}",
         "cache": tenant.cache,
         "watermark": tenant.watermark or "-",
+        "route headers": "yes" if tenant.route_headers else "no",
         "models": _joined(tenant.models),
         "adapters": _joined(tenant.adapters),
     }

@@ -16,7 +16,7 @@ from penstock.tenancy.limits.limiter import Limiter
 from penstock.tenancy.prices import Price
 from penstock.tenancy.tenants import CacheScope, Tenant
 
-ANYBODY = Caller(Tenant(id="anonymous", adapters=("*",), cache=CacheScope.SHARED), key_id="")
+ANYBODY = Caller(Tenant(id="anonymous", adapters=("*",), cache=CacheScope.SHARED, route_headers=True), key_id="")
 
 
 @dataclass(frozen=True)

@@ -266,11 +266,13 @@ class Door:
     def id_header(request_id: str) -> bytes:
         return b"x-request-id: %b\r\n" % request_id.encode()
 
-    def route_headers(self, choice: Choice) -> bytes:
+    def route_headers(self, choice: Choice, tenant: Tenant) -> bytes:
+        """Why a replica was picked tells how busy the others are: that is for tenants that may know."""
         if not self._explains:
             return b""
-        where, why = replica_header(choice, self._called), route_header(choice, self._called)
-        return f"x-penstock-replica: {where}\r\nx-penstock-route: {why}\r\n".encode()
+        where = f"x-penstock-replica: {replica_header(choice, self._called)}\r\n"
+        why = f"x-penstock-route: {route_header(choice, self._called)}\r\n" if tenant.route_headers else ""
+        return (where + why).encode()
 
     def _called(self, replica_id: str) -> str:
         return self.replicas[replica_id].name

@@ -331,7 +331,7 @@ class Passage:
     def _headers(self) -> bytes:
         headers = self._door.id_header(self.request.id)
         if self._choice is not None:
-            headers += self._door.route_headers(self._choice)
+            headers += self._door.route_headers(self._choice, self._inquiry.caller.tenant)
         if self._inquiry.ruling is not None:
             headers += self._inquiry.ruling.header
         return headers if self._chain is None else headers + self._chain.header

@@ -120,7 +120,10 @@ class GatewaySettings:
         1 << 30, "what bodies of requests may take together while they arrive; one tenant's at most half of it"
     )
     request_log: bool = setting(True, "a line in the log for each request")
-    route_headers: bool = setting(True, "x-penstock-replica and x-penstock-route in answers: where from, and why")
+    route_headers: bool = setting(
+        True,
+        "x-penstock-replica and x-penstock-route in answers: where from, and why, the latter for tenants that may know",
+    )
     decision_log: bool = setting(True, "keep every choice of a replica, with scores and outcome, under PENSTOCK_HOME")
     decision_log_bytes: Annotated[int, Meta(ge=1 << 20)] = setting(256 << 20, "the most that the decision log takes")
     logs: LogSettings = field(default_factory=LogSettings)

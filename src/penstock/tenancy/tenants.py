@@ -92,6 +92,7 @@ class Tenant(Struct, frozen=True, omit_defaults=True):
     weight: Weight = 1.0  # of its share of a replica that others use too
     cache: CacheScope = CacheScope.OWN
     watermark: Name | None = None  # of its answers; its secret is at the replicas
+    route_headers: bool = False  # x-penstock-route in its answers, which tells how busy the fleet is
     is_active: bool = True  # not active: its keys are refused
     created_at: float = 0.0  # seconds since 1970, set by the store
 
