@@ -100,7 +100,7 @@ async def test_what_vllm_caches_is_known_by_the_routers_hashes_and_again_after_a
     assert len(wanted) >= 3
     async with following(vllm.url, model="smollm2", dialect="vllm") as found, reading(vllm.source) as index:
         asked = {"model": "smollm2", "prompt": LONG, "max_tokens": 1}
-        _, said = found.send("/v1/completions", outgoing(VLLM, json.dumps(asked).encode(), Wishes(salt="acme")))
+        _, said = found.send("/v1/completions", outgoing(VLLM, json.dumps(asked).encode(), Wishes(salt="acme".__add__)))
         await said.over.wait()
         await eventually_async(lambda: wanted - index.known, lambda unknown: not unknown)
         assert index.is_approximate is False

@@ -14,7 +14,11 @@ _FIELDS = names_in(
     "guided_json guided_regex guided_choice guided_grammar structured_outputs json_schema regex ebnf"
 )
 
-OPENAI = Dialect(name="openai", health=Health(b"/v1/models"), fields=_FIELDS)
+OPENAI = Dialect(
+    name="openai",
+    health=Health(b"/v1/models"),
+    fields=_FIELDS | names_in("usage top_a safe_prompt random_seed prompt_mode reasoning_format"),  # of providers
+)
 
 PENSTOCK = Dialect(
     name="penstock",
