@@ -47,6 +47,8 @@ def test_a_field_that_is_the_operators_is_refused_and_reaches_no_server(kind: ty
             assert refused.value.param == name
         assert not server.asked
         assert not door.ledger.usages  # nobody worked for it
+        counted = 'requests_total{model="m",surface="completions",outcome="refused",reason="unsupported_parameter"} 6'
+        assert counted in door.door.recorder.render().decode()
         assert client.completions.create(model="m", prompt="Hi", seed=1, user="me").choices
 
 

@@ -129,19 +129,24 @@ class Passage:
         """`rest`: the stream has begun elsewhere, and this asks for what is left of it."""
         if not self._is_open:  # the client left before the next try
             return
+        tenant, transcript, target = self._inquiry.caller.tenant, self._transcript, self._inquiry.surface.path
+        relayed, body = rest or transcript.letter(replica)
+        try:
+            way = replica.way(tenant, target, body, self.request.adapter)
+        except PenstockError as error:  # such a server must not be sent it, which says nothing about the replica
+            self._refuse(error)
+            return
         now = self._door.now()
         self._stay = Stay(replica, self, now)
         trace = self._account.course.sent(replica.id, now)
         self._tries.sent(replica.id)
-        tenant, transcript = self._inquiry.caller.tenant, self._transcript
-        relayed, body = rest or transcript.letter(replica)
         self._tokens_before = transcript.num_tokens if rest is not None else 0
         if rest is None and transcript.record is not None:
             self._account.follow(transcript.record, self.request)
         self._forwarding = forward(
             self._exchange,
-            replica.way(tenant, self.request.adapter),
-            target=self._inquiry.surface.path,
+            way,
+            target=target,
             headers=replica.headers_for(tenant, relayed=relayed) + trace,
             body=body,
             done=self._done,

@@ -112,14 +112,14 @@ class Replica:
             headers.append((relay.SECRET_HEADER.encode(), secret.encode()))
         self.headers = render(headers)
 
-    def way(self, tenant: Tenant, adapter: str = "") -> Upstream:
-        """To it, for a tenant's request: its cache is the tenant's own whoever keeps it."""
+    def way(self, tenant: Tenant, target: bytes, body: bytes, adapter: str = "") -> Upstream:
+        """To it, for a tenant's request: its cache is the tenant's own whoever keeps it. Raises why it is not sent."""
         if self.relays:
             return self.upstream
         priority = tenant.priority.priority if self._sends_priority else Priority.NORMAL
         named = Adapter(adapter, self.adapters.get(adapter) or "", self.served_as) if adapter else None
         salt = partial(self.salts.salt, tenant.namespace)
-        return self.upstream.wishing(Wishes(salt=salt, priority=priority, adapter=named))
+        return self.upstream.wishing(Wishes(salt=salt, priority=priority, adapter=named), target, body)
 
     def headers_for(self, tenant: Tenant, *, relayed: bytes = b"") -> bytes:
         """What a penstock replica must know besides the client's bytes; `relayed`: what kind of stream it is."""

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.api.relay import StreamRecord
+from penstock.core.errors import PenstockError
 from penstock.core.replica import ReplicaState
 from penstock.gateway.http.call import Call, Failure
 from penstock.gateway.http.message import ResponseHead
@@ -46,7 +47,10 @@ class Shadows:
                 self._door.recorder.shadowed(other, time.time(), "dropped", None, None, None)
                 continue
             size = Size(self._door.pools[other], inquiry.surface.path, inquiry.body, inquiry.asked, output)
-            self._open.add(Copy(self, other, inquiry, replica, body_for(inquiry, size, inquiry.route)))
+            try:
+                self._open.add(Copy(self, other, inquiry, replica, body_for(inquiry, size, inquiry.route)))
+            except PenstockError:  # a server of another kind must not be sent it
+                self._door.recorder.shadowed(other, time.time(), "dropped", None, None, None)
 
     def give_way(self, pool: str) -> None:
         """A request has to wait for this pool."""
@@ -116,7 +120,8 @@ class Copy:
         headers = replica.headers_for(tenant, relayed=relayed)
         self._now = replica.upstream.clock.now
         self._began_s = self._now()
-        self._call: Call | None = replica.way(tenant).send(b"POST", inquiry.surface.path, headers, body, self)
+        way = replica.way(tenant, inquiry.surface.path, body)
+        self._call: Call | None = way.send(b"POST", inquiry.surface.path, headers, body, self)
 
     def cut_off(self) -> None:
         call, self._call = self._call, None

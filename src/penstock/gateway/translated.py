@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 from uuid import uuid4
 
 from penstock.api.errors import error_body, http_error
@@ -23,7 +25,6 @@ from penstock.dialects.native import NativeAnswer, Render, translate
 from penstock.dialects.requests import Wishes, prepare, refuses_priority
 from penstock.dialects.standing import Answer, Verdict, judge
 from penstock.dialects.usage import hide_usage
-from penstock.gateway.asked import SURFACES
 from penstock.gateway.http.call import Call, Failure, Receiver
 from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.http.upstream import Upstream
@@ -49,81 +50,92 @@ class ForeignUpstream(Upstream):
     def speaks(self) -> str:
         return self.dialect.name if self.dialect is not None else ""
 
-    def wishing(self, wishes: Wishes) -> Upstream:
-        return _Wishing(self, wishes)
+    def wishing(self, wishes: Wishes, target: bytes, body: bytes) -> Upstream:
+        dialect = self.dialect or OPENAI
+        wishes = wishes._replace(usage=self.asks_usage)
+        return _Prepared(self, self._prepare(dialect, wishes, self.forward_fields, target, body))
 
     def send(self, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
         """A request of the gateway's own; a client's goes by `wishing`."""
         dialect = self.dialect
         if dialect is None or method != b"POST" or target not in (CHAT, COMPLETIONS):
             return super().send(method, target, headers, body, receiver)
-        return self._send_in(dialect, _WITH_USAGE, None, target, headers, body, receiver)
-
-    def send_clients(self, wishes: Wishes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
-        """A client's request, as far as such a server may be sent it."""
-        wishes = wishes._replace(usage=self.asks_usage)
-        return self._send_in(self.dialect or OPENAI, wishes, self.forward_fields, target, headers, body, receiver)
-
-    def _send_in(
-        self,
-        dialect: Dialect,
-        wishes: Wishes,
-        forward_fields: frozenset[str] | None,
-        target: bytes,
-        headers: bytes,
-        body: bytes,
-        receiver: Receiver,
-    ) -> Call:
-        if wishes.priority is not Priority.NORMAL and not self.takes_priority:
-            wishes = wishes._replace(priority=Priority.NORMAL)
-        if dialect.native is not None:
-            wishes = wishes._replace(usage=False)  # what is translated has one
         try:
-            outgoing = prepare(dialect, target, body, wishes, forward_fields)
-            if dialect.native is None or target not in (CHAT, COMPLETIONS):
-                if wishes.priority is not Priority.NORMAL and dialect.priority is not None:
-                    receiver = _MindsPriority(receiver, self, dialect)
-                if outgoing.hides_usage:
-                    receiver = _HidesUsage(receiver)
-                return super().send(b"POST", target, headers, outgoing.body, receiver)
-            call = translate(
-                dialect.native,
-                target,
-                outgoing.body,
-                request_id=f"cmpl-{uuid4().hex}",
-                created=int(time.time()),
-                render=self.render,
-            )
+            prepared = self._prepare(dialect, _WITH_USAGE, None, target, body)
         except PenstockError as error:
-            return self._refuse(error, target, receiver)
-        receiver = _Translates(receiver, dialect, call.answer, call.is_stream)
-        return super().send(b"POST", call.target, headers, call.body, receiver)
+            return self._refuse(error, receiver)
+        return self.send_prepared(prepared, headers, receiver)
 
-    def _refuse(self, error: PenstockError, target: bytes, receiver: Receiver) -> Call:
+    def send_prepared(self, prepared: _Request, headers: bytes, receiver: Receiver) -> Call:
+        target, body, received_by = prepared
+        return super().send(b"POST", target, headers, body, received_by(receiver))
+
+    def _prepare(
+        self, dialect: Dialect, wishes: Wishes, forward_fields: frozenset[str] | None, target: bytes, body: bytes
+    ) -> _Request:
+        is_native = dialect.native is not None and target in (CHAT, COMPLETIONS)
+        if is_native:
+            wishes = wishes._replace(usage=False)  # what is translated has one
+        if not self.takes_priority:
+            wishes = wishes._replace(priority=Priority.NORMAL)
+        minds_priority = wishes.priority is not Priority.NORMAL and dialect.priority is not None
+        outgoing = prepare(dialect, target, body, wishes, forward_fields)
+        if is_native:
+            return self._translate(dialect, target, outgoing.body)
+
+        def received_by(receiver: Receiver) -> Receiver:
+            if minds_priority:
+                receiver = _MindsPriority(receiver, self, dialect)
+            return _HidesUsage(receiver) if outgoing.hides_usage else receiver
+
+        return _Request(target, outgoing.body, received_by)
+
+    def _translate(self, dialect: Dialect, target: bytes, body: bytes) -> _Request:
+        assert dialect.native is not None
+        call = translate(
+            dialect.native,
+            target,
+            body,
+            request_id=f"cmpl-{uuid4().hex}",
+            created=int(time.time()),
+            render=self.render,
+        )
+        return _Request(
+            call.target, call.body, lambda receiver: _Translates(receiver, dialect, call.answer, call.is_stream)
+        )
+
+    def _refuse(self, error: PenstockError, receiver: Receiver) -> Call:
         """Answers in the server's place, and as late as a server would."""
         call = Call(self, receiver, b"", b"", is_head_only=False)
-        convention = SURFACES[target].convention
 
         def answer() -> None:
             told, call.receiver = call.receiver, None
             if told is not None:
-                told.head(ResponseHead(convention.status(error), _JSON))
-                told.data(convention.body(error, ""), True)
+                told.head(ResponseHead(http_error(error).status, _JSON))
+                told.data(error_body(error), True)
 
         asyncio.get_running_loop().call_soon(answer)
         return call
 
 
-class _Wishing(Upstream):
+class _Request(NamedTuple):
+    """A request in its server's dialect, and what its answer goes through on the way back."""
+
+    target: bytes
+    body: bytes
+    received_by: Callable[[Receiver], Receiver]
+
+
+class _Prepared(Upstream):
     """One client's request on its way through a `ForeignUpstream`; it has no connections of its own."""
 
-    def __init__(self, upstream: ForeignUpstream, wishes: Wishes) -> None:
+    def __init__(self, upstream: ForeignUpstream, prepared: _Request) -> None:
         self._upstream = upstream
-        self._wishes = wishes
+        self._prepared = prepared
         self.clock = upstream.clock
 
     def send(self, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
-        return self._upstream.send_clients(self._wishes, target, headers, body, receiver)
+        return self._upstream.send_prepared(self._prepared, headers, receiver)
 
 
 class _MindsPriority:

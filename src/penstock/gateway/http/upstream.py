@@ -28,8 +28,9 @@ class Upstream:
         """The name of its dialect, as far as anybody knows one."""
         return ""
 
-    def wishing(self, wishes: Wishes) -> Upstream:
-        """The same way, for a request with wishes that the other side's dialect may have words for."""
+    def wishing(self, wishes: Wishes, target: bytes, body: bytes) -> Upstream:
+        """The same way, for one client's request with wishes that the other side's dialect may have words for. Raises
+        what the client must be told instead."""
         return self
 
     def __init__(
