@@ -6,6 +6,8 @@ import io
 import json
 import logging
 import os
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,54 @@ def test_an_operators_patterns_are_cut_from_prompts_and_long_ones_are_cut_short(
     assert text.of(b"no json") == ""
     with pytest.raises(ConfigError, match="no pattern"):
         PromptText(PromptSettings(40, ("(",)))
+
+
+@pytest.mark.parametrize("part", ["a", "a.", "a@", "a@b.", "-", "1", "1 ", "1.", "+", "é"])
+def test_no_prompt_takes_more_time_than_in_proportion_to_its_length(part: str) -> None:
+    """CPU time of this thread. What grew with the square of the length took an hour for some of these."""
+    text, body = PromptText(PromptSettings(1 << 18)), b'{"prompt":"a@%b@"}' % (part * (1 << 18)).encode()
+    begin_s = time.thread_time()
+    assert text.of(body)
+    assert time.thread_time() - begin_s < 10
+
+
+def test_what_is_searched_of_a_prompt_is_bounded_and_nothing_is_shown_that_was_cut_in_two() -> None:
+    class Counting:
+        num_chars = 0
+
+        def sub(self, _: str, text: str) -> str:
+            self.num_chars += len(text)
+            return text
+
+    text, counting = PromptText(PromptSettings(100)), Counting()
+    text._patterns.append(counting)  # type: ignore[arg-type]
+    for number in range(1090, 1150):  # wherever the search ends
+        secret = "ann@example.org 4111 1111 1111 1111 sk-abcdefghijkl"
+        shown = text.of(b'{"prompt":"%b %b %b"}' % (b"x@y.z " * 20, b"-" * (number - 140), secret.encode() * 100))
+        assert not any(part in shown for part in ("ann", "4111", "1111", "sk-a"))
+    assert counting.num_chars <= 60 * (100 + 1024)
+
+
+@pytest.mark.parametrize("mail", ["a@b.c", "x+y@b-c.de", "a@b.c..d@e.f", "a@b.c+d@e.f", "a@b.c.+.d@e.f", "(a@b.c)"])
+def test_a_mail_address_is_cut_wherever_it_stands(mail: str) -> None:
+    assert not re.search(r"\w@\w", PromptText(PromptSettings(100)).of(b'{"prompt":"%b"}' % mail.encode()))
+
+
+def test_a_record_of_the_log_is_not_much_longer_than_its_longest_line() -> None:
+    records: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record.getMessage())
+
+    logger = logging.Logger("long", logging.INFO)
+    logger.addHandler(Keep())
+    log = RequestLog(logger, LogSettings(prompts=True, prompt_chars=1 << 17))
+    for number in range(20):
+        log.asked(f"{number:02d}", "acme", b'{"prompt":"%b"}' % (b"x" * (1 << 16)))
+    log.tick()
+    assert max(map(len, records)) < 3 * (1 << 16)
+    assert sum(record.count("prompt_text=") for record in records) == 20
 
 
 def test_each_tenants_lines_go_to_a_file_of_its_own_that_nobody_else_may_read(tmp_path: Path) -> None:

@@ -12,8 +12,12 @@ from penstock.core.errors import ConfigError
 from penstock.observe.redaction import redact
 
 CUT = "…"
+_MARGIN = 1024  # characters that are searched beyond what is shown: nothing that is shown was cut in two before
+# Time in proportion to the text, whatever a client sends: a match begins only where a run of these characters does.
+_MAIL = re.compile(r"(?<![\w.+-])[\w.+-]++@[\w-]++(?:\.[\w-]++)++")
 _PERSONAL = (
-    re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"),  # a mail address
+    _MAIL,
+    _MAIL,  # again: one that followed another without a gap has one now
     re.compile(r"(?<![\w.])\+?\d(?:[ ./-]?\d){8,}(?![\w.])"),  # a telephone, a card, an account
 )
 
@@ -36,20 +40,25 @@ class PromptText:
         self._patterns = [*_PERSONAL, *map(_compiled, settings.patterns)]
 
     def of(self, body: bytes) -> str:
-        text = redact(_words(body))
+        whole = _words(body, self._max_chars + _MARGIN + 1)
+        text = redact(whole[: self._max_chars + _MARGIN])
         for pattern in self._patterns:
             text = pattern.sub(CUT, text)
-        return text if len(text) <= self._max_chars else f"{text[: self._max_chars]}{CUT}"
+        shown = self._max_chars
+        if len(whole) > self._max_chars + _MARGIN:
+            shown = max(0, min(shown, len(text) - _MARGIN))  # what stands at the end may have been cut in two
+        return text if len(text) <= shown else f"{text[:shown]}{CUT}"
 
 
-def _words(body: bytes) -> str:
-    """The parts of a request that are the client's words, as JSON."""
+def _words(body: bytes, max_chars: int) -> str:
+    """The parts of a request that are the client's words, as JSON; so much of them."""
     try:
         asked = msgspec.json.decode(body, type=_Asked)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
     parts = (bytes(part) for part in (asked.system, asked.messages, asked.prompt))
-    return " ".join([part.decode(errors="replace") for part in parts if part])
+    # A character is four bytes at most; the first bytes are enough for the first characters.
+    return " ".join([part[: 4 * max_chars].decode(errors="replace") for part in parts if part])[:max_chars]
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

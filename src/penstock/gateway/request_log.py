@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +30,7 @@ log = logging.getLogger("penstock.gateway.request")
 
 _MOST_WAITING = 50_000  # lines
 _BATCH = 100  # lines of one record: a third of a millisecond's work
+_RECORD_CHARS = 64 << 10
 _MOST_PROMPT_BYTES = 32 << 20  # of prompts that wait
 
 
@@ -40,7 +42,7 @@ class LogSettings:
         64 << 20, "a tenant's file is moved on to TENANT.log.1 when it is this large, and that one dropped"
     )
     prompts: bool = setting(False, "write down what was asked: whoever reads the log can then read it")
-    prompt_chars: Annotated[int, Meta(ge=1, le=1 << 20)] = setting(4096, "of each prompt, at most")
+    prompt_chars: Annotated[int, Meta(ge=1, le=1 << 18)] = setting(4096, "of each prompt, at most")
     redact: list[str] = setting([], "patterns, besides credentials, mail addresses and long numbers, cut from prompts")
 
 
@@ -84,7 +86,8 @@ class RequestLog(Backlog["tuple[float, RequestFacts | _Prompt]"]):
     def write(self, batch: list[tuple[float, RequestFacts | _Prompt]]) -> None:
         lines = [(one.tenant, self._line(at_s, one)) for at_s, one in batch]
         if self._logger.isEnabledFor(logging.INFO):
-            self._logger.info("\n".join([line for _, line in lines]))
+            for record in _records([line for _, line in lines]):
+                self._logger.info(record)
         if self._files is not None:
             self._files.write([(tenant, redact(line)) for tenant, line in lines if tenant])
 
@@ -105,6 +108,19 @@ class RequestLog(Backlog["tuple[float, RequestFacts | _Prompt]"]):
         if self._is_json:
             return _encoded({"at": at, "id": one.id, "tenant": one.tenant, "prompt_text": text})
         return f"{at} id={one.id} tenant={one.tenant} prompt_text={_encoded(text)}"
+
+
+def _records(lines: Iterable[str]) -> Iterator[str]:
+    """Several lines to a record, unless they are long: a record is searched for credentials in one go, and the event
+    loop's thread gets its turn in between."""
+    gathered: list[str] = []
+    for line in lines:
+        gathered.append(line)
+        if sum(map(len, gathered)) > _RECORD_CHARS:
+            yield "\n".join(gathered)
+            gathered = []
+    if gathered:
+        yield "\n".join(gathered)
 
 
 def _text(at: str, facts: RequestFacts) -> str:
