@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from penstock.api.model_text import ModelText
 from penstock.core.errors import InvalidRequest
 from penstock.core.replica import UNBOUNDED
 from penstock.gateway import lexicon as lexicons
-from penstock.gateway.lexicon import CHAT, COMPLETION, MESSAGES
+from penstock.gateway.lexicon import CHAT, COMPLETION, EMBEDDINGS, MESSAGES
 from penstock.gateway.memo import Memo
 from penstock.hub.resolve import resolve
 from penstock.text.tokenizer import Tokenizer
@@ -110,6 +111,53 @@ def test_a_turn_more_costs_only_that_turn(monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(map(len, counted)) < 1.1 * len(rendered(turns[-1:]))
 
 
+def test_what_one_tenant_sent_is_remembered_for_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the characters that are tokenized: remembered ones are not, and take no time."""
+    found = lexicon()
+    tokenized: list[str] = []
+    count, encode, encode_batch = found._tokenizer.count, found._tokenizer.encode, found._tokenizer.encode_batch
+
+    def recorded(function: Any) -> Any:
+        def call(texts: str | list[str], **options: bool) -> Any:
+            tokenized.extend([texts] if isinstance(texts, str) else texts)
+            return function(texts, **options)
+
+        return call
+
+    for name, function in (("count", count), ("encode", encode), ("encode_batch", encode_batch)):
+        monkeypatch.setattr(found._tokenizer, name, recorded(function))
+
+    def cost(ask: Callable[[str], object], tenant: str) -> int:
+        tokenized.clear()
+        ask(tenant)
+        return sum(map(len, tokenized))
+
+    def body(num_turns: int, **more: object) -> bytes:
+        turns = [{"role": "user", "content": f"{index} " + "the words of a turn " * 100} for index in range(20)]
+        return encoded({"messages": turns[:num_turns], **more}, False)
+
+    completion = encoded({"prompt": "the words of a prompt " * 100}, False)
+    embedding = encoded({"input": ["the words of a text " * 100]}, False)
+    asks: list[Callable[[str], object]] = [
+        lambda tenant: found.count(CHAT, body(19), tenant),
+        lambda tenant: found.count(CHAT, body(20), tenant),  # a turn more
+        lambda tenant: found.count(CHAT, body(20, cache_salt="s"), tenant),
+        lambda tenant: found.names(CHAT, body(19), tenant),
+        lambda tenant: found.names(CHAT, body(20), tenant),
+        lambda tenant: found.count(COMPLETION, completion, tenant),
+        lambda tenant: found.names(COMPLETION, completion, tenant),
+        lambda tenant: found.count(EMBEDDINGS, embedding, tenant),
+    ]
+    victim = [cost(ask, "victim") for ask in asks]
+    assert [cost(ask, "thief") for ask in asks] == victim
+    assert [cost(ask, "victim") for ask in asks] == [0] * len(asks)  # whose it is finds it again
+    assert [cost(ask, "thief") for ask in asks] == [0] * len(asks)
+    assert victim[1] < victim[0] / 10  # a conversation that has grown by a turn
+    assert victim[2] > victim[0]  # by another salt it is another conversation
+    assert found.known_names(CHAT, body(19), "victim") is not None
+    assert found.known_names(CHAT, body(19), "") is None
+
+
 def test_token_ids_count_as_one_each_and_a_cut_prompt_as_what_is_left() -> None:
     found = lexicon()
     assert found.count(COMPLETION, encoded({"prompt": [5, 6, 7]}, True)) == 3
@@ -137,15 +185,15 @@ def test_what_the_replica_would_refuse_is_refused() -> None:
 def test_what_is_remembered_is_bounded() -> None:
     memo = Memo[int](most=3)
     for number in range(10):
-        memo.put(b"%d" % number, number)
-        memo.get(b"0")
+        memo.put("", b"%d" % number, number)
+        memo.get("", b"0")
     assert len(memo) == 3
-    assert memo.get(b"9") == 9
+    assert memo.get("", b"9") == 9
     sized = Memo[int](most=10, most_bytes=100)
     for number in range(10):
-        sized.put(b"%d" % (number % 5), number, num_bytes=30)
+        sized.put("", b"%d" % (number % 5), number, num_bytes=30)
     assert len(sized) == 3
-    sized.put(b"too large", 1, num_bytes=101)
+    sized.put("", b"too large", 1, num_bytes=101)
     assert len(sized) == 0
 
 

@@ -118,7 +118,7 @@ def test_a_replica_with_another_tokenizer_is_sent_text() -> None:
         with ThreadPoolExecutor(1) as threads:
             pool, asked = Pool(threads), read(body)
             pool.tokens.lexicon = lexicon()
-            size = Size(pool, CHAT, body, asked, None)
+            size = Size(pool, CHAT, body, asked, None, "")
             assert size.ids_for(lexicon().digest) == b""
             done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
             size.name(asked, "", "", done.set_result)

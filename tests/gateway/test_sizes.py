@@ -202,7 +202,7 @@ def test_what_is_reserved_is_never_less_than_what_can_be_used(
     elif output is None:
         output = 16
     body: dict[str, Any] = {"model": NAME, "n": n, "prompt": [[7] * num for num in prompts]}
-    size = Size(pool, path, encoded(body | {"pad": "x" * sum(prompts)}), read(encoded(body)), output)
+    size = Size(pool, path, encoded(body | {"pad": "x" * sum(prompts)}), read(encoded(body)), output, "")
     if is_counted:
         size._is(sum(prompts))
     used = sum(num + n * min(output or context, context - num) for num in prompts)
@@ -215,7 +215,7 @@ def test_what_is_reserved_is_never_less_than_what_can_be_used(
 async def test_the_loop_goes_on_while_a_long_prompt_is_counted() -> None:
     tokens = PromptTokens(ThreadPoolExecutor(1))
     tokens.lexicon = lexicon()
-    counting = tokens.count(CHAT, encoded({"model": NAME, "messages": [{"role": "user", "content": LONG * 80}]}))
+    counting = tokens.count(CHAT, encoded({"model": NAME, "messages": [{"role": "user", "content": LONG * 80}]}), "")
     assert isinstance(counting, asyncio.Future)
     assert tokens.num_counting == 1
     assert await counting > 10_000

@@ -163,7 +163,8 @@ class Door:
     def _measure(self, inquiry: Inquiry, standing: Standing) -> None:
         surface, asked, limits = inquiry.surface, inquiry.asked, standing.tenant.limits
         pool = self.pools[inquiry.route.pool(inquiry.lot)]
-        size = Size(pool, surface.path, inquiry.body, asked, self.output_tokens(standing.tenant, surface, asked))
+        output = self.output_tokens(standing.tenant, surface, asked)
+        size = Size(pool, surface.path, inquiry.body, asked, output, standing.tenant.namespace)
         if size.is_in_doubt(limits.max_input):
             size.count(lambda error: self._go_on(inquiry, self._name, standing, size, error=error))
         else:

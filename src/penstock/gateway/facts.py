@@ -73,7 +73,7 @@ def _prompt_tokens(rules: RuleSet, inquiry: Inquiry, tokens: PromptTokens) -> in
     if tokens.num_counting >= _MOST_COUNTING:
         return estimate
     try:
-        return tokens.count(inquiry.surface.path, body)
+        return tokens.count(inquiry.surface.path, body, inquiry.caller.tenant.namespace)
     except Exception:  # what is wrong with it is for its replica to say
         return estimate
 

@@ -87,7 +87,8 @@ class Chain:
     def _to_route(self, route: Route, request: EdgeRequest) -> Move:
         """Another model counts otherwise. It is not counted here again: whether it fits is for its replica to say."""
         inquiry, pool = self._inquiry, route.pool(self._inquiry.lot)
-        size = Size(self._door.pools[pool], inquiry.surface.path, inquiry.body, inquiry.asked, self._output)
+        path, namespace = inquiry.surface.path, inquiry.caller.tenant.namespace
+        size = Size(self._door.pools[pool], path, inquiry.body, inquiry.asked, self._output, namespace)
         moved = replace(
             request,
             model=pool,

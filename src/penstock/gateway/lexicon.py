@@ -2,7 +2,8 @@
 which names a replica's cache holds its beginning.
 
 It is made of what a replica of the model hands over (`api.model_text`), and counts as that replica does, because both
-parse with `api` and render with `text`. It blocks: who must not wait asks from a thread. It knows no tenant.
+parse with `api` and render with `text`. It blocks: who must not wait asks from a thread. What it remembers belongs to
+the tenant whose namespace it is told, and within that to the client's own salt.
 """
 
 from __future__ import annotations
@@ -91,31 +92,32 @@ class Lexicon:
             return len(body) * self._growth + self._overhead
         return len(body) + self._overhead
 
-    def count(self, path: bytes, body: bytes) -> int:
-        """What the replica will call the prompt's tokens. Raises what the replica would: InvalidRequest."""
+    def count(self, path: bytes, body: bytes, tenant: str = "") -> int:
+        """What the replica will call the prompt's tokens. Raises what the replica would: InvalidRequest. `tenant`: its
+        namespace."""
         key = blake2b(path + body, digest_size=16).digest()
-        known = self._counts.get(key)
+        known = self._counts.get(tenant, key)
         if known is None:
-            known = self._count_texts(body) if path == EMBEDDINGS else self._count(_PARSERS[path](body))
-            self._counts.put(key, known)
+            known = self._count_texts(body) if path == EMBEDDINGS else self._count(_PARSERS[path](body), tenant)
+            self._counts.put(tenant, key, known)
         return known
 
     def names(self, path: bytes, body: bytes, tenant: str, adapter: str = "") -> Named:
         """As its replica would tokenize it and name its blocks for this tenant's namespace. Raises as `count` does."""
-        key = self._name_key(path, body, tenant, adapter)
-        known = self._names.get(key)
+        key = self._name_key(path, body, adapter)
+        known = self._names.get(tenant, key)
         if known is None:
             known = self._name(_PARSERS[path](body), tenant, adapter)
-            self._names.put(key, known, len(known.ids))
+            self._names.put(tenant, key, known, len(known.ids))
         return known
 
     def known_names(self, path: bytes, body: bytes, tenant: str, adapter: str = "") -> Named | None:
         """What `names` would say, if that is remembered: found at once."""
-        return self._names.get(self._name_key(path, body, tenant, adapter))
+        return self._names.get(tenant, self._name_key(path, body, adapter))
 
     @staticmethod
-    def _name_key(path: bytes, body: bytes, tenant: str, adapter: str) -> bytes:
-        return blake2b(b"%b %b\0%b %b" % (path, tenant.encode(), adapter.encode(), body), digest_size=16).digest()
+    def _name_key(path: bytes, body: bytes, adapter: str) -> bytes:
+        return blake2b(b"%b %b\0%b" % (path, adapter.encode(), body), digest_size=16).digest()
 
     def _count_texts(self, body: bytes) -> int:
         request = parse_embedding(body)
@@ -128,29 +130,30 @@ class Lexicon:
     # -- naming
 
     def _name(self, request: ChatRequest | CompletionRequest, tenant: str, adapter: str) -> Named:
-        root = routing_root(cache_namespace(tenant, request.cache_salt or ""), adapter=adapter)
+        namespace = cache_namespace(tenant, request.cache_salt or "")
+        root = routing_root(namespace, adapter=adapter)
         keep_last, is_text = request.truncate_prompt_tokens, True
         if isinstance(request, ChatRequest):
             text = render(self._template, request)
             if keep_last is None and text:
-                return self._name_text(text, root)
+                return self._name_text(text, root, namespace)
             ids, param = self._tokenizer.encode(text, add_special_tokens=False), "messages"
         else:
             prompts, param = request.prompts(self._vocab_size), "prompt"
             if len(prompts) > 1:
-                return Named(self._count(request))
+                return Named(self._count(request, tenant))
             (prompt,) = prompts
             is_text = isinstance(prompt, str)
             ids = self._tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
         kept = kept_ids(ids, keep_last=keep_last, bos_token_id=self._bos_token_id, param=param)
         return Named(len(kept), tuple(chain_routing(root, kept)), _written(kept) if is_text else b"")
 
-    def _name_text(self, text: str, root: int) -> Named:
+    def _name_text(self, text: str, root: int, namespace: str) -> Named:
         """A conversation that has grown by a turn is tokenized from where it was the last time."""
         ends = self._turns(text) if len(text) >= _LONG else []
         start, known_end, names = _Start(0, (), [], b""), 0, _digests(text, ends, root)
         for name, end in zip(reversed(names), reversed(ends), strict=True):
-            if (found := self._starts.get(name)) is not None:
+            if (found := self._starts.get(namespace, name)) is not None:
                 start, known_end = found, end
                 break
         last_end = ends[-1] if ends else 0
@@ -158,15 +161,16 @@ class Lexicon:
         middle, last = self._tokenizer.encode_batch(parts, add_special_tokens=False)
         if ends:
             start = _grown(start, middle, root)
-            self._starts.put(names[-1], start, len(start.ids))
+            self._starts.put(namespace, names[-1], start, len(start.ids))
         whole = _grown(start, last, root)
         return Named(whole.num_tokens, whole.hashes, whole.ids)
 
     # -- counting
 
-    def _count(self, request: ChatRequest | CompletionRequest) -> int:
+    def _count(self, request: ChatRequest | CompletionRequest, tenant: str = "") -> int:
         if isinstance(request, ChatRequest):
-            param, counts = "messages", [self._count_text(render(self._template, request))]
+            namespace = cache_namespace(tenant, request.cache_salt or "")
+            param, counts = "messages", [self._count_text(render(self._template, request), namespace)]
         else:
             param, counts = "prompt", self._count_prompts(request)
         return num_kept(counts, keep_last=request.truncate_prompt_tokens, bos_token_id=self._bos_token_id, param=param)
@@ -177,7 +181,7 @@ class Lexicon:
         counts = iter(self._tokenizer.count(texts, add_special_tokens=True))
         return [next(counts) if isinstance(prompt, str) else len(prompt) for prompt in prompts]
 
-    def _count_text(self, text: str) -> int:
+    def _count_text(self, text: str, namespace: str = "") -> int:
         """A conversation that has grown by a turn is counted from where it was the last time."""
         ends = self._turns(text) if len(text) >= _LONG else []
         if not ends:
@@ -185,12 +189,12 @@ class Lexicon:
         names = _digests(text, ends)
         known, known_end = 0, 0
         for name, end in zip(reversed(names), reversed(ends), strict=True):
-            if (found := self._prefixes.get(name)) is not None:
+            if (found := self._prefixes.get(namespace, name)) is not None:
                 known, known_end = found, end
                 break
         parts = [text[known_end : ends[-1]], text[ends[-1] :]]
         middle, last = self._tokenizer.count(parts, add_special_tokens=False)
-        self._prefixes.put(names[-1], known + middle)
+        self._prefixes.put(namespace, names[-1], known + middle)
         return known + middle + last
 
     def _turns(self, text: str) -> list[int]:

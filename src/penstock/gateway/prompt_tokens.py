@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Executor
-from functools import partial
 from typing import Any
 
 from penstock.gateway.lexicon import Lexicon, Named
@@ -44,13 +43,13 @@ class PromptTokens:
         self._mean += weight * (ratio - self._mean)
         self._ratio = self._mean + _MARGIN * self._deviation
 
-    def count(self, path: bytes, body: bytes) -> int | asyncio.Future[int]:
-        """Raises InvalidRequest, as the future does, for what the replica would refuse too."""
+    def count(self, path: bytes, body: bytes, tenant: str) -> int | asyncio.Future[int]:
+        """Raises InvalidRequest, as the future does, for what the replica would refuse too. `tenant`: its namespace."""
         assert self.lexicon is not None
         if len(body) <= _INLINE_BYTES:
-            return self.lexicon.count(path, body)
+            return self.lexicon.count(path, body, tenant)
         self.num_counting += 1
-        counting = asyncio.get_running_loop().run_in_executor(self._pool, partial(self.lexicon.count, path, body))
+        counting = asyncio.get_running_loop().run_in_executor(self._pool, self.lexicon.count, path, body, tenant)
         counting.add_done_callback(self._counted)
         return counting
 

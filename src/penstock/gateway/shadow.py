@@ -46,7 +46,8 @@ class Shadows:
             if replica is None:
                 self._door.recorder.shadowed(other, time.time(), "dropped", None, None, None)
                 continue
-            size = Size(self._door.pools[other], inquiry.surface.path, inquiry.body, inquiry.asked, output)
+            path, namespace = inquiry.surface.path, inquiry.caller.tenant.namespace
+            size = Size(self._door.pools[other], path, inquiry.body, inquiry.asked, output, namespace)
             try:
                 self._open.add(Copy(self, other, inquiry, replica, body_for(inquiry, size, inquiry.route)))
             except PenstockError:  # a server of another kind must not be sent it

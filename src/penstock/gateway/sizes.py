@@ -70,6 +70,7 @@ class Size:
         "_ids",
         "_is_cut",
         "_is_put_in",
+        "_namespace",
         "_num_prompts",
         "_num_texts",
         "_path",
@@ -85,9 +86,11 @@ class Size:
         "prompt",
     )
 
-    def __init__(self, pool: Pool, path: bytes, body: bytes, asked: Asked, output: int | None) -> None:
-        """`output` is the limit of one choice; None: nobody has set any."""
+    def __init__(self, pool: Pool, path: bytes, body: bytes, asked: Asked, output: int | None, namespace: str) -> None:
+        """`output` is the limit of one choice; None: nobody has set any. `namespace` is that of the tenant's prefix
+        cache: what is remembered of its prompts is nobody else's."""
         self.pool = pool
+        self._namespace = namespace
         self.output = output
         self.exact: int | None = None
         self.hashes: tuple[int, ...] = ()  # of the prompt's routing blocks, once it is named
@@ -152,7 +155,7 @@ class Size:
             then(Overloaded("too many prompts wait to be counted", reason="counting", retry_after_s=1.0))
             return
         try:
-            counted = tokens.count(self._path, self._body)
+            counted = tokens.count(self._path, self._body, self._namespace)
         except Exception as error:  # the tokenizer is foreign code and raises nothing narrower
             then(_told(error))
             return
