@@ -15,14 +15,16 @@ _BUSY = (429, 503, 529)  # it works, and says that it cannot now
 class Stay:
     __slots__ = ("_attempt", "_rider", "replica")
 
-    def __init__(self, replica: Replica, rider: Rider, now: float) -> None:
+    def __init__(self, replica: Replica, rider: Rider, now: float, source: str = "") -> None:
+        """`source`: whose request it is, for the breaker."""
         self.replica = replica
         self._rider = rider
-        self._attempt = replica.breaker.begin(now)
+        self._attempt = replica.breaker.begin(now, source)
         replica.riders.add(rider)
 
-    def end(self, is_blamed: bool | None, now: float) -> bool:
-        """None: what happened says nothing about the replica. Returns whether its breaker opened or closed by it."""
+    def end(self, is_blamed: bool | None, now: float, *, is_doubtful: bool = False) -> bool:
+        """None: what happened says nothing about the replica; `is_doubtful`: it may have been the request. Returns
+        whether its breaker opened or closed by it."""
         breaker = self.replica.breaker
         self.replica.riders.discard(self._rider)
         if self._attempt is None:
@@ -30,9 +32,18 @@ class Stay:
         was_tripped = breaker.is_tripped(now)
         if is_blamed is None:
             self._attempt.abandoned(now)
+        elif not is_blamed:
+            self._attempt.succeeded(now)
         else:
-            self._attempt.failed(now) if is_blamed else self._attempt.succeeded(now)
+            self._attempt.doubted(now) if is_doubtful else self._attempt.failed(now)
         return breaker.is_tripped(now) != was_tripped
+
+    def prove(self, now: float) -> bool:
+        """What ended in doubt: the same request did well elsewhere. Returns whether the breaker opened by it."""
+        was_tripped = self.replica.breaker.is_tripped(now)
+        if self._attempt is not None:
+            self._attempt.proved(now)
+        return self.replica.breaker.is_tripped(now) != was_tripped
 
 
 def is_lost(outcome: Outcome, *, relays: bool) -> bool:

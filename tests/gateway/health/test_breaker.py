@@ -85,6 +85,63 @@ def test_what_began_before_it_opened_does_not_count_as_a_trial() -> None:
     assert breaker.state(5.1) is BreakerState.HALF_OPEN
 
 
+def doubt(breaker: CircuitBreaker, source: str, times: int = 1, now: float = 0.0) -> list[Attempt]:
+    """Errors that a replica answers these requests with."""
+    found = []
+    for _ in range(times):
+        attempt = breaker.begin(now, source)
+        assert attempt is not None
+        attempt.doubted(now)
+        found.append(attempt)
+    return found
+
+
+def test_one_tenant_alone_never_opens_it_with_what_it_sends() -> None:
+    breaker = CircuitBreaker()
+    doubt(breaker, "attacker", 200)
+    assert not breaker.is_tripped(0.0)
+    doubt(breaker, "other")  # that may happen
+    doubt(breaker, "attacker", 200)
+    assert not breaker.is_tripped(0.0)
+
+
+def test_errors_of_several_tenants_open_it() -> None:
+    breaker = CircuitBreaker()
+    for source in ("a", "b", "c"):
+        doubt(breaker, source)
+    assert not breaker.is_tripped(0.0)
+    doubt(breaker, "d")
+    doubt(breaker, "e")
+    assert breaker.is_tripped(0.0)
+
+
+def test_errors_that_another_replica_did_not_make_open_it_for_one_tenant_too() -> None:
+    breaker = CircuitBreaker()
+    for attempt in doubt(breaker, "only", 5):
+        attempt.proved(0.0)
+    assert breaker.is_tripped(0.0)
+
+
+def test_errors_by_chance_of_one_tenant_do_not_open_it_where_others_do_well() -> None:
+    breaker = CircuitBreaker()
+    for number in range(50):
+        for attempt in doubt(breaker, "attacker", 3, now=number / 10):
+            attempt.proved(number / 10)
+        if number == 0:
+            well = breaker.begin(0.0, "other")
+            assert well is not None
+            well.succeeded(0.0)
+        assert not breaker.is_tripped(number / 10)
+
+
+def test_a_trial_that_fails_by_what_was_asked_gives_its_place_back() -> None:
+    breaker = CircuitBreaker()
+    send(breaker, "-" * 5)
+    doubt(breaker, "attacker", 20, now=5.0)
+    send(breaker, "+++", now=5.0)
+    assert breaker.state(5.0) is BreakerState.CLOSED
+
+
 class BreakerMachine(RuleBasedStateMachine):
     """Never more trials than allowed, never stuck: when all have ended and time has passed, it lets one through."""
 
@@ -113,7 +170,7 @@ class BreakerMachine(RuleBasedStateMachine):
                 self.trials.append(attempt)
 
     @precondition(lambda self: self.under_way)
-    @rule(data=st.data(), outcome=st.sampled_from(["succeeded", "failed", "abandoned"]))
+    @rule(data=st.data(), outcome=st.sampled_from(["succeeded", "failed", "abandoned", "doubted"]))
     def end(self, data: st.DataObject, outcome: str) -> None:
         attempt = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
         getattr(attempt, outcome)(self.now)

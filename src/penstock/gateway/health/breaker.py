@@ -2,15 +2,23 @@
 
 Closed: everything goes through, until too many in a row, or too large a part of a window, fail. Open: nothing goes
 through for a while. Half-open: a few trials at a time; enough successes close it, one failure opens it for longer.
+
+**Whose fault it is.** A connection that fails and an answer that does not come are the replica's. An error that it
+answers with may be the request's: such failures count only as far as others fail there too. Of the source (a tenant)
+with the most of them no more count than of all others together, so one tenant alone never opens a breaker, with
+whatever it sends. Only if the same request did well elsewhere, and nobody else's has done well here within the window,
+does the failure count without others.
 """
 
 from __future__ import annotations
 
 import enum
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _BUCKET_S = 5.0
+_MAX_FAILURES = 512  # that are remembered of a window
 
 
 @dataclass(frozen=True)
@@ -37,29 +45,40 @@ class Attempt:
 
     breaker: CircuitBreaker
     epoch: int
+    source: str = ""  # the tenant whose request it is
     is_over: bool = False
 
     def succeeded(self, now: float) -> None:
         self._end(True, now)
 
     def failed(self, now: float) -> None:
+        """By the replica's fault, whatever was asked."""
         self._end(False, now)
+
+    def doubted(self, now: float) -> None:
+        """It failed, perhaps by what was asked."""
+        self._end(False, now, self.source)
+
+    def proved(self, now: float) -> None:
+        """Of one that was `doubted`: the same request did well elsewhere."""
+        self.breaker.proved(self.epoch, self.source, now)
 
     def abandoned(self, now: float) -> None:
         """It says nothing about the replica: the client went away, or its request was wrong."""
         self._end(None, now)
 
-    def _end(self, is_success: bool | None, now: float) -> None:
+    def _end(self, is_success: bool | None, now: float, doubtful_source: str | None = None) -> None:
         if not self.is_over:
             self.is_over = True
-            self.breaker.ended(self.epoch, is_success, now)
+            if is_success:
+                self.breaker.did_well(self.source, now)
+            self.breaker.ended(self.epoch, is_success, now, doubtful_source)
 
 
 @dataclass(slots=True)
 class _Bucket:
     at: float
-    ended: int = 0
-    failed: int = 0
+    succeeded: int = 0
 
 
 class CircuitBreaker:
@@ -68,7 +87,9 @@ class CircuitBreaker:
         self._is_closed = True
         self._epoch = 0  # of the state: what began in an earlier one tells nothing about this one
         self._window: deque[_Bucket] = deque()
-        self._in_a_row = 0
+        self._failures: deque[tuple[float, str | None]] = deque(maxlen=_MAX_FAILURES)  # in it; None: for certain
+        self._row: deque[str | None] = deque(maxlen=_MAX_FAILURES)  # those since the last success
+        self._well = self._well_before = ("", -float("inf"))  # the last two sources that did well, and when
         self._opens_at = 0.0  # when it is half-open
         self._open_s = self._settings.open_s
         self._trials = 0
@@ -85,43 +106,71 @@ class CircuitBreaker:
             return False
         return now < self._opens_at or self._trials >= self._settings.trials
 
-    def begin(self, now: float) -> Attempt | None:
+    def begin(self, now: float, source: str = "") -> Attempt | None:
         """Let one request through, or not."""
         if self.is_tripped(now):
             return None
         if not self._is_closed:
             self._trials += 1
-        return Attempt(self, self._epoch)
+        return Attempt(self, self._epoch, source)
 
-    def ended(self, epoch: int, is_success: bool | None, now: float) -> None:
+    def ended(self, epoch: int, is_success: bool | None, now: float, doubtful_source: str | None = None) -> None:
         if epoch != self._epoch:
             return
         if self._is_closed:
             if is_success is not None:
-                self._count(is_success, now)
+                self._count(is_success, now, doubtful_source)
             return
         self._trials -= 1
         if is_success is False:
-            self._trip(now, min(self._settings.most_open_s, self._open_s * 2))
+            self._row.append(doubtful_source)
+            if _counted(self._row):
+                self._trip(now, min(self._settings.most_open_s, self._open_s * 2))
         elif is_success:
             self._successes += 1
             if self._successes >= self._settings.successes_to_close:
                 self._close()
 
-    def _count(self, is_success: bool, now: float) -> None:
+    def did_well(self, source: str, now: float) -> None:
+        if source != self._well[0]:
+            self._well_before = self._well
+        self._well = source, now
+
+    def proved(self, epoch: int, source: str, now: float) -> None:
+        """A failure that was in doubt: nothing if others of another source did well here meanwhile."""
+        _, at = self._well if self._well[0] != source else self._well_before
+        if epoch == self._epoch and self._is_closed and now - at >= self._settings.window_s:
+            doubt = next((one for one in self._failures if one[1] == source), None)
+            if doubt is not None:
+                self._failures.remove(doubt)
+            if source in self._row:
+                self._row.remove(source)
+            self._failures.append((now, None))
+            self._row.append(None)
+            self._judge(now)
+
+    def _count(self, is_success: bool, now: float, doubtful_source: str | None) -> None:
         settings, window = self._settings, self._window
         if not window or now - window[-1].at >= _BUCKET_S:
             window.append(_Bucket(now))
         while now - window[0].at >= settings.window_s:
             window.popleft()
-        window[-1].ended += 1
-        window[-1].failed += not is_success
-        self._in_a_row = 0 if is_success else self._in_a_row + 1
         if is_success:
+            window[-1].succeeded += 1
+            self._row.clear()
             return
-        ended, failed = sum(bucket.ended for bucket in window), sum(bucket.failed for bucket in window)
+        self._failures.append((now, doubtful_source))
+        self._row.append(doubtful_source)
+        self._judge(now)
+
+    def _judge(self, now: float) -> None:
+        settings = self._settings
+        while self._failures and now - self._failures[0][0] >= settings.window_s:
+            self._failures.popleft()
+        failed = _counted(source for _, source in self._failures)
+        ended = failed + sum(bucket.succeeded for bucket in self._window)
         is_rate_high = ended >= settings.least_requests and failed > settings.failure_rate * ended
-        if is_rate_high or self._in_a_row >= settings.failures_in_a_row:
+        if is_rate_high or _counted(self._row) >= settings.failures_in_a_row:
             self._trip(now, settings.open_s)
 
     def _trip(self, now: float, open_s: float) -> None:
@@ -137,4 +186,14 @@ class CircuitBreaker:
     def _begin_epoch(self) -> None:
         self._epoch += 1
         self._window.clear()
-        self._in_a_row = self._trials = self._successes = 0
+        self._failures.clear()
+        self._row.clear()
+        self._trials = self._successes = 0
+
+
+def _counted(sources: Iterable[str | None]) -> int:
+    """Of failures, how many count: all that are certain; of the source with the most others, as many as of the rest."""
+    found = Counter(sources)
+    certain, most = found.pop(None, 0), max(found.values(), default=0)
+    rest = found.total() - most
+    return certain + rest + min(most, rest)
