@@ -21,6 +21,8 @@ class Provider:
     says: str = "hello"
     status: int = 200  # of what it generates
     error: str = "it broke"
+    hates: str = ""  # a word in a request that makes it fail with `hates_status`
+    hates_status: int = 500
     code: str | None = None
     delay_s: float = 0.0  # before it answers
     may_answer: threading.Event = field(default_factory=threading.Event)  # set, unless it shall dawdle
@@ -95,9 +97,10 @@ def _speaking_for(provider: Provider) -> type[BaseHTTPRequestHandler]:
         def _generate(self, asked: dict[str, Any]) -> None:
             usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
             common = {"id": "x", "created": 1, "model": asked["model"]}
-            if provider.status != 200:
+            is_hated = bool(provider.hates) and provider.hates in json.dumps(asked)
+            if provider.status != 200 or is_hated:
                 error = {"message": provider.error, "code": provider.code, "type": "some_error"}
-                self._answer(provider.status, {"error": error})
+                self._answer(provider.hates_status if is_hated else provider.status, {"error": error})
             elif asked.get("stream"):
                 delta = {"index": 0, "delta": {"role": "assistant", "content": provider.says}, "finish_reason": "stop"}
                 chunk = common | {"object": "chat.completion.chunk", "choices": [delta], "usage": usage}

@@ -44,6 +44,7 @@ from penstock.gateway.roster import Roster
 from penstock.gateway.shadow import Shadows
 from penstock.gateway.sizes import Size, body_for
 from penstock.gateway.standing import Standing, Standings
+from penstock.gateway.toll import ENTRY, Toll
 from penstock.router.explanation import replica_header, route_header
 from penstock.router.learning import OutputLengths
 from penstock.router.lots import lot_of
@@ -51,8 +52,11 @@ from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 from penstock.router.routes import Route, RouteTable
 from penstock.router.rules import Facts
+from penstock.tenancy.keys import Caller
+from penstock.tenancy.limits.quota import NOBODY
 from penstock.tenancy.tenants import Tenant
 
+_LARGE_BYTES = 16 << 10  # of a body: to read it, count it and name its blocks is no work worth speaking of
 _POLL_S = 0.05  # how often the queues are looked at while somebody waits
 
 
@@ -139,9 +143,72 @@ class Door:
                 self.recorder.turned_away(request_id, surface.name, error, request.headers)
 
     def _enter(self, exchange: Exchange, surface: Surface, request_id: str) -> None:
-        caller = self.books.caller(exchange.request.headers)
+        """Who it is, and for a large body its request, before anything is done that grows with it."""
+        caller, body = self.books.caller(exchange.request.headers), exchange.request.body
+        standing = self._standings.of(caller.tenant)
+        if standing.quota is None or len(body) <= _LARGE_BYTES:
+            self._begin(exchange, surface, request_id, caller, standing)
+            return
+
+        def paid(error: PenstockError | None) -> None:
+            self._begin(exchange, surface, request_id, caller, standing, entry, error)
+
+        fingerprint = crc32(body) | 1
+        tenant = caller.tenant.id
+        entry = Toll(self.books.limiter, self.clock, standing.quota, tenant, ENTRY, fingerprint, paid)
+        entry.pay()
+
+    def _begin(
+        self,
+        exchange: Exchange,
+        surface: Surface,
+        request_id: str,
+        caller: Caller,
+        standing: Standing,
+        entry: Toll | None = None,
+        error: PenstockError | None = None,
+    ) -> None:
+        try:
+            if not exchange.is_open:
+                raise RequestAborted("the client went away")
+            if error is not None:
+                raise error
+            self._read(exchange, surface, request_id, caller, standing, entry)
+        except PenstockError as refused:
+            self._turn_away(exchange, surface, request_id, caller, entry, refused)
+
+    def _turn_away(
+        self,
+        exchange: Exchange,
+        surface: Surface,
+        request_id: str,
+        caller: Caller,
+        entry: Toll | None,
+        error: PenstockError,
+    ) -> None:
+        """Whoever sends what cannot be served has sent a request, and pays for one."""
+        is_wrong = isinstance(error, InvalidRequest | ModelNotFound)
+        if entry is not None:
+            entry.settle(0 if is_wrong else None)
+        elif is_wrong and (quota := self._standings.of(caller.tenant).quota) is not None:
+            toll = Toll(
+                self.books.limiter, self.clock, quota, caller.tenant.id, ENTRY, NOBODY, lambda _: toll.settle(0)
+            )
+            toll.pay()
+        self.refuse(exchange, surface.convention, error, request_id)
+        headers = exchange.request.headers
+        self.recorder.turned_away(request_id, surface.name, error, headers, caller.tenant.id, caller.key_id)
+
+    def _read(
+        self,
+        exchange: Exchange,
+        surface: Surface,
+        request_id: str,
+        caller: Caller,
+        standing: Standing,
+        entry: Toll | None,
+    ) -> None:
         tenant = caller.tenant
-        standing = self._standings.of(tenant)
         self.quarantine.check(tenant.id, surface.path, exchange.request.body, self.now())
         asked = read(exchange.request.body)
         route = self._route(standing, asked.model)
@@ -150,7 +217,7 @@ class Door:
         draw = self.random.random()
         lot = lot_of(f"{tenant.id}/{asked.session}") if asked.session else self.random.random()
         hint = expected_output(exchange.request.headers)
-        inquiry = Inquiry(request_id, exchange, surface, caller, asked, route, draw, lot, hint)
+        inquiry = Inquiry(request_id, exchange, surface, caller, asked, route, draw, lot, hint, entry=entry)
         if route.rules is None:
             self._measure(inquiry, standing)
         else:
@@ -193,9 +260,8 @@ class Door:
                 raise error
             step(inquiry, *arguments)
         except PenstockError as refused:
-            self.refuse(inquiry.exchange, inquiry.surface.convention, refused, inquiry.id)
-            headers = inquiry.exchange.request.headers
-            self.recorder.turned_away(inquiry.id, inquiry.surface.name, refused, headers)
+            exchange, surface = inquiry.exchange, inquiry.surface
+            self._turn_away(exchange, surface, inquiry.id, inquiry.caller, inquiry.entry, refused)
 
     def _let_in(self, inquiry: Inquiry, standing: Standing, size: Size) -> None:
         tenant, asked, route, pool = standing.tenant, inquiry.asked, inquiry.route, inquiry.route.pool(inquiry.lot)

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from penstock.gateway.asked import Asked, Surface
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.ruling import Ruling
 from penstock.router.routes import Route
 from penstock.tenancy.keys import Caller
 
+if TYPE_CHECKING:
+    from penstock.gateway.toll import Toll
+
 
 class Inquiry:
-    __slots__ = ("asked", "caller", "draw", "exchange", "expected_output", "id", "lot", "route", "ruling", "surface")
+    __slots__ = (
+        "asked",
+        "caller",
+        "draw",
+        "entry",
+        "exchange",
+        "expected_output",
+        "id",
+        "lot",
+        "route",
+        "ruling",
+        "surface",
+    )
 
     def __init__(
         self,
@@ -24,6 +41,7 @@ class Inquiry:
         lot: float,
         expected_output: int | None = None,
         ruling: Ruling | None = None,
+        entry: Toll | None = None,
     ) -> None:
         self.id = id
         self.exchange = exchange
@@ -34,6 +52,7 @@ class Inquiry:
         self.draw = draw  # in [0, 1): all the chance there is in the picks of its replicas
         self.lot = lot  # in [0, 1): which version it falls to; a session's requests have the same
         self.expected_output = expected_output  # tokens of one answer, if the client has said so
+        self.entry = entry  # what it paid before it was read, if it was large
         self.ruling = ruling  # why this route, where that was for rules to say
 
     def ruled(self, route: Route, ruling: Ruling) -> Inquiry:
@@ -49,6 +68,7 @@ class Inquiry:
             self.lot,
             self.expected_output,
             ruling,
+            self.entry,
         )
 
     @property

@@ -7,6 +7,7 @@ is settled, the admission's entry closed, the usage recorded.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from msgspec.structs import replace
 
@@ -36,6 +37,7 @@ from penstock.tenancy.limits.quota import Quota
 if TYPE_CHECKING:
     from penstock.gateway.door import Door
 
+_BUSY = 429
 _TRY_ELSEWHERE = (429, 500, 502, 503, 504, 529)  # from a replica: another may do better
 
 
@@ -46,6 +48,7 @@ class Passage:
         "_choice",
         "_declined",
         "_door",
+        "_doubted",
         "_exchange",
         "_forwarding",
         "_inquiry",
@@ -81,7 +84,9 @@ class Passage:
         self._chain = chain
         self._toll = None
         if quota is not None:
-            self._toll = Toll(door.books.limiter, door.clock, quota, inquiry, size, request.fingerprint, self._paid)
+            books, tenant = door.books, inquiry.caller.tenant.id
+            fingerprint = crc32(inquiry.body) | 1  # as at its entry: what it comes back with after a refusal
+            self._toll = Toll(books.limiter, door.clock, quota, tenant, size, fingerprint, self._paid)
         self._account = Account(door, inquiry, self._toll)
         self._is_open = True
         self._choice: Choice | None = None  # of that replica, and why
@@ -90,11 +95,14 @@ class Passage:
         self._tries = Tries()
         self._forwarding: Forwarding | None = None
         self._declined: Outcome | None = None
+        self._doubted: list[Stay] = []  # at replicas that answered with an error, perhaps by this request's own fault
 
     # -- in
 
     def begin(self) -> None:
         self._exchange.watcher = self
+        if self._inquiry.entry is not None:
+            self._inquiry.entry.settle(None)
         self._submit() if self._toll is None else self._toll.pay()
 
     def _paid(self, error: PenstockError | None) -> None:
@@ -137,7 +145,7 @@ class Passage:
             self._refuse(error)
             return
         now = self._door.now()
-        self._stay = Stay(replica, self, now)
+        self._stay = Stay(replica, self, now, self._source)
         trace = self._account.course.sent(replica.id, now)
         self._tries.sent(replica.id)
         self._tokens_before = transcript.num_tokens if rest is not None else 0
@@ -156,6 +164,12 @@ class Passage:
             is_whole=transcript.is_whole,
         )
 
+    @property
+    def _source(self) -> str:
+        """Whose failures these are: the tenant's; before there are tenants, the request's own."""
+        tenants, caller = self._door.books.keys.has_had_tenants, self._inquiry.caller
+        return caller.tenant.id if tenants else str(self.request.fingerprint)
+
     def _wanted(self, head: ResponseHead) -> bool:
         """An answer of an overloaded or broken replica is kept back while another can be tried."""
         is_of_use = head.status == 200 or not (self._exchange.is_started or head.status in _TRY_ELSEWHERE)
@@ -165,13 +179,17 @@ class Passage:
             self._tries.answered(self._stay.replica.id)
         self._transcript.answered(head)
         now = self._door.now()
+        doubted, self._doubted = self._doubted, []
+        for stay in doubted:
+            if stay.prove(now):
+                self._door.replica_changed(stay.replica)
         self._account.course.answered(now, head.headers.get(server_timing.HEADER, b""))
         self._door.admission.started(self.request.id, now)
         return True
 
     def _done(self, outcome: Outcome) -> None:
         self._forwarding = None
-        replica = self._leave_replica(is_replicas_fault(outcome))
+        replica = self._leave_replica(is_replicas_fault(outcome), is_doubtful=outcome.end is End.DECLINED)
         if replica is not None and is_lost(outcome, relays=replica.relays) and self._is_culprit(replica):
             return
         match outcome.end:
@@ -183,6 +201,7 @@ class Passage:
                     self._door.recorder.usage_missing(self.request.model, replica.id)
                 self._close(usage or self._transcript.guess_whole())
             case End.COMPLETED:
+                self._pay_for_refusal(outcome.status)
                 self._close(None, Ending.REFUSED, f"replica_{outcome.status}")
             case End.CLIENT_GONE:
                 has_all = self._inquiry.surface.last_event in outcome.tail  # many do not wait for the end in form
@@ -214,11 +233,13 @@ class Passage:
         self._leave_replica(is_blamed)
         return True
 
-    def _leave_replica(self, is_blamed: bool | None) -> Replica | None:
+    def _leave_replica(self, is_blamed: bool | None, *, is_doubtful: bool = False) -> Replica | None:
         stay, self._stay, now = self._stay, None, self._door.now()
         self._account.course.left(now, is_blamed)
-        if stay is not None and stay.end(is_blamed, now):
+        if stay is not None and stay.end(is_blamed, now, is_doubtful=is_doubtful):
             self._door.replica_changed(stay.replica)
+        if stay is not None and is_blamed and is_doubtful:
+            self._doubted.append(stay)
         return stay.replica if stay is not None else None
 
     def _is_culprit(self, lost: Replica) -> bool:
@@ -350,7 +371,13 @@ class Passage:
         """Every replica said no: the client gets the last one's answer."""
         assert outcome.status is not None
         self._exchange.respond(outcome.status, outcome.headers + self._headers(), outcome.tail)
+        self._pay_for_refusal(outcome.status)
         self._close(None, Ending.FAILED if outcome.status >= 500 else Ending.REFUSED, f"replica_{outcome.status}")
+
+    def _pay_for_refusal(self, status: int | None) -> None:
+        """A request that its replica calls wrong has cost one, though no tokens."""
+        if self._toll is not None and status is not None and 400 <= status < 500 and status != _BUSY:
+            self._toll.settle(0)
 
     def _close(self, usage: TokenUsage | None, ending: Ending = Ending.OK, reason: str = "") -> None:
         if not self._is_open:

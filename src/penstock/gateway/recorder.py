@@ -183,12 +183,19 @@ class GatewayRecorder:
         self.versions.copied(model, at_s, outcome, usage, ttft_s, total_s)
 
     def turned_away(
-        self, request_id: str, surface: str, error: PenstockError, headers: Mapping[bytes, bytes] = NO_HEADERS
+        self,
+        request_id: str,
+        surface: str,
+        error: PenstockError,
+        headers: Mapping[bytes, bytes] = NO_HEADERS,
+        tenant: str = "",
+        key_id: str = "",
     ) -> None:
-        """At the door, before anybody worked for it."""
+        """At the door, before anybody worked for it; `tenant`: empty if nobody knows whose it is."""
         ending, reason = ending_of(error)
         self.refused(error)
-        self.ended(RequestFacts(request_id, surface, ending, reason, trace=self.traces.begin(headers, 0.0)))
+        trace = self.traces.begin(headers, 0.0)
+        self.ended(RequestFacts(request_id, surface, ending, reason, tenant, key_id, trace=trace))
 
     def refused(self, error: PenstockError) -> None:
         if isinstance(error, RateLimited | BudgetExhausted):

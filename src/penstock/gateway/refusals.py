@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from penstock.admission.decision import Shed, ShedReason
 from penstock.core.errors import (
     ContextLengthExceeded,
@@ -16,7 +18,17 @@ from penstock.router.filters import ADAPTER
 from penstock.tenancy.limits.quota import UNIT, Quota, Reason, Refusal
 
 
-def limited(refusal: Refusal, quota: Quota, size: Size) -> PenstockError:
+class Reserved(Protocol):
+    """What was reserved for a request, and what for (`sizes`)."""
+
+    exact: int | None
+    most: int
+
+    @property
+    def reserved(self) -> int: ...
+
+
+def limited(refusal: Refusal, quota: Quota, size: Reserved) -> PenstockError:
     if refusal.reason is Reason.TOO_LARGE and quota.tokens is not None:
         prompt = f"{size.exact} tokens" if size.exact is not None else f"up to {size.most} tokens"
         return TooLargeForLimit(

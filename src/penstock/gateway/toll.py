@@ -2,20 +2,48 @@
 
 What is reserved first is a bound, which costs nothing to know. Only if that is refused is the prompt counted, and the
 limiter asked again, now as somebody for whom a place may be kept.
+
+A large body costs its request before anything is done with it: `ENTRY` is the size of a request that nobody has looked
+at yet. That toll is released when the whole one is paid, or settled with nothing used if it never comes to that.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 from penstock.core.errors import PenstockError
 from penstock.gateway import refusals
 from penstock.gateway.http.clock import TimerClock
-from penstock.gateway.inquiry import Inquiry
-from penstock.gateway.sizes import Size
 from penstock.tenancy.limits.limiter import Answer, Held, Limiter
 from penstock.tenancy.limits.quota import NOBODY, Quota, Reason, Refusal
+
+
+class Sized(Protocol):
+    """How large a request is, as far as it is known (`sizes`)."""
+
+    is_final: bool
+    most: int
+    exact: int | None
+
+    @property
+    def reserved(self) -> int: ...
+
+    def count(self, then: Callable[[PenstockError | None], None]) -> None: ...
+
+
+class _Entry(NamedTuple):
+    is_final: bool = True
+    most: int = 0
+    exact: int | None = 0
+    reserved: int = 0
+
+    def count(self, then: Callable[[PenstockError | None], None]) -> None:
+        then(None)
+
+
+ENTRY: Any = _Entry()
 
 Paid = Callable[[PenstockError | None], None]
 
@@ -27,13 +55,13 @@ class Toll:
         "_clock",
         "_fingerprint",
         "_held",
-        "_inquiry",
         "_is_open",
         "_limiter",
         "_num_waits",
         "_paid",
         "_quota",
         "_size",
+        "_tenant",
     )
 
     def __init__(
@@ -41,8 +69,8 @@ class Toll:
         limiter: Limiter,
         clock: TimerClock,
         quota: Quota,
-        inquiry: Inquiry,
-        size: Size,
+        tenant: str,
+        size: Sized,
         fingerprint: int,
         paid: Paid,
     ) -> None:
@@ -50,7 +78,7 @@ class Toll:
         self._limiter = limiter
         self._clock = clock
         self._quota = quota
-        self._inquiry = inquiry
+        self._tenant = tenant
         self._size = size
         self._fingerprint = fingerprint
         self._paid = paid
@@ -62,7 +90,7 @@ class Toll:
         if not self._is_open:
             return
         answer = self._limiter.reserve(
-            self._inquiry.caller.tenant.id,
+            self._tenant,
             self._quota,
             self._size.reserved,
             caller=NOBODY if self._is_bound else self._fingerprint,
@@ -80,12 +108,13 @@ class Toll:
     def settle(self, used: int | None) -> None:
         """The request is over, wherever it was. None: nobody worked for it."""
         self._is_open = False
-        if self._held is None:
+        held, self._held = self._held, None
+        if held is None:
             return
         if used is None:
-            self._limiter.release(self._held)
+            self._limiter.release(held)
         else:
-            self._limiter.settle(self._held, used)
+            self._limiter.settle(held, used)
 
     @property
     def _is_bound(self) -> bool:
