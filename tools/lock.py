@@ -1,6 +1,9 @@
-"""Write requirements.lock and requirements-dev.lock from pyproject.toml: `python tools/lock.py`.
+"""Write the locks from pyproject.toml: `python tools/lock.py`.
 
-Versions are what pip resolves today; local parts (`+cpu`) are dropped, so that each machine takes its own build.
+Versions are what pip resolves today. Each has the hashes of all its files on PyPI, so that every platform and Python
+finds its own among them and `pip install --require-hashes` takes nothing else. torch is in a lock of its own, without:
+which build a machine takes (`+cpu`, CUDA), from which index and with which libraries is for that machine to say, and
+pip would refuse those libraries for want of a hash.
 """
 
 from __future__ import annotations
@@ -11,23 +14,63 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import urllib.parse
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
+
+from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 
 ROOT = Path(__file__).parent.parent
 TORCH = "torch==2.13.0"  # a plain `torch` drags in another build
+INDEX = "https://pypi.org/simple"
+HASH = " \\\n    --hash=sha256:{}"
+_FILE = re.compile(r'<a href="[^"]*/([^"/#]+)#sha256=([0-9a-f]{64})"')
 
 
-def resolve(requirements: list[str]) -> dict[str, str]:
+class Pin(NamedTuple):
+    version: str
+    sha256: str  # of the file that pip took here
+
+
+def resolve(requirements: list[str]) -> dict[str, Pin]:
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
         arguments = ["--dry-run", "--ignore-installed", "--quiet", "--report", report.name, *requirements]
         subprocess.run([sys.executable, "-m", "pip", "install", *arguments], check=True)
         found = json.loads(Path(report.name).read_text())["install"]
-    names = (entry["metadata"] for entry in found)
-    return {m["name"].lower().replace("_", "-"): m["version"].partition("+")[0] for m in names}
+    return {
+        entry["metadata"]["name"].lower().replace("_", "-"): Pin(
+            entry["metadata"]["version"], entry["download_info"]["archive_info"]["hashes"]["sha256"]
+        )
+        for entry in found
+    }
 
 
-def write(path: Path, head: str, pins: dict[str, str], markers: dict[str, str]) -> None:
-    lines = (f"{name}=={version}{markers.get(name, '')}\n" for name, version in sorted(pins.items()))
+def hashes(name: str, pin: Pin) -> list[str]:
+    """Of all files of this version. The one that pip took here must be one of them."""
+    with urllib.request.urlopen(f"{INDEX}/{name}/") as reply:
+        files = _FILE.findall(reply.read().decode())
+    found = sorted({sha256 for file, sha256 in files if version_of(urllib.parse.unquote(file)) == pin.version})
+    if pin.sha256 not in found:
+        raise SystemExit(f"{name} {pin.version}: pip took a file here that {INDEX} does not have")
+    return found
+
+
+def version_of(file: str) -> str | None:
+    try:
+        return str((parse_wheel_filename if file.endswith(".whl") else parse_sdist_filename)(file)[1])
+    except (InvalidWheelFilename, InvalidSdistFilename):
+        return None  # of times long past
+
+
+def write(path: Path, head: str, pins: dict[str, Pin], markers: dict[str, str]) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = pool.map(lambda item: hashes(*item), sorted(pins.items()))
+    lines = (
+        f"{name}=={pin.version}{markers.get(name, '')}{''.join(map(HASH.format, known))}\n"
+        for (name, pin), known in zip(sorted(pins.items()), found, strict=True)
+    )
     path.write_text(head + "".join(lines))
 
 
@@ -44,12 +87,15 @@ def main() -> None:
     runtime = [*project["project"]["dependencies"], *engine]
     dev = project["dependency-groups"]["dev"]
     everything = resolve([*runtime, *dev])
-    pinned = {name: everything[name] for name in resolve(runtime)}
-    rest = {name: version for name, version in everything.items() if name not in pinned}
+    pinned = {name: everything[name] for name in resolve(runtime) if name != "torch"}
+    rest = {name: pin for name, pin in everything.items() if name not in pinned and name != "torch"}
     write(ROOT / "requirements.lock", "# The versions penstock is tested with. Written by tools/lock.py.\n", pinned, {})
+    (ROOT / "requirements-torch.lock").write_text(
+        f"# After requirements.lock; why by itself: tools/lock.py.\n{TORCH}\n"
+    )
     write(
         ROOT / "requirements-dev.lock",
-        "# What tests and checks need besides.\n-r requirements.lock\n",
+        "# What tests and checks need besides, after requirements-torch.lock.\n-r requirements.lock\n",
         rest,
         markers_of(dev),
     )
