@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock.api.openai.guided import GuideAsked
-from penstock.core.errors import Overloaded, UnsupportedParameter
+from penstock.core.errors import EngineUnavailable, Overloaded, UnsupportedParameter
 from penstock.core.guide import Guide
 from penstock.observe.catalog import CATALOG
 from penstock.observe.tallies import Tallies
@@ -74,6 +74,13 @@ async def test_a_tenant_with_many_new_guides_waits_for_its_own_and_others_do_not
     trials.may_answer.set()
     await asyncio.gather(*many, other)
     assert trials._turns == {}
+
+
+async def test_no_process_is_started_for_those_who_still_wait_when_the_server_stops() -> None:
+    trials = GuideTrials(no_text, [2], Tallies(CATALOG), ManualClock())
+    await trials.close()
+    with pytest.raises(EngineUnavailable, match="stopping"):
+        await trials.check(asked("a"), "")
 
 
 async def test_a_model_without_an_end_of_its_answers_is_guided_by_nothing() -> None:

@@ -55,6 +55,7 @@ class GuideTrials:
         self._open: dict[bytes, asyncio.Task[Verdict]] = {}
         self._turns: dict[str, _Turns] = {}  # of namespaces that have something open
         self._answered_s = 0.0
+        self._is_closed = False
         self._answers: dict[int, asyncio.Future[Verdict]] = {}
         self._count = 0
         self._process: Process | None = None
@@ -79,6 +80,7 @@ class GuideTrials:
         return verdict.guide
 
     async def close(self) -> None:
+        self._is_closed = True
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -130,6 +132,8 @@ class GuideTrials:
     async def _running(self) -> Process:
         async with self._starting:
             process = self._process
+            if self._is_closed:
+                raise EngineUnavailable("the server is stopping", retry_after_s=1.0)
             if process is None or _is_dead(process):
                 if find_spec("llguidance") is None:
                     raise UnsupportedParameter("guided output needs llguidance: pip install 'penstock[engine]'")
