@@ -249,8 +249,8 @@ def test_an_answer_that_only_lacked_its_end_elsewhere_ends_here() -> None:
     assert live.take(EOS) == Follow([], FinishReason.STOP)
 
 
-def test_what_one_namespace_has_made_is_made_again_for_another() -> None:
+def test_what_was_made_for_one_tenant_is_made_again_for_another() -> None:
     guides = Guides(vocabulary())
-    for namespace in ("one", "two", "two"):
-        guides.open(request("a", namespace=namespace)).bits()
-    assert [namespace for namespace, _ in guides._kept] == ["one", "two"]
+    for tenant in ("one", "two", "two"):
+        guides.open(request("a", tenant=tenant)).bits()
+    assert [tenant for tenant, _ in guides._kept] == ["one", "two"]

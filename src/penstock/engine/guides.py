@@ -59,10 +59,9 @@ class Guides:
         self._news.wait(timeout_s)
         self._news.clear()
 
-    def matcher(self, guide: Guide, namespace: str) -> Matcher:
-        """A fresh one. For the making thread alone. Nobody can tell by the time it takes what is known in a namespace
-        that is not its own."""
-        key = namespace, guide
+    def matcher(self, guide: Guide, tenant: str) -> Matcher:
+        """A fresh one. For the making thread alone. Nobody can tell by the time it takes what another tenant sends."""
+        key = tenant, guide
         kept = self._kept.get(key)
         if kept is None:
             kept = self._kept[key] = prepare(self._vocabulary, guide)
@@ -233,7 +232,7 @@ class LiveGuide:
         try:
             guide = self._request.guide
             assert guide is not None
-            self._matcher = self._guides.matcher(guide, self._request.namespace)
+            self._matcher = self._guides.matcher(guide, self._request.tenant)
             if not self._matcher.take(self._request.output_ids):
                 self._error = EngineFailed("what was generated elsewhere does not follow it")
         except BaseException as error:

@@ -88,7 +88,7 @@ class Exchange:
             incoming = self._trust.read(request, await request.body(self._max_body_bytes))
             self._model.check_generates()
             ask, asked, stops = await self._offload.run(len(incoming.body), partial(self._prepare, read, incoming))
-            guide = await self._guides.check(asked, incoming.namespace) if asked is not None else None
+            guide = await self._guides.check(asked, incoming.tenancy.id) if asked is not None else None
             watermark = await self._watermarks.of(incoming, ask.wanted)
             times.tokenized_s = self._clock.now()
             # The client's id may repeat; what the engine calls the request must not.

@@ -1,8 +1,8 @@
 """Guides before generation: found to be good, or refused. The work is done in a process of its own, `guide_process`.
 
-What was found is kept, so that a schema that comes with every request is tried once; for each namespace by itself, so
+What was found is kept, so that a schema that comes with every request is tried once; for each tenant by itself, so
 that nobody can tell by the time it takes what others have sent. The process is started by the first guided request, and
-again if it died. It has few guides of a namespace at a time: whoever sends many waits for their own.
+again if it died. It has few guides of a tenant at a time: whoever sends many waits for their own.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from penstock.observe.tallies import Tallies
 from penstock.server.guide_protocol import Model, Trial, Verdict
 
 _MOST_KEPT = 512
-_MOST_OPEN = 64  # of one namespace
-_MAX_AT_PROCESS = 2  # of one namespace
+_MOST_OPEN = 64  # of one tenant
+_MAX_AT_PROCESS = 2  # of one tenant
 _PATIENCE_S = 30.0  # for the next answer to anybody, the start of the process included; it has its own limits
 
 
 @dataclass
 class _Turns:
-    """One namespace's guides that have no answer yet."""
+    """One tenant's guides that have no answer yet."""
 
     num_open: int = 0
     at_process: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_AT_PROCESS))
@@ -53,7 +53,7 @@ class GuideTrials:
         self._eos_ids = list(eos_ids)
         self._kept: OrderedDict[bytes, Verdict] = OrderedDict()
         self._open: dict[bytes, asyncio.Task[Verdict]] = {}
-        self._turns: dict[str, _Turns] = {}  # of namespaces that have something open
+        self._turns: dict[str, _Turns] = {}  # of tenants that have something open
         self._answered_s = 0.0
         self._is_closed = False
         self._answers: dict[int, asyncio.Future[Verdict]] = {}
@@ -62,14 +62,14 @@ class GuideTrials:
         self._reading: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
 
-    async def check(self, asked: GuideAsked, namespace: str) -> Guide:
+    async def check(self, asked: GuideAsked, tenant: str) -> Guide:
         """The guide as the engine is to have it. Raises what its sender is to read."""
         guide, param = asked
-        key = blake2b(msgspec.msgpack.encode((namespace, guide)), digest_size=16).digest()
+        key = blake2b(msgspec.msgpack.encode((tenant, guide)), digest_size=16).digest()
         verdict = self._kept.get(key)
         is_known = verdict is not None
         if verdict is None:
-            verdict = await self._try(key, guide, namespace)
+            verdict = await self._try(key, guide, tenant)
         else:
             self._kept.move_to_end(key)
         outcome = "refused" if verdict.guide is None else "known" if is_known else "new"
@@ -86,27 +86,27 @@ class GuideTrials:
                 self._process.kill()
             await self._process.wait()
 
-    async def _try(self, key: bytes, guide: Guide, namespace: str) -> Verdict:
+    async def _try(self, key: bytes, guide: Guide, tenant: str) -> Verdict:
         """Who asks for the same at the same time waits for the same."""
         if key not in self._open:
-            turns = self._turns.setdefault(namespace, _Turns())
+            turns = self._turns.setdefault(tenant, _Turns())
             if turns.num_open >= _MOST_OPEN:
                 raise Overloaded("too many new guides are being tried", retry_after_s=1.0)
             turns.num_open += 1
             self._open[key] = asyncio.create_task(self._in_turn(turns, guide))
-            self._open[key].add_done_callback(lambda task: self._keep(key, namespace, task))
+            self._open[key].add_done_callback(lambda task: self._keep(key, tenant, task))
         return await asyncio.shield(self._open[key])
 
     async def _in_turn(self, turns: _Turns, guide: Guide) -> Verdict:
         async with turns.at_process:
             return await self._ask(guide)
 
-    def _keep(self, key: bytes, namespace: str, task: asyncio.Task[Verdict]) -> None:
+    def _keep(self, key: bytes, tenant: str, task: asyncio.Task[Verdict]) -> None:
         del self._open[key]
-        turns = self._turns[namespace]
+        turns = self._turns[tenant]
         turns.num_open -= 1
         if not turns.num_open:
-            del self._turns[namespace]
+            del self._turns[tenant]
         if not task.cancelled() and task.exception() is None:
             self._kept[key] = task.result()
             if len(self._kept) > _MOST_KEPT:
