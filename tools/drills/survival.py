@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from time import monotonic
 from typing import Any
 
@@ -35,6 +36,7 @@ class Report:
     wrong: list[str] = field(default_factory=list)  # what was not as on the quiet day, one line per stream
     seconds: float = 0.0
     longest_gap_s: float = 0.0
+    median_gap_s: float = 0.0  # of the longest gap in each stream: how long a client's text stood still
 
     @property
     def num_survived(self) -> int:
@@ -93,7 +95,8 @@ async def drill(port: int, expected: list[Call], tokens: int, misfortune: Misfor
         if (what := fault(call, quiet)) is not None:
             report.wrong.append(f"stream {number}: {what}")
     report.seconds = monotonic() - began
-    report.longest_gap_s = max(call.longest_gap_s for call in calls)
+    gaps_s = [call.longest_gap_s for call in calls]
+    report.longest_gap_s, report.median_gap_s = max(gaps_s), median(gaps_s)
     return report
 
 
@@ -143,14 +146,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=800)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    print(f"{'round':>5} {'streams':>8} {'open when killed, stopped, drained':>36} {'survived':>9} {'longest gap':>12}")
+    hit_title = "open when killed, stopped, drained"
+    print(f"{'round':>5} {'streams':>8} {hit_title:>36} {'survived':>9} {'longest gap':>12} {'median':>8}")
     num_wrong = 0
     for number in range(arguments.rounds):
         with tempfile.TemporaryDirectory() as directory, stand(Path(directory)) as place:
             report = uvloop.run(run(place, arguments.streams, arguments.tokens))
         hit = ", ".join(map(str, report.num_hit))
         print(
-            f"{number:5} {report.num_streams:8} {hit:>36} {report.num_survived:9} {report.longest_gap_s:10.1f} s",
+            f"{number:5} {report.num_streams:8} {hit:>36} {report.num_survived:9} {report.longest_gap_s:10.1f} s"
+            f" {report.median_gap_s:6.1f} s",
             flush=True,
         )
         for line in report.wrong[:5]:
