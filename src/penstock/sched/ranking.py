@@ -3,8 +3,8 @@
 Streams that lost their replica go first of their class, before all tenants' turns: their clients look at an answer that
 stands still. The one with fewest tokens to compute goes first of them, so that as many as possible move again soon. The
 precedence is bounded: only a trusted gateway can name a stream as resumed, it ends with the first token made here, and
-after `aging_s` a stream that still waits takes its tenant's turns like all others. What is computed is charged to the
-tenant as always, and nobody gives way to a resumed stream who would not give way to a new one.
+after three times `aging_s` a stream that still waits takes its tenant's turns like all others. What is computed is
+charged to the tenant as always, and nobody gives way to a resumed stream who would not give way to a new one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from penstock.sched.fairness import Share, Shares
 from penstock.sched.sequence import Sequence
 
 Rank = tuple[int, float, int]
+_RESUMING_AGES = 3.0  # times `aging_s`: how long a resumed stream goes first at most
 _BEFORE_ALL_TURNS = -float(1 << 52)  # a number of tokens can be added to it exactly
 
 
@@ -53,7 +54,7 @@ class Ranking:
 
     def goes_first(self, sequence: Sequence, now: float) -> bool:
         """It is a resumed stream whose client still waits for the first token from here."""
-        return sequence.is_resuming and now - sequence.arrival_s < self._aging_s
+        return sequence.is_resuming and now - sequence.arrival_s < _RESUMING_AGES * self._aging_s
 
     def rank(self, sequence: Sequence, now: float) -> Rank:
         if sequence.is_resuming and self.goes_first(sequence, now):
