@@ -15,6 +15,7 @@ from tools.drills.fuzz import fuzz
 from penstock.core.errors import InvalidRequest
 from penstock.gateway.asked import read, with_model, with_output_limit
 from penstock.gateway.spent import find_usage
+from tests.attacked import bounded
 from tests.gateway.door import Gateway, gateway
 from tests.server.replica import NAME, Replica
 from tests.waiting import eventually
@@ -49,7 +50,8 @@ def num_connections(port: int) -> int:
 def test_what_no_client_should_send_is_refused_and_leaves_nothing_behind(
     door: Gateway, replica: Replica, caplog: pytest.LogCaptureFixture, seed: int, count: int
 ) -> None:
-    found = fuzz("127.0.0.1", door.port, NAME, seed=seed, count=count)
+    with bounded(door.loop):
+        found = fuzz("127.0.0.1", door.port, NAME, seed=seed, count=count)
     assert found.faults == []
     assert found.statuses[200] > count // 20  # some were harmless
     assert [record for record in caplog.records if record.exc_info] == []

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+
 import pytest
 from tools.drills.fuzz import fuzz
 
-from tests.server.replica import NAME, Replica
+from penstock.server.app import Replica as ReplicaApp
+from penstock.server.recorder import Recorder
+from tests.attacked import bounded
+from tests.server.replica import NAME, Replica, serving
 from tests.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def attacked() -> Iterator[tuple[Replica, asyncio.AbstractEventLoop]]:
+    """A replica and the event loop of its server."""
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def mount(app: ReplicaApp, recorder: Recorder) -> ReplicaApp:
+        loops.append(asyncio.get_running_loop())
+        return app
+
+    with serving(mount=mount) as found:
+        yield found, loops[0]
 
 
 @pytest.mark.parametrize(
@@ -19,9 +38,11 @@ from tests.waiting import eventually
     ids=["some", "many", "drill"],
 )
 def test_what_no_client_should_send_is_refused_and_leaves_nothing_behind(
-    replica: Replica, caplog: pytest.LogCaptureFixture, seed: int, count: int
+    attacked: tuple[Replica, asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture, seed: int, count: int
 ) -> None:
-    found = fuzz(replica.host, replica.port, NAME, seed=seed, count=count)
+    replica, loop = attacked
+    with bounded(loop):
+        found = fuzz(replica.host, replica.port, NAME, seed=seed, count=count)
     assert found.faults == []
     # Some of the requests are good; how many of those a busy machine turns away is its own affair.
     assert found.statuses[200] > 0

@@ -18,6 +18,7 @@ class Attack(NamedTuple):
     name: str
     sent: bytes
     is_whole: bool  # a request that ends: silence is not an answer
+    num_pieces: int = 1  # in which it is sent, one after another
 
 
 def bodies(model: str) -> dict[str, dict[str, Any]]:
@@ -173,7 +174,12 @@ def body_attacks(model: str, rng: random.Random, count: int) -> Iterator[Attack]
     for _ in range(count):
         path = rng.choice(list(good))
         body = good[path] | {"stream": rng.random() < 0.3}
-        match rng.randrange(8):
+        num_pieces = rng.choice((1, 1, 1, 1, 1, 1, 1, 2, 5, 40))
+        match rng.randrange(10):
+            case 8:
+                data = json.dumps(body | rng.choice(_MULTIPLIED)).encode()
+            case 9:
+                data = _renamed(body, rng)
             case 0:
                 data = _mangled(json.dumps(body).encode(), rng)
             case 1:
@@ -185,7 +191,82 @@ def body_attacks(model: str, rng: random.Random, count: int) -> Iterator[Attack]
                 data = with_value(body, place, rng.choice(VALUES))
                 if rng.random() < 0.3 and (again := _json(data)):
                     data = with_value(again, rng.choice(list(paths_in(again))), rng.choice(VALUES))
-        yield Attack(f"{path} {data[:300]!r}", request(path, data), is_whole=True)
+        sent = request(path, data) if rng.random() < 0.8 else _in_chunks(path, data, rng)
+        yield Attack(f"{path} {data[:300]!r}", sent, is_whole=True, num_pieces=num_pieces)
+
+
+def _in_chunks(path: str, body: bytes, rng: random.Random) -> bytes:
+    """The same request in chunks of some size, with trailers that want to be headers."""
+    size = rng.choice((1, 2, 7, 4096, max(1, len(body))))
+    if len(body) > 20_000:
+        size = max(size, 4096)  # the client's own time
+    chunks = (body[at : at + size] for at in range(0, len(body), size))
+    trailers = rng.choice(
+        (b"", b"host: evil\r\n", b"authorization: Bearer x\r\nx-new: y\r\n", b"content-length: 5\r\n")
+    )
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in chunks) + b"0\r\n" + trailers + b"\r\n"
+
+
+# Fields that are small by themselves, and together ask for a great deal.
+_MULTIPLIED: tuple[dict[str, Any], ...] = (
+    {"n": 128, "max_tokens": 1 << 30},
+    {"n": 100_000},
+    {"best_of": 1 << 20, "n": 2},
+    {"prompt": ["x"] * 5000},
+    {"prompt": [[1, 2]] * 3000, "n": 100},
+    {"prompt": [1] * 20_000},
+    {"prompt": "the fox " * 20_000},
+    {"logit_bias": {str(token): 1 for token in range(20_000)}},
+    {"stop": [f"stop {number}" for number in range(5000)]},
+    {"stop": "a" * 50_000},
+    {"stop_sequences": ["a" * 1000] * 1000},
+    {"stop_token_ids": list(range(50_000))},
+    {"top_logprobs": 1 << 20, "logprobs": 1 << 20},
+    {"messages": [{"role": "user", "content": "x"}] * 5000},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 5000}]},
+    {"tools": [{"type": "function", "function": {"name": f"f{number}", "parameters": {}}} for number in range(2000)]},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": list(range(20_000))}}}},
+    {"metadata": {str(number): "x" for number in range(20_000)}},
+    {"chat_template_kwargs": {"a": [[0] * 100] * 100}},
+    {"min_tokens": 1 << 30, "max_tokens": 1 << 31},
+)
+
+
+def _renamed(body: dict[str, Any], rng: random.Random) -> bytes:
+    """The body with a name in it, of a field or of something it asks for, that no program should trust."""
+    name = rng.choice(_NAMES)
+    if rng.random() < 0.5:
+        return with_value(body, (rng.choice([key for key in body if isinstance(body[key], str)] or ["model"]),), name)
+    key = rng.choice(list(body))
+    text = json.dumps(body).encode()
+    return text.replace(json.dumps(key).encode() + b":", name.encode("utf-8", "surrogatepass") + b":", 1)
+
+
+# As JSON strings, with escapes that a reader may undo too often, or too late.
+_NAMES = (
+    r'"\u006d\u006f\u0064\u0065\u006c"',  # model
+    r'"mod\u0065l"',
+    r'"model\u0000"',
+    r'"\"model\""',
+    r'"\\u006dodel"',
+    r'"a\nb\r\nx: y"',
+    r'"%s%n{0}{{x}}${x}`x`"',
+    r'"\ud83d"',
+    r'"\ud83d\ude42"',
+    r'"\u202e\u0000\ufeff"',
+    '"' + r"\u0041" * 5000 + '"',
+    '"' + r"\\" * 20_000 + '"',
+    '"' + r"\"" * 20_000 + '"',
+    '"' + "n" * 50_000 + '"',
+    '"__proto__"',
+    '"__class__"',
+    '"*"',
+    '"small@v1"',
+    '"small:"',
+    '"../small"',
+    '""',
+)
 
 
 _NOT_JSON = (
@@ -245,7 +326,7 @@ def wire_attacks(model: str, rng: random.Random, count: int) -> Iterator[Attack]
     good = [request(path, json.dumps(body).encode()) for path, body in bodies(model).items()]
     for _ in range(count):
         name, sent = rng.choice(_KINDS)(rng.choice(good), rng)
-        yield Attack(f"{name} {sent[:300]!r}", sent, is_whole=False)
+        yield Attack(f"{name} {sent[:300]!r}", sent, is_whole=False, num_pieces=rng.choice((1, 1, 1, 1, 3, 20)))
 
 
 Made = tuple[str, bytes]
@@ -320,6 +401,43 @@ def _chunks(good: bytes, rng: random.Random) -> Made:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: %b\r\n\r\n" % coding
     second = b"%x\r\n" % (len(body) - cut) + body[cut:]
     return "chunks", b"%b%b\r\n%b\r\n%b\r\n%b" % (head, first, body[:cut], second, end)
+
+
+def _trailers(good: bytes, rng: random.Random) -> Made:
+    _, _, body = good.partition(b"\r\n\r\n")
+    trailers = rng.choice(
+        (
+            b"host: evil\r\nauthorization: Bearer psk_x\r\n\r\n",
+            b"transfer-encoding: chunked\r\ncontent-length: 7\r\n\r\n",
+            b"x: " + b"y" * 200_000 + b"\r\n\r\n",
+            b"x" * 200_000 + b": y\r\n\r\n",
+            b"x: y\r\n" * 20_000 + b"\r\n",
+            b"x: y\r\n" * 20_000,
+            b"x: " + b"y" * 200_000,
+            b": \r\n\r\n",
+            b"no colon\r\n\r\n",
+            b"x: \x00\r\n\r\n",
+            b"x: y\r\n folded\r\n\r\n",
+            b"expect: 100-continue\r\nconnection: upgrade\r\n\r\n",
+        )
+    )
+    extension = rng.choice((b"", b";a=b", b";a" * 40_000))
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    return "trailers", b"%b%x%b\r\n%b\r\n0\r\n%b" % (head, len(body), extension, body, trailers)
+
+
+def _hosts(good: bytes, rng: random.Random) -> Made:
+    hosts = rng.choice(
+        (
+            b"",
+            b"host: x\r\nhost: y\r\n",
+            b"Host: x\r\nhost: x\r\n",
+            b"host:\r\n",
+            b"host: " + b"x" * 9000 + b"\r\n",
+            b"host: x y\r\n",
+        )
+    )
+    return "hosts", good.replace(b"host: x\r\n", hosts, 1)
 
 
 def _headers(good: bytes, rng: random.Random) -> Made:
@@ -467,4 +585,6 @@ _KINDS: tuple[Callable[[bytes, random.Random], Made], ...] = (
     _start_line,
     _pipelined,
     _no_http,
+    _trailers,
+    _hosts,
 )

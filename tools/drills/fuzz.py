@@ -3,7 +3,7 @@
     python -m tools.drills.fuzz [--attacks 20000] [--seed 1]
 
 Starts a replica and a gateway and attacks both. Nothing may be answered with a 5xx or by silence, no log may hold a
-traceback, nothing may stay open, and afterwards both must answer as if nothing had been.
+traceback, nothing may stay open or in memory, and afterwards both must answer as if nothing had been.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from tools.drills.attacks import Attack, body_attacks, wire_attacks
 
 _PATIENCE_S = 60.0  # for an answer that must come
 _SILENCE_S = 0.15  # after which a request that is none is taken to be unanswered, if the server answers others
+_GAP_S = 0.001
+_WARM_UP = 500  # attacks, after which a process has what it keeps: caches, and the allocator's arenas
+MAX_GROWTH_BYTES = 256 << 20  # of a process under attack; a leak of large bodies is gigabytes
 _MOST_AT_ONCE = 40
 _OVERLOADED = 529  # Anthropic's 429: some ask for a great deal
 _FROM_UVICORN = b"Invalid HTTP request received."  # a replica's, to what is not HTTP
@@ -54,9 +57,15 @@ class Fuzz:
         reader, writer = await asyncio.open_connection(self._host, self._port)
         answers = _Answers()
         try:
-            writer.write(attack.sent)
-            await asyncio.wait_for(writer.drain(), _PATIENCE_S)
-            if not attack.is_whole and len(attack.sent) % 4 == 0:
+            size = max(1, -(-len(attack.sent) // attack.num_pieces))
+            for at in range(0, len(attack.sent), size):
+                if writer.transport.is_closing():  # it has answered, and wants no more
+                    break
+                writer.write(attack.sent[at : at + size])
+                await asyncio.wait_for(writer.drain(), _PATIENCE_S)
+                if attack.num_pieces > 1:
+                    await asyncio.sleep(_GAP_S)  # so that they come in reads of their own
+            if not attack.is_whole and len(attack.sent) % 4 == 0 and not writer.transport.is_closing():
                 writer.write_eof()  # says no more, and listens
             if not attack.is_whole and len(attack.sent) % 4 == 1:
                 return  # leaves at once
@@ -175,9 +184,18 @@ def main() -> None:
         replica = place.replica()
         gateway = place.gateway(replica)
         for name, process in (("gateway", gateway), ("replica", replica)):
+            fuzz("127.0.0.1", process.port, MODEL, seed=0, count=_WARM_UP)
+            before_bytes = process.memory_bytes
             found = fuzz("127.0.0.1", process.port, MODEL, seed=arguments.seed, count=arguments.attacks)
             eventually(replica.num_open, lambda count: count == 0)
-            print(f"{name}: {dict(sorted(found.statuses.items()))}, {len(found.faults)} faults", flush=True)
+            grown_bytes = process.memory_bytes - before_bytes
+            if grown_bytes > MAX_GROWTH_BYTES:
+                found.faults.append(f"it has {grown_bytes >> 20} MiB more than before")
+            print(
+                f"{name}: {dict(sorted(found.statuses.items()))}, {grown_bytes >> 20} MiB more, "
+                f"{len(found.faults)} faults",
+                flush=True,
+            )
             faults += found.faults + process.complaints()
     print("\n".join(fault[:400] for fault in faults[:50]))
     sys.exit(bool(faults))
