@@ -1,4 +1,4 @@
-"""A real HTTP server around an ASGI application, for as long as a test needs it."""
+"""The real HTTP server around an ASGI application, for as long as a test needs it."""
 
 import asyncio
 import contextlib
@@ -6,32 +6,47 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import uvicorn
+import uvloop
 
-from tests.waiting import GIVE_UP_S, eventually
-
-
-class Prompt(uvicorn.Server):
-    """Ends when it is told to: uvicorn looks ten times a second."""
-
-    async def main_loop(self) -> None:
-        await self.on_tick(0)
-        while not self.should_exit:  # noqa: ASYNC110 - it is another thread that says so
-            await asyncio.sleep(0.02)
+from penstock.gateway.http.asgi import AsgiApp
+from penstock.gateway.http.clock import LOOP_CLOCK, TimerClock
+from penstock.gateway.http.limits import ClientLimits
+from penstock.gateway.http.server import Server, bound_socket
+from tests.waiting import GIVE_UP_S
 
 
 @contextlib.contextmanager
-def running(app: Any) -> Iterator[tuple[str, int]]:
+def running(app: Any, limits: ClientLimits | None = None, clock: TimerClock = LOOP_CLOCK) -> Iterator[tuple[str, int]]:
     """Serves `app` on a free port from a thread; gives its address."""
-    server = Prompt(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run)
+    started = threading.Event()
+    found: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+    listener = bound_socket("127.0.0.1", 0)
+    host, port = listener.getsockname()
+
+    async def serve() -> None:
+        served, told = AsgiApp(app), asyncio.Event()
+        server = Server(served, limits, clock)
+        async with served.lifespan():
+            await server.listen(listener)
+            found.append((asyncio.get_running_loop(), told))
+            started.set()
+            await told.wait()
+            await server.stop(GIVE_UP_S)
+
+    def run() -> None:
+        try:
+            uvloop.run(serve())
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=run)
     thread.start()
     try:
-        eventually(lambda: server.started or not thread.is_alive())
-        assert server.started
-        host, port = server.servers[0].sockets[0].getsockname()
+        assert started.wait(GIVE_UP_S)
+        assert found, "the server did not start"
         yield host, port
     finally:
-        server.should_exit = True
+        for loop, told in found:
+            loop.call_soon_threadsafe(told.set)
         thread.join(GIVE_UP_S)
         assert not thread.is_alive(), "the server did not stop"

@@ -133,3 +133,8 @@ OPENAI = Convention(
 ANTHROPIC = Convention(
     anthropic_status, anthropic_error_body, event_name=b"error", id_headers=(b"x-request-id", b"request-id")
 )
+
+
+def convention_at(target: bytes) -> Convention:
+    """Of those who ask for this path: for errors of which no handler knows."""
+    return ANTHROPIC if target.startswith(b"/v1/messages") else OPENAI

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -15,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
-import uvicorn
 import uvloop
 
 from penstock.api.page_guard import is_loopback
@@ -29,6 +29,10 @@ from penstock.core.errors import ConfigError
 from penstock.core.settings import ServerSettings, Settings
 from penstock.engine.client import EngineClient
 from penstock.engine.messages import EngineInfo, Loading
+from penstock.gateway.http.asgi import Application, AsgiApp
+from penstock.gateway.http.clock import LOOP_CLOCK, TimerClock
+from penstock.gateway.http.limits import ClientLimits
+from penstock.gateway.http.server import Server
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.hf_directory import HFDirectory
 from penstock.hub.peft import read_peft
@@ -93,14 +97,14 @@ async def _serve(
     if has_console:
         is_local = is_loopback(settings.server.host)
         app, feed = with_console(replica, recorder, name, settings.slo, is_loopback=is_local)
-    server = HttpServer(app, replica.drain, engine, feed, drain_timeout_s=settings.server.drain_timeout_s)
+    server = HttpServer(app, replica.drain, engine, feed, settings.server)
     weights = "random weights for" if settings.engine.load == "dummy" else "loading"
     print(f"{weights} {name} from {files.path}", flush=True)
     # Health is answered while the model loads; a signal ends both, and so does a model that cannot be loaded.
     pushing = contextlib.AsyncExitStack()
     pushing.enter_context(replica_traces(pushed, recorder))
     await pushing.enter_async_context(pushed_metrics(pushed, lambda: _look(replica, recorder)))
-    serving = asyncio.create_task(server.serve([listener]))
+    serving = asyncio.create_task(server.serve(listener))
     loading = asyncio.create_task(_load(name, files, engine, settings.server))
     sampling: Sampling | None = None
     try:
@@ -118,7 +122,7 @@ async def _serve(
         if sampling is not None:
             sampling.stop()
         loading.cancel()
-        server.should_exit = True
+        server.stop()
         await asyncio.gather(serving, loading, return_exceptions=True)
         await engine.stop()
         await pushing.aclose()
@@ -170,48 +174,59 @@ async def launch(settings: Settings, theirs: socket.socket) -> asyncio.subproces
     return await asyncio.create_subprocess_exec(sys.executable, *arguments, pass_fds=[theirs.fileno()])
 
 
-class HttpServer(uvicorn.Server):
+class HttpServer:
     """Told to stop, it gives back what another replica can carry on and lets the rest finish for a while; then it stops
-    the engine, and that ends everything."""
+    the engine, and that ends everything. Told a second time, it stops the engine at once."""
 
     def __init__(
         self,
-        app: Replica | ConsoleAtReplica,
+        app: Application,
         drain: Drain,
         engine: EngineClient,
         feed: Feed | None,
-        *,
-        drain_timeout_s: float,
+        settings: ServerSettings,
+        clock: TimerClock = LOOP_CLOCK,
     ) -> None:
+        """`clock`: of the limits on slow clients."""
+        self._app = AsgiApp(app)
+        self._server = Server(self._app, ClientLimits(max_body_bytes=settings.max_body_bytes), clock)
         self._drain = drain
         self._engine = engine
         self._feed = feed
-        self._drain_timeout_s = drain_timeout_s
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            http="httptools",
-            ws="none",
-            server_header=False,
-            proxy_headers=False,  # who may act as a gateway is judged by who really calls
-            timeout_graceful_shutdown=int(drain_timeout_s) + _GOODBYE_S,
-        )
-        super().__init__(config)
+        self._drain_timeout_s = settings.drain_timeout_s
+        self._told, self._told_again = asyncio.Event(), asyncio.Event()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        sd_notify.notify(sd_notify.STOPPING)
-        self._drain.begin(is_stopping=True)
-        if self._feed is not None:
-            self._feed.close()
-        ending = asyncio.create_task(self._end_requests())
+    def stop(self) -> None:
+        (self._told_again if self._told.is_set() else self._told).set()
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Until it is told to stop, by `stop` or by a signal."""
+        loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+        for number in signals:
+            loop.add_signal_handler(number, self.stop)
         try:
-            await super().shutdown(sockets)
+            await self._serve(listener)
         finally:
-            ending.cancel()
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    async def _serve(self, listener: socket.socket) -> None:
+        async with self._app.lifespan():
+            await self._server.listen(listener)
+            await self._told.wait()
+            sd_notify.notify(sd_notify.STOPPING)
+            self._drain.begin(is_stopping=True)
+            if self._feed is not None:
+                self._feed.close()
+            ending = asyncio.create_task(self._end_requests())
+            try:
+                await self._server.stop(self._drain_timeout_s + _GOODBYE_S)
+            finally:
+                ending.cancel()
 
     async def _end_requests(self) -> None:
-        await asyncio.sleep(self._drain_timeout_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._told_again.wait(), self._drain_timeout_s)
         await self._engine.stop()
 
 

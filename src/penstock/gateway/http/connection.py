@@ -202,6 +202,11 @@ class Connection(asyncio.Protocol):
 
     # -- the exchange's side
 
+    @property
+    def peer(self) -> str | None:
+        address = self._transport.get_extra_info("peername")
+        return address[0] if isinstance(address, tuple) else None
+
     def send(self, data: bytes) -> None:
         self._transport.write(data)
 
@@ -370,7 +375,7 @@ class Connection(asyncio.Protocol):
             self._phase = _BETWEEN
             self._read(False)  # the parser can take no more
             return
-        status, headers, body = message.render_error(refusal)
+        status, headers, body = message.render_error(refusal, self._target)
         self._transport.write(
             b"%b%b%bcontent-length: %d\r\n\r\n%b"
             % (message.status_line(status), headers, message.CLOSE, len(body), body)

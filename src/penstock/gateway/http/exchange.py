@@ -29,6 +29,8 @@ class Watcher(Protocol):
 class Channel(Protocol):
     """The connection's side of an exchange."""
 
+    @property
+    def peer(self) -> str | None: ...
     def send(self, data: bytes) -> None: ...
     def answered(self, close: bool) -> None: ...
     def drop(self) -> None: ...
@@ -61,12 +63,17 @@ class Exchange:
         """There is a client, and it has not got all of its answer."""
         return self._channel is not None
 
+    @property
+    def peer(self) -> str | None:
+        """The client's address; None where it has none, as of a Unix socket, or has gone."""
+        return self._channel.peer if self._channel is not None else None
+
     def respond(self, status: int, headers: bytes, body: bytes) -> None:
         """The whole answer. `headers` are lines as `message.render` makes them; length and framing are added here."""
         self.start(status, headers, length=len(body), data=body, is_last=True)
 
     def refuse(self, error: PenstockError) -> None:
-        self.respond(*message.render_error(error))
+        self.respond(*message.render_error(error, self.request.target))
 
     def start(
         self, status: int, headers: bytes, *, length: int | None = None, data: bytes = b"", is_last: bool = False

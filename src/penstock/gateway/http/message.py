@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import NamedTuple
 
-from penstock.api.errors import error_body, error_headers, http_error
+from penstock.api.errors import convention_at, error_headers
 from penstock.core.errors import PenstockError
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -59,6 +60,8 @@ def render(headers: Headers) -> bytes:
     return b"".join(b"%b: %b\r\n" % pair for pair in headers)
 
 
-def render_error(error: PenstockError) -> tuple[int, bytes, bytes]:
-    """Status, header lines and body of the answer to a request that cannot be served."""
-    return http_error(error).status, JSON + render(error_headers(error)), error_body(error)
+def render_error(error: PenstockError, target: bytes = b"") -> tuple[int, bytes, bytes]:
+    """Status, header lines and body of the answer to a request for `target` that cannot be served."""
+    form, request_id = convention_at(target), uuid.uuid4().hex
+    named = [(name, request_id.encode()) for name in form.id_headers]
+    return form.status(error), JSON + render([*error_headers(error), *named]), form.body(error, request_id)
