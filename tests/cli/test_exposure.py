@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
+
 import pytest
 
+from penstock.api.relay import SECRET_VARIABLE
+from penstock.cli.replicas import _write_config, share_secret
 from penstock.cli.serve import _listen, with_secrets
+from penstock.core.config import build
 from penstock.core.settings import ServerSettings, Settings
 
 
@@ -26,3 +33,22 @@ def test_secrets_come_from_the_environment_where_nothing_else_names_them(monkeyp
     assert (found.gateway_secret, found.metrics_token) == ("s", "m")
     found = with_secrets(ServerSettings(gateway_secret="own"))
     assert (found.gateway_secret, found.metrics_token) == ("own", "m")
+
+
+def test_a_gateway_and_the_replicas_that_it_starts_share_a_secret_that_no_file_and_no_argument_shows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, "")
+    share_secret(None)
+    first = os.environ[SECRET_VARIABLE]
+    assert len(first) > 40
+    monkeypatch.setenv(SECRET_VARIABLE, "")
+    share_secret(None)
+    assert os.environ[SECRET_VARIABLE] != first
+    share_secret("chosen")
+    settings = Settings(server=ServerSettings(host="0.0.0.0", gateway_secret="chosen"))
+    written = _write_config(settings, "m", 9001, 2, tmp_path).read_text()
+    assert "chosen" not in written
+    replica = build(Settings, json.loads(written)).server
+    assert (replica.host, replica.port) == ("127.0.0.1", 9001)
+    assert with_secrets(replica).gateway_secret == "chosen"

@@ -23,6 +23,7 @@ from tools.drills import survival
 from tools.drills.call import Call
 from tools.drills.stand import MODEL, write_model
 
+from penstock.api.relay import SECRET_HEADER, SECRET_VARIABLE
 from tests.sdk import Unverified
 from tests.waiting import eventually
 
@@ -77,7 +78,9 @@ def engine_of(replica: psutil.Process) -> psutil.Process:
 
 def open_streams(replica: psutil.Process) -> int:
     ports = [c.laddr.port for c in replica.net_connections("tcp") if c.status == "LISTEN"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/v1/penstock/snapshot", timeout=60) as answer:
+    known = {SECRET_HEADER: replica.environ()[SECRET_VARIABLE]}
+    asked = urllib.request.Request(f"http://127.0.0.1:{ports[0]}/v1/penstock/snapshot", headers=known)
+    with urllib.request.urlopen(asked, timeout=60) as answer:
         return int(json.load(answer)["num_open"])
 
 

@@ -118,7 +118,7 @@ def test_a_replica_that_answers_garbage_is_told_of_until_it_is_out(tmp_path: Pat
             states = {one["replica"].rpartition(":")[2]: one["state"] for one in found(gateway, "probes")}
             assert states == {str(well[0].port): "ok", str(well[1].port): "ok", str(garbage.port): "wrong"}
             assert {one["alert"] for one in found(gateway, "alerts")} == {"WrongAnswers"}
-            gateway.ask("POST", "/v1/penstock/drain", url=f"http://{garbage.host}:{garbage.port}")
+            garbage.call("POST", "/v1/penstock/drain")
             eventually(lambda: [one["status"] for one in sink.alerts()], lambda told: told == ["firing", "resolved"])
             assert [one["state"] for one in found(gateway, "alerts")] == ["resolved"]
 

@@ -86,7 +86,9 @@ class Process:
             return json.load(answer)
 
     def post(self, path: str) -> Any:
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, method="POST"), timeout=60) as answer:
+        json_type = {"content-type": "application/json"}
+        asked = urllib.request.Request(self.url + path, method="POST", headers=json_type)
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             return json.load(answer)
 
     def num_open(self) -> int:

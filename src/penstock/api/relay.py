@@ -33,6 +33,7 @@ HEADER = "x-penstock"  # from a gateway: one of the two
 STREAM = "stream"  # the body is the client's; a streamed answer is to be relayed
 ENVELOPE = "envelope"  # the body is an `Envelope`, and the answer is to be relayed
 SECRET_HEADER = "x-penstock-secret"
+SECRET_VARIABLE = "PENSTOCK_GATEWAY_SECRET"  # where a replica and the gateway that started it have it from
 NAMESPACE_HEADER = "x-penstock-namespace"  # from a gateway: whose prefixes these are, and nobody else's
 WATERMARK_HEADER = "x-penstock-watermark"  # from a gateway: the name of what its tenant's answers are marked with
 TENANT_HEADER = "x-penstock-tenant"  # from a gateway: a `Tenancy`

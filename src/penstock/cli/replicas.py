@@ -1,7 +1,9 @@
 """`penstock serve MODEL --replicas N`: a gateway, and the replicas behind it as processes of this machine.
 
-A replica that dies is started again. They have a session of their own, so that a Ctrl-C reaches the gateway alone,
-which lets its streams end before it stops them; and they end when it does, however it ends.
+The replicas are on loopback and the gateway's alone: they share a secret with it, a new one each time unless one is
+set, which is in their environment and neither in their arguments nor in a file. A replica that dies is started again.
+They have a session of their own, so that a Ctrl-C reaches the gateway alone, which lets its streams end before it stops
+them; and they end when it does, however it ends.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -22,6 +25,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
+from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli.gateway_process import serve
 from penstock.cli.store_flags import store_url
 from penstock.core.settings import Settings
@@ -41,8 +45,14 @@ def serve_replicas(settings: Settings, count: int) -> None:
     find = describe if settings.engine.load == "dummy" else resolve
     find(settings.model, progress=ProgressBar())  # once, and not by every replica
     name = settings.server.name or default_name(settings.model)
+    share_secret(settings.server.gateway_secret)
     with _reserved_ports(count) as ports:
         uvloop.run(_serve(settings, name, ports, store_url(None, None)))
+
+
+def share_secret(chosen: str | None) -> None:
+    """With the processes that are started from here on."""
+    os.environ[SECRET_VARIABLE] = chosen or os.environ.get(SECRET_VARIABLE) or secrets.token_urlsafe(32)
 
 
 async def _serve(settings: Settings, name: str, ports: list[int], store: str) -> None:
@@ -50,7 +60,8 @@ async def _serve(settings: Settings, name: str, ports: list[int], store: str) ->
     gateway = GatewaySettings(
         host=settings.server.host,
         port=settings.server.port,
-        models={name: {"replicas": urls}},
+        allowed_hosts=settings.server.allowed_hosts,
+        models={name: {"replicas": urls, "secret_env": SECRET_VARIABLE}},
         slo=settings.slo,
         telemetry=settings.telemetry,
     )
@@ -71,7 +82,7 @@ def _write_config(settings: Settings, name: str, port: int, count: int, director
     """JSON is YAML too."""
     threads = settings.engine.threads or max(1, len(os.sched_getaffinity(0)) // count)
     engine = replace(settings.engine, threads=threads)
-    server = replace(settings.server, host="127.0.0.1", port=port, name=name)
+    server = replace(settings.server, host="127.0.0.1", port=port, name=name, gateway_secret=None)
     path = directory / f"replica-{port}.yaml"
     path.write_bytes(msgspec.json.encode(asdict(replace(settings, engine=engine, server=server))))
     return path

@@ -19,6 +19,7 @@ import msgspec
 import uvloop
 
 from penstock.api.page_guard import is_loopback
+from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli import sd_notify
 from penstock.cli.device_watch import watch_devices
 from penstock.cli.telemetry import pushed_metrics, replica_traces, telemetry_of
@@ -50,7 +51,6 @@ from penstock.text.tokenizer import Tokenizer
 
 ModelFiles = Checkpoint | HFDirectory  # of both, the config and the tokenizer are wanted here
 _LORAS = 8  # adapters on the device, if some are named and nobody says how many
-SECRET_VARIABLE = "PENSTOCK_GATEWAY_SECRET"
 _GOODBYE_S = 10  # for telling clients that the server stops, once they have had their time
 
 

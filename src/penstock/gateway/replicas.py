@@ -8,6 +8,7 @@ asked at an interval whether it is there.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
@@ -35,7 +36,10 @@ from penstock.gateway.kv_sources import KvEventSettings
 from penstock.gateway.reports import snapshot_of
 from penstock.gateway.silence import SilenceTimer
 from penstock.gateway.translated import ForeignUpstream
+from penstock.observe.redaction import redact
 from penstock.tenancy.tenants import Tenant
+
+log = logging.getLogger("penstock.gateway")
 
 _RETRY_S, _MOST_RETRY_S = 0.25, 1.0
 _LOOK_S = 0.5  # how often a provider is looked at: its breaker and its share change by time alone
@@ -179,6 +183,7 @@ class Follower:
         self._foreign: ForeignFollower | None = None
         self._head: ResponseHead | None = None
         self._rest = b""
+        self._has_warned = False
         self._retry_s = _RETRY_S
         self._connect()
 
@@ -211,8 +216,16 @@ class Follower:
             if events:
                 self._take(events[-1])
         if is_last:
+            self._warn_of_secret()
             is_unclear = has_reports or self._head.status >= 500 or _NEEDS_SECRET in self._rest
             self._lost() if is_unclear else self._is_provider()
+
+    def _warn_of_secret(self) -> None:
+        """Once: it would look as if it never became ready."""
+        if _NEEDS_SECRET in self._rest and not self._has_warned:
+            self._has_warned = True
+            replica = self._replica
+            log.warning("%s wants its gateway_secret: set models.%s.secret_env", redact(replica.url), replica.model)
 
     def failed(self, failure: Failure) -> None:
         self._lost()
