@@ -18,7 +18,6 @@ from penstock.cli.doctor_findings import Finding
 from penstock.cli.main import main
 from penstock.core.settings import EngineSettings
 from penstock.gateway.http.tls import ServerTls, expiry
-from penstock.gateway.settings import GatewaySettings
 from penstock.tenancy.store import open_store
 from tests.certificates import new_ca
 from tests.gateway.door import gateway
@@ -197,9 +196,9 @@ def test_certificate_that_ends_soon_is_told_and_https_replicas_are_judged_by_the
     assert [one.verdict for one in findings["replica"]] == ["ok", "fail"]
     assert "certificate verify failed" in findings["replica"][1].says
     assert [(one.verdict, one.says) for one in findings["certificate"]] == [("ok", f"{files.cert} is good for 29 days")]
-    own, ends_s = GatewaySettings(tls_cert=str(files.cert)), expiry(str(files.cert))
+    ends_s = expiry(str(files.cert))
     for days, verdict in ((14.5, "ok"), (13.5, "warn"), (-0.5, "fail")):
-        (finding,) = doctor_fleet.certificate(own, now_s=ends_s - days * 86400)
+        (finding,) = doctor_fleet.certificate(str(files.cert), now_s=ends_s - days * 86400)
         assert finding.verdict == verdict
         assert verdict == "ok" or "SIGHUP" in finding.hint
 

@@ -8,13 +8,17 @@ import re
 import signal
 import ssl
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.gateway.settings import ModelSettings
 from tests.certificates import Certificate, new_ca
 from tests.cli.real_gateway import RealGateway, real_gateway
+from tests.cli.real_server import tiny_server, write_tiny_model
+from tests.gateway.door import gateway as gateway_in_thread
 from tests.server.replica import Replica, serving
 from tests.waiting import eventually
 
@@ -87,3 +91,28 @@ def test_renewed_certificate_is_served_while_an_old_stream_goes_on(
         eventually(lambda: "the certificates stay as they are: " in gateway.log.read_text())
         assert shown(gateway) == after
         assert gateway.ask("POST", "/v1/chat/completions", CHAT)[0] == 200
+
+
+def test_replica_with_tls_is_used_by_gateways_that_have_a_certificate(tmp_path: Path, ca: Certificate) -> None:
+    model = tmp_path / "tiny"
+    model.mkdir()
+    write_tiny_model(model)
+    files, own = ca.issue("replica"), ca.issue("gateway")
+    flags = ("--tls-cert", str(files.cert), "--tls-key", str(files.key), "--client-ca", str(ca.cert))
+    with tiny_server(model, *flags) as server:
+        assert server.url.startswith("https://")
+        good = ModelSettings(
+            replicas=[server.url],
+            served_as=server.model,
+            ca_file=str(ca.cert),
+            client_cert=str(own.cert),
+            client_key=str(own.key),
+        )
+        pools = {"good": good, "bad": replace(good, client_cert=None, client_key=None)}
+        with gateway_in_thread(pools=pools, waits=False) as door:
+            eventually(door.states, lambda states: states == ["ready", "out"])
+            (found, _) = door.door.replicas.values()
+            assert found.relays  # it is known for one of penstock's, and its streams can be carried on
+            answer = door.openai.completions.create(model="good", prompt="the fox", max_tokens=3)
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens

@@ -49,6 +49,8 @@ def _engine(values: dict[str, Any], model: str | None, config: Path | None) -> I
     yield from _guarded(lambda: machine.device(settings.engine))
     yield from _guarded(lambda: machine.model(settings.model, settings.engine))
     yield from _guarded(lambda: fleet.port(settings.server.host, settings.server.port, "server.port"))
+    if (cert_file := settings.server.tls_cert) is not None:
+        yield from _guarded(lambda: fleet.certificate(cert_file))
     yield from _telemetry(settings.telemetry, "penstock-replica")
 
 
@@ -79,8 +81,8 @@ def _gateway(values: dict[str, Any], config: Path | None, store: str | None) -> 
     if settings.admin_port is not None:
         number = settings.admin_port
         yield from _guarded(lambda: fleet.port(settings.admin_host, number, "admin_port"))
-    if settings.tls_cert is not None:
-        yield from _guarded(lambda: fleet.certificate(settings))
+    if (cert_file := settings.tls_cert) is not None:
+        yield from _guarded(lambda: fleet.certificate(cert_file))
     yield from _guarded(lambda: fleet.store(url))
     if (limiter := settings.limiter) is not None:
         yield from _guarded(lambda: fleet.limiter(limiter))

@@ -54,17 +54,16 @@ def port(host: str, number: int, setting: str) -> Iterator[Finding]:
     yield ok("port", f"{host}:{number} is free")
 
 
-def certificate(settings: GatewaySettings, now_s: float | None = None) -> Iterator[Finding]:
-    """Of a gateway with TLS; that it can be used was seen before."""
-    assert settings.tls_cert is not None
-    left_s = expiry(settings.tls_cert) - (time.time() if now_s is None else now_s)
-    hint = "renew it, then send the gateway SIGHUP"
+def certificate(cert_file: str, now_s: float | None = None) -> Iterator[Finding]:
+    """Whether it ends soon."""
+    left_s = expiry(cert_file) - (time.time() if now_s is None else now_s)
+    hint = "renew it, then send the process SIGHUP"
     if left_s <= 0:
-        yield fail("certificate", f"{settings.tls_cert} has ended", hint)
+        yield fail("certificate", f"{cert_file} has ended", hint)
     elif left_s < _ENDS_SOON_S:
-        yield warn("certificate", f"{settings.tls_cert} ends in {left_s // _DAY_S:.0f} days", hint)
+        yield warn("certificate", f"{cert_file} ends in {left_s // _DAY_S:.0f} days", hint)
     else:
-        yield ok("certificate", f"{settings.tls_cert} is good for {left_s // _DAY_S:.0f} days")
+        yield ok("certificate", f"{cert_file} is good for {left_s // _DAY_S:.0f} days")
 
 
 def store(url: str) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ import uvloop
 from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli.gateway_process import serve
 from penstock.cli.store_flags import store_url
+from penstock.core.errors import ConfigError
 from penstock.core.settings import Settings
 from penstock.gateway.settings import GatewaySettings
 from penstock.hub.progress import ProgressBar
@@ -56,11 +57,15 @@ def share_secret(chosen: str | None) -> None:
 
 
 async def _serve(settings: Settings, name: str, ports: list[int], store: str) -> None:
+    if settings.server.client_ca is not None:
+        raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     gateway = GatewaySettings(
         host=settings.server.host,
         port=settings.server.port,
         allowed_hosts=settings.server.allowed_hosts,
+        tls_cert=settings.server.tls_cert,
+        tls_key=settings.server.tls_key,
         models={name: {"replicas": urls, "secret_env": SECRET_VARIABLE}},
         slo=settings.slo,
         telemetry=settings.telemetry,
@@ -82,7 +87,8 @@ def _write_config(settings: Settings, name: str, port: int, count: int, director
     """JSON is YAML too."""
     threads = settings.engine.threads or max(1, len(os.sched_getaffinity(0)) // count)
     engine = replace(settings.engine, threads=threads)
-    server = replace(settings.server, host="127.0.0.1", port=port, name=name, gateway_secret=None)
+    plain = replace(settings.server, tls_cert=None, tls_key=None, client_ca=None)  # on loopback, to their gateway
+    server = replace(plain, host="127.0.0.1", port=port, name=name, gateway_secret=None)
     path = directory / f"replica-{port}.yaml"
     path.write_bytes(msgspec.json.encode(asdict(replace(settings, engine=engine, server=server))))
     return path

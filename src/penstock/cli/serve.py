@@ -34,6 +34,7 @@ from penstock.gateway.http.asgi import Application, AsgiApp
 from penstock.gateway.http.clock import LOOP_CLOCK, TimerClock
 from penstock.gateway.http.limits import ClientLimits
 from penstock.gateway.http.server import Server
+from penstock.gateway.http.tls import ServerTls
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.hf_directory import HFDirectory
 from penstock.hub.peft import read_peft
@@ -61,6 +62,7 @@ def serve(settings: Settings, *, has_console: bool = False) -> None:
     settings = replace(settings, server=with_secrets(settings.server))
     with _listen(settings) as listener:
         started_s = time.monotonic()
+        _tls(settings.server)  # a certificate that cannot be used is told before anything is fetched
         if settings.server.watermark is not None:  # told now, and not by the first request
             WatermarkFile.at(settings.server.watermark_file).find(settings.server.watermark)
         for adapter in settings.server.lora.values():
@@ -97,7 +99,8 @@ async def _serve(
     if has_console:
         is_local = is_loopback(settings.server.host)
         app, feed = with_console(replica, recorder, name, settings.slo, is_loopback=is_local)
-    server = HttpServer(app, replica.drain, engine, feed, settings.server)
+    tls = _tls(settings.server)
+    server = HttpServer(app, replica.drain, engine, feed, settings.server, tls)
     weights = "random weights for" if settings.engine.load == "dummy" else "loading"
     print(f"{weights} {name} from {files.path}", flush=True)
     # Health is answered while the model loads; a signal ends both, and so does a model that cannot be loaded.
@@ -115,7 +118,8 @@ async def _serve(
             await adapters.restore(settings.server.lora)
             replica.open(model, adapters)
             sampling = watch_devices(info, settings.server, replica.devices.take)
-            _say_ready(name, info, listener, time.monotonic() - started_s, has_console)
+            scheme = "http" if tls is None else "https"
+            _say_ready(name, info, listener, time.monotonic() - started_s, has_console, scheme=scheme)
             sd_notify.notify(sd_notify.READY)
             await serving
     finally:
@@ -185,6 +189,7 @@ class HttpServer:
         engine: EngineClient,
         feed: Feed | None,
         settings: ServerSettings,
+        tls: ServerTls | None = None,
         clock: TimerClock = LOOP_CLOCK,
     ) -> None:
         """`clock`: of the limits on slow clients."""
@@ -193,6 +198,7 @@ class HttpServer:
         self._drain = drain
         self._engine = engine
         self._feed = feed
+        self._tls = tls
         self._drain_timeout_s = settings.drain_timeout_s
         self._told, self._told_again = asyncio.Event(), asyncio.Event()
 
@@ -201,18 +207,21 @@ class HttpServer:
 
     async def serve(self, listener: socket.socket) -> None:
         """Until it is told to stop, by `stop` or by a signal."""
-        loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
-        for number in signals:
-            loop.add_signal_handler(number, self.stop)
+        loop = asyncio.get_running_loop()
+        handlers = dict.fromkeys((signal.SIGINT, signal.SIGTERM), self.stop)
+        if self._tls is not None:
+            handlers[signal.SIGHUP] = self._renew
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
         try:
             await self._serve(listener)
         finally:
-            for number in signals:
+            for number in handlers:
                 loop.remove_signal_handler(number)
 
     async def _serve(self, listener: socket.socket) -> None:
         async with self._app.lifespan():
-            await self._server.listen(listener)
+            await self._server.listen(listener, tls=self._tls)
             await self._told.wait()
             sd_notify.notify(sd_notify.STOPPING)
             self._drain.begin(is_stopping=True)
@@ -223,6 +232,14 @@ class HttpServer:
                 await self._server.stop(self._drain_timeout_s + _GOODBYE_S)
             finally:
                 ending.cancel()
+
+    def _renew(self) -> None:
+        """Reads the certificate again, for new connections."""
+        assert self._tls is not None
+        try:
+            self._tls.reload()
+        except ConfigError as error:
+            logging.getLogger("penstock").error("the certificate stays as it is: %s", error.message)
 
     async def _end_requests(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -253,10 +270,20 @@ def _say_loading(message: Loading) -> None:
         logging.getLogger("penstock").debug("loading: %s %d/%d", message.phase, message.done, message.total)
 
 
-def _say_ready(name: str, info: EngineInfo, listener: socket.socket, seconds: float, has_console: bool) -> None:
+def _tls(settings: ServerSettings) -> ServerTls | None:
+    if settings.tls_cert is not None:
+        return ServerTls(settings.tls_cert, settings.tls_key, settings.client_ca)
+    if settings.tls_key is not None or settings.client_ca is not None:
+        raise ConfigError("TLS needs a certificate: tls_cert", param="server.tls_cert")
+    return None
+
+
+def _say_ready(
+    name: str, info: EngineInfo, listener: socket.socket, seconds: float, has_console: bool, *, scheme: str
+) -> None:
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    url = f"http://{shown}:{port}"
+    url = f"{scheme}://{shown}:{port}"
     phases = ", ".join(f"{phase} {spent:.1f}" for phase, spent in info.startup_s.items())
     weights = "" if info.quant == "none" else f", {info.quant} weights"
     cache = f"{info.num_blocks:,} blocks of {info.block_size} tokens, {info.kv_bytes / 2**20:,.0f} MiB, {info.kv_dtype}"

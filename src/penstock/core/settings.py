@@ -92,6 +92,13 @@ class ServerSettings:
     max_open: Count = setting(512, "most choices being generated or queued; beyond it requests are refused with 429")
     max_body_bytes: Count = setting(8 << 20, "largest request body")
     deep_health_timeout_s: Seconds = setting(10.0, "how long /health/deep waits for its token")
+    tls_cert: str | None = setting(
+        None, "PEM file of the certificate and those above it; read again on SIGHUP; none: plain HTTP"
+    )
+    tls_key: str | None = setting(None, "PEM file of its private key; auto: in the certificate's file")
+    client_ca: str | None = setting(
+        None, "PEM file of CAs: only clients, such as gateways, with a certificate of one of them may connect"
+    )
     gateway_secret: str | None = setting(
         None,
         "what must be known to use this replica, for all but /health and /ready; its gateways send it; better in a "

@@ -26,10 +26,12 @@ _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 class ServerTls:
     """The certificate of a listening side. `reload` takes effect with the next handshake; connections go on."""
 
-    def __init__(self, cert_file: str, key_file: str | None) -> None:
-        """`key_file`: None where the certificate's file has the key too. Raises `ConfigError` if it cannot be used."""
+    def __init__(self, cert_file: str, key_file: str | None, client_ca: str | None = None) -> None:
+        """`key_file`: None where the certificate's file has the key too; `client_ca`: clients must have one of
+        these CAs. Raises `ConfigError` if something cannot be used."""
         self._cert_file = cert_file
         self._key_file = key_file
+        self._client_ca = client_ca
         self.context, self.expires_at = self._read()
         self._current = self.context
         self.context.sni_callback = self._choose  # called whether a client names a server or not
@@ -44,6 +46,13 @@ class ServerTls:
         context.options |= ssl.OP_NO_RENEGOTIATION  # a client could make us work for hours by it
         context.set_alpn_protocols(_ALPN)
         _load(context, self._cert_file, self._key_file, "tls_cert")
+        if self._client_ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            try:
+                context.load_verify_locations(self._client_ca)
+            except (OSError, ssl.SSLError) as error:
+                message = f"cannot use the CA certificates in {self._client_ca}: {error}"
+                raise ConfigError(message, param="client_ca") from None
         return context, expiry(self._cert_file)
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
