@@ -76,6 +76,17 @@ async def test_how_busy_it_is_is_read_from_the_server(kind: type[FakeServer]) ->
         assert found.seen.reports
 
 
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+async def test_a_server_that_says_what_is_no_number_is_read_again_when_it_says_one(number: Any) -> None:
+    fake = FakeVllm(running=2)
+    async with followed(fake) as found:
+        await found.until(lambda: found.seen.running == 2)
+        num_polls, fake.running = fake.num_polls, number
+        await found.until(lambda: fake.num_polls > num_polls + 1)
+        fake.running = 3
+        await found.until(lambda: found.seen.running == 3)
+
+
 async def test_a_server_that_cannot_say_how_busy_it_is_is_counted_by_what_was_sent() -> None:
     async with followed(FakeTriton(waiting=9)) as found:
         await found.until(lambda: found.state == "ready")

@@ -139,6 +139,7 @@ def test_a_writing_thread_outlives_an_error_that_nobody_expected(store: Store, m
         eventually(lambda: ledger.num_written, lambda written: written == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["recorded", "written"])
 def test_a_gateway_killed_at_any_moment_loses_no_usage_and_none_is_written_twice(
     store: Store, store_url: str, tmp_path: Path, point: str
@@ -155,6 +156,7 @@ def test_a_gateway_killed_at_any_moment_loses_no_usage_and_none_is_written_twice
     assert all(path.stat().st_size == 0 for path in (tmp_path / "journal").iterdir())
 
 
+@pytest.mark.slow
 def test_gateways_of_one_host_have_journals_of_their_own_and_the_next_one_takes_what_dead_ones_left(
     store: Store, store_url: str, tmp_path: Path
 ) -> None:
@@ -173,6 +175,7 @@ def test_gateways_of_one_host_have_journals_of_their_own_and_the_next_one_takes_
         assert num_written(store) == 30
 
 
+@pytest.mark.slow
 def test_recovered_usage_counts_in_budgets(store: Store, store_url: str, tmp_path: Path) -> None:
     with child("journal", store_url, str(tmp_path / "journal"), "recorded", "5") as gateway:
         assert line_from(gateway) == "recorded"

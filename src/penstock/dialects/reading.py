@@ -30,6 +30,7 @@ _TOTALS = (
 _PROMPT_TOKENS = 512.0  # of a prompt, of a server that has seen none
 _PREFILL_RATE = _DECODE_RATE = 2000.0  # tokens per second, of one that has measured nothing
 _STEP_TOKENS = 2048
+_MAX_VALUE = 2.0**53  # what is more, or no number, says nothing
 _LEAST_TOKENS = 16.0  # below it, two readings say nothing about speed
 
 
@@ -61,7 +62,7 @@ def read(document: Document, body: bytes) -> dict[Signal, float]:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return {}
         found = {signal: _member(content, member) for signal, member in document.members.items()}
-    return {signal: value for signal, value in found.items() if value is not None and value >= 0}
+    return {signal: value for signal, value in found.items() if value is not None and 0 <= value <= _MAX_VALUE}
 
 
 def missing(document: Document, values: Values) -> list[Signal]:
