@@ -8,6 +8,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -79,11 +80,17 @@ def test_an_alias_is_served_by_the_model_it_stands_for(replicas: list[Replica]) 
 
 
 def test_replicas_share_the_work(door: Gateway, replicas: list[Replica]) -> None:
-    streams = [streamed(door.openai, temperature=0) for _ in range(6)]
-    for stream in streams:
-        next(stream)
-    assert all(replica.engine.num_open for replica in replicas)
-    assert len({text_of(stream) for stream in streams}) == 1
+    """The engines stand still until all requests are placed, so none has left before the last one comes."""
+    with ThreadPoolExecutor(6) as pool:
+        with contextlib.ExitStack() as stack:
+            for replica in replicas:
+                stack.enter_context(replica.engine_paused())
+            texts = [
+                pool.submit(lambda: text_of(streamed(door.openai, max_tokens=20, temperature=0))) for _ in range(6)
+            ]
+            placed = eventually(lambda: [each.engine.num_open for each in replicas], lambda found: sum(found) == 6)
+        assert all(placed)
+        assert len({text.result() for text in texts}) == 1
 
 
 def test_a_client_that_leaves_is_not_worked_for(door: Gateway, replicas: list[Replica]) -> None:

@@ -150,8 +150,8 @@ def test_nobody_gives_a_place_to_one_who_would_keep_it_from_a_new_one() -> None:
 
 @pytest.mark.parametrize("tenants", [("a", "a"), ("a", "b")], ids=["one tenant", "two tenants"])
 def test_after_thirty_seconds_they_are_like_others(tenants: tuple[str, str]) -> None:
-    """A request that came before them goes first again: all that they cost others is bounded by that time. Among several
-    tenants it does after twenty already, as the oldest of all."""
+    """A request that came before them goes first again: all that they cost others is bounded by that time. Among
+    several tenants it does after twenty already, as the oldest of all."""
     sibling = Sibling(num_own=0)
     sibling.now += 20.0
     sibling.submit("new", [1, *range(100, 300)], tenant=tenants[0])

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from penstock.core.errors import PenstockError
 from penstock.gateway import refusals
@@ -33,7 +34,8 @@ class Sized(Protocol):
     def count(self, then: Callable[[PenstockError | None], None]) -> None: ...
 
 
-class _Entry(NamedTuple):
+@dataclass(frozen=True)
+class _Entry:
     is_final: bool = True
     most: int = 0
     exact: int | None = 0
