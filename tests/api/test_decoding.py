@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.api.decoding import MAX_ITEMS, MAX_OBJECTS
 from penstock.api.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from penstock.core.errors import InvalidRequest
 
@@ -135,3 +136,45 @@ def test_a_damaged_request_is_a_request_or_an_invalid_request(data: st.DataObjec
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     only_invalid_request(bytes(body))
+
+
+def words(body: bytes) -> str:
+    with pytest.raises(InvalidRequest) as refused:
+        parse_completion(body)
+    return refused.value.message
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        b'"prompt":[' + b"1," * MAX_ITEMS + b"1]",
+        b'"prompt":[' + b"[1]," * MAX_OBJECTS + b"[1]]",
+        b'"metadata":{' + b'"a":"",' * MAX_OBJECTS + b'"a":""}',
+        b'"user":' + b"[" * (2 * MAX_OBJECTS),
+    ],
+    ids=["items", "lists", "members", "depth"],
+)
+def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(values: bytes) -> None:
+    """Also behind strings that are full of quotation marks and backslashes."""
+    for text in (b"", rb"\"\\\\\"[{:,\\"):
+        assert "the body has more than" in words(b'{"model":"' + text + b'",' + values + b"}")
+
+
+def test_what_stands_in_strings_is_not_taken_for_values() -> None:
+    text = r"""[{"a": 1, 'b\\": 2,},]""" * 40_000
+    body = json.dumps({"model": "m", "prompt": text}).encode()
+    assert body.count(b"{") + body.count(b"[") + body.count(b":") > MAX_OBJECTS
+    assert parse_completion(body).prompt == text
+
+
+@pytest.mark.parametrize("name", ["a" * 100_000, " - at `$" * 10_000, "x`" * 50_000])
+def test_of_a_long_name_little_is_looked_at_and_less_repeated(name: str) -> None:
+    for body in ({"model": "m", "prompt": "p", name: 1}, {"model": "m", "prompt": "p", "priority": name}):
+        assert len(words(json.dumps(body).encode())) < 300
+
+
+def test_what_is_wrong_with_a_long_value_is_told_with_its_path() -> None:
+    body = {"model": "m", "messages": [{"role": "a" * 100_000, "content": ""}]}
+    with pytest.raises(InvalidRequest) as refused:
+        parse_chat(json.dumps(body).encode())
+    assert refused.value.param == "messages[0].role"

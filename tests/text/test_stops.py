@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,3 +71,27 @@ def test_without_stops_text_passes_untouched() -> None:
     stream = StopStrings([]).scanner()
     assert stream.push("anything") == ("anything", False)
     assert stream.flush() == ""
+
+
+def test_choices_share_an_automaton_and_each_has_its_own_text() -> None:
+    stops = StopStrings(["abc"])
+    one, other = stops.scanner(), stops.scanner()
+    assert one.push("xab") == ("x", False)
+    assert other.push("c") == ("c", False)
+    assert one.push("c") == ("", True)
+    assert other.flush() == ""
+
+
+def test_the_largest_stops_that_a_request_may_have_take_little_memory() -> None:
+    """Beginnings of 16 stops of 1,024 characters are 8 MiB of text, and there may be hundreds of such requests."""
+    wanted = ["a" * (1000 - index) + "b" * (24 + index) for index in range(16)]
+    tracemalloc.start()
+    try:
+        stops = StopStrings(wanted)
+        assert tracemalloc.get_traced_memory()[0] < 256 << 10
+    finally:
+        tracemalloc.stop()
+    scanner = stops.scanner()
+    assert scanner.push("a" * 5000 + "c") == ("a" * 5000 + "c", False)
+    assert scanner.push("x" + wanted[7] + "y") == ("x", True)
+    assert scanner.hit == wanted[7]

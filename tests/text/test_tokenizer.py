@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
 from penstock.core.tokenizer_source import TokenizerFiles
+from penstock.text import token_bounds
 from penstock.text.tokenizer import Tokenizer
 from tests.text import small
 
@@ -155,3 +158,48 @@ def test_the_pieces_of_words_are_joined(tmp_path: Path) -> None:
     assert ids == [1, 2, 3]
     assert tokenizer.decode(ids) == "playing chess"
     assert tokenizer.token_bytes(3) == b" chess"
+
+
+def test_a_text_that_comes_often_is_tokenized_once() -> None:
+    one, other, again = SENTENCEPIECE.encode_batch(["the fox", "a dog", "the fox"], add_special_tokens=True)
+    assert one is again
+    assert [one, other] == SENTENCEPIECE.encode_batch(["the fox", "a dog"], add_special_tokens=True)
+
+
+def test_texts_can_be_refused_by_their_number_of_tokens_before_all_are_tokenized() -> None:
+    seen = list[int]()
+
+    def check(num_tokens: int) -> None:
+        seen.append(num_tokens)
+        if num_tokens > 3:
+            raise OverflowError
+
+    many = ["a", "a long text of many words", *(f"word {index}" for index in range(1000))]
+    with pytest.raises(OverflowError):
+        SENTENCEPIECE.encode_batch(many, add_special_tokens=False, check=check)
+    assert len(seen) == 2
+
+
+@given(both, texts | st.text("the quick brown fox 日本語 \n", max_size=200))
+def test_no_token_stands_for_more_bytes_than_the_longest(tokenizer: Tokenizer, text: str) -> None:
+    longest = tokenizer.max_token_bytes
+    assert longest is not None
+    assert len(text.encode()) <= longest * len(tokenizer.encode(text, add_special_tokens=False))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda backend: setattr(backend, "normalizer", normalizers.Strip()),
+        lambda backend: setattr(backend, "normalizer", normalizers.Replace(Regex(" +"), "▁")),
+        lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.WhitespaceSplit()),
+        lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.Split(" ", "removed")),
+        lambda backend: backend.add_special_tokens([AddedToken("<mask>", lstrip=True)]),
+        lambda backend: setattr(backend, "model", models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")),
+    ],
+)
+def test_where_text_may_vanish_nothing_is_said_of_the_longest_token(change: Callable[[Any], object]) -> None:
+    backend = tokenizers.Tokenizer.from_str(BYTE_LEVEL.to_json())
+    assert token_bounds.max_token_bytes(backend) == BYTE_LEVEL.max_token_bytes
+    change(backend)
+    assert token_bounds.max_token_bytes(backend) is None

@@ -112,6 +112,7 @@ _IN_WORDS = {
     "null": "null",
 }
 _MAX_ECHO = 100  # characters of the client's own words that an error repeats
+_MAX_WORDS = 200  # of msgspec's, where it says what is not known here
 
 
 def _explain(error: msgspec.ValidationError, cls: type) -> InvalidRequest:
@@ -120,7 +121,7 @@ def _explain(error: msgspec.ValidationError, cls: type) -> InvalidRequest:
         said = f"{said[:_MAX_PROBLEM]}{said[-_MAX_PROBLEM:]}"
     located = _PATH.match(said)
     problem = located["problem"] if located else said
-    path = located["path"].removeprefix(".").removesuffix("[...]") if located else ""
+    path = _clip(located["path"].removeprefix(".").removesuffix("[...]")) if located else ""
 
     refused = error.__cause__
     if isinstance(refused, Refused):
@@ -138,7 +139,7 @@ def _explain(error: msgspec.ValidationError, cls: type) -> InvalidRequest:
         return _about(path, f"{subject} {expected}, got {_words(wrong['got'])}")
     if limit := _RANGE.match(problem):
         return _about(path, f"must be {limit[1]}")
-    return _about(path, problem[:1].lower() + problem[1:])
+    return _about(path, _clip(problem[:1].lower() + problem[1:], _MAX_WORDS))
 
 
 def _about(path: str, problem: str, error: type[InvalidRequest] = InvalidRequest) -> InvalidRequest:
@@ -162,8 +163,8 @@ def _words(kind: str) -> str:
     return _IN_WORDS.get(kind, kind)
 
 
-def _clip(text: str) -> str:
-    return text if len(text) <= _MAX_ECHO else f"{text[:_MAX_ECHO]}…"
+def _clip(text: str, most: int = _MAX_ECHO) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def _hint_at(cls: type, path: str) -> Any:

@@ -27,7 +27,7 @@ from penstock.server.drain import Drain
 from penstock.server.incoming import GatewayTrust, Incoming
 from penstock.server.offload import Offload
 from penstock.server.recorder import Recorder, TextWork
-from penstock.server.served_model import ServedModel
+from penstock.server.served_model import MAX_CONTEXTS, ServedModel
 
 _MOST_WAITING = 16_384  # texts; beyond it requests are refused
 MAX_TOKENS = 1 << 20  # of all texts of a request, a query once per document; OpenAI allows 300,000
@@ -152,8 +152,9 @@ class EmbeddingRoutes:
     ) -> Job:
         """The mean log probability of each second text's tokens, after the first. Where it is too long, the first
         loses its end."""
-        before = self._encode(firsts, keep)
+        self._check(firsts, keep)
         after = self._encode(others, None, add_special_tokens=False)
+        before = self._encode(firsts, keep)
         most = self._model.max_model_len if keep is None or keep == -1 else keep
         rooms = [max(1, most - len(other)) for other in after]
         _check_total(
@@ -170,17 +171,14 @@ class EmbeddingRoutes:
     def _encode(
         self, texts: list[str], keep: int | None, *, add_special_tokens: bool = True, param: str | None = None
     ) -> list[list[int]]:
-        """A text that comes several times is tokenized once. One that cannot fit is refused before that, or else before
-        it has ids, unless it is to be cut."""
-        distinct = list(dict.fromkeys(texts))
-        check = None
-        if keep is None:
-            for text in distinct:
-                self._model.check_text(text, param)
-            check = partial(self._model.check_text_tokens, param=param)
-        encoded = self._model.tokenizer.encode_batch(distinct, add_special_tokens=add_special_tokens, check=check)
-        found = dict(zip(distinct, encoded, strict=True))
-        return [found[text] for text in texts]
+        self._check(texts, keep, param)
+        check = None if keep is not None else partial(self._model.check_text_tokens, param=param)
+        return self._model.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens, check=check)
+
+    def _check(self, texts: list[str], keep: int | None, param: str | None = None) -> None:
+        """Refuses texts that cannot fit, and those that are too long to be cut, before any is tokenized."""
+        for text in texts:
+            self._model.check_text(text, param, contexts=1 if keep is None else MAX_CONTEXTS)
 
 
 def _check_total(num_tokens: int, param: str | None) -> None:

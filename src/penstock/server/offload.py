@@ -1,9 +1,9 @@
 """Work that grows with a request's size, off the event loop: parsing, templates, tokenizing, writing large answers.
 
 Small work is done on the spot: a thread takes longer to wake up. Large work has threads of its own, few of them,
-because a tokenizer takes some 150 bytes of memory per byte of text while it works; what it took is given back to the
+because a tokenizer takes up to 300 bytes of memory per byte of text while it works; what it took is given back to the
 operating system afterwards. A thread cannot be stopped, so the time limit frees the client and not the thread: what
-still runs counts as large work until it ends.
+still runs keeps its place until it ends.
 """
 
 from __future__ import annotations
@@ -20,18 +20,36 @@ T = TypeVar("T")
 
 INLINE_BYTES = 4 << 10
 LARGE_BYTES = 256 << 10
-_LARGE_THREADS = 2
-_MAX_LARGE = 16  # running and waiting; beyond it requests are refused
+HUGE_BYTES = 2 << 20
+_MAX_WAITING = 16  # in a lane, with what runs there; beyond it requests are refused
 _MAX_S = 30.0  # from the moment it is asked for
 
 _malloc_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
 
 
+class _Lane:
+    """Threads of their own for work of one size, so that huge requests do not keep large ones waiting."""
+
+    def __init__(self, num_threads: int) -> None:
+        self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize-large")
+        self.num_open = 0
+
+    def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        if self.num_open >= _MAX_WAITING:
+            raise Overloaded("too many large requests are being read", retry_after_s=1.0)
+        loop, submitted = asyncio.get_running_loop(), self.pool.submit(_trimming, work)
+        self.num_open += 1
+        submitted.add_done_callback(lambda _: loop.call_soon_threadsafe(self._end))
+        return asyncio.wrap_future(submitted)
+
+    def _end(self) -> None:
+        self.num_open -= 1
+
+
 class Offload:
     def __init__(self, pool: Executor, *, max_s: float = _MAX_S) -> None:
         self._pool = pool
-        self._large = ThreadPoolExecutor(_LARGE_THREADS, thread_name_prefix="tokenize-large")
-        self._num_large = 0
+        self._large, self._huge = _Lane(2), _Lane(1)
         self._max_s = max_s
 
     async def run(self, num_bytes: int, work: Callable[[], T]) -> T:
@@ -39,16 +57,10 @@ class Offload:
         waiting, and where it takes too long."""
         if num_bytes <= INLINE_BYTES:
             return work()
-        loop = asyncio.get_running_loop()
         if num_bytes <= LARGE_BYTES:
-            running = loop.run_in_executor(self._pool, work)
+            running: asyncio.Future[T] = asyncio.get_running_loop().run_in_executor(self._pool, work)
         else:
-            if self._num_large >= _MAX_LARGE:
-                raise Overloaded("too many large requests are being read", retry_after_s=1.0)
-            self._num_large += 1
-            submitted = self._large.submit(_trimming, work)
-            submitted.add_done_callback(lambda _: loop.call_soon_threadsafe(self._end_large))
-            running = asyncio.wrap_future(submitted)
+            running = (self._large if num_bytes <= HUGE_BYTES else self._huge).submit(work)
         try:
             return await asyncio.wait_for(running, self._max_s)
         except TimeoutError:
@@ -59,9 +71,6 @@ class Offload:
         if num_bytes <= INLINE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
-    def _end_large(self) -> None:
-        self._num_large -= 1
 
 
 def _trimming(work: Callable[[], T]) -> T:

@@ -6,7 +6,7 @@ from functools import partial
 
 from penstock.api.openai import ChatRequest, CompletionRequest
 from penstock.core.errors import InvalidRequest
-from penstock.server.served_model import ServedModel
+from penstock.server.served_model import MAX_CONTEXTS, ServedModel
 from penstock.text.prompts import render
 
 
@@ -23,7 +23,9 @@ class PromptEncoder:
 
     def count_chat(self, request: ChatRequest) -> int:
         """The tokens of the prompt, whether or not it fits the model."""
-        (count,) = self._model.tokenizer.count([self._render(request)], add_special_tokens=False)
+        text = self._render(request)
+        self._model.check_prompt_text(text, "messages", contexts=MAX_CONTEXTS)
+        (count,) = self._model.tokenizer.count([text], add_special_tokens=False)
         return count
 
     def completion(self, request: CompletionRequest, given: list[list[int]] | None = None) -> list[list[int]]:
@@ -43,11 +45,9 @@ class PromptEncoder:
         self, texts: list[str], keep_last: int | None, param: str, *, add_special_tokens: bool
     ) -> list[list[int]]:
         """What cannot fit is refused before it is tokenized, or else before there are ids, unless it is to be cut."""
-        if keep_last is not None:
-            return self._model.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
         for text in texts:
-            self._model.check_prompt_text(text, param)
-        check = partial(self._model.check_prompt_tokens, param=param)
+            self._model.check_prompt_text(text, param, contexts=1 if keep_last is None else MAX_CONTEXTS)
+        check = None if keep_last is not None else partial(self._model.check_prompt_tokens, param=param)
         return self._model.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens, check=check)
 
 

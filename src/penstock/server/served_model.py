@@ -11,6 +11,8 @@ from penstock.text.chat import ChatTemplate
 from penstock.text.prompts import kept_ids
 from penstock.text.tokenizer import Tokenizer
 
+MAX_CONTEXTS = 4  # that a text may be long if it is counted, or cut to what is wanted of it
+
 
 @dataclass(frozen=True)
 class ServedAdapter:
@@ -39,7 +41,9 @@ class ServedModel:
 
     def check_name(self, name: str) -> None:
         if name != self.name and name not in self.adapters:
-            raise ModelNotFound(f"the model '{name}' does not exist; this server has '{self.name}'", param="model")
+            raise ModelNotFound(
+                f"the model '{name[:200]}' does not exist; this server has '{self.name}'", param="model"
+            )
 
     def adapter_of(self, name: str) -> AdapterRef | None:
         """What a request for this model runs with; None: the base model."""
@@ -83,12 +87,12 @@ class ServedModel:
         self.check_text_tokens(len(ids), param)
         return ids
 
-    def check_text(self, text: str, param: str | None) -> None:
-        """Refuses a text that is too long whatever its tokens are, without making them."""
-        if (num_tokens := self._min_tokens(text)) > self.max_model_len:
+    def check_text(self, text: str, param: str | None, *, contexts: int = 1) -> None:
+        """Refuses a text that is longer than so many contexts whatever its tokens are, without making them."""
+        if (num_tokens := self._min_tokens(text)) > contexts * self.max_model_len:
             raise ContextLengthExceeded(
                 f"this model takes texts of {self.max_model_len} tokens, and one has at least {num_tokens}; "
-                "truncate_prompt_tokens cuts them",
+                f"truncate_prompt_tokens cuts those of up to {MAX_CONTEXTS} times as many",
                 param=param,
             )
 
@@ -100,9 +104,9 @@ class ServedModel:
                 param=param,
             )
 
-    def check_prompt_text(self, text: str, param: str) -> None:
-        """Refuses a text that is too long whatever its tokens are, without making them."""
-        if (num_tokens := self._min_tokens(text)) >= self.max_model_len:
+    def check_prompt_text(self, text: str, param: str, *, contexts: int = 1) -> None:
+        """Refuses a text that is longer than so many contexts whatever its tokens are, without making them."""
+        if (num_tokens := self._min_tokens(text)) >= contexts * self.max_model_len:
             raise ContextLengthExceeded(
                 f"this model's context is {self.max_model_len} tokens, and the prompt has at least {num_tokens}",
                 param=param,

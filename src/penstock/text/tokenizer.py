@@ -18,6 +18,8 @@ from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
 from penstock.text import gguf_tokenizer, token_bounds
 from penstock.text.token_bytes import TokenBytes
 
+_BATCH = 64  # texts that are tokenized at a time: enough for all cores
+
 
 class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str] | None = None) -> None:
@@ -97,12 +99,18 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool, check: Callable[[int], None] | None = None
     ) -> list[list[int]]:
-        """`check` is given the number of tokens of each text, and may raise, before there is a list of any."""
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        if check is not None:
-            for encoding in encodings:
-                check(len(encoding))
-        return [encoding.ids for encoding in encodings]
+        """A text that comes several times is tokenized once, and its list is shared. `check` is given the number of
+        tokens of each text, and may raise, before there is a list of it and before many others are tokenized."""
+        found: dict[str, list[int]] = {}
+        distinct = list(dict.fromkeys(texts))
+        for at in range(0, len(distinct), _BATCH):
+            batch = distinct[at : at + _BATCH]
+            encodings = self._backend.encode_batch_fast(batch, add_special_tokens=add_special_tokens)
+            if check is not None:
+                for encoding in encodings:
+                    check(len(encoding))
+            found |= zip(batch, (encoding.ids for encoding in encodings), strict=True)
+        return [found[text] for text in texts]
 
     def count(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
         """How many tokens each text has: `encode_batch` without the ids, of which a long text has many."""

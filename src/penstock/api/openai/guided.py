@@ -67,6 +67,12 @@ def _read_text(raw: msgspec.Raw) -> str:
     return text
 
 
+def read_choice(texts: list[str]) -> Guide:
+    if sum(map(len, texts)) > MAX_CHARACTERS:
+        raise ValueError(f"must have at most {MAX_CHARACTERS} characters together")
+    return Guide.choice(texts)
+
+
 def read_regex(text: str) -> Guide:
     return Guide("regex", text)
 
@@ -144,7 +150,7 @@ class StructuredOutputs(WireStruct):
 _STRUCTURED: dict[str, Callable[[Any], Guide | None]] = {
     "json": read_schema,
     "regex": read_regex,
-    "choice": Guide.choice,
+    "choice": read_choice,
     "grammar": read_grammar,
     "json_object": lambda wanted: Guide.json_object() if wanted else None,
 }
@@ -154,7 +160,7 @@ FORMS: dict[str, Callable[[Any], Guide | None]] = {
     "structured_outputs": StructuredOutputs.guide,
     "guided_json": read_schema,
     "guided_regex": read_regex,
-    "guided_choice": Guide.choice,
+    "guided_choice": read_choice,
     "guided_grammar": read_grammar,
     "json_schema": read_schema,
     "regex": read_regex,
