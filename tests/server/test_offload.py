@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -58,6 +59,25 @@ async def test_who_waits_too_long_is_told(pool: ThreadPoolExecutor) -> None:
         with pytest.raises(Overloaded, match="in time"):
             await off.run(num_bytes, may_end.wait)
     may_end.set()
+
+
+async def test_large_work_that_fails_leaves_nothing_behind_to_be_given_back(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Built:
+        pass
+
+    alive, at_trim = weakref.WeakSet[Built](), list[int]()
+    monkeypatch.setattr(offload, "_malloc_trim", lambda _: at_trim.append(len(alive)))
+
+    def work() -> None:
+        built = Built()
+        alive.add(built)
+        raise OverflowError
+
+    with pytest.raises(OverflowError):
+        await Offload(pool).run(HUGE_BYTES, work)
+    assert at_trim == [0]
 
 
 async def test_what_large_work_took_is_given_back(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,9 @@ still runs keeps its place until it ends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TypeVar
@@ -39,8 +41,12 @@ class _Lane:
             raise Overloaded("too many large requests are being read", retry_after_s=1.0)
         loop, submitted = asyncio.get_running_loop(), self.pool.submit(_trimming, work)
         self.num_open += 1
-        submitted.add_done_callback(lambda _: loop.call_soon_threadsafe(self._end))
+        submitted.add_done_callback(lambda _: self._end_in(loop))
         return asyncio.wrap_future(submitted)
+
+    def _end_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        with contextlib.suppress(RuntimeError):  # the server has stopped meanwhile
+            loop.call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
         self.num_open -= 1
@@ -76,6 +82,9 @@ class Offload:
 def _trimming(work: Callable[[], T]) -> T:
     try:
         return work()
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)  # which hold what had been built
+        raise
     finally:
         if _malloc_trim is not None:
             _malloc_trim(0)
