@@ -16,7 +16,7 @@ from penstock.cli.doctor import line
 from penstock.cli.doctor_checks import look_over
 from penstock.cli.doctor_findings import Finding
 from penstock.cli.main import main
-from penstock.core.settings import EngineSettings
+from penstock.core.settings import EngineSettings, ServerSettings
 from penstock.gateway.http.tls import ServerTls, expiry
 from penstock.tenancy.store import open_store
 from tests.certificates import new_ca
@@ -50,6 +50,17 @@ def test_a_gateway_with_all_it_needs_has_nothing_to_fix(tmp_path: Path) -> None:
         findings = found(written(tmp_path / "g.yaml", {"port": 0, "models": {"small": {"replicas": [url]}}}), store)
     assert {one.verdict for name in ("config", "store", "replica") for one in findings[name]} == {"ok"}
     assert "ready, penstock" in findings["replica"][0].says
+
+
+def test_replicas_with_a_secret_are_asked_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPLICA_SECRET", "hush")
+    with serving(ServerSettings(gateway_secret="hush")) as replica:
+        plain = {"replicas": [f"http://{replica.host}:{replica.port}"], "served_as": "small"}
+        models = {"small": plain | {"secret_env": "REPLICA_SECRET"}, "unknown": plain}
+        known, unknown = found(written(tmp_path / "g.yaml", {"port": 0, "models": models}))["replica"]
+    assert (known.verdict, unknown.verdict) == ("ok", "fail")
+    assert "secret" in unknown.says
+    assert "models.unknown.secret_env" in unknown.hint
 
 
 def test_replicas_that_are_gone_wrong_or_of_another_name_are_told(tmp_path: Path) -> None:

@@ -9,10 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.cli.top_screen import Source
 from penstock.console.at_replica import with_console
 from penstock.console.feed import Feed
 from penstock.console.history import COLUMNS
 from penstock.console.replica_source import facts_of
+from penstock.core.errors import PermissionDenied
+from penstock.core.settings import ServerSettings
 from penstock.core.slo import Slo
 from penstock.gateway.recorder import Ending
 from penstock.server.recorder import Finished
@@ -24,7 +27,9 @@ SLO = Slo(ttft_s=0.25, tpot_s=0.05)
 
 
 @contextlib.contextmanager
-def consoled(*, is_loopback: bool = True, period_s: float = 0.05) -> Iterator[tuple[Replica, Console]]:
+def consoled(
+    settings: ServerSettings | None = None, *, is_loopback: bool = True, period_s: float = 0.05
+) -> Iterator[tuple[Replica, Console]]:
     found: list[tuple[Feed, asyncio.AbstractEventLoop]] = []
 
     def mount(app, recorder):  # type: ignore[no-untyped-def]
@@ -32,7 +37,7 @@ def consoled(*, is_loopback: bool = True, period_s: float = 0.05) -> Iterator[tu
         found.append((feed, asyncio.get_running_loop()))
         return console
 
-    with serving(mount=mount) as replica:
+    with serving(settings, mount=mount) as replica:
         yield replica, Console(replica.port, *found[0])
 
 
@@ -104,6 +109,18 @@ def test_beyond_this_machine_it_is_closed_and_says_why() -> None:
         status, _, answer = page.get("/console/v1/feed")
         assert status == 403
         assert "knows no keys" in answer["error"]["message"]
+
+
+def test_with_a_secret_it_is_for_those_who_know_it_as_top_may() -> None:
+    with consoled(ServerSettings(gateway_secret="hush")) as (replica, page):
+        assert "gateway_secret" in page.get("/console/v1/session")[2]["closed"]
+        assert page.get("/console/v1/feed")[0] == 403
+        assert page.get("/console/v1/requests/x")[0] == 403
+        assert page.get("/console/v1/requests/x", authorization="Bearer hush")[0] == 404
+        url = f"http://{replica.host}:{replica.port}"
+        assert Source(url, "hush").look().hello.kind == "replica"
+        with pytest.raises(PermissionDenied):
+            Source(url, "wrong").look()
 
 
 def test_a_stopping_server_ends_the_streams_of_those_who_look() -> None:
