@@ -21,7 +21,7 @@ REQUESTS, BATCH = 20_000, 50
 REPLICAS = [ReplicaSnapshot(id=f"http://10.0.0.{n}:9000", url="", models=("m",)) for n in range(4)]
 SCORES = [0.1, 0.2, 0.3, 0.4]
 CHOICE = Choice(REPLICAS[0], REPLICAS, {"prefix": SCORES, "load": SCORES}, SCORES, strategy="default")
-HEADERS = {b"host": b"gateway", b"content-type": b"application/json"}
+HEADERS = {b"host": b"localhost", b"content-type": b"application/json"}
 TRACED = HEADERS | {b"traceparent": b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 
 

@@ -111,7 +111,7 @@ class Call(asyncio.Protocol):
 
 def post(path: str, body: object, key: str | None = None, **headers: str) -> bytes:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = {"host": "drill", "content-type": "application/json", "content-length": str(len(data))} | headers
+    lines = {"host": "localhost", "content-type": "application/json", "content-length": str(len(data))} | headers
     if key is not None:
         lines["authorization"] = f"Bearer {key}"
     head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in lines.items())

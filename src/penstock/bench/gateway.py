@@ -179,7 +179,7 @@ def _wait_ready(process: subprocess.Popen[bytes], port: int, key: str | None) ->
             with socket.create_connection(("127.0.0.1", port), timeout=2) as sock:
                 body = b'{"model":"fake-model","messages":[{"role":"user","content":"hello"}]}'
                 sock.sendall(
-                    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
                     b"%bcontent-length: %d\r\n\r\n%b"
                     % (f"authorization: Bearer {key}\r\n".encode() if key else b"", len(body), body)
                 )
