@@ -5,6 +5,8 @@ How many tokens that is, `sizes` knows.
 
 from __future__ import annotations
 
+import re
+from functools import cached_property
 from hashlib import blake2b
 from typing import Annotated
 
@@ -20,7 +22,7 @@ _MAX_SESSION = 256  # characters; of a longer name its hash stands for it
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
-class Asked(msgspec.Struct, frozen=True, gc=False):
+class Asked(msgspec.Struct, frozen=True, dict=True):
     model: Annotated[str, Meta(max_length=MAX_NAME)]
     stream: bool | None = None
     max_tokens: Count | None = None
@@ -29,7 +31,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     best_of: Annotated[int, Meta(ge=1, le=1024)] | None = None  # of /v1/completions: so many are made, and n shown
     user: str | None = None
     prompt_cache_key: str | None = None
-    chat_template_kwargs: dict[str, msgspec.Raw] | None = None  # may make a template say anything
+    chat_template_kwargs: msgspec.Raw = msgspec.Raw()  # may make a template say anything
     prompt: msgspec.Raw = msgspec.Raw()  # of /v1/completions: there may be many
     messages: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()  # of /v1/messages
@@ -38,7 +40,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     documents: msgspec.Raw = msgspec.Raw()
     text_1: msgspec.Raw = msgspec.Raw()  # of /v1/score
     text_2: msgspec.Raw = msgspec.Raw()
-    metadata: dict[str, msgspec.Raw] | None = None
+    metadata: msgspec.Raw = msgspec.Raw()
 
     @property
     def output_limit(self) -> int | None:
@@ -50,11 +52,11 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
         """Sequences that are made for each prompt, each as long as the output limit lets it."""
         return max(self.n or 1, self.best_of or 1)
 
-    @property
+    @cached_property
     def num_choices(self) -> int:
         return self.choices_per_prompt * _num_prompts(bytes(self.prompt))
 
-    @property
+    @cached_property
     def num_texts(self) -> int:
         """Of a request that generates nothing: each is a sequence of its own."""
         return sum(_num_prompts(bytes(part)) for part in (self.input, self.documents, self.text_2) if part)
@@ -65,12 +67,20 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
         return len(bytes(self.query)) + len(bytes(self.text_1))
 
     @property
+    def has_template_arguments(self) -> bool:
+        return bytes(self.chat_template_kwargs) not in (b"", b"null")
+
+    @cached_property
     def session(self) -> str | None:
         """Requests that should meet the same cache and the same version; Anthropic's clients have a user_id."""
-        name = self.prompt_cache_key or self.user or (_user_id(self.metadata) if self.metadata else None)
+        name = self.prompt_cache_key or self.user or _user_id(self.metadata)
         if name is None or len(name) <= _MAX_SESSION:
             return name
         return blake2b(name.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+class _Metadata(msgspec.Struct):
+    user_id: str | None = None
 
 
 class Surface(msgspec.Struct, frozen=True):
@@ -97,6 +107,11 @@ SURFACES = {
 }
 
 _decoder = msgspec.json.Decoder(Asked)
+_metadata = msgspec.json.Decoder(_Metadata)
+_MAX_TEXTS = 2048  # in one request, as OpenAI has it
+_SHORT_BYTES = 64 << 10  # of a list, up to which it is simply decoded
+_MAX_SCANNED = 100_000  # strings, brackets and what is between them
+_parts_of = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]|[^"\[\]{}]+', re.DOTALL).finditer
 
 
 def read(body: bytes) -> Asked:
@@ -108,6 +123,13 @@ def read(body: bytes) -> Asked:
         raise InvalidRequest(text, param=param) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+
+
+def prepare(path: bytes, body: bytes) -> Asked:
+    """`read`, and all that is asked of it later and grows with the body: for a thread that may take a while."""
+    asked = read(body)
+    _ = asked.session, asked.num_choices if path == b"/v1/completions" else asked.num_texts
+    return asked
 
 
 def with_model(body: bytes, model: str) -> bytes:
@@ -126,11 +148,11 @@ def with_output_limit(body: bytes, limit: int) -> bytes:
     return b'%b%b"max_tokens":%d}' % (body[:end], comma, limit)
 
 
-def _user_id(metadata: dict[str, msgspec.Raw]) -> str | None:
-    found = bytes(metadata.get("user_id", b""))
+def _user_id(metadata: msgspec.Raw) -> str | None:
+    """None: there is none, or it is no text."""
     try:
-        return msgspec.json.decode(found, type=str) if found[:1] == b'"' else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _metadata.decode(metadata).user_id if bytes(metadata)[:1] == b"{" else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -138,5 +160,31 @@ def _num_prompts(prompt: bytes) -> int:
     """A list of token ids is one prompt; one of texts, or of lists of ids, is many."""
     if prompt[:1] != b"[":
         return 1
+    if len(prompt) > _SHORT_BYTES:
+        return _num_in_long_list(prompt)
     parts = msgspec.json.decode(prompt, type=list[msgspec.Raw])
-    return max(1, sum(bytes(part).lstrip()[:1] in (b'"', b"[", b"{") for part in parts))
+    return _checked(max(1, sum(bytes(part).lstrip()[:1] in (b'"', b"[", b"{") for part in parts)))
+
+
+def _num_in_long_list(prompt: bytes) -> int:
+    """Without making an object of each: there may be millions, and then they are not counted to the end."""
+    if prompt[1:64].lstrip()[:1] not in (b'"', b"[", b"{"):
+        return 1  # of token ids
+    depth, commas = 0, 0
+    for number, part in enumerate(_parts_of(prompt)):
+        text = part[0]
+        if text in (b"[", b"{"):
+            depth += 1
+        elif text in (b"]", b"}"):
+            depth -= 1
+        elif depth == 1 and text[:1] != b'"':
+            commas = _checked(commas + text.count(b","))
+        if number > _MAX_SCANNED:
+            raise InvalidRequest("a list has too many parts")
+    return _checked(commas + 1)
+
+
+def _checked(num_texts: int) -> int:
+    if num_texts > _MAX_TEXTS:
+        raise InvalidRequest(f"more than {_MAX_TEXTS} prompts or texts in one request")
+    return num_texts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from random import Random
 from zlib import crc32
 
@@ -23,7 +24,7 @@ from penstock.core.errors import (
 )
 from penstock.core.replica import ReplicaState
 from penstock.gateway import notices
-from penstock.gateway.asked import SURFACES, Asked, Surface, read
+from penstock.gateway.asked import SURFACES, Asked, Surface, prepare
 from penstock.gateway.books import Books
 from penstock.gateway.device_time import DeviceTime
 from penstock.gateway.facts import with_facts
@@ -167,13 +168,23 @@ class Door:
         standing: Standing,
         entry: Toll | None = None,
         error: PenstockError | None = None,
+        asked: Asked | None = None,
     ) -> None:
+        body = exchange.request.body
+
+        def was_read(asked: Asked | None, error: PenstockError | None) -> None:
+            self._begin(exchange, surface, request_id, caller, standing, entry, error, asked)
+
         try:
             if not exchange.is_open:
                 raise RequestAborted("the client went away")
             if error is not None:
                 raise error
-            self._read(exchange, surface, request_id, caller, standing, entry)
+            if asked is None:
+                self.quarantine.check(caller.tenant.id, surface.path, body, self.now())
+                self.roster.work(body, partial(prepare, surface.path, body), was_read)
+            else:
+                self._find_route(exchange, surface, request_id, caller, standing, entry, asked)
         except PenstockError as refused:
             self._turn_away(exchange, surface, request_id, caller, entry, refused)
 
@@ -199,7 +210,7 @@ class Door:
         headers = exchange.request.headers
         self.recorder.turned_away(request_id, surface.name, error, headers, caller.tenant.id, caller.key_id)
 
-    def _read(
+    def _find_route(
         self,
         exchange: Exchange,
         surface: Surface,
@@ -207,10 +218,9 @@ class Door:
         caller: Caller,
         standing: Standing,
         entry: Toll | None,
+        asked: Asked,
     ) -> None:
         tenant = caller.tenant
-        self.quarantine.check(tenant.id, surface.path, exchange.request.body, self.now())
-        asked = read(exchange.request.body)
         route = self._route(standing, asked.model)
         if tenant.budget.is_bounded:
             self.books.budgets.check(tenant, time.time())
@@ -228,10 +238,19 @@ class Door:
         self._measure(ruled(inquiry, facts, self.routes, standing.models), standing)
 
     def _measure(self, inquiry: Inquiry, standing: Standing) -> None:
-        surface, asked, limits = inquiry.surface, inquiry.asked, standing.tenant.limits
+        surface, asked = inquiry.surface, inquiry.asked
         pool = self.pools[inquiry.route.pool(inquiry.lot)]
         output = self.output_tokens(standing.tenant, surface, asked)
-        size = Size(pool, surface.path, inquiry.body, asked, output, standing.tenant.namespace)
+
+        def sized(size: Size | None, error: PenstockError | None) -> None:
+            self._go_on(inquiry, self._count, standing, size, error=error)
+
+        namespace = standing.tenant.namespace
+        make = partial(Size, pool, surface.path, inquiry.body, asked, output, namespace)
+        self.roster.work(inquiry.body, make, sized)
+
+    def _count(self, inquiry: Inquiry, standing: Standing, size: Size) -> None:
+        limits = standing.tenant.limits
         if size.is_in_doubt(limits.max_input):
             size.count(lambda error: self._go_on(inquiry, self._name, standing, size, error=error))
         else:
@@ -264,9 +283,16 @@ class Door:
             self._turn_away(exchange, surface, inquiry.id, inquiry.caller, inquiry.entry, refused)
 
     def _let_in(self, inquiry: Inquiry, standing: Standing, size: Size) -> None:
+        size.check(standing.tenant.limits.max_input)
+
+        def written(found: tuple[bytes, int] | None, error: PenstockError | None) -> None:
+            self._go_on(inquiry, self._send_in, standing, size, found, error=error)
+
+        self.roster.work(inquiry.body, partial(_written, inquiry, size), written)
+
+    def _send_in(self, inquiry: Inquiry, standing: Standing, size: Size, found: tuple[bytes, int]) -> None:
         tenant, asked, route, pool = standing.tenant, inquiry.asked, inquiry.route, inquiry.route.pool(inquiry.lot)
-        size.check(tenant.limits.max_input)
-        body = body_for(inquiry, size, route)
+        body, fingerprint = found
         hint = inquiry.expected_output * size.choices if inquiry.expected_output is not None else None
         expected = self.lengths.expected(tenant.id, pool, size.max_tokens, hint)
         request = EdgeRequest(
@@ -279,7 +305,7 @@ class Door:
             priority=tenant.priority.priority,
             session=asked.session,
             draw=inquiry.draw,
-            fingerprint=crc32(body) | 1,
+            fingerprint=fingerprint,
             context_tokens=size.context_tokens,
             hashes=size.hashes,
             block_tokens=size.block_tokens,
@@ -374,3 +400,9 @@ class Door:
             passage = self._waiting.pop(decision.request.id, None)
             if passage is not None:
                 passage.decided(decision)
+
+
+def _written(inquiry: Inquiry, size: Size) -> tuple[bytes, int]:
+    """The request as its replicas are sent it, and a number that tells it from others."""
+    body = body_for(inquiry, size, inquiry.route)
+    return body, crc32(body) | 1

@@ -20,7 +20,7 @@ from penstock.api.anthropic import parse_messages
 from penstock.api.model_text import ModelText
 from penstock.api.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from penstock.api.openai.embeddings import parse_embedding
-from penstock.core.errors import InvalidRequest
+from penstock.core.errors import ContextLengthExceeded, InvalidRequest
 from penstock.core.hashing import ROUTING_TOKENS, cache_namespace, chain_routing, routing_root
 from penstock.core.replica import UNBOUNDED
 from penstock.gateway.memo import Memo
@@ -29,7 +29,9 @@ from penstock.text.prompts import kept_ids, num_kept, render
 from penstock.text.tokenizer import Tokenizer
 
 _LONG = 4096  # characters; a shorter text is counted faster than its beginning is looked up
+_MAX_TEXTS_CHARS = 2 << 20  # of several texts together
 _TURNS = 32  # how many turns back a conversation is looked for
+_LEAST_LONGEST = 32  # bytes of a token: some normalizers drop a few spaces
 _REMEMBERED = 10_000  # of each kind: about 2 MB
 _NAMED, _NAMED_BYTES = 2_000, 64 << 20  # the same, where ids are kept too: of 8k tokens about 40 kB
 
@@ -73,6 +75,8 @@ class Lexicon:
             tool_format=text.tool_format,
         )
         self._growth = tokenizer.growth
+        self.max_context = UNBOUNDED  # of its replicas, in tokens: a text that is surely longer is not tokenized
+        self._max_token_bytes = _longest_token(tokenizer)
         self._vocab_size = text.vocab_size
         self._bos_token_id = text.bos_token_id
         self._counts = Memo[int](_REMEMBERED)  # of whole requests: who was refused comes back with the same
@@ -122,10 +126,22 @@ class Lexicon:
     def _count_texts(self, body: bytes) -> int:
         request = parse_embedding(body)
         inputs = request.inputs(self._vocab_size)
-        lengths = self._tokenizer.count([one for one in inputs if isinstance(one, str)], add_special_tokens=True)
+        texts = self._checked([one for one in inputs if isinstance(one, str)])
+        lengths = self._tokenizer.count(texts, add_special_tokens=True)
         lengths += [len(one) for one in inputs if not isinstance(one, str)]
         keep = request.truncate_prompt_tokens or 0
         return sum(min(length, keep) if keep > 0 else length for length in lengths)
+
+    def _checked(self, texts: Sequence[str]) -> Sequence[str]:
+        """Before they are tokenized, which takes some hundred bytes for each token: no token is longer than the
+        longest, so of a long text it can be said without counting that no context holds it."""
+        most = self.max_context * self._max_token_bytes
+        longest = max(map(len, texts), default=0)
+        if longest > most or sum(map(len, texts)) > max(most, _MAX_TEXTS_CHARS):
+            raise ContextLengthExceeded(
+                f"a text of {longest} characters has more tokens than the {self.max_context} of the longest context"
+            )
+        return texts
 
     # -- naming
 
@@ -135,6 +151,7 @@ class Lexicon:
         keep_last, is_text = request.truncate_prompt_tokens, True
         if isinstance(request, ChatRequest):
             text = render(self._template, request)
+            self._checked([text])
             if keep_last is None and text:
                 return self._name_text(text, root, namespace)
             ids, param = self._tokenizer.encode(text, add_special_tokens=False), "messages"
@@ -144,6 +161,7 @@ class Lexicon:
                 return Named(self._count(request, tenant))
             (prompt,) = prompts
             is_text = isinstance(prompt, str)
+            self._checked([prompt] if isinstance(prompt, str) else [])
             ids = self._tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
         kept = kept_ids(ids, keep_last=keep_last, bos_token_id=self._bos_token_id, param=param)
         return Named(len(kept), tuple(chain_routing(root, kept)), _written(kept) if is_text else b"")
@@ -170,14 +188,15 @@ class Lexicon:
     def _count(self, request: ChatRequest | CompletionRequest, tenant: str = "") -> int:
         if isinstance(request, ChatRequest):
             namespace = cache_namespace(tenant, request.cache_salt or "")
-            param, counts = "messages", [self._count_text(render(self._template, request), namespace)]
+            (text,) = self._checked([render(self._template, request)])
+            param, counts = "messages", [self._count_text(text, namespace)]
         else:
             param, counts = "prompt", self._count_prompts(request)
         return num_kept(counts, keep_last=request.truncate_prompt_tokens, bos_token_id=self._bos_token_id, param=param)
 
     def _count_prompts(self, request: CompletionRequest) -> list[int]:
         prompts = request.prompts(self._vocab_size)
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        texts = self._checked([prompt for prompt in prompts if isinstance(prompt, str)])
         counts = iter(self._tokenizer.count(texts, add_special_tokens=True))
         return [next(counts) if isinstance(prompt, str) else len(prompt) for prompt in prompts]
 
@@ -240,6 +259,10 @@ def _digests(text: str, ends: Sequence[int], root: int = 0) -> list[bytes]:
         found.append(hasher.digest())
         start = end
     return found
+
+
+def _longest_token(tokenizer: Tokenizer) -> int:
+    return max(_LEAST_LONGEST, *(len(tokenizer.token_bytes(number)) for number in range(tokenizer.vocab_size)))
 
 
 def _grown(start: _Start, ids: list[int], root: int) -> _Start:

@@ -14,6 +14,7 @@ from typing import Any
 from penstock.gateway.lexicon import Lexicon, Named
 
 _INLINE_BYTES = 512  # counted in less than 200 µs; a longer body is counted in a thread
+_LOOKED_UP_BYTES = 128 << 10  # of a body that is hashed in 200 µs; in a thread a longer one is looked up too
 _MEMORY = 64  # requests or so
 _MARGIN = 2.0  # mean deviations above the mean
 
@@ -56,7 +57,7 @@ class PromptTokens:
     def names(self, path: bytes, body: bytes, tenant: str, adapter: str = "") -> Named | asyncio.Future[Named]:
         """The prompt's length and the names of its blocks; raises as `count` does."""
         assert self.lexicon is not None
-        known = self.lexicon.known_names(path, body, tenant, adapter)
+        known = self.lexicon.known_names(path, body, tenant, adapter) if len(body) <= _LOOKED_UP_BYTES else None
         if known is not None:
             return known
         self.num_counting += 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from msgspec.structs import replace
 
+from penstock.core.errors import Overloaded, PenstockError, RequestAborted
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.gateway.adapters import AdapterKeeper, AdapterNotes
 from penstock.gateway.http.forward import Outcome
@@ -22,6 +25,10 @@ from penstock.router.learning import ObservedSpeeds
 from penstock.router.prefix_index import PrefixIndex
 
 _COUNTING_THREADS = 2  # for long prompts
+_LONG_BYTES = 128 << 10  # of a body: what takes the time of reading it goes to a thread
+_MAX_AWAY_BYTES = 256 << 20  # of bodies that threads are to read
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +41,7 @@ class Roster:
         self.replicas: Mapping[str, Replica] = {replica.id: replica for replica in replicas}
         self._index = index
         self._notes = notes
+        self._away_bytes = 0
         self._threads = ThreadPoolExecutor(_COUNTING_THREADS, thread_name_prefix="count")
         served_as = {replica.model: replica.served_as for replica in self.replicas.values()}
         names = {*served_as, *pool_names}
@@ -45,6 +53,32 @@ class Roster:
         self._keepers: dict[str, AdapterKeeper] = {}  # of those that are to have adapters, or no longer
         self._kv_followers: dict[str, KvFollower] = {}
         self._kv_reader: KvEventReader | None = None
+
+    def work(
+        self, body: bytes, function: Callable[[], T], then: Callable[[T | None, PenstockError | None], None]
+    ) -> None:
+        """Something that takes as long as the body is large: at once for a short one, else in a thread. `then` is told
+        what came of it, or what is wrong with the request."""
+        if len(body) <= _LONG_BYTES:
+            then(function(), None)
+            return
+        if self._away_bytes + len(body) > _MAX_AWAY_BYTES:
+            raise Overloaded("too many large requests wait to be read", reason="reading", retry_after_s=1.0)
+        self._away_bytes += len(body)
+
+        def done(future: asyncio.Future[T]) -> None:
+            self._away_bytes -= len(body)
+            if future.cancelled():
+                then(None, RequestAborted("the gateway is stopping"))
+            elif (error := future.exception()) is None:
+                then(future.result(), None)
+            elif isinstance(error, PenstockError):
+                then(None, error)
+            else:
+                log.error("a request could not be read", exc_info=error)
+                then(None, PenstockError("this request could not be read"))
+
+        asyncio.get_running_loop().run_in_executor(self._threads, function).add_done_callback(done)
 
     def follow(self, changed: Callable[[Replica], None]) -> None:
         adapted = [replica for replica in self.replicas.values() if replica.adapters or replica.unwanted]

@@ -55,6 +55,8 @@ class Pool:
         if snapshot.state is not ReplicaState.OUT and self._contexts.get(replica.id) != snapshot.max_context_tokens:
             self._contexts[replica.id] = snapshot.max_context_tokens
             self.least_context, self.most_context = min(self._contexts.values()), max(self._contexts.values())
+        if self.tokens.lexicon is not None:
+            self.tokens.lexicon.max_context = self.most_context
 
     @property
     def ready_replicas(self) -> frozenset[str]:
@@ -109,10 +111,7 @@ class Size:
         # Where the context does not leave so much: cut to what it does, and not refused.
         self._is_cut = asked.output_limit is None or path == MESSAGES
         self._is_put_in = asked.output_limit is None and output is not None and path != COMPLETION
-        if lexicon is None:
-            most = len(body)
-        else:
-            most = lexicon.bound(body) if asked.chat_template_kwargs is None else UNBOUNDED
+        most = len(body) if lexicon is None else lexicon.bound(body) if not asked.has_template_arguments else UNBOUNDED
         if texts:
             paired = asked.paired_bytes
             most += texts * (paired + _ASKING if paired else _MARKS)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.core.errors import PenstockError
 from penstock.gateway import refusals
@@ -34,7 +34,7 @@ class Sized(Protocol):
     def count(self, then: Callable[[PenstockError | None], None]) -> None: ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Entry:
     is_final: bool = True
     most: int = 0
@@ -45,7 +45,7 @@ class _Entry:
         then(None)
 
 
-ENTRY: Any = _Entry()
+ENTRY = _Entry()
 
 Paid = Callable[[PenstockError | None], None]
 

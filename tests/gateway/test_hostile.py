@@ -1,0 +1,103 @@
+"""Requests that no client should send, on every surface: none of them holds up the gateway's loop for the others."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from tests.gateway.door import Gateway, gateway
+from tests.loop_pauses import watched
+from tests.server.replica import NAME, Replica
+from tests.waiting import GIVE_UP_S, eventually
+
+BIG = 7 << 20  # bytes; the gateway takes bodies of eight
+
+CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+EMBEDDINGS, RERANK, SCORE = "/v1/embeddings", "/v1/rerank", "/v1/score"
+
+
+def body(**fields: object) -> bytes:
+    return json.dumps({"model": NAME, "max_tokens": 1, **fields}, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def raw(field: str, value: bytes) -> bytes:
+    return b'{"model":"%b","max_tokens":1,"%b":%b}' % (NAME.encode(), field.encode(), value)
+
+
+def many(one: bytes) -> bytes:
+    """As many of a JSON value as there is room for."""
+    return b"[%b]" % b",".join([one] * (BIG // (len(one) + 1)))
+
+
+def numbered(count: int) -> dict[str, None]:
+    return dict.fromkeys(map(str, range(count)))
+
+
+def said(content: bytes) -> bytes:
+    return b'[{"role":"user","content":%b}]' % content
+
+
+def chat(content: object) -> bytes:
+    return body(messages=[{"role": "user", "content": content}])
+
+
+CORPUS: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "long name": (CHAT, lambda: b'{"model":"%b"}' % (b"x" * BIG)),
+    "name of escapes": (CHAT, lambda: b'{"model":"%b"}' % (rb"\u0041" * (BIG // 6))),
+    "name like a model's": (CHAT, lambda: b'{"model":"%b"}' % (NAME.encode() * (BIG // len(NAME)))),
+    "deep nesting": (CHAT, lambda: raw("messages", b"[" * (BIG // 2) + b"]" * (BIG // 2))),
+    "deep in a field nobody reads": (CHAT, lambda: raw("x", b'{"a":' * (BIG // 7) + b"1" + b"}" * (BIG // 7))),
+    "wide in a field nobody reads": (CHAT, lambda: raw("x", many(b"[]"))),
+    "many fields": (CHAT, lambda: b'{"model":"%b",%b}' % (NAME.encode(), b",".join([b'"a":1'] * (BIG // 6)))),
+    "long user": (CHAT, lambda: body(messages=[], user="u" * BIG)),
+    "long cache key": (CHAT, lambda: body(messages=[], prompt_cache_key="ü" * (BIG // 2))),
+    "much metadata": (CHAT, lambda: body(messages=[], metadata=numbered(BIG // 12))),
+    "long user_id": (MESSAGES, lambda: body(messages=[], metadata={"user_id": "u" * BIG})),
+    "many template arguments": (CHAT, lambda: body(messages=[], chat_template_kwargs=numbered(BIG // 12))),
+    "one long message": (CHAT, lambda: chat("the fox " * (BIG // 8))),
+    "message of escapes": (CHAT, lambda: raw("messages", said(b'"%b"' % (rb"\u00e9" * (BIG // 6))))),
+    "message without spaces": (CHAT, lambda: chat("a" * BIG)),
+    "many messages": (CHAT, lambda: raw("messages", many(b'{"role":"user","content":""}'))),
+    "many parts": (CHAT, lambda: raw("messages", said(many(b'{"type":"text","text":"a"}')))),
+    "many tools": (CHAT, lambda: raw("tools", many(b'{"type":"function","function":{"name":"f"}}'))),
+    "one long prompt": (COMPLETIONS, lambda: body(prompt="the fox " * (BIG // 8))),
+    "many prompts": (COMPLETIONS, lambda: raw("prompt", many(b'""'))),
+    "many prompts of ids": (COMPLETIONS, lambda: raw("prompt", many(b"[1]"))),
+    "a prompt of many ids": (COMPLETIONS, lambda: raw("prompt", many(b"1"))),
+    "long system": (MESSAGES, lambda: raw("messages", said(b'"a"') + b',"system":"%b"' % (b"x " * (BIG // 2)))),
+    "many inputs": (EMBEDDINGS, lambda: raw("input", many(b'"a"'))),
+    "many inputs of ids": (EMBEDDINGS, lambda: raw("input", many(b"[1]"))),
+    "long input": (EMBEDDINGS, lambda: body(input="the fox " * (BIG // 8))),
+    "many documents": (RERANK, lambda: raw("query", b'"q","documents":%b' % many(b'"a"'))),
+    "many texts": (SCORE, lambda: raw("text_1", b'"q","text_2":%b' % many(b'"a"'))),
+    "not JSON": (SCORE, lambda: b"\xff" * BIG),
+    "spaces": (CHAT, lambda: b" " * BIG),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def door(two_replicas: list[Replica]) -> Iterator[Gateway]:
+    with gateway(*two_replicas) as found:
+        yield found
+
+
+def ask(door: Gateway, method: str, path: str, content: bytes = b"") -> int:
+    with closing(http.client.HTTPConnection("127.0.0.1", door.port, timeout=GIVE_UP_S)) as connection:
+        connection.request(method, path, content, {"content-type": "application/json"})
+        return connection.getresponse().status
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CORPUS)
+def test_no_request_holds_up_the_others(door: Gateway, name: str) -> None:
+    path, build = CORPUS[name]
+    content = build()
+    with watched(door.loop) as pauses:
+        status = ask(door, "POST", path, content)
+        eventually(door.is_idle)
+    pauses.check()
+    assert status < 500
