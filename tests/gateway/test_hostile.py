@@ -9,6 +9,8 @@ from contextlib import closing
 
 import pytest
 
+from penstock.core.errors import InvalidRequest
+from penstock.gateway.asked import read
 from tests.gateway.door import Gateway, gateway
 from tests.loop_pauses import watched
 from tests.server.replica import NAME, Replica
@@ -101,3 +103,24 @@ def test_no_request_holds_up_the_others(door: Gateway, name: str) -> None:
         eventually(door.is_idle)
     pauses.check()
     assert status < 500
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/models/" + "x" * 20_000, "/v1/messages/count_tokens?" + "y" * 20_000]
+)
+def test_no_path_holds_up_the_others(door: Gateway, path: str) -> None:
+    with watched(door.loop) as pauses:
+        for _ in range(20):
+            assert ask(door, "GET", path) in (200, 404)
+    pauses.check()
+
+
+def test_lists_are_counted_without_being_built() -> None:
+    """Long ones as short ones are."""
+    for text in ('["a","b,c","d\\",\\"e"]', "[[1,2],[3]]", "[1,2,3]", '[{"a":[1,2]},{"b":","}]', "[ ]"):
+        short = raw("prompt", text.encode())
+        long = raw("prompt", text.encode()[:-1] + b" " * (1 << 17) + b"]")
+        assert read(short).num_choices == read(long).num_choices
+    for one in (b'""', b"[1]", b'"" ', b"[[]]"):
+        with pytest.raises(InvalidRequest):
+            _ = read(raw("prompt", many(one))).num_choices

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.api.model_text import ModelText
-from penstock.core.errors import InvalidRequest
+from penstock.core.errors import ContextLengthExceeded, InvalidRequest
 from penstock.core.replica import UNBOUNDED
 from penstock.gateway import lexicon as lexicons
 from penstock.gateway.lexicon import CHAT, COMPLETION, EMBEDDINGS, MESSAGES
@@ -231,3 +231,22 @@ def test_a_real_models_chats_are_bounded(
 def test_a_real_models_prompts_are_bounded(real: lexicons.Lexicon, prompt: Any, ascii_only: bool) -> None:
     body = encoded({"prompt": prompt}, ascii_only)
     assert real.count(COMPLETION, body) <= real.bound(body)
+
+
+def test_a_text_that_no_context_holds_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = lexicon()
+    monkeypatch.setattr(found, "max_context", 100)
+    monkeypatch.setattr(Tokenizer, "count", None)
+    monkeypatch.setattr(Tokenizer, "encode_batch", None)
+    body = encoded({"messages": [{"role": "user", "content": "ab " * 100_000}]}, True)
+    for ask in (lambda: found.count(CHAT, body), lambda: found.names(CHAT, body, "t")):
+        with pytest.raises(ContextLengthExceeded):
+            ask()
+
+
+def test_many_texts_are_counted_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lexicons, "_BATCH_CHARS", 20)
+    texts = [f"the fox {number}" for number in range(30)]
+    ids = tokenizer("byte_level").encode_batch(texts, add_special_tokens=True)
+    assert lexicon()._lengths(texts) == list(map(len, ids))
+    assert lexicon()._lengths([]) == []

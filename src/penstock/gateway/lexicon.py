@@ -29,7 +29,7 @@ from penstock.text.prompts import kept_ids, num_kept, render
 from penstock.text.tokenizer import Tokenizer
 
 _LONG = 4096  # characters; a shorter text is counted faster than its beginning is looked up
-_MAX_TEXTS_CHARS = 2 << 20  # of several texts together
+_BATCH_CHARS = 1 << 20  # of several texts that are tokenized at a time
 _TURNS = 32  # how many turns back a conversation is looked for
 _LEAST_LONGEST = 32  # bytes of a token: some normalizers drop a few spaces
 _REMEMBERED = 10_000  # of each kind: about 2 MB
@@ -127,7 +127,7 @@ class Lexicon:
         request = parse_embedding(body)
         inputs = request.inputs(self._vocab_size)
         texts = self._checked([one for one in inputs if isinstance(one, str)])
-        lengths = self._tokenizer.count(texts, add_special_tokens=True)
+        lengths = self._lengths(texts)
         lengths += [len(one) for one in inputs if not isinstance(one, str)]
         keep = request.truncate_prompt_tokens or 0
         return sum(min(length, keep) if keep > 0 else length for length in lengths)
@@ -137,11 +137,21 @@ class Lexicon:
         longest, so of a long text it can be said without counting that no context holds it."""
         most = self.max_context * self._max_token_bytes
         longest = max(map(len, texts), default=0)
-        if longest > most or sum(map(len, texts)) > max(most, _MAX_TEXTS_CHARS):
+        if longest > most:
             raise ContextLengthExceeded(
                 f"a text of {longest} characters has more tokens than the {self.max_context} of the longest context"
             )
         return texts
+
+    def _lengths(self, texts: Sequence[str]) -> list[int]:
+        """Batch by batch: all at once would take memory for all."""
+        found, start, num_chars = list[int](), 0, 0
+        for end, text in enumerate(texts, 1):
+            num_chars += len(text)
+            if num_chars >= _BATCH_CHARS or end == len(texts):
+                found += self._tokenizer.count(texts[start:end], add_special_tokens=True)
+                start, num_chars = end, 0
+        return found
 
     # -- naming
 
@@ -197,7 +207,7 @@ class Lexicon:
     def _count_prompts(self, request: CompletionRequest) -> list[int]:
         prompts = request.prompts(self._vocab_size)
         texts = self._checked([prompt for prompt in prompts if isinstance(prompt, str)])
-        counts = iter(self._tokenizer.count(texts, add_special_tokens=True))
+        counts = iter(self._lengths(texts))
         return [next(counts) if isinstance(prompt, str) else len(prompt) for prompt in prompts]
 
     def _count_text(self, text: str, namespace: str = "") -> int:

@@ -156,7 +156,7 @@ class Size:
         try:
             counted = tokens.count(self._path, self._body, self._namespace)
         except Exception as error:  # the tokenizer is foreign code and raises nothing narrower
-            then(_told(error))
+            then(self._failed(error))
             return
         if isinstance(counted, int):
             self._is(counted)
@@ -192,7 +192,7 @@ class Size:
         if done.cancelled():
             return RequestAborted("the gateway is stopping")
         if (error := done.exception()) is not None:
-            return _told(error)
+            return self._failed(error)
         self._is_named(done.result())
         return None
 
@@ -210,8 +210,16 @@ class Size:
         if done.cancelled():
             return RequestAborted("the gateway is stopping")
         if (error := done.exception()) is not None:
-            return _told(error)
+            return self._failed(error)
         self._is(done.result())
+        return None
+
+    def _failed(self, error: BaseException) -> PenstockError | None:
+        """A prompt that was not counted since it is longer than any context: one token more will do to say so."""
+        if not isinstance(error, ContextLengthExceeded):
+            return _told(error)
+        self.is_final = True
+        self._is(self.pool.most_context + 1)
         return None
 
     def _is(self, tokens: int) -> None:
