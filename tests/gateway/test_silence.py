@@ -74,6 +74,13 @@ def test_whoever_is_heard_before_the_late_look_is_told_that_nobody_listened() ->
     assert not silence.heard()
 
 
+def test_whoever_is_heard_after_the_late_look_is_told_so_too() -> None:
+    clock = LateClock(0.0)
+    silence, _ = silent_after(clock)
+    clock.jump(FAR_S)
+    assert [silence.heard(), silence.heard()] == [False, True]
+
+
 def test_time_in_which_nobody_listened_is_no_time_without_steps() -> None:
     health = ReplicaHealth()
     report = ReplicaReport(boot="b", model="m", state="ready", steps=7, num_running=1, prefill_tokens_per_s=1000.0)

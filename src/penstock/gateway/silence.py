@@ -22,6 +22,7 @@ class SilenceTimer:
         self._is_silent = is_silent
         self._timer: Timer | None = None
         self._look_at = 0.0
+        self._was_deaf = False
         self.heard_at = 0.0
 
     def begin(self) -> None:
@@ -37,12 +38,13 @@ class SilenceTimer:
     def heard(self) -> bool:
         """Something was said. False: before that, this process did not listen for a while."""
         self.heard_at = now = self._clock.now()
-        return not self._is_late(now)
+        was_deaf, self._was_deaf = self._was_deaf or self._is_late(now), False
+        return not was_deaf
 
     def _look(self) -> None:
         now = self._clock.now()
         if self._is_late(now):
-            self.heard_at = now
+            self.heard_at, self._was_deaf = now, True
         elif now - self.heard_at > self._after_s:
             self._timer = None
             self._is_silent()
