@@ -74,6 +74,7 @@ class _Cycle:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
+        self._peer = exchange.peer  # now: the client may be gone when the application gets to it
         self._is_received = False
         self._head: tuple[int, bytes, int] | None = None  # status, header lines and length, until the body is there
         self._over = asyncio.Event()  # answered, or nobody is there to answer
@@ -107,14 +108,14 @@ class _Cycle:
     # -- the application's side
 
     def _scope(self) -> Scope:
-        request, peer = self._exchange.request, self._exchange.peer
+        request = self._exchange.request
         return {
             "type": "http",
             "method": request.method.decode("latin-1"),
             "path": unquote_to_bytes(request.path).decode("utf-8", "replace"),
             "query_string": request.query,
             "headers": list(request.headers.items()),
-            "client": (peer, 0) if peer is not None else None,
+            "client": (self._peer, 0),
         }
 
     async def _receive(self) -> Message:

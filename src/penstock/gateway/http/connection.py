@@ -24,7 +24,7 @@ from penstock.core.errors import (
 )
 from penstock.gateway.http import message
 from penstock.gateway.http.bodies import BodyBudget
-from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.exchange import NOBODY, Exchange
 from penstock.gateway.http.limits import ClientLimits
 from penstock.gateway.http.message import Request
 
@@ -203,9 +203,9 @@ class Connection(asyncio.Protocol):
     # -- the exchange's side
 
     @property
-    def peer(self) -> str | None:
+    def peer(self) -> str:
         address = self._transport.get_extra_info("peername")
-        return address[0] if isinstance(address, tuple) else None
+        return address[0] if isinstance(address, tuple) else NOBODY  # it may have gone by now
 
     def send(self, data: bytes) -> None:
         self._transport.write(data)

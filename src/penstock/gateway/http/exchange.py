@@ -12,6 +12,8 @@ from penstock.core.errors import PenstockError
 from penstock.gateway.http import message
 from penstock.gateway.http.message import LAST_CHUNK, Request
 
+NOBODY = "0.0.0.0"
+
 
 class Watcher(Protocol):
     """Who wants to know how the client fares. Called from the event loop, never from inside a call to the exchange,
@@ -30,7 +32,7 @@ class Channel(Protocol):
     """The connection's side of an exchange."""
 
     @property
-    def peer(self) -> str | None: ...
+    def peer(self) -> str: ...
     def send(self, data: bytes) -> None: ...
     def answered(self, close: bool) -> None: ...
     def drop(self) -> None: ...
@@ -64,9 +66,9 @@ class Exchange:
         return self._channel is not None
 
     @property
-    def peer(self) -> str | None:
-        """The client's address; None where it has none, as of a Unix socket, or has gone."""
-        return self._channel.peer if self._channel is not None else None
+    def peer(self) -> str:
+        """The client's address. One that has gone has an address that is nobody's, and so is trusted with nothing."""
+        return self._channel.peer if self._channel is not None else NOBODY
 
     def respond(self, status: int, headers: bytes, body: bytes) -> None:
         """The whole answer. `headers` are lines as `message.render` makes them; length and framing are added here."""
