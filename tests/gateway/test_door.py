@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from tests.gateway.door import Gateway, gateway, slow_and_fast
-from tests.server.replica import NAME, Replica, serving
+from tests.server.replica import NAME, Replica, engines_paused, serving
 from tests.waiting import GIVE_UP_S, eventually
 
 MESSAGES: Any = [{"role": "user", "content": "the first and the second"}]
@@ -82,9 +82,7 @@ def test_an_alias_is_served_by_the_model_it_stands_for(replicas: list[Replica]) 
 def test_replicas_share_the_work(door: Gateway, replicas: list[Replica]) -> None:
     """The engines stand still until all requests are placed, so none has left before the last one comes."""
     with ThreadPoolExecutor(6) as pool:
-        with contextlib.ExitStack() as stack:
-            for replica in replicas:
-                stack.enter_context(replica.engine_paused())
+        with engines_paused(replicas):
             texts = [
                 pool.submit(lambda: text_of(streamed(door.openai, max_tokens=20, temperature=0))) for _ in range(6)
             ]
@@ -154,15 +152,16 @@ def test_what_a_tenant_may_not_use_does_not_exist_for_it(door: Gateway) -> None:
     assert refused.value.param == "model"
 
 
-def test_limits_are_told_with_a_reason_and_a_time(door: Gateway) -> None:
+def test_limits_are_told_with_a_reason_and_a_time(door: Gateway, replicas: list[Replica]) -> None:
     client = door.client(door.add_tenant("acme", limits={"concurrency": 1}))
-    stream = streamed(client, max_tokens=100)
-    next(stream)
-    with pytest.raises(openai.RateLimitError) as refused:
-        client.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=5)
+    with ThreadPoolExecutor(1) as pool, engines_paused(replicas):
+        answer = pool.submit(lambda: text_of(streamed(client, max_tokens=10)))
+        eventually(lambda: any(replica.engine.num_open for replica in replicas))
+        with pytest.raises(openai.RateLimitError) as refused:
+            client.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=5)
     assert refused.value.body["reason"] == "concurrency"  # type: ignore[index]
     assert int(refused.value.response.headers["retry-after"]) >= 1
-    list(stream)
+    assert answer.result()
     eventually(door.is_idle)
     assert client.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=5)
 

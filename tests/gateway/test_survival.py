@@ -11,8 +11,8 @@ from tools.drills.call import Call, begin, post
 from penstock.core.replica import ReplicaState
 from tests.engine.expecting import expected as expected_ids
 from tests.gateway.door import Gateway, gateway
-from tests.server.replica import NAME, Replica, serving
-from tests.waiting import GIVE_UP_S, eventually
+from tests.server.replica import NAME, Replica, engines_paused, serving
+from tests.waiting import GIVE_UP_S, eventually, eventually_async
 
 ROOMY = {"num_blocks": 8192, "max_num_seqs": 128, "chunk_tokens": 512}
 
@@ -29,9 +29,12 @@ def said(replica: Replica, number: int, tokens: int) -> str:
     return tokenizer.decode(ids)
 
 
-async def streams(door: Gateway, count: int, tokens: int) -> list[Call]:
-    calls = [await begin(door.port, asked(number, tokens)) for number in range(count)]
-    await asyncio.gather(*(call.at_event(5) for call in calls))
+async def streams(door: Gateway, replicas: list[Replica], count: int, tokens: int) -> list[Call]:
+    """All have begun, and hardly: the engines stand still until every request is there."""
+    with engines_paused(replicas):
+        calls = [await begin(door.port, asked(number, tokens)) for number in range(count)]
+        await eventually_async(lambda: sum(replica.engine.num_open for replica in replicas) == count)
+    await asyncio.wait([call.at_event(5) for call in calls], return_when=asyncio.FIRST_COMPLETED)
     return calls
 
 
@@ -57,7 +60,7 @@ def busy(replicas: list[Replica]) -> Replica:
 async def test_more_streams_than_may_be_retried_outlive_their_replica() -> None:
     with serving(step_s=0.01, **ROOMY) as one, serving(step_s=0.01, **ROOMY) as two, gateway(one, two) as door:
         expected = [said(one, number, 100) for number in range(120)]
-        calls = await streams(door, 120, 100)
+        calls = await streams(door, [one, two], 120, 100)
         hurt = busy([one, two])
         assert hurt.engine.num_open > 50
         hurt.kill_engine()
@@ -69,12 +72,13 @@ async def test_more_streams_than_may_be_retried_outlive_their_replica() -> None:
 async def test_a_stream_returns_to_a_replica_that_failed_it_before() -> None:
     with serving(step_s=0.01, **ROOMY) as one, serving(step_s=0.01, **ROOMY) as two, gateway(one, two) as door:
         expected = [said(one, 0, 500)]
-        calls = await streams(door, 1, 500)
+        calls = await streams(door, [one, two], 1, 500)
         for event in (40, 80, 120):
             hurt = busy([one, two])
             assert hurt.engine.num_open == 1
             hurt.kill_engine()
             await calls[0].at_event(event)
-            await asyncio.to_thread(eventually, lambda hurt=hurt: is_ready_for(door, hurt))
+            with busy([one, two]).engine_paused():  # lest it ends before there is another one to go to
+                await asyncio.to_thread(eventually, lambda hurt=hurt: is_ready_for(door, hurt))
         assert await whole_texts(calls) == expected
         eventually(door.is_idle)

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 from asyncio.subprocess import Process
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -148,6 +148,15 @@ class Replica:
 @cache
 def _tokenizer() -> Tokenizer:
     return small.load(small.byte_level())
+
+
+@contextlib.contextmanager
+def engines_paused(replicas: Iterable[Replica]) -> Iterator[None]:
+    """No answer ends while a test places requests, however slow the machine is."""
+    with contextlib.ExitStack() as stack:
+        for replica in replicas:
+            stack.enter_context(replica.engine_paused())
+        yield
 
 
 @contextlib.contextmanager

@@ -100,7 +100,7 @@ async def _serve(
         is_local = is_loopback(settings.server.host)
         app, feed = with_console(replica, recorder, name, settings.slo, is_loopback=is_local)
     tls = _tls(settings.server)
-    server = HttpServer(app, replica.drain, engine, feed, settings.server, tls)
+    server = HttpServer(app, replica.drain, engine, feed, settings.server, tls=tls)
     weights = "random weights for" if settings.engine.load == "dummy" else "loading"
     print(f"{weights} {name} from {files.path}", flush=True)
     # Health is answered while the model loads; a signal ends both, and so does a model that cannot be loaded.
@@ -189,8 +189,9 @@ class HttpServer:
         engine: EngineClient,
         feed: Feed | None,
         settings: ServerSettings,
-        tls: ServerTls | None = None,
         clock: TimerClock = LOOP_CLOCK,
+        *,
+        tls: ServerTls | None = None,
     ) -> None:
         """`clock`: of the limits on slow clients."""
         self._app = AsgiApp(app)

@@ -2,12 +2,14 @@ import asyncio
 import ssl
 
 import pytest
+import uvloop
 
 from penstock.core.errors import ConfigError
-from penstock.gateway.http.call import Failure, FailureKind
+from penstock.gateway.http.call import Call, Failure, FailureKind
 from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.http.tls import client_context
 from penstock.gateway.http.upstream import Upstream
+from penstock.gateway.http.upstream_connection import UpstreamConnection
 from tests.certificates import new_ca
 from tests.waiting import eventually_async
 
@@ -123,6 +125,30 @@ async def test_cancelled_calls_are_heard_of_no_more():
     way.send(b"POST", b"/", b"", b"", got).cancel()
     await eventually_async(lambda: way.num_open, lambda num_open: num_open == 0)
     assert not got.over.done()
+
+
+class Hasty(Upstream):
+    """Gives its call up in the moment in which the connection is there."""
+
+    call: Call
+
+    def opened(self, connection: UpstreamConnection) -> None:
+        super().opened(connection)
+        self.call.cancel()
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_connection_that_is_given_up_while_it_is_made_is_not_counted_for_ever(loop_factory):
+    async def run() -> None:
+        server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        upstream = Hasty("127.0.0.1", server.sockets[0].getsockname()[1])
+        upstream.call = upstream.send(b"GET", b"/", b"", b"", Collecting())
+        assert upstream.num_open == 1
+        await eventually_async(lambda: upstream.num_open == 0)
+        server.close()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(run())
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "localhost:8000", "http://"])

@@ -141,23 +141,28 @@ class Upstream:
     # -- inside
 
     async def _connect(self, call: Call) -> None:
-        loop = asyncio.get_running_loop()
+        loop, connection = asyncio.get_running_loop(), UpstreamConnection(self)
+        is_made = False
         try:
             async with clocks.timeout(self.clock, self.limits.connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: UpstreamConnection(self),
+                await loop.create_connection(
+                    lambda: connection,
                     self.host,
                     self.port,
                     ssl=self.tls,
                     server_hostname=self.host if self.tls else None,
                 )
+            is_made = True
         except TimeoutError:
             call.task = None
             call.fail(Failure(FailureKind.CONNECT_TIMEOUT, f"no connection to {self.host}:{self.port} in time"))
         except OSError as error:  # refused, unreachable, no such name, a certificate that is not to be trusted
             call.task = None
             call.fail(Failure(FailureKind.REFUSED, f"cannot connect to {self.host}:{self.port}: {error}"))
-        else:
+        finally:
+            if not is_made:  # given up in the last moment: uvloop closes what it has told us of, and tells no more
+                self.closed(connection)
+        if is_made:
             call.task = None
             connection.begin(call)
 
