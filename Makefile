@@ -48,7 +48,7 @@ bench-gateway: $(VENV)/.installed-dev  ## ARGS="--peer 'vllm-router=…'" measur
 drills: $(VENV)/.installed-dev  ## the tests that take too long for `make test`
 	$(BIN)/python -m pytest -m drill
 
-drill-%: $(VENV)/.installed-dev  ## survival, limits, refusals, spike, greedy, pressure, slow_provider, slow_clients, fuzz: real processes, attacked
+drill-%: $(VENV)/.installed-dev  ## survival, limits, refusals, spike, greedy, pressure, slow_provider, slow_clients, fuzz, hostile: real processes, attacked
 	$(BIN)/python -m tools.drills.$* $(ARGS)
 
 test-peers: $(VENV)/.installed-dev  ## real vLLM on a CPU, Triton and Dynamo's mocker as replicas: they are fetched first
@@ -68,15 +68,16 @@ clean:
 PIP = $(BIN)/python -m pip install --disable-pip-version-check
 QUIETLY = > $(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log; exit 1; }
 
-$(VENV)/.installed: pyproject.toml requirements.lock
+$(VENV)/.installed: pyproject.toml requirements.lock requirements-torch.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "penstock needs Python 3.11 or newer")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing penstock and what it needs into $(VENV): about 1 GB, a minute or two"
-	@$(PIP) -r requirements.lock $(QUIETLY)
+	@$(PIP) --require-hashes -r requirements.lock $(QUIETLY)
+	@$(PIP) -r requirements-torch.lock $(QUIETLY)
 	@$(PIP) --no-deps -e . $(QUIETLY)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
 	@echo "Installing what the tests need besides: about 1 GB, a minute or two"
-	@$(PIP) -r requirements-dev.lock $(QUIETLY)
+	@$(PIP) --require-hashes -r requirements-dev.lock $(QUIETLY)
 	@touch $@
