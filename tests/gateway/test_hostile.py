@@ -11,6 +11,7 @@ import pytest
 
 from penstock.core.errors import InvalidRequest
 from penstock.gateway.asked import read
+from penstock.gateway.settings import ModelSettings
 from tests.gateway.door import Gateway, gateway
 from tests.loop_pauses import watched
 from tests.server.replica import NAME, Replica
@@ -78,12 +79,24 @@ CORPUS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "many texts": (SCORE, lambda: raw("text_1", b'"q","text_2":%b' % many(b'"a"'))),
     "not JSON": (SCORE, lambda: b"\xff" * BIG),
     "spaces": (CHAT, lambda: b" " * BIG),
-}  # fmt: skip
+}
+
+
+LARGE = ("one long message", "many messages", "many tools", "message of escapes", "wide in a field nobody reads")
+DETOURS = ("ruled", "absent")
+RULES = [{"name": "code", "keywords": ["python"], "to": NAME}, {"name": "short", "max_prompt_tokens": 200, "to": NAME}]
 
 
 @pytest.fixture(scope="module")
 def door(two_replicas: list[Replica]) -> Iterator[Gateway]:
-    with gateway(*two_replicas) as found:
+    """In front of a model, of rules that lead to it, and of one that has only a server that is not there."""
+    pools = {
+        NAME: ModelSettings(replicas=[f"http://{replica.host}:{replica.port}" for replica in two_replicas]),
+        "ruled": ModelSettings(rules=RULES, default=NAME),
+        "absent": ModelSettings(replicas=["http://127.0.0.1:1"], dialect="openai", fallback=[NAME]),
+    }
+    with gateway(pools=pools, waits=False) as found:
+        eventually(lambda: found.states()[:2] == ["ready", "ready"])
         yield found
 
 
@@ -94,10 +107,12 @@ def ask(door: Gateway, method: str, path: str, content: bytes = b"") -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CORPUS)
-def test_no_request_holds_up_the_others(door: Gateway, name: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "name"), [*((NAME, name) for name in CORPUS), *((model, name) for model in DETOURS for name in LARGE)]
+)
+def test_no_request_holds_up_the_others(door: Gateway, model: str, name: str) -> None:
     path, build = CORPUS[name]
-    content = build()
+    content = build().replace(b'"model":"%b",' % NAME.encode(), b'"model":"%b",' % model.encode(), 1)
     with watched(door.loop) as pauses:
         status = ask(door, "POST", path, content)
         eventually(door.is_idle)

@@ -232,7 +232,11 @@ class Door:
             self._measure(inquiry, standing)
         else:
             tokens = self.pools[self.routes.find(route.rules.default).pool(lot)].tokens
-            with_facts(route.rules, inquiry, tokens, lambda facts: self._go_on(inquiry, self._rule, standing, facts))
+
+            def known(facts: Facts | None, error: PenstockError | None) -> None:
+                self._go_on(inquiry, self._rule, standing, facts, error=error)
+
+            with_facts(route.rules, inquiry, tokens, self.roster, known)
 
     def _rule(self, inquiry: Inquiry, standing: Standing, facts: Facts) -> None:
         self._measure(ruled(inquiry, facts, self.routes, standing.models), standing)

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
+from penstock.core.errors import PenstockError
 from penstock.gateway.asked import Asked
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.prompt_tokens import PromptTokens
+from penstock.gateway.roster import Roster
 from penstock.router.rules import Facts, RuleSet
+
+Then = Callable[[Facts | None, PenstockError | None], None]
 
 TASK = "x-penstock-task"  # a header, or a field of metadata
 _TASK_HEADER = TASK.encode()
@@ -54,21 +59,28 @@ _wholes = msgspec.json.Decoder(_Whole)
 _contents = msgspec.json.Decoder(str | list[_Part])
 
 
-def with_facts(rules: RuleSet, inquiry: Inquiry, tokens: PromptTokens, then: Callable[[Facts], None]) -> None:
-    """Calls `then` at once, or from the event loop where a long prompt is counted in a thread."""
+def with_facts(rules: RuleSet, inquiry: Inquiry, tokens: PromptTokens, roster: Roster, then: Then) -> None:
+    """Calls `then` at once, or from the event loop where a long prompt is counted or a large body read in a thread."""
+
+    def read(prompt_tokens: int) -> None:
+        try:
+            roster.work(inquiry.body, partial(_facts, rules, inquiry, prompt_tokens), then)
+        except PenstockError as error:  # too much is being read
+            then(None, error)
+
     counted = _prompt_tokens(rules, inquiry, tokens)
     if isinstance(counted, int):
-        then(_facts(rules, inquiry, counted))
+        read(counted)
     else:
-        counted.add_done_callback(
-            lambda done: then(_facts(rules, inquiry, _result(done, tokens.estimate(len(inquiry.body)))))
-        )
+        counted.add_done_callback(lambda done: read(_result(done, tokens.estimate(len(inquiry.body)))))
 
 
 def _prompt_tokens(rules: RuleSet, inquiry: Inquiry, tokens: PromptTokens) -> int | asyncio.Future[int]:
     body, lexicon, bounds = inquiry.body, tokens.lexicon, rules.bounds
     estimate = tokens.estimate(len(body)) if bounds else 0
-    if lexicon is None or not bounds or lexicon.bound(body) < bounds[0] or estimate > _FAR * max(bounds[-1], 1024):
+    if lexicon is None or not bounds or estimate > _FAR * max(bounds[-1], 1024):
+        return estimate
+    if len(body) < bounds[0] and lexicon.bound(body) < bounds[0]:  # it is never less than the body's length
         return estimate
     if tokens.num_counting >= _MOST_COUNTING:
         return estimate

@@ -9,7 +9,6 @@ the tenant whose namespace it is told, and within that to the client's own salt.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
@@ -35,7 +34,8 @@ _LEAST_LONGEST = 32  # bytes of a token: some normalizers drop a few spaces
 _REMEMBERED = 10_000  # of each kind: about 2 MB
 _NAMED, _NAMED_BYTES = 2_000, 64 << 20  # the same, where ids are kept too: of 8k tokens about 40 kB
 
-_HOLDS_TOOLS = re.compile(rb'"tools"|"tool_calls"|"tool_use"|\\u00[67]').search  # or may: letters can be escaped
+# Signs that a body holds tools, or may: letters can be escaped. One after the other is ten times as fast as a pattern.
+_TOOL_SIGNS = (b'"tools"', b'"tool_calls"', b'"tool_use"', rb"\u006", rb"\u007")
 
 CHAT, COMPLETION, MESSAGES = b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"
 EMBEDDINGS = b"/v1/embeddings"
@@ -90,7 +90,7 @@ class Lexicon:
     def bound(self, body: bytes) -> int:
         """Never less than `count`, and found at once; UNBOUNDED where this model's template allows none, or where tools
         may be told of: nothing says how a template writes them."""
-        if _HOLDS_TOOLS(body):
+        if any(sign in body for sign in _TOOL_SIGNS):
             return UNBOUNDED
         if self._growth > 1 and (not body.isascii() or b"\\u" in body):
             return len(body) * self._growth + self._overhead

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.gateway.door import Door
 
 MOST_OPEN = 64
+MAX_BODY_BYTES = 128 << 10  # a larger one takes too long to write anew on the event loop, for what is only a trial
 _TAIL_BYTES = 8192
 
 
@@ -42,7 +43,7 @@ class Shadows:
     def mirror(self, inquiry: Inquiry, pool: str, output: int | None) -> None:
         """What `pool` has answered; `output`: the limit of one choice."""
         for other in inquiry.route.shadows(inquiry.lot, pool):
-            replica = self._free_replica(other)
+            replica = self._free_replica(other) if len(inquiry.body) <= MAX_BODY_BYTES else None
             if replica is None:
                 self._door.recorder.shadowed(other, time.time(), "dropped", None, None, None)
                 continue
