@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from penstock.sched.guiding import Follow
 from penstock.text.grammars import Matcher
 from tests.engine.expecting import engine, read
 from tests.text.walking import EOS, allowed, tokenizer, vocabulary
+from tests.waiting import GIVE_UP_S
 
 LATE = Guide("grammar", 'start: /[a-z]{8}/ "x"{100000}')  # passes every trial, and then is over the library's limits
 PERSON = Guide(
@@ -177,6 +179,15 @@ def test_an_answer_does_not_depend_on_how_quick_its_guide_is(seed: int) -> None:
     assert is_person(str(tokenizer().decode(quick)))
     assert drive(request("a", sampling=SamplingParams(seed=seed, num_logprobs=0))) == quick
     assert drive(request("a", sampling=SamplingParams(seed=seed)), quick_s=0.0) == quick
+
+
+def test_an_end_that_was_drafted_is_taken_though_nobody_asked_for_its_mask() -> None:
+    """Accepted drafts are taken one after the other, and masks are made between steps."""
+    live = Guides(vocabulary()).open(request("a", Guide("regex", "[a-z]+")))
+    letter = allowed(live.bits())[0]
+    assert live.take(letter).finish is None
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(live.take, EOS).result(GIVE_UP_S).finish is FinishReason.STOP
 
 
 def test_a_guide_becomes_ready_by_itself_and_is_made_once() -> None:

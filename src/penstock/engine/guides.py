@@ -90,6 +90,13 @@ class Guides:
             if not live.is_quick:
                 self._slow.submit(live.make).add_done_callback(self._tell)
 
+    def mask_now(self, live: LiveGuide) -> bytes:
+        """The mask that it has, or is to have: of a draft's place none is made unless somebody asks."""
+        if live in self._wanted:
+            del self._wanted[live]
+            live.make()
+        return self.wait_for(live.mask)
+
     def wait_for(self, made: Future[Made]) -> Made:
         """In the loop's time, which is counted."""
         if made.done():
@@ -139,7 +146,7 @@ class LiveGuide:
         self._matcher: Matcher | None = None
         self._error: BaseException | None = None
         self._is_jump_over = False  # nothing is forced here: that was looked for already
-        self._mask: Future[bytes] = Future()
+        self.mask: Future[bytes] = Future()
         self._looking: Future[list[bytes]] | None = None  # at what may follow drafts
         self._foreseen: list[tuple[int, list[int]]] = []  # drafts, and what is forced after each
         guides.begin(self)
@@ -148,11 +155,11 @@ class LiveGuide:
 
     @property
     def is_ready(self) -> bool:
-        return self.is_quick or self._mask.done()
+        return self.is_quick or self.mask.done()
 
     def bits(self) -> bytes:
         self._guides.go()
-        return self._guides.wait_for(self._mask)
+        return self._guides.wait_for(self.mask)
 
     def ahead(self, drafts: Sequence[int]) -> list[MaskAhead]:
         self._looking = self._guides.look_ahead(self, drafts)
@@ -172,7 +179,7 @@ class LiveGuide:
         matcher = self._matcher
         if matcher is None or self._error is not None:
             return self._failed()
-        if token_id in self._guides.end_ids and not matcher.error and _allows(self._mask.result(), token_id):
+        if token_id in self._guides.end_ids and not matcher.error and _allows(self._guides.mask_now(self), token_id):
             return Follow([], FinishReason.STOP)  # a matcher that is over takes no token, not even this one
         if not matcher.take([token_id]):
             return self._failed()
@@ -182,9 +189,9 @@ class LiveGuide:
         self._num_tokens += 1 + len(forced)
         if matcher.is_over:
             return self._failed() if matcher.error else Follow([*forced, self._guides.end_id], FinishReason.STOP)
-        self._mask, self._is_jump_over = Future(), is_jump
+        self.mask, self._is_jump_over = Future(), is_jump
         if self._coming:
-            self._mask.set_result(self._guides.mask_of(self._coming[0]))
+            self.mask.set_result(self._guides.mask_of(self._coming[0]))
         else:
             self._guides.want(self)
         return Follow(forced)
@@ -251,7 +258,7 @@ class LiveGuide:
         except BaseException as error:
             self._note(error, "a mask could not be made")
         self.is_quick = time.thread_time() - started_s < self._guides.quick_s
-        self._mask.set_result(mask or self._guides.mask_of(self._guides.end_id))
+        self.mask.set_result(mask or self._guides.mask_of(self._guides.end_id))
 
     def _next(self, matcher: Matcher) -> bytes:
         self._coming = [] if self._is_jump_over else self._forced(matcher)
@@ -266,7 +273,7 @@ class LiveGuide:
     def look(self, drafts: Sequence[int]) -> list[bytes]:
         """A mask for the place after each draft, as it will be once the draft is taken. After one that cannot come,
         or that ends the answer, nobody asks what may follow. Never fails either."""
-        self._mask.result()  # whoever makes it has its turn first
+        self.mask.result()  # whoever makes it has its turn first
         masks: list[bytes] = []
         self._foreseen = []
         try:
