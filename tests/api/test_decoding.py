@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.api import decoding
 from penstock.api.decoding import MAX_ITEMS, MAX_OBJECTS
 from penstock.api.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from penstock.core.errors import InvalidRequest
@@ -178,3 +179,12 @@ def test_what_is_wrong_with_a_long_value_is_told_with_its_path() -> None:
     with pytest.raises(InvalidRequest) as refused:
         parse_chat(json.dumps(body).encode())
     assert refused.value.param == "messages[0].role"
+
+
+@pytest.mark.parametrize("part_bytes", [1, 2, 3, 7, 1000])
+def test_what_stands_in_strings_is_left_out_wherever_a_part_ends(
+    part_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "_PART_BYTES", part_bytes)
+    body = rb'{"a":["b,\"[{",1,"\\",{"c:":"\\\""}],"":2}'
+    assert b"".join(decoding._outside_strings(body)) == b"{:[,1,,{:}],:2}"

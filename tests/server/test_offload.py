@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from penstock.core import memory
 from penstock.core.errors import Overloaded
-from penstock.server import offload
 from penstock.server.offload import HUGE_BYTES, INLINE_BYTES, LARGE_BYTES, Offload
 from tests.waiting import eventually
 
@@ -68,7 +68,7 @@ async def test_large_work_that_fails_leaves_nothing_behind_to_be_given_back(
         pass
 
     alive, at_trim = weakref.WeakSet[Built](), list[int]()
-    monkeypatch.setattr(offload, "_malloc_trim", lambda _: at_trim.append(len(alive)))
+    monkeypatch.setattr(memory, "_malloc_trim", lambda _: at_trim.append(len(alive)))
 
     def work() -> None:
         built = Built()
@@ -82,7 +82,7 @@ async def test_large_work_that_fails_leaves_nothing_behind_to_be_given_back(
 
 async def test_what_large_work_took_is_given_back(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     trimmed = list[int]()
-    monkeypatch.setattr(offload, "_malloc_trim", trimmed.append)
+    monkeypatch.setattr(memory, "_malloc_trim", trimmed.append)
     await Offload(pool).run(LARGE_BYTES, int)
     assert trimmed == []
     with pytest.raises(ValueError, match="bad"):

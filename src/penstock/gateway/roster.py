@@ -11,6 +11,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from penstock.core.errors import Overloaded, PenstockError, RequestAborted
+from penstock.core.memory import trimming
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.gateway.adapters import AdapterKeeper, AdapterNotes
 from penstock.gateway.http.forward import Outcome
@@ -78,7 +79,7 @@ class Roster:
                 log.error("a request could not be read", exc_info=error)
                 then(None, PenstockError("this request could not be read"))
 
-        asyncio.get_running_loop().run_in_executor(self._threads, function).add_done_callback(done)
+        asyncio.get_running_loop().run_in_executor(self._threads, trimming, function).add_done_callback(done)
 
     def follow(self, changed: Callable[[Replica], None]) -> None:
         adapted = [replica for replica in self.replicas.values() if replica.adapters or replica.unwanted]

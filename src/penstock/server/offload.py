@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TypeVar
 
 from penstock.core.errors import Overloaded
+from penstock.core.memory import trimming
 
 T = TypeVar("T")
 
@@ -25,8 +24,6 @@ LARGE_BYTES = 256 << 10
 HUGE_BYTES = 2 << 20
 _MAX_WAITING = 16  # in a lane, with what runs there; beyond it requests are refused
 _MAX_S = 30.0  # from the moment it is asked for
-
-_malloc_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
 
 
 class _Lane:
@@ -39,7 +36,7 @@ class _Lane:
     def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
         if self.num_open >= _MAX_WAITING:
             raise Overloaded("too many large requests are being read", retry_after_s=1.0)
-        loop, submitted = asyncio.get_running_loop(), self.pool.submit(_trimming, work)
+        loop, submitted = asyncio.get_running_loop(), self.pool.submit(trimming, work)
         self.num_open += 1
         submitted.add_done_callback(lambda _: self._end_in(loop))
         return asyncio.wrap_future(submitted)
@@ -77,14 +74,3 @@ class Offload:
         if num_bytes <= INLINE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
-
-def _trimming(work: Callable[[], T]) -> T:
-    try:
-        return work()
-    except BaseException as error:
-        traceback.clear_frames(error.__traceback__)  # which hold what had been built
-        raise
-    finally:
-        if _malloc_trim is not None:
-            _malloc_trim(0)
