@@ -1,5 +1,5 @@
 import { render } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Problem } from "./parts/basics";
 import { Alerts } from "./pages/alerts";
 import { Fleet } from "./pages/fleet";
@@ -36,7 +36,7 @@ function Console() {
   const { phase, problem, session, state } = useStore();
   const { page, id } = usePlace();
   const keys = useRef<HTMLDialogElement>(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const pressed = (event: KeyboardEvent) => shortcut(event, keys.current!);
     addEventListener("keydown", pressed);
     return () => removeEventListener("keydown", pressed);

@@ -1,6 +1,6 @@
 // Where the page is, kept behind the # so that a reload and the back button do what they should.
 
-import { useEffect, useState } from "preact/hooks";
+import { useLayoutEffect, useState } from "preact/hooks";
 
 export interface Place {
   page: string;
@@ -18,7 +18,7 @@ export function go(to: string): void {
 
 export function usePlace(): Place {
   const [at, set] = useState(place);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const moved = () => set(place());
     addEventListener("hashchange", moved);
     return () => removeEventListener("hashchange", moved);

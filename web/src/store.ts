@@ -1,6 +1,6 @@
 // All that the page knows, in one object, and who wants to hear of its changes.
 
-import { useEffect, useReducer } from "preact/hooks";
+import { useLayoutEffect, useReducer } from "preact/hooks";
 import { Refused, adminKey, ask, events, session } from "./api";
 import type { Alert, Decision, Hello, ModelSlo, Request, Session, State, Tick, Value } from "./types";
 
@@ -190,6 +190,6 @@ export const store = new Store();
 
 export function useStore(): Store {
   const [, again] = useReducer((n: number) => n + 1, 0);
-  useEffect(() => store.subscribe(() => again(0)), []);
+  useLayoutEffect(() => store.subscribe(() => again(0)), []); // at once: what changes before that is never shown
   return store;
 }

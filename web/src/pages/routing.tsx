@@ -1,10 +1,13 @@
+import { useState } from "preact/hooks";
 import { Bar, Card, Empty } from "../parts/basics";
 import { DecisionCard } from "../parts/decision";
 import { count, percent } from "../format";
 import { useStore } from "../store";
+import type { Decision } from "../types";
 
 export function Routing() {
   const store = useStore();
+  const [still, hold] = useState<Decision[] | null>(null); // while the pointer is on them: none moves away under a click
   const decisions = store.decisions.filter((one) => !store.model || one.model === store.model);
   if (!decisions.length) {
     return (
@@ -50,9 +53,9 @@ export function Routing() {
           </div>
         </Card>
       </div>
-      <Card title="Decisions" aside="the newest first">
-        <div class="decisions">
-          {decisions.slice(0, 60).map((one) => <DecisionCard key={`${one.id}${one.at_s}`} decision={one} />)}
+      <Card title="Decisions" aside={still ? "held while the pointer is here" : "the newest first"}>
+        <div class="decisions" onPointerEnter={() => hold(decisions)} onPointerLeave={() => hold(null)}>
+          {(still ?? decisions).slice(0, 60).map((one) => <DecisionCard key={`${one.id}${one.at_s}`} decision={one} />)}
         </div>
       </Card>
     </>
