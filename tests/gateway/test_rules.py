@@ -179,6 +179,8 @@ def test_prompts_are_counted_where_the_words_are_known(replica_at_hand: Replica)
                 assert ask(door, content)[1] == expected
 
 
+@pytest.mark.slow
+@pytest.mark.drill
 def test_rules_cost_a_request_microseconds() -> None:
     words = {"keywords": [f"word{number}" for number in range(100)], "to": "big"}
     models: dict[str, Any] = {"small": {"replicas": ["http://a"]}, "big": {"replicas": ["http://b"]}}

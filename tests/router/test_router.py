@@ -127,6 +127,7 @@ def test_power_of_two_draws_every_pair_alike_and_takes_the_better() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.drill
 @pytest.mark.parametrize(("count", "limit_us"), [(4, 10), (100, 200)])
 def test_a_pick_is_fast(count: int, limit_us: float) -> None:
     """Twice the aim: the machine that runs this is shared."""

@@ -82,6 +82,8 @@ def test_any_text_survives(text: str, index: int) -> None:
     assert b"\n" not in ChatChunks(HEAD).text(index, text)
 
 
+@pytest.mark.slow
+@pytest.mark.drill
 def test_a_content_chunk_costs_microseconds() -> None:
     chunks = ChatChunks(HEAD)
     best_s = min(timeit.repeat(lambda: chunks.text(0, " hello"), number=2000, repeat=5)) / 2000
