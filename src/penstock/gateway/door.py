@@ -33,7 +33,7 @@ from penstock.gateway.hints import expected_output
 from penstock.gateway.http.clock import LOOP_CLOCK, Timer, TimerClock
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.message import JSON, Request, render
-from penstock.gateway.inquiry import Inquiry
+from penstock.gateway.inquiry import Arrival, Inquiry
 from penstock.gateway.learned import LearnedAdapters
 from penstock.gateway.passage import Passage
 from penstock.gateway.quarantine import Quarantine
@@ -53,7 +53,6 @@ from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 from penstock.router.routes import Route, RouteTable
 from penstock.router.rules import Facts
-from penstock.tenancy.keys import Caller
 from penstock.tenancy.limits.quota import NOBODY
 from penstock.tenancy.tenants import Tenant
 
@@ -144,90 +143,52 @@ class Door:
                 self.recorder.turned_away(request_id, surface.name, error, request.headers)
 
     def _enter(self, exchange: Exchange, surface: Surface, request_id: str) -> None:
-        """Who it is, and for a large body its request, before anything is done that grows with it."""
+        """Authenticates a request. One with a large body pays for it before anything is done that grows with it."""
         caller, body = self.books.caller(exchange.request.headers), exchange.request.body
-        standing = self._standings.of(caller.tenant)
-        if standing.quota is None or len(body) <= _LARGE_BYTES:
-            self._begin(exchange, surface, request_id, caller, standing)
+        arrival = Arrival(request_id, exchange, surface, caller, self._standings.of(caller.tenant))
+        quota = arrival.standing.quota
+        if quota is None or len(body) <= _LARGE_BYTES:
+            self._go_on(arrival, self._read_body)
             return
 
         def paid(error: PenstockError | None) -> None:
-            self._begin(exchange, surface, request_id, caller, standing, entry, error)
+            self._go_on(arrival, self._read_body, error=error)
 
-        fingerprint = crc32(body) | 1
-        tenant = caller.tenant.id
-        entry = Toll(self.books.limiter, self.clock, standing.quota, tenant, ENTRY, fingerprint, paid)
-        entry.pay()
+        arrival.entry = Toll(self.books.limiter, self.clock, quota, caller.tenant.id, ENTRY, crc32(body) | 1, paid)
+        arrival.entry.pay()
 
-    def _begin(
-        self,
-        exchange: Exchange,
-        surface: Surface,
-        request_id: str,
-        caller: Caller,
-        standing: Standing,
-        entry: Toll | None = None,
-        error: PenstockError | None = None,
-        asked: Asked | None = None,
-    ) -> None:
-        body = exchange.request.body
+    def _read_body(self, arrival: Arrival) -> None:
+        path, body = arrival.surface.path, arrival.exchange.request.body
+        self.quarantine.check(arrival.caller.tenant.id, path, body, self.now())
 
         def was_read(asked: Asked | None, error: PenstockError | None) -> None:
-            self._begin(exchange, surface, request_id, caller, standing, entry, error, asked)
+            self._go_on(arrival, self._find_route, asked, error=error)
 
-        try:
-            if not exchange.is_open:
-                raise RequestAborted("the client went away")
-            if error is not None:
-                raise error
-            if asked is None:
-                self.quarantine.check(caller.tenant.id, surface.path, body, self.now())
-                self.roster.work(body, partial(prepare, surface.path, body), was_read)
-            else:
-                self._find_route(exchange, surface, request_id, caller, standing, entry, asked)
-        except PenstockError as refused:
-            self._turn_away(exchange, surface, request_id, caller, entry, refused)
+        self.roster.work(body, partial(prepare, path, body), was_read)
 
-    def _turn_away(
-        self,
-        exchange: Exchange,
-        surface: Surface,
-        request_id: str,
-        caller: Caller,
-        entry: Toll | None,
-        error: PenstockError,
-    ) -> None:
-        """Whoever sends what cannot be served has sent a request, and pays for one."""
+    def _turn_away(self, asker: Arrival | Inquiry, error: PenstockError) -> None:
+        """Refuses a request. One that cannot be served as it is costs a request of the rate limit all the same."""
+        exchange, surface, tenant = asker.exchange, asker.surface, asker.caller.tenant
         is_wrong = isinstance(error, InvalidRequest | ModelNotFound)
-        if entry is not None:
-            entry.settle(0 if is_wrong else None)
-        elif is_wrong and (quota := self._standings.of(caller.tenant).quota) is not None:
-            toll = Toll(
-                self.books.limiter, self.clock, quota, caller.tenant.id, ENTRY, NOBODY, lambda _: toll.settle(0)
-            )
+        if asker.entry is not None:
+            asker.entry.settle(0 if is_wrong else None)
+        elif is_wrong and (quota := self._standings.of(tenant).quota) is not None:
+            toll = Toll(self.books.limiter, self.clock, quota, tenant.id, ENTRY, NOBODY, lambda _: toll.settle(0))
             toll.pay()
-        self.refuse(exchange, surface.convention, error, request_id)
+        self.refuse(exchange, surface.convention, error, asker.id)
         headers = exchange.request.headers
-        self.recorder.turned_away(request_id, surface.name, error, headers, caller.tenant.id, caller.key_id)
+        self.recorder.turned_away(asker.id, surface.name, error, headers, tenant.id, asker.caller.key_id)
 
-    def _find_route(
-        self,
-        exchange: Exchange,
-        surface: Surface,
-        request_id: str,
-        caller: Caller,
-        standing: Standing,
-        entry: Toll | None,
-        asked: Asked,
-    ) -> None:
-        tenant = caller.tenant
+    def _find_route(self, arrival: Arrival, asked: Asked) -> None:
+        tenant, exchange, standing = arrival.caller.tenant, arrival.exchange, arrival.standing
         route = self._route(standing, asked.model)
         if tenant.budget.is_bounded:
             self.books.budgets.check(tenant, time.time())
         draw = self.random.random()
         lot = lot_of(f"{tenant.id}/{asked.session}") if asked.session else self.random.random()
         hint = expected_output(exchange.request.headers)
-        inquiry = Inquiry(request_id, exchange, surface, caller, asked, route, draw, lot, hint, entry=entry)
+        surface, caller, entry = arrival.surface, arrival.caller, arrival.entry
+        inquiry = Inquiry(arrival.id, exchange, surface, caller, asked, route, draw, lot, hint, entry=entry)
         if route.rules is None:
             self._measure(inquiry, standing)
         else:
@@ -273,18 +234,21 @@ class Door:
             self._let_in(inquiry, standing, size)
 
     def _go_on(
-        self, inquiry: Inquiry, step: Callable[..., None], *arguments: object, error: PenstockError | None = None
+        self,
+        asker: Arrival | Inquiry,
+        step: Callable[..., None],
+        *arguments: object,
+        error: PenstockError | None = None,
     ) -> None:
-        """The next step of an inquiry that something had to be counted for, unless that went wrong."""
+        """The next step of a request that something had to be paid, read or counted for, unless that went wrong."""
         try:
-            if not inquiry.exchange.is_open:
+            if not asker.exchange.is_open:
                 raise RequestAborted("the client went away")
             if error is not None:
                 raise error
-            step(inquiry, *arguments)
+            step(asker, *arguments)
         except PenstockError as refused:
-            exchange, surface = inquiry.exchange, inquiry.surface
-            self._turn_away(exchange, surface, inquiry.id, inquiry.caller, inquiry.entry, refused)
+            self._turn_away(asker, refused)
 
     def _let_in(self, inquiry: Inquiry, standing: Standing, size: Size) -> None:
         size.check(standing.tenant.limits.max_input)

@@ -1,7 +1,8 @@
-"""A request that was read: who asks what of whom. It never changes, wherever the request goes."""
+"""A request on its way in: before its body was read, and after. What it says never changes, wherever it goes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.gateway.asked import Asked, Surface
@@ -11,10 +12,25 @@ from penstock.router.routes import Route
 from penstock.tenancy.keys import Caller
 
 if TYPE_CHECKING:
+    from penstock.gateway.standing import Standing
     from penstock.gateway.toll import Toll
 
 
+@dataclass(slots=True)
+class Arrival:
+    """A request whose body nobody has read: all that its head says."""
+
+    id: str
+    exchange: Exchange
+    surface: Surface
+    caller: Caller
+    standing: Standing
+    entry: Toll | None = None  # what it pays before it is read, if it is large
+
+
 class Inquiry:
+    """A request that was read: who asks what of whom."""
+
     __slots__ = (
         "asked",
         "caller",
