@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tests.processor import slowness
 from tests.waiting import GIVE_UP_S
@@ -25,6 +25,7 @@ _TICK_EVERY_S = 0.001  # of wall time, so turns before the last one add at most 
 class Pauses:
     longest_s: float = 0.0  # on a processor of the usual speed
     num_ticks: int = 0
+    ticked: asyncio.Event = field(default_factory=asyncio.Event)  # the next time
 
     def check(self, max_s: float = MAX_PAUSE_S) -> None:
         assert self.num_ticks, "nobody measured"
@@ -39,8 +40,14 @@ def watched(loop: asyncio.AbstractEventLoop) -> Iterator[Pauses]:
     try:
         yield pauses
     finally:
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(2 * _TICK_EVERY_S), loop).result(GIVE_UP_S)
+        asyncio.run_coroutine_threadsafe(_measured(pauses), loop).result(GIVE_UP_S)
         ticking.cancel()
+
+
+async def _measured(pauses: Pauses) -> None:
+    """Returns when a tick has begun and ended after the block."""
+    for _ in range(2):
+        await pauses.ticked.wait()
 
 
 async def _tick(pauses: Pauses) -> None:
@@ -49,5 +56,7 @@ async def _tick(pauses: Pauses) -> None:
         await asyncio.sleep(_TICK_EVERY_S)
         spent_s = time.thread_time() - began_s
         pauses.num_ticks += 1
+        pauses.ticked.set()
+        pauses.ticked = asyncio.Event()
         if spent_s > pauses.longest_s:
             pauses.longest_s = max(pauses.longest_s, spent_s / max(1.0, slowness()))

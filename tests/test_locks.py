@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def pins(name: str) -> dict[str, str]:
-    """What is written behind each package's version, by package."""
+    """The text behind each package's version, by package."""
     entries = (ROOT / name).read_text().replace("\\\n", "").splitlines()
     named = (re.match(r"([a-z0-9.-]+)==([\w.]+)(.*)", line) for line in entries if not line.startswith(("#", "-r ")))
     return {found[1]: found[3] for found in named if found is not None}

@@ -48,7 +48,7 @@ def resolve(requirements: list[str]) -> dict[str, Pin]:
 
 
 def hashes(name: str, pin: Pin) -> list[str]:
-    """Of all files of this version. The one that pip took here must be one of them."""
+    """The hashes of all files of this version. The one that pip took here must be one of them."""
     with urllib.request.urlopen(f"{INDEX}/{name}/") as reply:
         files = _FILE.findall(reply.read().decode())
     found = sorted({sha256 for file, sha256 in files if version_of(urllib.parse.unquote(file)) == pin.version})
@@ -75,7 +75,7 @@ def write(path: Path, head: str, pins: dict[str, Pin], markers: dict[str, str]) 
 
 
 def markers_of(requirements: list[str]) -> dict[str, str]:
-    """What comes behind a requirement of our own that only some systems have. Those of others' are not kept."""
+    """The markers behind requirements of our own that only some systems have. Those of others' are not kept."""
     split = (one.partition(";") for one in requirements)
     return {re.split(r"[=<>\[ ]", name)[0].lower(): f"; {marker.strip()}" for name, _, marker in split if marker}
 

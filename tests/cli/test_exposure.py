@@ -1,4 +1,4 @@
-"""Who can reach a replica, as `penstock serve` and `penstock engine` set it up."""
+"""Exposure of a replica to others, as `penstock serve` and `penstock engine` set it up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine's process is told by its arguments, which everybody on the machine can read."""
+"""Arguments of the engine's process, which everybody on the machine can read."""
 
 from __future__ import annotations
 

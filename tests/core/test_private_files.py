@@ -1,4 +1,4 @@
-"""What penstock writes is its owner's alone, whatever the process's umask allows."""
+"""Files that penstock writes are their owner's alone, whatever the process's umask allows."""
 
 from __future__ import annotations
 

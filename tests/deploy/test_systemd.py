@@ -102,7 +102,7 @@ def test_without_a_socket_nobody_is_told(name: str | None, monkeypatch: pytest.M
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """What systemd would listen at."""
+    """The socket that systemd would listen at."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
         listener.settimeout(60)

@@ -233,7 +233,7 @@ async def test_a_guide_that_fails_on_the_way_is_its_requests_fault_and_others_go
 
 
 class Panic(BaseException):
-    """As the library's own, which are no Exceptions either."""
+    """An error like the library's own, which are no Exceptions either."""
 
 
 @pytest.mark.parametrize("name", ["mask", "forced", "take", "copy"])

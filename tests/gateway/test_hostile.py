@@ -89,7 +89,7 @@ RULES = [{"name": "code", "keywords": ["python"], "to": NAME}, {"name": "short",
 
 @pytest.fixture(scope="module")
 def door(two_replicas: list[Replica]) -> Iterator[Gateway]:
-    """In front of a model, of rules that lead to it, and of one that has only a server that is not there."""
+    """A gateway in front of a model, of rules that lead to it, and of a model whose only server is not there."""
     pools = {
         NAME: ModelSettings(replicas=[f"http://{replica.host}:{replica.port}" for replica in two_replicas]),
         "ruled": ModelSettings(rules=RULES, default=NAME),

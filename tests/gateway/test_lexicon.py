@@ -112,7 +112,7 @@ def test_a_turn_more_costs_only_that_turn(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_one_tenant_sent_is_remembered_for_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the characters that are tokenized: remembered ones are not, and take no time."""
+    """Characters that are tokenized tell: remembered ones are not, and take no time."""
     found = lexicon()
     tokenized: list[str] = []
     count, encode, encode_batch = found._tokenizer.count, found._tokenizer.encode, found._tokenizer.encode_batch

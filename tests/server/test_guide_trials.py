@@ -1,4 +1,4 @@
-"""Whose guides are tried when, and who can tell."""
+"""Trials of guides: whose come when, and who can tell."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_a_resumed_prompt_costs_only_what_the_cache_does_not_have(replica: Repli
 
 
 def test_a_resumed_stream_goes_before_requests_that_came_earlier() -> None:
-    """By the engine's own count of steps: the new prompt alone fills two, and begins after the resumed one's."""
+    """The engine's own count of steps tells: the new prompt alone fills two, and begins after the resumed one's."""
     new, resumed = (encoded(prompt=f"{name} " * 90, max_tokens=8, temperature=0) for name in ("new", "resumed"))
     with serving(virtual_step_s=0.1) as first, serving(virtual_step_s=0.1) as second, ThreadPoolExecutor(2) as clients:
         whole = ask(address(first), COMPLETIONS, resumed)

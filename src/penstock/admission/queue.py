@@ -73,7 +73,7 @@ class Line:
         self._promises_overtaken = max(0, self._promises_overtaken - cost)
 
     def cost_before(self, cost: int) -> int:
-        """What leaves before a newcomer of this cost, or is kept for those who may come back meanwhile."""
+        """The cost that leaves before a newcomer of this cost, or is kept for those who may come back meanwhile."""
         place, kept = self._place(cost), self.promised_cost - self._passable_promises(cost)
         return (
             self.waiting_cost - sum(item.cost for item in islice(reversed(self.items), len(self.items) - place)) + kept

@@ -67,7 +67,7 @@ class Request:
         return sse.error_event(error, self.id, self.convention)
 
     def check_is_json(self) -> None:
-        """For what changes the server's state: no web page can have this type sent to a server that does not agree."""
+        """A guard of routes that change the server: no web page can have this type sent to one that does not agree."""
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise InvalidRequest("this takes content-type: application/json", param="content-type")

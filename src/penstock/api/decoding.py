@@ -99,7 +99,7 @@ def _num_objects(json: bytes) -> int:
 
 
 def _outside_strings(body: bytes) -> Iterator[bytes]:
-    """What stands in no string, part by part: each takes a millisecond, and other threads may run in between."""
+    """The bytes outside of strings, part by part: each takes a millisecond, and other threads may run in between."""
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # now each quotation mark begins or ends a string
     is_inside = False
     for start in range(0, len(plain), _PART_BYTES):

@@ -136,5 +136,5 @@ ANTHROPIC = Convention(
 
 
 def convention_at(target: bytes) -> Convention:
-    """Of those who ask for this path: for errors of which no handler knows."""
+    """The convention of those who ask for this path, for errors of which no handler knows."""
     return ANTHROPIC if target.startswith(b"/v1/messages") else OPENAI

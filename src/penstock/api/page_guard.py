@@ -43,7 +43,7 @@ def is_foreign_page(headers: Headers, allowed: Collection[str] = ()) -> bool:
 
 
 class PageGuard:
-    """Of a server that listens on `host`. `allowed_hosts`: names by which browsers and others may call it besides."""
+    """A guard of a server that listens on `host`. `allowed_hosts`: names by which browsers and others may call it."""
 
     def __init__(self, host: str = "127.0.0.1", allowed_hosts: Iterable[str] = ()) -> None:
         self._allowed = frozenset(name.lower() for name in allowed_hosts)
@@ -68,7 +68,7 @@ def _text(value: bytes) -> str:
 
 
 def _name(authority: str) -> str:
-    """Without the port, and without the brackets of an IPv6 address."""
+    """The host of an authority, without its port and without the brackets of an IPv6 address."""
     name = _PORT.sub("", authority)
     return name[1:-1] if name.startswith("[") and name.endswith("]") else name
 

@@ -42,7 +42,7 @@ async def administered(
     tower: Watchtower,
     tls: ServerTls | None,
 ) -> AsyncIterator[tuple[App, BodyGate, str]]:
-    """What the public port serves: the door, on loopback with the admin API beside it; whose bodies it takes; and where
+    """The app of the public port: the door, on loopback with the admin API beside it; whose bodies it takes; and where
     the admin API is, in words."""
     has_own_port = settings.admin_port is not None
     if not has_own_port and settings.host not in LOOPBACK:

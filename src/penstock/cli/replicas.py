@@ -52,7 +52,7 @@ def serve_replicas(settings: Settings, count: int) -> None:
 
 
 def share_secret(chosen: str | None) -> None:
-    """With the processes that are started from here on."""
+    """The secret is shared with the processes that are started from here on."""
     os.environ[SECRET_VARIABLE] = chosen or os.environ.get(SECRET_VARIABLE) or secrets.token_urlsafe(32)
 
 

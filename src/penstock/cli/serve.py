@@ -76,7 +76,7 @@ def serve(settings: Settings, *, has_console: bool = False) -> None:
 
 
 def with_secrets(settings: ServerSettings) -> ServerSettings:
-    """With those from the environment, where a command line or file names none."""
+    """Settings with the secrets from the environment, where a command line or file names none."""
     return replace(
         settings,
         gateway_secret=settings.gateway_secret or os.environ.get(SECRET_VARIABLE),
@@ -163,8 +163,8 @@ async def _load(
 
 
 def for_engine(settings: Settings) -> Settings:
-    """What its process is told. Arguments are for all to see, and a server's settings hold a secret: of those it needs
-    to know no more than that there are adapters, which a GPU has no room for unless it is told."""
+    """The settings that the engine's process is told. Arguments are for all to see, and a server's settings hold a
+    secret: of those it needs to know no more than that there are adapters, which a GPU has no room for unless told."""
     engine = settings.engine
     if engine.max_loras is None and settings.server.lora:
         engine = replace(engine, max_loras=_LORAS)

@@ -167,7 +167,7 @@ def _num_prompts(prompt: bytes) -> int:
 
 
 def _num_in_long_list(prompt: bytes) -> int:
-    """Without making an object of each: there may be millions, and then they are not counted to the end."""
+    """The count is made without an object for each: there may be millions, and then they are not counted to the end."""
     if prompt[1:64].lstrip()[:1] not in (b'"', b"[", b"{"):
         return 1  # of token ids
     depth, commas = 0, 0

@@ -30,7 +30,7 @@ class Books:
     pages: PageGuard = field(default_factory=PageGuard)  # for as long as anybody is let in
 
     def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
-        """By the key in these headers; before there are tenants, anybody but a foreign web page."""
+        """The caller, by the key in these headers; before there are tenants, anybody but a foreign web page."""
         if not self.keys.has_had_tenants:
             self.pages.check(headers)
             return ANYBODY

@@ -35,7 +35,7 @@ class CacheSalts:
         return self._tag(joined) + joined
 
     def namespace_of(self, salt: str) -> str:
-        """As the router has it; of a salt that is not of this key, one that no request has."""
+        """The namespace as the router has it; for a salt that is not of this key, one that no request has."""
         if not salt:
             return ""
         tag, joined = salt[:_TAG_CHARS], salt[_TAG_CHARS:]

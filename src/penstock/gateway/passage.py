@@ -166,7 +166,7 @@ class Passage:
 
     @property
     def _source(self) -> str:
-        """Whose failures these are: the tenant's; before there are tenants, the request's own."""
+        """The source of failures for the breaker: the tenant; before there are tenants, the request itself."""
         tenants, caller = self._door.books.keys.has_had_tenants, self._inquiry.caller
         return caller.tenant.id if tenants else str(self.request.fingerprint)
 

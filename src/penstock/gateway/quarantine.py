@@ -98,7 +98,7 @@ class Quarantine:
 
 
 def refusal() -> RequestQuarantined:
-    """For the request that has just been found out."""
+    """The error for the request that has just been found out."""
     return RequestQuarantined(
         f"{_MAX_LOST} replicas were lost while they worked on this request: it is refused, and so is the same request "
         f"for the next {_HELD_S / 60:.0f} minutes"

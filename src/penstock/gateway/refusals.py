@@ -19,7 +19,7 @@ from penstock.tenancy.limits.quota import UNIT, Quota, Reason, Refusal
 
 
 class Reserved(Protocol):
-    """What was reserved for a request, and what for (`sizes`)."""
+    """The reservation of a request, and its purpose (`sizes`)."""
 
     exact: int | None
     most: int

@@ -117,7 +117,7 @@ class Replica:
         self.headers = render(headers)
 
     def way(self, tenant: Tenant, target: bytes, body: bytes, adapter: str = "") -> Upstream:
-        """To it, for a tenant's request: its cache is the tenant's own whoever keeps it. Raises why it is not sent."""
+        """The upstream for a tenant's request: its cache is the tenant's own. Raises why it is not sent."""
         if self.relays:
             return self.upstream
         priority = tenant.priority.priority if self._sends_priority else Priority.NORMAL

@@ -29,7 +29,7 @@ class RetryBudget:
 
 
 class Tries:
-    """Of one request, for one model; `losses` are of all models that it went to."""
+    """The attempts of one request for one model; `losses` are of all models that it went to."""
 
     __slots__ = ("_num_moves", "losses", "replicas")
 

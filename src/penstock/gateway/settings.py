@@ -143,7 +143,7 @@ class GatewaySettings:
         return {name: build(ModelSettings, values, where=f"models.{name}.") for name, values in self.models.items()}
 
     def tls(self) -> ServerTls | None:
-        """Of the public port, and of the admin port if `has_admin_tls`; raises where it cannot be used."""
+        """The certificate of the public port, and of the admin port if `has_admin_tls`; raises if unusable."""
         if self.tls_cert is None:
             if self.tls_key is not None or self.admin_tls:
                 raise ConfigError("TLS needs a certificate: tls_cert", param="tls_cert")
@@ -302,7 +302,7 @@ def _upstream(url: str, pool: ModelSettings, tls: ssl.SSLContext | None, clock: 
 
 
 def tls_of(name: str, pool: ModelSettings) -> ssl.SSLContext | None:
-    """Of the connections to a pool's replicas; None: nothing of its own is set, so the system's CAs decide."""
+    """TLS of the connections to a pool's replicas; None: nothing of its own is set, so the system's CAs decide."""
     own = {"ca_file": pool.ca_file, "client_cert": pool.client_cert, "client_key": pool.client_key}
     for key, value in own.items():
         if value is not None and not any(url.startswith("https://") for url in pool.replicas):

@@ -39,7 +39,7 @@ class Stay:
         return breaker.is_tripped(now) != was_tripped
 
     def prove(self, now: float) -> bool:
-        """What ended in doubt: the same request did well elsewhere. Returns whether the breaker opened by it."""
+        """The request that ended in doubt did well elsewhere. Returns whether the breaker opened by it."""
         was_tripped = self.replica.breaker.is_tripped(now)
         if self._attempt is not None:
             self._attempt.proved(now)

@@ -139,7 +139,7 @@ class _Cursor:
         return found
 
     def check_room(self, count: int, min_bytes: int) -> None:
-        """Before anything is made for `count` entries of at least so many bytes."""
+        """The check before anything is made for `count` entries of at least so many bytes."""
         if count * min_bytes > len(self.buffer) - self.at:
             raise ValueError(f"{count:,} entries run past the end of the file")
 

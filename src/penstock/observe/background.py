@@ -37,7 +37,7 @@ class Worker:
         return cls(name, lambda: not task.done() or task.cancelled())
 
     def stop(self) -> None:
-        """From now on it may end."""
+        """The work may end from now on."""
         with _lock:
             _workers.discard(self)
 

@@ -34,11 +34,11 @@ class Backlog(Recurring, Generic[T]):
 
     @abstractmethod
     def write(self, batch: list[T]) -> None:
-        """In the thread. What raises OSError is lost. Of a batch that raises anything else, each one is tried by
-        itself: that one is lost which cannot be written, and the others may have been written twice."""
+        """The writing of a batch, in the thread. A batch that raises OSError is lost. Of one that raises anything else,
+        each is tried by itself: that one is lost which cannot be written, and the others may be written twice."""
 
     def passed(self, batch: list[T]) -> None:
-        """In the thread, once for each batch: it is written, or lost."""
+        """A hook, called in the thread once for each batch: it is written, or lost."""
 
     @property
     def num_lost(self) -> int:

@@ -183,7 +183,7 @@ class Generation:
 
     @property
     def answer_bytes(self) -> int:
-        """What a whole answer is about to have, the prompts included, which it may repeat."""
+        """The bytes of a whole answer, about; the prompts included, which it may repeat."""
         num_logprobs = self._requests[0].sampling.num_logprobs
         scored_bytes = 0 if num_logprobs is None else _SCORED_BYTES * (1 + num_logprobs)
         num_repeated = self.num_prompt_tokens * self.options.n

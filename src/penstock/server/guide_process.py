@@ -106,7 +106,7 @@ class Trials:
 
 
 def _try(vocabulary: Vocabulary, trial: Trial) -> Verdict:
-    """Where it fails later than here, that ends its own answer only."""
+    """A guide that fails later than here ends its own answer only."""
     try:
         guide = as_lark(trial.guide)
         try_out(vocabulary, guide)

@@ -46,7 +46,7 @@ class GatewayTrust:
         return self._secret is not None
 
     def guard(self, request: Request) -> None:
-        """For every request, before anything is done about it. Raises unless its sender may use this replica."""
+        """The guard of every request, before all else. Raises unless its sender may use this replica."""
         if request.path in _PUBLIC:
             return
         if request.path == "/metrics" and self._metrics_token is not None:

@@ -44,7 +44,7 @@ class PromptEncoder:
     def _encode(
         self, texts: list[str], keep_last: int | None, param: str, *, add_special_tokens: bool
     ) -> list[list[int]]:
-        """What cannot fit is refused before it is tokenized, or else before there are ids, unless it is to be cut."""
+        """Texts that cannot fit are refused before they are tokenized, or else before there are ids, unless cut."""
         for text in texts:
             self._model.check_prompt_text(text, param, contexts=1 if keep_last is None else MAX_CONTEXTS)
         check = None if keep_last is not None else partial(self._model.check_prompt_tokens, param=param)

@@ -149,7 +149,7 @@ def prepare(vocabulary: Vocabulary, guide: Guide) -> Matcher:
 
 
 def try_out(vocabulary: Vocabulary, guide: Guide) -> None:
-    """What the engine does with a guide until an answer has a few tokens. Raises an InvalidRequest like `prepare`."""
+    """A trial does what the engine does until an answer has a few tokens. Raises an InvalidRequest like `prepare`."""
     matcher = prepare(vocabulary, guide).copy()
     for _ in range(_NUM_TRIED):
         if matcher.is_over:

@@ -118,7 +118,7 @@ class PromptRequest(WireStruct):
 
 
 def _turn_of(message: openai.Message) -> object:
-    """What messages in a row have in common that are one turn; results of tools are turns of their own."""
+    """The key that messages of one turn share, in a row; results of tools are turns of their own."""
     return message.role if message.role != "tool" else id(message)
 
 

@@ -52,7 +52,7 @@ class Attempt:
         self._end(True, now)
 
     def failed(self, now: float) -> None:
-        """By the replica's fault, whatever was asked."""
+        """The failure is the replica's fault, whatever was asked."""
         self._end(False, now)
 
     def doubted(self, now: float) -> None:
@@ -60,7 +60,7 @@ class Attempt:
         self._end(False, now, self.source)
 
     def proved(self, now: float) -> None:
-        """Of one that was `doubted`: the same request did well elsewhere."""
+        """The request of one that was `doubted` did well elsewhere."""
         self.breaker.proved(self.epoch, self.source, now)
 
     def abandoned(self, now: float) -> None:
@@ -192,7 +192,7 @@ class CircuitBreaker:
 
 
 def _counted(sources: Iterable[str | None]) -> int:
-    """Of failures, how many count: all that are certain; of the source with the most others, as many as of the rest."""
+    """Failures that count: all that are certain; of the source with the most others, as many as of the rest."""
     found = Counter(sources)
     certain, most = found.pop(None, 0), max(found.values(), default=0)
     rest = found.total() - most

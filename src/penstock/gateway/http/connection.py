@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol):
         del self._parser
 
     def never_opened(self) -> None:
-        """For a connection whose handshake failed."""
+        """The handshake failed."""
         self._is_closing = True
         del self._parser
 

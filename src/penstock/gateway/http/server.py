@@ -32,8 +32,8 @@ class BodyGate(Protocol):
     """Asked about a body that comes in more than one read, by a request that has none yet, before more is read."""
 
     def body_owner(self, head: Request) -> str | None:
-        """Who pays for the room it takes; None: the app needs no body, and gets the request without it. Raises where it
-        is not wanted."""
+        """The owner of the room that a body takes; None: the app needs no body, and gets the request without it.
+        Raises where it is not wanted."""
 
     def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
         """Answers a request whose body was not read, because `body_owner` raised or there was no room for it."""

@@ -62,8 +62,8 @@ class ServerTls:
 def client_context(
     ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None
 ) -> ssl.SSLContext:
-    """For connections to replicas, whose certificates must be good for their names; None: by the system's CAs. Raises
-    `ConfigError`."""
+    """TLS for connections to replicas, whose certificates must be good for their names; None: by the system's CAs.
+    Raises `ConfigError`."""
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except (OSError, ssl.SSLError) as error:
