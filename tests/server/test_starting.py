@@ -8,7 +8,7 @@ import socket
 from penstock.core.clock import MonotonicClock
 from penstock.core.settings import ServerSettings
 from penstock.core.slo import Slo
-from penstock.engine.client import EngineClient
+from penstock.engine.client import EngineClient, EngineState
 from penstock.server.app import Replica
 from penstock.server.recorder import Recorder
 from tests.api.serving import running
@@ -44,3 +44,16 @@ def test_a_server_whose_model_is_loading_is_alive_but_not_ready() -> None:
             status, _, body = ask(host, port, "POST", path)
             assert (status, json.loads(body)["type"]) == (503, "error")
         assert ask(host, port, "GET", "/nowhere")[0] == 404
+
+
+def test_a_server_whose_engine_is_ready_and_whose_model_is_not_open_is_not_ready() -> None:
+    """Its adapters are being loaded: every route of the model would refuse."""
+    clock = MonotonicClock()
+    engine = EngineClient(never, clock)
+    engine.state = EngineState.READY
+    app = Replica(engine, Recorder(clock, "m", Slo()), clock, ServerSettings())
+    with running(app) as (host, port):
+        status, _, body = ask(host, port, "GET", "/ready")
+        assert (status, json.loads(body)["engine"]) == (503, "starting")
+        assert json.loads(ask(host, port, "GET", "/v1/penstock/snapshot")[2])["state"] == "starting"
+        assert b"penstock_engine_ready 0.0" in ask(host, port, "GET", "/metrics")[2]

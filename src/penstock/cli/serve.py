@@ -108,15 +108,12 @@ async def _serve(
     pushing.enter_context(replica_traces(pushed, recorder))
     await pushing.enter_async_context(pushed_metrics(pushed, lambda: _look(replica, recorder)))
     serving = asyncio.create_task(server.serve(listener))
-    loading = asyncio.create_task(_load(name, files, engine, settings.server))
+    loading = asyncio.create_task(_load(name, files, engine, replica, settings.server))
     sampling: Sampling | None = None
     try:
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
-            model, info = loading.result()
-            adapters = replica.adapters(model)
-            await adapters.restore(settings.server.lora)
-            replica.open(model, adapters)
+            info = loading.result()
             sampling = watch_devices(info, settings.server, replica.devices.take)
             scheme = "http" if tls is None else "https"
             _say_ready(name, info, listener, time.monotonic() - started_s, has_console, scheme=scheme)
@@ -138,9 +135,9 @@ def _look(replica: Replica, recorder: Recorder) -> list[Tallies]:
 
 
 async def _load(
-    name: str, files: ModelFiles, engine: EngineClient, settings: ServerSettings
-) -> tuple[ServedModel, EngineInfo]:
-    """The engine's process loads the weights while this one builds the tokenizer."""
+    name: str, files: ModelFiles, engine: EngineClient, replica: Replica, settings: ServerSettings
+) -> EngineInfo:
+    """Open the replica. The engine's process loads the weights while this one builds the tokenizer."""
     source = files.tokenizer_source
     info, tokenizer = await asyncio.gather(engine.start(), asyncio.to_thread(Tokenizer.load, source))
     model = ServedModel(
@@ -159,7 +156,10 @@ async def _load(
         embeds=info.embeds,
         max_loras=info.max_loras,
     )
-    return model, info
+    adapters = replica.adapters(model)
+    await adapters.restore(settings.lora)
+    replica.open(model, adapters)
+    return info
 
 
 def for_engine(settings: Settings) -> Settings:

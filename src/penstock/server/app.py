@@ -12,7 +12,7 @@ from penstock.api.replica_report import ReplicaReport
 from penstock.core.clock import Clock
 from penstock.core.errors import EngineUnavailable
 from penstock.core.settings import ServerSettings
-from penstock.engine.client import EngineClient
+from penstock.engine.client import EngineClient, EngineState
 from penstock.hub.adapter_file import AdapterFile
 from penstock.hub.watermarks import WatermarkFile
 from penstock.server.adapter_routes import AdapterRoutes
@@ -48,7 +48,7 @@ class Replica:
         self.trust = GatewayTrust(settings.gateway_secret, settings.metrics_token, pages)
         self._guides: GuideTrials | None = None
         self.devices = Devices(recorder.tallies, clock, recorder.model, self.drain.begin)
-        self._gateway = GatewayRoutes(engine, self.drain, self.devices, self.trust, settings)
+        self._gateway = GatewayRoutes(engine, self.drain, self.devices, self.trust, self._state, settings)
         health = HealthRoutes(
             engine,
             recorder,
@@ -56,6 +56,7 @@ class Replica:
             self.drain,
             self.devices,
             self.trust,
+            self._state,
             deep_timeout_s=settings.deep_health_timeout_s,
         )
         self.look = health.look  # before its numbers are read
@@ -113,6 +114,11 @@ class Replica:
         ).routes()
         routes = [*openai, *anthropic, *lora, *texts, *self._always]
         self._router = Router(routes, guard=self.trust.guard, shutdown=self._stop)
+
+    def _state(self) -> EngineState:
+        """The engine's, except that nothing is ready before the model is open: its adapters are still to be loaded."""
+        is_early = self._guides is None and self._engine.state is EngineState.READY
+        return EngineState.STARTING if is_early else self._engine.state
 
     async def _stop(self) -> None:
         await self._engine.stop()

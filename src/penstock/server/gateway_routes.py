@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
 import msgspec
@@ -22,7 +23,7 @@ from penstock.api.model_text import ModelText
 from penstock.api.replica_report import AdapterNews, ReplicaReport
 from penstock.core.errors import EngineUnavailable
 from penstock.core.settings import ServerSettings
-from penstock.engine.client import EngineClient
+from penstock.engine.client import EngineClient, EngineState
 from penstock.server.devices import Devices
 from penstock.server.drain import Drain
 from penstock.server.incoming import GatewayTrust
@@ -36,7 +37,13 @@ encode = msgspec.json.Encoder().encode
 
 class GatewayRoutes:
     def __init__(
-        self, engine: EngineClient, drain: Drain, devices: Devices, trust: GatewayTrust, settings: ServerSettings
+        self,
+        engine: EngineClient,
+        drain: Drain,
+        devices: Devices,
+        trust: GatewayTrust,
+        state: Callable[[], EngineState],
+        settings: ServerSettings,
     ) -> None:
         self._model = ""  # as long as it is loading
         self._adapters: dict[str, ServedAdapter] = {}
@@ -45,6 +52,7 @@ class GatewayRoutes:
         self._drain = drain
         self._devices = devices
         self._trust = trust
+        self._state = state
         self._max_open = settings.max_open
         self._boot = uuid.uuid4().hex
 
@@ -115,7 +123,7 @@ class GatewayRoutes:
         report = ReplicaReport(
             boot=self._boot,
             model=self._model,
-            state=engine.state,
+            state=self._state(),
             is_draining=self._drain.is_begun,
             num_open=engine.num_open,
             num_waiting=stats.num_waiting,

@@ -33,15 +33,18 @@ class HealthRoutes:
         drain: Drain,
         devices: Devices,
         trust: GatewayTrust,
+        state: Callable[[], EngineState],
         *,
         deep_timeout_s: float,
     ) -> None:
+        """`state`: the replica's, which is starting until its model is open, though the engine may be ready."""
         self._engine = engine
         self._recorder = recorder
         self._clock = clock
         self._drain = drain
         self._devices = devices
         self._trust = trust
+        self._state = state
         self._deep_timeout_s = deep_timeout_s
         self._probe: asyncio.Task[tuple[bool, dict[str, object]]] | None = None
 
@@ -59,9 +62,10 @@ class HealthRoutes:
         await _answer(send, is_alive, engine=self._engine.state)
 
     async def ready(self, request: Request, send: Send) -> None:
-        is_ready = self._engine.state is EngineState.READY and not self._drain.is_begun
+        state = self._state()
+        is_ready = state is EngineState.READY and not self._drain.is_begun
         why = {"reason": self._drain.reason} if self._drain.is_begun else {}
-        await _answer(send, is_ready, engine=self._engine.state, draining=self._drain.is_begun, **why)
+        await _answer(send, is_ready, engine=state, draining=self._drain.is_begun, **why)
 
     async def deep(self, request: Request, send: Send) -> None:
         """One real token, ahead of everybody: finds an engine that hangs though its process lives.
@@ -97,7 +101,7 @@ class HealthRoutes:
 
     def look(self) -> Callable[[], bytes]:
         """Takes down how things stand now; what it returns makes the text of it."""
-        is_ready = self._engine.state is EngineState.READY
+        is_ready = self._state() is EngineState.READY
         self._devices.look()
         tally(self._recorder.tallies, self._engine.adapters)
         return self._recorder.exposition(is_ready=is_ready, restarts=self._engine.restarts, info=self._engine.info)
