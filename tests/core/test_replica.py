@@ -25,8 +25,14 @@ def test_what_was_sent_since_the_snapshot_counts_as_load() -> None:
     )
     sent = snapshot.with_sent(3, 600, 900)
     assert (sent.sequences, sent.prefill_queued) == (6, 700)
-    assert sent.kv_used_tokens == 1000 + 2 * 50 + 900
-    assert sent.kv_free_tokens == 8000
+    assert sent.kv_used_tokens == 1000 + 100 + 2 * 50 + 900
+    assert sent.kv_free_tokens == 7900
+
+
+def test_prompts_that_wait_at_a_replica_will_take_their_blocks() -> None:
+    """They hold none yet, and no room is left for others all the same."""
+    snapshot = ReplicaSnapshot(id="a", waiting=1, prefill_tokens=8000, kv_capacity_tokens=10_000)
+    assert snapshot.kv_free_tokens == 2000
 
 
 def test_more_seen_to_end_than_the_snapshot_knew_of_is_not_less_than_nothing() -> None:

@@ -76,8 +76,10 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     def __post_init__(self) -> None:
         sequences = self.running + self.waiting + self.sent_sequences
         queued = self.prefill_tokens + self.sent_prefill_tokens
-        # With growth: a running sequence is, on average, half way through its output.
-        kv = self.kv_active_tokens + self.running * self.mean_output_tokens / 2 + self.sent_kv_tokens
+        # With growth: prompts that wait take their blocks later, and a running sequence is half way through its output
+        # on average.
+        growth = self.prefill_tokens + self.running * self.mean_output_tokens / 2
+        kv = self.kv_active_tokens + growth + self.sent_kv_tokens
         queued = queued if queued > 0 else 0
         kv = kv if kv > 0.0 else 0.0
         left = 1.0 - kv / self.kv_capacity_tokens

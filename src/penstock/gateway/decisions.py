@@ -59,7 +59,7 @@ class Seen(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     def snapshot(self, model: str, now: float = 0.0) -> ReplicaSnapshot:
         """As a policy would be shown it, from `now` on."""
-        growth = self.running * self.mean_output_tokens / 2
+        growth = self.prefill_queued + self.running * self.mean_output_tokens / 2
         return ReplicaSnapshot(
             id=self.id,
             models=(model,),
