@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.collecting import check, is_left_out
-from tests.examples import use_profiles
+from tests.examples import use_no_constants, use_profiles
 from tests.reporting import Reporter
 
 # Tiny shapes gain nothing from a second torch thread, and on a busy machine every operation would wait for it.
@@ -18,6 +18,8 @@ use_profiles()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Reporter())
+    if config.getoption("--hypothesis-profile") is None:
+        use_no_constants()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

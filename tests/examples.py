@@ -1,21 +1,26 @@
-"""How many examples property tests try: few each time, since each run tries others, and ten times as many where
-somebody looks for what a change broke (`make test-thorough`). In CI they are the same each time: what a submission did
-not change does not refuse it."""
+"""How many examples property tests try, and which: few and the same ones in each run of `make test`, so that nothing
+fails by chance; ten times as many, and others each time, where somebody looks for what a change broke
+(`make test-thorough`)."""
 
 from __future__ import annotations
 
-import os
-
 from hypothesis import settings
+from hypothesis.internal.conjecture.providers import Constants, HypothesisProvider
 
 _QUICK, _THOROUGH = 50, 500
 
 
 def use_profiles() -> None:
     """Quick unless `--hypothesis-profile thorough` says otherwise. An example is slow where the machine is busy."""
-    settings.register_profile("quick", deadline=None, max_examples=_QUICK, derandomize="CI" in os.environ)
+    settings.register_profile("quick", deadline=None, max_examples=_QUICK, derandomize=True)
     settings.register_profile("thorough", deadline=None, max_examples=_THOROUGH)
     settings.load_profile("quick")
+
+
+def use_no_constants() -> None:
+    """Leave out constants that Hypothesis finds in the code: which it has seen depends on what else was imported, and
+    so on which tests a process was given before."""
+    HypothesisProvider._local_constants = Constants()  # type: ignore[assignment]
 
 
 def examples(quick: int) -> int:
