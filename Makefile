@@ -65,19 +65,18 @@ clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # What pip prints is kept, and shown if it fails.
-PIP = $(BIN)/python -m pip install --disable-pip-version-check
-QUIETLY = > $(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log; exit 1; }
+PIP = $(BIN)/python tools/pip_progress.py $(VENV)/pip.log install
 
 $(VENV)/.installed: pyproject.toml requirements.lock requirements-torch.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "penstock needs Python 3.11 or newer")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing penstock and what it needs into $(VENV): about 1 GB, a minute or two"
-	@$(PIP) --require-hashes -r requirements.lock $(QUIETLY)
-	@$(PIP) -r requirements-torch.lock $(QUIETLY)
-	@$(PIP) --no-deps -e . $(QUIETLY)
+	@echo "Installing penstock and what it needs into $(VENV): 1.1 GB, a minute or two"
+	@$(PIP) --require-hashes -r requirements.lock
+	@$(PIP) -r requirements-torch.lock
+	@$(PIP) --no-deps -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
 	@echo "Installing what the tests need besides: about 1 GB, a minute or two"
-	@$(PIP) --require-hashes -r requirements-dev.lock $(QUIETLY)
+	@$(PIP) --require-hashes -r requirements-dev.lock
 	@touch $@

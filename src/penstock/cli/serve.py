@@ -22,6 +22,7 @@ from penstock.api.page_guard import is_loopback
 from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli import sd_notify
 from penstock.cli.device_watch import watch_devices
+from penstock.cli.loading import LoadingLines
 from penstock.cli.telemetry import pushed_metrics, replica_traces, telemetry_of
 from penstock.console.at_replica import ConsoleAtReplica, with_console
 from penstock.console.feed import Feed
@@ -29,7 +30,7 @@ from penstock.core.clock import MonotonicClock
 from penstock.core.errors import ConfigError
 from penstock.core.settings import ServerSettings, Settings
 from penstock.engine.client import EngineClient
-from penstock.engine.messages import EngineInfo, Loading
+from penstock.engine.messages import EngineInfo
 from penstock.gateway.http.asgi import Application, AsgiApp
 from penstock.gateway.http.clock import LOOP_CLOCK, TimerClock
 from penstock.gateway.http.limits import ClientLimits
@@ -91,7 +92,10 @@ async def _serve(
     name = settings.server.name or default_name(settings.model)
     recorder = Recorder(clock, name, settings.slo)
     engine = EngineClient(
-        lambda theirs: launch(settings, theirs), clock, on_loading=_say_loading, on_report=recorder.engine_report
+        lambda theirs: launch(settings, theirs),
+        clock,
+        on_loading=LoadingLines(clock, _say),
+        on_report=recorder.engine_report,
     )
     replica = Replica(engine, recorder, clock, settings.server)
     app: Replica | ConsoleAtReplica = replica
@@ -266,9 +270,8 @@ def _listen(settings: Settings) -> socket.socket:
     return listener
 
 
-def _say_loading(message: Loading) -> None:
-    if message.total == 0 or message.done == message.total:
-        logging.getLogger("penstock").debug("loading: %s %d/%d", message.phase, message.done, message.total)
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _tls(settings: ServerSettings) -> ServerTls | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import logging
 import os
 import platform
 import shlex
@@ -24,6 +25,8 @@ from pathlib import Path
 from penstock.core.private_files import DIRECTORY_MODE, is_safe_from_others, make_private
 from penstock.hub.disk import locked
 from penstock.hub.home import penstock_home
+
+log = logging.getLogger("penstock.model")
 
 SOURCES = Path(__file__).parent / "kernels"
 # No -ffast-math and no contraction: a compiler that reorders sums, or fuses a multiply-add here and not there, makes a
@@ -102,6 +105,7 @@ def _compile(compiler: list[str], library: Path) -> None:
         with locked(library.parent.with_suffix(".lock"), on_wait=lambda: None):
             if library.exists():  # built by the process that held the lock before
                 return
+            log.info("compiling the CPU kernels: once on this machine, up to a minute")
             make_private(library.parent)
             with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
                 built = _link(compiler, Path(scratch))
