@@ -33,7 +33,7 @@ from penstock.gateway.http.clock import Timer
 from penstock.gateway.http.message import ResponseHead, render
 from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.kv_sources import KvEventSettings
-from penstock.gateway.reports import ReportTimes, snapshot_of
+from penstock.gateway.reports import snapshot_of
 from penstock.gateway.silence import SilenceTimer
 from penstock.gateway.translated import ForeignUpstream
 from penstock.observe.redaction import redact
@@ -177,7 +177,6 @@ class Follower:
         self._loop = asyncio.get_running_loop()
         self._clock = replica.upstream.clock
         self._silence = SilenceTimer(self._clock, replica.health.settings.silent_after_s, self._fell_silent)
-        self._report_times = ReportTimes()
         self._call: Call | None = None
         self._timer: Timer | None = None
         self._prober: asyncio.Task[None] | None = None
@@ -258,7 +257,7 @@ class Follower:
             self._prober = self._loop.create_task(prober.watch_engine())
         heard_at = self._silence.heard_at
         is_lost = replica.health.hangs(report, heard_at)
-        replica.heard(snapshot_of(report, replica.snapshot, self._report_times.taken_at(heard_at)))
+        replica.heard(snapshot_of(report, replica.snapshot, heard_at))
         self._changed(replica)
         if is_lost:
             replica.send_riders_away()

@@ -8,7 +8,7 @@ from penstock.core.replica import HOST_SHARE, ReplicaSnapshot, ReplicaState
 GUESSED_SPEED = 2000.0  # tokens per second, of a replica that has measured nothing yet
 
 
-def snapshot_of(report: ReplicaReport, last: ReplicaSnapshot, taken_at: float) -> ReplicaSnapshot:
+def snapshot_of(report: ReplicaReport, last: ReplicaSnapshot, heard_at: float) -> ReplicaSnapshot:
     """`last`: of the same replica."""
     state = ReplicaState.READY
     if report.is_draining:
@@ -20,7 +20,7 @@ def snapshot_of(report: ReplicaReport, last: ReplicaSnapshot, taken_at: float) -
         id=last.id,
         url=last.url,
         models=last.models,
-        taken_at=taken_at,
+        taken_at=heard_at,
         max_sequences=min(report.max_num_seqs, report.max_open) or 1,
         max_context_tokens=report.max_model_len or 1,
         kv_capacity_tokens=report.kv_capacity_tokens or 1,
@@ -43,21 +43,3 @@ def host_share(report: ReplicaReport) -> float:
     """What a token from its host memory costs, of one that it computes: by what it has measured of both."""
     prefill, host = report.prefill_tokens_per_s, report.host_tokens_per_s
     return min(1.0, prefill / host) if prefill and host else HOST_SHARE
-
-
-class ReportTimes:
-    """Until when a replica's requests are in its reports.
-
-    A report may have met a request on the way: it was written before the request came, and is heard after it was sent.
-    So a report has what was sent before the last one was heard, and whatever is not quite new. The rest counts as sent
-    since, for one report more.
-    """
-
-    IN_FLIGHT_S = 0.05
-
-    def __init__(self) -> None:
-        self._heard_at = 0.0
-
-    def taken_at(self, heard_at: float) -> float:
-        heard_before, self._heard_at = self._heard_at, heard_at
-        return max(heard_before, heard_at - self.IN_FLIGHT_S)
