@@ -14,7 +14,7 @@ from penstock.core.errors import (
     TooLargeForLimit,
 )
 from penstock.gateway.sizes import Size
-from penstock.router.filters import ADAPTER
+from penstock.router.filters import ADAPTER, CONTEXT
 from penstock.tenancy.limits.quota import UNIT, Quota, Reason, Refusal
 
 
@@ -51,8 +51,11 @@ def shed(decision: Shed, size: Size) -> PenstockError:
             f"this request needs a context of at least {size.context_tokens} tokens{prompt} and no replica has so much"
         )
     if reason is ShedReason.NO_REPLICA:
-        is_lacking = ADAPTER.reason in decision.detail
-        what = "no replica that is ready has this adapter" if is_lacking else "no replica of this model is ready"
+        what = "no replica of this model is ready"
+        if ADAPTER.reason in decision.detail:
+            what = "no replica that is ready has this adapter"
+        elif CONTEXT.reason in decision.detail:
+            what = "no replica that is ready has a context of this length"
         return EngineUnavailable(what, reason=reason.value, retry_after_s=decision.retry_after_s)
     return Overloaded(
         f"too much is asked of this model: {reason.value}", reason=reason.value, retry_after_s=decision.retry_after_s

@@ -9,7 +9,8 @@ GUESSED_SPEED = 2000.0  # tokens per second, of a replica that has measured noth
 
 
 def snapshot_of(report: ReplicaReport, last: ReplicaSnapshot, heard_at: float) -> ReplicaSnapshot:
-    """`last`: of the same replica."""
+    """`last`: of the same replica. What a replica does not say, as long as it loads, stays as it was; a size that
+    nobody has ever said has no bound."""
     state = ReplicaState.READY
     if report.is_draining:
         state = ReplicaState.DRAINING
@@ -22,8 +23,8 @@ def snapshot_of(report: ReplicaReport, last: ReplicaSnapshot, heard_at: float) -
         models=last.models,
         taken_at=heard_at,
         max_sequences=min(report.max_num_seqs, report.max_open) or 1,
-        max_context_tokens=report.max_model_len or 1,
-        kv_capacity_tokens=report.kv_capacity_tokens or 1,
+        max_context_tokens=report.max_model_len or last.max_context_tokens,
+        kv_capacity_tokens=report.kv_capacity_tokens or last.kv_capacity_tokens,
         step_tokens=report.chunk_tokens or 1,
         prefill_tokens_per_s=report.prefill_tokens_per_s or GUESSED_SPEED,
         decode_tokens_per_s=max(report.num_running, 1) / step_s if step_s else GUESSED_SPEED,
