@@ -48,6 +48,7 @@ class Fleet:
         self.speeds = dict.fromkeys(self.names, 50.0)
         self.outputs = dict.fromkeys(self.names, 100.0)
         self.down: set[str] = set()
+        self.starting: set[str] = set()
         self.draining: set[str] = set()
         self.boots = dict.fromkeys(self.names, "b0")
         self.restarts = dict.fromkeys(self.names, 0)
@@ -67,7 +68,8 @@ class Fleet:
                 ReplicaReading(
                     model=MODEL,
                     replica=name,
-                    is_usable=name not in self.down,
+                    is_usable=name not in self.down | self.starting,
+                    is_starting=name in self.starting,
                     is_reachable=name not in self.down,
                     is_draining=name in self.draining,
                     boot=self.boots[name],
@@ -94,7 +96,12 @@ class Fleet:
         self.owed += self.rate
         while self.owed >= 1.0:
             self.owed -= 1.0
-            name = self.random.choice([name for name in self.names if name not in self.down] or self.names)
+            name = self.random.choice(
+                [name for name in self.names if name not in self.down | self.starting] or self.names
+            )
+            if name in self.starting:
+                self.watch.ended(Ended(replica="", ending="failed", ttft_s=None, total_s=0.0, output_tokens=0))
+                continue
             self.failures_owed += self.fail
             if self.failures_owed >= 1.0:
                 self.failures_owed -= 1.0

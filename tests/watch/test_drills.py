@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.devices import DeviceReading
 from penstock.watch.answers import SaidToken
-from tests.watch.fleet import MODEL, Fleet
+from tests.watch.fleet import MODEL, Ended, Fleet
 
 pytestmark = pytest.mark.slow
 
@@ -147,6 +147,53 @@ def test_model_without_replicas_is_a_page() -> None:
     fleet.run(300)
     assert ("ModelDown", "page") in fleet.fired()
     assert fleet.fired() <= {("ModelDown", "page"), ("ProcessCrash", "page")}  # and why
+
+
+def test_model_that_loads_for_an_hour_is_starting_and_costs_no_budget() -> None:
+    fleet = Fleet(replicas=2, rate=1.0)
+    fleet.starting = {"r0", "r1"}
+    fleet.run(3600)
+    assert fleet.fired() == set()
+    status = fleet.watch.objectives(MODEL).status(fleet.now)
+    assert [(one.events, one.budget_left) for one in status.objectives[:2]] == [(0, None), (0, None)]
+    fleet.starting = {"r1"}
+    fleet.run(60)
+    assert fleet.fired() == set()
+    assert fleet.watch.objectives(MODEL).status(fleet.now).objectives[0].events == 60
+    fleet.starting, fleet.rate = {"r0", "r1"}, 0.0  # a model that was up is down, though it loads again
+    fleet.run(60)
+    assert fleet.fired() == {("ModelDown", "page")}
+
+
+def test_model_that_nobody_loads_is_a_page_after_minutes() -> None:
+    fleet = Fleet(replicas=1, rate=0.0)
+    fleet.down = {"r0"}
+    fleet.run(149)
+    assert fleet.fired() == set()
+    fleet.run(2)
+    assert fleet.fired() == {("ModelDown", "page")}
+
+
+def test_few_slow_requests_are_no_page() -> None:
+    fleet = Fleet(rate=0.0)
+    fleet.run(60)
+    for _ in range(99):
+        fleet.watch.ended(Ended(ttft_s=4.0, total_s=30.0))
+    fleet.run(900)
+    assert fleet.fired() == set()
+    fleet.watch.ended(Ended(ttft_s=4.0, total_s=30.0))
+    fleet.run(10)
+    assert {alert.labels["objective"] for alert in fleet.changed} == {"ttft", "tpot", "latency"}
+    assert fleet.fired() == {("BudgetBurningFast", "page")}
+
+
+def test_few_failures_of_few_requests_are_a_page() -> None:
+    fleet = Fleet(rate=0.0)
+    fleet.run(60)
+    for _ in range(10):
+        fleet.watch.ended(Ended(ending="failed"))
+    fleet.run(10)
+    assert fleet.fired() == {("BudgetBurningFast", "page")}
 
 
 def test_objective_that_is_nearly_used_up_is_a_warning() -> None:

@@ -31,6 +31,9 @@ def series(text: str, values: str) -> dict[str, str]:
     return {"series": text, "values": values}
 
 
+USED = series('penstock_slo_used_ratio{model="m",objective="ttft"}', "0.85x400")
+
+
 def events(objective: str, good: int, bad: int) -> list[dict[str, str]]:
     """So many a minute, for hours."""
     name = f'penstock_slo_events_total{{model="m",objective="{objective}",met='
@@ -60,11 +63,26 @@ def fired(tmp_path: Path, inputs: list[dict[str, str]], at: str = "90m") -> set[
         (events("errors", 6000, 120), {("BudgetBurningFast", "page")}),
         (events("availability", 54, 6), {("BudgetBurningFast", "page")}),
         ([series('penstock_gateway_queue_length{model="m",class="normal"}', "5x400")], {("QueueSustained", "ticket")}),
-        ([series('penstock_slo_used_ratio{model="m",objective="ttft"}', "0.85x400")], {("ObjectiveAtRisk", "ticket")}),
-        ([series('penstock_gateway_replica_state{model="m",state="ready"}', "0x400")], {("ModelDown", "page")}),
+        ([USED, *events("ttft", 60, 0)], {("ObjectiveAtRisk", "ticket")}),
+        ([USED, *events("ttft", 1, 0)], set()),
+        (events("ttft", 0, 1), set()),
+        (events("ttft", 0, 2), {("BudgetBurningFast", "page")}),
+        ([series('penstock_alerts_firing{alert="ModelDown",model="m"}', "1x400")], {("ModelDown", "page")}),
         ([series('penstock_alerts_firing{alert="GpuXid",model="m"}', "1x400")], {("GpuXid", "page")}),
     ],
-    ids=["well", "twelve times", "twenty times", "down", "queue", "at risk", "no replica", "xid"],
+    ids=[
+        "well",
+        "twelve times",
+        "twenty times",
+        "down",
+        "queue",
+        "at risk",
+        "few requests at risk",
+        "few slow requests",
+        "slow requests",
+        "no replica",
+        "xid",
+    ],
 )
 def test_prometheus_raises_the_same_alert_and_only_that(
     tmp_path: Path, inputs: list[dict[str, str]], expected: set[tuple[str, str]]

@@ -14,6 +14,7 @@ from penstock.watch.history import DAY_S, HOUR_S
 from penstock.watch.kinds import Severity
 
 LEAST_BAD = 10  # events within the long window: fewer say little, however small the budget
+LEAST_TIMES = 100  # requests within the long window: a few slow ones are no traffic that a quantile is promised for
 
 
 class BurnRule(NamedTuple):
@@ -60,16 +61,18 @@ def burn_rate(events: Events, allowed: float) -> float:
     return events.bad_ratio / allowed
 
 
-def burning(windows: Mapping[float, Events], allowed: float, covered_s: float) -> BurnRule | None:
+def burning(windows: Mapping[float, Events], allowed: float, covered_s: float, least_total: int = 0) -> BurnRule | None:
     """The most urgent rule that holds, of the events within each window, by its seconds.
 
     `covered_s`: how long anybody has looked. Of a window that began earlier the rest counts as well, or a bad minute
-    after a start would look like three bad days; but an hour is looked at as it comes.
+    after a start would look like three bad days; but an hour is looked at as it comes. `least_total`: events that the
+    long window must have.
     """
     for rule in BURN_RULES:
         long, short = windows[rule.long_s], windows[rule.short_s]
         seen = min(1.0, max(covered_s, HOUR_S) / rule.long_s)
-        is_long = long.bad >= LEAST_BAD and seen * burn_rate(long, allowed) >= rule.factor
+        is_enough = long.bad >= LEAST_BAD and long.total >= least_total
+        is_long = is_enough and seen * burn_rate(long, allowed) >= rule.factor
         if is_long and burn_rate(short, allowed) >= rule.factor:
             return rule
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from statistics import median
 
 from penstock.core.devices import DeviceReading
@@ -18,17 +18,20 @@ _LULL_S = 5.0  # a queue that was empty for less has not been empty
 _HOUR = 60  # samples
 _ENDS = 10  # samples at each end of the hour that are compared
 _RISEN, _MUCH = 0.10, 0.30  # of the KV cache
+_STARTING_S = 120.0  # a model that nobody loads by then is not starting
 _SMOOTH = 0.05  # what the newest reading of a device counts: a second of idleness is none
 
 
 class FleetSigns:
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
+        self._began_at = now
         self._waited_at: dict[str, float] = {}
         self._utilization: dict[str, float] = {}
         self._fragmented: dict[str, deque[float]] = {}
 
-    def conditions(self, fleet: FleetReading, now: float) -> list[Condition]:
-        found = [*self._queues(fleet.waiting, now), *_down(fleet)]
+    def conditions(self, fleet: FleetReading, has_been_up: Set[str], now: float) -> list[Condition]:
+        """`has_been_up`: models that could be used at some time."""
+        found = [*self._queues(fleet.waiting, now), *self._down(fleet.replicas, has_been_up, now)]
         for device in fleet.devices:
             found += self._device(device)
         for reading in fleet.replicas:
@@ -85,19 +88,18 @@ class FleetSigns:
         summary = f"{reading.model}: {reading.replica} holds {now:.0%} of its KV cache for nothing, {before:.0%} before"
         return [Condition(kind=FRAGMENTED, summary=summary, value=now, model=reading.model, replica=reading.replica)]
 
-
-def _down(fleet: FleetReading) -> list[Condition]:
-    usable: dict[str, bool] = {}
-    for reading in fleet.replicas:
-        usable[reading.model] = usable.get(reading.model, False) or reading.is_usable
-    return [
-        Condition(
-            kind=MODEL_DOWN,
-            summary=f"{model}: no replica can be used",
-            value=0.0,
-            model=model,
-            explains=explained(model),
-        )
-        for model, is_up in usable.items()
-        if not is_up
-    ]
+    def _down(self, replicas: Sequence[ReplicaReading], has_been_up: Set[str], now: float) -> list[Condition]:
+        """A model that has never been up is starting: as long as a replica loads it, and for a while without one."""
+        is_young = now - self._began_at < _STARTING_S
+        starting = {one.model for one in replicas if is_young or one.is_starting} - has_been_up
+        usable = {one.model for one in replicas if one.is_usable}
+        return [
+            Condition(
+                kind=MODEL_DOWN,
+                summary=f"{model}: no replica can be used",
+                value=0.0,
+                model=model,
+                explains=explained(model),
+            )
+            for model in sorted({one.model for one in replicas} - starting - usable)
+        ]

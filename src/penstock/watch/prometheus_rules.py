@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from penstock.core.slo import TIMED
 from penstock.watch import kinds
-from penstock.watch.burn import BURN_RULES, LEAST_BAD, WINDOWS, BurnRule
+from penstock.watch.burn import BURN_RULES, LEAST_BAD, LEAST_TIMES, WINDOWS, BurnRule
 from penstock.watch.burn import NAMES as WINDOW_NAMES
 from penstock.watch.kinds import AlertKind, Severity
 from penstock.watch.objectives import CRITICAL, WARNING
@@ -13,7 +13,6 @@ from penstock.watch.objectives import CRITICAL, WARNING
 Rule = dict[str, object]
 _BY = "by (model, objective)"
 _TIMED = "|".join(map(str, TIMED))
-_LEAST_TIMES = 100
 
 GATEWAY_DOWN = AlertKind("GatewayDown", Severity.PAGE, "no gateway can be scraped", "gateway-down", for_s=60.0)
 
@@ -23,6 +22,7 @@ _AS_DECIDED = (
     kinds.OOM_KILL,
     kinds.CRASH,
     kinds.POISON,
+    kinds.MODEL_DOWN,
     kinds.WRONG_ANSWERS,
     kinds.SLOW,
     kinds.GPU_IDLE,
@@ -72,16 +72,20 @@ def _burn_alerts(runbooks: str) -> list[Rule]:
 def _burning(rule: BurnRule) -> str:
     long, short = WINDOW_NAMES[rule.long_s], WINDOW_NAMES[rule.short_s]
     enough = f'sum {_BY} (increase(penstock_slo_events_total{{met="false"}}[{long}])) >= {LEAST_BAD}'
-    return (
-        f"(penstock:slo_burn:{long} >= {rule.factor:g} and penstock:slo_burn:{short} >= {rule.factor:g} and {enough})"
-    )
+    burns = f"penstock:slo_burn:{long} >= {rule.factor:g} and penstock:slo_burn:{short} >= {rule.factor:g}"
+    return f"(({burns} and {enough}) unless {_times(long)} < {LEAST_TIMES})"
+
+
+def _times(window: str) -> str:
+    """The number of requests that a time was measured of."""
+    return f'sum {_BY} (increase(penstock_slo_events_total{{objective=~"{_TIMED}"}}[{window}]))'
 
 
 def _direct(runbooks: str) -> list[Rule]:
     ttft = "penstock_gateway_ttft_seconds"
     p99 = f"histogram_quantile(0.99, sum by (model, le) (rate({ttft}_bucket[5m])))"
     target = 'max by (model) (penstock_slo_target_seconds{objective="ttft"})'
-    enough = f"sum by (model) (increase({ttft}_count[5m])) >= {_LEAST_TIMES}"
+    enough = f"sum by (model) (increase({ttft}_count[5m])) >= {LEAST_TIMES}"
     found = [
         _alert(GATEWAY_DOWN, "absent(penstock_slo_goal_ratio)", "no gateway can be scraped", runbooks),
         _alert(
@@ -96,15 +100,10 @@ def _direct(runbooks: str) -> list[Rule]:
             "{{ $labels.model }}: {{ $value }} requests wait at the gateways",
             runbooks,
         ),
-        _alert(
-            kinds.MODEL_DOWN,
-            'sum by (model) (penstock_gateway_replica_state{state=~"ready|degraded"}) == 0',
-            "{{ $labels.model }}: no replica can be used",
-            runbooks,
-        ),
     ]
-    timed = f'max {_BY} (penstock_slo_used_ratio{{objective=~"{_TIMED}"}})'
-    budget = f'1 - min {_BY} (penstock_slo_budget_left_ratio{{objective!~"{_TIMED}"}})'
+    timed = f'max {_BY} (penstock_slo_used_ratio{{objective=~"{_TIMED}"}}) and {_times("1h")} >= {LEAST_TIMES}'
+    bad = f'sum {_BY} (penstock_slo_events_total{{met="false"}}) >= {LEAST_BAD}'
+    budget = f'1 - min {_BY} (penstock_slo_budget_left_ratio{{objective!~"{_TIMED}"}}) and {bad}'
     for level, bounds in (
         ("warning", f">= {WARNING:g} < {CRITICAL:g}"),
         ("critical", f">= {CRITICAL:g}"),

@@ -26,7 +26,6 @@ from penstock.watch.slo_signs import slo_conditions
 _PROBES_IN_A_ROW = 2
 _LONGEST_TICK_S = 60  # of a gap in the ticks: a machine that slept was not down
 _TURNS = 5  # ticks in which every model's objectives are looked at once
-_UP_AFTER_S = 60.0  # a fleet that has just begun need not be there yet
 
 
 class SpeedView(Struct, frozen=True, kw_only=True):
@@ -43,7 +42,6 @@ class _Model:
         self.siblings = Siblings()
         self.deviations = Deviations(name, sample_s)
         self.replicas: dict[str, Sample] = {}
-        self.has_been_up = False
         self.sampled_at = now + wait_s - sample_s
 
 
@@ -57,21 +55,23 @@ class Watch:
             name: _Model(name, slo, now, sample_s, sample_s * (1.0 + number / len(slos)))
             for number, (name, slo) in enumerate(slos.items())
         }
+        self._has_been_up: set[str] = set()  # models: availability and errors count from then on
         self._mishaps = Mishaps()
-        self._signs = FleetSigns()
+        self._signs = FleetSigns(now)
         self._sample_s = sample_s
         self._found: dict[str, list[Condition]] = {}  # of objectives: they are looked at in turns
         self._num_ticks = 0
-        self._began_at = self._ticked_at = now
+        self._ticked_at = now
         self._signs_sampled_at = now
 
     # -- facts
 
     def ended(self, request: EndedRequest) -> None:
-        """Of every request, once. One that a client spoilt or left says nothing."""
+        """Of every request, once. One that a client spoilt or left says nothing, nor one that came too early."""
         model = self._models.get(request.model)
         is_ok = request.ending == "ok"
-        if model is None or not (is_ok or request.ending == "failed"):
+        is_failed = request.ending == "failed" and request.model in self._has_been_up
+        if model is None or not (is_ok or is_failed):
             return
         ttft_s, total_s, output = request.ttft_s, request.total_s, request.output_tokens
         tpot_s = None
@@ -139,11 +139,10 @@ class Watch:
         seconds = min(int(now) - int(self._ticked_at), _LONGEST_TICK_S)
         self._ticked_at = now
         usable = {reading.model for reading in fleet.replicas if reading.is_usable}
+        self._has_been_up |= usable
         for name, model in self._models.items():
-            is_up = name in usable
-            model.has_been_up = model.has_been_up or is_up or now - self._began_at > _UP_AFTER_S
-            if model.has_been_up and seconds > 0:
-                model.objectives.second(is_up, seconds)
+            if name in self._has_been_up and seconds > 0:
+                model.objectives.second(name in usable, seconds)
             model.objectives.tick(now)
 
     def _compare(self, now: float, wall_s: float) -> None:
@@ -156,7 +155,8 @@ class Watch:
             model.replicas = {}
 
     def _conditions(self, fleet: FleetReading, now: float) -> list[Condition]:
-        found = [*self._mishaps.conditions(fleet, now), *self._signs.conditions(fleet, now), *self._probe_conditions()]
+        found = [*self._mishaps.conditions(fleet, now), *self._signs.conditions(fleet, self._has_been_up, now)]
+        found += self._probe_conditions()
         self._num_ticks += 1
         for number, (name, model) in enumerate(self._models.items()):
             if (number + self._num_ticks) % _TURNS == 0:
