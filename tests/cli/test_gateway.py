@@ -113,6 +113,19 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert not set(ours()) - others
 
 
+def test_serve_says_what_it_runs_and_how_to_try_it(served: Served) -> None:
+    assert served.process.stdout is not None
+    lines: list[str] = []
+    while not lines or not lines[-1].startswith("2 of 2 replicas ready in"):
+        lines.append(served.process.stdout.readline())
+        assert lines[-1], "".join(lines)
+    said = "".join(lines)
+    assert f"penstock serves {MODEL} at {served.url}   (1 of 2 replicas ready in" in said
+    assert re.search(r"^  replicas +2 behind a gateway", said, re.MULTILINE)
+    assert re.search(rf"^  max_model_len +{CONTEXT}$", said, re.MULTILINE)
+    assert f"  curl -N {served.url}/v1/chat/completions -d '{{" in said
+
+
 def are_ready(states: list[str]) -> bool:
     return states == ["ready", "ready"]
 

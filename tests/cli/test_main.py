@@ -3,10 +3,13 @@
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from penstock.cli import before_serving
 from penstock.cli.main import main
+from tests.cli.real_server import TINY_CONTEXT, write_tiny_model
 
 
 def penstock(*words: str) -> subprocess.CompletedProcess[str]:
@@ -33,6 +36,22 @@ def test_a_port_in_use_is_one_clear_line_before_anything_is_loaded() -> None:
         ended = penstock("serve", "nosuch", "--port", str(port))
     assert ended.returncode == 1
     assert ended.stderr == f"penstock: cannot listen on 127.0.0.1 port {port}: Address already in use; try --port 0\n"
+
+
+@pytest.mark.parametrize("replicas", [[], ["--replicas", "2"]], ids=["one", "two"])
+def test_a_model_that_cannot_be_served_is_told_before_a_process_is_started(
+    replicas: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tiny_model(tmp_path)
+    words = ["serve", str(tmp_path), "--load", "dummy", "--port", "0", *replicas]
+    with pytest.raises(SystemExit, match=f"max_model_len is 99999, but the model's context ends at {TINY_CONTEXT}"):
+        main([*words, "--max-model-len", "99999"])
+    with pytest.raises(SystemExit, match="speculate is draft, but no model is named"):
+        main([*words, "--speculate", "draft"])
+    monkeypatch.setattr(before_serving, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"serving a model needs torch: pip install 'penstock\[engine\]'"):
+        main(words)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.admission.admission import Admission
 from penstock.api.page_guard import PageGuard
@@ -67,7 +68,15 @@ _COLLECT = (10_000, 20, 20)  # a request makes a hundred objects and no cycle: t
 _SWITCH_S = 0.0005  # how long a thread that renders a long prompt may keep the event loop waiting
 
 
-async def serve(settings: GatewaySettings, url: str) -> None:
+class Opened(NamedTuple):
+    """A gateway that takes requests."""
+
+    listener: socket.socket
+    has_tenants: bool
+    num_ready: Callable[[], int]  # replicas
+
+
+async def serve(settings: GatewaySettings, url: str, on_open: Callable[[Opened], None] | None = None) -> None:
     log_the_uncaught()
     sys.setswitchinterval(_SWITCH_S)
     models, pushed = settings.pools(), telemetry_of(settings.telemetry, "penstock-gateway")
@@ -117,6 +126,8 @@ async def serve(settings: GatewaySettings, url: str) -> None:
                         certificates.reload_on_hangup()
                         _say_ready(settings, listener, keys)
                         print(notice, flush=True)
+                        if on_open is not None:
+                            on_open(Opened(listener, keys.has_had_tenants, lambda: _num_ready(door)))
                         sd_notify.notify(sd_notify.READY)
                         gc.freeze()
                         gc.set_threshold(*_COLLECT)
@@ -128,6 +139,10 @@ async def serve(settings: GatewaySettings, url: str) -> None:
                 finally:
                     tower.close()
                     door.close()
+
+
+def _num_ready(door: Door) -> int:
+    return sum(pool.num_ready for pool in door.pools.values())
 
 
 def _look(door: Door) -> list[Tallies]:
@@ -194,7 +209,8 @@ def _listen(settings: GatewaySettings) -> socket.socket:
     try:
         return bound_socket(settings.host, settings.port)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {settings.host} port {settings.port}: {error.strerror}") from None
+        hint = "; try --port 0" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"cannot listen on {settings.host} port {settings.port}: {error.strerror}{hint}") from None
 
 
 def _say_ready(settings: GatewaySettings, listener: socket.socket, keys: KeyRing) -> None:

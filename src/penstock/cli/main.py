@@ -45,6 +45,8 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--replicas", type=int, default=1, metavar="N", help="with more than one, behind a gateway (default: 1)"
             )
+        else:
+            command.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)  # for `serve --replicas`
         add_settings(command)
 
     pull = commands.add_parser("pull", help="fetch a model into the cache")
@@ -93,6 +95,10 @@ def run(arguments: argparse.Namespace) -> None:
             from penstock.cli.replicas import serve_replicas
 
             serve_replicas(settings_from(arguments), arguments.replicas)
+        case "engine" if arguments.report_fd is not None:
+            from penstock.cli.start_report import serve_and_report
+
+            serve_and_report(settings_from(arguments), arguments.report_fd)
         case "serve" | "engine":
             from penstock.cli.serve import serve
 

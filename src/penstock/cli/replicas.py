@@ -1,7 +1,8 @@
 """`penstock serve MODEL --replicas N`: a gateway, and the replicas behind it as processes of this machine.
 
 The replicas are on loopback and the gateway's alone: they share a secret with it, a new one each time unless one is
-set, which is in their environment and neither in their arguments nor in a file. A replica that dies is started again.
+set, which is in their environment and neither in their arguments nor in a file. A replica that dies is started again;
+one that cannot be started at all ends everything, with the words that it would have alone.
 They have a session of their own, so that a Ctrl-C reaches the gateway alone, which lets its streams end before it stops
 them; and they end when it does, however it ends.
 """
@@ -18,37 +19,44 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvloop
 
 from penstock.api.relay import SECRET_VARIABLE
-from penstock.cli.gateway_process import serve
+from penstock.cli.before_serving import ModelFiles, check, check_torch
+from penstock.cli.gateway_process import Opened, serve
+from penstock.cli.ready import client_url, loading_message, phases, ready_message
+from penstock.cli.start_report import read_report
 from penstock.cli.store_flags import store_url
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.settings import Settings
-from penstock.gateway.settings import GatewaySettings
-from penstock.hub.progress import ProgressBar
-from penstock.hub.resolve import default_name, describe, resolve
+from penstock.engine.client import as_error
+from penstock.engine.messages import EngineInfo, Failed, Ready
+from penstock.gateway.settings import LOOPBACK, GatewaySettings
+from penstock.hub.resolve import default_name
 
 log = logging.getLogger("penstock")
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _STOP_S = 10.0
+_LOOK_S = 0.05  # how often the gateway is asked whether it has found a replica ready
 _PR_SET_PDEATHSIG = 1
 
 
 def serve_replicas(settings: Settings, count: int) -> None:
-    """Until a signal ends it."""
-    find = describe if settings.engine.load == "dummy" else resolve
-    find(settings.model, progress=ProgressBar())  # once, and not by every replica
-    name = settings.server.name or default_name(settings.model)
+    """Until a signal ends it, or a replica that cannot start."""
+    check_torch()
+    if settings.server.client_ca is not None:
+        raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
+    files = check(settings)
     share_secret(settings.server.gateway_secret)
-    with _reserved_ports(count) as ports:
-        uvloop.run(_serve(settings, name, ports, store_url(None, None)))
+    with _reserved_ports(count) as ports, tempfile.TemporaryDirectory(prefix="penstock-") as directory:
+        uvloop.run(_serve(settings, files, ports, Path(directory), store_url(None, None)))
 
 
 def share_secret(chosen: str | None) -> None:
@@ -56,31 +64,79 @@ def share_secret(chosen: str | None) -> None:
     os.environ[SECRET_VARIABLE] = chosen or os.environ.get(SECRET_VARIABLE) or secrets.token_urlsafe(32)
 
 
-async def _serve(settings: Settings, name: str, ports: list[int], store: str) -> None:
-    if settings.server.client_ca is not None:
-        raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
-    urls = [f"http://127.0.0.1:{port}" for port in ports]
+async def _serve(settings: Settings, files: ModelFiles, ports: list[int], directory: Path, store: str) -> None:
+    name = settings.server.name or default_name(settings.model)
     gateway = GatewaySettings(
         host=settings.server.host,
         port=settings.server.port,
         allowed_hosts=settings.server.allowed_hosts,
         tls_cert=settings.server.tls_cert,
         tls_key=settings.server.tls_key,
-        models={name: {"replicas": urls, "secret_env": SECRET_VARIABLE}},
+        models={name: {"replicas": [f"http://127.0.0.1:{port}" for port in ports], "secret_env": SECRET_VARIABLE}},
         slo=settings.slo,
         telemetry=settings.telemetry,
     )
-    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
-        keepers = [
-            asyncio.create_task(_keep(_write_config(settings, name, port, len(ports), Path(directory))))
-            for port in ports
-        ]
-        try:
-            await serve(gateway, store)
-        finally:
-            for keeper in keepers:
-                keeper.cancel()
-            await asyncio.gather(*keepers, return_exceptions=True)
+    opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
+    tasks = [asyncio.create_task(serve(gateway, store, opened.set_result))]
+    start: _Start | None = None
+    try:
+        either: list[asyncio.Future[Any]] = [opened, *tasks]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if opened.done():
+            print(f"{loading_message(name, settings, files)} in {len(ports)} replicas", flush=True)
+            start = _Start(name, gateway, opened.result(), len(ports))
+            for port in ports:
+                config = _write_config(settings, name, port, len(ports), directory)
+                tasks.append(asyncio.create_task(_keep(config, start.is_ready)))
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if start is not None:
+            start.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+class _Start:
+    """What the terminal is told of replicas as the gateway finds them ready for the first time."""
+
+    def __init__(self, name: str, gateway: GatewaySettings, opened: Opened, count: int) -> None:
+        self._name = name
+        self._gateway = gateway
+        self._opened = opened
+        self._count = count
+        self._began_s = asyncio.get_running_loop().time()
+        self._telling: asyncio.Task[None] | None = None
+
+    def is_ready(self, info: EngineInfo) -> None:
+        """A replica is, by its own word; `info` is much the same for all."""
+        if self._telling is None:
+            self._telling = asyncio.create_task(self._tell(info))
+
+    def close(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+
+    async def _tell(self, info: EngineInfo) -> None:
+        for number in range(1, self._count + 1):
+            while self._opened.num_ready() < number:
+                await asyncio.sleep(_LOOK_S)
+            seconds = asyncio.get_running_loop().time() - self._began_s
+            took = f"{number} of {self._count} replicas ready in {seconds:.1f} s"
+            print(took if number > 1 else self._message(info, took), flush=True)
+
+    def _message(self, info: EngineInfo, took: str) -> str:
+        return ready_message(
+            self._name,
+            info,
+            client_url(self._opened.listener, is_tls=self._gateway.tls_cert is not None),
+            f"{took}: {phases(info)}",
+            has_console=self._gateway.host in LOOPBACK,
+            num_replicas=self._count,
+            needs_key=self._opened.has_tenants,
+        )
 
 
 def _write_config(settings: Settings, name: str, port: int, count: int, directory: Path) -> Path:
@@ -94,11 +150,37 @@ def _write_config(settings: Settings, name: str, port: int, count: int, director
     return path
 
 
-async def _keep(config: Path) -> None:
-    """Runs one replica until it is cancelled."""
-    wait_s = _FIRST_WAIT_S
+async def _keep(config: Path, on_ready: Callable[[EngineInfo], None]) -> None:
+    """Run one replica until it is cancelled, and start it again when it ends. Raises why it cannot be started, if it
+    never was: to try again would not help."""
+    wait_s, has_been_ready = _FIRST_WAIT_S, False
     while True:
         started_s = asyncio.get_running_loop().time()
+        process, report = await _start(config)
+        try:
+            told = await report
+            if isinstance(told, Ready) and not has_been_ready:
+                has_been_ready = True
+                on_ready(told.info)
+            code = await process.wait()
+        except asyncio.CancelledError:
+            await _stop(process)
+            raise
+        if not has_been_ready and isinstance(told, Failed):
+            raise as_error(told.code, told.message)
+        if not has_been_ready and code > 0:
+            raise EngineFailed(f"a replica ended with status {code} before it was ready")
+        if asyncio.get_running_loop().time() - started_s > _LONGEST_WAIT_S:
+            wait_s = _FIRST_WAIT_S
+        log.warning("a replica ended with status %s; it is started again in %.1f s", code, wait_s)
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+async def _start(config: Path) -> tuple[asyncio.subprocess.Process, Coroutine[None, None, Ready | Failed | None]]:
+    """A replica's process, and how its start ends."""
+    ours, theirs = socket.socketpair()
+    with theirs:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -108,20 +190,14 @@ async def _keep(config: Path) -> None:
             str(config),
             "--log-level",
             "warning",
+            "--report-fd",
+            str(theirs.fileno()),
             stdout=asyncio.subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=_die_with_parent,
+            pass_fds=[theirs.fileno()],
         )
-        try:
-            code = await process.wait()
-        except asyncio.CancelledError:
-            await _stop(process)
-            raise
-        if asyncio.get_running_loop().time() - started_s > _LONGEST_WAIT_S:
-            wait_s = _FIRST_WAIT_S
-        log.warning("a replica ended with status %s; it is started again in %.1f s", code, wait_s)
-        await asyncio.sleep(wait_s)
-        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+    return process, read_report(ours)
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

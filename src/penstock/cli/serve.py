@@ -11,9 +11,8 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
-from pathlib import Path
 
 import msgspec
 import uvloop
@@ -21,8 +20,10 @@ import uvloop
 from penstock.api.page_guard import is_loopback
 from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli import sd_notify
+from penstock.cli.before_serving import ModelFiles, check, check_torch, tls_of
 from penstock.cli.device_watch import watch_devices
 from penstock.cli.loading import LoadingLines
+from penstock.cli.ready import client_url, loading_message, phases, ready_message
 from penstock.cli.telemetry import pushed_metrics, replica_traces, telemetry_of
 from penstock.console.at_replica import ConsoleAtReplica, with_console
 from penstock.console.feed import Feed
@@ -36,12 +37,7 @@ from penstock.gateway.http.clock import LOOP_CLOCK, TimerClock
 from penstock.gateway.http.limits import ClientLimits
 from penstock.gateway.http.server import Server
 from penstock.gateway.http.tls import ServerTls
-from penstock.hub.checkpoint import Checkpoint
-from penstock.hub.hf_directory import HFDirectory
-from penstock.hub.peft import read_peft
-from penstock.hub.progress import ProgressBar
-from penstock.hub.resolve import default_name, describe, resolve
-from penstock.hub.watermarks import WatermarkFile
+from penstock.hub.resolve import default_name
 from penstock.observe.gpu.sampling import Sampling
 from penstock.observe.tallies import Tallies
 from penstock.server.app import Replica
@@ -51,29 +47,21 @@ from penstock.server.served_model import ServedModel
 from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 
-ModelFiles = Checkpoint | HFDirectory  # of both, the config and the tokenizer are wanted here
+OnReady = Callable[[EngineInfo], None]
 _LORAS = 8  # adapters on the device, if some are named and nobody says how many
 _GOODBYE_S = 10  # for telling clients that the server stops, once they have had their time
 
 
-def serve(settings: Settings, *, has_console: bool = False) -> None:
-    """Until a signal ends it. `has_console`: nobody stands in front of it, so it has a page of its own."""
-    if find_spec("torch") is None:
-        raise ConfigError("serving a model needs torch: pip install 'penstock[engine]'")
+def serve(settings: Settings, *, has_console: bool = False, on_ready: OnReady | None = None) -> None:
+    """Until a signal ends it. `has_console`: nobody stands in front of it, so it has a page of its own. `on_ready`: is
+    told what the engine found, instead of whoever reads the terminal."""
+    check_torch()
     settings = replace(settings, server=with_secrets(settings.server))
     with _listen(settings) as listener:
         started_s = time.monotonic()
-        _tls(settings.server)  # a certificate that cannot be used is told before anything is fetched
-        if settings.server.watermark is not None:  # told now, and not by the first request
-            WatermarkFile.at(settings.server.watermark_file).find(settings.server.watermark)
-        for adapter in settings.server.lora.values():
-            read_peft(Path(adapter))
-        find = describe if settings.engine.load == "dummy" else resolve
-        files = find(settings.model, progress=ProgressBar())
-        if settings.engine.draft is not None:
-            resolve(settings.engine.draft, progress=ProgressBar())  # so that its download is seen
+        files = check(settings)
         with contextlib.suppress(KeyboardInterrupt):
-            uvloop.run(_serve(settings, files, listener, started_s, has_console))
+            uvloop.run(_serve(settings, files, listener, started_s, has_console, on_ready))
 
 
 def with_secrets(settings: ServerSettings) -> ServerSettings:
@@ -86,7 +74,12 @@ def with_secrets(settings: ServerSettings) -> ServerSettings:
 
 
 async def _serve(
-    settings: Settings, files: ModelFiles, listener: socket.socket, started_s: float, has_console: bool
+    settings: Settings,
+    files: ModelFiles,
+    listener: socket.socket,
+    started_s: float,
+    has_console: bool,
+    on_ready: OnReady | None,
 ) -> None:
     clock, pushed = MonotonicClock(), telemetry_of(settings.telemetry, "penstock-replica")
     name = settings.server.name or default_name(settings.model)
@@ -94,7 +87,7 @@ async def _serve(
     engine = EngineClient(
         lambda theirs: launch(settings, theirs),
         clock,
-        on_loading=LoadingLines(clock, _say),
+        on_loading=LoadingLines(clock, _say if on_ready is None else _say_nothing),
         on_report=recorder.engine_report,
     )
     replica = Replica(engine, recorder, clock, settings.server)
@@ -103,10 +96,10 @@ async def _serve(
     if has_console:
         is_local = is_loopback(settings.server.host)
         app, feed = with_console(replica, recorder, name, settings.slo, is_loopback=is_local)
-    tls = _tls(settings.server)
+    tls = tls_of(settings.server)
     server = HttpServer(app, replica.drain, engine, feed, settings.server, tls=tls)
-    weights = "random weights for" if settings.engine.load == "dummy" else "loading"
-    print(f"{weights} {name} from {files.path}", flush=True)
+    if on_ready is None:
+        print(loading_message(name, settings, files), flush=True)
     # Health is answered while the model loads; a signal ends both, and so does a model that cannot be loaded.
     pushing = contextlib.AsyncExitStack()
     pushing.enter_context(replica_traces(pushed, recorder))
@@ -119,8 +112,12 @@ async def _serve(
         if loading.done():
             info = loading.result()
             sampling = watch_devices(info, settings.server, replica.devices.take)
-            scheme = "http" if tls is None else "https"
-            _say_ready(name, info, listener, time.monotonic() - started_s, has_console, scheme=scheme)
+            if on_ready is not None:
+                on_ready(info)
+            else:
+                took = f"ready in {time.monotonic() - started_s:.1f} s: {phases(info)}"
+                url = client_url(listener, is_tls=tls is not None)
+                print(ready_message(name, info, url, took, has_console=has_console), flush=True)
             sd_notify.notify(sd_notify.READY)
             await serving
     finally:
@@ -274,58 +271,5 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def _tls(settings: ServerSettings) -> ServerTls | None:
-    if settings.tls_cert is not None:
-        return ServerTls(settings.tls_cert, settings.tls_key, settings.client_ca)
-    if settings.tls_key is not None or settings.client_ca is not None:
-        raise ConfigError("TLS needs a certificate: tls_cert", param="server.tls_cert")
-    return None
-
-
-def _say_ready(
-    name: str, info: EngineInfo, listener: socket.socket, seconds: float, has_console: bool, *, scheme: str
-) -> None:
-    host, port = listener.getsockname()[:2]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    url = f"{scheme}://{shown}:{port}"
-    phases = ", ".join(f"{phase} {spent:.1f}" for phase, spent in info.startup_s.items())
-    weights = "" if info.quant == "none" else f", {info.quant} weights"
-    cache = f"{info.num_blocks:,} blocks of {info.block_size} tokens, {info.kv_bytes / 2**20:,.0f} MiB, {info.kv_dtype}"
-    cache += f"; {info.host_blocks:,} more in host memory" if info.host_blocks else ""
-    in_browser = f", here or in a browser at {url}" if has_console else ""
-    if not info.generates:
-        print(
-            f"""
-penstock serves {name} at {url}   (ready in {seconds:.1f} s: {phases})
-
-  device          {info.device}, {info.kernels} kernels, {info.number_format}
-  it makes        vectors of texts, and no texts
-  longest text    {info.max_model_len} tokens
-  batch           {info.chunk_tokens} tokens
-
-Try it{in_browser}:
-
-  curl {url}/v1/embeddings -d '{{"model":"{name}","input":["a cat","a kitten"]}}'
-""",
-            flush=True,
-        )
-        return
-    message = '{"role":"user","content":"Why is the sky blue?"}'
-    body = f'{{"model":"{name}","stream":true,"temperature":0,"messages":[{message}]}}'
-    print(
-        f"""
-penstock serves {name} at {url}   (ready in {seconds:.1f} s: {phases})
-
-  device          {info.device}, {info.kernels} kernels, {info.number_format}{weights}
-  KV cache        {cache}
-  max_num_seqs    {info.max_num_seqs}
-  chunk_tokens    {info.chunk_tokens}
-  max_model_len   {info.max_model_len}
-  speculation     {info.speculation}
-
-Try it{in_browser}:
-
-  curl -N {url}/v1/chat/completions -d '{body}'
-""",
-        flush=True,
-    )
+def _say_nothing(line: str) -> None:
+    """Of several replicas, whoever started them says how far they are."""

@@ -93,7 +93,7 @@ class EngineClient:
         self.restarts = 0
         self.memory_kills = 0  # of its processes, by the kernel
         self.cache = CacheContents()
-        self.adapters = AdapterDesk(self._send, _as_error)
+        self.adapters = AdapterDesk(self._send, as_error)
         self._accounts = Accounts()
         self.embeddings = EmbeddingCalls(self._send, self._check_ready)
         self._sent_tokens = 0  # of all prompts, to the process that runs
@@ -235,7 +235,7 @@ class EngineClient:
             case Embedded():
                 self.embeddings.take(message)
             case Failed(code, text):
-                self._failure = _as_error(code, text)
+                self._failure = as_error(code, text)
 
     def _report(self, stats: EngineStats) -> None:
         self.stats = stats
@@ -267,6 +267,6 @@ class EngineClient:
             self._is_started.set()
 
 
-def _as_error(code: str, message: str) -> PenstockError:
+def as_error(code: str, message: str) -> PenstockError:
     kinds: dict[str, type[PenstockError]] = {kind.code: kind for kind in all_errors()}
     return kinds.get(code, EngineFailed)(message)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from penstock.core.context import longest_context
 from penstock.core.errors import ConfigError
 from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
@@ -186,16 +187,12 @@ def _device(wanted: str) -> torch.device:
 
 
 def _limits(config: ModelConfig, settings: EngineSettings, defaults: Defaults) -> Limits:
-    max_model_len = settings.max_model_len or config.context_length
-    if max_model_len > config.context_length:  # there are no rotary angles beyond it
-        message = f"max_model_len is {max_model_len}, but the model's context ends at {config.context_length}"
-        raise ConfigError(message, param="max_model_len")
     chunk_tokens = settings.chunk_tokens or defaults.chunk_tokens
     return Limits(
         block_size=settings.block_size or defaults.block_size,
         max_num_seqs=min(settings.max_num_seqs or defaults.max_num_seqs, chunk_tokens),
         chunk_tokens=chunk_tokens,
-        max_model_len=max_model_len,
+        max_model_len=longest_context(settings, config),
     )
 
 

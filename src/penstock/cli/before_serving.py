@@ -1,0 +1,51 @@
+"""Checks that need no engine: whatever keeps a model from being served is told before a process is started for it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from penstock.core.context import longest_context
+from penstock.core.errors import ConfigError
+from penstock.core.settings import ServerSettings, Settings
+from penstock.core.speculating import kind_of
+from penstock.gateway.http.tls import ServerTls
+from penstock.hub.checkpoint import Checkpoint
+from penstock.hub.encoder import EncoderCheckpoint
+from penstock.hub.hf_directory import HFDirectory
+from penstock.hub.peft import read_peft
+from penstock.hub.progress import ProgressBar
+from penstock.hub.resolve import describe, resolve
+from penstock.hub.watermarks import WatermarkFile
+
+ModelFiles = Checkpoint | HFDirectory  # of both, the config and the tokenizer are wanted
+
+
+def check_torch() -> None:
+    if find_spec("torch") is None:
+        raise ConfigError("serving a model needs torch: pip install 'penstock[engine]'")
+
+
+def check(settings: Settings) -> ModelFiles:
+    """The model's files, fetched if they have to be. Raises what is wrong with the settings, the cheapest first."""
+    tls_of(settings.server)
+    kind_of(settings.engine, overlaps=False)
+    if settings.server.watermark is not None:
+        WatermarkFile.at(settings.server.watermark_file).find(settings.server.watermark)
+    for adapter in settings.server.lora.values():
+        read_peft(Path(adapter))
+    find = describe if settings.engine.load == "dummy" else resolve
+    files = find(settings.model, progress=ProgressBar())
+    if not isinstance(files, EncoderCheckpoint):
+        longest_context(settings.engine, files.config)
+    if settings.engine.draft is not None:
+        resolve(settings.engine.draft, progress=ProgressBar())  # so that its download is seen
+    return files
+
+
+def tls_of(settings: ServerSettings) -> ServerTls | None:
+    if settings.tls_cert is not None:
+        return ServerTls(settings.tls_cert, settings.tls_key, settings.client_ca)
+    if settings.tls_key is not None or settings.client_ca is not None:
+        raise ConfigError("TLS needs a certificate: tls_cert", param="server.tls_cert")
+    return None

@@ -1,0 +1,75 @@
+"""The words for whoever started a server: what loads, and once it is ready its settings and a line to try it with."""
+
+from __future__ import annotations
+
+import socket
+
+from penstock.cli.before_serving import ModelFiles
+from penstock.core.settings import Settings
+from penstock.engine.messages import EngineInfo
+
+
+def client_url(listener: socket.socket, *, is_tls: bool) -> str:
+    """An address that a client on this machine can use."""
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"{'https' if is_tls else 'http'}://{shown}:{port}"
+
+
+def loading_message(name: str, settings: Settings, files: ModelFiles) -> str:
+    weights = "random weights for" if settings.engine.load == "dummy" else "loading"
+    return f"{weights} {name} from {files.path}"
+
+
+def phases(info: EngineInfo) -> str:
+    """The seconds of each phase of the start."""
+    return ", ".join(f"{phase} {spent:.1f}" for phase, spent in info.startup_s.items())
+
+
+def ready_message(
+    name: str,
+    info: EngineInfo,
+    url: str,
+    took: str,
+    *,
+    has_console: bool,
+    num_replicas: int = 1,
+    needs_key: bool = False,
+) -> str:
+    weights = "" if info.quant == "none" else f", {info.quant} weights"
+    cache = f"{info.num_blocks:,} blocks of {info.block_size} tokens, {info.kv_bytes / 2**20:,.0f} MiB, {info.kv_dtype}"
+    cache += f"; {info.host_blocks:,} more in host memory" if info.host_blocks else ""
+    lines = {"replicas": f"{num_replicas} behind a gateway, each with:"} if num_replicas > 1 else {}
+    lines["device"] = f"{info.device}, {info.kernels} kernels, {info.number_format}{weights}"
+    if info.generates:
+        lines |= {
+            "KV cache": cache,
+            "max_num_seqs": str(info.max_num_seqs),
+            "chunk_tokens": str(info.chunk_tokens),
+            "max_model_len": str(info.max_model_len),
+            "speculation": info.speculation,
+        }
+        message = '{"role":"user","content":"Why is the sky blue?"}'
+        body = f'{{"model":"{name}","stream":true,"temperature":0,"messages":[{message}]}}'
+        call = f"curl -N {url}/v1/chat/completions"
+    else:
+        lines["device"] = f"{info.device}, {info.kernels} kernels, {info.number_format}"
+        lines |= {
+            "it makes": "vectors of texts, and no texts",
+            "longest text": f"{info.max_model_len} tokens",
+            "batch": f"{info.chunk_tokens} tokens",
+        }
+        body = f'{{"model":"{name}","input":["a cat","a kitten"]}}'
+        call = f"curl {url}/v1/embeddings"
+    key = " -H 'authorization: Bearer KEY'" if needs_key else ""
+    settings = "\n".join(f"  {label:<15} {value}" for label, value in lines.items())
+    in_browser = f", here or in a browser at {url}" if has_console else ""
+    return f"""
+penstock serves {name} at {url}   ({took})
+
+{settings}
+
+Try it{in_browser}:
+
+  {call}{key} -d '{body}'
+"""

@@ -1,0 +1,42 @@
+"""How the start of a replica ended, told by its process to the one that started it: one message over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+
+import msgspec
+
+from penstock.core.errors import PenstockError
+from penstock.core.settings import Settings
+from penstock.engine.messages import Failed, Ready
+from penstock.observe.redaction import redact
+
+
+def serve_and_report(settings: Settings, descriptor: int) -> None:
+    """Serve as a replica of somebody else, who is told instead of the terminal."""
+    from penstock.cli.serve import serve
+
+    with socket.socket(fileno=descriptor) as starter:
+
+        def tell(message: Ready | Failed) -> None:
+            with contextlib.suppress(OSError):  # nobody listens any more
+                starter.sendall(msgspec.json.encode(message) + b"\n")
+
+        try:
+            serve(settings, on_ready=lambda info: tell(Ready(info)))
+        except PenstockError as error:
+            tell(Failed(error.code, redact(error.message)))
+            sys.exit(1)
+
+
+async def read_report(ours: socket.socket) -> Ready | Failed | None:
+    """What a process at the other end says of its start; None: it ended without a word."""
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    try:
+        line = await reader.readline()
+    finally:
+        writer.close()
+    return msgspec.json.decode(line, type=Ready | Failed) if line else None
