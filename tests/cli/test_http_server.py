@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
+from typing import cast
 
 import pytest
 import pytest_asyncio
@@ -22,6 +23,7 @@ from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineClient
 from penstock.gateway.http.limits import ClientLimits
 from penstock.server.drain import Drain
+from penstock.server.generation import Generation
 from tests.clocks import ManualClock
 from tests.gateway.http.scripted import Client
 from tests.waiting import eventually_async
@@ -170,5 +172,19 @@ async def test_a_signal_lets_what_has_begun_finish(served: Served) -> None:
     await eventually_async(lambda: served.drain.is_stopping)
     await client.send(POST[-2:])
     assert (await client.response()).body == b"hello"
+    assert await client.ended()
+    await served.serving
+
+
+async def test_a_server_that_stops_listens_until_what_runs_has_ended(served: Served) -> None:
+    """Gateways ask it for streams that can go on elsewhere."""
+    with served.drain.admit(cast(Generation, object()), "id"):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await eventually_async(lambda: served.drain.is_stopping)
+        client = await Client.connect(served.port)
+        await client.send(POST)
+        assert (await client.response()).body == b"hello"
+        assert not served.drain.is_over
+    assert served.drain.is_over
     assert await client.ended()
     await served.serving

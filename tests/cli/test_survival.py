@@ -132,6 +132,7 @@ def are_carried_on(survivor: Process, leaving: Process, how: signal.Signals, tok
             leaving.signal(how)
         else:
             os.kill(leaving.pid, how)
+            give_back(leaving, [cut(head, block_ends(head)[-1]) for head in heads])
         streams = [head + rest_of(response, how) for head, response in zip(heads, responses, strict=True)]
         if any(b"[DONE]" in stream for stream in streams):
             return False
@@ -149,6 +150,14 @@ def are_carried_on(survivor: Process, leaving: Process, how: signal.Signals, tok
         assert by_choice_text(found) == by_choice_text(whole)
         assert summary(found)[1:] == summary(whole)[1:]
     return True
+
+
+def give_back(leaving: Process, records: list[StreamRecord]) -> None:
+    """As a gateway does that has another replica for them."""
+    with contextlib.closing(http.client.HTTPConnection(*address(leaving), timeout=60)) as connection:
+        asked = json.dumps({"ids": [record.stream_id for record in records]})
+        connection.request("POST", relay.GIVE_BACK_PATH, asked, {"content-type": "application/json"})
+        assert connection.getresponse().status == 200
 
 
 def rest_of(response: http.client.HTTPResponse, how: signal.Signals) -> bytes:

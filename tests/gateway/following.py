@@ -39,6 +39,9 @@ class Rider:
     def __init__(self) -> None:
         self.is_lost = False
 
+    def id_to_move(self) -> None:
+        return None
+
     def replica_lost(self) -> None:
         self.is_lost = True
 

@@ -113,7 +113,7 @@ def test_a_stream_that_nobody_carries_on_pays_what_its_replica_said() -> None:
         chunks = ask(door.openai, max_tokens=500, stream=True)
         for _ in range(6):
             next(chunks)
-        only.call("POST", "/v1/penstock/drain")
+        only.loop.call_soon_threadsafe(only.app.drain.begin, "the GPU is broken")
         with pytest.raises(openai.APIError):
             list(chunks)
         eventually(lambda: any(usage.requests for usage in door.ledger.usages))

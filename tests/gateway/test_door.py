@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import openai
@@ -70,6 +71,42 @@ def test_a_stream_goes_on_elsewhere_when_its_replica_cannot(how: str) -> None:
         last = door.ledger.usages[-1].request_id
         billed = [part.output_tokens for part in door.ledger.usages if part.request_id.partition("/")[0] == last]
         assert usage.completion_tokens == sum(billed)  # one that takes over a second is billed in parts
+
+
+def test_a_stream_whose_replica_drains_stays_there_until_another_is_ready() -> None:
+    with slow_and_fast() as (door, slow, fast):
+        whole = text_of(streamed(fast.openai, temperature=0))
+        chunks = streamed(door.openai, temperature=0)
+        seen = [next(chunks) for _ in range(4)]
+        slow.call("POST", "/v1/penstock/drain")
+        eventually(door.states, lambda states: states == ["draining", "out"])
+        seen += [next(chunks) for _ in range(4)]
+        door.set_in_use(fast, True)
+        eventually(slow.is_idle)
+        assert text_of(iter([*seen, *chunks])) == whole
+        eventually(door.is_idle)
+
+
+def test_a_stream_ends_at_the_only_replica_though_it_drains() -> None:
+    with serving(step_s=0.01) as only, gateway(only) as door:
+        whole = text_of(streamed(only.openai, temperature=0))
+        chunks = streamed(door.openai, temperature=0)
+        seen = [next(chunks) for _ in range(2)]
+        only.call("POST", "/v1/penstock/drain")
+        eventually(door.states, lambda states: states == ["draining"])
+        assert text_of(iter([*seen, *chunks])) == whole
+
+
+def test_a_whole_answer_ends_at_the_only_replica_though_that_stops() -> None:
+    with serving() as only, gateway(only) as door, ThreadPoolExecutor(1) as pool:
+        with only.engine_paused():
+            asked: Any = {"model": NAME, "messages": MESSAGES, "max_tokens": 5, "temperature": 0}
+            answer = pool.submit(lambda: door.openai.chat.completions.create(**asked))
+            eventually(lambda: only.engine.num_open == 1)
+            only.loop.call_soon_threadsafe(partial(only.app.drain.begin, is_stopping=True))
+            eventually(door.states, lambda states: states == ["draining"])
+        assert answer.result().choices[0].message.content == only.answer(MESSAGES, 5)
+        eventually(door.states, lambda states: states == ["out"])  # its reports end when nothing is left
 
 
 def test_an_alias_is_served_by_the_model_it_stands_for(replicas: list[Replica]) -> None:

@@ -119,6 +119,9 @@ class Rider:
     is_stream = True
     num_lost = 0
 
+    def id_to_move(self) -> None:
+        return None
+
     def replica_lost(self) -> None:
         self.num_lost += 1
 

@@ -14,6 +14,7 @@ from penstock.core.clock import MonotonicClock
 from penstock.core.settings import ServerSettings
 from penstock.core.slo import Slo
 from penstock.engine.client import EngineClient
+from penstock.gateway.fleet_reader import FleetReader
 from penstock.gateway.settings import ModelSettings
 from penstock.server.app import Replica
 from penstock.server.recorder import Recorder
@@ -59,6 +60,8 @@ def test_requests_are_told_to_come_back_while_every_replica_loads() -> None:
         assert int(found.response.headers["retry-after"]) >= 1
         (replica,) = door.door.replicas.values()
         assert replica.snapshot.state == "out"
+        (reading,) = door.call(lambda: FleetReader(door.door).read(door.door.now())).replicas
+        assert (reading.is_starting, reading.is_usable) == (True, False)
 
 
 def test_request_too_long_for_the_ready_replica_may_fit_the_one_that_loads() -> None:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from penstock.api import model_text
+from penstock.api import model_text, relay
 from penstock.api.relay import StreamRecord
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.settings import ServerSettings
@@ -17,6 +17,7 @@ from tests.server.replica import NAME, Replica, serving
 from tests.waiting import GIVE_UP_S, eventually
 
 SNAPSHOT, DRAIN, COMPLETIONS = "/v1/penstock/snapshot", "/v1/penstock/drain", "/v1/completions"
+GIVE_BACK = "/v1/penstock/give_back"
 
 
 def body(**more: object) -> bytes:
@@ -96,6 +97,7 @@ def test_with_a_secret_only_who_knows_it_is_a_gateway() -> None:
                 ("GET", "/v1/penstock/snapshots", {}),
                 ("POST", DRAIN, {}),
                 ("DELETE", DRAIN, {}),
+                ("POST", GIVE_BACK, {}),
                 ("GET", "/metrics", {}),
                 ("GET", "/health/deep", {}),
                 ("GET", "/v1/models", {}),
@@ -130,16 +132,20 @@ def test_a_mode_nobody_knows_is_refused(replica: Replica) -> None:
 # -- going away
 
 
-@pytest.mark.parametrize("end", ["drain", "engine"])
+@pytest.mark.parametrize("end", ["asked", "device", "engine"])
 def test_streams_of_a_gateway_are_given_back_and_go_on_elsewhere(end: str, replica: Replica) -> None:
     asked = body(max_tokens=200)
     record = StreamRecord()
     with serving(step_s=0.05, sleep=no_pause) as leaving:
         with asking((leaving.host, leaving.port), COMPLETIONS, asked) as response:
             forwarded = b"".join(response.readline() for _ in range(12))
-            if end == "drain":
-                status, _, report = leaving.call("POST", DRAIN)
-                assert (status, report["is_draining"]) == (200, True)
+            if end == "asked":
+                record.append(forwarded[: block_ends(forwarded)[-1]])
+                status, _, _ = leaving.call("POST", GIVE_BACK, {"ids": ["another", record.stream_id]})
+                assert status == 200
+                record = StreamRecord()
+            elif end == "device":
+                leaving.loop.call_soon_threadsafe(leaving.app.drain.begin, "the GPU is broken")
             else:
                 leaving.kill_engine()
             forwarded += response.read()
@@ -154,11 +160,12 @@ def test_streams_of_a_gateway_are_given_back_and_go_on_elsewhere(end: str, repli
     assert len(block_ends(rest)) > 10
 
 
-def test_a_draining_replica_takes_nothing_new_and_lets_others_finish() -> None:
+@pytest.mark.parametrize("mode", [None, relay.STREAM])
+def test_a_draining_replica_takes_nothing_new_and_lets_others_finish(mode: str | None) -> None:
     with serving() as replica:
         texts: list[bytes] = []
         plain = threading.Thread(
-            target=lambda: texts.append(ask((replica.host, replica.port), COMPLETIONS, body(max_tokens=60), None))
+            target=lambda: texts.append(ask((replica.host, replica.port), COMPLETIONS, body(max_tokens=60), mode))
         )
         with replica.engine_paused():
             plain.start()
@@ -172,6 +179,12 @@ def test_a_draining_replica_takes_nothing_new_and_lets_others_finish() -> None:
             assert texts == []
         plain.join(GIVE_UP_S)
         assert texts[0].endswith(b"data: [DONE]\n\n")
+
+
+def test_ids_to_give_back_are_a_list_of_texts(replica: Replica) -> None:
+    for wrong in (b"", b"[]", {"ids": 1}, {"ids": [1]}, {"id": "x"}):
+        status, _, answer = replica.call("POST", GIVE_BACK, wrong)
+        assert (status, answer["error"]["code"]) == (400, "invalid_request")
 
 
 def test_a_drain_can_be_taken_back_unless_the_device_had_a_fault() -> None:
@@ -212,25 +225,8 @@ def test_a_page_of_the_replicas_own_origin_can_use_it(replica: Replica) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
-@pytest.mark.parametrize("path", [DRAIN, "/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+@pytest.mark.parametrize("path", [DRAIN, GIVE_BACK, "/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
 def test_what_changes_a_replica_has_to_be_json(replica: Replica, path: str, kind: str) -> None:
     status, _, answer = replica.call("POST", path, b"{}", **{"content-type": kind})
     assert (status, answer["error"]["param"]) == (400, "content-type")
     assert replica.call("GET", "/ready")[0] == 200
-
-
-def test_an_answer_that_is_not_streamed_is_refused_in_time_to_be_asked_for_elsewhere() -> None:
-    with serving() as replica:
-        answers: list[int] = []
-
-        def wait() -> None:
-            with asking((replica.host, replica.port), COMPLETIONS, body(stream=False, max_tokens=1500)) as response:
-                answers.append(response.status)
-
-        waiting = threading.Thread(target=wait)
-        with replica.engine_paused():
-            waiting.start()
-            eventually(lambda: replica.engine.num_open, lambda number: number == 1)
-            replica.call("POST", DRAIN)
-            waiting.join(GIVE_UP_S)
-            assert answers == [503]

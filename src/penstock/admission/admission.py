@@ -163,6 +163,14 @@ class Admission:
         self.router.routed(request, choice, now)
         return choice
 
+    def has_other(self, request_id: str, now: float, avoid: frozenset[str]) -> bool:
+        """Whether a replica that is not to be avoided could take over an admitted request."""
+        entry = self._ledger.get(request_id)
+        if entry is None:
+            return False
+        request = replace(entry.request, avoid=avoid)
+        return bool(self.router.usable(request, self._loads.of_model(request.model), now)[0])
+
     def poll(self, now: float) -> list[Decision]:
         """What was decided since the last call about requests that wait."""
         while self._deadlines and self._deadlines[0][0] <= now:

@@ -37,6 +37,7 @@ SECRET_VARIABLE = "PENSTOCK_GATEWAY_SECRET"  # where a replica and the gateway t
 NAMESPACE_HEADER = "x-penstock-namespace"  # from a gateway: whose prefixes these are, and nobody else's
 WATERMARK_HEADER = "x-penstock-watermark"  # from a gateway: the name of what its tenant's answers are marked with
 TENANT_HEADER = "x-penstock-tenant"  # from a gateway: a `Tenancy`
+GIVE_BACK_PATH = "/v1/penstock/give_back"  # from a gateway to a replica that drains: a `GiveBack`
 COST_HEADER = "x-penstock-cost"  # to a gateway, of an answer that is not streamed: as in the comment
 
 TokenIds = list[Annotated[int, Meta(ge=0, le=2**31 - 1)]]
@@ -96,7 +97,14 @@ class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resume: Resume | None = None
 
 
+class GiveBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Streams to be ended here, since another replica will carry them on."""
+
+    ids: list[str]  # of their origins
+
+
 _envelopes = msgspec.json.Decoder(Envelope)
+_give_backs = msgspec.json.Decoder(GiveBack)
 _units = msgspec.json.Decoder(list[Unit])
 _encode = msgspec.json.Encoder().encode
 
@@ -109,6 +117,13 @@ def open_envelope(body: bytes) -> Envelope:
     if envelope.resume is not None and envelope.resume.units and not envelope.resume.num_events:
         raise InvalidRequest("resume.num_events: the last unit has no event, so it is not to be listed")
     return envelope
+
+
+def read_give_back(body: bytes) -> GiveBack:
+    try:
+        return _give_backs.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"expected the ids of streams: {error}") from None
 
 
 def read_tenant(value: str) -> Tenancy:
@@ -234,6 +249,12 @@ class StreamRecord:
         """As the replica counted them; None: it has not said so yet."""
         self._fold()
         return msgspec.json.decode(self._origin, type=Origin).prompt_tokens if self._origin else None
+
+    @property
+    def stream_id(self) -> str | None:
+        """By which its replica knows it; None: it has not said so yet."""
+        self._fold()
+        return msgspec.json.decode(self._origin, type=Origin).id if self._origin else None
 
     @property
     def num_tokens(self) -> int:

@@ -120,12 +120,15 @@ class _Start:
             self._telling.cancel()
 
     async def _tell(self, info: EngineInfo) -> None:
-        for number in range(1, self._count + 1):
-            while self._opened.num_ready() < number:
+        num_told = 0
+        while num_told < self._count:
+            if self._opened.num_ready() <= num_told:
                 await asyncio.sleep(_LOOK_S)
+                continue
+            num_told += 1
             seconds = asyncio.get_running_loop().time() - self._began_s
-            took = f"{number} of {self._count} replicas ready in {seconds:.1f} s"
-            print(took if number > 1 else self._message(info, took), flush=True)
+            took = f"{num_told} of {self._count} replicas ready in {seconds:.1f} s"
+            print(took if num_told > 1 else self._message(info, took), flush=True)
 
     def _message(self, info: EngineInfo, took: str) -> str:
         return ready_message(

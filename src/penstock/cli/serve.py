@@ -180,8 +180,9 @@ async def launch(settings: Settings, theirs: socket.socket) -> asyncio.subproces
 
 
 class HttpServer:
-    """Told to stop, it gives back what another replica can carry on and lets the rest finish for a while; then it stops
-    the engine, and that ends everything. Told a second time, it stops the engine at once."""
+    """Told to stop, it takes no new work and lets the rest finish for a while, or go on elsewhere, which gateways must
+    be able to ask for: so it listens until then. Then it stops the engine, and that ends everything. Told a second
+    time, it stops the engine at once."""
 
     def __init__(
         self,
@@ -229,11 +230,15 @@ class HttpServer:
             self._drain.begin(is_stopping=True)
             if self._feed is not None:
                 self._feed.close()
-            ending = asyncio.create_task(self._end_requests())
+            loop = asyncio.get_running_loop()
+            stopped_at = loop.time() + self._drain_timeout_s + _GOODBYE_S
+            ending, idle = loop.create_task(self._end_requests()), loop.create_task(self._drain.wait_idle())
             try:
-                await self._server.stop(self._drain_timeout_s + _GOODBYE_S)
+                await asyncio.wait((ending, idle), return_when=asyncio.FIRST_COMPLETED)
+                await self._server.stop(max(0.0, stopped_at - loop.time()))
             finally:
                 ending.cancel()
+                idle.cancel()
 
     def _renew(self) -> None:
         """Reads the certificate again, for new connections."""

@@ -181,6 +181,9 @@ class _Question:
         self._answer = answer
         self.is_given_up = False
 
+    def id_to_move(self) -> None:
+        """It is about this replica."""
+
     def replica_lost(self) -> None:
         self.is_given_up = True
         self._answer.cancel()

@@ -218,6 +218,13 @@ class Passage:
                 else:
                     self._try_again()
 
+    def id_to_move(self) -> str | None:
+        record, door = self._transcript.record, self._door
+        if record is None or not (self._exchange.is_started and self._tries.may_move):
+            return None
+        has_other = door.admission.has_other(self.request.id, door.now(), self._avoided())
+        return record.stream_id if has_other else None
+
     def replica_lost(self) -> None:
         """Its replica hangs, or is gone without its connection saying so."""
         replica = self._stay.replica if self._stay is not None else None
@@ -296,12 +303,9 @@ class Passage:
         if not self._is_open:
             return None
         door, is_begun = self._door, self._exchange.is_started
-        avoid = frozenset(self._tries.replicas)
-        if is_begun:  # only a penstock replica carries on what another began
-            avoid |= {replica.id for replica in door.replicas.values() if not replica.relays}
+        avoid = self._avoided()
         choice, losses = None, self._tries.losses
         if losses.replicas:
-            avoid |= losses.forbidden(door.replicas)
             usable = door.pools[self.request.model].ready_replicas - avoid
             if apart := losses.apart(usable):
                 choice = self._reroute(avoid | apart, known_tokens, is_begun)
@@ -310,6 +314,13 @@ class Passage:
             return None
         self._choose(choice)
         return door.replicas[choice.replica.id]
+
+    def _avoided(self) -> frozenset[str]:
+        """Replicas that it must not go to next."""
+        replicas, avoid = self._door.replicas, frozenset(self._tries.replicas)
+        if self._exchange.is_started:  # only a penstock replica carries on what another began
+            avoid |= {replica.id for replica in replicas.values() if not replica.relays}
+        return avoid | self._tries.losses.forbidden(replicas) if self._tries.losses.replicas else avoid
 
     def _reroute(self, avoid: frozenset[str], known_tokens: int, is_begun: bool) -> Choice | None:
         door = self._door

@@ -23,7 +23,9 @@ from penstock.core.request import Priority
 from penstock.dialects.engines import DIALECTS
 from penstock.dialects.engines.openai import OPENAI
 from penstock.dialects.requests import Adapter, Wishes
+from penstock.dialects.standing import Answer
 from penstock.gateway.cache_salt import CacheSalts
+from penstock.gateway.fetch import fetch
 from penstock.gateway.foreign import ForeignFollower
 from penstock.gateway.health.probe import Prober
 from penstock.gateway.health.replica_health import ReplicaHealth
@@ -42,9 +44,11 @@ from penstock.tenancy.tenants import Tenant
 log = logging.getLogger("penstock.gateway")
 
 _RETRY_S, _MOST_RETRY_S = 0.25, 1.0
+_ASK_BACK_S = 5.0
 _LOOK_S = 0.5  # how often a provider is looked at: its breaker and its share change by time alone
 _NEEDS_SECRET = b'"permission_denied"'  # so says a penstock replica to a gateway that does not know its secret
 
+_GIVE_BACK = relay.GIVE_BACK_PATH.encode()
 _NAMESPACE = relay.NAMESPACE_HEADER.encode()
 _TENANT = relay.TENANT_HEADER.encode()
 _WATERMARK = relay.WATERMARK_HEADER.encode()
@@ -58,6 +62,9 @@ class Rider(Protocol):
     """A request that is at a replica."""
 
     is_stream: bool
+
+    def id_to_move(self) -> str | None:
+        """The id of a stream that another replica could carry on now; None: it is better left where it is."""
 
     def replica_lost(self) -> None: ...
 
@@ -178,6 +185,7 @@ class Follower:
         self._clock = replica.upstream.clock
         self._silence = SilenceTimer(self._clock, replica.health.settings.silent_after_s, self._fell_silent)
         self._call: Call | None = None
+        self._asking_back: asyncio.Task[Answer | Failure] | None = None
         self._timer: Timer | None = None
         self._prober: asyncio.Task[None] | None = None
         self._foreign: ForeignFollower | None = None
@@ -192,6 +200,8 @@ class Follower:
             self._foreign.close()
         if self._prober is not None:
             self._prober.cancel()
+        if self._asking_back is not None:
+            self._asking_back.cancel()
         self._silence.stop()
         if self._timer is not None:
             self._timer.cancel()
@@ -240,6 +250,7 @@ class Follower:
         if self._call is not None:
             self._call.cancel()
         self._lost()
+        self._replica.send_riders_away()
 
     def _take(self, event: bytes) -> None:
         try:
@@ -261,6 +272,17 @@ class Follower:
         self._changed(replica)
         if is_lost:
             replica.send_riders_away()
+        elif report.is_draining and (self._asking_back is None or self._asking_back.done()):
+            self._ask_back()
+
+    def _ask_back(self) -> None:
+        """Asks a replica that drains for the streams that can go on elsewhere. What cannot has its time there."""
+        replica = self._replica
+        ids = [found for rider in replica.riders if (found := rider.id_to_move()) is not None]
+        if ids:
+            body = msgspec.json.encode(relay.GiveBack(ids))
+            asking = fetch(replica.upstream, _GIVE_BACK, replica.headers, timeout_s=_ASK_BACK_S, body=body)
+            self._asking_back = self._loop.create_task(asking)
 
     def _is_provider(self) -> None:
         """How much it can take, its answers tell; whether it is there, probes, unless they are not wanted."""
@@ -325,8 +347,10 @@ class Follower:
         if self._timer is not None:
             self._timer.cancel()
         self._call = None
-        self._replica.lost()
-        self._changed(self._replica)
-        self._replica.send_riders_away()
+        replica = self._replica
+        replica.lost()
+        self._changed(replica)
+        if replica.report is None or not replica.report.is_draining:  # else their own connections tell how they end
+            replica.send_riders_away()
         self._timer = self._clock.call_later(self._retry_s, self._connect)
         self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)

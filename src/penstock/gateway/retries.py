@@ -52,7 +52,12 @@ class Tries:
     def backoff_s(self, draw: float) -> float:
         return _BACKOFF_S * (1 << len(self.replicas) - 1) * draw
 
+    @property
+    def may_move(self) -> bool:
+        return self._num_moves < _MOST_MOVES
+
     def move(self) -> bool:
         """After that. No budget has a say: hundreds of streams may lose their replica at once."""
+        is_allowed = self.may_move
         self._num_moves += 1
-        return self._num_moves <= _MOST_MOVES
+        return is_allowed

@@ -1,12 +1,14 @@
-"""Going away without losing anything: no new work, and streams that can be carried on elsewhere are given back at once.
+"""Going away without losing anything: no new work is taken, and what runs has until the server's patience ends.
 
-Everything else has until the server's patience ends. A drain that somebody asked for can be taken back; one that has a
-reason of the replica's own, or ends the process, cannot.
+A gateway that has another replica for a stream asks for it back, and carries it on there; one that has none leaves it
+here. Only a drain that has a reason of the replica's own gives all of them back at once. That one cannot be taken back,
+nor one that ends the process; a drain that somebody asked for can.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 
 from penstock.core.errors import Conflict, EngineUnavailable
@@ -21,15 +23,31 @@ class Drain:
         self.is_begun = False
         self.is_stopping = False  # the process ends as soon as nothing is open
         self.reason = _ASKED
-        self._relayed: set[Generation] = set()
+        self._running: dict[Generation, str] = {}  # with the id that its gateway knows it by; empty: it stays here
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    @property
+    def is_over(self) -> bool:
+        """The process ends, and nothing runs any more."""
+        return self.is_stopping and not self._running
+
+    async def wait_idle(self) -> None:
+        await self._is_idle.wait()
 
     def begin(self, reason: str | None = None, *, is_stopping: bool = False) -> None:
         if reason is not None and self.reason == _ASKED:
             self.reason = reason
         self.is_begun = True
         self.is_stopping |= is_stopping
-        for generation in self._relayed:
-            generation.give_back(self._refusal())
+        if reason is not None:
+            self.give_back(set(self._running.values()))
+
+    def give_back(self, ids: Set[str]) -> None:
+        """End these streams here and now: whoever asked for them can go on elsewhere."""
+        for generation, relayed_as in self._running.items():
+            if relayed_as and relayed_as in ids:
+                generation.give_back(self._refusal())
 
     def cancel(self) -> None:
         """New work is taken again. Raises where the process ends, or the drain had a reason of its own."""
@@ -43,15 +61,17 @@ class Drain:
             raise self._refusal()
 
     @contextmanager
-    def admit(self, generation: Generation, *, is_relayed: bool) -> Iterator[None]:
-        """While it runs. Raises when no new work is taken."""
+    def admit(self, generation: Generation, relayed_as: str) -> Iterator[None]:
+        """While it runs. Raises when no new work is taken. `relayed_as`: id of a stream that may go on elsewhere."""
         self.check()
-        if is_relayed:
-            self._relayed.add(generation)
+        self._running[generation] = relayed_as
+        self._is_idle.clear()
         try:
             yield
         finally:
-            self._relayed.discard(generation)
+            del self._running[generation]
+            if not self._running:
+                self._is_idle.set()
 
     def _refusal(self) -> EngineUnavailable:
         return EngineUnavailable(self.reason, retry_after_s=_RETRY_AFTER_S)

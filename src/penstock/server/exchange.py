@@ -107,9 +107,8 @@ class Exchange:
                 watermark=watermark,
                 tenancy=incoming.tenancy,
             )
-            # A whole answer that came with its ids is in an envelope for their sake alone: it may end here.
-            may_go = incoming.is_relayed and (generation.options.stream or incoming.prompt_ids is None)
-            with generation, self._drain.admit(generation, is_relayed=may_go):
+            may_go = incoming.is_relayed and generation.options.stream
+            with generation, self._drain.admit(generation, incoming.origin.id if may_go else ""):
                 record.follow(generation)
                 generation.start(self._engine, max_open=self._max_open)
                 answer = ask.answer(generation)

@@ -3,7 +3,8 @@
 GET  /v1/penstock/snapshot     a ReplicaReport
 GET  /v1/penstock/snapshots    the same as server-sent events: on change, at most every 50 ms, at least every 250
 GET  /v1/penstock/text         the model's tokenizer and chat template, a ModelText
-POST /v1/penstock/drain        take no new work and give relayed streams back; answers at once with a snapshot
+POST /v1/penstock/drain        take no new work; answers at once with a snapshot
+POST /v1/penstock/give_back    end relayed streams, by their ids, for a gateway that carries them on elsewhere
 DELETE /v1/penstock/drain      take new work again, unless it ends or its device had a fault; answers with a snapshot
 """
 
@@ -17,7 +18,7 @@ from concurrent.futures import Executor, Future
 import msgspec
 
 from penstock import __version__
-from penstock.api import model_text, sse
+from penstock.api import model_text, relay, sse
 from penstock.api.asgi import Request, Route, Send, SseStream, json_response
 from penstock.api.model_text import ModelText
 from penstock.api.replica_report import AdapterNews, ReplicaReport
@@ -30,6 +31,7 @@ from penstock.server.incoming import GatewayTrust
 from penstock.server.served_model import ServedAdapter, ServedModel
 
 _PERIOD_S = 0.05
+_MOST_GIVE_BACK_BYTES = 1 << 20
 _MOST_PERIODS = 5  # without news: a gateway takes a replica that is silent for a second for a sick one
 
 encode = msgspec.json.Encoder().encode
@@ -68,6 +70,7 @@ class GatewayRoutes:
             Route("GET", "/v1/penstock/snapshots", self.snapshots),
             Route("POST", "/v1/penstock/drain", self.drain),
             Route("DELETE", "/v1/penstock/drain", self.undrain),
+            Route("POST", relay.GIVE_BACK_PATH, self.give_back),
         ]
 
     async def snapshot(self, request: Request, send: Send) -> None:
@@ -104,11 +107,18 @@ class GatewayRoutes:
         self._drain.cancel()
         await json_response(send, 200, encode(self.now()))
 
+    async def give_back(self, request: Request, send: Send) -> None:
+        self._trust.check(request)
+        request.check_is_json()
+        asked = relay.read_give_back(await request.body(_MOST_GIVE_BACK_BYTES))
+        self._drain.give_back(frozenset(asked.ids))
+        await json_response(send, 200, encode(self.now()))
+
     async def _push(self, send: Send) -> None:
         async with SseStream(send) as stream:
             last, age = None, 0
             while True:
-                is_last = self._drain.is_stopping
+                is_last = self._drain.is_over
                 report = self.now()
                 if report != last or age >= _MOST_PERIODS:
                     await stream.write(sse.event(encode(report)))
