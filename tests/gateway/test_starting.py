@@ -16,6 +16,7 @@ from penstock.core.slo import Slo
 from penstock.engine.client import EngineClient
 from penstock.gateway.fleet_reader import FleetReader
 from penstock.gateway.settings import ModelSettings
+from penstock.gateway.state import state_of
 from penstock.server.app import Replica
 from penstock.server.recorder import Recorder
 from tests.api.serving import running
@@ -60,6 +61,8 @@ def test_requests_are_told_to_come_back_while_every_replica_loads() -> None:
         assert int(found.response.headers["retry-after"]) >= 1
         (replica,) = door.door.replicas.values()
         assert replica.snapshot.state == "out"
+        (view,) = door.call(lambda: state_of([replica], door.door.admission, door.door.now())).replicas
+        assert view.state == "starting"
         (reading,) = door.call(lambda: FleetReader(door.door).read(door.door.now())).replicas
         assert (reading.is_starting, reading.is_usable) == (True, False)
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from penstock.admission.settings import CLASS_NAMES
 from penstock.core.devices import DeviceReading
-from penstock.core.replica import GONE_AFTER_S, ReplicaState
+from penstock.core.replica import ReplicaState
 from penstock.gateway.replicas import Replica
 from penstock.observe.redaction import redact
 from penstock.watch.readings import FleetReading, ReplicaReading
@@ -64,7 +64,7 @@ class FleetReader:
             return found
         return replace(
             found,
-            is_starting=report.state == "starting" and now - snapshot.taken_at <= GONE_AFTER_S,
+            is_starting=replica.is_starting(now),
             is_draining=found.is_draining or report.is_draining,
             boot=report.boot,
             restarts=report.restarts,

@@ -23,7 +23,7 @@ from penstock.gateway.request_log import RequestLog
 from penstock.gateway.ruling import RuleTally
 from penstock.gateway.shadow_tally import ShadowTally
 from penstock.gateway.spent import TokenUsage
-from penstock.gateway.state import GatewayState
+from penstock.gateway.state import STARTING, GatewayState
 from penstock.gateway.tracing import PassedOn, Trace, Traces
 from penstock.observe import background
 from penstock.observe import gateway_catalog as catalog
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 _MAX_TENANTS = 200  # with series of their own
 _OTHERS = "other"
 NO_HEADERS: Mapping[bytes, bytes] = {}
+_STATES = (*ReplicaState, STARTING)
 _KINDS = ("input", "cached", "output")  # of tokens
 
 
@@ -246,7 +247,7 @@ class GatewayRecorder:
         replace(catalog.REPLICA_REQUESTS, {key: one.in_flight for key, one in named.items()})
         replace(
             catalog.REPLICA_STATE,
-            {(*key, str(state)): int(state == one.state) for key, one in named.items() for state in ReplicaState},
+            {(*key, str(state)): int(state == one.state) for key, one in named.items() for state in _STATES},
         )
         replace(
             catalog.REPLICA_BREAKER,

@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.api import relay
 from penstock.api.replica_report import ReplicaReport
-from penstock.core.replica import UNBOUNDED, ReplicaSnapshot, ReplicaState
+from penstock.core.replica import GONE_AFTER_S, UNBOUNDED, ReplicaSnapshot, ReplicaState
 from penstock.core.request import Priority
 from penstock.dialects.engines import DIALECTS
 from penstock.dialects.engines.openai import OPENAI
@@ -165,6 +165,11 @@ class Replica:
     def seen(self, now: float) -> ReplicaSnapshot:
         self.snapshot = self.health.mark(self._said, now)
         return self.snapshot
+
+    def is_starting(self, now: float) -> bool:
+        """Its process is there and loads its model."""
+        report = self.report
+        return report is not None and report.state == "starting" and now - self._said.taken_at <= GONE_AFTER_S
 
     def send_riders_away(self) -> None:
         """It hangs, or is gone: what it has of ours goes on elsewhere."""

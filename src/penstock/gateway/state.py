@@ -8,19 +8,21 @@ from msgspec import Struct
 
 from penstock.admission.admission import Admission
 from penstock.admission.settings import CLASS_NAMES
-from penstock.core.replica import UNBOUNDED
+from penstock.core.replica import UNBOUNDED, ReplicaState
 from penstock.gateway.replicas import Replica
 from penstock.observe.redaction import redact
 from penstock.router.routes import Route
 from penstock.router.rules import DEFAULT
 from penstock.tenancy.prices import Price
 
+STARTING = "starting"  # out, since its model is being loaded
+
 
 class ReplicaView(Struct, frozen=True):
     id: str
     model: str
     kind: str  # penstock, or the dialect that it speaks
-    state: str
+    state: str  # a `ReplicaState`, or STARTING
     breaker: str
     share: float  # below one while it starts slowly, and while it is slow or wrong
     in_flight: int  # requests of this gateway
@@ -86,11 +88,12 @@ def _waiting(admission: Admission, model: str) -> dict[str, int]:
 
 def _replica(replica: Replica, now: float) -> ReplicaView:
     seen = replica.seen(now)
+    state = seen.state_at(now)
     return ReplicaView(
         id=redact(replica.id),
         model=replica.model,
         kind=replica.kind,
-        state=str(seen.state_at(now)),
+        state=STARTING if state is ReplicaState.OUT and replica.is_starting(now) else str(state),
         breaker=str(replica.breaker.state(now)),
         share=seen.share,
         in_flight=len(replica.riders),
