@@ -10,7 +10,7 @@ from penstock.core.request import Cost
 from penstock.engine.accounts import Meter
 from tests.server.relaying import ask, asking
 from tests.server.replica import NAME, Replica, serving
-from tests.server.test_gateway_routes import COMPLETIONS, DRAIN, body
+from tests.server.test_gateway_routes import COMPLETIONS, body
 from tests.waiting import eventually
 
 
@@ -84,7 +84,7 @@ def test_the_cost_of_a_stream_that_is_given_back_is_told_and_added_to_what_comes
         asking((replica.host, replica.port), COMPLETIONS, body(max_tokens=1000)) as response,
     ):
         eventually(lambda: replica.engine.stats.steps, lambda number: number > 5)
-        replica.call("POST", DRAIN)
+        replica.loop.call_soon_threadsafe(replica.app.drain.begin, "the GPU is broken")
         record.append(response.read())
     assert record.is_given_back
     assert record.cost_elsewhere == Cost()
