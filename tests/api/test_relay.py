@@ -68,6 +68,7 @@ def test_a_record_knows_the_units_and_how_far_the_last_one_got() -> None:
     assert envelope.resume.num_events == 2
     assert not record.is_given_back
     assert record.num_tokens == 2
+    assert record.counts == (2, 16)
 
 
 def test_what_is_no_relayed_stream_cannot_be_carried_on() -> None:
@@ -94,14 +95,14 @@ def test_folding_changes_nothing(blocks: list[int], sizes: list[int], fold_bytes
     stream = [origin_comment(ORIGIN)]
     for number, kind in enumerate(blocks):
         is_unit = kind == 0 and not stream[-1].startswith(b": [")
-        stream.append(b": [%d,[%d]]\n\n" % (number % 2, number) if is_unit else event(number))
+        stream.append(b": [%d,[%d],%d]\n\n" % (number % 2, number, number % 3) if is_unit else event(number))
     whole, folded = StreamRecord(), StreamRecord(fold_bytes)
     whole.append(b"".join(stream))
     parts = iter(stream)
     for size in sizes:
         folded.append(b"".join(part for _, part in zip(range(size), parts, strict=False)))
     folded.append(b"".join(parts))
-    assert folded.num_tokens == whole.num_tokens
+    assert folded.counts == whole.counts
     assert folded.envelope(REQUEST) == whole.envelope(REQUEST)
 
 

@@ -5,7 +5,7 @@ keep-alives:
 
     : {"id":"5ad0…","created":1760000000,"seed":7,…}        once, first: the origin
     data: {…}                                               events that need no token: the opening
-    : [0,[1024,17],96]                                      a unit: choice, token ids, and once per choice the prompt
+    : [0,[1024,17],96]                                      a unit: choice, token ids, and once per prompt its
     data: {…}                                                 tokens found in the cache; then the events that come of it
     : cost 0.0125 3.5                                       before the end, or before the next: what was used here
     : carry on: draining                                    instead of an end: the replica gives the stream back
@@ -227,7 +227,7 @@ class StreamRecord:
         self._fold_bytes = fold_bytes
         self._origin = b""
         self._units = bytearray()  # of what was folded: JSON, each with a comma after it
-        self._num_counted, self._counted_bytes = 0, 0  # ids, and the part of the units that they are in
+        self._counted, self._counted_bytes = (0, 0), 0  # ids and cached tokens, and the part of the units they are in
         self._tail: list[bytes] = []
         self._fresh_bytes = 0  # since the last fold
         self.cost_elsewhere = Cost()  # of replicas that gave the stream back
@@ -258,11 +258,18 @@ class StreamRecord:
 
     @property
     def num_tokens(self) -> int:
-        """Made for this stream, as far as it is known here; for streams that end without a usage."""
+        """Made for this stream, as far as it is known here."""
+        return self.counts[0]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Tokens that were made and prompt tokens that came from a cache; for streams that end without a usage."""
         blocks = self._blocks()
-        self._num_counted += _num_ids(bytes(self._units[self._counted_bytes :]))
+        folded = _counts(bytes(self._units[self._counted_bytes :]))
+        fresh = _counts(b",".join([block[2:] for block in blocks if block.startswith(b": [")]))
+        made, cached = self._counted = self._counted[0] + folded[0], self._counted[1] + folded[1]
         self._counted_bytes = len(self._units)
-        return self._num_counted + _num_ids(b",".join([block[2:] for block in blocks if block.startswith(b": [")]))
+        return made + fresh[0], cached + fresh[1]
 
     @property
     def cost(self) -> Cost | None:
@@ -321,6 +328,7 @@ class StreamRecord:
         self._tail, self._fresh_bytes = [stream], 0
 
 
-def _num_ids(units: bytes) -> int:
-    """In units with commas between or after them."""
-    return sum(len(unit.token_ids) for unit in _units.decode(b"[%b]" % units.removesuffix(b",")))
+def _counts(units: bytes) -> tuple[int, int]:
+    """Ids and cached tokens in units with commas between or after them."""
+    found = _units.decode(b"[%b]" % units.removesuffix(b","))
+    return sum(len(unit.token_ids) for unit in found), sum(unit.cached_tokens for unit in found)

@@ -61,7 +61,7 @@ class Bill:
         prompt_tokens = record.prompt_tokens
         if prompt_tokens is None:
             return
-        usage = TokenUsage(prompt_tokens, record.num_tokens)
+        usage = TokenUsage(prompt_tokens, *record.counts)
         if usage.total > self._charged.total:
             self._num_parts += 1
             self._charge(model, usage, f"{self._inquiry.id}/{self._num_parts}", adapter, requests=0)

@@ -160,5 +160,5 @@ class Copy:
         self._call = None
         usage = find_usage(self._tail) if outcome == "ok" else None
         if usage is None and self._record is not None and (prompt := self._record.prompt_tokens) is not None:
-            usage = TokenUsage(prompt, self._record.num_tokens)
+            usage = TokenUsage(prompt, *self._record.counts)
         self._owner.ended(self, outcome, usage, self._ttft_s if self._is_stream else None, self._now() - self._began_s)

@@ -84,7 +84,7 @@ class Transcript:
             prompt_tokens = first.input_tokens if first is not None else 0
             found = found._replace(input_tokens=prompt_tokens or self._size.most_used[0])
         if found is None and record is not None and (prompt := record.prompt_tokens) is not None:
-            found = TokenUsage(prompt, record.num_tokens)
+            found = TokenUsage(prompt, *record.counts)
         if found is None:
             return None
         self._size.learn(found.input_tokens)

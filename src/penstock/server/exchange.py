@@ -196,8 +196,13 @@ class _Relayed:
         return origin + self._units.known(events)
 
     def frame(self, pieces: list[Piece]) -> bytes:
-        answer, units = self._answer, self._units
-        return b"".join([units.unit(p.index, p.token_ids, p.cached_tokens, answer.events(p)) for p in pieces])
+        answer, units, n = self._answer, self._units, self._generation.options.n
+        return b"".join(
+            [
+                units.unit(p.index, p.token_ids, 0 if p.index % n else p.cached_tokens, answer.events(p))
+                for p in pieces  # siblings have the prompt in common, which is counted once
+            ]
+        )
 
     def closing(self) -> bytes:
         return relay.cost_comment(self._generation.cost) + self._units.known(self._answer.closing())
