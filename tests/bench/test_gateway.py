@@ -23,10 +23,21 @@ def test_first_gateway_is_compared_by_cpu_and_its_latency_is_what_it_adds():
     runs = [run("ours", "whole", cpu_s, 100.0) for cpu_s in (0.1, 0.05, 0.4)]
     runs += [run("peer", "whole", 0.2, 100.0), run("ours", "rate100", 0.1, 250.0), run("peer", "rate100", 0.1, 500.0)]
     runs += [run(DIRECT, "rate100", 0.0, 50.0)]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown(runs, candidates, loads).splitlines()]
+    lines = [line for line in markdown(runs, candidates, loads).splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     assert rows[2] == ["whole", "ours", "900", "10,000", "100 / 300", "0", "50", "2.00"]
     assert rows[3] == ["whole", "peer", "900", "5,000", "100 / 300", "0", "50", ""]
     assert rows[4][4] == "added: 200 / 600"
+
+
+def test_the_table_fits_a_hundred_columns():
+    far = {key: {"p50": 123_456.0, "p99": 234_567.0} for key in ("lat", "ttft", "gapd", "fwd")}
+    told = {"req_all": 10**6, "rps": 1e5, "chunks_all": 10**6, "chunks_s": 2e5, "err": 0, "short": 0, "unfinished": 0}
+    candidates = [Candidate("penstock", ""), Candidate("sglang-router", "")]
+    runs = [Run(one.name, load.name, 5.0, 300 << 20, told | far) for one in candidates for load in LOADS]
+    runs += [Run(DIRECT, "rate100", 0.0, 0, told | far)]
+    lines = [line for line in markdown(runs, candidates, LOADS).splitlines() if line.startswith("|")]
+    assert max(map(len, lines)) <= 100
 
 
 @pytest.mark.slow  # two C programs are compiled

@@ -43,6 +43,13 @@ def report(*points: Point, model: str = "m") -> Report:
     )
 
 
+def test_tables_fit_a_hundred_columns() -> None:
+    busy = [replace(point(load, 0.1), num_requests=12_345, requests_per_s=1234.56) for load in (1, 128)]
+    fast = [replace(one, output_tokens_per_s=123_456.0, total_tokens_per_s=1_234_567.0) for one in busy]
+    rows = [line for line in as_text(report(*fast)).splitlines() if line.startswith("|")]
+    assert max(map(len, rows)) <= 100
+
+
 @pytest.mark.parametrize("points", [[point(1, 0.1)], [point(1, 0.1), point(2, 0.3)], []])
 def test_a_page_is_whole_and_loads_nothing(points: list[Point]) -> None:
     text = page(report(*points))

@@ -11,7 +11,7 @@ from penstock.bench.plot import svg
 from penstock.bench.point import Point
 from penstock.bench.saturation import SaturationReport
 from penstock.bench.serve import Report
-from penstock.bench.serve_text import latencies, ms, rates, remarks, verdict, warnings
+from penstock.bench.serve_text import circumstances, latencies, ms, rates, remarks, verdict, warnings
 
 SHOWN_WARNINGS = 4  # more are folded
 
@@ -25,7 +25,7 @@ def page(report: Report) -> str:
         _tiles(report),
         _warnings(list(warnings(report))),
         f'<div class="plots">{"".join(svg(plot) for plot in plots(report))}</div>',
-        f"<h2>Throughput</h2>{_table(*rates(report))}",
+        f"<h2>Throughput</h2>{_table(*rates(report))}{_table(*circumstances(report.points))}",
         f"<h2>Latency, ms</h2>{_table(*latencies(report.points))}",
         _notes(list(remarks(report))),
         f"<h2>How it was measured</h2><pre><code>{escape(report.command)}</code></pre>",

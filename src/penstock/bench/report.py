@@ -37,6 +37,7 @@ def markdown(report: Report) -> str:
     parts = [
         f"    {report.command}",
         f"{report.date} · {report.hardware} · {versions} · medians of {rounds} round(s)",
+        _LEGEND,
         table(WORKLOAD_COLUMNS, list(_workload_rows(report))),
         table(("server", "ready s", "RSS MB"), [_server_row(server) for server in report.servers]),
         "\n".join(f"- {note}" for note in notes(report)),
@@ -44,15 +45,10 @@ def markdown(report: Report) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-WORKLOAD_COLUMNS = (
-    "workload",
-    "server",
-    "output tok/s",
-    "slowest, fastest round",
-    "TTFT p50 ms",
-    "TTFT p99 ms",
-    "TPOT p50 ms",
-    "tok/s : best peer",
+WORKLOAD_COLUMNS = ("workload", "server", "out tok/s", "min–max", "TTFT ms", "TPOT ms", "ratio")
+_LEGEND = (
+    "Output tokens/s, and those of the slowest and the fastest round; TTFT is p50 / p99, TPOT is p50; the ratio is to "
+    "the best peer's tokens/s."
 )
 
 
@@ -112,9 +108,8 @@ def _workload_rows(report: Report) -> Iterator[Sequence[str]]:
                 workload.name,
                 server,
                 f"{summary.output_tok_s:.0f}",
-                f"{summary.slowest_tok_s:.0f}, {summary.fastest_tok_s:.0f}",
-                _ms(summary.ttft_p50_s),
-                _ms(summary.ttft_p99_s),
+                f"{summary.slowest_tok_s:.0f}–{summary.fastest_tok_s:.0f}",
+                f"{_ms(summary.ttft_p50_s)} / {_ms(summary.ttft_p99_s)}",
                 _ms(summary.tpot_p50_s, digits=1),
                 ratio,
             )
@@ -123,7 +118,7 @@ def _workload_rows(report: Report) -> Iterator[Sequence[str]]:
 def _ratio(rate: float, best: float | None, taken: Sequence[Measurement]) -> str:
     if not best:
         return ""
-    return "(too noisy)" if any(map(is_noisy, taken)) else f"{rate / best:.2f}"
+    return "(noisy)" if any(map(is_noisy, taken)) else f"{rate / best:.2f}"
 
 
 def _server_row(server: ServerFacts) -> Sequence[str]:

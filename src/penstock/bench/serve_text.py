@@ -19,6 +19,7 @@ def as_text(report: Report) -> str:
         f"tokenizer: {report.tokenizer}",
         verdict(report),
         table(*rates(report)),
+        table(*circumstances(report.points)),
         table(*latencies(report.points)),
         "\n".join(f"! {line}" for line in warnings(report)),
         "\n".join(f"- {line}" for line in remarks(report)),
@@ -42,16 +43,14 @@ def verdict(report: Report) -> str:
 
 def rates(report: Report) -> tuple[Sequence[str], list[Sequence[str]]]:
     """Header and rows: what was asked for and what came."""
-    header = ["load", "requests", "failed", "seconds", "req/s", "output tok/s", "total tok/s"]
-    header += ["goodput req/s", "SLO kept"] if report.slo else []
-    header += ["cached", "generator CPU", "lag p99 ms", "sent late p99 ms"]
+    header = ["load", "requests", "failed", "req/s", "out tok/s", "all tok/s"]
+    header += ["goodput", "SLO met"] if report.slo else []
     rows: list[Sequence[str]] = []
     for point in report.points:
         row = [
             point.label,
             f"{point.num_requests:,}",
             f"{sum(point.errors.values()):,}",
-            f"{point.wall_s:.1f}",
             f"{point.requests_per_s:.2f}",
             f"{point.output_tokens_per_s:,.0f}",
             f"{point.total_tokens_per_s:,.0f}",
@@ -59,10 +58,24 @@ def rates(report: Report) -> tuple[Sequence[str], list[Sequence[str]]]:
         if report.slo:
             share = "" if point.slo_share is None else f"{point.slo_share:.1%}"
             row += [f"{point.goodput_per_s or 0:.2f}", share]
-        row += [f"{point.cached_tokens / point.prompt_tokens:.0%}" if point.prompt_tokens else ""]
-        row += [f"{point.health.cpu:.0%}", *(_p99(spread) for spread in (point.health.lag, point.health.send_delay))]
         rows.append(row)
     return header, rows
+
+
+def circumstances(points: Sequence[Point]) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Header and rows: how long it took, how much of the prompts was cached, and what the generator itself needed."""
+    rows: list[Sequence[str]] = [
+        (
+            point.label,
+            f"{point.wall_s:.1f}",
+            f"{point.cached_tokens / point.prompt_tokens:.0%}" if point.prompt_tokens else "",
+            f"{point.health.cpu:.0%}",
+            _p99(point.health.lag),
+            _p99(point.health.send_delay),
+        )
+        for point in points
+    ]
+    return ("load", "seconds", "prompt cached", "generator CPU", "lag p99 ms", "sent late p99 ms"), rows
 
 
 def latencies(points: Sequence[Point]) -> tuple[Sequence[str], list[Sequence[str]]]:

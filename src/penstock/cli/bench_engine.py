@@ -133,10 +133,10 @@ def _print_head(report: EngineReport, kernels: str) -> None:
 
 
 def _print_figure(figure: EngineFigure) -> None:
-    shares = {"MBU": figure.mbu, "MFU": figure.mfu, "device idle": figure.device_idle}
+    shares = {"MBU": figure.mbu, "MFU": figure.mfu, "idle": figure.device_idle}
     known = "".join(f"  {name} {share:5.1%}" for name, share in shares.items() if share is not None)
     print(
-        f"{figure.workload:8} {figure.seconds:8.3f} s  {figure.output_tokens_per_s:9,.0f} out/s  "
-        f"{figure.prompt_tokens_per_s:9,.0f} prompt/s  {figure.steps:5} steps{known}",
+        f"{figure.workload:8} {figure.seconds:7.2f} s {figure.output_tokens_per_s:8,.0f} out/s "
+        f"{figure.prompt_tokens_per_s:9,.0f} prompt/s {figure.steps:5} steps{known}",
         flush=True,
     )

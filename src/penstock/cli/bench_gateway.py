@@ -45,8 +45,8 @@ def bench_gateway(arguments: argparse.Namespace) -> None:
         for run in rounds:
             runs.append(run)
             print(
-                f"{run.load:9} {run.candidate:14} {run.req_per_cpu_s:8,.0f} req, {run.chunks_per_cpu_s:8,.0f} chunks "
-                f"per CPU second, {run.told['rps']:8,.0f} req/s, {run.told['chunks_s']:8,.0f} chunks/s",
+                f"{run.load:9} {run.candidate:14} {run.told['rps']:8,.0f} req/s {run.told['chunks_s']:8,.0f} chunks/s; "
+                f"per CPU second {run.req_per_cpu_s:,.0f} and {run.chunks_per_cpu_s:,.0f}",
                 file=sys.stderr,
             )
     text = "\n\n".join(
