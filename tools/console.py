@@ -17,14 +17,16 @@ WEB = ROOT / "web"
 ASSETS = ROOT / "src/penstock/console/assets"
 STAMP = ASSETS / "sources.sha256"
 _SOURCES = ("src/**/*", "index.html", "package-lock.json", "tsconfig.json", "vite.config.ts")
+_RUNBOOKS = "docs/runbooks/*.md"  # the page brings them along
 
 
 def digest_of_sources() -> str:
-    """Of names and contents: what the build depends on."""
+    """Hash of the names and contents that the build depends on."""
     found = sha256()
-    for path in sorted(path for pattern in _SOURCES for path in WEB.glob(pattern) if path.is_file()):
+    sources = [path for pattern in _SOURCES for path in WEB.glob(pattern)]
+    for path in sorted(path for path in [*sources, *ROOT.glob(_RUNBOOKS)] if path.is_file()):
         content = path.read_bytes()
-        found.update(f"{path.relative_to(WEB).as_posix()} {len(content)}\n".encode() + content)
+        found.update(f"{path.relative_to(ROOT).as_posix()} {len(content)}\n".encode() + content)
     return found.hexdigest()
 
 

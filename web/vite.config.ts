@@ -13,5 +13,5 @@ export default defineConfig({
       output: { entryFileNames: "console.js", assetFileNames: "[name][extname]", chunkFileNames: "[name].js" },
     },
   },
-  server: { proxy: { "/console/v1": "http://127.0.0.1:8000", "/v1": "http://127.0.0.1:8000", "/admin": "http://127.0.0.1:8000" } },
+  server: { fs: { allow: [".."] }, proxy: { "/console/v1": "http://127.0.0.1:8000", "/v1": "http://127.0.0.1:8000", "/admin": "http://127.0.0.1:8000" } },
 });

@@ -36,11 +36,11 @@ def top(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_once_prints_the_fleet_in_eighty_columns_and_ends(gateway: RealGateway) -> None:
     found = top("--once", "--url", gateway.url)
     assert found.returncode == 0, found.stderr
-    assert "1/1 replicas ready" in found.stdout
+    assert "1/1 healthy" in found.stdout
     assert "\nQUEUE " in found.stdout
     assert "anonymous" in found.stdout
     assert max(map(len, found.stdout.splitlines())) <= 80
-    assert "1/1 replicas ready" in top("--once", PENSTOCK_URL=gateway.url).stdout
+    assert "1/1 healthy" in top("--once", PENSTOCK_URL=gateway.url).stdout
 
 
 def test_on_a_terminal_it_goes_on_until_q(gateway: RealGateway) -> None:
@@ -54,7 +54,7 @@ def test_on_a_terminal_it_goes_on_until_q(gateway: RealGateway) -> None:
     assert process.wait(60) == 0
     os.close(ours)
     assert b"\x1b[?1049h" in seen
-    assert seen.count(b"replicas ready") >= 2
+    assert seen.count(b"healthy") >= 2
 
 
 def test_what_is_wrong_is_said_in_a_line(gateway: RealGateway, tmp_path: Path) -> None:
@@ -75,4 +75,4 @@ def test_where_there_are_keys_an_admins_is_needed(tmp_path: Path) -> None:
         eventually(lambda: gateway.ask("GET", "/admin/v1/queues")[0], lambda status: status != 200)
         refused = top("--once", "--url", gateway.url)
         assert "PENSTOCK_ADMIN_KEY" in refused.stderr
-        assert "replicas ready" in top("--once", "--url", gateway.url, PENSTOCK_ADMIN_KEY=key).stdout
+        assert "healthy" in top("--once", "--url", gateway.url, PENSTOCK_ADMIN_KEY=key).stdout

@@ -33,11 +33,12 @@ has_prometheus = all(shutil.which(name) for name in ("prometheus", "prometheus-a
 needs_prometheus = pytest.mark.skipif(not has_prometheus, reason="Prometheus and Alertmanager are not installed")
 
 
+RUNBOOKS = "https://runbooks.example/penstock"
 PATIENT = {"ttft_s": 600.0, "latency_s": 6000.0, "tpot_s": 60.0}  # objectives that a busy machine keeps too
 
 
 def watching(sink: Sink, *, hold_s: float = 600.0, **probes: Any) -> dict[str, Any]:
-    alerts = {"webhook": f"{sink.url}/hook", "group_wait_s": 0, "hold_s": hold_s}
+    alerts = {"webhook": f"{sink.url}/hook", "group_wait_s": 0, "hold_s": hold_s, "runbooks": RUNBOOKS}
     return {"watch": {"sample_s": 2, "alerts": alerts, "probes": probes or {"every_s": 0}}, "slo": PATIENT}
 
 
@@ -117,7 +118,8 @@ def test_a_replica_that_answers_garbage_is_told_of_until_it_is_out(tmp_path: Pat
             assert alert["labels"]["replica"].endswith(f":{garbage.port}")
             states = {one["replica"].rpartition(":")[2]: one["state"] for one in found(gateway, "probes")}
             assert states == {str(well[0].port): "ok", str(well[1].port): "ok", str(garbage.port): "wrong"}
-            assert {one["alert"] for one in found(gateway, "alerts")} == {"WrongAnswers"}
+            [shown] = found(gateway, "alerts")
+            assert (shown["alert"], shown["runbook"]) == ("WrongAnswers", f"{RUNBOOKS}/wrong-answers.md")
             garbage.call("POST", "/v1/penstock/drain")
             eventually(lambda: [one["status"] for one in sink.alerts()], lambda told: told == ["firing", "resolved"])
             assert [one["state"] for one in found(gateway, "alerts")] == ["resolved"]

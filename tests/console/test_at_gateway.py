@@ -59,14 +59,14 @@ def talk(door: Gateway, stream: bool = True, **options: object) -> None:
 
 def hello_of(door: Gateway, page: Console, key: str | None = None) -> Any:
     """What who comes now is told, with all that has ended."""
-    door.call(lambda: page.feed.tick(time.time(), 1.0))
+    door.call(lambda: page.feed.tick(time.time()))
     with page.events(key) as events:
         return next(events)[1]
 
 
 def test_who_comes_is_told_all_and_then_the_news(door: Gateway, page: Console) -> None:
     talk(door)
-    door.call(lambda: page.feed.tick(time.time(), 1.0))
+    door.call(lambda: page.feed.tick(time.time()))
     with page.events() as events:
         kind, hello = next(events)
         assert kind == "hello"
@@ -121,6 +121,30 @@ def test_a_whole_answer_has_parts_too(door: Gateway, page: Console) -> None:
     request = hello["requests"][-1]
     assert request["ttft_s"] is None
     assert request["parts"]["prefill"] > 0
+
+
+def test_cached_tokens_of_a_stream_are_known_whether_its_client_asked_for_a_usage_or_not() -> None:
+    """And the share of the replica, and of the last quarter of an hour, is made of the same numbers."""
+    with serving() as replica:
+        models = {NAME: ModelSettings(replicas=[f"http://{replica.host}:{replica.port}"])}
+        with gateway(pools=models) as door, console(door) as page:
+            for choices in (1, 2):
+                talk(door, stream=False, n=choices)
+                talk(door, n=choices)
+                talk(door, stream_options={"include_usage": True}, n=choices)
+            hello = hello_of(door, page)
+    used = [(one["cached_tokens"], one["input_tokens"]) for one in hello["requests"]]
+    first, *others = used
+    assert first[0] == 0
+    assert others == [(first[1] - 1, first[1])] * 5
+    cached, prompt = (sum(column) for column in zip(*used, strict=True))
+    assert hello["state"]["replicas"][0]["hit_rate"] == pytest.approx(cached / prompt, abs=1e-4)
+    row = {
+        name: sum(column)
+        for name, column in zip(hello["columns"], hello["series"][""], strict=True)
+        if "tokens" in name
+    }
+    assert (row["cached_tokens"], row["input_tokens"]) == (cached, prompt)
 
 
 def test_no_word_of_a_prompt_or_an_answer_is_told(door: Gateway, page: Console) -> None:
@@ -184,7 +208,7 @@ def test_whoever_leaves_is_forgotten_and_who_stays_is_told_of_the_end(door: Gate
 def test_all_who_look_get_the_same_bytes_made_once(door: Gateway, page: Console) -> None:
     seen: list[list[bytes]] = [[], []]
     door.call(lambda: [page.feed.watch(one.append, lambda: None) for one in seen])
-    door.call(lambda: page.feed.tick(1e9, 1.0))
+    door.call(lambda: page.feed.tick(1e9))
     assert seen[0][-1] is seen[1][-1]
     assert seen[0][0] is seen[1][0]
     door.call(lambda: [page.feed.leave(one.append) for one in seen])
@@ -231,7 +255,7 @@ def test_a_second_tells_no_more_than_a_person_can_read(door: Gateway, page: Cons
     news: list[bytes] = []
     door.call(lambda: page.feed.watch(news.append, lambda: None))
     door.call(lambda: [page.feed.ended(RequestFacts(str(n), "chat", Ending.OK, model=NAME)) for n in range(5000)])
-    door.call(lambda: page.feed.tick(time.time(), 1.0))
+    door.call(lambda: page.feed.tick(time.time()))
     tick = json.loads(news[-1].split(b"data: ", 1)[1])
     assert len(tick["requests"]) == 40
     assert tick["requests"][-1]["id"] == "4999"

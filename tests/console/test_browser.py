@@ -13,6 +13,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import openai
 import pytest
 
 from penstock.tenancy.store import open_store
+from penstock.watch.kinds import KINDS
 from tests.cli.real_gateway import real_gateway
 from tests.console.at_gateway import Console
 from tests.console.browser import chromium, contrast, is_too_wide, opened
@@ -73,7 +75,7 @@ def test_serve_with_replicas_has_the_page(browser: Any, tmp_path: Path) -> None:
         assert found is not None
         eventually(lambda: _is_ready(found.group()), within_s=300)
         with used(found.group(), "smollm2"), opened(browser, found.group()) as page:
-            expect(page.locator(".pill.good", has_text="ready")).to_have_count(2)
+            expect(page.locator(".pill.good", has_text="healthy")).to_have_count(2)
             expect(page.locator(".figure", has_text="TTFT p95").locator("b")).to_have_text(re.compile(r"\d"))
     finally:
         process.send_signal(signal.SIGTERM)
@@ -132,7 +134,7 @@ def test_the_overview_is_live(browser: Any, fleet: str) -> None:
         expect(page.locator(".figure", has_text="Requests").locator("b")).not_to_have_text("0")
         expect(page.locator(".figure", has_text="TTFT p95").locator("b")).to_have_text(re.compile(r"\d"))
         expect(page.get_by_role("table", name="Replicas").locator("tbody tr")).to_have_count(2)
-        expect(page.locator(".pill.good", has_text="ready")).to_have_count(2)
+        expect(page.locator(".pill.good", has_text="healthy")).to_have_count(2)
         expect(page.locator(".queues dl > div")).to_have_count(3)
         page.get_by_role("button", name="15 min").click()
         expect(page.get_by_role("button", name="15 min")).to_have_attribute("aria-pressed", "true")
@@ -152,17 +154,19 @@ def test_a_request_opens_with_its_waterfall_and_its_decision(browser: Any, fleet
         page.keyboard.press("Escape")
         expect(inspector).to_have_count(0)
         page.get_by_label("Outcome").select_option("refused")
-        page.get_by_role("button", name="Go on").click()
-        expect(page.locator("tbody .pill.warn").first).to_have_text("refused")
+        page.get_by_role("button", name="Resume").click()
+        expect(page.locator("tbody tr", has_text="refused").first).to_contain_text("model not found")
         page.keyboard.press("Escape")
         page.keyboard.press("/")
         page.keyboard.type("no such thing")
-        expect(page.locator(".empty")).to_contain_text("Nothing fits")
+        expect(page.locator(".empty")).to_contain_text("No request matches")
 
 
 def test_decisions_say_why(browser: Any, fleet: str) -> None:
     with opened(browser, f"{fleet}/#/routing") as page:
-        why = page.locator(".decision .why", has_text=re.compile(r"holds [\d,]+ of [\d,]+ prompt tokens")).first
+        why = page.locator(
+            ".decision .why", has_text=re.compile(r"expected to have [\d,]+ of [\d,]+ prompt tokens")
+        ).first
         why.click()
         expect(page.locator(".scores table").first).to_contain_text("picked")
         expect(page.locator(".queues dl > div").first).to_contain_text("small")
@@ -184,7 +188,184 @@ def test_alerts_and_budgets_are_shown_in_the_form_that_docs_slo_gives(browser: A
         page.reload()
         expect(page.locator("nav .badge")).to_have_text("1")
         expect(page.locator(".alerts li.firing")).to_contain_text(alerts["alerts"][0]["summary"])
-        expect(page.locator(".objective").first).to_contain_text("80.6 % of the budget left")
+        objective = page.locator(".objective").first
+        expect(objective).to_contain_text("19.4 % of the error budget used")
+        expect(objective.get_by_role("meter")).to_have_attribute("aria-valuenow", "19")
+
+
+class Told:
+    """A page that is told what a test says, in the form in which its server says it."""
+
+    def __init__(self, page: Any, url: str) -> None:
+        self._page, self._url = page, url
+        with urllib.request.urlopen(f"{url}/console/v1/feed", timeout=GIVE_UP_S) as stream:
+            assert stream.readline() == b"event: hello\n"
+            self.hello = json.loads(stream.readline().removeprefix(b"data: "))
+        self.objective = {
+            "objective": "ttft",
+            "unit": "s",
+            "target": 0.5,
+            "quantile": 0.95,
+            "observed": 0.1,
+            "used": 0.2,
+        }
+        self.objective |= {"state": "ok", "events": 200, "bad": 0, "compliance": 1.0, "goal": 0.95, "budget_left": 1.0}
+        self.objective["burn"] = {}
+        self.alerts: list[dict[str, Any]] = []
+
+    def show(self, place: str = "overview") -> None:
+        slo = {"model": NAME, "window_s": 1e6, "covered_s": 60.0, "state": "ok", "objectives": [self.objective]}
+        hello = f"event: hello\ndata: {json.dumps(self.hello)}\n\n"
+        feed = {"body": hello, "content_type": "text/event-stream"}
+        answers = {
+            "console/v1/feed": feed,
+            "admin/v1/slo": {"json": {"models": [slo]}},
+            "admin/v1/alerts": {"json": {"alerts": self.alerts}},
+        }
+        for path, answer in answers.items():
+            self._page.route(f"**/{path}", partial(_fulfill, answer=answer))
+        self._page.goto(f"{self._url}/#/{place}")
+        self._page.reload()
+
+    def counts(self, **counts: int) -> None:
+        """The series of all models together, as one row."""
+        columns = self.hello["columns"]
+        self.hello["times"] = [self.hello["at_s"]]
+        self.hello["series"] = {"": [[counts.get(name, 0)] for name in columns]}
+
+
+def _fulfill(route: Any, answer: dict[str, Any]) -> None:
+    route.fulfill(**answer)
+
+
+def test_without_alerts_the_overview_says_how_objectives_and_replicas_are(browser: Any, fleet: str) -> None:
+    with opened(browser, fleet) as page:
+        told = Told(page, fleet)
+        status = page.get_by_label("Alerts", exact=True)
+        told.show()
+        expect(status).to_contain_text("No alerts")
+        expect(status).to_contain_text("The objective is met. 2 of 2 replicas are healthy.")
+        expect(status).to_be_in_viewport()
+        told.objective |= {"observed": 2.5, "used": 5.0, "state": "critical"}
+        told.hello["state"]["replicas"][1]["state"] = "out"
+        told.show()
+        expect(status).to_contain_text("No alert is firing")
+        expect(status).to_contain_text("small: Time to first token is critical: 2.50 s, target 500 ms at p95")
+        expect(status).to_contain_text(f"{told.hello['state']['replicas'][1]['name']} is out")
+        page.goto(f"{fleet}/#/alerts")
+        expect(page.locator(".empty")).to_contain_text("Time to first token is critical")
+        told.objective |= {"observed": None, "used": None, "state": "unknown"}
+        told.hello["state"]["replicas"][1] |= {"state": "ready", "breaker": "open"}
+        told.show()
+        expect(status).to_contain_text(": circuit breaker open")
+        told.hello["state"]["replicas"].pop()
+        told.show()
+        expect(status).to_contain_text("0 of 1 objectives are met; there were too few requests to tell of the others.")
+
+
+def test_of_few_requests_the_failed_are_counted_and_of_many_a_percentage(browser: Any, fleet: str) -> None:
+    with opened(browser, fleet) as page:
+        told = Told(page, fleet)
+        told.objective |= {"objective": "errors", "unit": "ratio", "target": 0.001, "quantile": None, "observed": 0.5}
+        told.objective |= {"events": 2, "bad": 1, "state": "critical", "budget_left": -499.0}
+        told.counts(ok=1, failed=1)
+        told.show()
+        failed = page.locator(".figure", has_text="Failed").locator("b")
+        expect(failed).to_have_text("1 of 2")
+        expect(page.locator(".objective > b")).to_have_text("1 of 2")
+        expect(page.locator(".objective")).to_contain_text("500 times the error budget used")
+        expect(page.locator(".objective").get_by_role("meter")).to_have_attribute("aria-valuenow", "100")
+        told.counts(ok=150, refused=40, failed=10)
+        told.show()
+        expect(failed).to_have_text("5 %")
+
+
+def test_a_replica_that_is_out_is_grey_and_its_last_figures_are_not_shown(browser: Any, fleet: str) -> None:
+    with opened(browser, fleet) as page:
+        told = Told(page, fleet)
+        told.hello["state"]["replicas"][1] |= {"state": "out", "heard_s_ago": 12.0, "kv_capacity": None}
+        told.show("fleet")
+        row = page.get_by_role("table", name="Replicas").locator("tr.out")
+        expect(row.locator(".pill")).to_have_text("out")
+        expect(row.locator(".pill")).to_have_class(re.compile("quiet"))
+        expect(row.locator("td[data-name=Load]")).to_contain_text("–")
+        expect(row).to_contain_text("last report 12 s ago")
+        expect(page.get_by_label("Replicas", exact=True).first).to_contain_text("1 of 2 healthy")
+        assert contrast(page, "tr.out b") >= 4.5
+        assert contrast(page, "tr.out .pill") >= 4.5
+
+
+def test_cached_tokens_are_the_replicas_and_the_routers_estimate_is_called_one(browser: Any, fleet: str) -> None:
+    with opened(browser, fleet) as page:
+        told = Told(page, fleet)
+        told.counts(ok=2, input_tokens=200, cached_tokens=150)
+        request = next(one for one in reversed(told.hello["requests"]) if one["ending"] == "ok")
+        request |= {"input_tokens": 96, "cached_tokens": 72}
+        scores = {"scores": [0.5], "total": 0.5, "running": 0, "queued_tokens": 0, "host_tokens": 0}
+        candidates = [scores | {"replica": name, "matched_tokens": None} for name in ("small-1", "small-2")]
+        decision = told.hello["decisions"][-1] | {"id": request["id"], "prompt_tokens": 96, "candidates": candidates}
+        decision |= {"scorers": ["least_loaded"], "num_candidates": 2, "picked": "small-1", "matched_tokens": None}
+        told.hello["decisions"] = [decision]
+        told.show("routing")
+        card = page.get_by_label("Prompt tokens from cache")
+        expect(card).to_contain_text("75 %")
+        expect(card).to_contain_text("150 of 200 prompt tokens")
+        expect(card).to_contain_text("The router made no estimate")
+        expect(page.locator(".decision .why")).to_have_text("tie with small-2, chosen at random")
+        page.locator(".decision .head").click()
+        hint = "Cached prompt tokens: the replica reported 72 of 96; the router made no estimate"
+        expect(page.locator(".scores")).to_contain_text(hint)
+        decision |= {"matched_tokens": 64, "block_tokens": 64, "is_approximate": False}
+        told.show("routing")
+        expect(card).to_contain_text("The router's estimate for the last 1: 66.7 %, in whole blocks of 64 tokens.")
+        expect(page.locator(".decision .why")).to_contain_text("expected to have 64 of 96 prompt tokens cached")
+        page.goto(f"{fleet}/#/requests")
+        row = page.locator("tbody tr", has_text=request["id"][:12])
+        expect(row).to_contain_text("96 (72 cached)")
+
+
+def test_every_alert_links_to_a_runbook_that_opens(browser: Any, fleet: str) -> None:
+    with opened(browser, fleet) as page:
+        told = Told(page, fleet)
+        alert = {"severity": "page", "state": "firing", "model": NAME, "replica": "", "summary": "s", "value": 1.0}
+        alert |= {"since": 1.0, "resolved_at": None}
+        told.alerts = [alert | {"id": kind.name, "alert": kind.name, "runbook": kind.page} for kind in KINDS]
+        told.alerts.append(alert | {"id": "1", "alert": "Custom", "runbook": "https://runbooks.example/own.md"})
+        told.show("alerts")
+        for kind in KINDS:
+            page.locator(".alerts li", has_text=kind.name).first.get_by_role("link", name="Runbook").click()
+            expect(page.locator(".runbook h3")).to_contain_text(kind.name)
+            expect(page.locator(".runbook h4").first).to_have_text("Look")
+            page.go_back()
+        own = page.locator(".alerts li", has_text="Custom").get_by_role("link", name="Runbook")
+        expect(own).to_have_attribute("href", "https://runbooks.example/own.md")
+
+
+def test_a_hidden_series_is_dimmed_and_not_struck_through(browser: Any, fleet: str) -> None:
+    with opened(browser, fleet) as page:
+        hidden = page.get_by_role("button", name=re.compile("prompt"))
+        expect(hidden).to_have_attribute("aria-pressed", "false")
+        expect(hidden).to_have_css("text-decoration-line", "none")
+        expect(hidden).to_have_css("opacity", "0.5")
+
+
+def test_a_wide_screen_is_used_and_on_a_tablet_a_table_shows_that_it_goes_on(browser: Any, fleet: str) -> None:
+    with opened(browser, fleet, width=1920, height=1080) as page:
+        expect(page.locator(".plot canvas")).to_have_count(4)
+        tops = {chart.bounding_box()["y"] for chart in page.locator(".chart").all()}
+        assert len(tops) == 1
+        last = page.locator(".chart").last.bounding_box()
+        assert last["x"] + last["width"] > 1850
+    with opened(browser, f"{fleet}/#/fleet", width=820, height=1180, is_touch=True) as page:
+        expect(page.locator("tbody tr")).to_have_count(2)
+        scroll = page.locator(".scroll").first
+        assert scroll.evaluate("box => box.scrollWidth > box.clientWidth")
+        expect(scroll).to_have_css("background-image", re.compile("linear-gradient"))
+        assert scroll.evaluate("box => getComputedStyle(box, '::-webkit-scrollbar').height") == "10px"
+        for name in PAGES:
+            page.goto(f"{fleet}/#/{name}")
+            expect(page.locator("nav [aria-current]")).to_have_attribute("href", f"#/{name}")
+            assert not is_too_wide(page), name
 
 
 def test_the_playground_streams_and_stops(browser: Any, fleet: str) -> None:

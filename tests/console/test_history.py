@@ -26,7 +26,7 @@ def test_quantiles_are_within_two_percent(seconds: list[float], which: tuple[str
     for ttft_s in seconds:
         history.ended(facts(ttft_s=ttft_s, total_s=ttft_s))
     name, share = which
-    found = named(history.close(1.0, 1.0, {})["m"])[f"ttft_{name}"]
+    found = named(history.close(1.0, {})["m"])[f"ttft_{name}"]
     assert found == pytest.approx(sorted(seconds)[ceil(share * len(seconds)) - 1], rel=0.02)
 
 
@@ -35,27 +35,27 @@ def test_every_request_is_in_the_sum_once_however_many_models_there_are(ended: l
     history = History()
     for ending, model in ended:
         history.ended(facts(model, ending=ENDINGS[ending], input_tokens=3))
-    rows = history.close(1.0, 1.0, {})
+    rows = history.close(1.0, {})
     found = named(rows[ALL])
     for name in ENDINGS:
         assert found[name] == sum(ending == name for ending, _ in ended)
-    assert found["input_rate"] == 3 * len(ended)
+    assert found["input_tokens"] == 3 * len(ended)
     assert len(rows) <= 17
 
 
-def test_rates_are_by_the_time_that_passed() -> None:
+def test_a_row_has_counts_whatever_the_time_that_passed() -> None:
     history = History()
     for _ in range(6):
-        history.ended(facts(input_tokens=10, output_tokens=20))
-    row = named(history.close(1.0, 2.0, {"m": Standing(1, 2, 0.25, generated=100)})["m"])
-    assert (row["ok"], row["input_rate"], row["output_rate"]) == (3.0, 30.0, 110.0)
+        history.ended(facts(input_tokens=10, cached_tokens=4, output_tokens=20))
+    row = named(history.close(1.0, {"m": Standing(1, 2, 0.25, generated=100)})["m"])
+    assert (row["ok"], row["input_tokens"], row["cached_tokens"], row["output_tokens"]) == (6, 60, 24, 220)
     assert (row["waiting"], row["running"], row["kv"]) == (1, 2, 0.25)
 
 
 def test_output_that_a_replica_tells_of_is_not_counted_twice() -> None:
     history = History()
     history.ended(facts(output_tokens=20), counts_output=False)
-    assert named(history.close(1.0, 1.0, {"m": Standing(generated=7)})["m"])["output_rate"] == 7.0
+    assert named(history.close(1.0, {"m": Standing(generated=7)})["m"])["output_tokens"] == 7
 
 
 def test_time_per_token_needs_a_stream_of_two_tokens_that_ended_well() -> None:
@@ -64,13 +64,13 @@ def test_time_per_token_needs_a_stream_of_two_tokens_that_ended_well() -> None:
     history.ended(facts(ttft_s=0.1, total_s=9.0, output_tokens=1))
     history.ended(facts(ttft_s=0.1, total_s=9.0, output_tokens=2, ending=Ending.FAILED))
     history.ended(facts(total_s=9.0, output_tokens=5))
-    assert named(history.close(1.0, 1.0, {})["m"])["tpot_p95"] == pytest.approx(0.1, rel=0.02)
+    assert named(history.close(1.0, {})["m"])["tpot_p95"] == pytest.approx(0.1, rel=0.02)
 
 
 def test_a_quantile_is_forgotten_after_fifteen_seconds() -> None:
     history = History()
     history.ended(facts(ttft_s=0.5, total_s=1.0))
-    found = [named(history.close(float(second), 1.0, {})["m"])["ttft_p50"] for second in range(16)]
+    found = [named(history.close(float(second), {})["m"])["ttft_p50"] for second in range(16)]
     assert all(found[:15])
     assert found[15] is None
 
@@ -78,9 +78,9 @@ def test_a_quantile_is_forgotten_after_fifteen_seconds() -> None:
 def test_a_younger_model_has_the_last_rows_and_old_ones_go() -> None:
     history = History(seconds=5)
     for second in range(4):
-        history.close(float(second), 1.0, {"old": Standing()})
+        history.close(float(second), {"old": Standing()})
     for second in range(4, 8):
-        history.close(float(second), 1.0, {"old": Standing(), "new": Standing(running=1)})
+        history.close(float(second), {"old": Standing(), "new": Standing(running=1)})
     columns = history.columns()
     assert list(history.times) == [3.0, 4.0, 5.0, 6.0, 7.0]
     assert {model: len(columns[model][0]) for model in columns} == {ALL: 5, "old": 5, "new": 4}

@@ -48,17 +48,24 @@ def test_a_replica_is_shown_with_its_load_and_a_bar_of_its_cache() -> None:
 
 
 def test_times_and_rates_of_a_model_are_shown_and_what_nobody_knows_is_a_dash() -> None:
-    known = view(ok=1.25, output_rate=12345, ttft_p50=0.0451, ttft_p95=12.0, tpot_p50=0.0012, waiting=3, running=4)
+    known = view(ok=1.25, output_tokens=12345, ttft_p50=0.0451, ttft_p95=12.0, tpot_p50=0.0012, waiting=3, running=4)
     (line,) = [line for line in lines(known) if line.startswith("small ")]
     assert line.split() == ["small", "1.2", "12.3k", "45", "ms", "12.0", "s", "1.2", "ms", "-", "3", "4"]
+
+
+def test_a_count_is_shown_per_second_of_the_time_that_passed() -> None:
+    shown = view(ok=1)
+    row: list[float | None] = [6 if name == "ok" else None for name in COLUMNS]
+    shown.take(Tick(7203.0, State([], [], [], []), {"": row, "small": row}))
+    assert "2.0 ok/s" in text(shown)
 
 
 def test_a_tick_takes_the_place_of_what_was_known() -> None:
     shown = view(ok=1.0)
     row: list[float | None] = [2.0 if name == "ok" else None for name in COLUMNS]
-    shown.take(Tick(7260.0, State([], [], [], []), {"": row, "small": row}))
+    shown.take(Tick(7201.0, State([], [], [], []), {"": row, "small": row}))
     assert "2.0 ok/s" in text(shown)
-    assert "0/0 replicas ready" in text(shown)
+    assert "0/0 healthy" in text(shown)
 
 
 def test_pages_come_before_tickets_and_what_is_over_is_not_shown() -> None:
@@ -85,6 +92,22 @@ def test_queues_and_the_tenants_that_use_most_are_shown() -> None:
     assert "t7 " in said
     assert "t0 " not in said
     assert "and 3 more" in said
+
+
+def test_a_wide_terminal_shows_more_columns_and_whole_names() -> None:
+    name = "a-model-with-a-long-name-of-forty-letters"
+    replica = ReplicaRow("http://10.0.0.1:8000", name, "small", "penstock", "ready", restarts=3, version="1.2")
+    narrow, wide = (lines(view(State([], [replica], [], [])), width=width) for width in (80, 200))
+    assert "…" in " ".join(narrow)
+    (line,) = [line for line in wide if line.startswith(name)]
+    assert {"http://10.0.0.1:8000", "small", "3"} <= set(line.split())
+    assert max(map(len, narrow)) <= 80
+
+
+def test_a_replica_that_is_out_is_grey() -> None:
+    replica = ReplicaRow("r", "small-1f2a", "small", "penstock", "out")
+    (line,) = [line for line in lines(view(State([], [replica], [], [])), has_colour=True) if "small-1f2a" in line]
+    assert line.startswith("\x1b[2m")
 
 
 def test_colours_are_for_terminals_only() -> None:

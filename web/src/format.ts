@@ -42,6 +42,14 @@ export function percent(share: Value | undefined): string {
   return `${value.toFixed(places).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "")} %`;
 }
 
+const FEW = 100; // of fewer, one more or less is over a percent
+
+/** A part of a whole that is counted: of few, the counts themselves. */
+export function share(part: number, whole: number): string {
+  if (!whole) return DASH;
+  return whole < FEW ? `${count(part)} of ${count(whole)}` : percent(part / whole);
+}
+
 export function money(value: Value | undefined): string {
   if (value == null) return DASH;
   if (value === 0) return "0";

@@ -6,6 +6,7 @@ import { Fleet } from "./pages/fleet";
 import { Overview } from "./pages/overview";
 import { Playground } from "./pages/playground";
 import { Requests } from "./pages/requests";
+import { Runbook } from "./pages/runbook";
 import { Routing } from "./pages/routing";
 import { Tenants } from "./pages/tenants";
 import { age } from "./format";
@@ -41,7 +42,8 @@ function Console() {
     addEventListener("keydown", pressed);
     return () => removeEventListener("keydown", pressed);
   }, []);
-  const title = PAGES.find(([name]) => name === page)?.[1] ?? "Overview";
+  const title = page === "runbooks" ? "Runbook" : (PAGES.find(([name]) => name === page)?.[1] ?? "Overview");
+  const section = page === "runbooks" ? "alerts" : page;
   useEffect(() => {
     document.title = `${title} · penstock`;
     document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
@@ -56,7 +58,7 @@ function Console() {
         <ul>
           {PAGES.map(([name, label], at) => (
             <li key={name}>
-              <a href={`#/${name}`} aria-current={name === page ? "page" : undefined}>
+              <a href={`#/${name}`} aria-current={name === section ? "page" : undefined}>
                 {label}
                 {name === "alerts" && store.firing.length > 0 ? <span class="badge">{store.firing.length}</span> : <kbd>{at + 1}</kbd>}
               </a>
@@ -99,6 +101,7 @@ function Page({ page, id }: { page: string; id: string }) {
     case "routing": return <Routing />;
     case "tenants": return <Tenants />;
     case "alerts": return <Alerts />;
+    case "runbooks": return <Runbook name={id} />;
     case "playground": return <Playground />;
     default: return <Overview />;
   }

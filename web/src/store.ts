@@ -164,10 +164,25 @@ class Store {
     return this.column(name, model).at(-1) ?? null;
   }
 
-  /** Of the last seconds; null where nothing is known. */
-  mean(name: string, seconds: number, model = this.model): Value {
-    const values = this.column(name, model).slice(-seconds).filter((value) => value != null);
-    return values.length ? values.reduce((sum, value) => sum + value!, 0)! / values.length : null;
+  /** A count over all that is kept: a quarter of an hour. */
+  total(name: string, model = this.model): number {
+    return this.column(name, model).reduce<number>((sum, value) => sum + (value ?? 0), 0);
+  }
+
+  /** A count per second, over the last seconds before each row. */
+  rates(name: string, seconds: number, model = this.model): number[] {
+    const counts = this.column(name, model);
+    const times = this.times.slice(this.times.length - counts.length);
+    let sum = 0;
+    return counts.map((value, at) => {
+      sum += (value ?? 0) - (counts[at - seconds] ?? 0);
+      const span_s = times[at]! - (times[Math.max(0, at - seconds)] ?? 0) + (at < seconds ? 1 : 0);
+      return sum / Math.max(span_s, 1e-3);
+    });
+  }
+
+  rate(name: string, seconds: number, model = this.model): Value {
+    return this.rates(name, seconds, model).at(-1) ?? null;
   }
 
   /** A model's targets, from the SLOs that are watched or from its settings. */

@@ -98,8 +98,8 @@ export interface Candidate {
   replica: string;
   total: number;
   scores: number[];
-  matched: number;
-  on_host: number;
+  matched_tokens: number | null;
+  host_tokens: number;
   running: number;
   queued_tokens: number;
 }
@@ -112,8 +112,9 @@ export interface Decision {
   prompt_tokens: number;
   strategy: string;
   picked: string;
-  matched_tokens: number;
+  matched_tokens: number | null;
   host_tokens: number;
+  block_tokens: number;
   is_approximate: boolean;
   scorers: string[];
   candidates: Candidate[];

@@ -77,7 +77,6 @@ class Feed:
         self._new_decisions: deque[_Chosen] = deque(maxlen=_MOST_DECISIONS)
         self._viewers: dict[Viewer, Callable[[], None]] = {}
         self._hello: bytes | None = None  # what who comes now is told first; until the next tick
-        self._ticked_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -94,7 +93,6 @@ class Feed:
     # -- time
 
     def start(self) -> None:
-        self._ticked_at = time.monotonic()
         self._tick()
 
     def close(self) -> None:
@@ -107,14 +105,12 @@ class Feed:
         self._viewers.clear()
 
     def _tick(self) -> None:
-        now, before = time.monotonic(), self._ticked_at
-        self._ticked_at = now
         # First: whatever goes wrong in one second is over in it.
         self._timer = asyncio.get_running_loop().call_later(self._period_s, self._tick)
-        self.tick(time.time(), max(now - before, 1e-3))
+        self.tick(time.time())
 
-    def tick(self, now_s: float, elapsed_s: float) -> None:
-        rows = self._history.close(now_s, elapsed_s, self._source.standings(now_s))
+    def tick(self, now_s: float) -> None:
+        rows = self._history.close(now_s, self._source.standings(now_s))
         self._hello = None
         requests, decisions = list(self._new_requests), list(self._new_decisions)
         self._new_requests.clear()

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from penstock.admission.settings import CLASS_NAMES, AdmissionSettings
 from penstock.console.history import Standing
-from penstock.console.reports import Production, hit_rate
+from penstock.console.reports import CacheHits, Production
 from penstock.console.views import ModelRow, QueueRow, ReplicaRow, State, TenantRow
+from penstock.core.replica import ReplicaState
 from penstock.gateway.books import ANYBODY
 from penstock.gateway.door import Door
 from penstock.gateway.recorder import Ending, RequestFacts
@@ -48,6 +49,7 @@ class GatewaySource:
         self._budgets = budgets
         self._used: dict[str, _Used] = {}
         self._made: dict[str, Production] = {}
+        self._hits: dict[str, CacheHits] = {}
         self._names = {replica.id: replica.name for replica in door.replicas.values()}
         self._tenants: list[TenantRow] = []
         self._tenants_at_s = 0.0
@@ -55,6 +57,8 @@ class GatewaySource:
     # -- facts
 
     def ended(self, facts: RequestFacts) -> None:
+        if facts.replica:
+            self._hits.setdefault(facts.replica, CacheHits()).add(facts)
         if not facts.tenant:
             return
         used = self._used.get(facts.tenant)
@@ -88,7 +92,7 @@ class GatewaySource:
             model: Standing(
                 waiting(model),
                 sum(len(one.riders) for one in own),
-                _kv_share(own),
+                _kv_share(own, self._door.now()),
                 sum(self._since_last(one, now_s) for one in own),
             )
             for model, own in by_model.items()
@@ -118,7 +122,8 @@ class GatewaySource:
         return made.since_last(report, now_s)
 
     def _row(self, replica: Replica, view: ReplicaView) -> ReplicaRow:
-        report, made = replica.report, self._made.get(replica.id)
+        report, made, hits = replica.report, self._made.get(replica.id), self._hits.get(replica.id)
+        is_out = view.state == ReplicaState.OUT  # its last report says nothing of now
         row = ReplicaRow(
             id=view.id,
             name=replica.name,
@@ -127,25 +132,26 @@ class GatewaySource:
             state=view.state,
             breaker=view.breaker,
             share=round(view.share, 3),
-            running=view.running,
-            waiting=view.waiting,
+            running=0 if is_out else view.running,
+            waiting=0 if is_out else view.waiting,
             in_flight=view.in_flight,
-            kv_used=view.kv_active_tokens,
-            kv_capacity=view.kv_capacity_tokens,
+            kv_used=0 if is_out else view.kv_active_tokens,
+            kv_capacity=None if is_out else view.kv_capacity_tokens,
+            hit_rate=hits.rate if hits is not None else None,
             heard_s_ago=view.heard_s_ago,
         )
         if report is None:
             return row
+        state = report.state if is_out and report.state != "ready" else row.state
+        row = replace(row, state=state, restarts=report.restarts, version=report.version)
+        if is_out:
+            return row
         return replace(
             row,
-            state=report.state if row.state == "out" and report.state != "ready" else row.state,
             max_sequences=min(report.max_num_seqs, report.max_open) or None,
             kv_capacity=report.kv_capacity_tokens or None,
-            hit_rate=hit_rate(report),
             tokens_per_s=made.rate if made is not None else None,
             step_s=report.decode_step_s,
-            restarts=report.restarts,
-            version=report.version,
         )
 
     def _models(self) -> list[ModelRow]:
@@ -199,9 +205,10 @@ class GatewaySource:
         return self._door.prices.get(pool, FREE) != FREE
 
 
-def _kv_share(replicas: Iterable[Replica]) -> float | None:
-    """Of those that say how much they have."""
-    reports = [one.report for one in replicas if one.report is not None]
+def _kv_share(replicas: Iterable[Replica], now: float) -> float | None:
+    """Share in use at the replicas that are there and say how much they have."""
+    there = (one for one in replicas if one.seen(now).state_at(now) is not ReplicaState.OUT)
+    reports = [one.report for one in there if one.report is not None]
     capacity = sum(report.kv_capacity_tokens for report in reports)
     return sum(report.kv_active_tokens for report in reports) / capacity if capacity else None
 

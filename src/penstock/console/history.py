@@ -1,7 +1,8 @@
 """The last quarter of an hour, second by second, of each model and of all together: what the charts are drawn from.
 
-Pure: it is told what ended and, once a second, how things stand. Quantiles are of the last fifteen seconds, from bins
-of two percent, so that neither one slow request nor ten thousand fast ones cost anything to look at.
+Pure: it is told what ended and, once a second, how things stand. Rows have counts: a rate is a count divided by the
+time between two rows. Quantiles are of the last fifteen seconds, from bins of two percent, so that neither one slow
+request nor ten thousand fast ones cost anything to look at.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ COLUMNS = (
     "refused",
     "failed",
     "gone",
-    "input_rate",
-    "output_rate",
+    "input_tokens",
+    "cached_tokens",
+    "output_tokens",
     "ttft_p50",
     "ttft_p95",
     "tpot_p50",
@@ -51,10 +53,10 @@ class Standing(NamedTuple):
 
 
 class _Second:
-    __slots__ = ("input", "ok", "others", "output", "tpot", "ttft")
+    __slots__ = ("cached", "input", "ok", "others", "output", "tpot", "ttft")
 
     def __init__(self) -> None:
-        self.ok = self.input = self.output = 0
+        self.ok = self.input = self.cached = self.output = 0
         self.others: Counter[str] = Counter()  # that ended in another way
         self.ttft: Bins = {}
         self.tpot: Bins = {}
@@ -65,6 +67,7 @@ class _Second:
         else:
             self.others[facts.ending] += 1
         self.input += facts.input_tokens
+        self.cached += facts.cached_tokens
         if counts_output:
             self.output += facts.output_tokens
         ttft_s, total_s = facts.ttft_s, facts.total_s
@@ -77,6 +80,7 @@ class _Second:
         self.ok += other.ok
         self.others.update(other.others)
         self.input += other.input
+        self.cached += other.cached
         self.output += other.output
         _merge(self.ttft, other.ttft)
         _merge(self.tpot, other.tpot)
@@ -87,7 +91,7 @@ class _Series:
         self.columns: list[deque[float | None]] = [deque(maxlen=seconds) for _ in COLUMNS]
         self._recent: deque[_Second] = deque(maxlen=_WINDOW)
 
-    def close(self, second: _Second, standing: Standing, elapsed_s: float) -> Row:
+    def close(self, second: _Second, standing: Standing) -> Row:
         self._recent.append(second)
         ttft: Bins = {}
         tpot: Bins = {}
@@ -95,10 +99,11 @@ class _Series:
             _merge(ttft, one.ttft)
             _merge(tpot, one.tpot)
         row = (
-            round(second.ok / elapsed_s, 3),
-            *(round(second.others[ending] / elapsed_s, 3) for ending in _OTHERS),
-            round(second.input / elapsed_s, 1),
-            round((second.output + standing.generated) / elapsed_s, 1),
+            second.ok,
+            *(second.others[ending] for ending in _OTHERS),
+            second.input,
+            second.cached,
+            second.output + standing.generated,
             *(quantile(bins, q) for bins in (ttft, tpot) for q in (0.5, 0.95)),
             standing.waiting,
             standing.running,
@@ -123,7 +128,7 @@ class History:
             second = self._current.setdefault(self._name(facts.model), _Second())
         second.add(facts, counts_output)
 
-    def close(self, at_s: float, elapsed_s: float, standings: Mapping[str, Standing]) -> dict[str, Row]:
+    def close(self, at_s: float, standings: Mapping[str, Standing]) -> dict[str, Row]:
         """The second is over: its row, by model."""
         self.times.append(round(at_s, 3))
         for model in standings:
@@ -135,7 +140,7 @@ class History:
                 together.merge(second)
         known = {**standings, ALL: _sum(standings)}
         return {
-            model: series.close(seconds.get(model) or _Second(), known.get(model, Standing()), elapsed_s)
+            model: series.close(seconds.get(model) or _Second(), known.get(model, Standing()))
             for model, series in self._series.items()
         }
 

@@ -8,7 +8,7 @@ from penstock import __version__
 from penstock.api import server_timing
 from penstock.api.replica_report import ReplicaReport
 from penstock.console.history import Standing
-from penstock.console.reports import Production, hit_rate
+from penstock.console.reports import CacheHits, Production
 from penstock.console.views import ModelRow, QueueRow, ReplicaRow, State
 from penstock.core.slo import Slo
 from penstock.gateway.recorder import Ending, RequestFacts
@@ -25,6 +25,7 @@ class ReplicaSource:
         self._slo = slo
         self._report = report
         self._made: Production | None = None
+        self._hits = CacheHits()
 
     def names(self) -> dict[str, str]:
         return {}
@@ -33,7 +34,7 @@ class ReplicaSource:
         return True
 
     def ended(self, facts: RequestFacts) -> None:
-        pass
+        self._hits.add(facts)
 
     def standings(self, now_s: float) -> dict[str, Standing]:
         report = self._report()
@@ -61,7 +62,7 @@ class ReplicaSource:
             kv_used=report.kv_active_tokens,
             max_sequences=min(report.max_num_seqs, report.max_open) or None,
             kv_capacity=report.kv_capacity_tokens or None,
-            hit_rate=hit_rate(report),
+            hit_rate=self._hits.rate,
             tokens_per_s=self._made.rate if self._made is not None else None,
             step_s=report.decode_step_s,
             restarts=report.restarts,

@@ -1,8 +1,9 @@
-"""What a penstock replica's reports say beyond the moment: rates, out of totals that start again with every engine."""
+"""Rates of a replica: of the tokens it makes, out of its reports, and of cache hits, out of the usage of requests."""
 
 from __future__ import annotations
 
 from penstock.api.replica_report import ReplicaReport
+from penstock.gateway.recorder import RequestFacts
 
 
 class Production:
@@ -22,6 +23,18 @@ class Production:
         return made
 
 
-def hit_rate(report: ReplicaReport) -> float | None:
-    """The share of prompt tokens that were in the cache, since the engine's start."""
-    return round(report.cached_tokens / report.prompt_tokens, 4) if report.prompt_tokens else None
+class CacheHits:
+    """Prompt tokens of requests, and those of them that came from a KV cache, as `usage` says."""
+
+    __slots__ = ("_cached", "_input")
+
+    def __init__(self) -> None:
+        self._cached = self._input = 0
+
+    def add(self, facts: RequestFacts) -> None:
+        self._cached += facts.cached_tokens
+        self._input += facts.input_tokens
+
+    @property
+    def rate(self) -> float | None:
+        return round(self._cached / self._input, 4) if self._input else None

@@ -27,7 +27,7 @@ class ReplicaRow(Struct, frozen=True):
     kv_used: int = 0  # tokens
     kv_capacity: int | None = None
     tokens_per_s: float | None = None  # made now; None: it does not say
-    hit_rate: float | None = None  # of prompt tokens, since the engine's start
+    hit_rate: float | None = None  # cached share of prompt tokens, by the usage of requests since this process began
     step_s: float | None = None
     heard_s_ago: float | None = None
     restarts: int = 0
@@ -104,8 +104,8 @@ class Candidate(Struct, frozen=True):
     replica: str
     total: float
     scores: list[float]  # in the order of the decision's scorers
-    matched: int  # blocks of the prompt that it holds
-    on_host: int  # of those, in its host memory only
+    matched_tokens: int | None  # of the prompt, that the router expects in its cache; None: it made no estimate
+    host_tokens: int  # of those, in its host memory only
     running: int
     queued_tokens: int
 
@@ -118,8 +118,9 @@ class DecisionRow(Struct, frozen=True):
     prompt_tokens: int
     strategy: str
     picked: str
-    matched_tokens: int
+    matched_tokens: int | None  # of the prompt, that the router expected in the picked one's cache
     host_tokens: int  # of those, in its host memory only
+    block_tokens: int  # the router counts in blocks of so many tokens
     is_approximate: bool
     scorers: list[str]
     candidates: list[Candidate]  # the best first
@@ -160,8 +161,8 @@ def decision_row(at_s: float, request: EdgeRequest, choice: Choice, names: dict[
             names.get(candidates[i].id, candidates[i].id),
             round(totals[i], 4),
             [round(scores[i], 4) for scores in choice.scores.values()],
-            choice.matched.get(candidates[i].id, 0),
-            choice.on_host.get(candidates[i].id, 0),
+            request.tokens_of(choice.matched.get(candidates[i].id, 0)) if request.hashes else None,
+            choice.on_host.get(candidates[i].id, 0) * request.block_tokens,
             candidates[i].running,
             candidates[i].prefill_queued,
         )
@@ -175,8 +176,9 @@ def decision_row(at_s: float, request: EdgeRequest, choice: Choice, names: dict[
         request.prompt_tokens,
         choice.strategy,
         names.get(choice.replica.id, choice.replica.id) if choice.replica is not None else "",
-        choice.matched_tokens,
+        choice.matched_tokens if request.hashes else None,
         choice.host_tokens,
+        request.block_tokens,
         choice.is_approximate,
         list(choice.scores),
         shown,

@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from penstock.core.slo import Slo
 from penstock.gateway.couriers import Courier
 from penstock.gateway.fleet_reader import FleetReader
@@ -90,7 +92,9 @@ class Watchtower:
         return {"models": [self.watch.objectives(model).status(now) for model in self.watch.models]}
 
     def alerts(self) -> object:
-        return {"alerts": self.watch.board.shown(time.time()), "delivery": [one.view for one in self._couriers]}
+        at = self._settings.alerts.runbooks
+        shown = [replace(one, runbook=payloads.runbook(one, at)) for one in self.watch.board.shown(time.time())]
+        return {"alerts": shown, "delivery": [one.view for one in self._couriers]}
 
     def probes(self) -> object:
         return {"probes": self._questioner.views()}

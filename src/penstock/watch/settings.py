@@ -25,7 +25,7 @@ class AlertSettings:
     group_interval_s: Period = setting(60.0, "how long after a message more of the same are told")
     repeat_every_s: Seconds = setting(14400.0, "how often what goes on is told again")
     hold_s: Period = setting(60.0, "what has stopped for so long is over")
-    runbooks: str = setting(RUNBOOKS, "where messages say that the runbooks are: a URL")
+    runbooks: str = setting(RUNBOOKS, "where messages, the admin API and the console say that the runbooks are: a URL")
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,25 @@
 import { Card, Empty } from "../parts/basics";
 import { Queues, Replicas } from "../parts/fleet";
 import { percent } from "../format";
+import { isHealthy } from "../health";
 import { useStore } from "../store";
 
 export function Fleet() {
   const store = useStore();
   const { replicas, queues, models } = store.state;
-  const ready = replicas.filter((one) => one.state === "ready").length;
+  const healthy = replicas.filter(isHealthy).length;
   const used = replicas.reduce((sum, one) => sum + (one.kv_capacity ? one.kv_used : 0), 0);
   const capacity = replicas.reduce((sum, one) => sum + (one.kv_capacity ?? 0), 0);
   return (
     <>
-      <Card title="Replicas" aside={`${ready} of ${replicas.length} ready${capacity ? `, KV cache ${percent(used / capacity)} in use` : ""}`}>
+      <Card title="Replicas" aside={`${healthy} of ${replicas.length} healthy${capacity ? `, KV cache ${percent(used / capacity)} in use` : ""}`}>
         {replicas.length ? <Replicas rows={replicas} /> : <Empty title="No replicas">Name some under models in the gateway's file.</Empty>}
       </Card>
       <div class="halves">
-        <Card title="Queues" aside="requests that wait, by class">
+        <Card title="Queues" aside="requests waiting, by priority class">
           <Queues rows={queues} />
         </Card>
-        <Card title="Models" aside="what clients can ask for">
+        <Card title="Models" aside="names that clients can ask for">
           <ul class="models">
             {models.map((model) => (
               <li key={model.name}>

@@ -1,39 +1,43 @@
-import { Bar, Card, Empty, Pill } from "../parts/basics";
+import { Bar, Card, Empty } from "../parts/basics";
 import { Chart } from "../parts/chart";
 import { Queues, Replicas } from "../parts/fleet";
-import { AlertList } from "../parts/alerts";
+import { Status } from "../parts/alerts";
 import { Budgets } from "../parts/budgets";
-import { compact, count, digits, duration, percent } from "../format";
+import { compact, count, digits, duration, percent, share } from "../format";
 import { useStore } from "../store";
 import type { Value } from "../types";
 
+const OUTCOMES = ["ok", "refused", "failed", "gone"];
+
 export function Overview() {
   const store = useStore();
-  const failed = sum(store.column("failed"));
-  const all = failed + sum(store.column("ok")) + sum(store.column("refused")) + sum(store.column("gone"));
+  const failed = store.total("failed");
+  const all = OUTCOMES.reduce((sum, name) => sum + store.total(name), 0);
+  const requests = OUTCOMES.reduce((sum, name) => sum + (store.rate(name, 15) ?? 0), 0);
   const kv = store.last("kv");
   const perSecond = (value: Value | undefined) => (value == null ? "–" : `${compact(value)}/s`);
   return (
     <>
+      <Status />
       <section class="figures" aria-label="Now">
-        <Figure name="Output" value={compact(store.mean("output_rate", 5))} unit="tokens/s" />
-        <Figure name="Requests" value={digits(rate(store, 15))} unit="per second" />
+        <Figure name="Output" value={compact(store.rate("output_tokens", 5))} unit="tokens/s" />
+        <Figure name="Requests" value={digits(requests)} unit="per second" />
         <Figure name="TTFT p95" value={duration(store.last("ttft_p95"))} unit={goal(store.target("ttft"))} tone={tone(store.last("ttft_p95"), store.target("ttft"))} />
         <Figure name="TPOT p95" value={duration(store.last("tpot_p95"))} unit={goal(store.target("tpot"))} tone={tone(store.last("tpot_p95"), store.target("tpot"))} />
         <Figure name="In flight" value={count(store.last("running"))} unit={`${count(store.last("waiting"))} waiting`} />
-        <Figure name="KV cache" value={percent(kv)} unit={<Bar share={kv} label="KV cache in use" />} />
-        <Figure name="Failed" value={all ? percent(failed / all) : "–"} unit="of the last 15 min" tone={failed ? "bad" : ""} />
+        <Figure name="KV cache in use" value={percent(kv)} unit={<Bar share={kv} label="KV cache in use" />} />
+        <Figure name="Failed" value={share(failed, all)} unit="last 15 min" tone={failed ? "bad" : ""} />
       </section>
       <div class="charts">
         <Chart
-          title="Throughput" hint="tokens/s, over 5 s" smooth_s={5} format={(value) => compact(value)}
+          title="Throughput" hint="tokens/s, over 5 s" rate_s={5} format={(value) => compact(value)}
           lines={[
-            { label: "output", column: "output_rate", color: "series-1", isArea: true },
-            { label: "prompt", column: "input_rate", color: "series-2", isOff: true },
+            { label: "output", column: "output_tokens", color: "series-1", isArea: true },
+            { label: "prompt", column: "input_tokens", color: "series-2", isOff: true },
           ]}
         />
         <Chart
-          title="Requests" hint="that ended, over 5 s" smooth_s={5} format={perSecond}
+          title="Requests" hint="per second, over 5 s" rate_s={5} format={perSecond}
           lines={[
             { label: "ok", column: "ok", color: "series-1", isArea: true },
             { label: "refused", column: "refused", color: "series-3" },
@@ -60,14 +64,9 @@ export function Overview() {
         <Card title="Replicas" aside={<a href="#/fleet">Fleet</a>}>
           {store.state.replicas.length ? <Replicas rows={store.state.replicas} isShort /> : <Empty title="No replicas" />}
         </Card>
-        <div class="stack">
-          <Card title="Queues" aside="requests that wait, by class">
-            <Queues rows={store.state.queues} />
-          </Card>
-          <Card title="Alerts" aside={store.firing.length ? <Pill state="firing">{store.firing.length} firing</Pill> : <a href="#/alerts">All</a>}>
-            <AlertList alerts={store.firing.slice(0, 3)} />
-          </Card>
-        </div>
+        <Card title="Queues" aside="requests waiting, by priority class">
+          <Queues rows={store.state.queues} />
+        </Card>
       </div>
     </>
   );
@@ -90,12 +89,4 @@ function goal(target: Value): string {
 function tone(value: Value, target: Value): string {
   if (value == null || target == null) return "";
   return value > target ? "bad" : value > 0.8 * target ? "warn" : "";
-}
-
-function sum(values: Value[]): number {
-  return values.reduce<number>((total, value) => total + (value ?? 0), 0);
-}
-
-function rate(store: ReturnType<typeof useStore>, seconds: number): number {
-  return ["ok", "refused", "failed", "gone"].reduce((total, name) => total + (store.mean(name, seconds) ?? 0), 0);
 }

@@ -19,11 +19,19 @@ const COLUMNS: Column<Request>[] = [
       </span>
     ),
   },
-  { name: "Outcome", show: (one) => <Pill state={one.ending} /> },
+  {
+    name: "Outcome",
+    show: (one) => (
+      <span class="two">
+        <Pill state={one.ending} />
+        {one.reason && <small title={words(one.reason)}>{words(one.reason)}</small>}
+      </span>
+    ),
+  },
   { name: "Model", show: (one) => one.model || "–" },
   { name: "Tenant", show: (one) => one.tenant || "–" },
   { name: "Replica", show: (one) => one.replica || "–" },
-  { name: "Prompt", isNumber: true, show: (one) => compact(one.input_tokens) },
+  { name: "Prompt", isNumber: true, show: (one) => <>{compact(one.input_tokens)}{one.cached_tokens > 0 && <small> ({compact(one.cached_tokens)} cached)</small>}</> },
   { name: "Output", isNumber: true, show: (one) => compact(one.output_tokens) },
   { name: "TTFT", isNumber: true, show: (one) => duration(one.ttft_s) },
   { name: "Total", isNumber: true, show: (one) => duration(one.total_s) },
@@ -39,7 +47,7 @@ export function Requests({ id }: { id: string }) {
     return (!ending || one.ending === ending) && said.includes(text.toLowerCase());
   });
   return (
-    <>
+    <div class={`requests ${id ? "split" : ""}`}>
       {id && <Inspector key={id} id={id} />}
       <Card title="Recent requests" aside={`${count(rows.length)} shown; no prompt is kept`}>
         <div class="filters">
@@ -55,20 +63,20 @@ export function Requests({ id }: { id: string }) {
             <option value="client_gone">client gone</option>
           </select>
           <button class="plain" aria-pressed={held != null} onClick={() => hold(held ? null : store.requests)}>
-            {held ? "Go on" : "Pause"}
+            {held ? "Resume" : "Pause"}
           </button>
         </div>
         {rows.length ? (
           <Table label="Recent requests" columns={COLUMNS} rows={rows.slice(0, 120)} id={(one) => one.id + one.at_s} onOpen={(one) => go(`requests/${one.id}`)} />
         ) : store.requests.length ? (
-          <Empty title="Nothing fits this filter" />
+          <Empty title="No request matches this filter" />
         ) : (
           <Empty title="No requests yet">
             Ask something in the <a href="#/playground">playground</a>, or send a request to <code>/v1/chat/completions</code>.
           </Empty>
         )}
       </Card>
-    </>
+    </div>
   );
 }
 
@@ -111,7 +119,7 @@ function Details({ request, decisions }: { request: Request; decisions: Decision
   const facts: [string, preact.ComponentChildren][] = [
     ["Outcome", <><Pill state={request.ending} /> {words(request.reason)}</>],
     ["Ended", clock(request.at_s)],
-    ["Surface", words(request.surface)],
+    ["Endpoint", words(request.surface)],
     ["Model", request.model || "–"],
     ["Tenant", request.tenant || "–"],
     ["Replica", <>{request.replica || "–"}{request.num_tries > 1 && <small> after {request.num_tries} tries</small>}</>],
@@ -135,7 +143,7 @@ function Details({ request, decisions }: { request: Request; decisions: Decision
       {decisions.length > 0 && (
         <>
           <h4>Routing</h4>
-          {decisions.map((one) => <DecisionCard key={one.at_s} decision={one} isOpen />)}
+          {decisions.map((one) => <DecisionCard key={one.at_s} decision={one} request={request} isOpen />)}
         </>
       )}
     </>

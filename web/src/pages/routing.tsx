@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 import { Bar, Card, Empty } from "../parts/basics";
 import { DecisionCard } from "../parts/decision";
-import { count, percent } from "../format";
+import { count, percent, share } from "../format";
 import { useStore } from "../store";
 import type { Decision } from "../types";
 
@@ -24,32 +24,39 @@ export function Routing() {
   }
   const picked = new Map<string, number>();
   for (const one of decisions) picked.set(one.picked, (picked.get(one.picked) ?? 0) + 1);
-  const held = decisions.reduce((sum, one) => sum + one.matched_tokens, 0);
-  const prompt = decisions.reduce((sum, one) => sum + one.prompt_tokens, 0);
+  const estimated = decisions.filter((one) => one.matched_tokens != null);
+  const expected = estimated.reduce((sum, one) => sum + one.matched_tokens!, 0);
+  const routed = estimated.reduce((sum, one) => sum + one.prompt_tokens, 0);
+  const [cached, prompt] = [store.total("cached_tokens"), store.total("input_tokens")];
   return (
     <>
       <div class="halves">
-        <Card title="Where requests went" aside={`the last ${count(decisions.length)}`}>
+        <Card title="Requests by replica" aside={`the last ${count(decisions.length)}`}>
           <div class="queues">
             <dl>
               {[...picked].sort((a, b) => b[1] - a[1]).slice(0, 8).map(([replica, times]) => (
                 <div key={replica}>
-                  <dt>{replica || "nobody"}</dt>
+                  <dt>{replica || "none eligible"}</dt>
                   <dd>
                     <Bar share={times / decisions.length} label={`share of ${replica}`} isNeutral />
-                    <span class="n">{percent(times / decisions.length)}</span>
+                    <span class="n">{share(times, decisions.length)}</span>
                   </dd>
                 </div>
               ))}
             </dl>
           </div>
         </Card>
-        <Card title="Prompts already there" aside="at the replica that was picked">
+        <Card title="Prompt tokens from cache" aside="last 15 min, as replicas reported">
           <div class="figure large">
-            <b>{prompt ? percent(held / prompt) : "–"}</b>
+            <b>{prompt ? percent(cached / prompt) : "–"}</b>
             <span class="unit">
-              {count(held)} of {count(prompt)} prompt tokens were in its cache
+              {count(cached)} of {count(prompt)} prompt tokens
             </span>
+            <small>
+              {routed
+                ? `The router's estimate for the last ${count(estimated.length)}: ${percent(expected / routed)}, in whole blocks of ${count(estimated[0]!.block_tokens)} tokens.`
+                : "The router made no estimate: prompts are short, there is one replica to choose from, or the policy needs none."}
+            </small>
           </div>
         </Card>
       </div>

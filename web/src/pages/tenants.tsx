@@ -45,7 +45,7 @@ function columns(hasPrices: boolean): Column<Tenant>[] {
         </span>
       ),
     },
-    { name: "Class", show: (one) => (one.is_active ? one.priority : <Pill state="out">not active</Pill>) },
+    { name: "Priority", show: (one) => (one.is_active ? one.priority : <Pill state="out">not active</Pill>) },
     { name: "Requests", isNumber: true, show: (one) => <>{count(one.requests)}{one.refused > 0 && <small> ({count(one.refused)} refused)</small>}</> },
     { name: "Prompt", isNumber: true, show: (one) => compact(one.input_tokens) },
     { name: "Cached", isNumber: true, show: (one) => (one.input_tokens ? percent(one.cached_tokens / one.input_tokens) : "–") },

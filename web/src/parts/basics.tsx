@@ -1,9 +1,9 @@
 import type { ComponentChildren } from "preact";
 
 const TONES: Record<string, string> = {
-  ready: "good", ok: "good", closed: "good", resolved: "good",
+  healthy: "good", ok: "good", closed: "good", resolved: "good",
   degraded: "warn", starting: "warn", restarting: "warn", stopped: "bad", draining: "warn", half_open: "warn", warning: "warn", ticket: "warn", refused: "warn", client_gone: "quiet",
-  out: "bad", open: "bad", failed: "bad", critical: "bad", firing: "bad", page: "bad",
+  open: "bad", failed: "bad", critical: "bad", firing: "bad", page: "bad",
 };
 
 export function Pill({ state, children }: { state: string; children?: ComponentChildren }) {
@@ -57,14 +57,16 @@ export function Card({ title, aside, children }: { title: string; aside?: Compon
 export interface Column<T> {
   name: string;
   isNumber?: boolean;
+  hint?: string;
   show: (row: T) => ComponentChildren;
 }
 
 /** On a phone every row is a card, and its cells say what they are. */
-export function Table<T>({ columns, rows, id, onOpen, label }: {
+export function Table<T>({ columns, rows, id, onOpen, label, tone }: {
   columns: Column<T>[];
   rows: T[];
   id: (row: T) => string;
+  tone?: (row: T) => string;
   onOpen?: (row: T) => void;
   label: string;
 }) {
@@ -82,7 +84,7 @@ export function Table<T>({ columns, rows, id, onOpen, label }: {
         <thead>
           <tr>
             {columns.map((column) => (
-              <th key={column.name} scope="col" class={column.isNumber ? "number" : ""}>
+              <th key={column.name} scope="col" class={column.isNumber ? "number" : ""} title={column.hint}>
                 {column.name}
               </th>
             ))}
@@ -92,7 +94,7 @@ export function Table<T>({ columns, rows, id, onOpen, label }: {
           {rows.map((row) => (
             <tr
               key={id(row)}
-              class={onOpen ? "opens" : ""}
+              class={[onOpen && "opens", tone?.(row)].filter(Boolean).join(" ")}
               tabIndex={onOpen ? 0 : undefined}
               onClick={onOpen && (() => onOpen(row))}
               onKeyDown={onOpen && ((event) => move(event, row))}

@@ -1,12 +1,9 @@
 import { Bar, Card, Pill } from "./basics";
 import { digits, duration, percent } from "../format";
+import { OBJECTIVES, observed, target } from "../health";
 import type { ModelSlo, Objective } from "../types";
 
-const NAMES: Record<string, string> = {
-  ttft: "First token", tpot: "Per output token", latency: "Whole answer", errors: "Errors", availability: "Availability",
-};
-
-/** How each objective stands, and what is left of its error budget. */
+/** How each objective stands, and how much of its error budget is used. */
 export function Budgets({ slos }: { slos: ModelSlo[] | null }) {
   if (!slos?.length) return null;
   return (
@@ -30,27 +27,20 @@ export function Budgets({ slos }: { slos: ModelSlo[] | null }) {
 }
 
 function Goal({ one }: { one: Objective }) {
-  // Of availability the bad share is told; people name the good one.
-  const turned = (share: number | null) => percent(share == null ? null : 1 - share);
-  const show = one.unit === "s" ? duration : one.objective === "availability" ? turned : percent;
-  const left = one.budget_left;
-  const spent = left == null ? null : 1 - left;
+  const used = one.budget_left == null ? null : 1 - one.budget_left;
   const burn = one.burn["1h"] ?? one.burn["5m"];
   return (
     <div class="objective">
       <div>
-        <span>{NAMES[one.objective] ?? one.objective}</span>
+        <span>{OBJECTIVES[one.objective] ?? one.objective}</span>
         <Pill state={one.state} />
       </div>
-      <b>{show(one.observed)}</b>
+      <b>{observed(one)}</b>
+      <small>target {target(one)}, last hour</small>
+      <Bar share={used} label={`${one.objective}: error budget used`} />
       <small>
-        target {show(one.target)}
-        {one.quantile != null && ` at p${digits(one.quantile * 100).replace(/\.0+$/, "")}`}, last hour
-      </small>
-      <Bar share={spent} label={`${one.objective}: error budget used`} />
-      <small>
-        {left == null ? "nothing measured yet" : left >= 0 ? `${percent(left)} of the budget left` : `${percent(-left)} beyond the budget`}
-        {burn ? `, burning ${digits(burn)}×` : ""}
+        {used == null ? "nothing measured yet" : used < 10 ? `${percent(used)} of the error budget used` : `${digits(used)} times the error budget used`}
+        {burn ? `, burn rate ${digits(burn)}×` : ""}
       </small>
     </div>
   );

@@ -20,13 +20,13 @@ interface Props {
   format: (value: Value | undefined) => string;
   target?: Value; // drawn as a line across
   targetLabel?: string;
-  smooth_s?: number; // the mean of so many seconds is drawn
+  rate_s?: number; // the columns are counts: so many per second are drawn, over so many seconds
 }
 
 const HEIGHT = 168;
 
 /** The last minutes of some columns. It follows the store by itself: a chart is made once and given data. */
-export function Chart({ title, hint, lines, format, target, targetLabel, smooth_s = 1 }: Props) {
+export function Chart({ title, hint, lines, format, target, targetLabel, rate_s }: Props) {
   const place = useRef<HTMLDivElement>(null);
   const aim = useRef<{ value: Value; label: string }>({ value: null, label: "" });
   aim.current = { value: target ?? null, label: targetLabel ?? "" };
@@ -39,7 +39,7 @@ export function Chart({ title, hint, lines, format, target, targetLabel, smooth_
     const box = place.current!;
     let chart: uPlot | null = null;
     const draw = () => {
-      const data = window_(lines, smooth_s);
+      const data = window_(lines, rate_s);
       if (chart) chart.setData(data as uPlot.AlignedData);
       setEmpty(data.slice(1).every((column) => column.every((value) => value == null)));
       const at = chart?.cursor.idx;
@@ -47,7 +47,7 @@ export function Chart({ title, hint, lines, format, target, targetLabel, smooth_
     };
     const make = () => {
       chart?.destroy();
-      chart = new uPlot(options(box, lines, format, aim), window_(lines, smooth_s) as uPlot.AlignedData, box);
+      chart = new uPlot(options(box, lines, format, aim), window_(lines, rate_s) as uPlot.AlignedData, box);
       made.current = chart;
       draw();
     };
@@ -103,23 +103,14 @@ export function Chart({ title, hint, lines, format, target, targetLabel, smooth_
 }
 
 /** Times, then the columns, of the minutes that are shown. */
-function window_(lines: Line[], smooth_s: number): (number | Value)[][] {
+function window_(lines: Line[], rate_s: number | undefined): (number | Value)[][] {
   const size = Math.min(store.times.length, store.minutes * 60);
   const times = store.times.slice(store.times.length - size);
   const columns = lines.map(({ column }) => {
-    const values = smoothed(store.column(column), smooth_s).slice(-size);
+    const values = (rate_s ? store.rates(column, rate_s) : store.column(column)).slice(-size);
     return [...new Array<null>(size - values.length).fill(null), ...values];
   });
   return [times, ...columns];
-}
-
-function smoothed(values: Value[], seconds: number): Value[] {
-  if (seconds <= 1) return values;
-  let sum = 0;
-  return values.map((value, at) => {
-    sum += (value ?? 0) - (at >= seconds ? (values[at - seconds] ?? 0) : 0);
-    return Math.max(0, sum) / Math.min(at + 1, seconds);
-  });
 }
 
 function options(

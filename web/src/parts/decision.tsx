@@ -2,45 +2,49 @@ import { useState } from "preact/hooks";
 import { Bar } from "./basics";
 import { clock, count, score, words } from "../format";
 import { go } from "../router";
-import type { Decision } from "../types";
+import { store } from "../store";
+import type { Decision, Request } from "../types";
+
+const TIE = 0.0005; // scores that are nearer have no difference to show
 
 /** Why the picked one won, in a sentence: by what it is ahead of the next. */
 export function reason(decision: Decision): string {
   const [picked, next] = decision.candidates;
-  if (!picked) return "nobody could take it";
+  if (!picked) return "no replica was eligible";
   if (!next) {
     const dropped = Object.keys(decision.dropped).length;
-    return dropped ? `the only one left: ${dropped} could not take it` : "the only one there is";
+    return dropped ? `the only eligible replica; ${dropped} filtered out` : "the only replica";
   }
   const ahead = decision.scorers
     .map((name, at) => ({ name, by: picked.scores[at]! - next.scores[at]! }))
-    .filter((one) => one.by > 0.0005)
+    .filter((one) => one.by > TIE)
     .sort((a, b) => b.by - a.by);
   const held = decision.matched_tokens
-    ? `holds ${count(decision.matched_tokens)} of ${count(decision.prompt_tokens)} prompt tokens${decision.host_tokens ? `, ${count(decision.host_tokens)} on its host` : ""}${decision.is_approximate ? " (by what was sent there)" : ""}`
+    ? `expected to have ${count(decision.matched_tokens)} of ${count(decision.prompt_tokens)} prompt tokens cached${decision.host_tokens ? `, ${count(decision.host_tokens)} in host memory` : ""}`
     : "";
   const won = ahead.length ? `ahead by ${ahead.map((one) => `${words(one.name)} +${score(one.by)}`).join(", ")}` : "";
-  return [held, won].filter(Boolean).join("; ") || `level with ${next.replica}, and drawn`;
+  const tied = Math.abs(picked.total - next.total) <= TIE ? `tie with ${next.replica}, chosen at random` : "";
+  return [held, tied || won].filter(Boolean).join("; ") || `chosen by ${words(decision.strategy)}`;
 }
 
-export function DecisionCard({ decision, isOpen = false }: { decision: Decision; isOpen?: boolean }) {
+export function DecisionCard({ decision, request, isOpen = false }: { decision: Decision; request?: Request; isOpen?: boolean }) {
   const [open, setOpen] = useState(isOpen);
   return (
     <article class={`decision ${open ? "open" : ""}`}>
       <button class="plain head" aria-expanded={open} onClick={() => setOpen(!open)}>
         <time>{clock(decision.at_s)}</time>
-        <b>{decision.picked || "nobody"}</b>
+        <b>{decision.picked || "none"}</b>
         <span class="why">{reason(decision)}</span>
         <small>
           {decision.model}, {count(decision.prompt_tokens)} tokens
         </small>
       </button>
-      {open && <Scores decision={decision} />}
+      {open && <Scores decision={decision} request={request ?? store.requests.find((one) => one.id === decision.id)} />}
     </article>
   );
 }
 
-function Scores({ decision }: { decision: Decision }) {
+function Scores({ decision, request }: { decision: Decision; request?: Request }) {
   const most = Math.max(...decision.candidates.map((one) => one.total), 1e-9);
   const left = decision.num_candidates - decision.candidates.length;
   return (
@@ -51,6 +55,12 @@ function Scores({ decision }: { decision: Decision }) {
           <code>{decision.id.slice(0, 12)}</code>
         </button>
       </p>
+      <p class="hint">
+        Cached prompt tokens: {request && `the replica reported ${count(request.cached_tokens)} of ${count(request.input_tokens)}; `}
+        {decision.matched_tokens == null
+          ? "the router made no estimate"
+          : `the router expected ${count(decision.matched_tokens)}, in whole blocks of ${count(decision.block_tokens)}${decision.is_approximate ? ", by what it had sent there" : ""}`}
+      </p>
       <div class="scroll">
         <table aria-label="Scores">
           <thead>
@@ -58,7 +68,7 @@ function Scores({ decision }: { decision: Decision }) {
               <th scope="col">Candidate</th>
               <th scope="col">Score</th>
               {decision.scorers.map((name) => <th key={name} scope="col" class="number">{words(name)}</th>)}
-              <th scope="col" class="number">blocks held</th>
+              <th scope="col" class="number" title="the router's estimate">expected cached tokens</th>
               <th scope="col" class="number">running</th>
               <th scope="col" class="number">queued tokens</th>
             </tr>
@@ -76,9 +86,9 @@ function Scores({ decision }: { decision: Decision }) {
                   </span>
                 </td>
                 {one.scores.map((value, at) => <td key={at} data-name={words(decision.scorers[at]!)} class="number">{score(value)}</td>)}
-                <td data-name="Blocks held" class="number">
-                  {count(one.matched)}
-                  {one.on_host > 0 && <small> ({count(one.on_host)} on the host)</small>}
+                <td data-name="Expected cached tokens" class="number">
+                  {count(one.matched_tokens)}
+                  {one.host_tokens > 0 && <small> ({count(one.host_tokens)} in host memory)</small>}
                 </td>
                 <td data-name="Running" class="number">{count(one.running)}</td>
                 <td data-name="Queued tokens" class="number">{count(one.queued_tokens)}</td>
@@ -90,7 +100,7 @@ function Scores({ decision }: { decision: Decision }) {
       {left > 0 && <p class="hint">and {count(left)} more, with lower scores</p>}
       {Object.entries(decision.dropped).map(([replica, why]) => (
         <p key={replica} class="hint">
-          {replica} could not be picked: {words(why)}
+          {replica} was filtered out: {words(why)}
         </p>
       ))}
     </div>

@@ -1,5 +1,6 @@
 import { Bar, type Column, Empty, Pill, Table } from "./basics";
 import { compact, count, digits, duration, percent } from "../format";
+import { isHealthy, stateOf } from "../health";
 import type { Queue, Replica } from "../types";
 
 const NAME: Column<Replica> = {
@@ -17,27 +18,31 @@ const MODEL: Column<Replica> = {
     const [model, version] = one.model.split("@");
     return (
       <span class="two">
-        <span>{model}</span>
-        {version && <small>version {version}</small>}
+        <span>{model}{version && <small> version {version}</small>}</span>
+        <small>{one.kind} {one.version}</small>
       </span>
     );
   },
 };
-const STATE: Column<Replica> = { name: "State", show: (one) => <Pill state={one.state} /> };
+const STATE: Column<Replica> = {
+  name: "State",
+  show: (one) => <Pill state={isHealthy(one) ? "healthy" : one.state === "ready" ? one.breaker : one.state}>{stateOf(one)}</Pill>,
+};
 const LOAD: Column<Replica> = {
   name: "Load",
   show: (one) => (
     <span class="meter">
       <Bar share={one.max_sequences ? one.running / one.max_sequences : null} label={`${one.name}: sequences`} />
       <span class="n">
-        {count(one.running)}
+        {one.state === "out" ? "–" : count(one.running)}
         {one.max_sequences != null && <small> / {count(one.max_sequences)}</small>}
       </span>
     </span>
   ),
 };
 const KV: Column<Replica> = {
-  name: "KV cache",
+  name: "KV cache in use",
+  hint: "by requests that run; what is cached and not in use counts as free",
   show: (one) => {
     const share = one.kv_capacity ? one.kv_used / one.kv_capacity : null;
     return (
@@ -58,31 +63,29 @@ const SHORT = [NAME, STATE, LOAD, KV, SPEED];
 const LONG: Column<Replica>[] = [
   NAME,
   MODEL,
-  STATE,
+  { name: "State", show: (one) => <span class="two">{STATE.show(one)}<small>{details(one).join(", ")}</small></span> },
   LOAD,
-  { name: "Waiting", isNumber: true, show: (one) => count(one.waiting) },
+  { name: "Waiting", isNumber: true, show: (one) => (one.state === "out" ? "–" : count(one.waiting)) },
   KV,
   SPEED,
   { name: "Step", isNumber: true, show: (one) => duration(one.step_s) },
-  { name: "Prefix hits", isNumber: true, show: (one) => percent(one.hit_rate) },
   {
-    name: "Health",
-    show: (one) => (
-      <span class="two">
-        <span>{one.breaker === "closed" ? "breaker closed" : <Pill state={one.breaker}>breaker {one.breaker.replace("_", " ")}</Pill>}</span>
-        <small>
-          {one.heard_s_ago == null ? (one.kind === "penstock" ? "itself" : "by probes") : `heard ${duration(one.heard_s_ago)} ago`}
-          {one.share < 1 && `, share ${digits(one.share)}`}
-        </small>
-      </span>
-    ),
+    name: "Cached", isNumber: true, show: (one) => percent(one.hit_rate),
+    hint: "prompt tokens that came from its KV cache, as it reported with each answer since this server began",
   },
-  { name: "Restarts", isNumber: true, show: (one) => count(one.restarts) },
-  { name: "Software", show: (one) => `${one.kind} ${one.version}` },
 ];
 
+function details(one: Replica): string[] {
+  const report = one.heard_s_ago != null ? `last report ${duration(one.heard_s_ago)} ago` : one.kind === "penstock" ? "this server" : "checked by probes";
+  return [
+    report,
+    ...(one.share < 1 ? [`weight ${digits(one.share)}`] : []),
+    ...(one.restarts ? [`${count(one.restarts)} ${one.restarts === 1 ? "restart" : "restarts"}`] : []),
+  ];
+}
+
 export function Replicas({ rows, isShort }: { rows: Replica[]; isShort?: boolean }) {
-  return <Table label="Replicas" columns={isShort ? SHORT : LONG} rows={rows} id={(one) => one.id} />;
+  return <Table label="Replicas" columns={isShort ? SHORT : LONG} rows={rows} id={(one) => one.id} tone={(one) => (one.state === "out" ? "out" : "")} />;
 }
 
 const CLASSES: Record<string, string> = { engine: "in the engine" };
@@ -98,7 +101,7 @@ export function Queues({ rows }: { rows: Queue[] }) {
             <div key={name}>
               <dt>{CLASSES[name] ?? name}</dt>
               <dd>
-                <Bar share={waiting / (queue.limits[name] || 1)} label={`${queue.model}, ${name}: requests that wait`} />
+                <Bar share={waiting / (queue.limits[name] || 1)} label={`${queue.model}, ${name}: waiting requests`} />
                 <span class="n">
                   {count(waiting)} <small>/ {count(queue.limits[name])}</small>
                 </span>

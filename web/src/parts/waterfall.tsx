@@ -62,7 +62,7 @@ function partsOf(request: Request): Part[] {
     at_s += seconds;
   }
   if (first_s == null) return [...found, { name: "Replica", from_s: at_s, to_s: total_s, tone: "work" }];
-  if (way_s > 0 && said.length) found.push({ name: "On the way", from_s: at_s, to_s: first_s, tone: "small" });
+  if (way_s > 0 && said.length) found.push({ name: "Network", from_s: at_s, to_s: first_s, tone: "small" });
   else if (!said.length) found.push({ name: "To the first token", from_s: at_s, to_s: first_s, tone: "work" });
   return [...found, { name: "Decode", from_s: first_s, to_s: total_s, tone: "decode" }];
 }
