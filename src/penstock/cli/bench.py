@@ -7,13 +7,12 @@ import shlex
 import sys
 from pathlib import Path
 
-import msgspec
-
 from penstock.cli.bench_flags import add_bench_saturation, add_bench_serve
 from penstock.cli.bench_gateway import add_bench_gateway, bench_gateway
 from penstock.cli.bench_serve import bench_saturation, bench_serve
 from penstock.cli.flags import add_section
 from penstock.core.errors import ConfigError
+from penstock.core.files import check_outputs, write_file, write_json
 
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -84,8 +83,9 @@ def _bench_http(arguments: argparse.Namespace) -> None:
     workloads = choose(arguments.workload, WORKLOADS[arguments.bench])
     if arguments.bench == "http" and not arguments.urls:
         raise ConfigError("which server? Give its --url, such as penstock=http://127.0.0.1:8000", param="url")
+    check_outputs(arguments.json, arguments.write)
     if arguments.write:
-        replace_section(_read(arguments.write), arguments.bench, "")  # what is wrong with it is told before the run
+        replace_section(arguments.write.read_text(), arguments.bench, "")  # told before the run if it has no place
     own_server = [sys.executable, "-m", "penstock.cli.main", *serve_arguments(arguments.model)]
     report = bench_http(
         model=arguments.model,
@@ -98,22 +98,15 @@ def _bench_http(arguments: argparse.Namespace) -> None:
     text = markdown(report)
     print(f"\n{text}")
     if arguments.json:
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        write_json(arguments.json, report)
     if arguments.write:
-        arguments.write.write_text(replace_section(_read(arguments.write), arguments.bench, text))
+        write_file(arguments.write, replace_section(arguments.write.read_text(), arguments.bench, text))
 
 
 def serve_arguments(model: str) -> list[str]:
     """As a user would start it, but that its log is kept out of our tables, and that it guesses nothing: greedy answers
     without an end repeat themselves, which would flatter whoever guesses."""
     return ["serve", model, "--port", "0", "--log-level", "warning", "--speculate", "off"]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _named_url(text: str) -> tuple[str, str]:

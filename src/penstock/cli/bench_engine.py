@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from penstock import __version__
 from penstock.bench.engine import EngineFigure, EngineReport, Round, figure, run_round, workload
 from penstock.bench.roofline import EngineWorkload, Roofline
@@ -22,6 +20,7 @@ from penstock.capacity.hardware import by_driver_name
 from penstock.cli.flags import section_from
 from penstock.cli.phases import Phases
 from penstock.core.config import build
+from penstock.core.files import check_outputs, write_json
 from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
 from penstock.kv.cache import KVCache
@@ -35,6 +34,7 @@ WARM_UP = "W1b"
 
 
 def bench_engine(arguments: argparse.Namespace) -> None:
+    check_outputs(arguments.json)
     config = shape(arguments.shape)
     workloads = [workload(name, arguments.trace) for name in arguments.workload.split(",")]
     settings = build(EngineSettings, section_from(arguments, "engine"), where="engine.")
@@ -66,7 +66,7 @@ def bench_engine(arguments: argparse.Namespace) -> None:
         report.figures.append(figure(work, rounds, roofline))
         _print_figure(report.figures[-1])
         if arguments.json:  # after each: a run that is cut off has left what it found
-            arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+            write_json(arguments.json, report)
 
 
 def _run(work: EngineWorkload, config: ModelConfig, assembly: Assembly, *, num_rounds: int) -> list[Round]:

@@ -10,6 +10,8 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
+from penstock.core.files import check_outputs, write_file
+
 
 def add_bench_gateway(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -33,6 +35,7 @@ def bench_gateway(arguments: argparse.Namespace) -> None:
     from penstock.bench.own_gateway import own_gateway
     from penstock.bench.report import replace_section
 
+    check_outputs(arguments.write)
     if arguments.write:
         replace_section(arguments.write.read_text(), "gateway", "")  # what is wrong with it is told before the run
     names = arguments.load.split(",") if arguments.load else [load.name for load in LOADS]
@@ -59,7 +62,7 @@ def bench_gateway(arguments: argparse.Namespace) -> None:
     )
     print(f"\n{text}")
     if arguments.write:
-        arguments.write.write_text(replace_section(arguments.write.read_text(), "gateway", text))
+        write_file(arguments.write, replace_section(arguments.write.read_text(), "gateway", text))
 
 
 def _named_command(text: str) -> object:

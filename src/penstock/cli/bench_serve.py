@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.bench_flags import KEY_VARIABLES
 from penstock.core.errors import ConfigError
+from penstock.core.files import check_outputs, write_file, write_json
 
 if TYPE_CHECKING:
     from penstock.bench.serve import Asked, LoadShape, Report, Target
@@ -23,7 +24,7 @@ def bench_serve(arguments: argparse.Namespace) -> None:
     from penstock.bench.objective import Objective
     from penstock.bench.serve import bench_serve as run
 
-    _check_output(arguments)
+    check_outputs(arguments.json, arguments.html)
     report = uvloop.run(
         run(
             _target(arguments),
@@ -49,7 +50,7 @@ def bench_saturation(arguments: argparse.Namespace) -> None:
     from penstock.bench.saturation import bench_saturation as run
     from penstock.bench.serve import LoadShape
 
-    _check_output(arguments)
+    check_outputs(arguments.json, arguments.html)
     report = uvloop.run(
         run(
             _target(arguments),
@@ -70,16 +71,14 @@ def bench_saturation(arguments: argparse.Namespace) -> None:
 
 
 def _write(report: Report, arguments: argparse.Namespace) -> None:
-    import msgspec
-
     from penstock.bench.page import page
     from penstock.bench.serve_text import as_text
 
     print(f"\n{as_text(report)}")
     if arguments.json:
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        write_json(arguments.json, report)
     if arguments.html:
-        arguments.html.write_text(page(report), encoding="utf-8")
+        write_file(arguments.html, page(report))
 
 
 def _command() -> str:
@@ -139,10 +138,3 @@ def _shapes(arguments: argparse.Namespace) -> list[LoadShape]:
             LoadShape(rate=rate, process=arguments.arrivals, burstiness=arguments.burstiness) for rate in arguments.rate
         ]
     return [LoadShape(concurrency=number) for number in arguments.concurrency or []]
-
-
-def _check_output(arguments: argparse.Namespace) -> None:
-    """What cannot be written is told before the load, not after it."""
-    for path in filter(None, (arguments.json, arguments.html)):
-        if not path.parent.is_dir():
-            raise ConfigError(f"cannot write {path}: there is no directory {path.parent}")

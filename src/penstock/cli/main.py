@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import os
+import signal
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +30,7 @@ from penstock.cli.top import add_top, run_top
 from penstock.cli.usage import add_usage, run_usage
 from penstock.cli.watermark import add_watermark, run_watermark
 from penstock.core.errors import PenstockError
+from penstock.core.files import in_words
 from penstock.observe.redaction import redact
 
 
@@ -81,11 +86,30 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     configure_logs(getattr(arguments, "log_level", "info"))
     try:
-        run(arguments)
+        try:
+            run(arguments)
+        finally:
+            sys.stdout.flush()
     except PenstockError as error:
         sys.exit(f"penstock: {redact(error.message)}")
+    except BrokenPipeError:  # of `| head`, which has what it wants
+        _drop_output()
+        sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:
+        logging.getLogger("penstock").debug("the command failed", exc_info=True)
+        if error.filename is None:
+            _drop_output()
+        sys.exit(f"penstock: {redact(in_words(error))}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _drop_output() -> None:
+    """Drop what standard output did not take, or Python would fail over it once more when it ends."""
+    with suppress(OSError):
+        sys.stdout.flush()
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run(arguments: argparse.Namespace) -> None:

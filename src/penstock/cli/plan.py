@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from pathlib import Path
 
 
@@ -74,12 +72,7 @@ def run_plan(arguments: argparse.Namespace) -> None:
         raise ConfigError("which model? `penstock plan llama70b --rate 100`", param="model")
     config = model_config(arguments.model)
     answer = answer_for(arguments, config)
-    try:
-        print(
-            as_json(answer, arguments.model).decode() if arguments.json else text(answer, arguments.model), flush=True
-        )
-    except BrokenPipeError:  # of `| head`: it has what it wants
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(as_json(answer, arguments.model).decode() if arguments.json else text(answer, arguments.model))
 
 
 def duration(text: str) -> float | None:

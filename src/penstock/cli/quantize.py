@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from penstock.core.errors import ConfigError, ModelUnsupported
+from penstock.core.files import check_outputs, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,7 +103,7 @@ def run_quantize(arguments: argparse.Namespace) -> None:
     report = make_report(arguments, checkpoint, recipe, texts.evaluation)
     print(report.text())
     if arguments.json:
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        write_json(arguments.json, report)
 
 
 def _write(
@@ -169,8 +170,7 @@ def _read_texts(arguments: argparse.Namespace, recipe: Recipe, tokenizer: Tokeni
     """All that may be wrong with them is found before anything takes long."""
     from penstock.quant.data import windows
 
-    if arguments.json and not arguments.json.absolute().parent.is_dir():
-        raise ConfigError(f"there is no directory for {arguments.json}", param="json")
+    check_outputs(arguments.json)
     for name in ("samples", "seq_len", "eval_windows"):
         if (value := getattr(arguments, name)) is not None and value < 1:
             raise ConfigError(f"{name} is {value}; it must be 1 or more", param=name)

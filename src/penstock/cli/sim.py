@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import ConfigError
+from penstock.core.files import check_outputs, write_file, write_json
 
 if TYPE_CHECKING:
     from penstock.core.request import Priority
@@ -79,13 +80,12 @@ def run_sim(arguments: argparse.Namespace) -> None:
 
 
 def _compare(given: argparse.Namespace) -> None:
-    import msgspec
-
     from penstock.sim.profile import load_profile
     from penstock.sim.table import markdown, plain
     from penstock.sim.workload import that_fit
     from penstock.workload.trace import read_trace
 
+    check_outputs(given.json, given.html)
     profile = load_profile(given.profile)
     slo = replace(profile.slo, ttft_s=given.ttft or profile.slo.ttft_s, tpot_s=given.tpot or profile.slo.tpot_s)
     profile = replace(profile, slo=slo)
@@ -101,11 +101,11 @@ def _compare(given: argparse.Namespace) -> None:
     if len(read) > len(arrivals):
         print(f"left out: {len(read) - len(arrivals)} requests that fit no replica", file=sys.stderr)
     if given.json:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
+        write_json(given.json, results)
     if given.html:
         from penstock.cli.sim_page import page
 
-        given.html.write_text(page(results, slo, title=given.trace.name))
+        write_file(given.html, page(results, slo, title=given.trace.name))
 
 
 def _run_one(
@@ -167,13 +167,14 @@ def _calibrate(given: argparse.Namespace) -> None:
     from penstock.sim.calibrate import calibrate, read_steps
     from penstock.sim.profile import load_profile, write_profile
 
+    check_outputs(given.out)
     steps, limits = read_steps(given.log)
     fit = calibrate(steps)
     like = load_profile(given.like) if given.like else None
     text = write_profile(fit.profile(given.name, limits, like))
     print(fit.summary(), file=sys.stderr)
     if given.out:
-        given.out.write_text(text)
+        write_file(given.out, text)
     else:
         print(text, end="")
 

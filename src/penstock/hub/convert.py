@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import ModelUnsupported
+from penstock.core.files import write_file
 from penstock.core.model_config import ModelConfig, RopeScaling
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.families import FAMILY_FILES
@@ -45,7 +46,7 @@ def write_tokenizer(
 ) -> None:
     """All but the weights and config.json."""
     config = checkpoint.config
-    (directory / "tokenizer.json").write_text(tokenizer_json)
+    write_file(directory / "tokenizer.json", tokenizer_json)
     tokenizer_config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.context_length,
@@ -207,4 +208,4 @@ def llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> tuple[f
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_file(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

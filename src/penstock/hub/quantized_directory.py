@@ -7,7 +7,6 @@ Knows files and names, not how weights get small.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ConfigError
+from penstock.core.files import write_file
 from penstock.core.model_config import ModelConfig
 from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
 from penstock.hub.checkpoint import Checkpoint
@@ -115,7 +115,7 @@ class QuantizedDirectory:
                 config = hf_config(checkpoint.config, dtype)
             for name in CARRIED:
                 if (checkpoint.path / name).is_file():
-                    shutil.copyfile(checkpoint.path / name, self.path / name)
+                    write_file(self.path / name, (checkpoint.path / name).read_bytes())
         config |= dict.fromkeys(("torch_dtype", *(["dtype"] if "dtype" in config else [])), dtype)
         _publish_json(self.path / CONFIG, {**config, "quantization_config": dict(quantization)})
 
@@ -172,5 +172,5 @@ def tensor_bytes(path: Path) -> Iterator[tuple[str, int]]:
 
 def _publish_json(path: Path, value: Mapping[str, Any]) -> None:
     partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_file(partial, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
     publish(partial, path)

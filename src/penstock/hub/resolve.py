@@ -33,7 +33,7 @@ def resolve(spec: str, *, progress: Progress | None = None) -> Checkpoint:
     path = Path(spec).expanduser()
     if path.exists():
         return _open(path)
-    raise ModelMissing(f"there is no model {spec!r}{_suggestion(spec)}. Give {FORMS}")
+    raise ModelMissing(f"there is no model {spec!r}{_suggestion(spec)} Give {FORMS}")
 
 
 def _open(path: Path) -> Checkpoint:
@@ -68,4 +68,4 @@ def repository_of(spec: str) -> str:
 def _suggestion(spec: str) -> str:
     if alias := nearest(spec.lower(), ALIASES):
         return f"; did you mean {alias!r}?"
-    return f"; did you mean 'hf:{spec}'?" if REPOSITORY.fullmatch(spec) else ""
+    return f"; did you mean 'hf:{spec}'?" if REPOSITORY.fullmatch(spec) else "."

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
-from penstock.hub.disk import publish
+from penstock.hub.disk import written_whole
 from penstock.hub.stored import STORED_AS, FloatArray, NumberFormat, StoredTensor, narrow_bfloat16
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -107,8 +107,7 @@ def write_tensors(
     metadata = {"format": "pt", **(notes or {})}
     room = HEADER_BYTES_PER_TENSOR * (num_tensors + 1) + len(json.dumps(metadata))
     header: dict[str, Any] = {"__metadata__": metadata}
-    partial = path.with_name(path.name + ".part")
-    with partial.open("wb") as file:
+    with written_whole(path) as file:
         file.seek(8 + room)
         for name, tensor in tensors:
             start = file.tell() - 8 - room
@@ -119,7 +118,6 @@ def write_tensors(
         assert len(text) == room, "the header outgrew its room"
         file.seek(0)
         file.write(len(text).to_bytes(8, "little") + text)
-    publish(partial, path)
 
 
 def _write_values(file: BinaryIO, tensor: Written) -> None:
