@@ -87,7 +87,7 @@ def cli_page() -> str:
 
 
 def _help(command: argparse.ArgumentParser) -> str:
-    command.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=100)
+    command.formatter_class = lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=100)
     return f"```\n{command.format_help().strip()}\n```\n"
 
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
-from penstock.cli.flags import add_settings, settings_from
+from penstock.cli.flags import SECTIONS, TOPICS, add_settings, settings_from
 from penstock.core.errors import ConfigError
 from penstock.core.settings import Settings
 
@@ -74,3 +76,13 @@ def test_pairs_are_given_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             parse("--lora", wrong)
         assert "expected NAME=VALUE" in capsys.readouterr().err
+
+
+def test_every_setting_is_in_the_help_of_one_topic() -> None:
+    shown = [name for names in TOPICS.values() for name in names]
+    fields = {
+        f"{section}.{field.name}"
+        for section in SECTIONS
+        for field in dataclasses.fields(get_type_hints(Settings)[section])
+    }
+    assert sorted(shown) == sorted(fields)

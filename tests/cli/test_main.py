@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -61,8 +62,17 @@ def test_a_model_that_cannot_be_served_is_told_before_a_process_is_started(
     ("words", "complaint"),
     [
         (["serve", "--port", "99999"], "server.port"),
-        (["serve", "--dtype", "float3"], "invalid choice"),
-        (["serve", "--no-such-flag"], "unrecognized arguments"),
+        (["serve", "--dtype", "float3"], "argument --dtype: unknown choice 'float3'; did you mean 'float32'?"),
+        (["serve", "--dtype", "xyz"], "unknown choice 'xyz'; choose from auto, float32, bfloat16, float16"),
+        (
+            ["serve", "--max-modl-len", "5"],
+            "unknown flag --max-modl-len; did you mean --max-model-len?",
+        ),
+        (["serve", "--zzz=5"], "penstock serve: unknown flag --zzz\n"),
+        (["serve", "smollm2", "more"], "penstock serve: unexpected argument 'more'"),
+        (["srve"], "penstock: unknown command 'srve'; did you mean 'serve'?"),
+        (["bench", "serv"], "penstock bench: unknown command 'serv'; did you mean 'serve'?"),
+        (["bench", "xyz"], "unknown command 'xyz'; choose from serve, saturation"),
         (["serve", "--host", "no.such.host.invalid"], "cannot listen"),
         (["pull", "nosuch"], "there is no model"),
         (["convert", "nosuch", "somewhere"], "there is no model"),
@@ -78,6 +88,7 @@ def test_a_wrong_command_says_what_is_wrong(
     assert isinstance(told, str)
     assert complaint in told
     assert "Traceback" not in told
+    assert told.count("\n") <= 2
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,3 +142,16 @@ def test_sentences_end_where_they_should(words: list[str], said: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert str(ended.value.code).startswith(f"penstock: {said}")
+
+
+def test_help_begins_with_examples_and_the_ten_flags_people_use(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, count in (("serve", 10), ("engine", 9)):
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        text = capsys.readouterr().out
+        head, _, rest = text.partition("most used:\n")
+        assert f"\n  penstock {name} " in head
+        assert "--" not in head.partition("positional arguments")[2]
+        first = rest.partition("\n\n")[0]
+        assert len(re.findall(r"^  --", first, re.MULTILINE)) == count
+        assert max(map(len, head.splitlines())) <= 100

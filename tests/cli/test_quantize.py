@@ -114,7 +114,7 @@ def test_the_report_names_experts_that_the_text_did_not_reach() -> None:
 def test_an_unknown_method_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         quantize("smollm2", "out", "--method", "magic")
-    assert "invalid choice: 'magic'" in capsys.readouterr().err
+    assert "unknown choice 'magic'" in capsys.readouterr().err
 
 
 @pytest.mark.slow

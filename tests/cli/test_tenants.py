@@ -190,7 +190,7 @@ def test_the_store_is_the_flags_or_the_configs_or_the_environments(
         (["tenants", "add", "Not An Id"], "id"),
         (["tenants", "add", "acme", "--concurrency", "0"], "concurrency"),
         (["tenants", "add", "acme", "--concurrency", "many"], "invalid int value"),
-        (["tenants", "add", "acme", "--priority", "urgent"], "invalid choice"),
+        (["tenants", "add", "acme", "--priority", "urgent"], "unknown choice"),
         (["tenants", "show", "nobody"], "there is no tenant 'nobody'"),
         (["keys", "create", "nobody"], "there is no tenant 'nobody'"),
         (["keys", "revoke", "what"], "no key id"),

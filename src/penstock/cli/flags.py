@@ -13,29 +13,82 @@ from penstock.core.errors import ConfigError
 from penstock.core.settings import Settings
 
 SECTIONS = ("engine", "server", "slo")
+MOST_USED = "most used"
+TOPICS = {  # of `serve --help`, in its order
+    MOST_USED: (
+        "server.port",
+        "server.host",
+        "server.name",
+        "engine.device",
+        "engine.quant",
+        "engine.max_model_len",
+        "engine.max_num_seqs",
+        "engine.memory_fraction",
+    ),
+    "computing": ("engine.dtype", "engine.threads", "engine.chunk_tokens", "engine.pooling", "engine.load"),
+    "KV cache": ("engine.kv_dtype", "engine.block_size", "engine.prefix_cache", "engine.host_kv_gib"),
+    "speculative decoding": ("engine.speculate", "engine.draft", "engine.draft_tokens"),
+    "LoRA adapters": (
+        "server.lora",
+        "server.adapter_file",
+        "engine.max_loras",
+        "engine.max_lora_rank",
+        "engine.max_cpu_loras",
+    ),
+    "answers": ("server.tool_format", "server.watermark", "server.watermark_file"),
+    "TLS and authentication": (
+        "server.tls_cert",
+        "server.tls_key",
+        "server.client_ca",
+        "server.gateway_secret",
+        "server.metrics_token",
+        "server.allowed_hosts",
+    ),
+    "load shedding and graceful shutdown": ("server.max_open", "server.max_body_bytes", "server.drain_timeout_s"),
+    "service-level objectives": (
+        "slo.ttft_s",
+        "slo.tpot_s",
+        "slo.latency_s",
+        "slo.quantile",
+        "slo.errors",
+        "slo.availability",
+        "slo.window_days",
+    ),
+    "logs and monitoring": ("engine.step_log", "server.deep_health_timeout_s", "server.dcgm_url"),
+}
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """`MODEL`, `--config FILE`, and a flag for every field of every section."""
+def add_settings(parser: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
+    """`MODEL`, `--config FILE`, and a flag for every field of every section; the groups, by topic."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help=_help(Settings, "model") + " (default: smollm2)")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with these settings; flags win over it")
-    for section in SECTIONS:
-        add_section(parser, section)
+    groups = {}
+    for topic, settings in TOPICS.items():
+        group = groups[topic] = parser.add_argument_group(topic)
+        for name in settings:
+            _add_flag(group, *name.split("."))
+    groups[MOST_USED].add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML file with these settings; flags win over it"
+    )
+    return groups
 
 
 def add_section(parser: argparse.ArgumentParser, section: str, *, leave_out: tuple[str, ...] = ()) -> None:
-    cls = get_type_hints(Settings)[section]
     group = parser.add_argument_group(f"{section} settings")
-    kinds = get_type_hints(cls)
-    for field in dataclasses.fields(cls):
+    for field in dataclasses.fields(get_type_hints(Settings)[section]):
         if field.name not in leave_out:
-            group.add_argument(
-                flag(field.name),
-                dest=f"{section}.{field.name}",
-                default=argparse.SUPPRESS,
-                help=f"{field.metadata['help']} (default: {default_of(field)})",
-                **_parsing(kinds[field.name]),
-            )
+            _add_flag(group, section, field.name)
+
+
+def _add_flag(group: argparse._ArgumentGroup, section: str, name: str) -> None:
+    cls = get_type_hints(Settings)[section]
+    field = cls.__dataclass_fields__[name]
+    group.add_argument(
+        flag(name),
+        dest=f"{section}.{name}",
+        default=argparse.SUPPRESS,
+        help=f"{field.metadata['help']} (default: {default_of(field)})",
+        **_parsing(get_type_hints(cls)[name]),
+    )
 
 
 def settings_from(arguments: argparse.Namespace) -> Settings:

@@ -15,8 +15,9 @@ from penstock import __version__
 from penstock.cli.admins import add_admins, run_admins
 from penstock.cli.alerts import add_alerts, run_alerts
 from penstock.cli.bench import add_bench, run_bench
+from penstock.cli.command_parser import CommandParser
 from penstock.cli.doctor import add_doctor, run_doctor
-from penstock.cli.flags import add_settings, settings_from
+from penstock.cli.flags import MOST_USED, add_settings, settings_from
 from penstock.cli.gateway import add_gateway
 from penstock.cli.keys import add_keys, run_keys
 from penstock.cli.logs import configure_logs
@@ -33,26 +34,47 @@ from penstock.core.errors import PenstockError
 from penstock.core.files import in_words
 from penstock.observe.redaction import redact
 
+_SERVE = """\
+examples:
+  penstock serve                                   # a small model, at http://127.0.0.1:8000
+  penstock serve hf:Qwen/Qwen3-8B --port 9000      # a model of the Hugging Face Hub
+  penstock serve model.gguf --max-model-len 8192   # a file; a shorter context takes less memory
+  penstock serve --replicas 2                      # two of it behind a gateway"""
+_ENGINE = """\
+examples:
+  penstock engine --port 9001                      # name http://127.0.0.1:9001 in a gateway's file
+  PENSTOCK_GATEWAY_SECRET=... penstock engine hf:Qwen/Qwen3-8B --host 0.0.0.0"""
+
 
 @cache  # five hundred arguments are 30 ms, and to parse changes none of them
 def parser() -> argparse.ArgumentParser:
-    root = argparse.ArgumentParser(prog="penstock", description="LLM serving, from the GPU up to the fleet.")
+    root: argparse.ArgumentParser = CommandParser("penstock", description="LLM serving, from the GPU up to the fleet.")
     root.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    for name, text in {
-        "serve": "serve a model over the OpenAI API: all that one machine needs",
-        "engine": "one replica, an engine and its server, to stand behind a gateway",
-    }.items():
-        command = commands.add_parser(name, help=text)
-        command.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    for name, text, examples in (
+        ("serve", "serve a model over the OpenAI API: all that one machine needs", _SERVE),
+        ("engine", "one replica, an engine and its server, to stand behind a gateway", _ENGINE),
+    ):
+        command = commands.add_parser(
+            name,
+            help=text,
+            usage="%(prog)s [MODEL] [FLAGS]",
+            description=examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            add_help=False,
+        )
+        groups = add_settings(command)
         if name == "serve":
-            command.add_argument(
+            groups[MOST_USED].add_argument(
                 "--replicas", type=int, default=1, metavar="N", help="with more than one, behind a gateway (default: 1)"
             )
         else:
             command.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)  # for `serve --replicas`
-        add_settings(command)
+        groups["logs and monitoring"].add_argument(
+            "--log-level", default="info", choices=["debug", "info", "warning", "error"], help="(default: info)"
+        )
+        command.add_argument_group("help").add_argument("-h", "--help", action="help", help="show this page and end")
 
     pull = commands.add_parser("pull", help="fetch a model into the cache")
     pull.add_argument("model", metavar="MODEL", help="an alias, or hf:org/name")
