@@ -52,9 +52,9 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ("engine: {blocksize: 4}", "did you mean 'engine.block_size'"),
         ("engine: {block_size: many}", "engine.block_size"),
         ("engine: {block_size: 0}", "engine.block_size"),
-        ("engine: 5", "engine in"),
+        ("engine: 5", "penstock.yaml:1: setting 'engine'"),
         ("- a list", "a list"),
-        ("{", "cannot read"),
+        ("{", "penstock.yaml:1:2: this is not YAML"),
         (b"\xff\xfe\x00", "cannot read"),
     ],
 )

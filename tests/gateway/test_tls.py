@@ -53,8 +53,8 @@ def test_https_replicas_are_trusted_by_their_ca_and_by_no_other(behind: str, ca:
     [
         ({"replicas": ["http://x"], "ca_file": "ca.pem"}, "models.m.ca_file"),
         ({"replicas": ["https://x"], "client_key": "key.pem"}, "models.m.client_key"),
-        ({"replicas": ["https://x"], "ca_file": "/nowhere/ca.pem"}, "ca_file"),
-        ({"replicas": ["https://x"], "client_cert": "/nowhere/cert.pem"}, "client_cert"),
+        ({"replicas": ["https://x"], "ca_file": "/nowhere/ca.pem"}, "models.m.ca_file"),
+        ({"replicas": ["https://x"], "client_cert": "/nowhere/cert.pem"}, "models.m.client_cert"),
     ],
 )
 def test_tls_settings_that_mean_nothing_are_refused(values: dict[str, Any], param: str) -> None:

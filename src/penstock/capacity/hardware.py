@@ -73,7 +73,12 @@ def hardware(own: str | None = None, *, where: str = "the hardware file") -> Tab
     entries = {name: dict(entry) for name, entry in _shipped().items()}
     for name, entry in _parse(own, where).items():
         entries[name] = {**entries.get(name, {}), **entry}
-    return {name: _gpu(name, entry) for name, entry in entries.items()}
+    try:
+        return {name: _gpu(name, entry) for name, entry in entries.items()}
+    except ConfigError as error:  # the shipped table is right
+        raise ConfigError(
+            f"{_place(own or '', where, error.param or '')}: {error.message}", param=error.param
+        ) from None
 
 
 def find_gpu(table: Mapping[str, Gpu], name: str) -> Gpu:
@@ -94,8 +99,27 @@ def by_driver_name(name: str) -> Gpu | None:
 def _gpu(name: str, entry: Mapping[str, Any]) -> Gpu:
     gpu = build(Gpu, entry, where=f"{name}.")
     if "bfloat16" not in gpu.tflops:
-        raise ConfigError(f"hardware '{name}': tflops needs bfloat16, the format that all others are widened to")
+        raise ConfigError(
+            f"'{name}.tflops' needs bfloat16, the format that all others are widened to", param=f"{name}.tflops"
+        )
     return gpu
+
+
+def _place(text: str, where: str, name: str) -> str:
+    """FILE:LINE of a key of a TOML text, or of the table that it should be in."""
+    lines: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        key, equals, _ = line.partition("=")
+        if line.lstrip().startswith("["):
+            key = table = line.strip(" []")
+        elif equals:
+            key = ".".join(filter(None, (table, key.strip())))
+        lines.setdefault(key, number)
+        lines.setdefault(key.partition(".")[0], number)
+    while name and name not in lines:
+        name = name.rpartition(".")[0]
+    return f"{where}:{lines[name]}" if name else where
 
 
 def _parse(text: str | None, where: str) -> dict[str, dict[str, Any]]:

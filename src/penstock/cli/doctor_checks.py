@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from penstock.cli import doctor_fleet as fleet
 from penstock.cli import doctor_machine as machine
+from penstock.cli.config_file import ConfigFile, read_config_file
 from penstock.cli.doctor_findings import Finding, fail, ok
-from penstock.cli.flags import read_config
 from penstock.cli.store_flags import store_url
 from penstock.cli.telemetry import telemetry_of
 from penstock.core.config import build
@@ -25,27 +25,30 @@ def look_over(model: str | None, config: Path | None, store: str | None) -> Iter
     """`config`: a gateway's file or a replica's; what it names is looked at as well."""
     for check in (machine.python, machine.open_files, machine.disk):
         yield from _guarded(check)
-    values: dict[str, Any] = {}
+    file: ConfigFile | None = None
     if config is not None:
         try:
-            values = read_config(config)
+            file = read_config_file(config)
         except ConfigError as error:
             yield fail("config", error.message)
             return
-    if "models" in values:
-        yield from _gateway(values, config, store)
-    if model is not None or "models" not in values:
-        yield from _engine(values if "models" not in values else {}, model, config)
+    is_gateway = file is not None and "models" in file.values
+    if file is not None and is_gateway:
+        yield from _gateway(file, store)
+    if model is not None or not is_gateway:
+        yield from _engine(None if is_gateway else file, model)
 
 
-def _engine(values: dict[str, Any], model: str | None, config: Path | None) -> Iterator[Finding]:
+def _engine(file: ConfigFile | None, model: str | None) -> Iterator[Finding]:
+    values = file.values if file else {}
     try:
-        settings = build(Settings, values if model is None else values | {"model": model})
+        with file.located() if file else nullcontext():
+            settings = build(Settings, values if model is None else values | {"model": model})
     except ConfigError as error:
         yield fail("config", error.message)
         return
-    if config is not None and values:
-        yield ok("config", f"{config} is a replica's, and valid")
+    if file is not None and values:
+        yield ok("config", f"{file.path} is a replica's, and valid")
     yield from _guarded(lambda: machine.device(settings.engine))
     yield from _guarded(lambda: machine.model(settings.model, settings.engine))
     yield from _guarded(lambda: fleet.port(settings.server.host, settings.server.port, "server.port"))
@@ -54,20 +57,21 @@ def _engine(values: dict[str, Any], model: str | None, config: Path | None) -> I
     yield from _telemetry(settings.telemetry, "penstock-replica")
 
 
-def _gateway(values: dict[str, Any], config: Path | None, store: str | None) -> Iterator[Finding]:
+def _gateway(file: ConfigFile, store: str | None) -> Iterator[Finding]:
     try:
-        settings = build(GatewaySettings, values)
-        models = settings.pools()
-        routes_of(models)
-        router_of(settings, models)
-        replicas_of(models, settings.health)
-        settings.tls()
-        slos_of(settings.slo, models)
-        slack_of(settings.watch.alerts)
+        with file.located():
+            settings = build(GatewaySettings, file.values)
+            models = settings.pools()
+            routes_of(models)
+            router_of(settings, models)
+            replicas_of(models, settings.health)
+            settings.tls()
+            slos_of(settings.slo, models)
+            slack_of(settings.watch.alerts)
     except PenstockError as error:
         yield fail("config", error.message)
         return
-    yield ok("config", f"{config} is a gateway's, and valid: {', '.join(models)}")
+    yield ok("config", f"{file.path} is a gateway's, and valid: {', '.join(models)}")
     url = store_url(store or settings.store, None)
     needed = {}
     if url.startswith(("postgres://", "postgresql://")):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from penstock.cli.config_file import read_config_file
 from penstock.core.config import build
-from penstock.core.errors import ConfigError
 from penstock.core.settings import Settings
 
 SECTIONS = ("engine", "server", "slo")
@@ -92,13 +93,18 @@ def _add_flag(group: argparse._ArgumentGroup, section: str, name: str) -> None:
 
 
 def settings_from(arguments: argparse.Namespace) -> Settings:
-    values: dict[str, Any] = read_config(arguments.config) if arguments.config else {}
+    file = read_config_file(arguments.config) if arguments.config else None
+    values, flags = dict(file.values) if file else {}, set()
     if arguments.model is not None:
         values["model"] = arguments.model
+        flags.add("model")
     for section in SECTIONS:
-        if given := section_from(arguments, section):
-            values[section] = values.get(section, {}) | given
-    return build(Settings, values)
+        given = section_from(arguments, section)
+        flags |= {f"{section}.{name}" for name in given}
+        if given and isinstance(values.get(section), dict | None):
+            values[section] = (values.get(section) or {}) | given
+    with file.located(flags) if file else nullcontext():
+        return build(Settings, {name: value for name, value in values.items() if value is not None})
 
 
 def section_from(arguments: argparse.Namespace, section: str) -> dict[str, Any]:
@@ -138,25 +144,6 @@ class _Added(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         setattr(namespace, self.dest, [*getattr(namespace, self.dest, []), values])
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    import yaml  # not everywhere that a command runs without a file
-
-    try:
-        document = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    values = _mapping(document, str(path))
-    return values | {name: _mapping(values[name], f"{name} in {path}") for name in SECTIONS if name in values}
-
-
-def _mapping(value: object, where: str) -> dict[str, Any]:
-    if value is None:  # nothing was written there
-        return {}
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where} does not hold settings but a {type(value).__name__}")
-    return value
 
 
 def members(kind: Any) -> tuple[Any, ...]:

@@ -26,7 +26,7 @@ def add_gateway(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run_gateway(arguments: argparse.Namespace) -> None:
     import uvloop
 
-    from penstock.cli.flags import read_config
+    from penstock.cli.config_file import read_config_file
     from penstock.cli.gateway_process import serve
     from penstock.cli.store_flags import store_url
     from penstock.core.config import build
@@ -43,7 +43,8 @@ def run_gateway(arguments: argparse.Namespace) -> None:
         "tls_cert",
         "tls_key",
     )
-    given = {name: getattr(arguments, name) for name in names}
-    values = read_config(arguments.config) | {name: value for name, value in given.items() if value is not None}
-    settings = build(GatewaySettings, values)
-    uvloop.run(serve(settings, store_url(settings.store, None)))
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    file = read_config_file(arguments.config)
+    with file.located(given):
+        settings = build(GatewaySettings, file.values | given)
+        uvloop.run(serve(settings, store_url(settings.store, None)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,13 +81,12 @@ def run_sim(arguments: argparse.Namespace) -> None:
 
 
 def _compare(given: argparse.Namespace) -> None:
-    from penstock.sim.profile import load_profile
     from penstock.sim.table import markdown, plain
     from penstock.sim.workload import that_fit
     from penstock.workload.trace import read_trace
 
     check_outputs(given.json, given.html)
-    profile = load_profile(given.profile)
+    profile = _profile(given.profile)
     slo = replace(profile.slo, ttft_s=given.ttft or profile.slo.ttft_s, tpot_s=given.tpot or profile.slo.tpot_s)
     profile = replace(profile, slo=slo)
     read = read_trace(given.trace, given.first, given.count)
@@ -139,6 +139,14 @@ def _run_one(
     return result
 
 
+def _profile(name: str) -> Profile:
+    from penstock.cli.config_file import read_config_file
+    from penstock.sim.profile import load_profile
+
+    with read_config_file(path).located() if (path := Path(name)).is_file() else nullcontext():
+        return load_profile(name)
+
+
 def _routing(policy: str, weights: str) -> Any:
     from penstock.core.config import build
     from penstock.router.strategies import RoutingSettings
@@ -165,12 +173,12 @@ def _classes(text: str) -> dict[Priority, float] | None:
 
 def _calibrate(given: argparse.Namespace) -> None:
     from penstock.sim.calibrate import calibrate, read_steps
-    from penstock.sim.profile import load_profile, write_profile
+    from penstock.sim.profile import write_profile
 
     check_outputs(given.out)
     steps, limits = read_steps(given.log)
     fit = calibrate(steps)
-    like = load_profile(given.like) if given.like else None
+    like = _profile(given.like) if given.like else None
     text = write_profile(fit.profile(given.name, limits, like))
     print(fit.summary(), file=sys.stderr)
     if given.out:

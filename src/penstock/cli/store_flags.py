@@ -28,10 +28,10 @@ def add_store_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def store_url(flag: str | None, config: Path | None) -> str:
-    from penstock.cli.flags import read_config
+    from penstock.cli.config_file import read_config_file
     from penstock.hub.home import penstock_home
 
-    configured = read_config(config).get("store") if config else None
+    configured = read_config_file(config).values.get("store") if config else None
     if configured is not None and not isinstance(configured, str):
         raise ConfigError(f"store in {config} is not a URL", param="store")
     default = f"sqlite:///{penstock_home().absolute() / 'penstock.db'}"

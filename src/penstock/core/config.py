@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeVar, get_type_hints
 
@@ -52,7 +53,18 @@ def build(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
             arguments[key] = msgspec.convert(value, hints[key], strict=True)
         except msgspec.ValidationError as error:
             raise ConfigError(f"setting '{path}': {error}", param=path) from None
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if f.name not in arguments and f.default is f.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"setting '{where}{f.name}' is missing", param=f"{where}{f.name}")
+    return cls(**arguments)
+
+
+@contextmanager
+def within(where: str) -> Iterator[None]:
+    """Complete the `param` of a ConfigError from inside, which knows its own part of a setting's name."""
     try:
-        return cls(**arguments)
-    except TypeError as error:
-        raise ConfigError(f"{where or 'config'}: {error}") from None
+        yield
+    except ConfigError as error:
+        if not (error.param or "").startswith(where):
+            error.param = f"{where}{error.param or ''}".rstrip(".")
+        raise

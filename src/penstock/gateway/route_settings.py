@@ -64,7 +64,7 @@ def rule_set(name: str, rules: list[dict[str, Any]], default: str | None, *, dry
     where = f"models.{name}."
     if default is None:
         raise ConfigError(f"'{name}' has rules and no default", param=f"{where}default")
-    found = [build(Rule, values, where=f"{where}rules.") for values in rules]
+    found = [build(Rule, values, where=f"{where}rules.{index}.") for index, values in enumerate(rules)]
     scores = {rule.score: _score(rule.score) for rule in found if rule.score is not None}
     return RuleSet(found, default, dry_run=dry_run, scores=scores)
 

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from penstock.admission.settings import CLASS_NAMES, AdmissionSettings
-from penstock.core.config import build
+from penstock.core.config import build, within
 from penstock.core.errors import ConfigError
 from penstock.core.settings import TelemetrySettings, setting
 from penstock.core.slo import Seconds, Slo
@@ -191,13 +191,17 @@ def pools_of(models: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
 
 
 def routes_of(models: dict[str, ModelSettings]) -> RouteTable:
-    routes = [_route(name, model) for name, model in models.items()]
+    routes = []
+    for name, model in models.items():
+        with within(f"models.{name}."):
+            routes.append(_route(name, model))
     for name, model in models.items():
         for adapter in model.adapters:
             if any(adapter == route.name for route in routes):
                 raise ConfigError(f"two models or adapters are called '{adapter}'", param=f"models.{name}.adapters")
             routes.append(Route(adapter, (), adapter_of=name))
-    return RouteTable(routes)
+    with within("models."):
+        return RouteTable(routes)
 
 
 def _route(name: str, model: ModelSettings) -> Route:
@@ -233,7 +237,7 @@ def admission_of(settings: GatewaySettings) -> AdmissionSettings:
 
 def salts_of(settings: GatewaySettings, home: Path) -> CacheSalts:
     """Salts of the configured key, or of the one that all gateways with this `home` share."""
-    if (key := _from_environment(settings.cache_salt_env)) is not None:
+    if (key := _from_environment(settings.cache_salt_env, "cache_salt_env")) is not None:
         return CacheSalts(key.encode())
     try:
         return CacheSalts(key_in(home / "cache_salt.key"))
@@ -256,46 +260,56 @@ def replicas_of(
     counts = Counter(url for pool in pools.values() for url in pool.replicas)
     found = []
     for name, pool in pools.items():
-        if not pool.replicas:
-            raise ConfigError(f"model '{name}' has no replicas", param=f"models.{name}.replicas")
-        if pool.dialect not in ("auto", *DIALECTS):
-            raise ConfigError(
-                f"'{pool.dialect}' is no dialect: auto, {', '.join(DIALECTS)}", param=f"models.{name}.dialect"
-            )
-        if pool.kv_events is not None and pool.dialect != "auto" and not DIALECTS[pool.dialect].has_kv_events:
-            raise ConfigError(
-                f"a server that speaks {pool.dialect} publishes no KV events", param=f"models.{name}.kv_events"
-            )
-        key, secret = _from_environment(pool.key_env), _from_environment(pool.secret_env)
-        tls = tls_of(name, pool)
-        probe_every_s = pool.probe_every_s
-        if probe_every_s is None and key is not None:
-            probe_every_s = _PAID_PROBE_S
-        found += [
-            Replica(
-                url,
-                model=name,
-                served_as=pool.served_as,
-                upstream=_upstream(url, pool, tls, clock),
-                key=key,
-                secret=secret,
-                health=health,
-                probe_every_s=probe_every_s,
-                deep_probe_every_s=pool.deep_probe_every_s,
-                kv_events=pool.kv_events,
-                sends_priority=pool.send_priority,
-                adapters=pool.adapters,
-                salts=salts,
-                dialect="openai" if key and pool.dialect == "auto" else pool.dialect,  # a paid one is not asked around
-                id=url if counts[url] == 1 else f"{url}#{name}",  # one provider may have many models
-            )
-            for url in pool.replicas
-        ]
+        with within(f"models.{name.replace('@', '.versions.')}."):
+            found += _replicas_of(name, pool, counts, health, clock, salts)
     return found
 
 
+def _replicas_of(
+    name: str,
+    pool: ModelSettings,
+    counts: Counter[str],
+    health: HealthSettings | None,
+    clock: TimerClock,
+    salts: CacheSalts,
+) -> list[Replica]:
+    """`counts`: how many pools have a URL."""
+    if not pool.replicas:
+        raise ConfigError(f"model '{name}' has no replicas", param="replicas")
+    if pool.dialect not in ("auto", *DIALECTS):
+        raise ConfigError(f"'{pool.dialect}' is no dialect: auto, {', '.join(DIALECTS)}", param="dialect")
+    if pool.kv_events is not None and pool.dialect != "auto" and not DIALECTS[pool.dialect].has_kv_events:
+        raise ConfigError(f"a server that speaks {pool.dialect} publishes no KV events", param="kv_events")
+    key, secret = _from_environment(pool.key_env, "key_env"), _from_environment(pool.secret_env, "secret_env")
+    tls = tls_of(name, pool)
+    probe_every_s = pool.probe_every_s
+    if probe_every_s is None and key is not None:
+        probe_every_s = _PAID_PROBE_S
+    return [
+        Replica(
+            url,
+            model=name,
+            served_as=pool.served_as,
+            upstream=_upstream(url, pool, tls, clock),
+            key=key,
+            secret=secret,
+            health=health,
+            probe_every_s=probe_every_s,
+            deep_probe_every_s=pool.deep_probe_every_s,
+            kv_events=pool.kv_events,
+            sends_priority=pool.send_priority,
+            adapters=pool.adapters,
+            salts=salts,
+            dialect="openai" if key and pool.dialect == "auto" else pool.dialect,  # a paid one is not asked around
+            id=url if counts[url] == 1 else f"{url}#{name}",  # one provider may have many models
+        )
+        for url in pool.replicas
+    ]
+
+
 def _upstream(url: str, pool: ModelSettings, tls: ssl.SSLContext | None, clock: TimerClock) -> ForeignUpstream:
-    upstream = ForeignUpstream.from_url(url, tls=tls, clock=clock)
+    with within("replicas"):
+        upstream = ForeignUpstream.from_url(url, tls=tls, clock=clock)
     upstream.forward_fields = frozenset(pool.forward_fields)
     upstream.asks_usage = pool.stream_usage
     return upstream
@@ -306,16 +320,16 @@ def tls_of(name: str, pool: ModelSettings) -> ssl.SSLContext | None:
     own = {"ca_file": pool.ca_file, "client_cert": pool.client_cert, "client_key": pool.client_key}
     for key, value in own.items():
         if value is not None and not any(url.startswith("https://") for url in pool.replicas):
-            raise ConfigError(f"'{name}' has no replica with an https:// address", param=f"models.{name}.{key}")
+            raise ConfigError(f"'{name}' has no replica with an https:// address", param=key)
     if pool.client_key is not None and pool.client_cert is None:
-        raise ConfigError("a client_key needs its client_cert", param=f"models.{name}.client_key")
+        raise ConfigError("a client_key needs its client_cert", param="client_key")
     return client_context(*own.values()) if any(own.values()) else None
 
 
-def _from_environment(variable: str | None) -> str | None:
+def _from_environment(variable: str | None, param: str) -> str | None:
     if variable is None:
         return None
     value = os.environ.get(variable)
     if not value:
-        raise ConfigError(f"the environment has no {variable}")
+        raise ConfigError(f"the environment has no {variable}", param=param)
     return value

@@ -104,20 +104,24 @@ class RouteTable:
                 self._add(name, replace(route, name=name, pools=alone, versions={}, aliases=(), version_of=route.name))
         for route in self.routes.values():
             for fallback in route.fallbacks:
-                self._check(f"route '{route.name}' falls back to", fallback.route)
+                self._check(f"route '{route.name}' falls back to", fallback.route, f"{route.name}.fallback")
             for target in route.rules.targets if route.rules is not None else ():
-                self._check(f"the rules of '{route.name}' lead to", target)
+                self._check(f"the rules of '{route.name}' lead to", target, f"{route.name}.rules")
 
     def _add(self, name: str, route: Route) -> None:
         if name in self._names:
-            raise ConfigError(f"'{name}' names two routes: '{self._names[name].name}' and '{route.name}'")
+            said = f"'{name}' names two routes: '{self._names[name].name}' and '{route.name}'"
+            raise ConfigError(said, param=f"{route.version_of or route.name}.aliases")
         self._names[name] = route
 
-    def _check(self, what: str, name: str) -> None:
+    def _check(self, what: str, name: str, param: str) -> None:
         if name not in self._names:
-            raise ConfigError(f"{what} '{name}', which is no route")
+            hint = nearest(name, self._names)
+            suggestion = f"; did you mean '{hint}'?" if hint else ""
+            raise ConfigError(f"{what} '{name}', which is no route{suggestion}", param=param)
         if self._names[name].rules is not None:
-            raise ConfigError(f"{what} '{name}', which has rules of its own: where that ends could not be seen here")
+            said = f"{what} '{name}', which has rules of its own: where that ends could not be seen here"
+            raise ConfigError(said, param=param)
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
