@@ -54,3 +54,12 @@ def test_a_load_that_fails_its_confirmation_is_not_the_answer() -> None:
     again = Search(1).next_load(tries)
     assert again is not None
     assert again < found
+
+
+@given(times=st.floats(0.02, 200), more=st.floats(1, 8))
+def test_the_number_of_loads_to_come_is_known_better_and_better(times: float, more: float) -> None:
+    search = Search(2.0, 0.1)
+    tries = searched(search, 2 * times, 2 * times * more)
+    guesses = [number + len(search.expected_loads(tries[:number])) for number in range(len(tries) + 1)]
+    assert guesses[-1] == guesses[-2] == len(tries)
+    assert all(number < guess <= MOST_TRIES for number, guess in enumerate(guesses[:-1]))

@@ -13,6 +13,7 @@ from tools.stories15m import stories15m
 
 from penstock.cli import quantize_report
 from penstock.cli.main import main
+from penstock.cli.quantize import Steps
 from penstock.cli.quantize_report import Starved
 
 STORIES = Path(__file__).parents[1] / "quant" / "stories"  # stories15M wrote them: what it knows best
@@ -109,6 +110,17 @@ def test_the_report_names_experts_that_the_text_did_not_reach() -> None:
     assert names[3] in line
     assert names[4] not in line
     assert "--samples" in line
+
+
+def test_a_run_says_which_step_of_how_many_it_is_at(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = Steps(2)
+    for what, unit in (("gptq", "layers"), ("speed before", "rounds")):
+        bar = steps.begin(what, unit)
+        bar(0, 4)
+        bar(4, 4)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" [")[0] for line in lines] == ["step 1 of 2: gptq"] * 2 + ["step 2 of 2: speed before"] * 2
+    assert lines[-1].endswith("100% 4/4 rounds")
 
 
 def test_an_unknown_method_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from typing import TextIO
 
 from penstock.bench.lag import LagWatch
 from penstock.bench.spread import percentile
+from penstock.hub.progress import in_minutes
 
 BAR_WIDTH = 20
 REDRAW_EVERY_S = 0.25
@@ -22,6 +23,8 @@ class Board:
     def __init__(self, stream: TextIO | None = None) -> None:
         """None: nothing is shown."""
         self._stream = stream
+        self.step = ""  # which of how many the next load is
+        self.after_s: float | None = None  # how long the loads after it will take; None: not known, or there are none
         self._redraws = stream is not None and stream.isatty()
         self.begin(None, None, None)
 
@@ -58,11 +61,14 @@ class Board:
 
     def line(self, lag_s: float) -> str:
         wall_s = max(perf_counter() - self._began_s, 1e-9)
-        parts = [self._label or "", self._bar(wall_s), f"{self.num_running} running"]
+        parts = [self.step, self._label or "", self._bar(wall_s), f"{self.num_running} running"]
         parts += [f"{number} {kind}" for kind, number in self.errors.items()]
         parts += [f"{self.num_answered / wall_s:.1f} req/s", f"{self.num_tokens / wall_s:,.0f} tok/s"]
         if self._ttfts:
             parts.append(f"TTFT {1000 * (percentile(self._ttfts, 50) or 0):,.0f} ms")
+        if (left_s := self._left_s(wall_s)) is not None:
+            of_step = " of this step" if self.step and self.after_s is None else ""
+            parts.append(f"{in_minutes(left_s + (self.after_s or 0.0))} left{of_step}")
         if lag_s > 0.005:
             parts.append(f"generator {1000 * lag_s:.0f} ms late")
         return "  ".join(filter(None, parts))
@@ -91,6 +97,14 @@ class Board:
         assert self._stream is not None
         self._stream.write(f"\r\x1b[2K{line}" + "\n" * is_last if self._redraws else f"{line}\n")
         self._stream.flush()
+
+    def _left_s(self, wall_s: float) -> float | None:
+        """Of this load; None: not known."""
+        if self._duration_s:
+            return max(0.0, self._duration_s - wall_s)
+        if self._total and self.num_over:
+            return wall_s * (self._total - self.num_over) / self.num_over
+        return None
 
     def _bar(self, wall_s: float) -> str:
         done = f"{self.num_over}" if self._total is None else f"{self.num_over}/{self._total}"

@@ -83,8 +83,10 @@ async def _search(
     points: list[Point] = []
     tries: list[Try] = []
     while (load := search.next_load(tries)) is not None:
-        is_again = any(one.load == load for one in tries)
-        window_s = min(max(seconds * (2 if is_again else 1), LEAST_REQUESTS / load), LONGEST_S)
+        loads = [one.load for one in tries] + search.expected_loads(tries)
+        windows = [_window_s(load, seconds, is_again=load in loads[:i]) for i, load in enumerate(loads)]
+        number, window_s = len(tries), windows[len(tries)]
+        bench.board.step, bench.board.after_s = f"step {number + 1} of about {len(loads)}", sum(windows[number + 1 :])
         tried = replace(shape, rate=load) if by == "rate" else LoadShape(concurrency=int(load))
         point, was_interrupted = await bench.point(
             tried, num_requests=None, duration_s=window_s, drain_s=max(5.0, 2 * baseline.e2e.mean)
@@ -98,6 +100,10 @@ async def _search(
     if not points:
         raise ConfigError("it was interrupted before anything was measured")
     return points, tries
+
+
+def _window_s(load: float, seconds: float, *, is_again: bool) -> float:
+    return min(max(seconds * (2 if is_again else 1), LEAST_REQUESTS / load), LONGEST_S)
 
 
 def keeps_up(point: Point) -> bool:

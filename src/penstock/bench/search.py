@@ -51,6 +51,19 @@ class Search:
         is_confirmed = sum(one.load == slo.passed for one in tries) > 1
         return None if is_confirmed else slo.passed
 
+    def expected_loads(self, tries: Sequence[Try]) -> list[float]:
+        """Loads that are still to be tried, if the edges are where they seem: in the middle of what is known, or before
+        any load failed, just above the highest."""
+        imagined, limits = list(tries), [self._likely(edge(tries)) for edge in (slo_edge, up_edge)]
+        while (load := self.next_load(imagined)) is not None:
+            imagined.append(Try(load, *(load <= limit for limit in limits)))
+        return [one.load for one in imagined[len(tries) :]]
+
+    def _likely(self, edge: Edge) -> float:
+        if edge.failed is None:
+            return 1.5 * (edge.passed or self.start)
+        return sqrt(edge.passed * edge.failed) if edge.passed else 0.7 * edge.failed
+
     def _between(self, edge: Edge) -> float | None:
         if edge.passed is None or edge.failed is None or edge.failed <= edge.passed * (1 + self.precision):
             return None

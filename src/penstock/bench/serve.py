@@ -212,7 +212,10 @@ async def bench_serve(
     try:
         if warm_up:
             await bench.warm_up(warm_up)
-        for shape in shapes:
+        for number, shape in enumerate(shapes, 1):
+            if len(shapes) > 1:
+                board.step = f"step {number} of {len(shapes)}"
+                board.after_s = duration_s and duration_s * (len(shapes) - number)
             point, was_interrupted = await bench.point(shape, num_requests=num_requests, duration_s=duration_s)
             report.points.append(point)
             if was_interrupted:

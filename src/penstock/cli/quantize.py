@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -99,21 +100,28 @@ def run_quantize(arguments: argparse.Namespace) -> None:
     print(describe(recipe, checkpoint.config), flush=True)
     tokenizer = Tokenizer.load(checkpoint.tokenizer_source)
     texts = _read_texts(arguments, recipe, tokenizer, checkpoint.config.context_length)
-    _write(arguments, checkpoint, recipe, tokenizer, texts)
-    report = make_report(arguments, checkpoint, recipe, texts.evaluation)
+    # Quantizing; with a text to judge by, perplexity and speed before and after, and the perplexity of plain rounding.
+    steps = Steps(1 if texts.evaluation is None else 6 if recipe.needs_data else 5)
+    _write(arguments, checkpoint, recipe, tokenizer, texts, steps)
+    report = make_report(arguments, checkpoint, recipe, texts.evaluation, steps)
     print(report.text())
     if arguments.json:
         write_json(arguments.json, report)
 
 
 def _write(
-    arguments: argparse.Namespace, checkpoint: Checkpoint, recipe: Recipe, tokenizer: Tokenizer, texts: Texts
+    arguments: argparse.Namespace,
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    texts: Texts,
+    steps: Steps,
 ) -> None:
     from penstock.hub.quantized_directory import QuantizedDirectory
     from penstock.quant.job import quantize
 
     making = _making(arguments.model, checkpoint, recipe, texts.calibration)
-    device = choose_device(arguments.device)
+    device, bar = choose_device(arguments.device), steps.begin(recipe.method)
     with QuantizedDirectory.opened(
         arguments.directory,
         making,
@@ -123,7 +131,7 @@ def _write(
         if directory.is_complete:
             print(f"{directory.path} is there already, made with the same arguments")
             return
-        quantize(checkpoint, recipe, directory, texts.calibration, device, layers_bar(recipe.method))
+        quantize(checkpoint, recipe, directory, texts.calibration, device, bar)
         directory.finish(
             checkpoint,
             recipe.config(checkpoint.config),
@@ -209,9 +217,16 @@ def choose_device(wanted: str) -> Any:
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def layers_bar(what: str) -> Any:
-    """A bar of layers, where the hub's is of bytes."""
-    from penstock.hub.progress import ProgressBar
+class Steps:
+    """The steps of a run, each with a bar: which of how many it is, how far, and how long it will take."""
 
-    bar = ProgressBar(unit="layers")
-    return lambda done, total: bar(what, done, total)
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._number = 0
+
+    def begin(self, what: str, unit: str = "layers") -> Callable[[int, int], None]:
+        from penstock.hub.progress import ProgressBar
+
+        self._number += 1
+        bar, label = ProgressBar(unit=unit), f"step {self._number} of {self._total}: {what}"
+        return lambda done, total: bar(label, done, total)
