@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
+from penstock.workload.lengths import Lengths
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -77,6 +78,54 @@ def test_a_trace_says_how_many_how_long_and_what_is_shared(tmp_path: Path, capsy
     assert asked["prefix_share"] == pytest.approx(10 * 512 / (11 * 1024))
 
 
+def mooncake(path: Path, lengths: list[tuple[int, int]]) -> str:
+    rows = [
+        {"timestamp": 500 * i, "input_length": prompt, "output_length": output, "hash_ids": []}
+        for i, (prompt, output) in enumerate(lengths)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def test_the_means_of_a_trace_are_those_of_all_its_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = [(1000 + 7 * (i % 301), 3 + i * i % 47) for i in range(2500)]
+    trace = mooncake(tmp_path / "trace.jsonl", lengths)
+    asked = json.loads(run(capsys, "llama8b", "--trace", trace, "--json"))["asked"]
+    prompts, outputs = zip(*lengths, strict=True)
+    assert asked["prompt_tokens"] == pytest.approx(sum(prompts) / 2500)
+    assert asked["output_tokens"] == pytest.approx(sum(outputs) / 2500)
+    assert f"outputs of {sum(outputs) / 2500:.1f} on average" in run(capsys, "llama8b", "--trace", trace)
+
+
+def test_requests_of_a_trace_that_do_not_fit_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = mooncake(tmp_path / "trace.jsonl", [(1000, 10)] * 9 + [(200_000, 10)] + [(1000, 10)])
+    main(["plan", "llama8b", "--trace", trace, "--json"])
+    told = capsys.readouterr()
+    asked = json.loads(told.out)["asked"]
+    assert (asked["prompt_tokens"], asked["rate"]) == (1000, pytest.approx(10 / 5))
+    assert told.err == "left out: 1 of 11 requests, longer than the model's context of 131,072\n"
+    none = mooncake(tmp_path / "long.jsonl", [(200_000, 10)] * 2)
+    assert "no request of" in refused("llama8b", "--trace", none)
+
+
+@pytest.mark.parametrize("lengths", ["100:2000", "normal:1000:300", "lognormal:1000:1500"])
+def test_the_mean_of_a_distribution_is_its_own(lengths: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = json.loads(run(capsys, "llama8b", "--rate", "1", "--prompt", lengths, "--output", "10", "--json"))["asked"]
+    assert asked["prompt_tokens"] == pytest.approx(Lengths.parse(lengths).mean, rel=0.01)
+
+
+def test_formats_that_a_gpu_does_not_have_are_not_proposed(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = json.loads(run(capsys, "llama8b", "--rate", "10", "--gpu", "a100", "--json"))
+    assert {each["formats"]["weights"] for each in plan["formats"]} == {"bfloat16", "int8", "int4"}
+    assert {each["formats"]["kv"] for each in plan["formats"]} == {"bfloat16"}
+    setups = [each["layout"]["setup"] for each in plan["alternatives"]]
+    assert any(setup["gpu"] == "a100" for setup in setups)
+    assert not any(setup["gpu"] == "a100" and "fp8" in setup["formats"].values() for setup in setups)
+    assert " x a100: " not in run(capsys, "llama8b", "--rate", "10", "--quant", "fp8", "--gpu", "a100,h100")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -85,6 +134,10 @@ def test_a_trace_says_how_many_how_long_and_what_is_shared(tmp_path: Path, capsy
         ("llama8 --rate 1", "did you mean the shape 'llama8b'"),
         ("llama8b --rate inf", "cannot be planned for"),
         ("llama8b --rate 1 --gpu h10", "did you mean 'h100'"),
+        ("llama8b --rate 1 --gpu a100 --quant fp8", "a100: no fp8 there"),
+        ("llama8b --rate 1 --gpu a100 --kv fp8", "a100: no fp8 there"),
+        ("llama405b --rate 1 --ttft 1ms --quant fp8", "a100: it has no fp8"),
+        ("llama8b --halve --current gpu=a100,count=4,quant=fp8", "a100 has no fp8"),
         ("llama8b --rate 1 --quant fp5", "did you mean 'fp8'"),
         ("llama8b --rate 1 --kv int4", "there are bf16, fp8"),
         ("llama8b --rate 1 --kv int8", "for CPUs .* 8 bits are fp8"),

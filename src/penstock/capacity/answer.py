@@ -44,6 +44,8 @@ def answer(
     """`gpus`: those to choose from; none: all of the table. `budget` is a goal for the plan itself, where nothing runs
     yet; a `bill` has a goal of its own, and the plan is then where its steps lead to."""
     gpus = gpus or case.hardware
+    if not any(case.hardware[name].supports(setup.formats) for name in gpus):
+        raise ConfigError(f"{', '.join(gpus)}: no fp8 there; choose bf16, int8 or int4 weights and a bf16 KV cache")
     chosen = cheapest(case, setup, gpus)
     if chosen is None:
         raise ConfigError(_impossible(case, setup, gpus), param="ttft")
@@ -59,7 +61,11 @@ def answer(
         case=case,
         chosen=chosen,
         judged=layouts(case, setup),
-        formats=[(formats, best(case, replace(setup, formats=formats))) for formats in _formats(setup)],
+        formats=[
+            (formats, best(case, replace(setup, formats=formats)))
+            for formats in _formats(setup)
+            if case.hardware[setup.gpu].supports(formats)
+        ],
         alternatives=alternatives(case, chosen.setup),
         bill=bill,
         steps=steps,
@@ -130,6 +136,9 @@ def _impossible(case: Case, setup: Setup, gpus: Collection[str]) -> str:
     """Why nothing does, GPU by GPU, and what would."""
     target, why = case.demand.target, []
     for name in gpus:
+        if not case.hardware[name].supports(setup.formats):
+            why.append(f"{name}: it has no fp8")
+            continue
         judged = layouts(case, replace(setup, gpu=name))
         alone = [each.alone for each in judged if each.alone]
         if not alone:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from penstock.capacity.formats import Formats
 from penstock.core.config import build, nearest
 from penstock.core.errors import ConfigError
 
@@ -55,6 +56,10 @@ class Gpu:
     @property
     def bytes_per_s(self) -> float:
         return self.bandwidth_tb_s * 1e12
+
+    def supports(self, formats: Formats) -> bool:
+        """8-bit floats are for GPUs that have them; what else a GPU does not have it widens."""
+        return "fp8" in self.tflops or "fp8" not in (formats.weights, formats.kv)
 
     def flops_per_s(self, number_format: str) -> float:
         return self.tflops[number_format] * 1e12

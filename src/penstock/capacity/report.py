@@ -230,7 +230,11 @@ def _lengths(demand: Demand) -> str:
     per = demand.profile
     spread = "" if len(set(demand.lengths)) == 1 else " on average"
     shared = f", {_percent(demand.prefix_share)} of the prompt cached" if demand.prefix_share else ""
-    return f"prompts of {per.prompt_tokens:,.0f} tokens{shared}, outputs of {per.output_tokens:,.0f}{spread}"
+    return f"prompts of {_tokens(per.prompt_tokens)} tokens{shared}, outputs of {_tokens(per.output_tokens)}{spread}"
+
+
+def _tokens(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
 
 
 def _target(demand: Demand) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +23,17 @@ from penstock.core.model_config import ModelConfig
 from penstock.workload.lengths import Lengths
 from penstock.workload.trace import BLOCK_TOKENS, Arrival, read_trace
 
-SAMPLE = 1000  # requests that a distribution or a trace is known by
+SAMPLE = 1000  # requests that a distribution is known by
 CURRENT_KEYS = ("gpu", "count", "bill", "tp", "pp", "quant", "kv", "prefix")
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked, of a trace or of distributions."""
+
+    lengths: list[tuple[int, int]]  # (prompt, output): of all requests of a trace, or of a sample
+    prefix_share: float
+    rate: float | None = None  # a trace's own
 
 
 @dataclass(frozen=True)
@@ -97,7 +107,8 @@ def answer_for(arguments: argparse.Namespace, config: ModelConfig) -> Answer:
         if not arguments.halve and arguments.budget is None:
             raise ConfigError("what shall today's bill come down to? --halve, or --budget 250000", param="current")
         table = _priced(table, current)
-    case = _case(arguments, config, table, rate=_rate(arguments, config, table, current))
+    load = _load(arguments, config)
+    case = _case(arguments, config, table, load, rate=_rate(arguments, config, table, load, current))
     gpus: list[str] = arguments.gpu.split(",") if arguments.gpu else []
     for name in gpus:
         find_gpu(table, name)
@@ -108,21 +119,20 @@ def answer_for(arguments: argparse.Namespace, config: ModelConfig) -> Answer:
     return answer(case, setup, gpus=gpus, budget=arguments.budget, bill=bill)
 
 
-def _case(arguments: argparse.Namespace, config: ModelConfig, table: Table, *, rate: float) -> Case:
+def _case(arguments: argparse.Namespace, config: ModelConfig, table: Table, load: Load, *, rate: float) -> Case:
     for name in ("max_num_seqs", "chunk_tokens"):
         if getattr(arguments, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be 1 at least", param=name)
     if arguments.spare < 0:
         raise ConfigError("--spare cannot be negative", param="spare")
-    lengths, share = _lengths(arguments)
-    longest = max(prompt + output for prompt, output in lengths)
+    longest = max(prompt + output for prompt, output in load.lengths)
     if longest > config.context_length:
         raise ConfigError(
             f"requests of up to {longest:,} tokens do not fit the model's context of {config.context_length:,}",
             param="prompt",
         )
     target = Target(arguments.ttft, arguments.tpot, arguments.percentile / 100)
-    demand = Demand(rate, tuple(lengths), share, target)
+    demand = Demand(rate, tuple(load.lengths), load.prefix_share, target)
     return Case(
         config,
         demand,
@@ -134,18 +144,33 @@ def _case(arguments: argparse.Namespace, config: ModelConfig, table: Table, *, r
     )
 
 
-def _lengths(arguments: argparse.Namespace) -> tuple[list[tuple[int, int]], float]:
-    """A sample of (prompt, output), and the share of prompts that a cache would hold."""
+def _load(arguments: argparse.Namespace, config: ModelConfig) -> Load:
     share: float | None = arguments.prefix_share
-    if arguments.trace:
-        arrivals = read_trace(arguments.trace)
-        picked = arrivals[:: -(-len(arrivals) // SAMPLE)]
-        pairs = [(one.prompt_tokens, one.output_tokens) for one in picked]
-        return pairs, shared_by(arrivals) if share is None else share
-    source = random.Random(0)
-    prompt, output = Lengths.parse(arguments.prompt), Lengths.parse(arguments.output)
-    count = 1 if prompt.kind == output.kind == "fixed" else SAMPLE
-    return [(prompt.draw(source), output.draw(source)) for _ in range(count)], share or 0.0
+    if not arguments.trace:
+        return Load(_sample(Lengths.parse(arguments.prompt), Lengths.parse(arguments.output)), share or 0.0)
+    arrivals = read_trace(arguments.trace)
+    most = config.context_length
+    fitting = [one for one in arrivals if one.prompt_tokens + one.output_tokens <= most]
+    if not fitting:
+        raise ConfigError(f"no request of {arguments.trace} fits the model's context of {most:,}", param="trace")
+    if num_left_out := len(arrivals) - len(fitting):
+        said = f"left out: {num_left_out:,} of {len(arrivals):,} requests, longer than the model's context of {most:,}"
+        print(said, file=sys.stderr)
+    seconds = arrivals[-1].at_s
+    return Load(
+        [(one.prompt_tokens, one.output_tokens) for one in fitting],
+        shared_by(fitting) if share is None else share,
+        len(fitting) / seconds if seconds > 0 else None,
+    )
+
+
+def _sample(prompt: Lengths, output: Lengths) -> list[tuple[int, int]]:
+    """Lengths at even steps of each distribution, so that their means are its own; paired at random."""
+    if prompt.kind == output.kind == "fixed":
+        return [(prompt.at(0.5), output.at(0.5))]
+    shares = [(number + 0.5) / SAMPLE for number in range(SAMPLE)]
+    shuffled = random.Random(0).sample(shares, SAMPLE)
+    return [(prompt.at(one), output.at(other)) for one, other in zip(shares, shuffled, strict=True)]
 
 
 def shared_by(arrivals: Sequence[Arrival]) -> float:
@@ -159,19 +184,19 @@ def shared_by(arrivals: Sequence[Arrival]) -> float:
     return hit * BLOCK_TOKENS / sum(one.prompt_tokens for one in arrivals)
 
 
-def _rate(arguments: argparse.Namespace, config: ModelConfig, table: Table, current: Current | None) -> float:
+def _rate(
+    arguments: argparse.Namespace, config: ModelConfig, table: Table, load: Load, current: Current | None
+) -> float:
     if arguments.rate is not None:
         return float(arguments.rate)
+    if load.rate is not None:
+        return load.rate
     if arguments.trace:
-        arrivals = read_trace(arguments.trace)
-        seconds = arrivals[-1].at_s
-        if seconds <= 0:
-            raise ConfigError("the trace has no duration: say --rate", param="rate")
-        return len(arrivals) / seconds
+        raise ConfigError("the trace has no duration: say --rate", param="rate")
     if current is None:
         raise ConfigError("how many requests a second? --rate 100, --trace FILE, or --current", param="rate")
     setup, num_gpus = _current_setup(current, config, table), _num_gpus(current, table)
-    judged = layouts(_case(arguments, config, table, rate=1.0), setup)
+    judged = layouts(_case(arguments, config, table, load, rate=1.0), setup)
     carried = max((num_gpus // each.parallelism.num_gpus * each.rate_per_replica for each in judged), default=0.0)
     if not carried:
         raise ConfigError(
@@ -207,6 +232,8 @@ def _bill(arguments: argparse.Namespace, current: Current, config: ModelConfig, 
 def _current_setup(current: Current, config: ModelConfig, table: Table) -> Setup:
     find_gpu(table, current.gpu)
     formats = Formats(_weights(current.quant, config), kv_format(current.kv))
+    if not table[current.gpu].supports(formats):
+        raise ConfigError(f"{current.gpu} has no fp8: say what quant and kv are today", param="current")
     parallelism = _parallelism(current.tp, current.pp, config, table, current.gpu)
     return Setup(current.gpu, formats, parallelism, current.uses_prefix_cache)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from random import Random
+from statistics import NormalDist
 
 from penstock.core.errors import ConfigError
 
@@ -45,6 +46,19 @@ class Lengths:
         """Of what the distribution says, before anything is cut."""
         return (self.first + self.second) / 2 if self.kind == "uniform" else self.first
 
+    def at(self, share: float) -> int:
+        """The length that this share of all, above 0 and below 1, is shorter than."""
+        match self.kind:
+            case "uniform":
+                drawn = self.first + share * (self.second - self.first + 1) - 0.5
+            case "normal":
+                drawn = NormalDist(self.first, self.second).inv_cdf(share)
+            case "lognormal":
+                drawn = math.exp(NormalDist(*self._log_scale()).inv_cdf(share))
+            case _:
+                drawn = self.first
+        return max(1, min(round(drawn), self.most or round(drawn)))
+
     def __str__(self) -> str:
         """As it is parsed."""
         numbers = [self.first] if self.kind == "fixed" else [self.first, self.second]
@@ -58,11 +72,15 @@ class Lengths:
             case "normal":
                 drawn = source.gauss(self.first, self.second)
             case "lognormal":
-                variance = math.log(1 + (self.second / self.first) ** 2)
-                drawn = source.lognormvariate(math.log(self.first) - variance / 2, math.sqrt(variance))
+                drawn = source.lognormvariate(*self._log_scale())
             case _:
                 return int(self.first)
         return max(1, min(round(drawn), self.most or round(drawn)))
+
+    def _log_scale(self) -> tuple[float, float]:
+        """Mean and standard deviation of the logarithm."""
+        variance = math.log(1 + (self.second / self.first) ** 2)
+        return math.log(self.first) - variance / 2, math.sqrt(variance)
 
 
 def _positive(text: str) -> int:
