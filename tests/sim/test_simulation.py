@@ -12,6 +12,7 @@ from penstock.core.slo import Slo
 from penstock.router.strategies import STRATEGIES, RoutingSettings, StrategyName
 from penstock.sim.cost import StepCost
 from penstock.sim.flight import Ask, Flight
+from penstock.sim.oracle import best_place
 from penstock.sim.profile import Profile
 from penstock.sim.simulation import Simulation
 from penstock.sim.workload import replay, speed_for
@@ -130,6 +131,24 @@ def test_an_oracle_finds_at_least_as_much_as_anybody() -> None:
     best = results.pop("oracle").hit_rate
     assert all(best >= other.hit_rate - 0.01 for other in results.values())
     assert results["kv_aware"].hit_rate > 0.9 * best
+
+
+def test_an_oracle_with_nothing_to_tell_replicas_apart_shares_work_evenly() -> None:
+    """Requests that come one by one find everybody idle: no place is better than another, but for its work so far."""
+    lonely = [Ask(float(i), 500 + 400 * (i % 5), 10, (i,)) for i in range(60)]
+    result = Simulation(PROFILE, 6, "oracle").run(lonely)
+    assert result.busiest < 1.15
+
+
+def test_an_oracle_knows_who_is_busy_with_long_answers() -> None:
+    """A replica that has only answers to go on with has no queue of prompts, and is slower for a newcomer."""
+    answering = [Ask(0.001 * i, 2000, 2000) for i in range(8)]
+    sim = Simulation(PROFILE, 2, "oracle")
+    for ask in answering:
+        sim.door.place(ask, "r0")
+    sim.run_until(5.0)
+    assert sim.replicas["r0"].queued_tokens == 0
+    assert best_place(Ask(5.0, 100, 100), 99, sim.replicas.values()) == "r1"
 
 
 def test_overload_is_refused_and_counted() -> None:

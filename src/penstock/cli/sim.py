@@ -43,7 +43,7 @@ def _add_trace(parser: argparse.ArgumentParser, *, strategy: str, replicas: str)
         "--strategy",
         default=strategy,
         metavar="NAME,…",
-        help=f"of the router's, or oracle: by full knowledge of all caches (default: {strategy})",
+        help=f"of the router's, or oracle: greedy, by full knowledge of all caches and queues (default: {strategy})",
     )
     parser.add_argument("--replicas", default=replicas, metavar="N,…", help=f"(default: {replicas})")
     parser.add_argument(

@@ -1,6 +1,7 @@
-"""The best place by full knowledge: what every cache holds and every queue comes to at the moment of arrival.
+"""A place by full knowledge: what every cache holds, what every queue comes to, how long every answer will be.
 
-No gateway can know that; it is what routing by prefixes is measured against.
+No gateway can know that. It is greedy all the same: it takes the place where this request ends soonest, at once, and
+knows nothing of those who come later. So it is a yardstick for routing, and no bound on what can be reached.
 """
 
 from __future__ import annotations
@@ -8,24 +9,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
+from penstock.capacity.model_bytes import pairs
 from penstock.sim.flight import Ask
 from penstock.sim.prompts import RunHashes, TokenRun
 from penstock.sim.replica import SimReplica
 
-_WORTH = 4  # tokens of waiting that a token found is worth: those who come later are spared it too
+_SHARED = 4.0  # what is computed of its prompt counts so many times: others wait for it too, and find it later
 
 
 def best_place(ask: Ask, number: int, replicas: Iterable[SimReplica]) -> str:
-    """Where least is to be computed, for others first and then for it; of equals, who has the fewest requests."""
+    """Where it ends soonest; of equals, who has the fewest requests, and then who has worked least."""
 
     @cache
     def hashes(size: int) -> list[bytes]:
         return RunHashes(TokenRun(number, ask.prompt_tokens, ask.names, size), size).hashes
 
-    def left(replica: SimReplica) -> tuple[int, int]:
-        size = replica.profile.block_tokens
+    def cost(replica: SimReplica) -> tuple[float, int, float]:
+        size, step = replica.profile.block_tokens, replica.profile.cost
         found = replica.cache.num_known(hashes(size)) * size if ask.names else 0
-        computed = max(1, ask.prompt_tokens - found)
-        return replica.queued_tokens + _WORTH * computed, replica.num_open
+        found = min(found, ask.prompt_tokens - 1)
+        prompt_s = (ask.prompt_tokens - found) * step.token_s + pairs(found, ask.prompt_tokens) * step.pair_s
+        open_context, num_open = replica.context_tokens, replica.num_open
+        mean_context = open_context / max(1, num_open)
+        wait_s = replica.queued_tokens * (step.token_s + step.pair_s * mean_context / 2)
+        slower_s = num_open * (step.token_s + step.sequence_s) + open_context * step.context_s  # each of its steps
+        return wait_s + _SHARED * prompt_s + ask.output_tokens * slower_s, num_open, replica.work_s
 
-    return min(replicas, key=left).name
+    return min(replicas, key=cost).name

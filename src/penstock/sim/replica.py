@@ -168,6 +168,11 @@ class SimReplica:
         under_way = sum(step.shape.prefill_tokens for step in self._flying)
         return self.scheduler.queued_tokens + self._sent_tokens - self._received_tokens + under_way
 
+    @property
+    def context_tokens(self) -> int:
+        """Of all that are open, prompts and what was generated so far."""
+        return sum(map(len, self._runs.values()))
+
     def num_generated(self, request_id: str) -> int:
         """Tokens of its output so far, those made elsewhere included."""
         run = self._runs[request_id]
