@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.core.config import build
+from penstock.core.config import build, nearest
 from penstock.core.errors import ConfigError
 from penstock.core.settings import Settings
 
@@ -11,6 +11,12 @@ def test_nested_sections_are_built_and_the_rest_keeps_its_defaults() -> None:
     assert settings.engine.block_size == 32
     assert settings.engine.dtype == "auto"
     assert settings.slo.tpot_s is None
+
+
+def test_swapped_letters_are_the_likeliest_slip() -> None:
+    assert nearest("--prot", ["--tpot", "--port", "--proxy"]) == "--port"
+    assert nearest("--prox", ["--tpot", "--port", "--proxy"]) == "--proxy"
+    assert nearest("zzz", ["--port"]) is None
 
 
 def test_an_unknown_key_names_the_nearest_known_one() -> None:

@@ -26,8 +26,9 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
         return None
     most_apart = len(word) // 2 + 2  # further apart in length, two words have too little in common
     alike = (name for name in known if abs(len(name) - len(word)) <= most_apart)
-    found = difflib.get_close_matches(word, islice(alike, _MAX_COMPARED), n=1, cutoff=0.6)
-    return found[0] if found else None
+    found = difflib.get_close_matches(word, islice(alike, _MAX_COMPARED), n=3, cutoff=0.6)
+    letters = sorted(word)  # two of them swapped are the likeliest slip
+    return max(found, key=lambda name: sorted(name) == letters, default=None)
 
 
 def shown(word: str) -> str:
