@@ -22,7 +22,7 @@ var e,t,n,r,i,a,o,s,c,l,u=Symbol.for(`pv`),d={},f=[],p=/^m(i|n|o|s|text|space)$/
 ## End
 
 Signals that follow the load speak after a week has been seen, the others after two hours.
-`,"../../../docs/runbooks/budget-burning.md":"# BudgetBurningFast, BudgetBurning\n\n**page or ticket** · An error budget is used up too fast. `BudgetBurningFast` (page): 14.4 times, so that a thirty-day budget is gone in two days. `BudgetBurning` (ticket): ten times over an hour, six over six hours, three over a day, or once over three days.\n\n## Look\n\n- The label `objective` says which: `errors` (requests that failed), `availability` (seconds without a usable replica), `ttft`, `tpot`, `latency` (times over their target).\n- `GET /admin/v1/slo`: how much is left, and how fast it goes in each window.\n- Errors: `penstock_gateway_requests_total` by `reason`, and the request log's lines with `outcome=failed`.\n\n## Do\n\n- Did it begin with a change? Roll it back first: `penstock routes rollback MODEL`.\n- One replica fails: drain it. All fail: [ModelDown](model-down.md), the store, the network.\n- Nothing is wrong but the target: change it in `slo`, on purpose.\n\n## End\n\nIt ends when the shorter of its two windows is well again. At least ten bad events are needed, so that one failure at night wakes nobody.\n","../../../docs/runbooks/fragmentation-rising.md":`# FragmentationRising
+`,"../../../docs/runbooks/budget-burning.md":"# BudgetBurningFast, BudgetBurning\n\n**page or ticket** · An error budget is used up too fast. `BudgetBurningFast` (page): 14.4 times, so that a thirty-day budget is gone in two days. `BudgetBurning` (ticket): ten times over an hour, six over six hours, three over a day, or once over three days.\n\n## Look\n\n- The label `objective` says which: `errors` (requests that failed), `availability` (seconds without a usable replica), `ttft`, `tpot`, `latency` (times over their target).\n- `GET /admin/v1/slo`: how much is left, and how fast it goes in each window.\n- Errors: `penstock_gateway_requests_total` by `reason`, and the request log's lines with `outcome=failed`.\n\n## Do\n\n- Did it begin with a change? Roll it back first: `penstock routes rollback MODEL`.\n- One replica fails: drain it. All fail: [ModelDown](model-down.md), the store, the network.\n- Nothing is wrong but the target: change it in `slo`, on purpose.\n\n## End\n\nIt ends when the shorter of its two windows is well again. At least ten bad events are needed, and for times a hundred requests within the longer one, so that one failure at night wakes nobody.\n","../../../docs/runbooks/fragmentation-rising.md":`# FragmentationRising
 
 **ticket** · Sequences hold ever more of a KV cache without filling it: over 30 %, and 10 points more than an hour ago.
 
@@ -105,12 +105,12 @@ replica out by itself: [operations](../operations.md).
 The alert ends five minutes after the last Xid; whether the device is well again it does not say. Watch [ReplicaSlow](replica-slow.md) and [WrongAnswers](wrong-answers.md).
 `,"../../../docs/runbooks/model-down.md":`# ModelDown
 
-**page** · For half a minute no replica of the model could be used: requests wait, fall back to another model, or fail.
+**page** · For half a minute no replica of the model could be used: requests fall back to another model, or are refused with 503 and \`Retry-After\`. A model that has never been up is starting, and no page, as long as a replica loads it; if nobody does within two minutes, this is one.
 
 ## Look
 
 - \`GET /admin/v1/replicas\`: the state and the circuit breaker of each.
-- Out: not reachable, or hung. Tripped: it answers with errors; its log says which. Draining: a rollout has taken all at once.
+- Starting: it loads its model. Out: not reachable, or hung. Tripped: it answers with errors; its log says which. Draining: a rollout has taken all at once.
 
 ## Do
 
