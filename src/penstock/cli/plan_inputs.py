@@ -147,7 +147,7 @@ def _case(arguments: argparse.Namespace, config: ModelConfig, table: Table, load
 def _load(arguments: argparse.Namespace, config: ModelConfig) -> Load:
     share: float | None = arguments.prefix_share
     if not arguments.trace:
-        return Load(_sample(Lengths.parse(arguments.prompt), Lengths.parse(arguments.output)), share or 0.0)
+        return Load(sampled(Lengths.parse(arguments.prompt), Lengths.parse(arguments.output)), share or 0.0)
     arrivals = read_trace(arguments.trace)
     most = config.context_length
     fitting = [one for one in arrivals if one.prompt_tokens + one.output_tokens <= most]
@@ -164,7 +164,7 @@ def _load(arguments: argparse.Namespace, config: ModelConfig) -> Load:
     )
 
 
-def _sample(prompt: Lengths, output: Lengths) -> list[tuple[int, int]]:
+def sampled(prompt: Lengths, output: Lengths) -> list[tuple[int, int]]:
     """Lengths at even steps of each distribution, so that their means are its own; paired at random."""
     if prompt.kind == output.kind == "fixed":
         return [(prompt.at(0.5), output.at(0.5))]
