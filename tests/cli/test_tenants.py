@@ -75,7 +75,7 @@ def test_a_tenants_life(home: Path) -> None:
     assert added["limits"] == {
         "requests_per_minute": 60,
         "tokens_per_minute": 20000,
-        "burst_s": 10.0,
+        "smooth": False,
         "concurrency": 8,
         "max_input": 4096,
         "max_output": 512,
@@ -85,13 +85,13 @@ def test_a_tenants_life(home: Path) -> None:
     answer(
         "tenants", "set", "acme", "--max-input", "none", "--models", "a, b-*", "--no-active", "--tokens-per-day", "9"
     )
-    answer("tenants", "set", "acme", "--route-headers")
+    answer("tenants", "set", "acme", "--route-headers", "--smooth")
     changed = json.loads(answer("tenants", "list", "--json"))[0]
-    assert changed["limits"] == {**added["limits"], "max_input": None}
+    assert changed["limits"] == {**added["limits"], "max_input": None, "smooth": True}
     assert (changed["models"], changed["is_active"], changed["budget"]["tokens_per_day"]) == (["a", "b-*"], False, 9)
     assert changed["route_headers"] is True
     assert re.search(r"^acme +interactive +60 +20,000 +8 +a, b-\* +no$", answer("tenants", "list"), re.MULTILINE)
-    assert re.search(r"^tokens per minute +20,000$", answer("tenants", "show", "acme"), re.MULTILINE)
+    assert re.search(r"^tokens per minute +20,000\nsmooth +yes$", answer("tenants", "show", "acme"), re.MULTILINE)
 
     answer("tenants", "remove", "acme")
     assert answer("tenants", "list") == ""

@@ -131,7 +131,7 @@ def test_streams_of_a_provider_are_limited() -> None:
     with FakeOpenai() as server:
         pools = {"m": ModelSettings(replicas=[server.url], dialect="openai", probe_every_s=0.0)}
         with gateway(pools=pools, clock=ManualClock()) as door:
-            key = door.add_tenant("acme", limits={"tokens_per_minute": 200, "burst_s": 60.0})
+            key = door.add_tenant("acme", limits={"tokens_per_minute": 200})
             client = door.client(key)
 
             def stream(times: int) -> None:

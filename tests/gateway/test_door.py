@@ -204,8 +204,8 @@ def test_limits_are_told_with_a_reason_and_a_time(door: Gateway, replicas: list[
 
 
 def test_tokens_that_were_not_used_come_back(door: Gateway) -> None:
-    client = door.client(door.add_tenant("acme", limits={"tokens_per_minute": 60_000, "burst_s": 1.0}))
-    for _ in range(5):  # each reserves most of the burst
+    client = door.client(door.add_tenant("acme", limits={"tokens_per_minute": 1000}))
+    for _ in range(5):  # each reserves most of the limit
         client.chat.completions.create(
             model=NAME, messages=MESSAGES, max_tokens=300, extra_body={"stop_token_ids": list(range(3, 100))}
         )

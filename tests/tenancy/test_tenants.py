@@ -12,7 +12,7 @@ def test_a_new_tenant_may_use_every_model_and_no_adapter_without_limits() -> Non
     tenant = tenant_from({"id": "acme"})
     assert tenant.may_use_model("anything/at:all")
     assert not tenant.may_use_adapter("someone-elses")
-    assert tenant.limits == Limits(burst_s=10.0)
+    assert tenant.limits == Limits(smooth=False)
     assert not tenant.budget.is_bounded
     assert (tenant.priority, tenant.is_active) == (PriorityClass.STANDARD, True)
 
@@ -42,7 +42,8 @@ def test_an_id_is_a_plain_word(tenant_id: str) -> None:
         ({"limits": {"concurency": 3}}, r"'limits.concurency'; did you mean 'concurrency'"),
         ({"limits": {"concurrency": 0}}, "concurrency"),
         ({"limits": {"concurrency": "3"}}, "concurrency"),
-        ({"limits": {"burst_s": -1}}, "burst_s"),
+        ({"limits": {"burst_s": 10}}, "burst_s"),
+        ({"limits": {"smooth": 1}}, "smooth"),
         ({"limits": [1]}, "limits"),
         ({"budget": {"money_per_day": 0}}, "money_per_day"),
         ({"priority": "urgent"}, "urgent"),
@@ -65,7 +66,7 @@ counts = st.none() | st.integers(1, 2**53)
 tenants = st.builds(
     Tenant,
     id=st.from_regex(r"[a-z0-9][a-z0-9._-]{0,20}", fullmatch=True),
-    limits=st.builds(Limits, counts, counts, st.floats(0.1, 3600), counts, counts, counts),
+    limits=st.builds(Limits, counts, counts, st.booleans(), counts, counts, counts),
     budget=st.builds(Budget, counts, counts, st.none() | st.floats(0.01, 1e9)),
     models=st.lists(st.sampled_from(["*", "a", "b-*"])).map(tuple),
     priority=st.sampled_from(PriorityClass),

@@ -13,9 +13,9 @@ from penstock.tenancy.documents import tenant_document
 from penstock.tenancy.tenants import Budget, CacheScope, Limits, PriorityClass, Tenant
 
 _HELP = {
-    "requests_per_minute": "requests per minute",
-    "tokens_per_minute": "tokens per minute, prompts and answers together",
-    "burst_s": "how many seconds' worth of both may be used in one go (default: 10)",
+    "requests_per_minute": "requests in any 60 seconds; all of them may come at once",
+    "tokens_per_minute": "tokens in any 60 seconds, prompts and answers together; all of them may come at once",
+    "smooth": "spread both over the minute, so that a sixth may come at once (default: no)",
     "concurrency": "requests at once",
     "max_input": "tokens of a prompt",
     "max_output": "tokens of an answer",
@@ -50,11 +50,11 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
     for section, cls in (("limits", Limits), ("budget", Budget)):
         group = command.add_argument_group(f"{section}; none: no limit")
         for name in cls.__struct_fields__:
-            kind = float if name.startswith(("burst", "money")) else int
-            metavar = "X" if kind is float else "N"
-            group.add_argument(
-                flag(name), dest=f"{section}.{name}", type=_or_none(kind), metavar=metavar, help=_HELP[name], **given
-            )
+            kind = float if name.startswith("money") else int
+            value: dict[str, Any] = {"type": _or_none(kind), "metavar": "X" if kind is float else "N"}
+            if name == "smooth":
+                value = {"action": argparse.BooleanOptionalAction}
+            group.add_argument(flag(name), dest=f"{section}.{name}", help=_HELP[name], **value, **given)
     command.add_argument(
         "--models", type=_names, metavar="NAME,…", help="models it may use: names, patterns (default: '*')", **given
     )
@@ -107,7 +107,7 @@ def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
     for key, value in vars(arguments).items():
         section, dot, name = key.partition(".")
         if dot:
-            values.setdefault(section, {})[name] = Limits().burst_s if name == "burst_s" and value is None else value
+            values.setdefault(section, {})[name] = value
         elif key in _OWN:
             values[key] = value
     return values
@@ -138,10 +138,7 @@ def _show(tenant: Tenant, as_json: bool) -> None:
         "adapters": _joined(tenant.adapters),
     }
     for section in (tenant.limits, tenant.budget):
-        rows |= {
-            name.removesuffix("_s").replace("_", " "): _number(getattr(section, name))
-            for name in section.__struct_fields__
-        }
+        rows |= {name.replace("_", " "): _number(getattr(section, name)) for name in section.__struct_fields__}
     width = max(map(len, rows))
     for label, value in rows.items():
         print(f"{label.ljust(width)}  {value}".rstrip())
@@ -176,6 +173,8 @@ def _joined(names: tuple[str, ...]) -> str:
 
 
 def _number(value: float | None) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return "-" if value is None else f"{value:,}"
 
 

@@ -5,7 +5,7 @@
     │   ├── ContextLengthExceeded     prompt (plus output limit) does not fit the model
     │   ├── InvalidValue              well-formed, but a value is not one that can be kept
     │   ├── RequestQuarantined        replicas were lost while they worked on this very request
-    │   ├── TooLargeForLimit          more tokens than the tenant's rate limit ever grants at once
+    │   ├── TooLargeForLimit          more tokens than the tenant's whole limit per minute
     │   ├── UnsupportedParameter      understood, but not built or not possible here
     │   ├── UnsupportedTask           the model can do other things, which are named
     │   ├── BodyTooLarge

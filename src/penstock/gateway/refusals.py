@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from penstock.admission.decision import Shed, ShedReason
@@ -15,7 +16,7 @@ from penstock.core.errors import (
 )
 from penstock.gateway.sizes import Size
 from penstock.router.filters import ADAPTER, CONTEXT
-from penstock.tenancy.limits.quota import UNIT, Quota, Reason, Refusal
+from penstock.tenancy.limits.quota import Reason, Refusal
 
 
 class Reserved(Protocol):
@@ -28,19 +29,41 @@ class Reserved(Protocol):
     def reserved(self) -> int: ...
 
 
-def limited(refusal: Refusal, quota: Quota, size: Reserved) -> PenstockError:
-    if refusal.reason is Reason.TOO_LARGE and quota.tokens is not None:
+def limited(refusal: Refusal, size: Reserved) -> PenstockError:
+    if refusal.reason is Reason.TOO_LARGE:
         prompt = f"{size.exact} tokens" if size.exact is not None else f"up to {size.most} tokens"
         return TooLargeForLimit(
-            f"with a prompt of {prompt} and its output limit this request needs {size.reserved} tokens, and this "
-            f"tenant's limit never grants more than {quota.tokens.largest // UNIT} at once",
+            f"with a prompt of {prompt} and its output limit this request needs {size.reserved} tokens, more than this "
+            f"tenant's whole limit of {refusal.limit} tokens per minute",
             reason=refusal.reason.value,
         )
     return RateLimited(
-        f"this tenant's limit is reached: {refusal.reason.value}",
+        f"{refusal.reason.value}: {_shortage(refusal, size)}{_time(refusal)}",
         reason=refusal.reason.value,
         retry_after_s=refusal.retry_after_s,
     )
+
+
+def _shortage(refusal: Refusal, size: Reserved) -> str:
+    if refusal.reason is Reason.CONCURRENCY:
+        return f"{refusal.used} of {refusal.limit} requests of this tenant are open"
+    if refusal.reason not in (Reason.REQUESTS, Reason.TOKENS):
+        return "this tenant's limits cannot be checked now"
+    is_tokens = refusal.reason is Reason.TOKENS
+    need = size.reserved if is_tokens else 1
+    what = f"{refusal.used} of {refusal.limit} {'tokens' if is_tokens else 'requests'} are used in the last 60 seconds"
+    if is_tokens:
+        what += f", and this request needs {need}"
+    if refusal.is_paced:
+        what += "; this limit is smooth, and gives out a sixth at once"
+    elif refusal.used + need <= refusal.limit:
+        what += f"; {refusal.kept} are kept for requests that were told to come back"
+    return what
+
+
+def _time(refusal: Refusal) -> str:
+    """As the header says it."""
+    return "" if refusal.retry_after_s is None else f"; come back in {max(1, math.ceil(refusal.retry_after_s))} s"
 
 
 def shed(decision: Shed, size: Size) -> PenstockError:

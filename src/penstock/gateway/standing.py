@@ -42,8 +42,8 @@ def _may_use(tenant: Tenant, route: Route) -> bool:
 def _quota(tenant: Tenant) -> Quota | None:
     limits = tenant.limits
     quota = Quota(
-        requests=Rate(limits.requests_per_minute, limits.burst_s) if limits.requests_per_minute else None,
-        tokens=Rate(limits.tokens_per_minute, limits.burst_s) if limits.tokens_per_minute else None,
+        requests=Rate(limits.requests_per_minute, limits.smooth) if limits.requests_per_minute else None,
+        tokens=Rate(limits.tokens_per_minute, limits.smooth) if limits.tokens_per_minute else None,
         concurrency=limits.concurrency,
     )
     return None if quota == Quota() else quota

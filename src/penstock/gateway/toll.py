@@ -49,7 +49,7 @@ ENTRY = _Entry()
 
 Paid = Callable[[PenstockError | None], None]
 
-_WAIT_S, _MOST_WAITS = 0.05, 200  # for a slot that was promised
+_WAIT_S, _MOST_WAITS = 0.05, 200  # for what was promised
 
 
 class Toll:
@@ -131,11 +131,11 @@ class Toll:
                 self._limiter.release(answer)
         elif self._is_bound:
             self._look_closer(answer.reason)
-        elif answer.is_due and self._num_waits < _MOST_WAITS:  # it came as told: a slot is about to be free
+        elif answer.is_due and self._num_waits < _MOST_WAITS:  # it came as told, perhaps a moment early
             self._num_waits += 1
             self._clock.call_later(_WAIT_S, self.pay)
         elif self._is_open:
-            self._paid(refusals.limited(answer, self._quota, self._size))
+            self._paid(refusals.limited(answer, self._size))
 
     def _look_closer(self, reason: Reason) -> None:
         """What was refused was a bound, and by nobody who waits for a place."""

@@ -55,11 +55,11 @@ _PRIORITIES = {
 
 
 class Limits(Struct, frozen=True, omit_defaults=True):
-    """What may be used at once and per minute. None: no limit."""
+    """Use at once and per minute, that is in any 60 seconds. None: no limit."""
 
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
-    burst_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0  # how many seconds' worth may be used in one go
+    smooth: bool = False  # a sixth of them at once and the rest over the minute, not all of it at once
     concurrency: Count | None = None
     max_input: Count | None = None  # tokens of one request's prompt
     max_output: Count | None = None  # tokens of one request's answer

@@ -8,13 +8,12 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.tenancy.limits.hammer import QUOTA
-from tests.tenancy.limits.windows import Admission, worst_excess
+from tests.tenancy.limits.windows import Admission, fullest_window
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
 assert QUOTA.tokens is not None
-PER_S = QUOTA.tokens.per_minute / 60
-BURST = PER_S * QUOTA.tokens.burst_s
+LIMIT = QUOTA.tokens.per_minute
 
 
 class Crowd:
@@ -39,17 +38,17 @@ class Crowd:
     ) -> None:
         self.stop()
 
-    def wait(self) -> None:
-        for process in self.processes:
-            process.wait(timeout=60)
-
-    def until_busy(self) -> None:
-        """Until every process has been admitted, and so many were refused that the burst of the start is gone."""
+    def until_full(self) -> None:
+        """Until every process has begun, and so many were refused that the limit is reached."""
         eventually(lambda: self.count("from"), lambda begun: begun == len(self._logs))
-        eventually(lambda: self.count("refused"), lambda refused: refused >= 64)
+        self.until_refused_since(0.0)
 
-    def until_admitted_since(self, begin: float, num: int = 60) -> None:
-        eventually(lambda: sum(one.asked > begin for one in self.admissions()), lambda admitted: admitted >= num)
+    def until_refused_since(self, begin: float, reason: str = "tokens_per_minute", num: int = 64) -> None:
+        def refused() -> int:
+            lines = [line for line in self.lines() if line[0] == "refused"]
+            return sum(float(asked) > begin and why == reason for _, asked, why in lines)
+
+        eventually(refused, lambda found: found >= num)
 
     def stop(self) -> None:
         for process in self.processes:
@@ -79,18 +78,6 @@ class Crowd:
     def count(self, word: str) -> int:
         return sum(line[0] == word for line in self.lines())
 
-    def broken_promises(self) -> int:
-        """Until the first process ends: it may be the host, and told times do not survive a new one."""
-        return sum(float(line[1]) < self.busy()[1] for line in self.lines() if line[0] == "broken")
-
-    def excess(self) -> float:
-        return worst_excess(self.admissions(), PER_S, BURST)
-
-    def busy(self) -> tuple[float, float]:
-        """From when the burst of the start is gone until clients stop because their next time is after the end."""
-        spans = [(float(line[1]), float(line[3])) for line in self.lines() if line[0] == "from"]
-        return max(begin for begin, _ in spans) + 1.0, min(end for _, end in spans) - 1.5
-
-    def share_used(self, begin: float, end: float) -> float:
-        """Of the bare rate, without the burst, between two times."""
-        return sum(a.tokens for a in self.admissions() if begin <= a.asked < end) / (PER_S * (end - begin))
+    def fullest(self) -> float:
+        """Tokens in the fullest minute."""
+        return fullest_window(self.admissions())

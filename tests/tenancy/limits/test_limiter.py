@@ -16,9 +16,9 @@ class Watch:
 def test_tenants_do_not_share_their_limits() -> None:
     limiter: Limiter = LocalLimiter(Watch())
     quota = Quota(tokens=Rate(60))
-    assert isinstance(limiter.reserve("acme", quota, 10), Reservation)
+    assert isinstance(limiter.reserve("acme", quota, 60), Reservation)
     assert isinstance(limiter.reserve("acme", quota, 10), Refusal)
-    assert isinstance(limiter.reserve("zeta", quota, 10), Reservation)
+    assert isinstance(limiter.reserve("zeta", quota, 60), Reservation)
 
 
 def test_a_new_quota_applies_to_the_next_request() -> None:
@@ -30,14 +30,18 @@ def test_a_new_quota_applies_to_the_next_request() -> None:
     assert refused.reason is Reason.CONCURRENCY
 
 
-def test_a_limiter_that_does_not_know_the_past_starts_with_what_flowed_in_since() -> None:
-    watch = Watch()
-    limiter = LocalLimiter(watch, known_since=watch.now)
-    quota = Quota(tokens=Rate(60))
-    assert isinstance(limiter.reserve("acme", quota, 1), Refusal)
-    watch.now += 4
-    assert isinstance(limiter.reserve("zeta", quota, 5), Refusal)
-    assert isinstance(limiter.reserve("beta", quota, 4), Reservation)
+def test_a_limiter_goes_on_where_another_one_ended() -> None:
+    watch, quota = Watch(), Quota(tokens=Rate(60))
+    before = LocalLimiter(watch)
+    held = before.reserve("acme", quota, 50)
+    assert isinstance(held, Reservation)
+    slots = {tenant: [slot] for tenant, slot in before.slots()}
+    after = LocalLimiter(watch, slots=slots)
+    assert isinstance(after.reserve("acme", quota, 11, caller=1), Refusal)
+    after.settle(after.restore("acme", quota, 50), 20)
+    assert isinstance(after.reserve("acme", quota, 11, caller=1), Refusal)
+    watch.now += 60
+    assert isinstance(after.reserve("acme", quota, 60, caller=1), Reservation)
 
 
 def test_idle_tenants_are_forgotten_and_busy_ones_are_not() -> None:

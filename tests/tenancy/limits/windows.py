@@ -14,16 +14,13 @@ class Admission(NamedTuple):
     tokens: float
 
 
-def worst_excess(admissions: Iterable[Admission], per_s: float, burst: float) -> float:
-    """By how much the fullest window breaks `per_s * T + burst`; at most zero where the law holds.
+def fullest_window(admissions: Iterable[Admission], length_s: float = 60.0) -> float:
+    """Tokens in the fullest of all windows of this length.
 
     A window counts only what was surely admitted in it: asked after it began, answered before it ended.
     """
     by_answer = np.array(sorted(admissions, key=lambda admission: admission.answered))
+    if not len(by_answer):
+        return 0.0
     asked, answered, tokens = by_answer.T
-    worst = float("-inf")
-    for begin in np.unique(asked):
-        counts = asked >= begin
-        totals = np.cumsum(np.where(counts, tokens, 0.0))
-        worst = max(worst, float(np.max((totals - per_s * (answered - begin))[counts])) - burst)
-    return worst
+    return max(float(tokens[(asked >= begin) & (answered < begin + length_s)].sum()) for begin in np.unique(asked))

@@ -1,202 +1,212 @@
-"""One tenant's limits, taken together or not at all: two buckets, a count of open requests, and places for the refused.
+"""One tenant's limits, taken together or not at all: windows, a count of open requests, and places for the refused.
 
 Pure: time is an argument, in integer microseconds. It knows no tenant's name, no socket and no store.
 """
 
 from __future__ import annotations
 
-from penstock.tenancy.limits.bucket import Bucket
-from penstock.tenancy.limits.places import EARLY, Place, PlaceBook
-from penstock.tenancy.limits.quota import NOBODY, UNIT, US, Quota, Rate, Reason, Refusal
+from collections import deque
+from collections.abc import Callable, Iterable
 
-_GRACE = 2 * US  # long enough for a round trip over the world and a new TLS connection
+from msgspec.structs import replace
+
+from penstock.tenancy.limits.pacer import Pacer
+from penstock.tenancy.limits.places import EARLY, GRACE, KEPT_SHARES, MAX_PLACES, Costs, Place, PlaceBook
+from penstock.tenancy.limits.quota import MINUTE, NOBODY, REQUESTS, TOKENS, US, Quota, Reason, Refusal
+from penstock.tenancy.limits.window import SLOT, Slot, Window
+
+REASONS = (Reason.REQUESTS, Reason.TOKENS)
 _MEMORY = 10  # requests or so, in the mean time that one stays open
 
-
-def grace_of(quota: Quota) -> int:
-    """How late one may come. A short burst holds little, so it cannot hold it for long."""
-    burst_s = min((rate.burst_s for rate in (quota.requests, quota.tokens) if rate is not None), default=10.0)
-    return min(_GRACE, round(burst_s * US / 4)) + EARLY
+Note = Callable[[Slot, int, int], None]  # a slot, and the change of its requests and tokens
 
 
 class Reservation:
-    """What was taken for one request. Settled or released once; a second time does nothing."""
+    """Requests and tokens taken for one request. Settled or released once; a second time does nothing."""
 
-    __slots__ = ("account", "admitted", "request_span", "requests", "token_span", "tokens", "tokens_from", "used")
+    __slots__ = ("account", "admitted", "slot", "tokens", "used")
 
-    def __init__(self, account: Account, tokens: int, now: int, requests: Bucket | None, from_: Bucket | None) -> None:
+    def __init__(self, account: Account, tokens: int, now: int, slot: Slot | None) -> None:
         self.account: Account | None = account  # None once it is closed
         self.tokens = tokens
         self.admitted = now
         self.used = 0  # what is known to be used so far: the bill if its holder dies
-        self.requests = requests
-        self.tokens_from = from_
-        self.request_span = None if requests is None else requests.take(UNIT)
-        self.token_span = None if from_ is None else from_.take(tokens * UNIT)
+        self.slot = slot
 
 
 class Account:
-    """`known_since` caps what a new account starts with: what was given out before that time is not known."""
+    """`slots`: what an earlier limiter admitted, in order. `note` is called with every change of a slot."""
 
-    def __init__(self, quota: Quota, now: int, known_since: int | None = None, quantum: int = US) -> None:
-        self.requests: Bucket | None = None
-        self.tokens: Bucket | None = None
+    def __init__(
+        self, quota: Quota, now: int, *, slots: Iterable[Slot] = (), quantum: int = US, note: Note | None = None
+    ) -> None:
         self.in_use = 0
-        self._known_since = known_since
+        self.slots = deque(slots)
+        self._at = now
         self._quantum = quantum
+        self._note = note
         self._mean_open = US
-        self._buckets: list[Bucket] = []
         self.change(quota, now)
 
     def change(self, quota: Quota, now: int) -> None:
-        """Other limits from now on. What is owed stays owed; times already told are kept as far as they hold."""
+        """Set other limits. What was admitted counts as before; times told under the old limits are forgotten."""
         self.quota = quota
-        self.requests = self._updated(self.requests, quota.requests, now)
-        self.tokens = self._updated(self.tokens, quota.tokens, now)
-        self._largest_tokens = 0 if quota.tokens is None else quota.tokens.largest
-        buckets = [bucket for bucket in (self.requests, self.tokens) if bucket is not None]
-        if buckets != self._buckets or not buckets:
-            self._buckets = buckets
-            self._places = PlaceBook(buckets, grace_of(quota))
-
-    def _updated(self, bucket: Bucket | None, rate: Rate | None, now: int) -> Bucket | None:
-        if rate is None:
-            return None
-        if bucket is not None:
-            bucket.change(rate.per_minute, rate.capacity, now)
-            return bucket
-        refilled = rate.capacity if self._known_since is None else (now - self._known_since) * rate.per_minute
-        return Bucket(rate.per_minute, rate.capacity, now, owed=max(0, rate.capacity - refilled))
+        self._places = PlaceBook()
+        rates = [(kind, rate) for kind, rate in enumerate((quota.requests, quota.tokens)) if rate is not None]
+        self.windows = [Window(kind, rate.per_minute, self.slots, now) for kind, rate in rates]
+        self._pacers = [
+            Pacer(window.kind, rate.per_minute, window.used, now)
+            for window, (_, rate) in zip(self.windows, rates, strict=True)
+            if rate.smooth
+        ]
 
     def reserve(self, tokens: int, caller: int, now: int) -> Reservation | Refusal:
         """`caller` tells a returning request from others."""
-        self._advance(now)
-        places = self._places
-        if not places.by_due:  # the way of nearly every request: nobody of this tenant waits
-            if self._fits(tokens):
-                return self._take(tokens, now)
-            return self._refuse(tokens, self._costs(tokens), caller, now)
-        costs = self._costs(tokens)
-        place = places.due_for(caller, costs, now)
-        if place is not None:
-            return self._claim(place, tokens, costs, now)
-        if self._has_room_behind_places(tokens, costs, now):
-            return self._take_from_spare(tokens, costs, now)
-        return self._refuse(tokens, costs, caller, now)
+        now = self._advance(now)
+        costs = (1, tokens)
+        own = self._places.remove(caller) if self._places.by_due else None
+        came_as_told = own is not None and own.due - EARLY <= now and own.covers(costs)
+        has_room = self._has_room(costs, 0, now) and (came_as_told or self._is_in_pace(costs))
+        if has_room and self._has_slot(now, came_as_told):
+            if own is not None and own.costs[TOKENS] and not tokens:
+                self._places.add(own)  # it only knocks, and will ask for its tokens next
+            return self._admit(tokens, now)
+        limit = self.quota.tokens
+        if limit is not None and tokens > limit.per_minute:
+            return Refusal(Reason.TOO_LARGE, None, limit=limit.per_minute)
+        refusal = self._refusal(costs, now)
+        if own is not None and own.covers(costs) and now < own.due:
+            self._places.add(own)
+            return replace(refusal, retry_after_s=(own.due - now) / US, is_due=came_as_told)
+        if came_as_told and has_room and self._has_room(costs, GRACE, now):
+            # A slot is missing, and when requests end is not ours to know: the place stays, first in line.
+            self._places.add(Place(caller, costs, now))
+            return replace(refusal, retry_after_s=self._quantum / US, is_due=True)
+        if caller == NOBODY:
+            return refusal
+        due = self._due(costs, refusal.reason, now)
+        self._keep(Place(caller, costs, due))
+        return replace(refusal, retry_after_s=(due - now) / US)
 
     def settle(self, reservation: Reservation, used: int, now: int) -> None:
         """The request ran and used this many tokens."""
-        self._close(reservation, used, requests=1, now=now)
+        self._close(reservation, 1, used, now)
 
     def release(self, reservation: Reservation, now: int) -> None:
         """The request never ran: all comes back."""
-        self._close(reservation, 0, requests=0, now=now)
+        self._close(reservation, 0, 0, now)
 
     def restore(self, tokens: int, now: int) -> Reservation:
-        """Given out by an earlier limiter and still open: it has its slot; `known_since` covers its tokens."""
+        """Take over a reservation of an earlier limiter, with its slot. Its tokens are in `slots`, and stay there."""
         self.in_use += 1
-        return Reservation(self, tokens, now, None, None)
+        return Reservation(self, tokens, now, None)
 
     def is_idle(self, now: int) -> bool:
-        """Nothing open, owed or promised: as good as new, and may be forgotten."""
+        """Nothing open, used or promised: as good as new, and may be forgotten."""
         self._advance(now)
-        return not self.in_use and not self._places.by_due and not any(bucket.owed for bucket in self._buckets)
+        return not self.in_use and not self.slots and not self._places
 
-    def _advance(self, now: int) -> None:
-        """To `now`, by way of the end of every place that nobody came for: what spills before it is not kept for it."""
-        places = self._places
-        if not places.by_due:
-            for bucket in self._buckets:
-                bucket.refill(now)
-            return
-        while places.by_due and (expiry := places.first_expiry()) < now:
-            self._refill(expiry)
-            places.drop(places.by_due[0])
-        self._refill(now)
+    def _advance(self, now: int) -> int:
+        """A clock that steps back stands still."""
+        now = self._at = max(now, self._at)
+        if self._places.by_due:
+            self._places.expire(now)
+        while self.slots and self.slots[0].newest + MINUTE <= now:
+            self.slots.popleft()
+        for window in self.windows:
+            window.advance(now)
+        for pacer in self._pacers:
+            pacer.advance(now)
+        return now
 
-    def _refill(self, now: int) -> None:
-        for index, bucket in enumerate(self._buckets):
-            spilled = bucket.refill(now)
-            if spilled:
-                self._places.refilled(index, spilled)
-
-    def _costs(self, tokens: int) -> tuple[int, ...]:
-        """One for each bucket."""
-        requests = (UNIT,) if self.requests is not None else ()
-        return requests if self.tokens is None else (*requests, tokens * UNIT)
-
-    def _fits(self, tokens: int) -> bool:
+    def _has_slot(self, now: int, came_as_told: bool) -> bool:
         limit = self.quota.concurrency
-        if limit is not None and self.in_use >= limit:
-            return False
-        bucket = self.requests
-        if bucket is not None and bucket.owed and bucket.capacity - bucket.owed < UNIT:
-            return False
-        bucket = self.tokens
-        if bucket is None:
-            return True
-        cost = tokens * UNIT
-        return cost <= bucket.capacity - bucket.owed or (not bucket.owed and cost <= self._largest_tokens)
+        return limit is None or self.in_use + (0 if came_as_told else self._places.num_due(now)) < limit
 
-    def _has_room_behind_places(self, tokens: int, costs: tuple[int, ...], now: int) -> bool:
-        limit = self.quota.concurrency
-        if not self._fits(tokens) or (limit is not None and self.in_use + self._places.num_due(now) >= limit):
+    def _has_room(self, costs: Costs, hold: int, now: int) -> bool:
+        if not all(window.has_room(costs[window.kind]) for window in self.windows):
             return False
-        return all(cost <= spare for cost, spare in zip(costs, self._places.spare, strict=True))
+        return not self._places.by_due or self._first_fit(costs, now, hold, now) == now
 
-    def _take(self, tokens: int, now: int) -> Reservation:
+    def _is_in_pace(self, costs: Costs) -> bool:
+        return all(pacer.has_room(costs[pacer.kind], self._places.kept[pacer.kind]) for pacer in self._pacers)
+
+    def _first_fit(self, costs: Costs, earliest: int, hold: int, now: int) -> int:
+        """The first time at which every window has room."""
+        fits = [self._places.first_fit(w, costs[w.kind], earliest, hold, now) for w in self.windows]
+        return max(fits, default=earliest)
+
+    def _admit(self, tokens: int, now: int) -> Reservation:
         self.in_use += 1
-        return Reservation(self, tokens, now, self.requests, self.tokens)
+        return Reservation(self, tokens, now, self._record(1, tokens, now))
 
-    def _take_from_spare(self, tokens: int, costs: tuple[int, ...], now: int) -> Reservation:
-        for index, cost in enumerate(costs):
-            self._places.spare[index] -= cost
-        return self._take(tokens, now)
+    def _record(self, requests: int, tokens: int, now: int) -> Slot:
+        if not self.slots or now >= self.slots[-1].start + SLOT:
+            self.slots.append(Slot(now, now))
+        slot = self.slots[-1]
+        slot.newest = now
+        self._add(slot, requests, tokens, now)
+        return slot
 
-    def _claim(self, place: Place, tokens: int, costs: tuple[int, ...], now: int) -> Reservation | Refusal:
-        if self._fits(tokens):
-            self._places.drop(place)
-            return self._take_from_spare(tokens, costs, now)
-        # Only a slot can be missing: when requests end is not ours to know. The place stays, first in line.
-        self._places.extend(place, now)
-        return Refusal(self._reason(costs), self._quantum / US, is_due=True)
+    def _add(self, slot: Slot, requests: int, tokens: int, now: int) -> None:
+        slot.amounts[REQUESTS] += requests
+        slot.amounts[TOKENS] += tokens
+        amounts = (requests, tokens)
+        for window in self.windows:
+            window.add(slot, amounts[window.kind], now)
+        for pacer in self._pacers:
+            pacer.add(amounts[pacer.kind])
+        if self._note is not None:
+            self._note(slot, requests, tokens)
 
-    def _refuse(self, tokens: int, costs: tuple[int, ...], caller: int, now: int) -> Refusal:
-        if self.tokens is not None and tokens * UNIT > self._largest_tokens:
-            return Refusal(Reason.TOO_LARGE, None)
-        reason = self._reason(costs)
-        if caller == NOBODY:
-            return Refusal(reason, None)
-        earliest = now
-        if reason is Reason.CONCURRENCY and self.quota.concurrency is not None:
-            earliest += self._mean_open * (1 + len(self._places.by_due)) // self.quota.concurrency
-        told = self._places.keep(caller, costs, now, earliest, self._quantum)
-        return Refusal(reason, (told - now) / US)
-
-    def _reason(self, costs: tuple[int, ...]) -> Reason:
-        short = [b for b, cost in zip(self._buckets, costs, strict=True) if b.level < b.need(cost)]
-        if not short and (self.quota.concurrency is None or self.in_use < self.quota.concurrency):
-            short = [b for b, cost, spare in zip(self._buckets, costs, self._places.spare, strict=True) if cost > spare]
-        if not short:
-            return Reason.CONCURRENCY
-        return Reason.TOKENS if short[-1] is self.tokens else Reason.REQUESTS
-
-    def _close(self, reservation: Reservation, used: int, requests: int, now: int) -> None:
+    def _close(self, reservation: Reservation, requests: int, used: int, now: int) -> None:
         if reservation.account is None:
             return
         reservation.account = None
         self.in_use -= 1
         self._mean_open += (now - reservation.admitted - self._mean_open) // _MEMORY
-        self._advance(now)
-        if reservation.requests is not None and reservation.request_span is not None:
-            returned = reservation.requests.close(reservation.request_span, UNIT - requests * UNIT)
-            if returned and self._places.by_due:
-                self._note_return(reservation.requests, returned)
-        if reservation.tokens_from is not None and reservation.token_span is not None:
-            returned = reservation.tokens_from.close(reservation.token_span, (reservation.tokens - used) * UNIT)
-            if returned and self._places.by_due:
-                self._note_return(reservation.tokens_from, returned)
+        now = self._advance(now)
+        unused = reservation.tokens - used
+        if reservation.slot is not None and (unused > 0 or not requests):
+            self._add(reservation.slot, requests - 1, -max(unused, 0), now)
+        if unused < 0:  # more than was reserved: it counts from now on
+            self._record(0, -unused, now)
 
-    def _note_return(self, bucket: Bucket, returned: int) -> None:
-        if bucket in self._buckets:  # not one of a limit that is gone
-            self._places.spare[self._buckets.index(bucket)] += returned
+    def _refusal(self, costs: Costs, now: int) -> Refusal:
+        """Why not, by the last limit that is short, without a time to come back."""
+        kept = self._places.kept
+        short = [window for window in self.windows if not window.has_room(costs[window.kind])]
+        if not short and self._places.by_due:
+            short = [w for w in self.windows if self._places.first_fit(w, costs[w.kind], now, 0, now) > now]
+        if short:
+            window = short[-1]
+            return Refusal(REASONS[window.kind], None, False, window.limit, window.used, kept[window.kind])
+        paced = [pacer.kind for pacer in self._pacers if not pacer.has_room(costs[pacer.kind], kept[pacer.kind])]
+        if paced:
+            window = next(window for window in self.windows if window.kind == paced[-1])
+            return Refusal(REASONS[window.kind], None, False, window.limit, window.used, kept[window.kind], True)
+        return Refusal(Reason.CONCURRENCY, None, False, self.quota.concurrency or 0, self.in_use)
+
+    def _due(self, costs: Costs, reason: Reason, now: int) -> int:
+        """The time to tell, a whole number of quanta from now."""
+        kept, quantum = self._places.kept, self._quantum
+        due = now + quantum
+        if reason is Reason.CONCURRENCY and self.quota.concurrency is not None:
+            due = max(due, now + self._mean_open * (1 + len(self._places)) // self.quota.concurrency)
+        for pacer in self._pacers:
+            due = max(due, pacer.first_fit(costs[pacer.kind], kept[pacer.kind], now))
+        while True:
+            due = now - (now - due) // quantum * quantum
+            fits_from = self._first_fit(costs, due, GRACE, now)
+            if fits_from == due:
+                return due
+            due = fits_from
+
+    def _keep(self, place: Place) -> None:
+        """As far as places may hold so much."""
+        kept, requests, tokens = self._places.kept, self.quota.requests, self.quota.tokens
+        if len(self._places) >= MAX_PLACES or (requests is not None and kept[REQUESTS] >= requests.per_minute):
+            return
+        held = kept[TOKENS] + place.costs[TOKENS]
+        if tokens is None or not kept[TOKENS] or held * KEPT_SHARES[tokens.smooth] <= tokens.per_minute:
+            self._places.add(place)

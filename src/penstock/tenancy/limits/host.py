@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from penstock.tenancy.limits.account import Reservation
+from penstock.tenancy.limits.journal import SlotJournal
 from penstock.tenancy.limits.limiter import LocalLimiter
 from penstock.tenancy.limits.quota import Refusal
 from penstock.tenancy.limits.wire import (
@@ -34,15 +35,10 @@ from penstock.tenancy.limits.wire import (
 )
 
 LEASE_S = 8.0
-FORGET_S = 60.0  # a host that last wrote its stamp longer ago has nothing left in any window that matters
 
 
 class HostLock:
-    """Held by the serving process as long as it lives; the kernel lets go of it whatever the end.
-
-    The file also carries the last time its holder was alive, so that the next one knows whether anything may have been
-    given out just before it came.
-    """
+    """Held by the serving process as long as it lives; the kernel lets go of it whatever the end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -57,18 +53,6 @@ class HostLock:
             return False
         self._fd = fd
         return True
-
-    def known_since(self, now: float) -> float | None:
-        """None if nobody served lately; else now: nothing is known of what a predecessor gave out up to this moment."""
-        assert self._fd is not None
-        stamp = os.pread(self._fd, 32, 0)
-        if not stamp or not stamp.strip().isdigit():
-            return None
-        return None if 0 <= now - int(stamp) > FORGET_S else now
-
-    def stamp(self, now: float) -> None:
-        assert self._fd is not None
-        os.pwrite(self._fd, b"%020d" % now, 0)
 
     def release(self) -> None:
         if self._fd is not None:
@@ -96,6 +80,11 @@ class Guest(asyncio.Protocol):
         for held in self._held.values():
             self._limiter.settle(held, held.used)
         self._held.clear()
+
+    def hand_over(self) -> None:
+        """Close without settling: the guest goes on, and the next host has in the journal what it reserved."""
+        self._held.clear()
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = self._clock()
@@ -136,18 +125,18 @@ def _clear(path: Path) -> None:
         path.unlink()
 
 
-async def serve(path: Path, lock: HostLock, limiter: LocalLimiter, clock: Callable[[], float]) -> None:
+async def serve(path: Path, journal: SlotJournal, limiter: LocalLimiter, clock: Callable[[], float]) -> None:
     """Until cancelled. The lock is held, so a socket file that is there is a dead host's. The directory guards it."""
     guests: set[Guest] = set()
     _clear(path)
     server = await asyncio.get_running_loop().create_unix_server(lambda: Guest(limiter, guests, clock), str(path))
     try:
         while True:
-            lock.stamp(clock())
+            journal.trim(limiter.slots())
             for guest in [guest for guest in guests if clock() - guest.heard_at > LEASE_S]:
                 guest.transport.abort()
             await asyncio.sleep(1.0)
     finally:
         server.close()
         for guest in list(guests):
-            guest.transport.abort()
+            guest.hand_over()

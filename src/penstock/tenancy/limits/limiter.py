@@ -7,12 +7,14 @@ future where another one must be asked; settling never waits and never fails.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Protocol
 
 from penstock.tenancy.limits.account import Account, Reservation
 from penstock.tenancy.limits.quota import US, Quota, Refusal
+from penstock.tenancy.limits.window import Slot
 
 SWEEP_EVERY = 1024  # new accounts between two looks for accounts that may be forgotten
 
@@ -45,19 +47,26 @@ class Limiter(Protocol):
 
 
 class LocalLimiter:
-    """All accounts in this process. `known_since`: what was given out before is not known (see `Account`)."""
+    """All accounts in this process. `slots`: what an earlier limiter admitted; `note` is told every change of one."""
 
     def __init__(
-        self, clock: Callable[[], float] = monotonic, *, known_since: float | None = None, retry_quantum_s: float = 1.0
+        self,
+        clock: Callable[[], float] = monotonic,
+        *,
+        retry_quantum_s: float = 1.0,
+        slots: Mapping[str, Sequence[Slot]] | None = None,
+        note: Callable[[str, Slot, int, int], None] | None = None,
     ) -> None:
         self._clock = clock
-        self._known_since = None if known_since is None else round(known_since * US)
         self._quantum = round(retry_quantum_s * US)
+        self._note = note
         self._accounts: dict[str, Account] = {}
         self._sweep_at = SWEEP_EVERY
+        for tenant, found in (slots or {}).items():
+            self._open(tenant, Quota(), self._now(), found)
 
     def reserve(self, tenant: str, quota: Quota, tokens: int, *, caller: int = 0) -> Reservation | Refusal:
-        now = int(self._clock() * US)
+        now = self._now()
         account = self._accounts.get(tenant)
         if account is None:
             account = self._open(tenant, quota, now)
@@ -72,16 +81,16 @@ class LocalLimiter:
     def settle(self, held: Held, used: int) -> None:
         assert isinstance(held, Reservation)
         if held.account is not None:
-            held.account.settle(held, used, int(self._clock() * US))
+            held.account.settle(held, used, self._now())
 
     def release(self, held: Held) -> None:
         assert isinstance(held, Reservation)
         if held.account is not None:
-            held.account.release(held, int(self._clock() * US))
+            held.account.release(held, self._now())
 
     def restore(self, tenant: str, quota: Quota, tokens: int) -> Reservation:
-        """Given out by an earlier limiter, and its request still runs: its slot counts, whatever the limits."""
-        now = int(self._clock() * US)
+        """Take over what an earlier limiter gave: its request still runs, and its slot counts, whatever the limits."""
+        now = self._now()
         account = self._accounts.get(tenant) or self._open(tenant, quota, now)
         return account.restore(tokens, now)
 
@@ -89,9 +98,19 @@ class LocalLimiter:
         account = self._accounts.get(tenant)
         return 0 if account is None else account.in_use
 
-    def _open(self, tenant: str, quota: Quota, now: int) -> Account:
+    def slots(self) -> Iterator[tuple[str, Slot]]:
+        """Everything admitted lately, by tenant."""
+        for tenant, account in self._accounts.items():
+            for slot in account.slots:
+                yield tenant, slot
+
+    def _now(self) -> int:
+        return int(self._clock() * US)
+
+    def _open(self, tenant: str, quota: Quota, now: int, slots: Sequence[Slot] = ()) -> Account:
         if len(self._accounts) >= self._sweep_at:
             self._accounts = {name: account for name, account in self._accounts.items() if not account.is_idle(now)}
             self._sweep_at = len(self._accounts) + SWEEP_EVERY
-        account = self._accounts[tenant] = Account(quota, now, self._known_since, self._quantum)
+        note = None if self._note is None else partial(self._note, tenant)
+        account = self._accounts[tenant] = Account(quota, now, slots=slots, quantum=self._quantum, note=note)
         return account

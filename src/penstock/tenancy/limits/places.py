@@ -1,37 +1,33 @@
-"""Times that refused callers of one tenant were told, and the tokens kept for them. Pure: time is an argument.
+"""Times that refused callers of one tenant were told, and the room that is kept for them. Pure: time is an argument.
 
-A place is a promise: whoever comes back between its `due` time and a short grace later is let in, whatever others do in
-between. A place k asks for c_k, needs a level of n_k = min(c_k, b) when it is claimed, and is claimed anywhere in
-[due_k, due_k + g]. L is the level now and S(t) what the places due at t ask for together. Each bucket has a number
-`spare`, what newcomers may take, such that
+A place is a promise: its caller is let in if it comes back between `due` and a short grace later, whatever others do in
+between. A place therefore counts like an admission, from `due` until the latest time at which a claim would have left
+the window. The count of a window at every time from now on is known: slots leave it, places begin and end. A newcomer
+is admitted, and a place is given, only where that count stays within the limit for as long as it would itself count.
+Claims, refunds and places that nobody came for only lower the count, so every promise is kept in whatever order callers
+come.
 
-    S(t) + spare <= L + r(t - now)   at every t from now on                                                (2)
-
-so every claim is paid for, in whatever order they come. What happens, and why (2) stays true:
-
-- A place is promised for the first time at which all that was promised, its need and `spare` will have flowed in.
-- A newcomer takes c only if c <= spare, and spare falls with L. A refund raises both.
-- A place due now is claimed: S falls with L. Nobody came: S falls, and spare rises by as much. So what is not claimed
-  goes to whoever asks now, not to more promises; else callers told often and returning once would hold the rate.
-- What flows into a full bucket is lost, and spare falls by it, but never below zero: with L = b, (2) holds for
-  spare = 0 if the places by themselves never ask for more than a full bucket gives, even when claimed late. For places
-  i..k in the order of promise that is c_i + … + c_(k-1) + n_k <= b + r(due_k - due_i - g). With the running
-  pace_k = max(pace_(k-1), due_k) + c_k/r it reads due_k >= pace_(k-1) + g - (b - n_k)/r: one comparison. In the same
-  way S(t) - r(t - now) <= r(g + max of pace_k - due_k), which leaves a bucket hardly asked nearly all its level.
-
-A request larger than b needs a full bucket; its grace overlaps with no other's, so that the order of claims is known.
-Tokens that are kept lie in the bucket, not outside it: they keep the bound, and are lost only if the bucket overflows.
+A caller has one place: one that comes too early is told the same time again. The room that places wait for is not free
+before they are due, so callers that never come back cost a tenant little more than the grace. But requests reserve more
+tokens than they use, and room that comes back early is of no use to a newcomer if it must be free again for a place. So
+places hold at most a quarter of a minute's tokens (a twelfth of a smooth rate's), or one request's. Whoever is refused
+beyond that is told a time all the same, and then finds what others have left.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Sequence
 from operator import attrgetter
 
-from penstock.tenancy.limits.bucket import Bucket
+from penstock.tenancy.limits.quota import MINUTE, US
+from penstock.tenancy.limits.window import SLOT, Window
 
-EARLY = 5_000  # µs before the told time at which a place is due: some timers fire early
+GRACE = 2 * US  # long enough for a round trip over the world and a new TLS connection
+EARLY = 5_000  # µs before its time that a caller may come, for some timers fire early; then it waits for the rest
+MAX_PLACES = 256
+KEPT_SHARES = (4, 12)  # places hold a quarter of a minute's tokens, or one request's; a twelfth of a smooth rate
+
+Costs = tuple[int, int]  # requests, tokens
 
 _due = attrgetter("due")
 
@@ -39,108 +35,66 @@ _due = attrgetter("due")
 class Place:
     __slots__ = ("caller", "costs", "due")
 
-    def __init__(self, caller: int, costs: tuple[int, ...], due: int) -> None:
+    def __init__(self, caller: int, costs: Costs, due: int) -> None:
         self.caller = caller
-        self.costs = costs  # one for each bucket
+        self.costs = costs
         self.due = due
+
+    def covers(self, costs: Costs) -> bool:
+        return costs[0] <= self.costs[0] and costs[1] <= self.costs[1]
 
 
 class PlaceBook:
-    """The places of one tenant over its buckets. Callers are told apart by a number; one may hold several places."""
+    """All places of one tenant. Callers are told apart by a number."""
 
-    PER_CALLER = 64  # a caller that keeps coming too early is told its last place again, not given ever more
-    IN_ALL = 1024  # beyond it the last time is told again and nothing more is kept
+    def __init__(self) -> None:
+        self.by_due: list[Place] = []
+        self._by_caller: dict[int, Place] = {}
+        self.kept = [0, 0]
 
-    def __init__(self, buckets: Sequence[Bucket], grace: int) -> None:
-        self.spare = [0] * len(buckets)  # means something only while there are places
-        self._buckets = buckets
-        self._grace = grace
-        self.by_due: list[Place] = []  # in the order of their times
-        self._by_caller: dict[int, list[Place]] = {}
-        self._promised = [0] * len(buckets)
-        self._pace = [0] * len(buckets)  # a time
-        self._crowding = [0] * len(buckets)  # the most that `pace` was ahead of a place's due time
-        self._last_due = 0
-        self._barrier = 0  # no place is due before: the grace of the last one that needs a full bucket ends
+    def __len__(self) -> int:
+        return len(self.by_due)
 
-    def refilled(self, index: int, spilled: int) -> None:
-        """A full bucket spilled."""
-        bucket = self._buckets[index]
-        asked = min(self._promised[index], bucket.rate * (self._crowding[index] + self._grace))
-        self.spare[index] = max(0, bucket.capacity - asked, self.spare[index] - spilled)
+    def add(self, place: Place) -> None:
+        insort(self.by_due, place, key=_due)
+        self._by_caller[place.caller] = place
+        for kind, cost in enumerate(place.costs):
+            self.kept[kind] += cost
 
-    def first_expiry(self) -> int:
-        return self.by_due[0].due + self._grace
+    def remove(self, caller: int) -> Place | None:
+        place = self._by_caller.pop(caller, None)
+        if place is not None:
+            self.by_due.remove(place)
+            for kind, cost in enumerate(place.costs):
+                self.kept[kind] -= cost
+        return place
+
+    def expire(self, now: int) -> None:
+        while self.by_due and self.by_due[0].due + GRACE < now:
+            self.remove(self.by_due[0].caller)
 
     def num_due(self, now: int) -> int:
         return bisect_right(self.by_due, now, key=_due)
 
-    def due_for(self, caller: int, costs: tuple[int, ...], now: int) -> Place | None:
-        for place in self._by_caller.get(caller, ()):
-            if place.due <= now and all(c <= kept for c, kept in zip(costs, place.costs, strict=True)):
-                return place
-        return None
+    def first_fit(self, window: Window, cost: int, earliest: int, hold: int, now: int) -> int:
+        """The first time, not before `earliest`, from which `cost` fits the window until it has left it again.
 
-    def keep(self, caller: int, costs: tuple[int, ...], now: int, earliest: int, quantum: int) -> int:
-        """Promises a place not before `earliest`; returns the time to tell, a whole number of quanta from now."""
-        mine = self._by_caller.get(caller)
-        if mine is not None and len(mine) >= self.PER_CALLER and mine[-1].due > now:
-            return mine[-1].due + EARLY
-        if len(self.by_due) >= self.IN_ALL:
-            return max(self._last_due, now + quantum)
-        due = max(earliest, self._barrier)
-        for index, cost in enumerate(costs):
-            due = max(due, self._payable(index, cost, now))
-        told = now + max(1, _ceil(due + EARLY - now, quantum)) * quantum
-        place = Place(caller, costs, told - EARLY)
-        for index, cost in enumerate(costs):
-            self._note(index, cost, place.due, now)
-        self._last_due = max(self._last_due, place.due)
-        insort(self.by_due, place, key=_due)
-        insort(self._by_caller.setdefault(caller, []), place, key=_due)
-        return told
-
-    def extend(self, place: Place, now: int) -> None:
-        """Its caller came in time and must still wait for a slot: its grace begins again."""
-        for row in (self.by_due, self._by_caller[place.caller]):
-            row.remove(place)
-        place.due = now
-        for row in (self.by_due, self._by_caller[place.caller]):
-            insort(row, place, key=_due)
-
-    def drop(self, place: Place) -> None:
-        """Nobody came, or somebody did: then what was kept is taken like any newcomer's, which `spare` now allows."""
-        self.by_due.remove(place)
-        mine = self._by_caller[place.caller]
-        mine.remove(place)
-        if not mine:
-            del self._by_caller[place.caller]
-        for index, cost in enumerate(place.costs):
-            self._promised[index] -= cost
-            self.spare[index] += cost
-
-    def _payable(self, index: int, cost: int, now: int) -> int:
-        bucket = self._buckets[index]
-        need = bucket.need(cost)
-        missing = self._promised[index] + need - bucket.level
-        if self.by_due:
-            missing += self.spare[index]
-        due = max(
-            now + _ceil(missing, bucket.rate), self._pace[index] + self._grace - (bucket.capacity - need) // bucket.rate
-        )
-        return max(due, self._last_due + self._grace) if cost > bucket.capacity else due
-
-    def _note(self, index: int, cost: int, due: int, now: int) -> None:
-        bucket = self._buckets[index]
-        if not self.by_due:
-            self._crowding[index] = 0
-            self.spare[index] = bucket.level + bucket.rate * (due - now) - bucket.need(cost)
-        self._promised[index] += cost
-        self._pace[index] = max(self._pace[index], due) + _ceil(cost, bucket.rate)
-        self._crowding[index] = max(self._crowding[index], self._pace[index] - due)
-        if cost > bucket.capacity:
-            self._barrier = max(self._barrier, due + self._grace)
-
-
-def _ceil(amount: int, by: int) -> int:
-    return -(-amount // by)
+        `hold`: how much later than that time it may be admitted.
+        """
+        if not cost:
+            return earliest
+        steps = [*window.departures(now)]
+        for place in self.by_due:
+            kept = place.costs[window.kind]
+            steps += (place.due, kept), (place.due + GRACE + SLOT + MINUTE, -kept)
+        steps.sort()
+        room = window.limit - cost
+        fits_from, count = earliest, window.used
+        for at, change in steps:
+            if at > fits_from:
+                if count > room:
+                    fits_from = at
+                elif at >= fits_from + hold + SLOT + MINUTE:
+                    break
+            count += change
+        return fits_from

@@ -2,8 +2,8 @@
 
 The script (account.lua) keeps the same books as `account`, on the server's clock. Whatever gathers while a round trip
 is under way goes out together in the next. Every process has a lease that it renews; what a dead one held comes back
-when its lease has run out. A Redis that was restarted is trusted with nothing it says it knew: its buckets start
-empty, so the bound holds across restarts (the proof is in `shared`).
+when its lease has run out. A Redis that was restarted is trusted with nothing it says it knew: every process tells it
+what it was granted in the last minute, and for `RECOVER_S`, until all that live have done so, nothing is granted.
 
 When Redis is out of reach, `on_loss` decides: "closed" refuses, "open" falls back to limits of this process alone. It
 is tried again with growing pauses; then what is open is registered again and what ended meanwhile is settled. An error
@@ -21,6 +21,7 @@ import random
 import secrets
 from collections.abc import Callable
 from importlib.resources import files
+from itertools import chain
 from typing import Literal
 
 from redis.asyncio import Redis
@@ -29,9 +30,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from penstock.observe.background import Worker, count_error, outliving
-from penstock.tenancy.limits.account import Reservation, grace_of
+from penstock.tenancy.limits.account import Reservation
 from penstock.tenancy.limits.limiter import Answer, Held, LocalLimiter
-from penstock.tenancy.limits.quota import US, Quota, Reason, Refusal
+from penstock.tenancy.limits.quota import MINUTE, REQUESTS, TOKENS, US, Quota, Reason, Refusal
+from penstock.tenancy.limits.window import Slot
 
 Reply = list[int | bytes] | ResponseError
 
@@ -40,13 +42,14 @@ LEASE_S = 8.0
 BEAT_S = 2.0
 TIMEOUT_S = 1.0
 PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+RECOVER_S = 3.0  # longer than the pause between two tries: then every process that lives has been back
 
 log = logging.getLogger(__name__)
 
 SCRIPT = (files("penstock.tenancy.limits") / "account.lua").read_text()
 
 
-KEYS = ("account:{}", "open:{}", "places:{}", "callers:{}", "holders", "since")  # in the order of the script
+KEYS = ("account:{}", "open:{}", "holders", "since")  # in the order of the script
 
 
 def keys(prefix: str, tenant: str) -> list[str]:
@@ -57,18 +60,55 @@ def limits(quota: Quota) -> tuple[int, ...]:
     """A quota as the script reads it; zero is no limit."""
     requests, tokens = quota.requests, quota.tokens
     return (
-        *((0, 0) if requests is None else (requests.per_minute, requests.capacity)),
-        *((0, 0) if tokens is None else (tokens.per_minute, tokens.capacity)),
+        0 if requests is None else requests.per_minute,
+        0 if tokens is None else tokens.per_minute,
+        int(requests is not None and requests.smooth),
+        int(tokens is not None and tokens.smooth),
         quota.concurrency or 0,
-        0 if tokens is None else tokens.largest,
-        grace_of(quota),
     )
+
+
+class Granted:
+    """What this process was granted, by tenant and slot: a Redis that lost its memory is told."""
+
+    def __init__(self) -> None:
+        self._slots: dict[str, dict[int, Slot]] = {}
+        self._newest = 0
+
+    def add(self, tenant: str, start: int, newest: int, tokens: int) -> None:
+        self._newest = max(self._newest, newest)
+        slot = self._slots.setdefault(tenant, {}).setdefault(start, Slot(start, newest))
+        slot.newest = max(slot.newest, newest)
+        slot.amounts[REQUESTS] += 1
+        slot.amounts[TOKENS] += tokens
+
+    def settle(self, tenant: str, start: int, requests: int, unused: int) -> None:
+        slot = self._slots.get(tenant, {}).get(start)
+        if slot is not None:
+            slot.amounts[REQUESTS] += requests - 1
+            slot.amounts[TOKENS] -= unused
+
+    def forget_old(self) -> None:
+        since = self._newest - MINUTE
+        kept = {
+            tenant: {start: slot for start, slot in slots.items() if slot.newest > since}
+            for tenant, slots in self._slots.items()
+        }
+        self._slots = {tenant: slots for tenant, slots in kept.items() if slots}
+
+    def calls(self, now: int) -> list[_Call]:
+        return [
+            _Call(
+                tenant, ("recall", now, *chain.from_iterable((s.start, s.newest, *s.amounts) for s in slots.values()))
+            )
+            for tenant, slots in self._slots.items()
+        ]
 
 
 class SharedReservation:
     """Held from the account in Redis."""
 
-    __slots__ = ("id", "quota", "tenant", "tokens", "used")
+    __slots__ = ("id", "quota", "start", "tenant", "tokens", "used")
 
     def __init__(self, id: str, tenant: str, quota: Quota, tokens: int) -> None:
         self.id = id
@@ -76,6 +116,7 @@ class SharedReservation:
         self.quota = quota
         self.tokens = tokens
         self.used = 0
+        self.start = 0  # of the slot that it was admitted in
 
 
 class _Call:
@@ -122,6 +163,7 @@ class RedisLimiter:
         self._name = secrets.token_hex(8)
         self._ids = itertools.count(1)
         self._open: dict[str, SharedReservation] = {}
+        self._granted = Granted()
         self._calls: list[_Call] = []
         self._wake = asyncio.Event()
         self._script = ""
@@ -177,6 +219,7 @@ class RedisLimiter:
             return self._alone.settle(held, used)
         assert isinstance(held, SharedReservation)
         if self._open.pop(held.id, None) is not None:
+            self._granted.settle(held.tenant, held.start, 1, held.tokens - used)
             self._call(_Call(held.tenant, ("settle", self._now(), held.id, used)))
 
     def release(self, held: Held) -> None:
@@ -184,6 +227,7 @@ class RedisLimiter:
             return self._alone.release(held)
         assert isinstance(held, SharedReservation)
         if self._open.pop(held.id, None) is not None:
+            self._granted.settle(held.tenant, held.start, 0, held.tokens)
             self._call(_Call(held.tenant, ("release", self._now(), held.id)))
 
     def _about(self, operation: str, held: SharedReservation, *more: int) -> tuple[str | int, ...]:
@@ -232,36 +276,44 @@ class RedisLimiter:
                 raise result
         return results
 
-    async def _check_server(self) -> None:
-        """Raises what the server says to everybody: that it has no script, takes no writes, has no memory left, …"""
+    async def _check_server(self) -> bool:
+        """Whether it knows this process. Raises what the server says to everybody: that it has no script, takes no
+        writes, has no memory left, …"""
         (result,) = await self._run([self._heartbeat()])
         if isinstance(result, ResponseError):
             raise result
+        return bool(result[0])
 
     async def _connect(self) -> None:
-        """Loads the script and says what is open: a Redis that lost its data learns it, another knows it already."""
-        restores = [
-            _Call(held.tenant, self._about("restore", held, held.tokens, held.used)) for held in self._open.values()
-        ]
+        """Loads the script and says what is open, and what was granted where that is not known."""
         try:
             self._script = await self._redis.script_load(SCRIPT)
             self._run_id = (await self._redis.info("server"))["run_id"]
-            await self._check_server()
-            for held, result in zip(restores, await self._run(restores), strict=True):
+            calls = self._restores() if await self._check_server() else self._memory()
+            for call, result in zip(calls, await self._run(calls), strict=True):
                 if isinstance(result, ResponseError):
-                    self._count_error(held, result)
+                    self._count_error(call, result)
         except Exception as error:
             log.debug("no Redis for the limiter: %s", error)
             return
         self.is_connected = True
         self._wake.set()
 
+    def _restores(self) -> list[_Call]:
+        opened = self._open.values()
+        return [_Call(held.tenant, self._about("restore", held, held.tokens, held.used)) for held in opened]
+
+    def _memory(self) -> list[_Call]:
+        return self._granted.calls(self._now()) + self._restores()
+
     def _heartbeat(self) -> _Call:
-        return _Call("", ("beat", self._now(), self._name, round(LEASE_S * US), self._run_id))
+        wait = round(RECOVER_S * US) if self._on_loss == "closed" else 0
+        return _Call("", ("beat", self._now(), self._name, round(LEASE_S * US), self._run_id, wait))
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
+            self._granted.forget_old()
             if self.is_connected:
                 self._call(self._heartbeat())
 
@@ -275,16 +327,18 @@ class RedisLimiter:
             if call.answer is not None and not call.answer.done():
                 call.answer.set_result(Refusal(Reason.ACCOUNT_ERROR, 1.0))
             return
+        if call.arguments[0] == "beat" and not result[0]:  # it was emptied
+            for forgotten in self._memory():
+                self._call(forgotten)
         if call.answer is None or call.held is None:
             return
         if result[0] == 0:
-            _, reason, wait, is_due = result
-            assert isinstance(reason, bytes)
-            refusal = Refusal(Reason(reason.decode()), int(wait) / US if wait else None, bool(is_due))
             if not call.answer.done():
-                call.answer.set_result(refusal)
+                call.answer.set_result(_refusal(result))
             return
         self._open[call.held.id] = call.held
+        call.held.start = int(result[1])
+        self._granted.add(call.tenant, call.held.start, int(result[2]), call.held.tokens)
         if call.answer.done():
             self.release(call.held)  # cancelled: nobody else will
         else:
@@ -312,3 +366,10 @@ class RedisLimiter:
             return Refusal(Reason.UNAVAILABLE, 1.0)
         caller = int(call.arguments[-1])
         return self._alone.reserve(held.tenant, held.quota, held.tokens, caller=caller)
+
+
+def _refusal(reply: list[int | bytes]) -> Refusal:
+    _, reason, wait, is_due, limit, used, kept, is_paced = reply
+    assert isinstance(reason, bytes)
+    wait_s = int(wait) / US if wait else None
+    return Refusal(Reason(reason.decode()), wait_s, bool(is_due), int(limit), int(used), int(kept), bool(is_paced))

@@ -1,11 +1,9 @@
 """One limiter for all gateway processes of a host. The first to get a lock serves it; the others ask it over a socket.
 
 The limits live in the memory of the serving process. When that process dies, the kernel frees the lock, another takes
-it within a tenth of a second, and the rest connect to it and tell it what they hold. What the dead one had given out
-is not known, so the new one starts with empty buckets. The bound survives: up to the death A[s,t] <= r(t - s) + b,
-from the take-over on at most r per second and no burst, and a window over both has at most the sum. The price is one
-burst, once, and times told before it may be late by as much. Slots of the dead process are free at once; reservations
-that others hold keep their slots, and their refunds are lost.
+it within a tenth of a second, and the rest connect to it and tell it what they hold. What the dead one had admitted is
+in its journal, so the windows go on as they were. What was open then counts with all that it reserved until it leaves
+the window. Slots of the dead process are free at once; times told before a take-over are forgotten.
 """
 
 from __future__ import annotations
@@ -21,12 +19,14 @@ from typing import cast
 from penstock.observe.background import Worker, outliving
 from penstock.tenancy.limits.account import Reservation
 from penstock.tenancy.limits.host import HostLock, serve
+from penstock.tenancy.limits.journal import SlotJournal
 from penstock.tenancy.limits.limiter import Answer, Held, LocalLimiter
-from penstock.tenancy.limits.quota import Quota, Reason, Refusal
+from penstock.tenancy.limits.quota import US, Quota, Reason, Refusal
 from penstock.tenancy.limits.wire import (
     Ask,
     Beat,
     Frames,
+    Granted,
     Progress,
     Refused,
     Release,
@@ -74,6 +74,7 @@ class SharedLimiter:
     ) -> None:
         self._socket = directory / "limits.sock"
         self._lock = HostLock(directory / "limits.lock")
+        self._journal = SlotJournal(directory / "limits.journal")
         self._quantum_s = retry_quantum_s
         self._clock = clock
         self._local: LocalLimiter | None = None  # set while this process is the host
@@ -97,6 +98,7 @@ class SharedLimiter:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._local = None
+        self._journal.close()
         self._lock.release()
         self._give_up(older_than=self._clock())
 
@@ -150,7 +152,7 @@ class SharedLimiter:
         while True:
             with outliving(_NAME):
                 if self._local is not None:  # it is the host, and could not serve the others a moment ago
-                    await serve(self._socket, self._lock, self._local, self._clock)
+                    await serve(self._socket, self._journal, self._local, self._clock)
                 elif self._lock.acquire():
                     await self._be_host()
                 else:
@@ -159,8 +161,8 @@ class SharedLimiter:
             await asyncio.sleep(RETRY_S)
 
     async def _be_host(self) -> None:
-        known_since = self._lock.known_since(self._clock())
-        local = LocalLimiter(self._clock, known_since=known_since, retry_quantum_s=self._quantum_s)
+        slots = self._journal.load(int(self._clock() * US))
+        local = LocalLimiter(self._clock, retry_quantum_s=self._quantum_s, slots=slots, note=self._journal.note)
         for held in self._open.values():
             held.local = local.restore(held.tenant, held.quota, held.tokens)
         self._local = local
@@ -170,7 +172,7 @@ class SharedLimiter:
                 pending.answer.set_result(local.reserve(ask.tenant, ask.quota, ask.tokens, caller=ask.caller))
         self._pending.clear()
         self._ready.set()
-        await serve(self._socket, self._lock, local, self._clock)
+        await serve(self._socket, self._journal, local, self._clock)
 
     async def _be_guest(self) -> None:
         loop = asyncio.get_running_loop()
@@ -190,12 +192,11 @@ class SharedLimiter:
     def _told(self, body: bytes) -> None:
         for told in decode_told(body):
             pending = self._pending.pop(told.id, None)
-            refusal = told.refusal if isinstance(told, Refused) else None
             if pending is None or pending.answer.done():  # it gave up or was cancelled: nobody will settle this one
-                if refusal is None:
+                if isinstance(told, Granted):
                     self._send(Release(told.id))
-            elif refusal is not None:
-                pending.answer.set_result(refusal)
+            elif isinstance(told, Refused):
+                pending.answer.set_result(told.refusal)
             else:
                 ask = pending.ask
                 held = self._open[ask.id] = RemoteReservation(ask.id, ask.tenant, ask.quota, ask.tokens)
