@@ -75,8 +75,8 @@ async def client(kept: Kept, port: int, key: str, name: int, tokens: int, until:
 
 async def drill(place: Stand, kinds: list[str], seconds: float, num_clients: int) -> list[Kept]:
     limits = {
-        "tokens": ("--tokens-per-minute", "60000"),
-        "requests": ("--requests-per-minute", "600"),
+        "tokens": ("--tokens-per-minute", "60000", "--smooth"),
+        "requests": ("--requests-per-minute", "600", "--smooth"),
         "concurrency": ("--concurrency", "4"),
         "load": (),
     }

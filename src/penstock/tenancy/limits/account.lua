@@ -7,7 +7,7 @@
 --      4 since    which run of Redis this is, since when it knows anything, and from when it is trusted
 -- ARGV 1 operation, 2 now in µs or 0 for this server's clock, then the operation's own:
 --      reserve  id holder requests tokens requests_smooth tokens_smooth concurrency quantum tokens caller
---      restore  id holder (the same quota) quantum tokens used
+--      restore  id holder (the same quota) quantum tokens used start_or_0
 --      recall   start newest requests tokens, as often as there are slots: what a gateway knows that this run does not
 --      settle   id used        release  id        progress  id used        beat  holder lease run_id wait
 -- Integers up to 2^53 are exact here: smooth limits up to 900 million tokens.
@@ -363,7 +363,7 @@ if op == 'reserve' then
 elseif op == 'restore' then
   if entry then return {0} end
   set_up(read_quota(5))
-  open_one(id, ARGV[4], tonumber(ARGV[11]), tonumber(ARGV[12]), 0)
+  open_one(id, ARGV[4], tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[13]))
 elseif not entry then
   return {0}
 elseif op == 'progress' then

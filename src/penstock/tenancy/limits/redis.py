@@ -289,7 +289,7 @@ class RedisLimiter:
         try:
             self._script = await self._redis.script_load(SCRIPT)
             self._run_id = (await self._redis.info("server"))["run_id"]
-            calls = self._restores() if await self._check_server() else self._memory()
+            calls = self._restores(is_known=True) if await self._check_server() else self._memory()
             for call, result in zip(calls, await self._run(calls), strict=True):
                 if isinstance(result, ResponseError):
                     self._count_error(call, result)
@@ -299,12 +299,15 @@ class RedisLimiter:
         self.is_connected = True
         self._wake.set()
 
-    def _restores(self) -> list[_Call]:
-        opened = self._open.values()
-        return [_Call(held.tenant, self._about("restore", held, held.tokens, held.used)) for held in opened]
+    def _restores(self, *, is_known: bool) -> list[_Call]:
+        """Where this process is known, what it held may have been settled when its lease ended: nothing comes back."""
+        return [
+            _Call(held.tenant, self._about("restore", held, held.tokens, held.used, 0 if is_known else held.start))
+            for held in self._open.values()
+        ]
 
     def _memory(self) -> list[_Call]:
-        return self._granted.calls(self._now()) + self._restores()
+        return self._granted.calls(self._now()) + self._restores(is_known=False)
 
     def _heartbeat(self) -> _Call:
         wait = round(RECOVER_S * US) if self._on_loss == "closed" else 0
