@@ -75,7 +75,7 @@ class PoliteCallers(RuleBasedStateMachine):
             self.account.release(held, self.now)
 
 
-PoliteCallers.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
+PoliteCallers.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40)
 TestRetryAfterAlwaysHolds = PoliteCallers.TestCase
 
 

@@ -121,7 +121,7 @@ local function num_due()
 end
 
 local function first_fit(k, cost, earliest, hold)
-  if cost == 0 or limit(k) == 0 then return earliest end
+  if cost == 0 or limit(k) == 0 or used[k] + account.kept[k] + cost <= limit(k) then return earliest end
   local slots, places = account.slots, account.places
   local s, first, last = 1, 1, 1  -- the next slot that leaves, place that begins, place that ends
   local fits_from, level, room = earliest, used[k], limit(k) - cost

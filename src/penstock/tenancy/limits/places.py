@@ -81,7 +81,7 @@ class PlaceBook:
 
         `hold`: how much later than that time it may be admitted.
         """
-        if not cost:
+        if not cost or window.used + self.kept[window.kind] + cost <= window.limit:
             return earliest
         steps = [*window.departures(now)]
         for place in self.by_due:
