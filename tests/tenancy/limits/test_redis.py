@@ -13,7 +13,7 @@ from redis import Redis
 from penstock.observe import background
 from penstock.tenancy.limits.account import Account, Reservation
 from penstock.tenancy.limits.quota import NOBODY, US, Quota, Rate, Reason, Refusal
-from penstock.tenancy.limits.redis import LEASE_S, RECOVER_S, SCRIPT, RedisLimiter, keys, limits
+from penstock.tenancy.limits.redis import LEASE_S, RECOVER_S, SCRIPT, RedisLimiter, common_prefix, keys, limits
 from tests.tenancy.limits.answers import answered, granted, refused
 from tests.tenancy.limits.crowd import LIMIT, Crowd
 from tests.tenancy.limits.valkey import ValkeyProcess
@@ -99,7 +99,7 @@ async def test_the_servers_own_clock_is_used_where_no_other_is_given(valkey: Val
     try:
         await granted(one.reserve("acme", Quota(concurrency=1), 1))
         (at, _), redis = Redis.from_url(valkey.url).time(), Redis.from_url(valkey.url)
-        (lease_ends,) = redis.hvals(keys("{own clock}:limits", "")[-2])
+        (lease_ends,) = redis.hvals(keys(common_prefix("own clock"), "")[-2])
         assert at - 60 < int(lease_ends) / US - LEASE_S < at + 60
     finally:
         await one.close()
@@ -178,7 +178,7 @@ async def test_an_error_at_one_tenants_account_is_that_tenants_own(valkey: Valke
     prefix, quota = f"spoilt {on_loss}", Quota(tokens=Rate(60_000), concurrency=2)
     redis, clock = Redis.from_url(valkey.url), SteppedClock()
     async with limiter(valkey.url, prefix, clock, on_loss) as one:
-        redis.rpush(keys(f"{{{prefix}}}:limits", "acme")[0], "no account")
+        redis.rpush(keys(common_prefix(prefix), "acme")[0], "no account")
         before = background.errors().get("limiter", 0)
         for _ in range(3):
             bad, good = one.reserve("acme", quota, 1), one.reserve("other", Quota(), 1)  # in one batch
@@ -186,7 +186,7 @@ async def test_an_error_at_one_tenants_account_is_that_tenants_own(valkey: Valke
             await granted(good)
             assert one.is_connected
         assert background.errors()["limiter"] - before == 3
-        redis.delete(keys(f"{{{prefix}}}:limits", "acme")[0])
+        redis.delete(keys(common_prefix(prefix), "acme")[0])
         await granted(one.reserve("acme", quota, 1))
 
 

@@ -237,7 +237,7 @@ local function has_room(costs, hold)
   return max(first_fit(1, costs[1], now, hold), first_fit(2, costs[2], now, hold)) == now
 end
 
-local function has_slot(came_as_told)
+local function may_open(came_as_told)
   local concurrency = account.quota[5]
   return concurrency == 0 or num_open() + (came_as_told and 0 or num_due()) < concurrency
 end
@@ -293,7 +293,7 @@ local function reserve(id, holder, quantum, tokens, caller)
   local came_as_told = covers and own[1] - EARLY <= now
   local room = has_room(costs, 0)
   if room and not came_as_told then room = pace_has_room(1, 1) and pace_has_room(2, tokens) end
-  if room and has_slot(came_as_told) then
+  if room and may_open(came_as_told) then
     if own and own[4] > 0 and tokens == 0 then insert(own) end
     local start = record(1, tokens)
     open_one(id, holder, tokens, 0, start)

@@ -67,7 +67,7 @@ class Account:
         own = self._places.remove(caller) if self._places.by_due else None
         came_as_told = own is not None and own.due - EARLY <= now and own.covers(costs)
         has_room = self._has_room(costs, 0, now) and (came_as_told or self._is_in_pace(costs))
-        if has_room and self._has_slot(now, came_as_told):
+        if has_room and self._may_open(now, came_as_told):
             if own is not None and own.costs[TOKENS] and not tokens:
                 self._places.add(own)  # it only knocks, and will ask for its tokens next
             return self._admit(tokens, now)
@@ -79,7 +79,7 @@ class Account:
             self._places.add(own)
             return replace(refusal, retry_after_s=(own.due - now) / US, is_due=came_as_told)
         if came_as_told and has_room and self._has_room(costs, GRACE, now):
-            # A slot is missing, and when requests end is not ours to know: the place stays, first in line.
+            # Only concurrency is short, and when requests end is not ours to know: the place stays, first in line.
             self._places.add(Place(caller, costs, now))
             return replace(refusal, retry_after_s=self._quantum / US, is_due=True)
         if caller == NOBODY:
@@ -97,7 +97,7 @@ class Account:
         self._close(reservation, 0, 0, now)
 
     def restore(self, tokens: int, now: int) -> Reservation:
-        """Take over a reservation of an earlier limiter, with its slot. Its tokens are in `slots`, and stay there."""
+        """Take over an open reservation of an earlier limiter. Its tokens are in `slots`, and stay there."""
         self.in_use += 1
         return Reservation(self, tokens, now, None)
 
@@ -119,7 +119,7 @@ class Account:
             pacer.advance(now)
         return now
 
-    def _has_slot(self, now: int, came_as_told: bool) -> bool:
+    def _may_open(self, now: int, came_as_told: bool) -> bool:
         limit = self.quota.concurrency
         return limit is None or self.in_use + (0 if came_as_told else self._places.num_due(now)) < limit
 

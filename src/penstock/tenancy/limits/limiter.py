@@ -89,7 +89,7 @@ class LocalLimiter:
             held.account.release(held, self._now())
 
     def restore(self, tenant: str, quota: Quota, tokens: int) -> Reservation:
-        """Take over what an earlier limiter gave: its request still runs, and its slot counts, whatever the limits."""
+        """Take over what an earlier limiter gave: its request still runs, and counts as open, whatever the limits."""
         now = self._now()
         account = self._accounts.get(tenant) or self._open(tenant, quota, now)
         return account.restore(tokens, now)

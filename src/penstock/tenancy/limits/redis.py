@@ -52,6 +52,11 @@ SCRIPT = (files("penstock.tenancy.limits") / "account.lua").read_text()
 KEYS = ("account:{}", "open:{}", "holders", "since")  # in the order of the script
 
 
+def common_prefix(name: str) -> str:
+    """One hash slot, so that the script may use its keys together; another number where accounts look different."""
+    return f"{{{name}}}:limits-2"
+
+
 def keys(prefix: str, tenant: str) -> list[str]:
     return [f"{prefix}:{key.format(tenant)}" for key in KEYS]
 
@@ -157,7 +162,7 @@ class RedisLimiter:
         self._timeout_s = timeout_s
         self._clock = clock
         self._on_loss = on_loss
-        self._prefix = f"{{{prefix}}}:limits"  # one hash slot, so that the script may use its keys together
+        self._prefix = common_prefix(prefix)
         self._quantum = round(retry_quantum_s * US)
         self._alone = LocalLimiter(retry_quantum_s=retry_quantum_s)
         self._name = secrets.token_hex(8)

@@ -3,7 +3,7 @@
 The limits live in the memory of the serving process. When that process dies, the kernel frees the lock, another takes
 it within a tenth of a second, and the rest connect to it and tell it what they hold. What the dead one had admitted is
 in its journal, so the windows go on as they were. What was open then counts with all that it reserved until it leaves
-the window. Slots of the dead process are free at once; times told before a take-over are forgotten.
+the window. What the dead process had open no longer counts as open; times told before a take-over are forgotten.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from penstock.tenancy.limits.wire import (
 )
 
 _NAME = "limiter"
+_FILES = "limits-2"  # another number where processes of two versions would not understand each other
 BEAT_S = 2.0
 RETRY_S = 0.1
 PATIENCE_S = 3.0  # how long a request may wait while the host changes
@@ -72,9 +73,9 @@ class SharedLimiter:
     def __init__(
         self, directory: Path, *, retry_quantum_s: float = 1.0, clock: Callable[[], float] = monotonic
     ) -> None:
-        self._socket = directory / "limits.sock"
-        self._lock = HostLock(directory / "limits.lock")
-        self._journal = SlotJournal(directory / "limits.journal")
+        self._socket = directory / f"{_FILES}.sock"
+        self._lock = HostLock(directory / f"{_FILES}.lock")
+        self._journal = SlotJournal(directory / f"{_FILES}.journal")
         self._quantum_s = retry_quantum_s
         self._clock = clock
         self._local: LocalLimiter | None = None  # set while this process is the host
