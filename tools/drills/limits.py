@@ -219,7 +219,7 @@ HEAD = (
 def line(report: Report) -> str:
     return (
         f"{report.counting:13} {report.seconds:7.1f} {report.num_admitted:8} {report.num_refused:7} "
-        f"{report.num_broken:6} {report.fullest:8.3f} {report.share:6.1%} "
+        f"{report.num_broken:6} {report.fullest:8.4f} {report.share:6.1%} "
         f"{report.freed_s:4.1f} s {report.lost_tokens:5}"
     )
 
