@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.loop_pauses import Pauses, watched
+from tests.loop_pauses import Pauses, watched, without_pauses
 from tests.waiting import GIVE_UP_S
 
 
@@ -55,3 +55,18 @@ def test_work_in_another_thread_is_none(loop: asyncio.AbstractEventLoop) -> None
 def test_a_loop_that_nobody_watched_is_not_called_quick() -> None:
     with pytest.raises(AssertionError, match="nobody"):
         Pauses().check()
+
+
+def test_an_act_that_holds_a_loop_up_does_so_every_time(loop: asyncio.AbstractEventLoop) -> None:
+    spent = [0.4, 0.0, 0.4, 0.4, 0.4, 0.0]  # CPU seconds, one after the other
+
+    def act() -> None:
+        asyncio.run_coroutine_threadsafe(busy(), loop).result(GIVE_UP_S)
+
+    async def busy() -> None:
+        work(spent.pop(0))
+
+    without_pauses(loop, act)
+    with pytest.raises(AssertionError, match="stood still"):
+        without_pauses(loop, act)
+    assert spent == [0.0]
