@@ -114,9 +114,9 @@ class Crowd:
         reason = call.json()["error"]["reason"]
         self.count.reasons.add(reason)
         self.count.refused_s.append(call.asked_s)
-        if was_told and reason != "unavailable":
+        if was_told and reason != "limiter_unavailable":
             self.count.broken_s.append(call.asked_s)
-        return bool(reason != "unavailable")
+        return bool(reason != "limiter_unavailable")
 
 
 async def held_by(gateway: Process, key: str) -> list[Call]:

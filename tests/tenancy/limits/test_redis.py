@@ -13,7 +13,7 @@ from redis import Redis
 from penstock.observe import background
 from penstock.tenancy.limits.account import Account, Reservation
 from penstock.tenancy.limits.quota import NOBODY, US, Quota, Rate, Reason, Refusal
-from penstock.tenancy.limits.redis import LEASE_S, RECOVER_S, SCRIPT, RedisLimiter, common_prefix, keys, limits
+from penstock.tenancy.limits.redis import BEAT_S, LEASE_S, RECOVER_S, SCRIPT, RedisLimiter, common_prefix, keys, limits
 from tests.tenancy.limits.answers import answered, granted, refused
 from tests.tenancy.limits.crowd import LIMIT, Crowd
 from tests.tenancy.limits.valkey import ValkeyProcess
@@ -140,6 +140,29 @@ async def test_without_redis_the_choice_applies_and_it_recovers_by_itself(tmp_pa
             assert full.reason is Reason.CONCURRENCY, "what was open before is known again"
             one.settle(held, 10)
             await granted(one.reserve("acme", quota, 10, caller=3))
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
+async def test_a_process_that_did_not_notice_a_restart_does_not_undo_the_recovery(tmp_path: Path) -> None:
+    """Its client connects again by itself, and the script is there already: another process has loaded it."""
+    server, clock, quota = ValkeyProcess(tmp_path), SteppedClock(), Quota(tokens=Rate(100))
+    try:
+        async with limiter(server.url, "idle", clock) as idle:
+            await granted(idle.reserve("acme", quota, 60))
+            server.kill()
+            server.start()
+            async with limiter(server.url, "idle", clock) as other:
+                for _ in range(4):
+                    for each in (other, idle):
+                        each._call(each._heartbeat())
+                        await until_heard(each)
+                        await until_heard(each)  # what a heartbeat's answer makes it tell
+                    clock.advance(BEAT_S)
+                assert idle.is_connected
+                assert (await refused(other.reserve("acme", quota, 41, caller=NOBODY))).used == 60
+                await granted(other.reserve("acme", quota, 40))
     finally:
         server.kill()
 

@@ -172,7 +172,6 @@ class RedisLimiter:
         self._calls: list[_Call] = []
         self._wake = asyncio.Event()
         self._script = ""
-        self._run_id = ""  # another one after a restart
         self.is_connected = False
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -293,7 +292,6 @@ class RedisLimiter:
         """Loads the script and says what is open, and what was granted where that is not known."""
         try:
             self._script = await self._redis.script_load(SCRIPT)
-            self._run_id = (await self._redis.info("server"))["run_id"]
             calls = self._restores(is_known=True) if await self._check_server() else self._memory()
             for call, result in zip(calls, await self._run(calls), strict=True):
                 if isinstance(result, ResponseError):
@@ -316,7 +314,7 @@ class RedisLimiter:
 
     def _heartbeat(self) -> _Call:
         wait = round(RECOVER_S * US) if self._on_loss == "closed" else 0
-        return _Call("", ("beat", self._now(), self._name, round(LEASE_S * US), self._run_id, wait))
+        return _Call("", ("beat", self._now(), self._name, round(LEASE_S * US), wait))
 
     async def _beat(self) -> None:
         while True:
