@@ -364,3 +364,12 @@ def test_what_has_begun_goes_to_a_replica_with_an_open_breaker_rather_than_nowhe
     assert choice.replica is not None
     assert choice.replica.id == "b"
     assert admission.reroute(id, 2.0, frozenset({"a", "b"}), known_tokens=150, is_begun=True) is None
+
+
+def test_a_request_of_many_caches_worth_does_not_have_the_others_refused() -> None:
+    """It is computed in turns, so that it fills no more than a cache at a time: many prompts in one request, say."""
+    admission = door(replica(), replica("b"))
+    for _ in range(2):
+        assert isinstance(admission.submit(request(prompt=1_000_000, output=10, context_tokens=100), 0.0), Admit)
+    decision = admission.submit(request("other"), 0.0)
+    assert isinstance(decision, Queued), decision

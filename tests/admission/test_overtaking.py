@@ -121,7 +121,7 @@ def request(cost: int, tenant: str = "t", fingerprint: int = 0) -> EdgeRequest:
 
 
 def push(queue: ModelQueue, cost: int, tenant: str = "t") -> Waiting:
-    return queue.push(request(cost, tenant), 0.0, 1e9, 100.0, is_promised=False)
+    return queue.push(request(cost, tenant), 0.0, 1e9, 100.0, is_promised=False, most_kv=1 << 40)
 
 
 def leave(queue: ModelQueue) -> list[Waiting]:

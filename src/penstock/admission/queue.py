@@ -42,6 +42,7 @@ class Waiting:
     order: int
     is_promised: bool  # it was told to come back now
     cost: int
+    kv_tokens: int
     overtaken_cost: int = 0  # of those that came later and went before it
 
     def lets_pass(self, cost: int) -> bool:
@@ -142,10 +143,14 @@ class ModelQueue:
 
     # -- in and out --------------------------------------------------------------------------------------------------
 
-    def push(self, request: EdgeRequest, now: float, deadline: float, guess: float, *, is_promised: bool) -> Waiting:
+    def push(
+        self, request: EdgeRequest, now: float, deadline: float, guess: float, *, is_promised: bool, most_kv: int
+    ) -> Waiting:
+        """`most_kv`: the tokens that it can fill at a time, wherever it goes."""
         line = self.line(request)
         self._orders += 1
-        item = Waiting(request, now, deadline, self._orders, is_promised, expected_cost(request))
+        kv_tokens = min(request.kv_tokens, most_kv)
+        item = Waiting(request, now, deadline, self._orders, is_promised, expected_cost(request), kv_tokens)
         if not self._waiting:
             self.pace.begin(now, guess)
         if not line.items:
@@ -154,7 +159,7 @@ class ModelQueue:
         line.insert(item)
         self._waiting[request.id] = item
         self._lengths[request.priority] += 1
-        self.kv_tokens += request.kv_tokens
+        self.kv_tokens += kv_tokens
         return item
 
     def _num_sharers(self, line: Line) -> int:
@@ -169,7 +174,7 @@ class ModelQueue:
         line.items.remove(item)
         line.waiting_cost -= item.cost
         self._lengths[item.request.priority] -= 1
-        self.kv_tokens -= item.request.kv_tokens
+        self.kv_tokens -= item.kv_tokens
         return item
 
     def give(self, item: Waiting, now: float) -> None:

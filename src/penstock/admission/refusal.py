@@ -36,7 +36,8 @@ def why_not_wait(
     """The reason to refuse it now. When KV is tight, low classes, long contexts and long outputs are the first to go,
     and small requests the last: it is not for them that others wait."""
     rules = settings.classes[request.priority]
-    asked = queue.kv_tokens + sum(replica.kv_used_tokens for replica in usable)
+    # A cache is full at most: what one request would fill in many turns is no reason to refuse the others.
+    asked = queue.kv_tokens + sum(min(replica.kv_used_tokens, replica.kv_capacity_tokens) for replica in usable)
     capacity = sum(replica.kv_capacity_tokens for replica in usable)
     bearable = rules.kv_pressure * _standing(request, request.kv_tokens * len(usable) / capacity, settings)
     if asked / capacity > bearable:
