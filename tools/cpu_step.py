@@ -46,8 +46,8 @@ class Model:
         )
         ops.settle_kv(self.kv).join()  # as when it is served
         for layer in self.kv:  # blocks that were never written are all one page of zeros
-            layer.keys.fill_(1)
-            layer.values.fill_(1)
+            layer.keys.fill_(0x3D)  # 0.05 in any format; a denormal number would be slow
+            layer.values.fill_(0x3D)
 
     def parts(self, batch: Batch) -> dict[str, Callable[[], object]]:
         ops, model, kv = self.ops, self.model, self.kv

@@ -3,7 +3,10 @@ cache in int8, each against the very same weights in float32. An answer is the s
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from penstock.model.layers import CausalLM
 from penstock.model.loading import load_model
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps
+from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from tests.equality.inprocess import InProcess
 from tests.model.paged import PagedDriver
@@ -27,6 +31,11 @@ WINDOWS, LENGTH = 3, 128
 PERPLEXITY_COST = 0.01  # at most
 LOGIT_ERROR = 0.1  # at most, of all logits' deviation from their mean
 GREEDY = SamplingParams(temperature=0.0)
+DIVERGENCE_WINDOWS, DIVERGENCE_LENGTH = 16, 256
+ONE_DIGIT_DIVERGENCE = 0.0034  # nats a token, where every activation had 8 bits
+QUESTIONS = Path(__file__).with_name("questions.txt").read_text().splitlines()
+LONGEST_SENTENCE = 40  # tokens
+SAME_SENTENCES = 75  # of 100, at least
 EXACT, LOW_BIT, INT8_KV = "float32", "weights in 4 and 8 bits", "int8 cache"
 FORMATS = {EXACT: {}, LOW_BIT: {"keeps": frozenset({4, 8})}, INT8_KV: {"kv_dtype": torch.int8}}
 few_bits = pytest.mark.parametrize("name", [LOW_BIT, INT8_KV])
@@ -74,6 +83,47 @@ def test_logits_are_near_those_of_float32(name: str) -> None:
     exact, kept = logits(EXACT), logits(name)
     spread = exact - exact.mean(2, keepdim=True)
     assert (kept - exact).norm() / spread.norm() < LOGIT_ERROR
+
+
+def log_probabilities(name: str) -> Iterator[Tensor]:
+    """[tokens, vocabulary] of each window."""
+    ids = torch.tensor(prose(tokenizer())[: DIVERGENCE_WINDOWS * DIVERGENCE_LENGTH])
+    num_blocks = 2 + len(ids) // 16
+    driver = PagedDriver(*model(name), block_size=16, num_blocks=num_blocks)
+    return (driver.prefill(window.tolist()).log_softmax(1) for window in ids.view(-1, DIVERGENCE_LENGTH))
+
+
+def test_divergence_from_float32_is_a_quarter_of_that_of_activations_in_8_bits() -> None:
+    windows = zip(log_probabilities(EXACT), log_probabilities(LOW_BIT), strict=True)
+    total = sum(float((exact.exp() * (exact - kept)).sum()) for exact, kept in windows)
+    assert total / (DIVERGENCE_WINDOWS * DIVERGENCE_LENGTH) < ONE_DIGIT_DIVERGENCE / 4
+
+
+@cache
+def first_sentences(name: str) -> list[str]:
+    ours = tokenizer()
+    template = ChatTemplate(
+        open_model("smollm2").tokenizer_source.chat_template, bos_token=ours.bos_token, eos_token=ours.eos_token
+    )
+    prompts = [template.render([{"role": "user", "content": question}]) for question in QUESTIONS]
+    engine = InProcess(*model(name), block_size=16, num_blocks=800, max_num_seqs=len(QUESTIONS))
+    engine.run(
+        *(
+            Request(question, ours.encode(prompt, add_special_tokens=False), LONGEST_SENTENCE, sampling=GREEDY)
+            for question, prompt in zip(QUESTIONS, prompts, strict=True)
+        )
+    )
+    return [re.split(r"(?<=[.!?])\s|\n", ours.decode(engine.outputs[question]))[0] for question in QUESTIONS]
+
+
+def test_the_first_question_everybody_asks_is_answered() -> None:
+    assert first_sentences(LOW_BIT)[0] == "The capital of France is Paris."
+
+
+def test_first_sentences_are_those_of_float32() -> None:
+    assert len(QUESTIONS) == 100
+    same = [a == b for a, b in zip(first_sentences(EXACT), first_sentences(LOW_BIT), strict=True)]
+    assert sum(same) >= SAME_SENTENCES
 
 
 @few_bits

@@ -3,6 +3,8 @@
 
 #include "variants.h"
 
+#include <float.h>
+
 #define SCALES (2 * PANEL) /* bytes of a group's scales, and of its minimums */
 #define CODES(bits) (GROUP * PANEL * (bits) / 8) /* bytes of a step's codes */
 
@@ -41,47 +43,111 @@ static const char *minimums_at(const char *step, struct layout f, int group)
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
+#define QUADS (GROUP / 4)
+#define QUAD_BYTES (4 * PANEL) /* of the codes that a quad meets, one to a byte */
+#define WIDE_BYTES (QUADS * QUAD_BYTES)
+/* Bits of the first digit where there is a second. Codes of 4 bits leave room in their bytes to be shifted by 4. */
+#define DIGIT(bits) ((bits) == 4 ? 4 : 7)
+
 struct group {
-    int8_t values[GROUP];
+    int8_t values[GROUP]; /* of the wide quad: first digits */
+    int8_t seconds[4];
+    int32_t wide; /* which quad that is: the bytes before its codes */
     float scale;
     float sum, first; /* of the values, and of the first half, times the scale: what a minimum is multiplied with */
     int32_t centre; /* the sum, without the scale, times what the codes count from, less than nothing */
 };
 
-/* To the nearest of 255 values; the largest of a group is 127 or -127. */
-INLINE void round_to_groups(const float *from, struct group *out, int count, const int middle)
+/* Of four vectors, quad by quad: in lane l, value i is `fold` of the four values in lane l of vector i. */
+#define FOLD(name, fold)                                                                        \
+    INLINE __m512i name##_of_quads(const __m512i x[4])                                          \
+    {                                                                                           \
+        __m512i a = fold(_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[0], x[1])); \
+        __m512i b = fold(_mm512_unpacklo_epi32(x[2], x[3]), _mm512_unpackhi_epi32(x[2], x[3])); \
+        return fold(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));                  \
+    }                                                                                           \
+    INLINE __m128i name##_of_lanes(__m512i x)                                                   \
+    {                                                                                           \
+        x = fold(x, _mm512_shuffle_i32x4(x, x, 0xb1));                                          \
+        return _mm512_castsi512_si128(fold(x, _mm512_shuffle_i32x4(x, x, 0x4e)));               \
+    }
+
+FOLD(largest, _mm512_max_epi32)
+FOLD(sum, _mm512_add_epi32)
+
+/* The largest of a group's eight keys, two groups side by side. */
+INLINE __m128i largest_of_groups(__m512i keys)
 {
-    for (int k = 0; k < count; k += GROUP, out++) {
-        uint32_t present = count - k < GROUP ? (1u << (count - k)) - 1 : ~0u;
-        __m512 a = _mm512_maskz_loadu_ps((__mmask16)present, from + k);
-        __m512 b = _mm512_maskz_loadu_ps((__mmask16)(present >> 16), from + k + 16);
-        float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
-        __m512 inverse = _mm512_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
-        __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
-        __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
-        _mm_storeu_si128((__m128i *)out->values, _mm512_cvtsepi32_epi8(low));
-        _mm_storeu_si128((__m128i *)(out->values + 16), _mm512_cvtsepi32_epi8(high));
-        int first = _mm512_reduce_add_epi32(low), sum = first + _mm512_reduce_add_epi32(high);
-        out->scale = largest / 127.0f;
+    return largest_of_lanes(_mm512_max_epi32(keys, _mm512_shuffle_epi32(keys, 0xb1)));
+}
+
+/* Two groups, of which the first `groups` are kept, to the nearest multiples of their scales. The quad with a group's
+ * largest magnitude becomes wide, and of the others the largest is 127 or -127. Magnitudes are compared as integers,
+ * which floats above zero allow, with the quad's number for their last bits. */
+INLINE void round_two(const __m512 x[4], struct group *out, const int groups, const int bits)
+{
+    const __m512i numbers = _mm512_set_epi32(7, 3, 7, 3, 6, 2, 6, 2, 5, 1, 5, 1, 4, 0, 4, 0);
+    const __m512i nearest = _mm512_set1_epi32(1 << (DIGIT(bits) - 1));
+    __m512i v[4];
+    UNROLL for (int i = 0; i < 4; i++) v[i] = _mm512_castps_si512(_mm512_abs_ps(x[i]));
+    __m512i keys = _mm512_ternarylogic_epi32(largest_of_quads(v), numbers, _mm512_set1_epi32(QUADS - 1), 0xd8);
+    __m128i top = largest_of_groups(keys);
+    __m128i rest = largest_of_groups(_mm512_maskz_mov_epi32(_mm512_cmpneq_epi32_mask(keys, _mm512_broadcast_i32x4(top)), keys));
+    __m128 scale = _mm_max_ps(_mm_mul_ps(_mm_castsi128_ps(rest), _mm_set1_ps(1.0f / 127)),
+                              _mm_mul_ps(_mm_castsi128_ps(top), _mm_set1_ps(1.0f / (127 << DIGIT(bits)))));
+    __m128 inverse = _mm_and_ps(_mm_div_ps(_mm_set1_ps(1.0f), scale), _mm_cmpge_ps(scale, _mm_set1_ps(FLT_MIN)));
+    __m512 inverses = _mm512_broadcast_f32x4(inverse);
+    UNROLL for (int i = 0; i < 4; i++)
+        v[i] = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], _mm512_permute_ps(inverses, i < 2 ? 0x00 : 0xaa)));
+    int32_t wide[4], sums[4];
+    float scales[4];
+    _mm_storeu_si128((__m128i *)wide, _mm_and_si128(top, _mm_set1_epi32(QUADS - 1)));
+    _mm_storeu_si128((__m128i *)sums, sum_of_lanes(sum_of_quads(v)));
+    _mm_storeu_ps(scales, scale);
+    UNROLL for (int g = 0; g < groups; g++, out++) {
+        int quad = wide[2 * g], first = sums[2 * g], sum = first + sums[2 * g + 1];
+        int8_t seconds[GROUP];
+        UNROLL for (int half = 0; half < 2; half++) {
+            __mmask16 in_quad = (__mmask16)(15u << 4 * quad >> 16 * half);
+            __m512i whole = v[2 * g + half];
+            __m512i second = _mm512_maskz_srai_epi32(in_quad, _mm512_add_epi32(whole, nearest), DIGIT(bits));
+            __m512i value = _mm512_sub_epi32(whole, _mm512_slli_epi32(second, DIGIT(bits)));
+            _mm_storeu_si128((__m128i *)(seconds + 16 * half), _mm512_cvtepi32_epi8(second));
+            _mm_storeu_si128((__m128i *)(out->values + 16 * half), _mm512_cvtepi32_epi8(value));
+        }
+        memcpy(out->seconds, seconds + 4 * quad, 4);
+        out->wide = QUAD_BYTES * quad;
+        out->scale = scales[2 * g];
         out->sum = out->scale * (float)sum;
         out->first = out->scale * (float)first;
-        out->centre = -middle * sum;
+        out->centre = -(1 << (bits - 1)) * sum;
     }
 }
 
-static void round_for_int4(const float *from, void *to, int count) { round_to_groups(from, to, count, 8); }
-static void round_for_int8(const float *from, void *to, int count) { round_to_groups(from, to, count, 128); }
-
-INLINE __m512i four(const struct group *x, int at)
+INLINE void round_to_groups(const float *from, struct group *out, int count, const int bits)
 {
-    int32_t values;
-    memcpy(&values, x->values + 4 * at, 4);
-    return _mm512_set1_epi32(values);
+    for (; count > 0; count -= 2 * GROUP, from += 2 * GROUP, out += 2) {
+        uint64_t present = count < 2 * GROUP ? (1ull << count) - 1 : ~0ull;
+        __m512 x[4];
+        UNROLL for (int i = 0; i < 4; i++) x[i] = _mm512_maskz_loadu_ps((__mmask16)(present >> 16 * i), from + 16 * i);
+        if (count > GROUP) round_two(x, out, 2, bits);
+        else round_two(x, out, 1, bits);
+    }
+}
+
+static void round_for_int4(const float *from, void *to, int count) { round_to_groups(from, to, count, 4); }
+static void round_for_int8(const float *from, void *to, int count) { round_to_groups(from, to, count, 8); }
+
+INLINE __m512i splat_four(const int8_t *values)
+{
+    int32_t four;
+    memcpy(&four, values, 4);
+    return _mm512_set1_epi32(four);
 }
 
 INLINE vf halves(const char *at) { return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)); }
 
-INLINE void load_codes(const char *w, const int bits, __m512i codes[GROUP / 4])
+INLINE void load_codes(const char *w, const int bits, __m512i codes[QUADS])
 {
     if (bits == 8) {
         UNROLL for (int i = 0; i < 8; i++) codes[i] = _mm512_loadu_si512(w + 64 * i);
@@ -100,9 +166,49 @@ INLINE vf scaled(vf acc, __m512i sum, const struct group *x, vf scale)
     return vfma((vf)_mm512_cvtepi32_ps(sum) * splat(x->scale), scale, acc);
 }
 
+/* Second digits times their codes, added to `start`. The codes of 4 bits are shifted already. */
+INLINE __m512i add_seconds(__m512i start, const struct group *x, const char *wide, const int bits)
+{
+    __m512i codes = _mm512_loadu_si512(wide + x->wide), four = splat_four(x->seconds);
+    if (bits == 4) return _mm512_dpbusd_epi32(start, codes, four);
+    __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, four);
+    return _mm512_add_epi32(start, _mm512_slli_epi32(sum, DIGIT(8)));
+}
+
+/* One step of a few rows, quad by quad in turns: a product waits for the one before it in its row. */
+INLINE void step_product(const struct group *const *x, vf *acc, const int rows, const __m512i codes[QUADS],
+                         const char *w, const char *wide, const struct layout f)
+{
+    const __m512i zero = _mm512_setzero_si512();
+    __m512i sums[2][MOST_ROWS];
+    UNROLL for (int r = 0; r < rows; r++) {
+        __m512i start = f.minimums ? zero : _mm512_set1_epi32(x[r]->centre);
+        sums[0][r] = add_seconds(start, x[r], wide, f.bits);
+        if (f.groups == 2) {
+            int is_second = x[r]->wide >= WIDE_BYTES / 2;
+            sums[1][r] = is_second ? sums[0][r] : zero;
+            if (is_second) sums[0][r] = zero;
+        }
+    }
+    UNROLL for (int i = 0; i < QUADS; i++)
+        UNROLL for (int r = 0; r < rows; r++) {
+            __m512i *sum = &sums[f.groups == 2 && i >= QUADS / 2][r];
+            *sum = _mm512_dpbusd_epi32(*sum, codes[i], splat_four(x[r]->values + 4 * i));
+        }
+    UNROLL for (int g = 0; g < f.groups; g++) {
+        vf scale = halves(scales_at(w, f, g)), minimum = f.minimums ? halves(minimums_at(w, f, g)) : splat(0.0f);
+        UNROLL for (int r = 0; r < rows; r++) {
+            acc[r] = vfma((vf)_mm512_cvtepi32_ps(sums[g][r]) * splat(x[r]->scale), scale, acc[r]);
+            float part = f.groups == 1 ? x[r]->sum : g ? x[r]->sum - x[r]->first : x[r]->first;
+            if (f.minimums) acc[r] = vfma(splat(part), minimum, acc[r]);
+        }
+    }
+}
+
 INLINE void panel_product(const struct product *t, const int panel, const int rows, const int panels,
                           const struct layout f)
 {
+    const int batch = rows <= 8 ? rows : 6; /* as many sums as there are registers for */
     vf acc[MOST_ROWS];
     FOR_ROWS acc[r] = splat(0.0f);
     const char *base[ROW_GROUPS];
@@ -113,28 +219,17 @@ INLINE void panel_product(const struct product *t, const int panel, const int ro
             ahead = t->ahead[run++ * panels + panel];
             left = t->ahead_steps;
         }
-        __m512i codes[GROUP / 4];
+        __m512i codes[QUADS];
         load_codes(w, f.bits, codes);
-        vf scale = halves(scales_at(w, f, 0)), minimum = f.minimums ? halves(minimums_at(w, f, 0)) : splat(0.0f);
+        char shifted[WIDE_BYTES] __attribute__((aligned(64)));
+        if (f.bits == 4)
+            UNROLL for (int i = 0; i < QUADS; i++)
+                _mm512_store_si512(shifted + QUAD_BYTES * i, _mm512_slli_epi16(codes[i], DIGIT(4)));
         UNROLL for (int i = 0; i < STEP(f); i += 64) __builtin_prefetch(ahead + i, 0, 2);
-        FOR_ROWS
-        {
-            const struct group *x = ROW(struct group, r);
-            __m512i zero = _mm512_setzero_si512(), sums[2] = {f.minimums ? zero : _mm512_set1_epi32(x->centre), zero};
-            UNROLL for (int i = 0; i < GROUP / 4; i++) {
-                int to = f.groups == 2 ? i / 4 : i % 2; /* by turns, since each addition waits for the one before */
-                sums[to] = _mm512_dpbusd_epi32(sums[to], codes[i], four(x, i));
-            }
-            if (f.groups == 1) {
-                acc[r] = scaled(acc[r], _mm512_add_epi32(sums[0], sums[1]), x, scale);
-                if (f.minimums) acc[r] = vfma(splat(x->sum), minimum, acc[r]);
-            } else {
-                acc[r] = scaled(acc[r], sums[0], x, scale);
-                acc[r] = scaled(acc[r], sums[1], x, halves(scales_at(w, f, 1)));
-                acc[r] = vfma(splat(x->first), minimum, acc[r]);
-                acc[r] = vfma(splat(x->sum - x->first), halves(minimums_at(w, f, 1)), acc[r]);
-            }
-        }
+        const struct group *x[MOST_ROWS];
+        FOR_ROWS x[r] = ROW(struct group, r);
+        UNROLL for (int r = 0; r < rows; r += batch)
+            step_product(x + r, acc + r, rows - r < batch ? rows - r : batch, codes, w, f.bits == 4 ? shifted : w, f);
         w += STEP(f);
         ahead += STEP(f);
         FOR_ROW_GROUPS base[g] += sizeof(struct group);

@@ -1,7 +1,11 @@
 /* Weights as integers of 4 or 8 bits: weight = code * scale + minimum, with a scale and a minimum for every 32 values
- * of k in every column, or for every 16; or (code - middle) * scale. Rows are rounded to 8 bits, 32 values at a time,
- * so products and their sums are integers and exact in any order; only the scaled sums of the groups are added up as
- * floats, in the order of k: batch invariance.
+ * of k in every column, or for every 16; or (code - middle) * scale. Rows are rounded to integers too, 32 values at a
+ * time, so products and their sums are integers and exact in any order; only the scaled sums of the groups are added up
+ * as floats, in the order of k: batch invariance.
+ *
+ * Of a row's 32 values each has one digit of 8 bits, and four of them two: those of the quad (values 4 i to 4 i + 3)
+ * with the largest magnitude, the wide quad. Large values come alone, and in one digit they would set the step by which
+ * the 31 beside them are rounded. So a group's eight products of quads are nine, the ninth of second digits.
  *
  * One step of a panel is 32 values: their codes as [4][16 columns][4] bytes for 4 bits, where a byte holds the values
  * 8 i + j in its lower and 8 i + 4 + j in its upper half, or [8][16][4] for 8 bits; then the 16 scales and the 16
