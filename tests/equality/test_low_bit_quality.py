@@ -32,7 +32,7 @@ PERPLEXITY_COST = 0.01  # at most
 LOGIT_ERROR = 0.1  # at most, of all logits' deviation from their mean
 GREEDY = SamplingParams(temperature=0.0)
 DIVERGENCE_WINDOWS, DIVERGENCE_LENGTH = 16, 256
-ONE_DIGIT_DIVERGENCE = 0.0034  # nats a token, where every activation had 8 bits
+ONE_DIGIT_DIVERGENCE = 0.00347  # nats a token, where every activation had 8 bits
 QUESTIONS = Path(__file__).with_name("questions.txt").read_text().splitlines()
 LONGEST_SENTENCE = 40  # tokens
 SAME_SENTENCES = 75  # of 100, at least

@@ -43,13 +43,14 @@ def ops() -> NativeOps:
 
 
 def as_seen(x: Tensor, bits: int) -> Tensor:
-    """Rows as the kernels multiply them. The quad of a group with the largest magnitude has values of two digits; all
-    others are rounded to 8 bits. Quads are compared by magnitudes whose last three bits are their number."""
+    """Rows as the kernels multiply them. The quad with a group's largest magnitude has values of two digits; all others
+    are rounded to 8 bits. Quads are compared by magnitudes whose last three bits are the quad's number."""
     m, k = x.shape
     groups = F.pad(x, (0, -k % GROUP)).view(m, -1, GROUP)
     quads = groups.view(m, -1, 8, 4).abs().amax(3).view(torch.int32)
     keys = quads & ~7 | torch.arange(8, dtype=torch.int32)
-    rest, top = keys.sort(2).values[:, :, -2:].contiguous().view(torch.float32).split(1, 2)
+    largest = keys.sort(2).values[:, :, -2:].contiguous().view(torch.float32)
+    rest, top = largest[:, :, :1], largest[:, :, 1:]
     one, two = torch.tensor([1 / 127, 1 / (127 << (4 if bits == 4 else 7))])
     scales = torch.maximum(rest * one, top * two)
     inverses = torch.where(scales >= torch.finfo(torch.float32).tiny, 1 / scales, 0)

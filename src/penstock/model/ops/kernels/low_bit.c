@@ -161,11 +161,6 @@ INLINE void load_codes(const char *w, const int bits, __m512i codes[QUADS])
     }
 }
 
-INLINE vf scaled(vf acc, __m512i sum, const struct group *x, vf scale)
-{
-    return vfma((vf)_mm512_cvtepi32_ps(sum) * splat(x->scale), scale, acc);
-}
-
 /* Second digits times their codes, added to `start`. The codes of 4 bits are shifted already. */
 INLINE __m512i add_seconds(__m512i start, const struct group *x, const char *wide, const int bits)
 {
@@ -177,7 +172,7 @@ INLINE __m512i add_seconds(__m512i start, const struct group *x, const char *wid
 
 /* One step of a few rows, quad by quad in turns: a product waits for the one before it in its row. */
 INLINE void step_product(const struct group *const *x, vf *acc, const int rows, const __m512i codes[QUADS],
-                         const char *w, const char *wide, const struct layout f)
+                         const vf scales[2], const vf minimums[2], const char *wide, const struct layout f)
 {
     const __m512i zero = _mm512_setzero_si512();
     __m512i sums[2][MOST_ROWS];
@@ -195,14 +190,12 @@ INLINE void step_product(const struct group *const *x, vf *acc, const int rows, 
             __m512i *sum = &sums[f.groups == 2 && i >= QUADS / 2][r];
             *sum = _mm512_dpbusd_epi32(*sum, codes[i], splat_four(x[r]->values + 4 * i));
         }
-    UNROLL for (int g = 0; g < f.groups; g++) {
-        vf scale = halves(scales_at(w, f, g)), minimum = f.minimums ? halves(minimums_at(w, f, g)) : splat(0.0f);
+    UNROLL for (int g = 0; g < f.groups; g++)
         UNROLL for (int r = 0; r < rows; r++) {
-            acc[r] = vfma((vf)_mm512_cvtepi32_ps(sums[g][r]) * splat(x[r]->scale), scale, acc[r]);
+            acc[r] = vfma((vf)_mm512_cvtepi32_ps(sums[g][r]) * splat(x[r]->scale), scales[g], acc[r]);
             float part = f.groups == 1 ? x[r]->sum : g ? x[r]->sum - x[r]->first : x[r]->first;
-            if (f.minimums) acc[r] = vfma(splat(part), minimum, acc[r]);
+            if (f.minimums) acc[r] = vfma(splat(part), minimums[g], acc[r]);
         }
-    }
 }
 
 INLINE void panel_product(const struct product *t, const int panel, const int rows, const int panels,
@@ -225,11 +218,17 @@ INLINE void panel_product(const struct product *t, const int panel, const int ro
         if (f.bits == 4)
             UNROLL for (int i = 0; i < QUADS; i++)
                 _mm512_store_si512(shifted + QUAD_BYTES * i, _mm512_slli_epi16(codes[i], DIGIT(4)));
+        vf scales[2], minimums[2];
+        UNROLL for (int g = 0; g < f.groups; g++) {
+            scales[g] = halves(scales_at(w, f, g));
+            if (f.minimums) minimums[g] = halves(minimums_at(w, f, g));
+        }
         UNROLL for (int i = 0; i < STEP(f); i += 64) __builtin_prefetch(ahead + i, 0, 2);
         const struct group *x[MOST_ROWS];
         FOR_ROWS x[r] = ROW(struct group, r);
         UNROLL for (int r = 0; r < rows; r += batch)
-            step_product(x + r, acc + r, rows - r < batch ? rows - r : batch, codes, w, f.bits == 4 ? shifted : w, f);
+            step_product(x + r, acc + r, rows - r < batch ? rows - r : batch, codes, scales, minimums,
+                         f.bits == 4 ? shifted : w, f);
         w += STEP(f);
         ahead += STEP(f);
         FOR_ROW_GROUPS base[g] += sizeof(struct group);
