@@ -252,7 +252,7 @@ class StreamRecord:
 
     @property
     def stream_id(self) -> str | None:
-        """By which its replica knows it; None: it has not said so yet."""
+        """The id that its replica knows it by; None: the replica has not said so yet."""
         self._fold()
         return msgspec.json.decode(self._origin, type=Origin).id if self._origin else None
 

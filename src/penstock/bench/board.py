@@ -99,7 +99,7 @@ class Board:
         self._stream.flush()
 
     def _left_s(self, wall_s: float) -> float | None:
-        """Of this load; None: not known."""
+        """Seconds left of this load; None: not known."""
         if self._duration_s:
             return max(0.0, self._duration_s - wall_s)
         if self._total and self.num_over:

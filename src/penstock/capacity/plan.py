@@ -73,7 +73,7 @@ class Layout:
 
 
 def layouts(case: Case, setup: Setup) -> list[Layout]:
-    """By number of GPUs per replica; none where the GPU does not have the formats."""
+    """Layouts by number of GPUs per replica; none where the GPU does not have the formats."""
     if not case.hardware[setup.gpu].supports(setup.formats):
         return []
     found = [_judge(case, setup, each) for each in _parallelisms(case, setup)]

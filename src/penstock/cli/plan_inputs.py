@@ -29,7 +29,7 @@ CURRENT_KEYS = ("gpu", "count", "bill", "tp", "pp", "quant", "kv", "prefix")
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked, of a trace or of distributions."""
+    """Requests to plan for: those of a trace, or a sample of distributions."""
 
     lengths: list[tuple[int, int]]  # (prompt, output): of all requests of a trace, or of a sample
     prefix_share: float

@@ -100,7 +100,7 @@ async def _serve(settings: Settings, files: ModelFiles, ports: list[int], direct
 
 
 class _Start:
-    """What the terminal is told of replicas as the gateway finds them ready for the first time."""
+    """Lines in the terminal about replicas, as the gateway finds each ready for the first time."""
 
     def __init__(self, name: str, gateway: GatewaySettings, opened: Opened, count: int) -> None:
         self._name = name

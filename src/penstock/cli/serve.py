@@ -277,4 +277,4 @@ def _say(line: str) -> None:
 
 
 def _say_nothing(line: str) -> None:
-    """Of several replicas, whoever started them says how far they are."""
+    """The process that started several replicas says how far they are."""

@@ -33,7 +33,7 @@ def serve_and_report(settings: Settings, descriptor: int) -> None:
 
 
 async def read_report(ours: socket.socket) -> Ready | Failed | None:
-    """What a process at the other end says of its start; None: it ended without a word."""
+    """The report of the process at the other end about its start; None: it ended without one."""
     reader, writer = await asyncio.open_unix_connection(sock=ours)
     try:
         line = await reader.readline()

@@ -62,7 +62,7 @@ def _shortage(refusal: Refusal, size: Reserved) -> str:
 
 
 def _time(refusal: Refusal) -> str:
-    """As the header says it."""
+    """The time of the Retry-After header, in words."""
     return "" if refusal.retry_after_s is None else f"; come back in {max(1, math.ceil(refusal.retry_after_s))} s"
 
 
