@@ -59,9 +59,21 @@ class RealGateway:
         is_json = answer.headers.get("content-type") == "application/json"
         return answer.status, json.loads(content) if content and is_json else content
 
+    def num_ready(self) -> int:
+        """The replicas that requests can go to by now. `/ready` says only that there is one."""
+        status, metrics = self.ask("GET", "/metrics", url=self.admin_url)
+        if status == 200:
+            return len(re.findall(rb'^penstock_gateway_replica_state{.*state="ready"} 1', metrics, re.M))
+        return self.ask("GET", "/ready")[0] == 200  # a gateway without an admin API: of one replica
+
     def command(self, *words: str) -> str:
         command = [sys.executable, "-m", "penstock.cli.main", *words, "--store", self.store]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _num_replicas(models: dict[str, Any]) -> int:
+    """The replicas of models and of their versions."""
+    return sum(len(one.get("replicas", ())) + _num_replicas(one.get("versions", {})) for one in models.values())
 
 
 @contextlib.contextmanager
@@ -95,7 +107,8 @@ def real_gateway(
         assert found is not None, log.read_text()
         url = found.group().replace("0.0.0.0", "127.0.0.1")
         gateway = RealGateway(process, url, admin and admin.group(), notice.strip(), log, store, trusts)
-        eventually(lambda: gateway.ask("GET", "/ready")[0], lambda status: status == 200)
+        num_replicas = _num_replicas(settings.get("models", models))
+        eventually(gateway.num_ready, lambda num_ready: num_ready == num_replicas)
         yield gateway
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
