@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from tools.drills.call import Call, begin, post
 
 from penstock.core.replica import ReplicaState
+from penstock.gateway.stranded import WAIT_S
 from tests.engine.expecting import expected as expected_ids
 from tests.gateway.door import Gateway, gateway
 from tests.server.replica import NAME, Replica, engines_paused, serving
@@ -17,9 +20,9 @@ from tests.waiting import GIVE_UP_S, eventually, eventually_async
 ROOMY = {"num_blocks": 8192, "max_num_seqs": 128, "chunk_tokens": 512}
 
 
-def asked(number: int, tokens: int) -> bytes:
+def asked(number: int, tokens: int, key: str = "none") -> bytes:
     body: dict[str, Any] = {"model": NAME, "prompt": f"stream {number}", "max_tokens": tokens, "temperature": 0}
-    return post("/v1/completions", body | {"stream": True, "ignore_eos": True})
+    return post("/v1/completions", body | {"stream": True, "ignore_eos": True}, key)
 
 
 def said(replica: Replica, number: int, tokens: int) -> str:
@@ -82,3 +85,56 @@ async def test_a_stream_returns_to_a_replica_that_failed_it_before() -> None:
                 await asyncio.to_thread(eventually, lambda hurt=hurt: is_ready_for(door, hurt))
         assert await whole_texts(calls) == expected
         eventually(door.is_idle)
+
+
+@pytest.mark.slow
+async def test_a_stream_waits_for_the_only_replica_to_come_back() -> None:
+    with serving(step_s=0.01, **ROOMY) as one, gateway(one) as door:
+        expected = [said(one, 0, 100)]
+        calls = await streams(door, [one], 1, 100)
+        one.kill_engine()
+        assert await whole_texts(calls) == expected
+        eventually(door.is_idle)
+
+
+@pytest.mark.slow
+async def test_a_stream_that_lost_two_replicas_waits_for_one_of_them_and_spares_the_third() -> None:
+    with ExitStack() as stack:
+        replicas = [stack.enter_context(serving(step_s=0.01, **ROOMY)) for _ in range(3)]
+        door = stack.enter_context(gateway(*replicas))
+        expected = [said(replicas[0], 0, 400)]
+        calls = await streams(door, replicas, 1, 400)
+        lost = []
+        for event in (40, 80):
+            lost.append(busy(replicas))
+            await asyncio.to_thread(door.set_in_use, lost[-1], False)
+            lost[-1].kill_engine()
+            if event == 40:
+                await calls[0].at_event(event)
+        (spared,) = [replica for replica in replicas if replica not in lost]
+        await eventually_async(lambda: len(door.door.stranded) == 1)
+        assert is_ready_for(door, spared)
+        assert spared.engine.num_open == 0
+
+        await asyncio.to_thread(eventually, lambda: lost[0].engine.state == "ready")
+        await asyncio.to_thread(door.set_in_use, lost[0], True)
+        assert await whole_texts(calls) == expected
+        eventually(door.is_idle)
+
+
+@pytest.mark.slow
+async def test_a_stream_ends_with_an_error_if_no_replica_comes_back_in_time() -> None:
+    may_return = threading.Event()
+    with serving(step_s=0.01, may_return=may_return, **ROOMY) as one, gateway(one) as door:
+        key = door.add_tenant("t")
+        (call,) = calls = [await begin(door.port, asked(0, 400, key))]
+        await call.at_event(5)
+        one.kill_engine()
+        await eventually_async(lambda: len(door.door.stranded) == 1)
+        await asyncio.to_thread(door.advance, WAIT_S)
+        async with asyncio.timeout(GIVE_UP_S):
+            await asyncio.gather(*(call.ended for call in calls))
+        assert "the replica failed in the middle of the answer" in call.events()[-1]["error"]["message"]
+        await asyncio.to_thread(eventually, door.is_idle)
+        assert sum(usage.output_tokens for usage in door.ledger.usages) >= 5  # the client has them
+        may_return.set()

@@ -114,7 +114,10 @@ async def serve(settings: GatewaySettings, url: str, on_open: Callable[[Opened],
                 certificates = Certificates(tls, replicas, pools_of(models), recorder)
                 slos, slack = slos_of(settings.slo, models), slack_of(settings.watch.alerts)
                 admission = Admission(router_of(settings, models), admission_of(settings), slos)
-                door = Door(routes.table, replicas, books, admission, recorder, explains=settings.route_headers)
+                headers, resume_wait_s = settings.route_headers, settings.resume_wait_s
+                door = Door(
+                    routes.table, replicas, books, admission, recorder, explains=headers, resume_wait_s=resume_wait_s
+                )
                 routes.changed = door.use
                 tower = Watchtower(door, slos, settings.watch, slack=slack)
                 feed = Feed(GatewaySource(door, keys, budgets))

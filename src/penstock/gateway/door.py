@@ -45,6 +45,7 @@ from penstock.gateway.roster import Roster
 from penstock.gateway.shadow import Shadows
 from penstock.gateway.sizes import Size, body_for
 from penstock.gateway.standing import Standing, Standings
+from penstock.gateway.stranded import WAIT_S, StrandedStreams
 from penstock.gateway.toll import ENTRY, Toll
 from penstock.router.explanation import replica_header, route_header
 from penstock.router.learning import OutputLengths
@@ -71,6 +72,7 @@ class Door:
         *,
         explains: bool = True,
         clock: TimerClock = LOOP_CLOCK,
+        resume_wait_s: float = WAIT_S,
     ) -> None:
         """`explains`: answers say which replica they come from, and why it was picked."""
         self.admission = admission
@@ -91,6 +93,7 @@ class Door:
         self._learned = LearnedAdapters()
         self.books = books
         self._waiting: dict[str, Passage] = {}
+        self.stranded = StrandedStreams(clock, resume_wait_s)
         self._standings = Standings(routes)
         self.shadows = Shadows(self)
         self.recorder.compare({p: version for r in routes.routes.values() for version, p in r.versions.items()})
@@ -354,6 +357,8 @@ class Door:
         # One that is gone has what it had, as far as anybody knows.
         if snapshot.state is not ReplicaState.OUT and self._learned.hear(replica.id, replica.model, has):
             self.use(self._configured)
+        if self.stranded:
+            self.stranded.replica_changed(replica)
         if self._waiting:
             self._decide()
 

@@ -6,6 +6,7 @@ is settled, the admission's entry closed, the usage recorded.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -286,12 +287,28 @@ class Passage:
 
     def _carry_on(self) -> None:
         """The client has seen a part: the rest must follow it without a gap, or the stream ends with an error."""
-        may_move = self._transcript.record is not None and self._tries.move()
-        replica = self._next_replica(self.request.kv_tokens) if may_move else None
-        if replica is not None and replica.relays and (rest := self._transcript.rest_letter(replica)) is not None:
+        if not self._is_open or self._transcript.record is None or not self._tries.move():
+            self.break_off()
+        elif not self.resume_elsewhere():
+            self._exchange.watcher = self
+            self._door.stranded.add(self, self._door.replicas)
+
+    def resume_elsewhere(self) -> bool:
+        replica = self._next_replica(self.request.kv_tokens)
+        if replica is None:
+            return False
+        rest = self._transcript.rest_letter(replica)
+        if rest is None:
+            self.break_off()
+        else:
             self._door.recorder.carried_on(self.request.model)
             self._send(replica, rest)
-            return
+        return True
+
+    def forget_tries(self, lost: Set[str]) -> None:
+        self._tries.replicas -= lost
+
+    def break_off(self) -> None:
         error = EngineFailed("the replica failed in the middle of the answer")
         self._end_stream(error)
         self._close(self._transcript.usage(None) or self._transcript.guess_part(), *ending_of(error))
@@ -355,8 +372,9 @@ class Passage:
     # -- the client
 
     def client_gone(self) -> None:
-        """It left before anything was forwarded: waiting for the limiter, for a place, or for another replica."""
-        self._close(None, Ending.CLIENT_GONE)
+        """It left while nothing was forwarded: waiting for the limiter, for a place, or for another replica."""
+        usage = self._transcript.usage(None) or self._transcript.guess() if self._exchange.is_started else None
+        self._close(usage, Ending.CLIENT_GONE)
 
     def pause(self) -> None:
         """Nothing is being written."""
@@ -394,6 +412,7 @@ class Passage:
         if not self._is_open:
             return
         self._is_open, self._exchange.watcher = False, None
+        self._door.stranded.discard(self)
         if self._chain is not None:
             self._chain.close()
         self._account.close(self.request, usage, ending, reason)

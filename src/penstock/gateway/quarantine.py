@@ -7,7 +7,7 @@ hung, or its engine died; one that could not be connected to, that drains, or th
 - A request that has lost two is sent to no third one, ever. It is refused, and so is the same body of the same tenant
   for ten minutes, unless it has an alibi: the second replica had made `ALIBI_TOKENS` for it. What a replica does not
   survive it meets again where it left off, so it does not get so far; a bystander does. With an alibi it may go back to
-  either of the two, if that has returned, and its body is not refused.
+  either of the two, and waits for that (`stranded`), and its body is not refused.
 - A replica that dies takes bystanders with it. Those that it had made so many tokens for are sent to other replicas
   than those that had just come, wherever there are two to choose from (`apart`): so the bystanders go on where the
   culprit is not, and what has lost the same two replicas is as a rule the culprit alone.

@@ -38,6 +38,7 @@ from penstock.gateway.kv_sources import KvEventSettings
 from penstock.gateway.replicas import Replica
 from penstock.gateway.request_log import LogSettings
 from penstock.gateway.route_settings import pool_name, rule_set, versions_of
+from penstock.gateway.stranded import WAIT_S
 from penstock.gateway.translated import ForeignUpstream
 from penstock.router.router import Router
 from penstock.router.routes import Failure, Fallback, PoolShare, Route, RouteTable
@@ -133,6 +134,9 @@ class GatewaySettings:
     slo: Slo = field(default_factory=Slo)
     max_wait_s: dict[Literal["interactive", "standard", "batch"], Seconds] = setting(
         {}, "how long requests of a class may wait for a place; auto: by the model's slo.ttft_s, batch 300"
+    )
+    resume_wait_s: Seconds = setting(
+        WAIT_S, "how long a stream whose replicas were lost waits for one to come back before it ends with an error"
     )
     watch: WatchSettings = field(default_factory=WatchSettings)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
