@@ -1,4 +1,4 @@
-"""Clocks that a test moves, for all that takes a `penstock.gateway.http.clock.TimerClock`."""
+"""Clocks that a test moves, for all that takes a `penstock.http.clock.TimerClock`."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import uvloop
 
-from penstock.gateway.http.asgi import AsgiApp
-from penstock.gateway.http.clock import LOOP_CLOCK, TimerClock
-from penstock.gateway.http.limits import ClientLimits
-from penstock.gateway.http.server import Server, bound_socket
+from penstock.http.asgi import AsgiApp
+from penstock.http.clock import LOOP_CLOCK, TimerClock
+from penstock.http.limits import ClientLimits
+from penstock.http.server import Server, bound_socket
 from tests.waiting import GIVE_UP_S
 
 

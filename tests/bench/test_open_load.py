@@ -11,8 +11,8 @@ from penstock.bench.client import Client
 from penstock.bench.lag import TICK_S, doubts
 from penstock.bench.load import Load, Run
 from penstock.bench.speech import Speech
-from penstock.gateway.http.limits import UpstreamLimits
-from penstock.gateway.http.upstream import Upstream
+from penstock.http.limits import UpstreamLimits
+from penstock.http.upstream import Upstream
 from penstock.workload.conversations import Conversation, Message, Turn
 from tests.bench.fake_server import FakeServer, MemoryClient, serving
 from tests.virtual_time import VirtualTimeLoop, in_virtual_time

@@ -17,7 +17,7 @@ from penstock.cli.doctor_checks import look_over
 from penstock.cli.doctor_findings import Finding
 from penstock.cli.main import main
 from penstock.core.settings import EngineSettings, ServerSettings
-from penstock.gateway.http.tls import ServerTls, expiry
+from penstock.http.tls import ServerTls, expiry
 from penstock.tenancy.store import open_store
 from tests.certificates import new_ca
 from tests.gateway.door import gateway

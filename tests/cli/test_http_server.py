@@ -1,6 +1,6 @@
 """The HTTP server of `penstock serve` and `penstock engine`: what it takes from clients, slow and hostile ones too.
 
-It is the gateway's, so what a connection may do is tested there (`tests/gateway/http/test_connection.py`)."""
+It is the gateway's, so what a connection may do is tested there (`tests/http/test_connection.py`)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from penstock.cli.serve import HttpServer
 from penstock.core.clock import MonotonicClock
 from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineClient
-from penstock.gateway.http.limits import ClientLimits
+from penstock.http.limits import ClientLimits
 from penstock.server.drain import Drain
 from penstock.server.generation import Generation
 from tests.clocks import ManualClock
-from tests.gateway.http.scripted import Client
+from tests.http.scripted import Client
 from tests.waiting import eventually_async
 
 LIMITS = ClientLimits()

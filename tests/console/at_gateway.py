@@ -14,7 +14,7 @@ from penstock.console.at_gateway import ConsoleAtGateway
 from penstock.console.feed import Feed
 from penstock.console.gateway_source import GatewaySource
 from penstock.gateway.admin.guard import Guard
-from penstock.gateway.http.server import Server, bound_socket
+from penstock.http.server import Server, bound_socket
 from penstock.tenancy.admins import AdminKey, AdminRing
 from penstock.tenancy.budgets import Budgets
 from tests.gateway.door import Gateway

@@ -12,9 +12,9 @@ import pytest
 
 from penstock.console.history import COLUMNS
 from penstock.console.views import TenantRow
-from penstock.gateway.http.clock import LOOP_CLOCK
 from penstock.gateway.recorder import Ending, RequestFacts
 from penstock.gateway.settings import ModelSettings
+from penstock.http.clock import LOOP_CLOCK
 from penstock.tenancy.admins import new_admin_key
 from penstock.tenancy.prices import Price
 from tests.console.at_gateway import Console, console

@@ -19,11 +19,11 @@ from penstock.gateway.adapters import ForgetfulNotes, unwant
 from penstock.gateway.books import Books
 from penstock.gateway.door import Door
 from penstock.gateway.health.settings import HealthSettings
-from penstock.gateway.http.clock import LoopClock
-from penstock.gateway.http.server import Server, bound_socket
-from penstock.gateway.http.tls import ServerTls
 from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.settings import ModelSettings, pools_of, replicas_of, routes_of
+from penstock.http.clock import LoopClock
+from penstock.http.server import Server, bound_socket
+from penstock.http.tls import ServerTls
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.keys import KeyRing, TenantState, new_key
 from penstock.tenancy.limits.limiter import LocalLimiter

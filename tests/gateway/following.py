@@ -15,12 +15,12 @@ from penstock.core.replica import ReplicaSnapshot
 from penstock.dialects.engines import DIALECTS
 from penstock.gateway.foreign import ForeignFollower
 from penstock.gateway.health.settings import HealthSettings
-from penstock.gateway.http.call import Call, Failure
-from penstock.gateway.http.clock import LOOP_CLOCK, TimerClock
-from penstock.gateway.http.message import ResponseHead
-from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.replicas import Replica
 from penstock.gateway.translated import ForeignUpstream
+from penstock.http.call import Call, Failure
+from penstock.http.clock import LOOP_CLOCK, TimerClock
+from penstock.http.message import ResponseHead
+from penstock.http.upstream import Upstream
 from tests.clocks import ManualClock
 from tests.waiting import GIVE_UP_S, eventually_async
 

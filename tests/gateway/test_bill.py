@@ -6,10 +6,10 @@ from penstock.api.relay import Origin, StreamRecord, origin_comment
 from penstock.core.request import Cost
 from penstock.gateway.asked import SURFACES, Asked
 from penstock.gateway.bill import Bill
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.message import Request
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.spent import TokenUsage
+from penstock.http.exchange import Exchange
+from penstock.http.message import Request
 from penstock.router.routes import PoolShare, Route
 from penstock.tenancy.keys import Caller
 from penstock.tenancy.prices import Price

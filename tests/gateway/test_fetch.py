@@ -9,10 +9,10 @@ import pytest
 
 from penstock.dialects.standing import Answer
 from penstock.gateway.fetch import fetch
-from penstock.gateway.http.call import Failure, FailureKind
-from penstock.gateway.http.upstream import Upstream
+from penstock.http.call import Failure, FailureKind
+from penstock.http.upstream import Upstream
 from tests.clocks import ManualClock
-from tests.gateway.http.scripted import ScriptedUpstream, Stream
+from tests.http.scripted import ScriptedUpstream, Stream
 from tests.waiting import eventually_async
 
 

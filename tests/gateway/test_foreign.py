@@ -13,8 +13,8 @@ from penstock.core.replica import UNBOUNDED
 from penstock.dialects.dialect import Signal
 from penstock.dialects.standing import Standing
 from penstock.gateway.health.settings import HealthSettings
-from penstock.gateway.http.call import FailureKind
 from penstock.gateway.spent import find_usage
+from penstock.http.call import FailureKind
 from tests.clocks import ManualClock
 from tests.dialects.servers import FAKES, WORDS, FakeServer, FakeSglang, FakeTgi, FakeTriton, FakeTrtllm, FakeVllm
 from tests.gateway.following import Following, Rider, following
@@ -282,7 +282,7 @@ async def test_llamacpp_without_metrics_has_slots(llamacpp: str) -> None:
     from penstock.dialects import reading
     from penstock.dialects.engines.llamacpp import SLOTS
     from penstock.gateway.fetch import fetch
-    from penstock.gateway.http.upstream import Upstream
+    from penstock.http.upstream import Upstream
 
     upstream = Upstream.from_url(llamacpp)
     answer = await fetch(upstream, SLOTS.path, b"", timeout_s=5)

@@ -14,8 +14,8 @@ from penstock.api import kv_blocks
 from penstock.api.kv_blocks import BlockNews, pack
 from penstock.api.sse import event
 from penstock.core.hashing import routing_hashes
-from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.kv_follower import KvFollower
+from penstock.http.upstream import Upstream
 from tests.clocks import ManualClock
 from tests.server.replica import Replica, serving
 from tests.server.test_block_routes import SIZE, ask

@@ -1,7 +1,7 @@
 """What a replica is told beside a client's bytes."""
 
-from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.replicas import Replica
+from penstock.http.upstream import Upstream
 from penstock.tenancy.tenants import tenant_from
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from penstock.api.replica_report import ReplicaReport
 from penstock.gateway.health.replica_health import ReplicaHealth
-from penstock.gateway.http import clock as clocks
-from penstock.gateway.http.clock import LoopClock
 from penstock.gateway.silence import SilenceTimer
+from penstock.http import clock as clocks
+from penstock.http.clock import LoopClock
 from tests.clocks import ManualClock
 from tests.gateway.door import gateway
 from tests.server.replica import NAME, Replica

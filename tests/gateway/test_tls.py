@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.gateway.http.tls import ServerTls
 from penstock.gateway.settings import GatewaySettings, ModelSettings, replicas_of
+from penstock.http.tls import ServerTls
 from tests.certificates import Certificate, new_ca
 from tests.gateway.door import gateway
 from tests.server.replica import NAME, Replica

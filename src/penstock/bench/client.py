@@ -10,10 +10,10 @@ import asyncio
 from time import perf_counter
 from urllib.parse import urlsplit
 
-from penstock.gateway.http.call import Failure
-from penstock.gateway.http.limits import UpstreamLimits
-from penstock.gateway.http.message import ResponseHead, render
-from penstock.gateway.http.upstream import Upstream
+from penstock.http.call import Failure
+from penstock.http.limits import UpstreamLimits
+from penstock.http.message import ResponseHead, render
+from penstock.http.upstream import Upstream
 
 
 class RequestFailed(Exception):

@@ -15,14 +15,14 @@ from penstock.gateway.admin.resources import MAX_BODY_BYTES
 from penstock.gateway.admin.routes import RouteDesk
 from penstock.gateway.admin.watch import watch_views
 from penstock.gateway.door import Door
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.limits import ClientLimits
-from penstock.gateway.http.message import Request
-from penstock.gateway.http.server import App, BodyGate, Server, bound_socket
-from penstock.gateway.http.tls import ServerTls
 from penstock.gateway.settings import LOOPBACK, GatewaySettings
 from penstock.gateway.state import state_of
 from penstock.gateway.watchtower import Watchtower
+from penstock.http.exchange import Exchange
+from penstock.http.limits import ClientLimits
+from penstock.http.message import Request
+from penstock.http.server import App, BodyGate, Server, bound_socket
+from penstock.http.tls import ServerTls
 from penstock.tenancy.admins import AdminRing
 from penstock.tenancy.keys import KeyRing
 from penstock.tenancy.store import open_store

@@ -9,7 +9,7 @@ from penstock.core.context import longest_context
 from penstock.core.errors import ConfigError
 from penstock.core.settings import ServerSettings, Settings
 from penstock.core.speculating import kind_of
-from penstock.gateway.http.tls import ServerTls
+from penstock.http.tls import ServerTls
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.encoder import EncoderCheckpoint
 from penstock.hub.hf_directory import HFDirectory

@@ -8,10 +8,10 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from penstock.core.errors import ConfigError
-from penstock.gateway.http.tls import ServerTls
 from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.replicas import Replica
 from penstock.gateway.settings import ModelSettings, tls_of
+from penstock.http.tls import ServerTls
 
 log = logging.getLogger("penstock.gateway")
 

@@ -30,8 +30,6 @@ from penstock.gateway.adapters import unwant
 from penstock.gateway.books import Books
 from penstock.gateway.decision_log import DecisionLog, path_of_its_own
 from penstock.gateway.door import Door
-from penstock.gateway.http.limits import ClientLimits
-from penstock.gateway.http.server import Server, bound_socket
 from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.request_log import RequestLog
 from penstock.gateway.route_board import RouteBoard
@@ -48,6 +46,8 @@ from penstock.gateway.settings import (
 from penstock.gateway.state import state_of
 from penstock.gateway.watch_settings import slack_of, slos_of
 from penstock.gateway.watchtower import Watchtower
+from penstock.http.limits import ClientLimits
+from penstock.http.server import Server, bound_socket
 from penstock.hub.home import penstock_home
 from penstock.observe.tallies import Tallies
 from penstock.tenancy.admins import AdminRing

@@ -32,11 +32,11 @@ from penstock.core.errors import ConfigError
 from penstock.core.settings import ServerSettings, Settings
 from penstock.engine.client import EngineClient
 from penstock.engine.messages import EngineInfo
-from penstock.gateway.http.asgi import Application, AsgiApp
-from penstock.gateway.http.clock import LOOP_CLOCK, TimerClock
-from penstock.gateway.http.limits import ClientLimits
-from penstock.gateway.http.server import Server
-from penstock.gateway.http.tls import ServerTls
+from penstock.http.asgi import Application, AsgiApp
+from penstock.http.clock import LOOP_CLOCK, TimerClock
+from penstock.http.limits import ClientLimits
+from penstock.http.server import Server
+from penstock.http.tls import ServerTls
 from penstock.hub.resolve import default_name
 from penstock.observe.gpu.sampling import Sampling
 from penstock.observe.tallies import Tallies

@@ -15,8 +15,8 @@ from penstock.console.feed import Feed
 from penstock.console.pages import load_pages
 from penstock.core.errors import MethodNotAllowed, NotFound
 from penstock.gateway.admin.guard import Guard
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.message import JSON, render
+from penstock.http.exchange import Exchange
+from penstock.http.message import JSON, render
 from penstock.tenancy.keys import KeyRing
 
 _NO_STORE = render([(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")])

@@ -19,7 +19,7 @@ from penstock.console.replica_source import ReplicaSource, facts_of
 from penstock.core.errors import NotFound, PermissionDenied
 from penstock.core.slo import Slo
 from penstock.gateway.admin.guard import Guard
-from penstock.gateway.http.message import Request as PlainRequest
+from penstock.http.message import Request as PlainRequest
 from penstock.server.app import Replica
 from penstock.server.recorder import Recorder
 from penstock.tenancy.admins import AdminRing

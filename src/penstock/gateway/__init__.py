@@ -44,6 +44,4 @@ What an operator says:
     settings, route_settings, watch_settings    the file
     route_board     with what was changed at run time
     admin/          the admin API
-
-http/ is HTTP/1.1 on both sides, and knows nothing of the rest.
 """

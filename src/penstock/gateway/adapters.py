@@ -20,9 +20,9 @@ from penstock.core.errors import StoreUnavailable
 from penstock.core.replica import ReplicaState
 from penstock.dialects.standing import Answer
 from penstock.gateway.fetch import fetch
-from penstock.gateway.http.call import Failure
 from penstock.gateway.replicas import Replica
 from penstock.gateway.translated import ForeignUpstream
+from penstock.http.call import Failure
 from penstock.observe.redaction import redact
 
 _LOAD_TIMEOUT_S = 120.0  # a large adapter comes from a slow disk

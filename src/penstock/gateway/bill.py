@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from penstock.api.relay import StreamRecord
-from penstock.gateway.http.clock import Timer, TimerClock
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.spent import TokenUsage
+from penstock.http.clock import Timer, TimerClock
 from penstock.tenancy.prices import FREE, NANOS, Price
 from penstock.tenancy.usage import Usage
 

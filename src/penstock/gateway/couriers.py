@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from penstock.gateway.fetch import fetch
-from penstock.gateway.http import clock as clocks
-from penstock.gateway.http.call import Failure
-from penstock.gateway.http.clock import LOOP_CLOCK, TimerClock
-from penstock.gateway.http.message import JSON
-from penstock.gateway.http.upstream import Upstream
+from penstock.http import clock as clocks
+from penstock.http.call import Failure
+from penstock.http.clock import LOOP_CLOCK, TimerClock
+from penstock.http.message import JSON
+from penstock.http.upstream import Upstream
 from penstock.observe.background import Worker, outliving
 from penstock.watch.notices import Notice
 

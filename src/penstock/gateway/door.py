@@ -30,9 +30,6 @@ from penstock.gateway.device_time import DeviceTime
 from penstock.gateway.facts import with_facts
 from penstock.gateway.fallback import Chain
 from penstock.gateway.hints import expected_output
-from penstock.gateway.http.clock import LOOP_CLOCK, Timer, TimerClock
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.message import JSON, Request, render
 from penstock.gateway.inquiry import Arrival, Inquiry
 from penstock.gateway.learned import LearnedAdapters
 from penstock.gateway.passage import Passage
@@ -47,6 +44,9 @@ from penstock.gateway.sizes import Size, body_for
 from penstock.gateway.standing import Standing, Standings
 from penstock.gateway.stranded import WAIT_S, StrandedStreams
 from penstock.gateway.toll import ENTRY, Toll
+from penstock.http.clock import LOOP_CLOCK, Timer, TimerClock
+from penstock.http.exchange import Exchange
+from penstock.http.message import JSON, Request, render
 from penstock.router.explanation import replica_header, route_header
 from penstock.router.learning import OutputLengths
 from penstock.router.lots import lot_of

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from penstock.admission.decision import ShedReason
 from penstock.core.replica import ReplicaState
-from penstock.gateway.http.clock import Timer
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.sizes import Size, body_for
+from penstock.http.clock import Timer
 from penstock.router.request import EdgeRequest
 from penstock.router.routes import Failure, Route
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 
 from penstock.dialects.standing import Answer
-from penstock.gateway.http import clock as clocks
-from penstock.gateway.http.call import Failure, FailureKind
-from penstock.gateway.http.message import ResponseHead
-from penstock.gateway.http.upstream import Upstream
+from penstock.http import clock as clocks
+from penstock.http.call import Failure, FailureKind
+from penstock.http.message import ResponseHead
+from penstock.http.upstream import Upstream
 
 _MOST_BYTES = 8 << 20  # an exposition of a server with many adapters and ranks has a few
 

@@ -24,10 +24,10 @@ from penstock.dialects.engines.openai import OPENAI
 from penstock.dialects.standing import Answer, Standing, standing
 from penstock.gateway.fetch import fetch
 from penstock.gateway.health.replica_health import ReplicaHealth
-from penstock.gateway.http import clock as clocks
-from penstock.gateway.http.call import Failure, FailureKind
-from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.translated import ForeignUpstream
+from penstock.http import clock as clocks
+from penstock.http.call import Failure, FailureKind
+from penstock.http.upstream import Upstream
 from penstock.observe.background import outliving
 
 _NAME = "replica follower"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.gateway.asked import Asked, Surface
-from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.ruling import Ruling
+from penstock.http.exchange import Exchange
 from penstock.router.routes import Route
 from penstock.tenancy.keys import Caller
 

@@ -17,10 +17,10 @@ from msgspec import Struct
 from penstock.core.replica import ReplicaState
 from penstock.dialects.standing import Answer
 from penstock.gateway.fetch import fetch
-from penstock.gateway.http import clock as clocks
-from penstock.gateway.http.call import Failure
-from penstock.gateway.http.clock import TimerClock
 from penstock.gateway.replicas import Replica
+from penstock.http import clock as clocks
+from penstock.http.call import Failure
+from penstock.http.clock import TimerClock
 from penstock.observe.background import outliving
 from penstock.observe.redaction import redact
 from penstock.watch.answers import KnownAnswers, Said, SaidToken

@@ -15,11 +15,11 @@ from typing import Protocol
 from penstock.api import kv_blocks
 from penstock.api.kv_blocks import HASH_BYTES, BlockNews
 from penstock.core.hashing import ROUTING_TOKENS
-from penstock.gateway.http.call import Call, Failure
-from penstock.gateway.http.clock import Timer
-from penstock.gateway.http.message import ResponseHead
-from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.silence import SilenceTimer
+from penstock.http.call import Call, Failure
+from penstock.http.clock import Timer
+from penstock.http.message import ResponseHead
+from penstock.http.upstream import Upstream
 
 _RETRY_S, _MOST_RETRY_S = 0.1, 0.5
 _ABSENT_S = 10.0  # a server that has no such stream may be replaced by one that has

@@ -10,11 +10,11 @@ from penstock.api import model_text
 from penstock.core.errors import PenstockError
 from penstock.core.replica import ReplicaState
 from penstock.gateway.fetch import fetch
-from penstock.gateway.http import clock as clocks
-from penstock.gateway.http.call import Failure
 from penstock.gateway.lexicon import Lexicon
 from penstock.gateway.prompt_tokens import PromptTokens
 from penstock.gateway.replicas import Replica
+from penstock.http import clock as clocks
+from penstock.http.call import Failure
 
 _PAUSE_S = 5.0  # after one that could not be had
 _TIMEOUT_S = 60.0

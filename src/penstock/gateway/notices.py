@@ -10,7 +10,7 @@ from penstock.api.openai.models import ModelCard, model_list
 from penstock.core.config import shown
 from penstock.core.errors import NotFound
 from penstock.core.replica import ReplicaState
-from penstock.gateway.http.exchange import Exchange
+from penstock.http.exchange import Exchange
 from penstock.observe import background
 
 if TYPE_CHECKING:

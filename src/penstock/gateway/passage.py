@@ -19,8 +19,6 @@ from penstock.core.errors import EngineFailed, EngineUnavailable, PenstockError
 from penstock.gateway import quarantine, refusals
 from penstock.gateway.account import Account
 from penstock.gateway.fallback import Chain, failure_of_answer, failure_of_shed
-from penstock.gateway.http.forward import End, Forwarding, Outcome, forward
-from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.recorder import Ending, ending_of
 from penstock.gateway.replicas import Replica
@@ -30,6 +28,8 @@ from penstock.gateway.spent import TokenUsage
 from penstock.gateway.stay import Stay, is_lost, is_replicas_fault
 from penstock.gateway.toll import Toll
 from penstock.gateway.transcript import Transcript
+from penstock.http.forward import End, Forwarding, Outcome, forward
+from penstock.http.message import ResponseHead
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 from penstock.router.routes import Failure

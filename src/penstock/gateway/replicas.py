@@ -30,14 +30,14 @@ from penstock.gateway.foreign import ForeignFollower
 from penstock.gateway.health.probe import Prober
 from penstock.gateway.health.replica_health import ReplicaHealth
 from penstock.gateway.health.settings import HealthSettings
-from penstock.gateway.http.call import Call, Failure
-from penstock.gateway.http.clock import Timer
-from penstock.gateway.http.message import ResponseHead, render
-from penstock.gateway.http.upstream import Upstream
 from penstock.gateway.kv_sources import KvEventSettings
 from penstock.gateway.reports import snapshot_of
 from penstock.gateway.silence import SilenceTimer
 from penstock.gateway.translated import ForeignUpstream
+from penstock.http.call import Call, Failure
+from penstock.http.clock import Timer
+from penstock.http.message import ResponseHead, render
+from penstock.http.upstream import Upstream
 from penstock.observe.redaction import redact
 from penstock.tenancy.tenants import Tenant
 
@@ -125,12 +125,13 @@ class Replica:
 
     def way(self, tenant: Tenant, target: bytes, body: bytes, adapter: str = "") -> Upstream:
         """The upstream for a tenant's request: its cache is the tenant's own. Raises why it is not sent."""
-        if self.relays:
-            return self.upstream
+        upstream = self.upstream
+        if self.relays or not isinstance(upstream, ForeignUpstream):
+            return upstream
         priority = tenant.priority.priority if self._sends_priority else Priority.NORMAL
         named = Adapter(adapter, self.adapters.get(adapter) or "", self.served_as) if adapter else None
         salt = partial(self.salts.salt, tenant.namespace)
-        return self.upstream.wishing(Wishes(salt=salt, priority=priority, adapter=named), target, body)
+        return upstream.wishing(Wishes(salt=salt, priority=priority, adapter=named), target, body)
 
     def headers_for(self, tenant: Tenant, *, relayed: bytes = b"") -> bytes:
         """What a penstock replica must know besides the client's bytes; `relayed`: what kind of stream it is."""
@@ -148,7 +149,10 @@ class Replica:
     @property
     def kind(self) -> str:
         """penstock, or the dialect it speaks, as far as that is known."""
-        return "penstock" if self.relays else self.upstream.speaks or self.dialect
+        if self.relays:
+            return "penstock"
+        dialect = self.upstream.speaks if isinstance(self.upstream, ForeignUpstream) else ""
+        return dialect or self.dialect
 
     def heard(self, said: ReplicaSnapshot) -> None:
         self._said = said

@@ -14,13 +14,13 @@ from penstock.core.errors import Overloaded, PenstockError, RequestAborted
 from penstock.core.memory import trimming
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.gateway.adapters import AdapterKeeper, AdapterNotes
-from penstock.gateway.http.forward import Outcome
 from penstock.gateway.kv_follower import KvFollower
 from penstock.gateway.replicas import Follower, Replica
 from penstock.gateway.sizes import Pool
 from penstock.gateway.speeds import Speeds
 from penstock.gateway.spent import TokenUsage
 from penstock.gateway.zmq_events import IndexTeller, KvEventReader
+from penstock.http.forward import Outcome
 from penstock.observe.redaction import redact
 from penstock.router.learning import ObservedSpeeds
 from penstock.router.prefix_index import PrefixIndex

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from penstock.api.relay import StreamRecord
 from penstock.core.errors import PenstockError
 from penstock.core.replica import ReplicaState
-from penstock.gateway.http.call import Call, Failure
-from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.replicas import STREAM_HEADER, Replica
 from penstock.gateway.sizes import Size, body_for
 from penstock.gateway.spent import TokenUsage, find_usage
+from penstock.http.call import Call, Failure
+from penstock.http.message import ResponseHead
 
 if TYPE_CHECKING:
     from penstock.gateway.door import Door

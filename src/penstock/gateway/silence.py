@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.gateway.http.clock import Timer, TimerClock
+from penstock.http.clock import Timer, TimerClock
 
 _LOOKS = 4  # in the time that somebody may be silent
 

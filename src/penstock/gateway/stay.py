@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from penstock.api.relay import carry_on_comment
 from penstock.core.errors import EngineFailed
-from penstock.gateway.http.forward import End, Outcome
 from penstock.gateway.replicas import Replica, Rider
+from penstock.http.forward import End, Outcome
 
 _ENGINE_DIED = b'"code":"%b"' % EngineFailed.code.encode()  # in an error of a penstock replica
 _STREAM_DIED = carry_on_comment(EngineFailed(""))  # instead of the end of one of its streams

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Set
 from typing import Protocol
 
 from penstock.core.replica import ReplicaState
-from penstock.gateway.http.clock import Timer, TimerClock
 from penstock.gateway.replicas import Replica
+from penstock.http.clock import Timer, TimerClock
 from penstock.router.request import EdgeRequest
 
 WAIT_S = 30.0

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from penstock.core.errors import PenstockError
 from penstock.gateway import refusals
-from penstock.gateway.http.clock import TimerClock
+from penstock.http.clock import TimerClock
 from penstock.tenancy.limits.limiter import Answer, Held, Limiter
 from penstock.tenancy.limits.quota import NOBODY, Quota, Reason, Refusal
 

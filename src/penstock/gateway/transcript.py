@@ -6,11 +6,11 @@ from __future__ import annotations
 from penstock.api.relay import COST_HEADER, StreamRecord, is_whole, read_cost, sealed
 from penstock.core.request import Cost
 from penstock.dialects.usage import StreamTally
-from penstock.gateway.http.forward import IsWhole, Outcome, Tap
-from penstock.gateway.http.message import ResponseHead
 from penstock.gateway.replicas import ENVELOPE_HEADER, STREAM_HEADER, Replica
 from penstock.gateway.sizes import Size
 from penstock.gateway.spent import TokenUsage, find_usage
+from penstock.http.forward import IsWhole, Outcome, Tap
+from penstock.http.message import ResponseHead
 
 _COST_HEADER = COST_HEADER.encode()
 _MOST_BYTES = 1 << 20  # of a request and its ids; a replica may refuse what is longer than a request should be

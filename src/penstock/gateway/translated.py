@@ -25,9 +25,9 @@ from penstock.dialects.native import NativeAnswer, Render, translate
 from penstock.dialects.requests import Wishes, prepare, refuses_priority
 from penstock.dialects.standing import Answer, Verdict, judge
 from penstock.dialects.usage import hide_usage
-from penstock.gateway.http.call import Call, Failure, Receiver
-from penstock.gateway.http.message import ResponseHead
-from penstock.gateway.http.upstream import Upstream
+from penstock.http.call import Call, Failure, Receiver
+from penstock.http.message import ResponseHead
+from penstock.http.upstream import Upstream
 
 _WITH_USAGE = Wishes(usage=True)
 _JSON = {b"content-type": b"application/json"}

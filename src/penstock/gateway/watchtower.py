@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from penstock.core.slo import Slo
 from penstock.gateway.couriers import Courier
 from penstock.gateway.fleet_reader import FleetReader
-from penstock.gateway.http import clock as clocks
-from penstock.gateway.http.clock import TimerClock
 from penstock.gateway.known_questions import Questioner
 from penstock.gateway.watch_metrics import WatchMetrics
+from penstock.http import clock as clocks
+from penstock.http.clock import TimerClock
 from penstock.observe.background import Worker, outliving
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice

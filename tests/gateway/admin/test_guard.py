@@ -4,7 +4,7 @@ import pytest
 
 from penstock.core.errors import PenstockError, PermissionDenied, Unauthenticated
 from penstock.gateway.admin.guard import Guard
-from penstock.gateway.http.message import Request
+from penstock.http.message import Request
 from penstock.tenancy.admins import AdminRing, new_admin_key
 from penstock.tenancy.keys import KeyRing, TenantState, new_key
 from penstock.tenancy.tenants import Tenant

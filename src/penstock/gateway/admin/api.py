@@ -17,10 +17,10 @@ from penstock.core.errors import MethodNotAllowed, NotFound, Overloaded, Penstoc
 from penstock.gateway.admin.guard import Guard
 from penstock.gateway.admin.resources import RESOURCES, Action, AdminCall, Answer, Shape
 from penstock.gateway.admin.routes import ROUTE_RESOURCES, View
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.message import JSON, render
 from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.state import GatewayState
+from penstock.http.exchange import Exchange
+from penstock.http.message import JSON, render
 from penstock.observe.tallies import CONTENT_TYPE
 from penstock.tenancy.store import Store
 

@@ -11,7 +11,7 @@ import re
 
 from penstock.api.page_guard import is_foreign_page
 from penstock.core.errors import PermissionDenied, Unauthenticated
-from penstock.gateway.http.message import Request
+from penstock.http.message import Request
 from penstock.tenancy.admins import AdminKey, AdminRing
 from penstock.tenancy.keys import KeyRing
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from penstock.core.errors import BodyTooLarge, InvalidRequest, InvalidValue
-from penstock.gateway.http.message import Request
+from penstock.http.message import Request
 from penstock.tenancy.documents import UsageReport, key_document, new_key_document, step_from, tenant_document
 from penstock.tenancy.keys import key_id_of
 from penstock.tenancy.store import Store

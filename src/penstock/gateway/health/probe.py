@@ -14,9 +14,9 @@ import msgspec
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.gateway.fetch import fetch
 from penstock.gateway.health.replica_health import ReplicaHealth
-from penstock.gateway.http import clock as clocks
-from penstock.gateway.http.call import Failure
-from penstock.gateway.http.upstream import Upstream
+from penstock.http import clock as clocks
+from penstock.http.call import Failure
+from penstock.http.upstream import Upstream
 from penstock.observe.background import outliving
 
 _SOON_S = 1.0

@@ -7,9 +7,9 @@ from typing import Protocol, cast
 
 import httptools
 
-from penstock.gateway.http.call import Call, Failure, FailureKind
-from penstock.gateway.http.limits import UpstreamLimits
-from penstock.gateway.http.message import ResponseHead
+from penstock.http.call import Call, Failure, FailureKind
+from penstock.http.limits import UpstreamLimits
+from penstock.http.message import ResponseHead
 
 _JOIN_BYTES = 64 << 10  # up to here one copy is cheaper than a second buffer to write
 

@@ -16,8 +16,8 @@ from urllib.parse import unquote_to_bytes
 
 from penstock.api.asgi import Message, Receive, Scope, Send
 from penstock.core.errors import PenstockError
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.message import render
+from penstock.http.exchange import Exchange
+from penstock.http.message import render
 
 logger = logging.getLogger("penstock")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from penstock.api.asgi import Receive, Scope, Send
-from penstock.gateway.http.asgi import AsgiApp
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.message import Request
+from penstock.http.asgi import AsgiApp
+from penstock.http.exchange import Exchange
+from penstock.http.message import Request
 
 
 class Far:

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.core.errors import PenstockError
-from penstock.gateway.http import clock as clocks
-from penstock.gateway.http.bodies import BodyBudget
-from penstock.gateway.http.clock import LOOP_CLOCK, Timer, TimerClock
-from penstock.gateway.http.connection import Connection
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.limits import TICK_S, ClientLimits
-from penstock.gateway.http.message import Request
-from penstock.gateway.http.tls import ServerTls, TlsListener
+from penstock.http import clock as clocks
+from penstock.http.bodies import BodyBudget
+from penstock.http.clock import LOOP_CLOCK, Timer, TimerClock
+from penstock.http.connection import Connection
+from penstock.http.exchange import Exchange
+from penstock.http.limits import TICK_S, ClientLimits
+from penstock.http.message import Request
+from penstock.http.tls import ServerTls, TlsListener
 
 logger = logging.getLogger("penstock.gateway")
 

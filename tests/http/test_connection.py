@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import Overloaded
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.message import Request
-from penstock.gateway.http.server import Server
-from tests.gateway.http.scripted import Client
+from penstock.http.exchange import Exchange
+from penstock.http.message import Request
+from penstock.http.server import Server
+from tests.http.scripted import Client
 from tests.waiting import eventually_async
 
 POST = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"

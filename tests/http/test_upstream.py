@@ -5,11 +5,11 @@ import pytest
 import uvloop
 
 from penstock.core.errors import ConfigError
-from penstock.gateway.http.call import Call, Failure, FailureKind
-from penstock.gateway.http.message import ResponseHead
-from penstock.gateway.http.tls import client_context
-from penstock.gateway.http.upstream import Upstream
-from penstock.gateway.http.upstream_connection import UpstreamConnection
+from penstock.http.call import Call, Failure, FailureKind
+from penstock.http.message import ResponseHead
+from penstock.http.tls import client_context
+from penstock.http.upstream import Upstream
+from penstock.http.upstream_connection import UpstreamConnection
 from tests.certificates import new_ca
 from tests.waiting import eventually_async
 

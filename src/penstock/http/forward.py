@@ -12,10 +12,10 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
-from penstock.gateway.http.call import Call, Failure
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.message import ResponseHead
-from penstock.gateway.http.upstream import Upstream
+from penstock.http.call import Call, Failure
+from penstock.http.exchange import Exchange
+from penstock.http.message import ResponseHead
+from penstock.http.upstream import Upstream
 
 _PASSED_ON = frozenset(
     (b"content-type", b"content-encoding", b"content-language", b"cache-control", b"retry-after", b"x-accel-buffering")

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import PenstockError, Unauthenticated
-from penstock.gateway.http.bodies import BodyBudget
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.message import Request
-from tests.gateway.http.scripted import Client
-from tests.gateway.http.test_connection import POST, echo, error_of
+from penstock.http.bodies import BodyBudget
+from penstock.http.exchange import Exchange
+from penstock.http.message import Request
+from tests.http.scripted import Client
+from tests.http.test_connection import POST, echo, error_of
 from tests.waiting import eventually_async
 
 CHUNKED = b"POST /echo HTTP/1.1\r\nhost: x\r\nauthorization: good\r\ntransfer-encoding: chunked\r\n\r\n"

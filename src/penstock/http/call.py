@@ -6,11 +6,11 @@ import asyncio
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from penstock.gateway.http.message import ResponseHead
+from penstock.http.message import ResponseHead
 
 if TYPE_CHECKING:
-    from penstock.gateway.http.upstream import Upstream
-    from penstock.gateway.http.upstream_connection import UpstreamConnection
+    from penstock.http.upstream import Upstream
+    from penstock.http.upstream_connection import UpstreamConnection
 
 
 class FailureKind(StrEnum):

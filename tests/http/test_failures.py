@@ -6,10 +6,10 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from penstock.gateway.http.call import FailureKind
-from penstock.gateway.http.forward import End
-from penstock.gateway.http.limits import UpstreamLimits
-from tests.gateway.http.scripted import EVENTS, Stream, answering, chunk, whole
+from penstock.http.call import FailureKind
+from penstock.http.forward import End
+from penstock.http.limits import UpstreamLimits
+from tests.http.scripted import EVENTS, Stream, answering, chunk, whole
 from tests.waiting import eventually_async
 
 

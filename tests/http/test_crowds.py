@@ -2,13 +2,13 @@ import asyncio
 import gc
 import tracemalloc
 
-from penstock.gateway.http.call import Call
-from penstock.gateway.http.connection import Connection
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.forward import End, Forwarding
-from penstock.gateway.http.limits import ClientLimits
-from penstock.gateway.http.server import Server
-from tests.gateway.http.scripted import EVENTS, Client, Stream, answering, chunk
+from penstock.http.call import Call
+from penstock.http.connection import Connection
+from penstock.http.exchange import Exchange
+from penstock.http.forward import End, Forwarding
+from penstock.http.limits import ClientLimits
+from penstock.http.server import Server
+from tests.http.scripted import EVENTS, Client, Stream, answering, chunk
 from tests.waiting import GIVE_UP_S, eventually_async
 
 

@@ -22,11 +22,11 @@ from penstock.core.errors import (
     PenstockError,
     RequestTimeout,
 )
-from penstock.gateway.http import message
-from penstock.gateway.http.bodies import BodyBudget
-from penstock.gateway.http.exchange import NOBODY, Exchange
-from penstock.gateway.http.limits import ClientLimits
-from penstock.gateway.http.message import Request
+from penstock.http import message
+from penstock.http.bodies import BodyBudget
+from penstock.http.exchange import NOBODY, Exchange
+from penstock.http.limits import ClientLimits
+from penstock.http.message import Request
 
 logger = logging.getLogger("penstock.gateway")
 

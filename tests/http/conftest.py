@@ -6,12 +6,12 @@ import pytest
 import pytest_asyncio
 import uvloop
 
-from penstock.gateway.http.limits import ClientLimits, UpstreamLimits
-from penstock.gateway.http.server import App, BodyGate, Server, bound_socket
-from penstock.gateway.http.upstream import Upstream
+from penstock.http.limits import ClientLimits, UpstreamLimits
+from penstock.http.server import App, BodyGate, Server, bound_socket
+from penstock.http.upstream import Upstream
 from tests.clocks import ManualClock
-from tests.gateway.http.bare_gateway import BareGateway
-from tests.gateway.http.scripted import Client, Script, ScriptedUpstream
+from tests.http.bare_gateway import BareGateway
+from tests.http.scripted import Client, Script, ScriptedUpstream
 from tests.waiting import eventually_async
 
 

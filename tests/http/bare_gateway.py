@@ -1,6 +1,6 @@
 """The hot path and nothing else: a gateway that forwards to its upstreams in turn. For tests and for measuring.
 
-`python -m tests.gateway.http.bare_gateway PORT UPSTREAM_PORT …`
+`python -m tests.http.bare_gateway PORT UPSTREAM_PORT …`
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from itertools import cycle
 import uvloop
 
 from penstock.core.errors import EngineUnavailable
-from penstock.gateway.http.clock import LOOP_CLOCK, TimerClock
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.forward import End, Outcome, forward
-from penstock.gateway.http.limits import ClientLimits
-from penstock.gateway.http.message import JSON
-from penstock.gateway.http.server import Server, bound_socket
-from penstock.gateway.http.upstream import Upstream
+from penstock.http.clock import LOOP_CLOCK, TimerClock
+from penstock.http.exchange import Exchange
+from penstock.http.forward import End, Outcome, forward
+from penstock.http.limits import ClientLimits
+from penstock.http.message import JSON
+from penstock.http.server import Server, bound_socket
+from penstock.http.upstream import Upstream
 
 
 class BareGateway:

@@ -13,26 +13,15 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from penstock.core.errors import ConfigError
-from penstock.dialects.requests import Wishes
-from penstock.gateway.http import clock as clocks
-from penstock.gateway.http.call import Call, Failure, FailureKind, Receiver
-from penstock.gateway.http.clock import LOOP_CLOCK, Timer, TimerClock
-from penstock.gateway.http.limits import TICK_S, UpstreamLimits
-from penstock.gateway.http.tls import client_context
-from penstock.gateway.http.upstream_connection import UpstreamConnection
+from penstock.http import clock as clocks
+from penstock.http.call import Call, Failure, FailureKind, Receiver
+from penstock.http.clock import LOOP_CLOCK, Timer, TimerClock
+from penstock.http.limits import TICK_S, UpstreamLimits
+from penstock.http.tls import client_context
+from penstock.http.upstream_connection import UpstreamConnection
 
 
 class Upstream:
-    @property
-    def speaks(self) -> str:
-        """The name of its dialect, as far as anybody knows one."""
-        return ""
-
-    def wishing(self, wishes: Wishes, target: bytes, body: bytes) -> Upstream:
-        """The same way, for one client's request with wishes that the other side's dialect may have words for. Raises
-        what the client must be told instead."""
-        return self
-
     def __init__(
         self,
         host: str,

@@ -11,13 +11,13 @@ import pytest
 import pytest_asyncio
 
 from penstock.core.errors import ConfigError
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.limits import ClientLimits
-from penstock.gateway.http.server import Server, bound_socket
-from penstock.gateway.http.tls import ServerTls, client_context, expiry
+from penstock.http.exchange import Exchange
+from penstock.http.limits import ClientLimits
+from penstock.http.server import Server, bound_socket
+from penstock.http.tls import ServerTls, client_context, expiry
 from tests.certificates import Certificate, new_ca
-from tests.gateway.http.scripted import Client
-from tests.gateway.http.test_connection import POST, echo
+from tests.http.scripted import Client
+from tests.http.test_connection import POST, echo
 from tests.waiting import eventually_async
 
 LARGE = 3_000_000

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from penstock.core.errors import ConfigError
-from penstock.gateway.http.clock import TimerClock
+from penstock.http.clock import TimerClock
 
 _ALPN = ["http/1.1"]
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

@@ -4,11 +4,11 @@ import itertools
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.http.call import FailureKind
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.forward import End, Outcome, forward
-from penstock.gateway.http.upstream import Upstream
-from tests.gateway.http.scripted import EVENTS, ScriptedUpstream, Stream, answering, chunk, whole
+from penstock.http.call import FailureKind
+from penstock.http.exchange import Exchange
+from penstock.http.forward import End, Outcome, forward
+from penstock.http.upstream import Upstream
+from tests.http.scripted import EVENTS, ScriptedUpstream, Stream, answering, chunk, whole
 from tests.waiting import eventually_async
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from penstock.core.errors import PenstockError
-from penstock.gateway.http import message
-from penstock.gateway.http.message import LAST_CHUNK, Request
+from penstock.http import message
+from penstock.http.message import LAST_CHUNK, Request
 
 NOBODY = "0.0.0.0"
 
