@@ -18,9 +18,9 @@ from penstock.admission.settings import AdmissionSettings
 from penstock.gateway.adapters import ForgetfulNotes, unwant
 from penstock.gateway.books import Books
 from penstock.gateway.door import Door
-from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.settings import ModelSettings, pools_of, replicas_of, routes_of
+from penstock.health.settings import HealthSettings
 from penstock.http.clock import LoopClock
 from penstock.http.server import Server, bound_socket
 from penstock.http.tls import ServerTls

@@ -14,9 +14,9 @@ import msgspec
 from penstock.core.replica import ReplicaSnapshot
 from penstock.dialects.engines import DIALECTS
 from penstock.gateway.foreign import ForeignFollower
-from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.replicas import Replica
 from penstock.gateway.translated import ForeignUpstream
+from penstock.health.settings import HealthSettings
 from penstock.http.call import Call, Failure
 from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.http.message import ResponseHead

@@ -12,8 +12,8 @@ import pytest
 from penstock.core.replica import UNBOUNDED
 from penstock.dialects.dialect import Signal
 from penstock.dialects.standing import Standing
-from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.spent import find_usage
+from penstock.health.settings import HealthSettings
 from penstock.http.call import FailureKind
 from tests.clocks import ManualClock
 from tests.dialects.servers import FAKES, WORDS, FakeServer, FakeSglang, FakeTgi, FakeTriton, FakeTrtllm, FakeVllm

@@ -15,10 +15,10 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.core.replica import ReplicaState
-from penstock.gateway.health.settings import HealthSettings
-from penstock.gateway.health.slow_start import SlowStartSettings
 from penstock.gateway.kv_sources import KvEventSettings
 from penstock.gateway.settings import ModelSettings, replicas_of
+from penstock.health.settings import HealthSettings
+from penstock.health.slow_start import SlowStartSettings
 from penstock.router.turns import observed_speed
 from tests.clocks import ManualClock
 from tests.dialects.servers import FakeSglang, FakeVllm

@@ -11,7 +11,7 @@ import pytest
 from tools.drills.call import Call, begin, post
 
 from penstock.core.errors import RequestQuarantined
-from penstock.gateway.quarantine import ALIBI_TOKENS, Losses, Quarantine
+from penstock.health.quarantine import ALIBI_TOKENS, Losses, Quarantine
 from tests.gateway.door import Gateway, gateway
 from tests.gateway.poison import Fleet, mortal_fleet
 from tests.server.replica import NAME

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.settings import ServerSettings
-from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.settings import ModelSettings
+from penstock.health.settings import HealthSettings
 from tests.clocks import ManualClock
 from tests.gateway.door import gateway
 from tests.server.replica import NAME, serving

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from penstock.api.replica_report import ReplicaReport
-from penstock.gateway.health.replica_health import ReplicaHealth
 from penstock.gateway.silence import SilenceTimer
+from penstock.health.replica_health import ReplicaHealth
 from penstock.http import clock as clocks
 from penstock.http.clock import LoopClock
 from tests.clocks import ManualClock

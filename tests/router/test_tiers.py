@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.replica import HOST_SHARE, ReplicaSnapshot
-from penstock.gateway.reports import snapshot_of
+from penstock.health.reports import snapshot_of
 from penstock.router.explanation import route_header
 from penstock.router.load import saved_tokens
 from penstock.router.request import EdgeRequest

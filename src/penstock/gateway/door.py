@@ -33,17 +33,17 @@ from penstock.gateway.hints import expected_output
 from penstock.gateway.inquiry import Arrival, Inquiry
 from penstock.gateway.learned import LearnedAdapters
 from penstock.gateway.passage import Passage
-from penstock.gateway.quarantine import Quarantine
 from penstock.gateway.recorder import GatewayRecorder
 from penstock.gateway.referee import ruled
 from penstock.gateway.replicas import Replica
-from penstock.gateway.retries import RetryBudget
 from penstock.gateway.roster import Roster
 from penstock.gateway.shadow import Shadows
 from penstock.gateway.sizes import Size, body_for
 from penstock.gateway.standing import Standing, Standings
 from penstock.gateway.stranded import WAIT_S, StrandedStreams
 from penstock.gateway.toll import ENTRY, Toll
+from penstock.health.quarantine import Quarantine
+from penstock.health.retries import RetryBudget
 from penstock.http.clock import LOOP_CLOCK, Timer, TimerClock
 from penstock.http.exchange import Exchange
 from penstock.http.message import JSON, Request, render

@@ -23,8 +23,8 @@ from penstock.dialects.dialect import Dialect, Document, Signal
 from penstock.dialects.engines.openai import OPENAI
 from penstock.dialects.standing import Answer, Standing, standing
 from penstock.gateway.fetch import fetch
-from penstock.gateway.health.replica_health import ReplicaHealth
 from penstock.gateway.translated import ForeignUpstream
+from penstock.health.replica_health import ReplicaHealth
 from penstock.http import clock as clocks
 from penstock.http.call import Failure, FailureKind
 from penstock.http.upstream import Upstream

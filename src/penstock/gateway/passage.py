@@ -16,18 +16,19 @@ from penstock.admission.decision import Admit, Decision, Queued
 from penstock.api import server_timing
 from penstock.api.sse import error_event
 from penstock.core.errors import EngineFailed, EngineUnavailable, PenstockError
-from penstock.gateway import quarantine, refusals
+from penstock.gateway import refusals
 from penstock.gateway.account import Account
 from penstock.gateway.fallback import Chain, failure_of_answer, failure_of_shed
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.recorder import Ending, ending_of
 from penstock.gateway.replicas import Replica
-from penstock.gateway.retries import Tries
 from penstock.gateway.sizes import Size
 from penstock.gateway.spent import TokenUsage
 from penstock.gateway.stay import Stay, is_lost, is_replicas_fault
 from penstock.gateway.toll import Toll
 from penstock.gateway.transcript import Transcript
+from penstock.health import quarantine
+from penstock.health.retries import Tries
 from penstock.http.forward import End, Forwarding, Outcome, forward
 from penstock.http.message import ResponseHead
 from penstock.router.request import EdgeRequest

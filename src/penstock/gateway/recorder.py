@@ -17,7 +17,6 @@ from penstock.core.errors import BudgetExhausted, PenstockError, RateLimited
 from penstock.core.replica import ReplicaState
 from penstock.gateway.comparison import Comparison
 from penstock.gateway.decision_log import DecisionLog
-from penstock.gateway.health.breaker import BreakerState
 from penstock.gateway.inquiry import Inquiry
 from penstock.gateway.request_log import RequestLog
 from penstock.gateway.ruling import RuleTally
@@ -25,6 +24,7 @@ from penstock.gateway.shadow_tally import ShadowTally
 from penstock.gateway.spent import TokenUsage
 from penstock.gateway.state import STARTING, GatewayState
 from penstock.gateway.tracing import PassedOn, Trace, Traces
+from penstock.health.breaker import BreakerState
 from penstock.observe import background
 from penstock.observe import gateway_catalog as catalog
 from penstock.observe.redaction import redact

@@ -27,13 +27,13 @@ from penstock.dialects.standing import Answer
 from penstock.gateway.cache_salt import CacheSalts
 from penstock.gateway.fetch import fetch
 from penstock.gateway.foreign import ForeignFollower
-from penstock.gateway.health.probe import Prober
-from penstock.gateway.health.replica_health import ReplicaHealth
-from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.kv_sources import KvEventSettings
-from penstock.gateway.reports import snapshot_of
+from penstock.gateway.probe import Prober
 from penstock.gateway.silence import SilenceTimer
 from penstock.gateway.translated import ForeignUpstream
+from penstock.health.replica_health import ReplicaHealth
+from penstock.health.reports import snapshot_of
+from penstock.health.settings import HealthSettings
 from penstock.http.call import Call, Failure
 from penstock.http.clock import Timer
 from penstock.http.message import ResponseHead, render

@@ -17,9 +17,9 @@ from penstock.gateway.adapters import AdapterKeeper, AdapterNotes
 from penstock.gateway.kv_follower import KvFollower
 from penstock.gateway.replicas import Follower, Replica
 from penstock.gateway.sizes import Pool
-from penstock.gateway.speeds import Speeds
 from penstock.gateway.spent import TokenUsage
 from penstock.gateway.zmq_events import IndexTeller, KvEventReader
+from penstock.health.speeds import Speeds
 from penstock.http.forward import Outcome
 from penstock.observe.redaction import redact
 from penstock.router.learning import ObservedSpeeds

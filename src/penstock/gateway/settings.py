@@ -31,13 +31,13 @@ from penstock.core.settings import TelemetrySettings, setting
 from penstock.core.slo import Seconds, Slo
 from penstock.dialects.engines import DIALECTS
 from penstock.gateway.cache_salt import KEY_BYTES, CacheSalts, key_in
-from penstock.gateway.health.settings import HealthSettings, Period
 from penstock.gateway.kv_sources import KvEventSettings
 from penstock.gateway.replicas import Replica
 from penstock.gateway.request_log import LogSettings
 from penstock.gateway.route_settings import pool_name, rule_set, versions_of
 from penstock.gateway.stranded import WAIT_S
 from penstock.gateway.translated import ForeignUpstream
+from penstock.health.settings import HealthSettings, Period
 from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.http.tls import ServerTls, client_context
 from penstock.router.router import Router

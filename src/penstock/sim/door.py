@@ -17,10 +17,10 @@ from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.core.request import TokenEvent
 from penstock.core.tiers import Tier
-from penstock.gateway.health.replica_health import ReplicaHealth
-from penstock.gateway.reports import GUESSED_SPEED, host_share
-from penstock.gateway.retries import RetryBudget
-from penstock.gateway.speeds import Speeds
+from penstock.health.replica_health import ReplicaHealth
+from penstock.health.reports import GUESSED_SPEED, host_share
+from penstock.health.retries import RetryBudget
+from penstock.health.speeds import Speeds
 from penstock.router.learning import OutputLengths
 from penstock.router.prefix_index import PrefixIndex
 from penstock.router.request import EdgeRequest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.gateway.speeds import Speeds
+from penstock.health.speeds import Speeds
 
 
 def test_who_has_measured_nothing_counts_as_fast_as_those_who_have() -> None:

@@ -6,8 +6,8 @@ from hypothesis import given
 
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
-from penstock.gateway.health.replica_health import ReplicaHealth
-from penstock.gateway.health.slow_start import SlowStart
+from penstock.health.replica_health import ReplicaHealth
+from penstock.health.slow_start import SlowStart
 
 SAID = ReplicaSnapshot(id="a")
 SILENT = ReplicaSnapshot(id="a", reports=False)

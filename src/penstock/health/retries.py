@@ -3,7 +3,7 @@ retries never become the load."""
 
 from __future__ import annotations
 
-from penstock.gateway.quarantine import Losses
+from penstock.health.quarantine import Losses
 
 _SHARE = 0.2
 _MOST = 512.0  # in hand: a replica that dies takes all its requests with it

@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from penstock.core.settings import Count, setting
 from penstock.core.slo import Seconds
-from penstock.gateway.health.breaker import BreakerSettings
-from penstock.gateway.health.slow_start import SlowStartSettings
+from penstock.health.breaker import BreakerSettings
+from penstock.health.slow_start import SlowStartSettings
 
 Period = Annotated[float, Meta(ge=0)]
 

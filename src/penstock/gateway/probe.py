@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.gateway.fetch import fetch
-from penstock.gateway.health.replica_health import ReplicaHealth
+from penstock.health.replica_health import ReplicaHealth
 from penstock.http import clock as clocks
 from penstock.http.call import Failure
 from penstock.http.upstream import Upstream

@@ -2,7 +2,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.gateway.health.breaker import Attempt, BreakerSettings, BreakerState, CircuitBreaker
+from penstock.health.breaker import Attempt, BreakerSettings, BreakerState, CircuitBreaker
 
 
 def send(breaker: CircuitBreaker, outcomes: str, now: float = 0.0) -> None:

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
-from penstock.gateway.health.breaker import CircuitBreaker
-from penstock.gateway.health.settings import HealthSettings
-from penstock.gateway.health.slow_start import SlowStart
-from penstock.gateway.health.watchdog import Watchdog
+from penstock.health.breaker import CircuitBreaker
+from penstock.health.settings import HealthSettings
+from penstock.health.slow_start import SlowStart
+from penstock.health.watchdog import Watchdog
 
 _SUSPECT = 0.25  # of the time after which it hangs: new work goes elsewhere if it can
 

@@ -15,9 +15,9 @@ import pytest
 from penstock.core.config import build
 from penstock.core.errors import ConfigError
 from penstock.core.replica import ReplicaState
-from penstock.gateway.health.settings import HealthSettings
 from penstock.gateway.replicas import Replica as Followed
 from penstock.gateway.settings import GatewaySettings, ModelSettings, replicas_of
+from penstock.health.settings import HealthSettings
 from tests.clocks import ManualClock
 from tests.gateway.door import Gateway, gateway, slow_and_fast
 from tests.gateway.provider import Provider, providing
