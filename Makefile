@@ -53,7 +53,7 @@ drill-%: $(VENV)/.installed-dev  ## survival, limits, refusals, spike, greedy, p
 
 test-peers: $(VENV)/.installed-dev  ## real vLLM on a CPU, Triton and Dynamo's mocker as replicas: they are fetched first
 	$(BIN)/python tools/peers/install.py .peers
-	PENSTOCK_PEERS=.peers $(BIN)/python -m pytest tests/peers tests/gateway/test_foreign.py -m slow
+	PENSTOCK_PEERS=.peers $(BIN)/python -m pytest tests/peers tests/gateway/replicas/test_engine_poller.py -m slow
 
 console: $(VENV)/.installed  ## the web console's page, from web/ into the package: needs npm, and nobody else does
 	$(BIN)/python tools/console.py

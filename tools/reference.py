@@ -13,8 +13,8 @@ from penstock.cli.flags import SECTIONS, default_of, flag, members, show
 from penstock.cli.main import parser
 from penstock.core.errors import all_errors
 from penstock.core.settings import Settings, TelemetrySettings
-from penstock.gateway.request_log import LogSettings
-from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.records.request_log import LogSettings
+from penstock.gateway.settings.gateway import GatewaySettings
 from penstock.observe.catalog import CATALOG, Metric
 from penstock.observe.device_catalog import DEVICE_CATALOG
 from penstock.observe.gateway_catalog import GATEWAY_CATALOG

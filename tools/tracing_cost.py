@@ -10,8 +10,8 @@ import time
 from timeit import repeat
 
 from penstock.core.replica import ReplicaSnapshot
-from penstock.gateway.recorder import Ending, RequestFacts
-from penstock.gateway.tracing import Trace, Traced, Traces, spans
+from penstock.gateway.records.recorder import Ending, RequestFacts
+from penstock.gateway.records.tracing import Trace, Traced, Traces, spans
 from penstock.observe.backlog import Backlog
 from penstock.observe.otlp import messages
 from penstock.observe.spans import Roots, Sampling

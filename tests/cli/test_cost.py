@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.gateway.settings import ModelSettings
+from penstock.gateway.settings.gateway import ModelSettings
 from penstock.tenancy.prices import Price
 from tests.cli.real_server import MODEL, RealServer
 from tests.gateway.door import gateway

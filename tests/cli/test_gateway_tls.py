@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.settings import ModelSettings
+from penstock.gateway.settings.gateway import ModelSettings
 from tests.certificates import Certificate, new_ca
 from tests.cli.real_gateway import RealGateway, real_gateway
 from tests.cli.real_server import tiny_server, write_tiny_model

@@ -11,7 +11,7 @@ import openai
 import pytest
 from tools.drills.stand import MODEL, Process, stand
 
-from penstock.gateway.decisions import read_decisions
+from penstock.gateway.records.decisions import read_decisions
 from tests.sdk import Unverified
 from tests.waiting import eventually
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from penstock.cli.main import main
-from penstock.gateway.decisions import LENGTH, MAGIC
+from penstock.gateway.records.decisions import LENGTH, MAGIC
 from tests.replay.past import traffic
 
 

@@ -13,7 +13,7 @@ from penstock.dialects.engines.tgi import TGI_GENERATE
 from penstock.dialects.engines.triton import TRITON, TRITON_TRTLLM
 from penstock.dialects.fields import CHAT, COMPLETIONS
 from penstock.dialects.native import NativeCall, translate
-from penstock.gateway.spent import TokenUsage, find_usage
+from penstock.gateway.records.token_usage import TokenUsage, find_usage
 from tests.dialects.servers import WORDS, FakeTgi, FakeTriton, FakeTritonTrtllm
 
 FAKES = {"triton": FakeTriton, "triton-trtllm": FakeTritonTrtllm, "tgi-generate": FakeTgi}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.dialects.usage import StreamTally, hide_usage
-from penstock.gateway.spent import TokenUsage, find_usage
+from penstock.gateway.records.token_usage import TokenUsage, find_usage
 from tests.dialects.servers import WORDS, FakeVllm
 
 STREAM = FakeVllm().answer("/v1/chat/completions", {"stream": True, "stream_options": {"include_usage": True}})[1]

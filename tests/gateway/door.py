@@ -15,11 +15,11 @@ import uvloop
 
 from penstock.admission.admission import Admission
 from penstock.admission.settings import AdmissionSettings
-from penstock.gateway.adapters import ForgetfulNotes, unwant
-from penstock.gateway.books import Books
-from penstock.gateway.door import Door
-from penstock.gateway.recorder import GatewayRecorder
-from penstock.gateway.settings import ModelSettings, pools_of, replicas_of, routes_of
+from penstock.gateway.app import Door
+from penstock.gateway.records.recorder import GatewayRecorder
+from penstock.gateway.replicas.lora import ForgetfulNotes, unwant
+from penstock.gateway.settings.gateway import ModelSettings, pools_of, replicas_of, routes_of
+from penstock.gateway.tenant_services import Books
 from penstock.health.settings import HealthSettings
 from penstock.http.clock import LoopClock
 from penstock.http.server import Server, bound_socket

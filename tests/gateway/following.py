@@ -13,9 +13,9 @@ import msgspec
 
 from penstock.core.replica import ReplicaSnapshot
 from penstock.dialects.engines import DIALECTS
-from penstock.gateway.foreign import ForeignFollower
-from penstock.gateway.replicas import Replica
-from penstock.gateway.translated import ForeignUpstream
+from penstock.gateway.replicas.dialect_upstream import ForeignUpstream
+from penstock.gateway.replicas.engine_poller import ForeignFollower
+from penstock.gateway.replicas.replica import Replica
 from penstock.health.settings import HealthSettings
 from penstock.http.call import Call, Failure
 from penstock.http.clock import LOOP_CLOCK, TimerClock

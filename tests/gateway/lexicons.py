@@ -6,7 +6,7 @@ from functools import cache
 
 from penstock.api import model_text
 from penstock.api.model_text import ModelText
-from penstock.gateway.lexicon import Lexicon
+from penstock.gateway.tokens.prompt_tokenizer import Lexicon
 from penstock.text.tokenizer import Tokenizer
 from tests.text import small
 

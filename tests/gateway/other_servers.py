@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.gateway.settings import ModelSettings
+from penstock.gateway.settings.gateway import ModelSettings
 from tests.dialects.servers import FakeServer, Reply
 from tests.gateway.door import Gateway, gateway
 from tests.waiting import eventually

@@ -5,9 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 
-from penstock.gateway.door import Door
-from penstock.gateway.recorder import GatewayRecorder
-from penstock.gateway.state import state_of
+from penstock.gateway.app import Door
+from penstock.gateway.monitor.state import state_of
+from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.observe.background import Worker, outliving
 from tests.gateway.door import gateway
 from tests.server.replica import serving

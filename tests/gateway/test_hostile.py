@@ -10,8 +10,8 @@ from contextlib import closing
 import pytest
 
 from penstock.core.errors import InvalidRequest
-from penstock.gateway.asked import read
-from penstock.gateway.settings import ModelSettings
+from penstock.gateway.proxy.request_view import read
+from penstock.gateway.settings.gateway import ModelSettings
 from tests.gateway.door import Gateway, gateway
 from tests.loop_pauses import without_pauses
 from tests.server.replica import NAME, Replica

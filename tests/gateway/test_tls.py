@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.gateway.settings import GatewaySettings, ModelSettings, replicas_of
+from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, replicas_of
 from penstock.http.tls import ServerTls
 from tests.certificates import Certificate, new_ca
 from tests.gateway.door import gateway

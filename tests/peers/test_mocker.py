@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from penstock.core.hashing import routing_hashes
-from penstock.gateway.zmq_events import EventSource
-from tests.gateway.test_zmq_events import reading
+from penstock.gateway.replicas.zmq_events import EventSource
+from tests.gateway.replicas.test_zmq_events import reading
 from tests.peers.peers import checkpoint, free_port, python_of, running, wait_for
 from tests.waiting import eventually_async
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from penstock.gateway.spent import TokenUsage, find_usage
+from penstock.gateway.records.token_usage import TokenUsage, find_usage
 from tests.gateway.following import Following, following
 from tests.peers.peers import free_port, library_path, python_of, running, wait_for
 from tests.waiting import eventually_async

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from penstock.core.hashing import routing_hashes
 from penstock.dialects.engines.vllm import VLLM
 from penstock.dialects.requests import Wishes, outgoing, refuses_priority
-from penstock.gateway.zmq_events import EventSource
+from penstock.gateway.replicas.zmq_events import EventSource
 from tests.gateway.following import following
-from tests.gateway.test_foreign import meets_the_contract
-from tests.gateway.test_zmq_events import reading
+from tests.gateway.replicas.test_engine_poller import meets_the_contract
+from tests.gateway.replicas.test_zmq_events import reading
 from tests.peers.peers import checkpoint, free_port, python_of, running, wait_for
 from tests.waiting import eventually_async
 

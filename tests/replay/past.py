@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.core.replica import ReplicaSnapshot
-from penstock.gateway.decisions import Decided, Ended, decided
+from penstock.gateway.records.decisions import Decided, Ended, decided
 from penstock.router.load import expected_ttft_s
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Router

@@ -4,7 +4,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.core.replica import ReplicaSnapshot
-from penstock.gateway.decisions import Decided, decided
+from penstock.gateway.records.decisions import Decided, decided
 from penstock.replay.policy import OtherPolicy, Shown, as_recorded, recorded_choice
 from penstock.replay.world import World
 from penstock.router.explanation import route_header

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.decisions import Decided, Ended
+from penstock.gateway.records.decisions import Decided, Ended
 from penstock.replay.replay import Replay
 from penstock.router.strategies import RoutingSettings, StrategyName, Weights
 from tests.replay.past import Past, ended, replica, request, traffic

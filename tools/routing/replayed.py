@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from penstock.gateway.decisions import Decided, Ended, decided
+from penstock.gateway.records.decisions import Decided, Ended, decided
 from penstock.replay.replay import Replay
 from penstock.replay.report import Outcome, report
 from penstock.router.router import Choice

@@ -15,7 +15,7 @@ from timeit import repeat
 
 from penstock.core.hashing import routing_hashes
 from penstock.core.replica import ReplicaSnapshot
-from penstock.gateway.decision_log import DecisionLog
+from penstock.gateway.records.decision_log import DecisionLog
 from penstock.router.explanation import route_header
 from penstock.router.prefix_index import PrefixIndex
 from penstock.router.request import EdgeRequest

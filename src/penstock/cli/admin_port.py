@@ -11,13 +11,13 @@ from penstock.console.feed import Feed
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.gateway.admin.api import AdminApi
 from penstock.gateway.admin.guard import Guard
+from penstock.gateway.admin.monitor import watch_views
 from penstock.gateway.admin.resources import MAX_BODY_BYTES
 from penstock.gateway.admin.routes import RouteDesk
-from penstock.gateway.admin.watch import watch_views
-from penstock.gateway.door import Door
-from penstock.gateway.settings import LOOPBACK, GatewaySettings
-from penstock.gateway.state import state_of
-from penstock.gateway.watchtower import Watchtower
+from penstock.gateway.app import Door
+from penstock.gateway.monitor.monitor import Watchtower
+from penstock.gateway.monitor.state import state_of
+from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
 from penstock.http.exchange import Exchange
 from penstock.http.limits import ClientLimits
 from penstock.http.message import Request

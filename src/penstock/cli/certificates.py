@@ -8,9 +8,9 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from penstock.core.errors import ConfigError
-from penstock.gateway.recorder import GatewayRecorder
-from penstock.gateway.replicas import Replica
-from penstock.gateway.settings import ModelSettings, tls_of
+from penstock.gateway.records.recorder import GatewayRecorder
+from penstock.gateway.replicas.replica import Replica
+from penstock.gateway.settings.gateway import ModelSettings, tls_of
 from penstock.http.tls import ServerTls
 
 log = logging.getLogger("penstock.gateway")

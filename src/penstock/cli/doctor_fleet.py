@@ -25,7 +25,7 @@ from penstock.api import relay
 from penstock.api.replica_report import ReplicaReport
 from penstock.cli.doctor_findings import Finding, fail, ok, warn
 from penstock.core.errors import PenstockError
-from penstock.gateway.settings import GatewaySettings, ModelSettings, pools_of, tls_of
+from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, pools_of, tls_of
 from penstock.http.tls import expiry
 from penstock.observe.otlp.target import Telemetry
 from penstock.observe.redaction import redact

@@ -30,7 +30,7 @@ def run_gateway(arguments: argparse.Namespace) -> None:
     from penstock.cli.gateway_process import serve
     from penstock.cli.store_flags import store_url
     from penstock.core.config import build
-    from penstock.gateway.settings import GatewaySettings
+    from penstock.gateway.settings.gateway import GatewaySettings
 
     names = (
         "host",

@@ -25,15 +25,15 @@ from penstock.console.feed import Feed
 from penstock.console.gateway_source import GatewaySource
 from penstock.core.errors import ConfigError
 from penstock.core.private_files import make_private
-from penstock.gateway import request_log
-from penstock.gateway.adapters import unwant
-from penstock.gateway.books import Books
-from penstock.gateway.decision_log import DecisionLog, path_of_its_own
-from penstock.gateway.door import Door
-from penstock.gateway.recorder import GatewayRecorder
-from penstock.gateway.request_log import RequestLog
-from penstock.gateway.route_board import RouteBoard
-from penstock.gateway.settings import (
+from penstock.gateway.app import Door
+from penstock.gateway.monitor.monitor import Watchtower
+from penstock.gateway.monitor.state import state_of
+from penstock.gateway.records import request_log
+from penstock.gateway.records.decision_log import DecisionLog, path_of_its_own
+from penstock.gateway.records.recorder import GatewayRecorder
+from penstock.gateway.records.request_log import RequestLog
+from penstock.gateway.replicas.lora import unwant
+from penstock.gateway.settings.gateway import (
     LOOPBACK,
     GatewaySettings,
     admission_of,
@@ -43,9 +43,9 @@ from penstock.gateway.settings import (
     routes_of,
     salts_of,
 )
-from penstock.gateway.state import state_of
-from penstock.gateway.watch_settings import slack_of, slos_of
-from penstock.gateway.watchtower import Watchtower
+from penstock.gateway.settings.monitor import slack_of, slos_of
+from penstock.gateway.settings.route_board import RouteBoard
+from penstock.gateway.tenant_services import Books
 from penstock.http.limits import ClientLimits
 from penstock.http.server import Server, bound_socket
 from penstock.hub.home import penstock_home

@@ -33,7 +33,7 @@ def add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_replay(arguments: argparse.Namespace) -> None:
     from penstock.cli.store_flags import print_json
-    from penstock.gateway.decisions import read_entries
+    from penstock.gateway.records.decisions import read_entries
     from penstock.replay.replay import Replay
     from penstock.replay.report import report
     from penstock.replay.text import lines

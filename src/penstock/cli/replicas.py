@@ -37,7 +37,7 @@ from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.settings import Settings
 from penstock.engine.client import as_error
 from penstock.engine.messages import EngineInfo, Failed, Ready
-from penstock.gateway.settings import LOOPBACK, GatewaySettings
+from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
 from penstock.hub.resolve import default_name
 
 log = logging.getLogger("penstock")

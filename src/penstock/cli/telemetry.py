@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from penstock import __version__
 from penstock.core.settings import TelemetrySettings
-from penstock.gateway import tracing as at_gateway
+from penstock.gateway.records import tracing as at_gateway
 from penstock.observe import catalog
 from penstock.observe.otlp.exporter import MetricExporter, TraceExporter, is_installed
 from penstock.observe.otlp.target import Target, Telemetry, telemetry

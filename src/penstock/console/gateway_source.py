@@ -13,11 +13,11 @@ from penstock.console.history import Standing
 from penstock.console.reports import CacheHits, Production
 from penstock.console.views import ModelRow, QueueRow, ReplicaRow, State, TenantRow
 from penstock.core.replica import ReplicaState
-from penstock.gateway.books import ANYBODY
-from penstock.gateway.door import Door
-from penstock.gateway.recorder import Ending, RequestFacts
-from penstock.gateway.replicas import Replica
-from penstock.gateway.state import ReplicaView, state_of
+from penstock.gateway.app import Door
+from penstock.gateway.monitor.state import ReplicaView, state_of
+from penstock.gateway.records.recorder import Ending, RequestFacts
+from penstock.gateway.replicas.replica import Replica
+from penstock.gateway.tenant_services import ANYBODY
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.keys import KeyRing
 from penstock.tenancy.prices import FREE, NANOS

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from penstock.admission.shares import blocked_by
 from penstock.core.replica import ReplicaSnapshot
-from penstock.gateway.decisions import Decided
+from penstock.gateway.records.decisions import Decided
 from penstock.health.reports import GUESSED_SPEED
 from penstock.replay.world import Load, World
 from penstock.router.load import saved_tokens

@@ -19,7 +19,7 @@ from math import nan
 from typing import NamedTuple
 
 from penstock.core.replica import ReplicaSnapshot
-from penstock.gateway.decisions import Decided, Ended
+from penstock.gateway.records.decisions import Decided, Ended
 from penstock.replay.estimate import Times
 from penstock.replay.policy import OtherPolicy, Parts, Shown, as_recorded, parts, recorded_choice, unexplained
 from penstock.replay.world import World

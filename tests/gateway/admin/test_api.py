@@ -19,8 +19,8 @@ from penstock.gateway.admin.api import AdminApi
 from penstock.gateway.admin.guard import Guard
 from penstock.gateway.admin.resources import Shape
 from penstock.gateway.admin.routes import View
-from penstock.gateway.recorder import GatewayRecorder
-from penstock.gateway.state import GatewayState
+from penstock.gateway.monitor.state import GatewayState
+from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.http.server import Server, bound_socket
 from penstock.tenancy.admins import AdminRing, new_admin_key
 from penstock.tenancy.keys import KeyRing

@@ -17,8 +17,8 @@ from penstock.core.errors import MethodNotAllowed, NotFound, Overloaded, Penstoc
 from penstock.gateway.admin.guard import Guard
 from penstock.gateway.admin.resources import RESOURCES, Action, AdminCall, Answer, Shape
 from penstock.gateway.admin.routes import ROUTE_RESOURCES, View
-from penstock.gateway.recorder import GatewayRecorder
-from penstock.gateway.state import GatewayState
+from penstock.gateway.monitor.state import GatewayState
+from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.http.exchange import Exchange
 from penstock.http.message import JSON, render
 from penstock.observe.tallies import CONTENT_TYPE

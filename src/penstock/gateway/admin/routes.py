@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from penstock.core.errors import Conflict, ModelNotFound
 from penstock.gateway.admin.resources import Action, AdminCall, Answer, Shape
-from penstock.gateway.state import RouteView, route_shown
+from penstock.gateway.monitor.state import RouteView, route_shown
 from penstock.router.routes import Route
 from penstock.tenancy.documents import route_document
 from penstock.tenancy.routes import SharesAsked
@@ -18,7 +18,7 @@ from penstock.tenancy.store import Store
 from penstock.tenancy.times import moment
 
 if TYPE_CHECKING:
-    from penstock.gateway.door import Door
+    from penstock.gateway.app import Door
 
 View = Callable[[AdminCall], object]
 _HOUR_S = 3600.0

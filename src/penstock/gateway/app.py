@@ -1,0 +1,381 @@
+"""The gateway's application: who may come in, what is asked of whom, and the books that are kept on it.
+
+`Door` is called once per request by `http.server` and never waits; a request that must wait is a `Passage` that is
+called back. It owns the admission and the replicas, and has the clock that they share.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from random import Random
+from zlib import crc32
+
+from penstock.admission.admission import Admission, Used
+from penstock.api.errors import OPENAI, Convention, error_headers
+from penstock.core.config import shown
+from penstock.core.errors import (
+    InvalidRequest,
+    MethodNotAllowed,
+    ModelNotFound,
+    PenstockError,
+    RequestAborted,
+)
+from penstock.core.replica import ReplicaState
+from penstock.gateway.proxy import public_endpoints as notices
+from penstock.gateway.proxy.fallback import Chain
+from penstock.gateway.proxy.hints import expected_output
+from penstock.gateway.proxy.proxied_request import Passage
+from penstock.gateway.proxy.rate_limit import ENTRY, Toll
+from penstock.gateway.proxy.referee import ruled
+from penstock.gateway.proxy.request_view import SURFACES, Asked, Surface, prepare
+from penstock.gateway.proxy.routed_request import Arrival, Inquiry
+from penstock.gateway.proxy.rule_facts import with_facts
+from penstock.gateway.proxy.shadow import Shadows
+from penstock.gateway.proxy.stranded import WAIT_S, StrandedStreams
+from penstock.gateway.proxy.tenant_access import Standing, Standings
+from penstock.gateway.records.device_time import DeviceTime
+from penstock.gateway.records.recorder import GatewayRecorder
+from penstock.gateway.replicas.lora_routes import LearnedAdapters
+from penstock.gateway.replicas.replica import Replica
+from penstock.gateway.replicas.roster import Roster
+from penstock.gateway.tenant_services import Books
+from penstock.gateway.tokens.request_size import Size, body_for
+from penstock.health.quarantine import Quarantine
+from penstock.health.retries import RetryBudget
+from penstock.http.clock import LOOP_CLOCK, Timer, TimerClock
+from penstock.http.exchange import Exchange
+from penstock.http.message import JSON, Request, render
+from penstock.router.explanation import replica_header, route_header
+from penstock.router.learning import OutputLengths
+from penstock.router.lots import lot_of
+from penstock.router.request import EdgeRequest
+from penstock.router.router import Choice
+from penstock.router.routes import Route, RouteTable
+from penstock.router.rules import Facts
+from penstock.tenancy.limits.quota import NOBODY
+from penstock.tenancy.tenants import Tenant
+
+_LARGE_BYTES = 16 << 10  # of a body: to read it, count it and name its blocks is no work worth speaking of
+_POLL_S = 0.05  # how often the queues are looked at while somebody waits
+
+
+class Door:
+    def __init__(
+        self,
+        routes: RouteTable,
+        replicas: Iterable[Replica],
+        books: Books,
+        admission: Admission,
+        recorder: GatewayRecorder | None = None,
+        *,
+        explains: bool = True,
+        clock: TimerClock = LOOP_CLOCK,
+        resume_wait_s: float = WAIT_S,
+    ) -> None:
+        """`explains`: answers say which replica they come from, and why it was picked."""
+        self.admission = admission
+        self.recorder = recorder or GatewayRecorder()
+        self._explains = explains
+        self.prices = books.prices
+        pool_names = [share.pool for route in routes.routes.values() for share in route.pools]
+        self.roster = Roster(replicas, pool_names, admission.router.index, books.adapters)
+        self.replicas, self.pools = self.roster.replicas, self.roster.pools
+        self.retries = RetryBudget()
+        self.quarantine = Quarantine()
+        self.lengths = OutputLengths()
+        self.device_time = DeviceTime()
+        self.random = Random()  # names requests and draws for picks: no secret hangs on it
+        self.clock = clock
+        self.now = clock.now
+        self.routes = self._configured = routes
+        self._learned = LearnedAdapters()
+        self.books = books
+        self._waiting: dict[str, Passage] = {}
+        self.stranded = StrandedStreams(clock, resume_wait_s)
+        self._standings = Standings(routes)
+        self.shadows = Shadows(self)
+        self.recorder.compare({p: version for r in routes.routes.values() for version, p in r.versions.items()})
+        self._timer: Timer | None = None
+        self.started_s = int(time.time())
+        self.roster.follow(self.replica_changed)
+
+    def use(self, routes: RouteTable) -> None:
+        """From now on, for requests that come, with what replicas have beside it; those that are here go on as they
+        were. No pool is new."""
+        self._configured = routes
+        self.routes = self._learned.over(routes)
+        self._standings = Standings(self.routes)
+
+    def close(self) -> None:
+        self.shadows.close()
+        self.roster.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # -- requests
+
+    def body_owner(self, head: Request) -> str | None:
+        """The tenant whose body is about to arrive, by its key: the headers have it. None: this path takes no body."""
+        if head.path not in SURFACES or head.method != b"POST":
+            return None
+        return self.books.caller(head.headers).tenant.id
+
+    def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
+        """Answers a request whose body was not read."""
+        surface, request_id = SURFACES[exchange.request.path], f"{self.random.getrandbits(96):024x}"
+        self.refuse(exchange, surface.convention, error, request_id)
+        self.recorder.turned_away(request_id, surface.name, error, exchange.request.headers)
+
+    def __call__(self, exchange: Exchange) -> None:
+        request = exchange.request
+        surface = SURFACES.get(request.path)
+        convention = surface.convention if surface is not None else OPENAI
+        request_id = f"{self.random.getrandbits(96):024x}"
+        try:
+            if surface is None:
+                notices.show(self, exchange, JSON + self.id_header(request_id))
+            elif request.method != b"POST":
+                raise MethodNotAllowed(f"{request.path.decode(errors='replace')} takes POST")
+            else:
+                self._enter(exchange, surface, request_id)
+        except PenstockError as error:
+            self.refuse(exchange, convention, error, request_id)
+            if surface is not None:
+                self.recorder.turned_away(request_id, surface.name, error, request.headers)
+
+    def _enter(self, exchange: Exchange, surface: Surface, request_id: str) -> None:
+        """Authenticates a request. One with a large body pays for it before anything is done that grows with it."""
+        caller, body = self.books.caller(exchange.request.headers), exchange.request.body
+        arrival = Arrival(request_id, exchange, surface, caller, self._standings.of(caller.tenant))
+        quota = arrival.standing.quota
+        if quota is None or len(body) <= _LARGE_BYTES:
+            self._go_on(arrival, self._read_body)
+            return
+
+        def paid(error: PenstockError | None) -> None:
+            self._go_on(arrival, self._read_body, error=error)
+
+        arrival.entry = Toll(self.books.limiter, self.clock, quota, caller.tenant.id, ENTRY, crc32(body) | 1, paid)
+        arrival.entry.pay()
+
+    def _read_body(self, arrival: Arrival) -> None:
+        path, body = arrival.surface.path, arrival.exchange.request.body
+        self.quarantine.check(arrival.caller.tenant.id, path, body, self.now())
+
+        def was_read(asked: Asked | None, error: PenstockError | None) -> None:
+            self._go_on(arrival, self._find_route, asked, error=error)
+
+        self.roster.work(body, partial(prepare, path, body), was_read)
+
+    def _turn_away(self, asker: Arrival | Inquiry, error: PenstockError) -> None:
+        """Refuses a request. One that cannot be served as it is costs a request of the rate limit all the same."""
+        exchange, surface, tenant = asker.exchange, asker.surface, asker.caller.tenant
+        is_wrong = isinstance(error, InvalidRequest | ModelNotFound)
+        if asker.entry is not None:
+            asker.entry.settle(0 if is_wrong else None)
+        elif is_wrong and (quota := self._standings.of(tenant).quota) is not None:
+            toll = Toll(self.books.limiter, self.clock, quota, tenant.id, ENTRY, NOBODY, lambda _: toll.settle(0))
+            toll.pay()
+        self.refuse(exchange, surface.convention, error, asker.id)
+        headers = exchange.request.headers
+        self.recorder.turned_away(asker.id, surface.name, error, headers, tenant.id, asker.caller.key_id)
+
+    def _find_route(self, arrival: Arrival, asked: Asked) -> None:
+        tenant, exchange, standing = arrival.caller.tenant, arrival.exchange, arrival.standing
+        route = self._route(standing, asked.model)
+        if tenant.budget.is_bounded:
+            self.books.budgets.check(tenant, time.time())
+        draw = self.random.random()
+        lot = lot_of(f"{tenant.id}/{asked.session}") if asked.session else self.random.random()
+        hint = expected_output(exchange.request.headers)
+        surface, caller, entry = arrival.surface, arrival.caller, arrival.entry
+        inquiry = Inquiry(arrival.id, exchange, surface, caller, asked, route, draw, lot, hint, entry=entry)
+        if route.rules is None:
+            self._measure(inquiry, standing)
+        else:
+            tokens = self.pools[self.routes.find(route.rules.default).pool(lot)].tokens
+
+            def known(facts: Facts | None, error: PenstockError | None) -> None:
+                self._go_on(inquiry, self._rule, standing, facts, error=error)
+
+            with_facts(route.rules, inquiry, tokens, self.roster, known)
+
+    def _rule(self, inquiry: Inquiry, standing: Standing, facts: Facts) -> None:
+        self._measure(ruled(inquiry, facts, self.routes, standing.models), standing)
+
+    def _measure(self, inquiry: Inquiry, standing: Standing) -> None:
+        surface, asked = inquiry.surface, inquiry.asked
+        pool = self.pools[inquiry.route.pool(inquiry.lot)]
+        output = self.output_tokens(standing.tenant, surface, asked)
+
+        def sized(size: Size | None, error: PenstockError | None) -> None:
+            self._go_on(inquiry, self._count, standing, size, error=error)
+
+        namespace = standing.tenant.namespace
+        make = partial(Size, pool, surface.path, inquiry.body, asked, output, namespace)
+        self.roster.work(inquiry.body, make, sized)
+
+    def _count(self, inquiry: Inquiry, standing: Standing, size: Size) -> None:
+        limits = standing.tenant.limits
+        if size.is_in_doubt(limits.max_input):
+            size.count(lambda error: self._go_on(inquiry, self._name, standing, size, error=error))
+        else:
+            self._name(inquiry, standing, size)
+
+    def _name(self, inquiry: Inquiry, standing: Standing, size: Size) -> None:
+        """Where it pays: which replica holds the prompt's beginning can then be told."""
+        if size.is_worth_naming and self.admission.router.goes_by_prefixes(inquiry.route.pool(inquiry.lot)):
+            size.name(
+                inquiry.asked,
+                standing.tenant.namespace,
+                inquiry.route.adapter,
+                lambda error: self._go_on(inquiry, self._let_in, standing, size, error=error),
+            )
+        else:
+            self._let_in(inquiry, standing, size)
+
+    def _go_on(
+        self,
+        asker: Arrival | Inquiry,
+        step: Callable[..., None],
+        *arguments: object,
+        error: PenstockError | None = None,
+    ) -> None:
+        """The next step of a request that something had to be paid, read or counted for, unless that went wrong."""
+        try:
+            if not asker.exchange.is_open:
+                raise RequestAborted("the client went away")
+            if error is not None:
+                raise error
+            step(asker, *arguments)
+        except PenstockError as refused:
+            self._turn_away(asker, refused)
+
+    def _let_in(self, inquiry: Inquiry, standing: Standing, size: Size) -> None:
+        size.check(standing.tenant.limits.max_input)
+
+        def written(found: tuple[bytes, int] | None, error: PenstockError | None) -> None:
+            self._go_on(inquiry, self._send_in, standing, size, found, error=error)
+
+        self.roster.work(inquiry.body, partial(_written, inquiry, size), written)
+
+    def _send_in(self, inquiry: Inquiry, standing: Standing, size: Size, found: tuple[bytes, int]) -> None:
+        tenant, asked, route, pool = standing.tenant, inquiry.asked, inquiry.route, inquiry.route.pool(inquiry.lot)
+        body, fingerprint = found
+        hint = inquiry.expected_output * size.choices if inquiry.expected_output is not None else None
+        expected = self.lengths.expected(tenant.id, pool, size.max_tokens, hint)
+        request = EdgeRequest(
+            id=inquiry.id,
+            model=pool,
+            prompt_tokens=size.prompt,
+            max_tokens=size.max_tokens if size.output is not None else expected,
+            expected_output=expected,
+            tenant=tenant.id,
+            priority=tenant.priority.priority,
+            session=asked.session,
+            draw=inquiry.draw,
+            fingerprint=fingerprint,
+            context_tokens=size.context_tokens,
+            hashes=size.hashes,
+            block_tokens=size.block_tokens,
+            holds_cache=inquiry.surface.generates,
+            allowed=None if tenant.watermark is None else self.roster.own_replicas,
+            adapter=route.adapter,
+        )
+        self.retries.earn()
+        chain = Chain(self, inquiry, standing.models, size.output) if route.fallbacks else None
+        Passage(self, inquiry, request, size, body, standing.quota, chain).begin()
+
+    def visible_models(self, exchange: Exchange) -> list[str]:
+        """To whoever asks."""
+        return self._standings.of(self.books.caller(exchange.request.headers).tenant).models
+
+    def _route(self, standing: Standing, name: str) -> Route:
+        """What a tenant may not use does not exist for it."""
+        route = self.routes.find(name, standing.models)
+        if route.model not in standing.models:
+            raise ModelNotFound(f"no model '{shown(name)}'", param="model")
+        return route
+
+    @staticmethod
+    def output_tokens(tenant: Tenant, surface: Surface, asked: Asked) -> int | None:
+        """Of one choice; None: nobody has set a limit, so it is what the context leaves."""
+        most = tenant.limits.max_output
+        wanted = asked.output_limit or surface.default_output
+        if wanted is None:
+            return most
+        if most is not None and wanted > most:
+            if asked.output_limit is None:
+                return most
+            raise InvalidRequest(f"max_tokens is {wanted}; this tenant's limit is {most}", param="max_tokens")
+        return wanted
+
+    # -- what passages need
+
+    def waits(self, passage: Passage) -> None:
+        self.shadows.give_way(passage.request.model)
+        self._waiting[passage.request.id] = passage
+        if self._timer is None:
+            self._timer = self.clock.call_later(_POLL_S, self._poll)
+
+    def finished(self, request_id: str, used: Used | None) -> None:
+        self._waiting.pop(request_id, None)
+        self.admission.finished(request_id, self.now(), used)
+        if self._waiting:
+            self._decide()
+
+    @staticmethod
+    def id_header(request_id: str) -> bytes:
+        return b"x-request-id: %b\r\n" % request_id.encode()
+
+    def route_headers(self, choice: Choice, tenant: Tenant) -> bytes:
+        """Why a replica was picked tells how busy the others are: that is for tenants that may know."""
+        if not self._explains:
+            return b""
+        where = f"x-penstock-replica: {replica_header(choice, self._called)}\r\n"
+        why = f"x-penstock-route: {route_header(choice, self._called)}\r\n" if tenant.route_headers else ""
+        return (where + why).encode()
+
+    def _called(self, replica_id: str) -> str:
+        return self.replicas[replica_id].name
+
+    def refuse(self, exchange: Exchange, convention: Convention, error: PenstockError, request_id: str) -> None:
+        headers = JSON + render(
+            [*error_headers(error), *((name, request_id.encode()) for name in convention.id_headers)]
+        )
+        exchange.respond(convention.status(error), headers, convention.body(error, request_id))
+
+    # -- the queues
+
+    def replica_changed(self, replica: Replica) -> None:
+        snapshot = self.roster.seen(replica, self.now())
+        self.admission.replica_changed(snapshot)
+        self.roster.replica_changed(replica)
+        has = snapshot.adapters - replica.unwanted
+        # One that is gone has what it had, as far as anybody knows.
+        if snapshot.state is not ReplicaState.OUT and self._learned.hear(replica.id, replica.model, has):
+            self.use(self._configured)
+        if self.stranded:
+            self.stranded.replica_changed(replica)
+        if self._waiting:
+            self._decide()
+
+    def _poll(self) -> None:
+        self._timer = None
+        self._decide()
+        if self._waiting:
+            self._timer = self.clock.call_later(_POLL_S, self._poll)
+
+    def _decide(self) -> None:
+        for decision in self.admission.poll(self.now()):
+            passage = self._waiting.pop(decision.request.id, None)
+            if passage is not None:
+                passage.decided(decision)
+
+
+def _written(inquiry: Inquiry, size: Size) -> tuple[bytes, int]:
+    """The request as its replicas are sent it, and a number that tells it from others."""
+    body = body_for(inquiry, size, inquiry.route)
+    return body, crc32(body) | 1

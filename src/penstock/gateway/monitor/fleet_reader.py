@@ -1,0 +1,74 @@
+"""What a gateway knows of its fleet, in the words of the watch: read from the replicas' last reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from penstock.admission.settings import CLASS_NAMES
+from penstock.core.devices import DeviceReading
+from penstock.core.replica import ReplicaState
+from penstock.gateway.replicas.replica import Replica
+from penstock.observe.redaction import redact
+from penstock.watch.readings import FleetReading, ReplicaReading
+
+if TYPE_CHECKING:
+    from penstock.gateway.app import Door
+
+_USABLE = (ReplicaState.READY, ReplicaState.DEGRADED)
+
+
+class FleetReader:
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self.names = {replica.id: redact(replica.id) for replica in door.replicas.values()}  # as they may be shown
+        self._devices: dict[tuple[str, str], DeviceReading] = {}
+
+    def listen(self) -> None:
+        """Several times a second: a device's errors are in one report, and the next one has replaced it."""
+        for replica in self._door.replicas.values():
+            for device in replica.report.devices if replica.report is not None else ():
+                key, name = (replica.id, device.device), self.names[replica.id]
+                last = self._devices.get(key)
+                if last is None or last.number != device.number:
+                    xids = (*(last.xids if last is not None else ()), *device.xids)
+                    self._devices[key] = replace(device, replica=name, model=replica.model, xids=xids)
+
+    def read(self, now: float) -> FleetReading:
+        """How it stands, and the errors since the last time."""
+        admission, replicas = self._door.admission, self._door.replicas.values()
+        devices = list(self._devices.values())
+        gone = {replica.id for replica in replicas if replica.snapshot.state_at(now) is ReplicaState.OUT}
+        self._devices = {  # of one that is gone, only the errors that it had were worth telling
+            key: replace(one, xids=(), utilization=None if key[0] in gone else one.utilization)
+            for key, one in self._devices.items()
+        }
+        waiting = {
+            model: sum(admission.num_waiting(model, priority) for priority in CLASS_NAMES.values())
+            for model in {replica.model for replica in replicas}
+        }
+        return FleetReading([self._reading(replica, now) for replica in replicas], waiting, devices)
+
+    def _reading(self, replica: Replica, now: float) -> ReplicaReading:
+        snapshot, report = replica.snapshot, replica.report
+        state = snapshot.state_at(now)
+        found = ReplicaReading(
+            model=replica.model,
+            replica=self.names[replica.id],
+            is_usable=state in _USABLE and not snapshot.is_tripped,
+            is_reachable=state is not ReplicaState.OUT or (report is not None and report.state != "ready"),
+            is_draining=state is ReplicaState.DRAINING,
+        )
+        if report is None:
+            return found
+        return replace(
+            found,
+            is_starting=replica.is_starting(now),
+            is_draining=found.is_draining or report.is_draining,
+            boot=report.boot,
+            restarts=report.restarts,
+            memory_kills=report.memory_kills,
+            kv_fragmentation=report.kv_fragmentation,
+            device_fault=report.device_fault,
+        )

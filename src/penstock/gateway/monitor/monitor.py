@@ -1,0 +1,144 @@
+"""The watch over this gateway's fleet, at work: it listens to every request's end, looks once a second, asks known
+questions, sends messages, and tells replicas what they have earned.
+
+What is decided is decided in `watch`; what costs a request anything is one call of `Watch.ended`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from penstock.core.slo import Slo
+from penstock.gateway.monitor.alert_sender import Courier
+from penstock.gateway.monitor.answer_prober import Questioner
+from penstock.gateway.monitor.fleet_reader import FleetReader
+from penstock.gateway.monitor.metrics import WatchMetrics
+from penstock.http import clock as clocks
+from penstock.http.clock import TimerClock
+from penstock.observe.background import Worker, outliving
+from penstock.router.request import EdgeRequest
+from penstock.router.router import Choice
+from penstock.watch import payloads
+from penstock.watch.alerts import Alert
+from penstock.watch.notices import Notices
+from penstock.watch.settings import AlertSettings, WatchSettings
+from penstock.watch.watch import Watch
+
+if TYPE_CHECKING:
+    from penstock.gateway.app import Door
+    from penstock.gateway.records.recorder import RequestFacts
+
+log = logging.getLogger("penstock.alerts")
+
+_LISTEN_S, _TICK = 0.25, 4  # a tick is every fourth time
+
+
+class Watchtower:
+    def __init__(
+        self, door: Door, slos: Mapping[str, Slo], settings: WatchSettings, *, slack: str | None = None
+    ) -> None:
+        """`slos`: by pool. `slack`: an address; it may be a secret."""
+        self._door = door
+        self._settings = settings
+        self._reader = FleetReader(door)
+        alerts = settings.alerts
+        self.watch = Watch(slos, door.now(), sample_s=settings.sample_s, hold_s=alerts.hold_s)
+        self._notices = Notices(
+            wait_s=alerts.group_wait_s, interval_s=alerts.group_interval_s, repeat_s=alerts.repeat_every_s
+        )
+        self._couriers = _couriers(alerts, slack, door.clock)
+        self._metrics = WatchMetrics()
+        door.recorder.listeners.append(self)
+        door.recorder.exports.append(self._metrics.tallies)
+        self._questioner = Questioner(door.replicas.values(), self.watch, settings.probes, door.clock)
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._run())]
+        if settings.probes.every_s:
+            self._tasks.append(loop.create_task(self._questioner.run()))
+        self._workers = [
+            Worker.of_task(name, task) for name, task in zip(("watch", "known questions"), self._tasks, strict=False)
+        ]
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.stop()
+        for task in self._tasks:
+            task.cancel()
+        for courier in self._couriers:
+            courier.close()
+
+    # -- told by the recorder
+
+    def ended(self, facts: RequestFacts) -> None:
+        name = self._reader.names.get(facts.replica, "")
+        if facts.fingerprint:
+            self.watch.quarantined(facts.model, facts.tenant, facts.fingerprint, self._door.now())
+        self.watch.ended(facts if name == facts.replica else facts._replace(replica=name))
+
+    def chose(self, request: EdgeRequest, choice: Choice) -> None:
+        pass
+
+    # -- shown
+
+    def slo(self) -> object:
+        now = self._door.now()
+        return {"models": [self.watch.objectives(model).status(now) for model in self.watch.models]}
+
+    def alerts(self) -> object:
+        at = self._settings.alerts.runbooks
+        shown = [replace(one, runbook=payloads.runbook(one, at)) for one in self.watch.board.shown(time.time())]
+        return {"alerts": shown, "delivery": [one.view for one in self._couriers]}
+
+    def probes(self) -> object:
+        return {"probes": self._questioner.views()}
+
+    def speeds(self) -> object:
+        return {"speeds": self.watch.speeds()}
+
+    # -- inside
+
+    async def _run(self) -> None:
+        for number in itertools.count(1):
+            await clocks.sleep(self._door.clock, _LISTEN_S)
+            with outliving("watch"):
+                self._reader.listen()
+                if number % _TICK == 0:
+                    self._tick(self._door.now())
+
+    def _tick(self, now: float) -> None:
+        changed = self.watch.tick(self._reader.read(now), now, time.time())
+        if self._settings.alerts.log:
+            for alert in changed:
+                _say(alert)
+        self._notices.take(changed, now)
+        for notice in self._notices.due(now):
+            for courier in self._couriers:
+                courier.take(notice)
+        if self._settings.penalties:
+            penalties = self.watch.penalties()
+            for replica in self._door.replicas.values():
+                replica.health.penalty = penalties.get((replica.model, self._reader.names[replica.id]), 1.0)
+        self._metrics.look(self.watch, self._questioner.views(), [one.view for one in self._couriers], now)
+
+
+def _couriers(settings: AlertSettings, slack: str | None, clock: TimerClock) -> list[Courier]:
+    found = []
+    if settings.webhook:
+        found.append(
+            Courier("webhook", settings.webhook, lambda notice: payloads.alertmanager(notice, settings.runbooks), clock)
+        )
+    if slack:
+        found.append(Courier("slack", slack, lambda notice: payloads.slack(notice, settings.runbooks), clock))
+    return found
+
+
+def _say(alert: Alert) -> None:
+    level = logging.ERROR if alert.severity == "page" and alert.is_firing else logging.WARNING
+    log.log(level if alert.is_firing else logging.INFO, "%s", payloads.line(alert))

@@ -1,0 +1,112 @@
+"""How a gateway stands at this moment, as plain data: for /metrics and for the admin API. Read in the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from penstock.admission.admission import Admission
+from penstock.admission.settings import CLASS_NAMES
+from penstock.core.replica import UNBOUNDED, ReplicaState
+from penstock.gateway.replicas.replica import Replica
+from penstock.observe.redaction import redact
+from penstock.router.routes import Route
+from penstock.router.rules import DEFAULT
+from penstock.tenancy.prices import Price
+
+STARTING = "starting"  # out, since its model is being loaded
+
+
+class ReplicaView(Struct, frozen=True):
+    id: str
+    model: str
+    kind: str  # penstock, or the dialect that it speaks
+    state: str  # a `ReplicaState`, or STARTING
+    breaker: str
+    share: float  # below one while it starts slowly, and while it is slow or wrong
+    in_flight: int  # requests of this gateway
+    streams: int  # those of them that are streams
+    running: int  # of everybody's, as it last said
+    waiting: int
+    prefill_tokens: int
+    kv_active_tokens: int
+    kv_capacity_tokens: int | None
+    max_context_tokens: int | None
+    heard_s_ago: float | None
+
+
+class QueueView(Struct, frozen=True):
+    model: str
+    waiting: dict[str, int]  # by class
+
+
+class RouteView(Struct, frozen=True):
+    name: str
+    aliases: tuple[str, ...]
+    pools: dict[str, float]  # and their weights
+    versions: dict[str, str]  # and their pools
+    shadow: dict[str, float]  # pools that are sent copies, and of how much
+    fallbacks: tuple[str, ...]
+    rules: list[str]  # in their order, and where they lead
+    price: Price | None
+    prices: dict[str, Price]  # of the pools of versions
+    revision: int  # of the weights; 0: as the file has them
+
+
+class GatewayState(Struct, frozen=True):
+    replicas: list[ReplicaView]
+    queues: list[QueueView]
+
+
+def state_of(replicas: Iterable[Replica], admission: Admission, now: float) -> GatewayState:
+    views = [_replica(replica, now) for replica in replicas]
+    models = sorted({view.model for view in views})
+    return GatewayState(views, [QueueView(model, _waiting(admission, model)) for model in models])
+
+
+def route_shown(route: Route, prices: Mapping[str, Price]) -> RouteView:
+    rules = route.rules
+    leads = [] if rules is None else [(rule.name, rule.to) for rule in rules.rules] + [(DEFAULT, rules.default)]
+    return RouteView(
+        name=route.name,
+        aliases=route.aliases,
+        pools={share.pool: share.weight for share in route.pools},
+        versions=route.versions,
+        shadow={share.pool: share.shadow for share in route.pools if share.shadow},
+        fallbacks=tuple(fallback.route for fallback in route.fallbacks),
+        rules=[f"{name}->{to}" for name, to in leads],
+        price=prices.get(route.name),
+        prices={share.pool: prices[share.pool] for share in route.pools if route.versions and share.pool in prices},
+        revision=route.revision,
+    )
+
+
+def _waiting(admission: Admission, model: str) -> dict[str, int]:
+    return {name: admission.num_waiting(model, priority) for name, priority in CLASS_NAMES.items()}
+
+
+def _replica(replica: Replica, now: float) -> ReplicaView:
+    seen = replica.seen(now)
+    state = seen.state_at(now)
+    return ReplicaView(
+        id=redact(replica.id),
+        model=replica.model,
+        kind=replica.kind,
+        state=STARTING if state is ReplicaState.OUT and replica.is_starting(now) else str(state),
+        breaker=str(replica.breaker.state(now)),
+        share=seen.share,
+        in_flight=len(replica.riders),
+        streams=sum(rider.is_stream for rider in replica.riders),
+        running=seen.running,
+        waiting=seen.waiting,
+        prefill_tokens=seen.prefill_tokens,
+        kv_active_tokens=seen.kv_active_tokens,
+        kv_capacity_tokens=_bounded(seen.kv_capacity_tokens),
+        max_context_tokens=_bounded(seen.max_context_tokens),
+        heard_s_ago=round(now - seen.taken_at, 3) if seen.reports and seen.taken_at else None,
+    )
+
+
+def _bounded(tokens: int) -> int | None:
+    return None if tokens >= UNBOUNDED else tokens

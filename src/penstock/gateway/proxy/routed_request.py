@@ -1,0 +1,98 @@
+"""A request on its way in: before its body was read, and after. What it says never changes, wherever it goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.gateway.proxy.request_view import Asked, Surface
+from penstock.gateway.proxy.rule_routing import Ruling
+from penstock.http.exchange import Exchange
+from penstock.router.routes import Route
+from penstock.tenancy.keys import Caller
+
+if TYPE_CHECKING:
+    from penstock.gateway.proxy.rate_limit import Toll
+    from penstock.gateway.proxy.tenant_access import Standing
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A request whose body nobody has read: all that its head says."""
+
+    id: str
+    exchange: Exchange
+    surface: Surface
+    caller: Caller
+    standing: Standing
+    entry: Toll | None = None  # what it pays before it is read, if it is large
+
+
+class Inquiry:
+    """A request that was read: who asks what of whom."""
+
+    __slots__ = (
+        "asked",
+        "caller",
+        "draw",
+        "entry",
+        "exchange",
+        "expected_output",
+        "id",
+        "lot",
+        "route",
+        "ruling",
+        "surface",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        exchange: Exchange,
+        surface: Surface,
+        caller: Caller,
+        asked: Asked,
+        route: Route,
+        draw: float,
+        lot: float,
+        expected_output: int | None = None,
+        ruling: Ruling | None = None,
+        entry: Toll | None = None,
+    ) -> None:
+        self.id = id
+        self.exchange = exchange
+        self.surface = surface
+        self.caller = caller
+        self.asked = asked
+        self.route = route
+        self.draw = draw  # in [0, 1): all the chance there is in the picks of its replicas
+        self.lot = lot  # in [0, 1): which version it falls to; a session's requests have the same
+        self.expected_output = expected_output  # tokens of one answer, if the client has said so
+        self.entry = entry  # what it paid before it was read, if it was large
+        self.ruling = ruling  # why this route, where that was for rules to say
+
+    def ruled(self, route: Route, ruling: Ruling) -> Inquiry:
+        """The same inquiry, on the route that rules chose for it."""
+        return Inquiry(
+            self.id,
+            self.exchange,
+            self.surface,
+            self.caller,
+            self.asked,
+            route,
+            self.draw,
+            self.lot,
+            self.expected_output,
+            ruling,
+            self.entry,
+        )
+
+    @property
+    def asked_for(self) -> str:
+        """The operator's name for the model, before rules and versions."""
+        return self.route.name if self.ruling is None else self.ruling.model
+
+    @property
+    def body(self) -> bytes:
+        """As the client sent it."""
+        return self.exchange.request.body

@@ -1,0 +1,151 @@
+"""What rules must know of a request: read from its body, and only as much as the rules ask for.
+
+How long a prompt is, is counted where a rule's outcome hangs on it and the model's words are known; else estimated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from penstock.core.errors import PenstockError
+from penstock.gateway.proxy.request_view import Asked
+from penstock.gateway.proxy.routed_request import Inquiry
+from penstock.gateway.replicas.roster import Roster
+from penstock.gateway.tokens.prompt_tokens import PromptTokens
+from penstock.router.rules import Facts, RuleSet
+
+Then = Callable[[Facts | None, PenstockError | None], None]
+
+TASK = "x-penstock-task"  # a header, or a field of metadata
+_TASK_HEADER = TASK.encode()
+_MOST_TEXT = 4096  # characters from the beginning of a message, and as many from its end
+_MOST_BACK = 32  # messages that the last words of the user are looked for in
+_FAR = 4  # an estimate that is so many times a bound is beyond it
+_MOST_COUNTING = 64
+
+
+class _Format(msgspec.Struct):
+    type: str = ""
+
+
+class _Head(msgspec.Struct):
+    tools: list[msgspec.Raw] | None = None
+    functions: list[msgspec.Raw] | None = None
+    response_format: _Format | None = None
+    metadata: dict[str, msgspec.Raw] | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str = ""
+    content: msgspec.Raw = msgspec.Raw()
+
+
+class _Whole(_Head):
+    messages: list[_Message] = []
+    prompt: msgspec.Raw = msgspec.Raw()
+
+
+class _Part(msgspec.Struct):
+    type: str = ""
+    text: str = ""
+
+
+_heads = msgspec.json.Decoder(_Head)
+_wholes = msgspec.json.Decoder(_Whole)
+_contents = msgspec.json.Decoder(str | list[_Part])
+
+
+def with_facts(rules: RuleSet, inquiry: Inquiry, tokens: PromptTokens, roster: Roster, then: Then) -> None:
+    """Calls `then` at once, or from the event loop where a long prompt is counted or a large body read in a thread."""
+
+    def read(prompt_tokens: int) -> None:
+        try:
+            roster.work(inquiry.body, partial(_facts, rules, inquiry, prompt_tokens), then)
+        except PenstockError as error:  # too much is being read
+            then(None, error)
+
+    counted = _prompt_tokens(rules, inquiry, tokens)
+    if isinstance(counted, int):
+        read(counted)
+    else:
+        counted.add_done_callback(lambda done: read(_result(done, tokens.estimate(len(inquiry.body)))))
+
+
+def _prompt_tokens(rules: RuleSet, inquiry: Inquiry, tokens: PromptTokens) -> int | asyncio.Future[int]:
+    body, lexicon, bounds = inquiry.body, tokens.lexicon, rules.bounds
+    estimate = tokens.estimate(len(body)) if bounds else 0
+    if lexicon is None or not bounds or estimate > _FAR * max(bounds[-1], 1024):
+        return estimate
+    if len(body) < bounds[0] and lexicon.bound(body) < bounds[0]:  # it is never less than the body's length
+        return estimate
+    if tokens.num_counting >= _MOST_COUNTING:
+        return estimate
+    try:
+        return tokens.count(inquiry.surface.path, body, inquiry.caller.tenant.namespace)
+    except Exception:  # what is wrong with it is for its replica to say
+        return estimate
+
+
+def _result(done: asyncio.Future[int], estimate: int) -> int:
+    return estimate if done.cancelled() or done.exception() is not None else done.result()
+
+
+def _facts(rules: RuleSet, inquiry: Inquiry, prompt_tokens: int) -> Facts:
+    asked: Asked = inquiry.asked
+    task = inquiry.exchange.request.headers.get(_TASK_HEADER, b"").decode(errors="replace")
+    found = _read(inquiry.body, rules) if rules.needs_body else None
+    if found is None:
+        return Facts(prompt_tokens, asked.output_limit, task=task)
+    messages = found.messages if isinstance(found, _Whole) else []
+    return Facts(
+        prompt_tokens,
+        asked.output_limit,
+        num_messages=len(messages),
+        num_tools=len(found.tools or found.functions or ()),
+        response_format=_format(found),
+        task=task or _text(_field(found, TASK)),
+        text=_last_words(found) if isinstance(found, _Whole) else "",
+    )
+
+
+def _read(body: bytes, rules: RuleSet) -> _Head | None:
+    """None: it is not as its replica will want it, and the replica will say so."""
+    try:
+        return (_wholes if rules.needs_text else _heads).decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _format(found: _Head) -> str:
+    kind = found.response_format.type if found.response_format is not None else ""
+    return "" if kind == "text" else kind
+
+
+def _field(found: _Head, name: str) -> msgspec.Raw:
+    return (found.metadata or {}).get(name, msgspec.Raw())
+
+
+def _last_words(found: _Whole) -> str:
+    if not found.messages:
+        return _bounded(_text(found.prompt))
+    for message in found.messages[: -_MOST_BACK - 1 : -1]:
+        if message.role == "user" and (text := _text(message.content)):
+            return _bounded(text)
+    return ""
+
+
+def _text(content: msgspec.Raw) -> str:
+    """Of a text, or of the parts of one that are text."""
+    try:
+        found = _contents.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+    return found if isinstance(found, str) else "\n".join([part.text for part in found if part.type == "text"])
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= 2 * _MOST_TEXT else f"{text[:_MOST_TEXT]}\n{text[-_MOST_TEXT:]}"

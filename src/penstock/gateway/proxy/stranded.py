@@ -1,0 +1,61 @@
+"""Streams that have begun and have no replica to go on at: each waits until one comes back, or until its time is up.
+
+A stream strands when the last replica of its model is lost, or when it has lost two and may go to no third
+(`quarantine`). Its client sees a pause instead of an error, if a replica is back in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Protocol
+
+from penstock.core.replica import ReplicaState
+from penstock.gateway.replicas.replica import Replica
+from penstock.http.clock import Timer, TimerClock
+from penstock.router.request import EdgeRequest
+
+WAIT_S = 30.0
+
+
+class Stream(Protocol):
+    request: EdgeRequest
+
+    def forget_tries(self, lost: Set[str]) -> None:
+        """Replicas that were lost since it tried them are worth another try when they are back."""
+
+    def resume_elsewhere(self) -> bool:
+        """Whether a replica has it now, or it has ended."""
+
+    def break_off(self) -> None:
+        """Ends it with an error."""
+
+
+class StrandedStreams:
+    def __init__(self, clock: TimerClock, wait_s: float = WAIT_S) -> None:
+        self._clock = clock
+        self._wait_s = wait_s
+        self._timers: dict[Stream, Timer] = {}
+
+    def __len__(self) -> int:
+        return len(self._timers)
+
+    def add(self, stream: Stream, replicas: Mapping[str, Replica]) -> None:
+        now = self._clock.now()
+        stream.forget_tries({one.id for one in replicas.values() if one.snapshot.state_at(now) is ReplicaState.OUT})
+        self._timers[stream] = self._clock.call_later(self._wait_s, self._give_up, stream)
+
+    def discard(self, stream: Stream) -> None:
+        if (timer := self._timers.pop(stream, None)) is not None:
+            timer.cancel()
+
+    def replica_changed(self, replica: Replica) -> None:
+        is_out = replica.snapshot.state is ReplicaState.OUT
+        for stream in [one for one in self._timers if one.request.model == replica.model]:
+            if is_out:
+                stream.forget_tries({replica.id})
+            elif stream.resume_elsewhere():
+                self.discard(stream)
+
+    def _give_up(self, stream: Stream) -> None:
+        del self._timers[stream]
+        stream.break_off()

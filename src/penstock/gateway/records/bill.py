@@ -1,0 +1,97 @@
+"""What one request is charged: at its end, and of a long stream every second, so that a gateway that dies at any
+moment has charged for all but the last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from penstock.api.relay import StreamRecord
+from penstock.gateway.proxy.routed_request import Inquiry
+from penstock.gateway.records.token_usage import TokenUsage
+from penstock.http.clock import Timer, TimerClock
+from penstock.tenancy.prices import FREE, NANOS, Price
+from penstock.tenancy.usage import Usage
+
+_EVERY_S = 0.9
+_NOTHING = TokenUsage(0, 0)
+
+Charged = Callable[[int], None]
+
+
+class Recorder(Protocol):
+    def record(self, usage: Usage) -> object: ...
+
+
+class Bill:
+    __slots__ = ("_charged", "_clock", "_inquiry", "_ledger", "_num_parts", "_prices", "_timer")
+
+    def __init__(self, ledger: Recorder, prices: Mapping[str, Price], inquiry: Inquiry, clock: TimerClock) -> None:
+        self._ledger = ledger
+        self._prices = prices
+        self._inquiry = inquiry
+        self._clock = clock
+        self._charged = _NOTHING
+        self._num_parts = 0
+        self._timer: Timer | None = None
+
+    def follow(self, record: StreamRecord, model: str, charged: Charged | None, adapter: str = "") -> None:
+        """From now on the stream is charged as it goes; `charged` is told how many tokens that are so far. An adapter
+        has its model's price, and is in the books by its own name."""
+        self.stop()
+        self._timer = self._clock.call_later(_EVERY_S, self._look, record, model, charged, adapter)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close(self, model: str, usage: TokenUsage, adapter: str = "") -> None:
+        self.stop()
+        self._charge(model, usage, self._inquiry.id, adapter, requests=1)
+
+    def cost(self, model: str) -> float | None:
+        """Of all that was charged, at this model's price; None: it has none."""
+        price = self._prices.get(model, FREE)
+        return self._charged.nanos(price) / NANOS if price != FREE else None
+
+    def _look(self, record: StreamRecord, model: str, charged: Charged | None, adapter: str) -> None:
+        self.follow(record, model, charged, adapter)
+        prompt_tokens = record.prompt_tokens
+        if prompt_tokens is None:
+            return
+        usage = TokenUsage(prompt_tokens, *record.counts)
+        if usage.total > self._charged.total:
+            self._num_parts += 1
+            self._charge(model, usage, f"{self._inquiry.id}/{self._num_parts}", adapter, requests=0)
+            if charged is not None:
+                charged(usage.total)
+
+    def _charge(self, model: str, usage: TokenUsage, id: str, adapter: str, requests: int) -> None:
+        before, self._charged = self._charged, usage
+        caller = self._inquiry.caller
+        price = self._prices.get(model, FREE)
+        input_tokens, output_tokens, cached_tokens, work = usage
+        cost = usage.nanos(price) if price is not FREE else 0
+        if before is not _NOTHING:
+            cost -= before.nanos(price)
+            input_tokens = max(0, input_tokens - before.input_tokens)
+            output_tokens = max(0, output_tokens - before.output_tokens)
+            cached_tokens = max(0, cached_tokens - before.cached_tokens)
+        self._ledger.record(
+            Usage(
+                id,
+                caller.tenant.id,
+                caller.key_id,
+                adapter or model,
+                time.time(),
+                input_tokens,
+                cached_tokens,
+                output_tokens,
+                cost,
+                requests,
+                round(1e6 * work.device_s) if work is not None else 0,
+                round(1e3 * work.kv_block_s) if work is not None else 0,
+            )
+        )

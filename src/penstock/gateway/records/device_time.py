@@ -1,0 +1,20 @@
+"""What a token of each model has taken so far, by what replicas said: for work that nobody measured, an estimate."""
+
+from __future__ import annotations
+
+from penstock.core.request import Cost
+from penstock.gateway.records.token_usage import TokenUsage
+
+
+class DeviceTime:
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float, float]] = {}  # by model: tokens, their device and KV-block seconds
+
+    def learn(self, model: str, usage: TokenUsage, work: Cost) -> None:
+        tokens, device_s, kv_block_s = self._seen.get(model, (0, 0.0, 0.0))
+        self._seen[model] = tokens + usage.total, device_s + work.device_s, kv_block_s + work.kv_block_s
+
+    def estimate(self, model: str, usage: TokenUsage) -> Cost | None:
+        """By the mean over all tokens, of prompts and answers, cached and computed; None: nothing is known yet."""
+        tokens, device_s, kv_block_s = self._seen.get(model, (0, 0.0, 0.0))
+        return Cost(device_s * usage.total / tokens, kv_block_s * usage.total / tokens) if tokens else None

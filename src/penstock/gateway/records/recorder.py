@@ -1,0 +1,314 @@
+"""What a gateway tells the world of its requests: counts for /metrics and a line in the log for each.
+
+It is told facts, once per request, at its end; nothing here is called per chunk, and what can be read when somebody
+asks (queues, replicas, open streams) is not counted at all. It decides nothing and knows no socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from penstock.api.errors import http_error
+from penstock.core.errors import BudgetExhausted, PenstockError, RateLimited
+from penstock.core.replica import ReplicaState
+from penstock.gateway.monitor.state import STARTING, GatewayState
+from penstock.gateway.proxy.routed_request import Inquiry
+from penstock.gateway.proxy.rule_routing import RuleTally
+from penstock.gateway.records.decision_log import DecisionLog
+from penstock.gateway.records.request_log import RequestLog
+from penstock.gateway.records.shadow_counts import ShadowTally
+from penstock.gateway.records.token_usage import TokenUsage
+from penstock.gateway.records.tracing import PassedOn, Trace, Traces
+from penstock.gateway.records.version_comparison import Comparison
+from penstock.health.breaker import BreakerState
+from penstock.observe import background
+from penstock.observe import gateway_catalog as catalog
+from penstock.observe.redaction import redact
+from penstock.observe.tallies import Count, Spread, Tallies
+from penstock.router.request import EdgeRequest
+from penstock.router.router import Choice
+
+log = logging.getLogger(__name__)
+
+_MAX_TENANTS = 200  # with series of their own
+_OTHERS = "other"
+NO_HEADERS: Mapping[bytes, bytes] = {}
+_STATES = (*ReplicaState, STARTING)
+_KINDS = ("input", "cached", "output")  # of tokens
+
+
+class Ending(StrEnum):
+    OK = "ok"
+    REFUSED = "refused"  # by the gateway, or by a replica that says the request is wrong
+    FAILED = "failed"
+    CLIENT_GONE = "client_gone"
+
+
+class RequestFacts(NamedTuple):
+    """One request, over. Times are in seconds from its arrival; None: it did not get so far."""
+
+    id: str
+    surface: str
+    ending: Ending
+    reason: str = ""  # of what is not ok; from a fixed set, never a client's words
+    tenant: str = ""
+    key_id: str = ""
+    model: str = ""
+    replica: str = ""
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    queue_s: float | None = None
+    ttft_s: float | None = None  # of streams
+    total_s: float | None = None
+    num_tries: int = 0
+    rule: str = ""  # what sent it to this model, where that is for rules to say
+    parts: bytes = b""  # of the time to the first token, as the replica said: `api.server_timing`
+    route: str = ""  # the model that was asked for; `model` is the pool that this led to
+    cost: float | None = None  # None: it has no price
+    trace: Trace | PassedOn | None = None
+    device_s: float | None = None  # what it took, as its replica measured it; None: it did not say
+    kv_block_s: float | None = None
+    fingerprint: str = ""  # of a request that was put into quarantine
+
+
+class Listener(Protocol):
+    """Who is told the same, in the event loop: it costs every request whatever it costs."""
+
+    def ended(self, facts: RequestFacts) -> None: ...
+
+    def chose(self, request: EdgeRequest, choice: Choice) -> None: ...
+
+
+class _Used:
+    __slots__ = ("cached", "device", "input", "output")
+
+    def __init__(self, device: Count, input: Count, cached: Count, output: Count) -> None:
+        self.device, self.input, self.cached, self.output = device, input, cached, output
+
+    def add(self, facts: RequestFacts) -> None:
+        self.input.value += facts.input_tokens
+        self.cached.value += facts.cached_tokens
+        self.output.value += facts.output_tokens
+        self.device.value += facts.device_s or 0.0
+
+
+class _Model(NamedTuple):
+    ttft: Spread
+    total: Spread
+    queue: Spread
+    used: _Used
+    kv_blocks: Count
+    cost: Count
+
+
+class GatewayRecorder:
+    """Belongs to the event loop's thread; only `render` may run in another."""
+
+    def __init__(
+        self, log: RequestLog | None = None, decisions: DecisionLog | None = None, traces: Traces | None = None
+    ) -> None:
+        self._log = log
+        self._decisions = decisions
+        self.traces = traces or Traces()
+        self.usage_lost: Callable[[], Mapping[str, int]] = dict  # by reason, as the ledger counts it
+        self.listeners: list[Listener] = []
+        self._tallies = Tallies(catalog.GATEWAY_CATALOG)
+        self.exports = [self._tallies]  # and metrics that are kept elsewhere
+        self._ended: dict[tuple[str, str, str, str], Count] = {}
+        self._models: dict[str, _Model] = {}
+        self._tenants: dict[str, _Used] = {}
+        self._silent: set[tuple[str, str]] = set()  # models and replicas whose answers came without a usage
+        self.rules = RuleTally(self._tallies)
+        self.shadows = ShadowTally(self._tallies)
+        self._version_of: Mapping[str, str] = {}
+        self.versions = Comparison()
+
+    def compare(self, versions: Mapping[str, str]) -> None:
+        """Of these pools, what can be told of each minute is kept: they are versions of a model."""
+        self._version_of = versions
+        self.versions = Comparison(versions)
+
+    # -- facts
+
+    def ended(self, facts: RequestFacts) -> None:
+        key = (facts.model, facts.surface, facts.ending, facts.reason)
+        count = self._ended.get(key)
+        if count is None:
+            count = self._ended[key] = self._tallies.count(catalog.REQUESTS, *map(str, key))
+        count.value += 1
+        if facts.queue_s is not None:  # it was sent to a replica
+            self._measure(facts)
+        if facts.model in self.versions:
+            usage = TokenUsage(facts.input_tokens, facts.output_tokens, facts.cached_tokens)
+            self.versions.answered(facts.model, time.time(), facts.ending, usage, facts.ttft_s, facts.total_s)
+        if self._log is not None:
+            self._log.append(facts)
+        if self._decisions is not None and facts.replica:
+            self._decisions.ended(facts)
+        if facts.trace is not None:
+            self.traces.ended(facts)
+        for listener in self.listeners:
+            listener.ended(facts)
+
+    def asked(self, inquiry: Inquiry) -> None:
+        """What a client sent, for logs whose operator wants it."""
+        if self._log is not None:
+            self._log.asked(inquiry.id, inquiry.caller.tenant.id, inquiry.body)
+
+    def chose(self, inquiry: Inquiry, request: EdgeRequest, choice: Choice, now: float) -> None:
+        """A replica, for a request that is sent there now."""
+        if self._decisions is not None:
+            version = self._version_of.get(request.model, "")
+            self._decisions.decided(
+                request, choice, now, route=inquiry.asked_for, version=version, rule=str(inquiry.ruling or "")
+            )
+        for listener in self.listeners:
+            listener.chose(request, choice)
+
+    def shadowed(
+        self,
+        model: str,
+        at_s: float,
+        outcome: str,
+        usage: TokenUsage | None,
+        ttft_s: float | None,
+        total_s: float | None,
+    ) -> None:
+        """A copy ended that nobody waited for."""
+        self.shadows.ended(model, outcome, usage, ttft_s, total_s)
+        self.versions.copied(model, at_s, outcome, usage, ttft_s, total_s)
+
+    def turned_away(
+        self,
+        request_id: str,
+        surface: str,
+        error: PenstockError,
+        headers: Mapping[bytes, bytes] = NO_HEADERS,
+        tenant: str = "",
+        key_id: str = "",
+    ) -> None:
+        """At the door, before anybody worked for it; `tenant`: empty if nobody knows whose it is."""
+        ending, reason = ending_of(error)
+        self.refused(error)
+        trace = self.traces.begin(headers, 0.0)
+        self.ended(RequestFacts(request_id, surface, ending, reason, tenant, key_id, trace=trace))
+
+    def refused(self, error: PenstockError) -> None:
+        if isinstance(error, RateLimited | BudgetExhausted):
+            self._tallies.count(catalog.LIMIT_REFUSALS, error.reason or error.code).value += 1
+
+    def retried(self, model: str) -> None:
+        self._tallies.count(catalog.RETRIES, model).value += 1
+
+    def carried_on(self, model: str) -> None:
+        self._tallies.count(catalog.CARRIED_ON, model).value += 1
+
+    def quarantined(self, model: str, tenant: str, fingerprint: str, lost: Iterable[str]) -> None:
+        """A request that replicas were lost with is refused from now on."""
+        self._tallies.count(catalog.QUARANTINED, model).value += 1
+        replicas = ", ".join(map(redact, sorted(lost)))
+        log.error("%s: request %s of tenant %s is refused: %s lost with it", model, fingerprint, tenant, replicas)
+
+    def fell_back(self, model: str, to: str, reason: str) -> None:
+        self._tallies.count(catalog.FALLBACKS, model, to, reason).value += 1
+
+    def usage_missing(self, model: str, replica: str) -> None:
+        """An answer came without its usage, so what is charged for it is an estimate."""
+        count = self._tallies.count(catalog.USAGE_MISSING, model)
+        count.value += 1
+        if (model, replica) not in self._silent:
+            self._silent.add((model, replica))
+            log.warning(
+                "%s does not say what its answers of %s used: tenants are charged by counted events, or for as much as "
+                "was reserved (penstock_gateway_usage_missing_total counts such answers)",
+                redact(replica),
+                model,
+            )
+
+    def has_certificate(self, expires_at: float) -> None:
+        self._tallies.count(catalog.TLS_EXPIRY).value = expires_at
+
+    # -- what can be seen without counting
+
+    def look(self, state: GatewayState) -> None:
+        """Takes down how things stand, before `render`."""
+        replace, named = self._tallies.replace, {(one.model, one.id): one for one in state.replicas}
+        of_model = {queue.model: [one for one in state.replicas if one.model == queue.model] for queue in state.queues}
+        replace(catalog.REQUESTS_OPEN, {(model,): sum(one.in_flight for one in of_model[model]) for model in of_model})
+        replace(catalog.STREAMS_OPEN, {(model,): sum(one.streams for one in of_model[model]) for model in of_model})
+        replace(
+            catalog.QUEUE_LENGTH, {(q.model, name): count for q in state.queues for name, count in q.waiting.items()}
+        )
+        replace(catalog.REPLICA_REQUESTS, {key: one.in_flight for key, one in named.items()})
+        replace(
+            catalog.REPLICA_STATE,
+            {(*key, str(state)): int(state == one.state) for key, one in named.items() for state in _STATES},
+        )
+        replace(
+            catalog.REPLICA_BREAKER,
+            {(*key, str(state)): int(state == one.breaker) for key, one in named.items() for state in BreakerState},
+        )
+        if self._log is not None:
+            self._tallies.count(catalog.LOG_LINES_LOST).value = self._log.num_lost
+        if self._decisions is not None:
+            self._tallies.count(catalog.DECISIONS_LOST).value = self._decisions.num_lost
+        self._tallies.count(catalog.TRACES_LOST).value = self.traces.num_lost
+        replace(catalog.USAGE_LOST, {(reason,): count for reason, count in self.usage_lost().items()})
+        replace(catalog.BACKGROUND_ERRORS, {(work,): count for work, count in background.errors().items()})
+        replace(catalog.BACKGROUND_DEAD, {(work,): 1 for work in background.dead()})
+
+    def render(self) -> bytes:
+        return b"".join([tallies.exposition() for tallies in self.exports])
+
+    # -- inside
+
+    def _measure(self, facts: RequestFacts) -> None:
+        model = self._models.get(facts.model)
+        if model is None:
+            model = self._models[facts.model] = self._open(facts.model)
+        assert facts.queue_s is not None
+        model.queue.observe(facts.queue_s)
+        if facts.ttft_s is not None:
+            model.ttft.observe(facts.ttft_s)
+        if facts.ending is Ending.OK and facts.total_s is not None:
+            model.total.observe(facts.total_s)
+        if facts.input_tokens or facts.output_tokens:
+            model.used.add(facts)
+            model.kv_blocks.value += facts.kv_block_s or 0.0
+            model.cost.value += facts.cost or 0.0
+            tenant = self._tenants.get(facts.tenant)
+            if tenant is None:
+                tenant = self._tenant(facts.tenant)
+            tenant.add(facts)
+
+    def _open(self, model: str) -> _Model:
+        spread, count = self._tallies.spread, self._tallies.count
+        return _Model(
+            spread(catalog.TTFT, model),
+            spread(catalog.REQUEST_LATENCY, model),
+            spread(catalog.QUEUE_WAIT, model),
+            _Used(count(catalog.DEVICE_SECONDS, model), *(count(catalog.TOKENS, model, kind) for kind in _KINDS)),
+            count(catalog.KV_BLOCK_SECONDS, model),
+            count(catalog.COST, model),
+        )
+
+    def _tenant(self, tenant: str) -> _Used:
+        """What has a name keeps it: a series that moved to the others and back would be no counter."""
+        name = tenant if len(self._tenants) < _MAX_TENANTS else _OTHERS
+        count = self._tallies.count
+        tokens = (count(catalog.TENANT_TOKENS, name, kind) for kind in _KINDS)
+        found = _Used(count(catalog.TENANT_DEVICE_SECONDS, name), *tokens)
+        if name is not _OTHERS:
+            self._tenants[tenant] = found
+        return found
+
+
+def ending_of(error: PenstockError) -> tuple[Ending, str]:
+    """How a request ended that was answered with this error, and why."""
+    is_ours = http_error(error).status >= 500
+    return Ending.FAILED if is_ours else Ending.REFUSED, error.reason or error.code

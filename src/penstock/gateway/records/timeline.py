@@ -1,0 +1,88 @@
+"""When and where things happened to one request: taken down as it goes, told at its end."""
+
+from __future__ import annotations
+
+from penstock.gateway.proxy.routed_request import Inquiry
+from penstock.gateway.records.recorder import Ending, RequestFacts
+from penstock.gateway.records.token_usage import TokenUsage
+from penstock.gateway.records.tracing import PassedOn, Trace
+from penstock.router.router import Choice
+
+
+class Course:
+    __slots__ = ("_began", "_fingerprint", "_first_at", "_num_sent", "_parts", "_sent_at", "_sent_to", "_trace")
+
+    def __init__(self, now: float, trace: Trace | PassedOn | None = None) -> None:
+        self._began = now
+        self._trace = trace
+        self._sent_at: float | None = None  # to its first replica
+        self._sent_to = ""  # the last one
+        self._num_sent = 0
+        self._first_at: float | None = None  # an answer began
+        self._fingerprint = ""
+        self._parts = b""  # of the time until then, as its replica said
+
+    def chose(self, choice: Choice, now: float) -> None:
+        if self._trace is not None:
+            self._trace.chose(choice, now)
+
+    def sent(self, replica_id: str, now: float) -> bytes:
+        """The headers that tell the replica which trace this is part of."""
+        if self._sent_at is None:
+            self._sent_at = now
+        self._sent_to = replica_id
+        self._num_sent += 1
+        return self._trace.sent(replica_id, now) if self._trace is not None else b""
+
+    def left(self, now: float, is_blamed: bool | None) -> None:
+        if self._trace is not None:
+            self._trace.left(now, has_failed=bool(is_blamed))
+
+    def answered(self, now: float, parts: bytes) -> None:
+        if self._first_at is None:
+            self._first_at, self._parts = now, parts
+
+    def quarantined(self, fingerprint: str) -> None:
+        self._fingerprint = fingerprint
+
+    def starts_over(self) -> None:
+        """What was answered so far, the client did not see."""
+        self._first_at = None
+
+    def facts(
+        self,
+        inquiry: Inquiry,
+        model: str,
+        usage: TokenUsage | None,
+        ending: Ending,
+        reason: str,
+        now: float,
+        cost: float | None = None,
+    ) -> RequestFacts:
+        began, sent_at, first_at = self._began, self._sent_at, self._first_at
+        work = usage.work if usage is not None else None
+        return RequestFacts(
+            inquiry.id,
+            inquiry.surface.name,
+            ending,
+            reason,
+            inquiry.caller.tenant.id,
+            inquiry.caller.key_id,
+            model,
+            self._sent_to,
+            usage.input_tokens if usage is not None else 0,
+            usage.cached_tokens if usage is not None else 0,
+            usage.output_tokens if usage is not None else 0,
+            sent_at - began if sent_at is not None else None,
+            first_at - began if first_at is not None and inquiry.asked.stream else None,
+            now - began,
+            self._num_sent,
+            "" if inquiry.ruling is None else str(inquiry.ruling),
+            self._parts,
+            inquiry.asked_for,
+            cost,
+            self._trace,
+            work.device_s if work is not None else None,
+            work.kv_block_s if work is not None else None,
+            self._fingerprint,
+        )

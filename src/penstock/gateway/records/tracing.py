@@ -1,0 +1,279 @@
+"""One request's trace: taken down as it goes, and made into spans at its end, in the exporter's thread.
+
+client's span
+└ chat small                       the gateway, from arrival to end
+  ├ admission                      until it is first sent somewhere: the limiter and the queue
+  ├ pick                           a moment, with every candidate's scores; again for each replica it is sent to
+  └ POST http://…                  at that replica, whose own spans hang below: it is sent this one's id
+
+Where nothing is exported, a client's context is passed on to the replica as it came.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
+
+from penstock.api import server_timing
+from penstock.observe.backlog import Backlog
+from penstock.observe.otlp.names import PROVIDER
+from penstock.observe.redaction import redact
+from penstock.observe.spans import Attributes, Kind, Root, Roots, Span, Value
+from penstock.observe.trace_context import PARENT, STATE, parse
+from penstock.router.router import Choice
+
+if TYPE_CHECKING:
+    from penstock.gateway.records.recorder import RequestFacts
+
+# By surface; all others are chats.
+_OPERATIONS = {"completions": "text_completion"} | dict.fromkeys(("embeddings", "rerank", "score"), "embeddings")
+_MOST_CANDIDATES = 16  # of a pick; of more, the best
+
+
+class _Visit:
+    """At a replica. Times are the door's."""
+
+    __slots__ = ("has_failed", "left_at", "replica", "sent_at", "span_id")
+
+    def __init__(self, replica: str, span_id: str, sent_at: float) -> None:
+        self.replica = replica
+        self.span_id = span_id
+        self.sent_at = sent_at
+        self.left_at: float | None = None
+        self.has_failed = False
+
+
+class Trace:
+    __slots__ = ("_roots", "began", "picks", "root", "visits")
+
+    def __init__(self, roots: Roots, root: Root, now: float) -> None:
+        self._roots = roots
+        self.root = root
+        self.began = now
+        self.picks: list[tuple[float, Choice]] = []
+        self.visits: list[_Visit] = []
+
+    @property
+    def trace_id(self) -> str:
+        return self.root.trace_id
+
+    def chose(self, choice: Choice, now: float) -> None:
+        self.picks.append((now, choice))
+
+    def sent(self, replica: str, now: float) -> bytes:
+        """The headers that the replica is to be sent."""
+        span_id = self._roots.span_id()
+        self.visits.append(_Visit(replica, span_id, now))
+        return self.root.child(span_id).headers()
+
+    def left(self, now: float, *, has_failed: bool) -> None:
+        if self.visits:
+            visit = self.visits[-1]
+            visit.left_at, visit.has_failed = now, has_failed
+
+
+class PassedOn:
+    """A client's context, of a gateway that has no spans of its own."""
+
+    __slots__ = ("_headers", "trace_id")
+
+    def __init__(self, trace_id: str, headers: bytes) -> None:
+        self.trace_id = trace_id
+        self._headers = headers
+
+    def chose(self, choice: Choice, now: float) -> None:
+        pass
+
+    def sent(self, replica: str, now: float) -> bytes:
+        return self._headers
+
+    def left(self, now: float, *, has_failed: bool) -> None:
+        pass
+
+
+class Traced(NamedTuple):
+    """A request that is over and is kept."""
+
+    end_ns: int
+    facts: RequestFacts
+    trace: Trace
+
+
+class Traces:
+    """Belongs to the event loop. `out` is given what is to be exported; without it nothing is."""
+
+    def __init__(self, roots: Roots | None = None, out: Backlog[Traced] | None = None) -> None:
+        self._roots = roots
+        self._out = out
+
+    @property
+    def num_lost(self) -> int:
+        return self._out.num_lost if self._out is not None else 0
+
+    def begin(self, headers: Mapping[bytes, bytes], now: float) -> Trace | PassedOn | None:
+        if self._roots is not None:
+            return Trace(self._roots, self._roots.begin(headers), now)
+        parent = headers.get(PARENT)
+        theirs = parse(parent, headers.get(STATE, b"")) if parent is not None else None
+        return PassedOn(theirs.trace_id, theirs.headers()) if theirs is not None else None
+
+    def ended(self, facts: RequestFacts) -> None:
+        trace = facts.trace
+        if self._roots is None or self._out is None or not isinstance(trace, Trace):
+            return
+        has_failed = facts.ending == "failed"
+        if self._roots.sampling.keeps(trace.root, has_failed=has_failed, ttft_s=facts.ttft_s, total_s=facts.total_s):
+            self._out.put(Traced(time.time_ns(), facts, trace))
+
+
+# -- in the exporter's thread
+
+
+def spans(traced: Traced, span_id: Callable[[], str]) -> Iterator[Span]:
+    end_ns, facts, trace = traced
+    began_ns = end_ns - _ns(facts.total_s or 0.0)
+
+    def at(moment: float) -> int:
+        return min(end_ns, began_ns + _ns(moment - trace.began))
+
+    root = trace.root
+    yield Span(
+        f"{_operation(facts)} {facts.model or facts.route}".strip(),
+        Kind.SERVER,
+        root.trace_id,
+        root.span_id,
+        root.parent_id,
+        began_ns,
+        end_ns,
+        _of_request(facts),
+        error=_error(facts),
+        state=root.state,
+        is_sampled=root.is_sampled,
+        link=root.link,
+    )
+
+    def child(
+        name: str,
+        start: float,
+        end: float,
+        attributes: Attributes,
+        error: str = "",
+        id: str = "",
+        kind: Kind = Kind.INTERNAL,
+    ) -> Span:
+        return Span(
+            name,
+            kind,
+            root.trace_id,
+            id or span_id(),
+            root.span_id,
+            at(start),
+            at(end),
+            attributes,
+            error=error,
+            state=root.state,
+            is_sampled=root.is_sampled,
+        )
+
+    if facts.total_s is not None:
+        sent_at = trace.visits[0].sent_at if trace.visits else trace.began + facts.total_s
+        yield child("admission", trace.began, sent_at, {"penstock.tenant": facts.tenant})
+    for moment, choice in trace.picks:
+        yield child("pick", moment, moment, _of_pick(choice))
+    for number, visit in enumerate(trace.visits, 1):
+        is_last = number == len(trace.visits)  # after any other it went elsewhere
+        attributes = _of_visit(visit, number) | (_parts(facts) if is_last else {})
+        error = "the replica failed" if visit.has_failed else "" if is_last else "it was sent elsewhere"
+        left_at = visit.left_at if visit.left_at is not None else trace.began + (facts.total_s or 0.0)
+        yield child(
+            f"POST {redact(visit.replica)}", visit.sent_at, left_at, attributes, error, visit.span_id, Kind.CLIENT
+        )
+
+
+def _of_request(facts: RequestFacts) -> dict[str, Value]:
+    found: dict[str, Value] = {
+        "gen_ai.operation.name": _operation(facts),
+        "gen_ai.provider.name": PROVIDER,
+        "http.request.method": "POST",
+        "url.path": f"/v1/{facts.surface}",
+        "penstock.request.id": facts.id,
+        "penstock.ending": facts.ending.value,
+        "penstock.tries": facts.num_tries,
+    }
+    named: dict[str, Value | None] = {
+        "gen_ai.request.model": facts.route or facts.model,
+        "gen_ai.response.model": facts.model,
+        "penstock.tenant": facts.tenant,
+        "penstock.rule": facts.rule,
+        "error.type": _error(facts),
+        "penstock.reason": facts.reason,
+        "penstock.queue_s": facts.queue_s,
+        "penstock.ttft_s": facts.ttft_s,
+        "penstock.device_s": facts.device_s,
+    }
+    found |= {key: value for key, value in named.items() if value not in ("", None)}
+    if facts.input_tokens or facts.output_tokens:
+        found |= {
+            "gen_ai.usage.input_tokens": facts.input_tokens,
+            "gen_ai.usage.cache_read.input_tokens": facts.cached_tokens,
+            "gen_ai.usage.output_tokens": facts.output_tokens,
+        }
+    if facts.cost is not None:
+        found["penstock.cost"] = facts.cost
+    return found
+
+
+def _of_pick(choice: Choice) -> dict[str, Value]:
+    order = sorted(
+        range(len(choice.totals)), key=lambda i: (choice.candidates[i] is not choice.replica, -choice.totals[i])
+    )
+    shown = order[:_MOST_CANDIDATES]
+    found: dict[str, Value] = {
+        "penstock.pick.strategy": choice.strategy,
+        "penstock.pick.replica": redact(choice.replica.id) if choice.replica is not None else "",
+        "penstock.pick.num_candidates": len(order),
+        "penstock.pick.matched_tokens": choice.matched_tokens,
+        "penstock.pick.host_tokens": choice.host_tokens,
+        "penstock.pick.candidates": [redact(choice.candidates[i].id) for i in shown],
+        "penstock.pick.totals": [choice.totals[i] for i in shown],
+    }
+    found |= {f"penstock.pick.scores.{name}": [scores[i] for i in shown] for name, scores in choice.scores.items()}
+    if choice.dropped:
+        found["penstock.pick.dropped"] = [f"{redact(id_)}: {reason}" for id_, reason in choice.dropped.items()]
+    return found
+
+
+def _of_visit(visit: _Visit, number: int) -> dict[str, Value]:
+    return {"penstock.try": number, **_address(visit.replica)}
+
+
+def _parts(facts: RequestFacts) -> dict[str, Value]:
+    """What the replica said of itself, should its own spans not be kept."""
+    return {f"penstock.replica.{name}_s": seconds for name, seconds in server_timing.decode(facts.parts).items()}
+
+
+@lru_cache(maxsize=1024)
+def _address(replica: str) -> dict[str, Value]:
+    parts = urlsplit(replica)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    found: dict[str, Value] = {"server.address": parts.hostname or redact(replica)}
+    return found | ({"server.port": port} if port is not None else {})
+
+
+def _operation(facts: RequestFacts) -> str:
+    return _OPERATIONS.get(facts.surface, "chat")
+
+
+def _error(facts: RequestFacts) -> str:
+    """Of a server's span: what a client did wrong is none."""
+    return (facts.reason or "failed") if facts.ending == "failed" else ""
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -1,0 +1,365 @@
+"""The replicas a gateway sends work to: how to reach each, and what it last said of itself.
+
+A penstock replica pushes a report whenever it changes; one that falls silent is stale, then out (`core.replica`), and
+one that reports work without steps hangs. A server that has no such reports is a provider: as large as it likes, and
+asked at an interval whether it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+from zlib import crc32
+
+import msgspec
+
+from penstock.api import relay
+from penstock.api.replica_report import ReplicaReport
+from penstock.core.replica import GONE_AFTER_S, UNBOUNDED, ReplicaSnapshot, ReplicaState
+from penstock.core.request import Priority
+from penstock.dialects.engines import DIALECTS
+from penstock.dialects.engines.openai import OPENAI
+from penstock.dialects.requests import Adapter, Wishes
+from penstock.dialects.standing import Answer
+from penstock.gateway.proxy.cache_salt import CacheSalts
+from penstock.gateway.replicas.dialect_upstream import ForeignUpstream
+from penstock.gateway.replicas.engine_poller import ForeignFollower
+from penstock.gateway.replicas.fetch import fetch
+from penstock.gateway.replicas.kv_sources import KvEventSettings
+from penstock.gateway.replicas.probe import Prober
+from penstock.gateway.replicas.silence import SilenceTimer
+from penstock.health.replica_health import ReplicaHealth
+from penstock.health.reports import snapshot_of
+from penstock.health.settings import HealthSettings
+from penstock.http.call import Call, Failure
+from penstock.http.clock import Timer
+from penstock.http.message import ResponseHead, render
+from penstock.http.upstream import Upstream
+from penstock.observe.redaction import redact
+from penstock.tenancy.tenants import Tenant
+
+log = logging.getLogger("penstock.gateway")
+
+_RETRY_S, _MOST_RETRY_S = 0.25, 1.0
+_ASK_BACK_S = 5.0
+_LOOK_S = 0.5  # how often a provider is looked at: its breaker and its share change by time alone
+_NEEDS_SECRET = b'"permission_denied"'  # so says a penstock replica to a gateway that does not know its secret
+
+_GIVE_BACK = relay.GIVE_BACK_PATH.encode()
+_NAMESPACE = relay.NAMESPACE_HEADER.encode()
+_TENANT = relay.TENANT_HEADER.encode()
+_WATERMARK = relay.WATERMARK_HEADER.encode()
+STREAM_HEADER = render([(relay.HEADER.encode(), relay.STREAM.encode())])
+ENVELOPE_HEADER = render([(relay.HEADER.encode(), relay.ENVELOPE.encode())])
+
+_reports = msgspec.json.Decoder(ReplicaReport)
+
+
+class Rider(Protocol):
+    """A request that is at a replica."""
+
+    is_stream: bool
+
+    def id_to_move(self) -> str | None:
+        """The id of a stream that another replica could carry on now; None: it is better left where it is."""
+
+    def replica_lost(self) -> None: ...
+
+
+class Replica:
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str,
+        upstream: Upstream,
+        key: str | None = None,
+        secret: str | None = None,
+        health: HealthSettings | None = None,
+        probe_every_s: float | None = None,
+        deep_probe_every_s: float | None = None,
+        id: str | None = None,
+        served_as: str | None = None,
+        dialect: str = "openai",
+        kv_events: KvEventSettings | None = None,
+        sends_priority: bool = False,
+        adapters: Mapping[str, str | None] | None = None,
+        salts: CacheSalts | None = None,
+    ) -> None:
+        """`model`: the pool it is in; `served_as`: what it calls the model itself, if that is another name. `salts`:
+        the same for all replicas of a gateway."""
+        self.id = id or url
+        self.name = f"{model}-{crc32(self.id.encode()) & 0xFFFF:04x}"  # towards clients, who need no addresses
+        self.model = model
+        self.served_as = served_as or model
+        self.upstream = upstream
+        self.dialect = dialect  # of `dialects`, if it is no penstock replica; auto: it is found out
+        self.kv_events = kv_events
+        self.adapters = adapters or {}  # that it is to have, and where it finds them; None: it has it already
+        self.unwanted: set[str] = set()  # that it was given by an earlier configuration, and is to have no longer
+        self.loaded: frozenset[str] = frozenset()  # of `adapters`, where it does not say itself what it has
+        self.listed: frozenset[str] = frozenset()  # that it names among its models, if it is no penstock replica
+        self.salts = salts or CacheSalts(b"")
+        self._sends_priority = sends_priority
+        self.has_key = key is not None  # it is somebody else's, and paid for
+        self.riders: set[Rider] = set()
+        self.report: ReplicaReport | None = None  # the last; None: it makes none
+        self.prefill_speed: float | None = None  # as it measured it
+        self.text = ""  # the digest of its tokenizer and chat template; empty: it has not said
+        self.relays = False  # streams can be carried on: it is a penstock replica
+        self.health = ReplicaHealth(health)
+        self.breaker = self.health.breaker
+        self.probe_every_s = probe_every_s  # None: as all are
+        self.deep_probe_every_s = deep_probe_every_s
+        self._said = ReplicaSnapshot(id=self.id, url=url, models=(model,), state=ReplicaState.OUT)
+        self.snapshot = self._said  # with what this gateway thinks of it
+        headers = [(b"content-type", b"application/json")]
+        if key is not None:
+            headers.append((b"authorization", b"Bearer " + key.encode()))
+        if secret is not None:
+            headers.append((relay.SECRET_HEADER.encode(), secret.encode()))
+        self.headers = render(headers)
+
+    def way(self, tenant: Tenant, target: bytes, body: bytes, adapter: str = "") -> Upstream:
+        """The upstream for a tenant's request: its cache is the tenant's own. Raises why it is not sent."""
+        upstream = self.upstream
+        if self.relays or not isinstance(upstream, ForeignUpstream):
+            return upstream
+        priority = tenant.priority.priority if self._sends_priority else Priority.NORMAL
+        named = Adapter(adapter, self.adapters.get(adapter) or "", self.served_as) if adapter else None
+        salt = partial(self.salts.salt, tenant.namespace)
+        return upstream.wishing(Wishes(salt=salt, priority=priority, adapter=named), target, body)
+
+    def headers_for(self, tenant: Tenant, *, relayed: bytes = b"") -> bytes:
+        """What a penstock replica must know besides the client's bytes; `relayed`: what kind of stream it is."""
+        if not self.relays:
+            return self.headers
+        mark = b"%b: %b\r\n" % (_WATERMARK, tenant.watermark.encode()) if tenant.watermark else b""
+        who = relay.tenant_value(relay.Tenancy(tenant.id, tenant.weight, tenant.priority.priority))
+        named = b"%b: %b\r\n%b: %b\r\n" % (_NAMESPACE, tenant.namespace.encode(), _TENANT, who)
+        return b"%b%b%b%b" % (self.headers, named, mark, relayed)
+
+    @property
+    def url(self) -> str:
+        return self._said.url
+
+    @property
+    def kind(self) -> str:
+        """penstock, or the dialect it speaks, as far as that is known."""
+        if self.relays:
+            return "penstock"
+        dialect = self.upstream.speaks if isinstance(self.upstream, ForeignUpstream) else ""
+        return dialect or self.dialect
+
+    def heard(self, said: ReplicaSnapshot) -> None:
+        self._said = said
+
+    def lists(self, adapters: frozenset[str]) -> None:
+        """What it names now is what it has, if it ever named any: others may have taken some away."""
+        if adapters or self.listed:
+            self.loaded &= adapters
+        self.listed = adapters
+
+    def lost(self) -> None:
+        self._said = msgspec.structs.replace(self._said, state=ReplicaState.OUT)
+
+    def seen(self, now: float) -> ReplicaSnapshot:
+        self.snapshot = self.health.mark(self._said, now)
+        return self.snapshot
+
+    def is_starting(self, now: float) -> bool:
+        """Its process is there and loads its model."""
+        report = self.report
+        return report is not None and report.state == "starting" and now - self._said.taken_at <= GONE_AFTER_S
+
+    def send_riders_away(self) -> None:
+        """It hangs, or is gone: what it has of ours goes on elsewhere."""
+        for rider in list(self.riders):
+            rider.replica_lost()
+
+
+Changed = Callable[[Replica], None]
+
+
+class Follower:
+    """Reads one replica's reports for as long as the gateway runs; of a server that has none, sees to its probes."""
+
+    def __init__(self, replica: Replica, changed: Changed) -> None:
+        self._replica = replica
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
+        self._clock = replica.upstream.clock
+        self._silence = SilenceTimer(self._clock, replica.health.settings.silent_after_s, self._fell_silent)
+        self._call: Call | None = None
+        self._asking_back: asyncio.Task[Answer | Failure] | None = None
+        self._timer: Timer | None = None
+        self._prober: asyncio.Task[None] | None = None
+        self._foreign: ForeignFollower | None = None
+        self._head: ResponseHead | None = None
+        self._rest = b""
+        self._has_warned = False
+        self._retry_s = _RETRY_S
+        self._connect()
+
+    def close(self) -> None:
+        if self._foreign is not None:
+            self._foreign.close()
+        if self._prober is not None:
+            self._prober.cancel()
+        if self._asking_back is not None:
+            self._asking_back.cancel()
+        self._silence.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._call is not None:
+            self._call.cancel()
+
+    # -- what the replica says
+
+    def head(self, head: ResponseHead) -> None:
+        self._head = head
+        self._rest = b""
+
+    def data(self, data: bytes, is_last: bool) -> None:
+        if not self._silence.heard():
+            self._replica.health.start_over()
+        assert self._head is not None
+        self._rest += data
+        content_type = self._head.headers.get(b"content-type", b"")
+        has_reports = self._head.status == 200 and content_type.startswith(b"text/event-stream")
+        if has_reports:
+            *events, self._rest = self._rest.split(b"\n\n")
+            if events:
+                self._take(events[-1])
+        if is_last:
+            self._warn_of_secret()
+            is_unclear = has_reports or self._head.status >= 500 or _NEEDS_SECRET in self._rest
+            self._lost() if is_unclear else self._is_provider()
+
+    def _warn_of_secret(self) -> None:
+        """Once: it would look as if it never became ready."""
+        if _NEEDS_SECRET in self._rest and not self._has_warned:
+            self._has_warned = True
+            replica = self._replica
+            log.warning("%s wants its gateway_secret: set models.%s.secret_env", redact(replica.url), replica.model)
+
+    def failed(self, failure: Failure) -> None:
+        self._lost()
+
+    # -- inside
+
+    def _connect(self) -> None:
+        self._call = self._replica.upstream.send(b"GET", b"/v1/penstock/snapshots", self._replica.headers, b"", self)
+        self._silence.begin()
+
+    def _fell_silent(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+        self._lost()
+        self._replica.send_riders_away()
+
+    def _take(self, event: bytes) -> None:
+        try:
+            report = _reports.decode(event.removeprefix(b"data: "))
+        except msgspec.DecodeError:
+            return
+        replica = self._replica
+        replica.relays = True
+        replica.report = report
+        replica.text = report.text
+        replica.prefill_speed = report.prefill_tokens_per_s
+        self._retry_s = _RETRY_S
+        if self._prober is None:
+            prober = self._new_prober(replica.health.settings.deep_probe_every_s)
+            self._prober = self._loop.create_task(prober.watch_engine())
+        heard_at = self._silence.heard_at
+        is_lost = replica.health.hangs(report, heard_at)
+        replica.heard(snapshot_of(report, replica.snapshot, heard_at))
+        self._changed(replica)
+        if is_lost:
+            replica.send_riders_away()
+        elif report.is_draining and (self._asking_back is None or self._asking_back.done()):
+            self._ask_back()
+
+    def _ask_back(self) -> None:
+        """Asks a replica that drains for the streams that can go on elsewhere. What cannot has its time there."""
+        replica = self._replica
+        ids = [found for rider in replica.riders if (found := rider.id_to_move()) is not None]
+        if ids:
+            body = msgspec.json.encode(relay.GiveBack(ids))
+            asking = fetch(replica.upstream, _GIVE_BACK, replica.headers, timeout_s=_ASK_BACK_S, body=body)
+            self._asking_back = self._loop.create_task(asking)
+
+    def _is_provider(self) -> None:
+        """How much it can take, its answers tell; whether it is there, probes, unless they are not wanted."""
+        self._silence.stop()
+        self._call = None
+        replica, dialect = self._replica, DIALECTS.get(self._replica.dialect)
+        replica.relays = False
+        if dialect is None or (dialect is not OPENAI and replica.probe_every_s != 0):
+            self._foreign = ForeignFollower(
+                replica, partial(self._changed, replica), dialect=dialect, is_plain=self._is_plain
+            )
+        else:
+            if isinstance(replica.upstream, ForeignUpstream):
+                replica.upstream.dialect = dialect
+            self._is_plain()
+
+    def _is_plain(self) -> None:
+        """It says nothing of itself."""
+        if self._foreign is not None:
+            self._foreign.close()
+        replica = self._replica
+        if replica.probe_every_s != 0:
+            replica.health.await_probe()
+            self._prober = self._loop.create_task(self._new_prober(0.0).watch_server())
+        else:
+            replica.health.probed(True)  # what it is was asked, perhaps, and nothing will be
+        replica.heard(
+            ReplicaSnapshot(
+                id=replica.id,
+                url=replica.url,
+                models=(replica.model,),
+                state=ReplicaState.READY,
+                reports=False,
+                max_sequences=UNBOUNDED,
+                step_tokens=UNBOUNDED,
+            )
+        )
+        self._look()
+
+    def _look(self) -> None:
+        self._changed(self._replica)
+        self._timer = self._clock.call_later(_LOOK_S, self._look)
+
+    def _new_prober(self, deep_every_s: float) -> Prober:
+        replica = self._replica
+        every_s, own_deep_s = replica.probe_every_s, replica.deep_probe_every_s
+        return Prober(
+            replica,
+            self._probed,
+            every_s=replica.health.settings.probe_every_s if every_s is None else every_s,
+            deep_every_s=deep_every_s if own_deep_s is None else own_deep_s,
+        )
+
+    def _probed(self) -> None:
+        replica = self._replica
+        self._changed(replica)
+        if replica.relays and not replica.health.is_in:
+            replica.send_riders_away()
+
+    def _lost(self) -> None:
+        self._silence.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._call = None
+        replica = self._replica
+        replica.lost()
+        self._changed(replica)
+        if replica.report is None or not replica.report.is_draining:  # else their own connections tell how they end
+            replica.send_riders_away()
+        self._timer = self._clock.call_later(self._retry_s, self._connect)
+        self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)

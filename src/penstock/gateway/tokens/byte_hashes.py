@@ -1,0 +1,25 @@
+"""Names for the beginnings of prompts whose tokenizer is not known: by bytes, so approximate, but the same for equals.
+
+Conversations that begin alike are sent where their beginning was sent before. What such a replica really holds it does
+not say in these terms, so the index goes by what was routed there.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from penstock.gateway.proxy.request_view import Asked
+
+BLOCK_BYTES = 1024  # about a routing block of tokens
+_MOST_BLOCKS = 256
+
+
+def byte_names(asked: Asked, tenant: str) -> tuple[int, ...]:
+    """Of every whole block of what the client said, as it was written."""
+    said = bytes(asked.system) + bytes(asked.messages) + bytes(asked.prompt)
+    digest = tenant.encode()
+    names = []
+    for start in range(0, min(len(said) // BLOCK_BYTES, _MOST_BLOCKS) * BLOCK_BYTES, BLOCK_BYTES):
+        digest = blake2b(digest + said[start : start + BLOCK_BYTES], digest_size=8, person=b"penstock.bytes").digest()
+        names.append(int.from_bytes(digest, "little"))
+    return tuple(names)

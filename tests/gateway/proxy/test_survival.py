@@ -1,0 +1,140 @@
+"""Streams that lose their replica: all at once, again and again, and with breakers open."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from tools.drills.call import Call, begin, post
+
+from penstock.core.replica import ReplicaState
+from penstock.gateway.proxy.stranded import WAIT_S
+from tests.engine.expecting import expected as expected_ids
+from tests.gateway.door import Gateway, gateway
+from tests.server.replica import NAME, Replica, engines_paused, serving
+from tests.waiting import GIVE_UP_S, eventually, eventually_async
+
+ROOMY = {"num_blocks": 8192, "max_num_seqs": 128, "chunk_tokens": 512}
+
+
+def asked(number: int, tokens: int, key: str = "none") -> bytes:
+    body: dict[str, Any] = {"model": NAME, "prompt": f"stream {number}", "max_tokens": tokens, "temperature": 0}
+    return post("/v1/completions", body | {"stream": True, "ignore_eos": True}, key)
+
+
+def said(replica: Replica, number: int, tokens: int) -> str:
+    """What the fake model says to it, undisturbed."""
+    tokenizer = replica.model.tokenizer
+    ids = expected_ids(replica.prompt_ids(f"stream {number}"), tokens, vocab_size=tokenizer.vocab_size)
+    return tokenizer.decode(ids)
+
+
+async def streams(door: Gateway, replicas: list[Replica], count: int, tokens: int) -> list[Call]:
+    """All have begun, and hardly: the engines stand still until every request is there."""
+    with engines_paused(replicas):
+        calls = [await begin(door.port, asked(number, tokens)) for number in range(count)]
+        await eventually_async(lambda: sum(replica.engine.num_open for replica in replicas) == count)
+    await asyncio.wait([call.at_event(5) for call in calls], return_when=asyncio.FIRST_COMPLETED)
+    return calls
+
+
+async def whole_texts(calls: list[Call]) -> list[str]:
+    async with asyncio.timeout(GIVE_UP_S):
+        await asyncio.gather(*(call.ended for call in calls))
+    assert all(call.is_whole and call.body.endswith(b"data: [DONE]\n\n") for call in calls)
+    assert all(len({event["id"] for event in call.events()}) == 1 for call in calls)
+    return [call.text for call in calls]
+
+
+def is_ready_for(door: Gateway, replica: Replica) -> bool:
+    """The engine is back, and the gateway has heard of it."""
+    seen = door.door.replicas[f"http://{replica.host}:{replica.port}"].snapshot
+    return replica.engine.state == "ready" and seen.state is ReplicaState.READY
+
+
+def busy(replicas: list[Replica]) -> Replica:
+    return max(replicas, key=lambda replica: replica.engine.num_open)
+
+
+@pytest.mark.slow
+async def test_more_streams_than_may_be_retried_outlive_their_replica() -> None:
+    with serving(step_s=0.01, **ROOMY) as one, serving(step_s=0.01, **ROOMY) as two, gateway(one, two) as door:
+        expected = [said(one, number, 100) for number in range(120)]
+        calls = await streams(door, [one, two], 120, 100)
+        hurt = busy([one, two])
+        assert hurt.engine.num_open > 50
+        hurt.kill_engine()
+        assert await whole_texts(calls) == expected
+        eventually(door.is_idle)
+
+
+@pytest.mark.slow
+async def test_a_stream_returns_to_a_replica_that_failed_it_before() -> None:
+    with serving(step_s=0.01, **ROOMY) as one, serving(step_s=0.01, **ROOMY) as two, gateway(one, two) as door:
+        expected = [said(one, 0, 500)]
+        calls = await streams(door, [one, two], 1, 500)
+        for event in (40, 80, 120):
+            hurt = busy([one, two])
+            assert hurt.engine.num_open == 1
+            hurt.kill_engine()
+            await calls[0].at_event(event)
+            with busy([one, two]).engine_paused():  # lest it ends before there is another one to go to
+                await asyncio.to_thread(eventually, lambda hurt=hurt: is_ready_for(door, hurt))
+        assert await whole_texts(calls) == expected
+        eventually(door.is_idle)
+
+
+@pytest.mark.slow
+async def test_a_stream_waits_for_the_only_replica_to_come_back() -> None:
+    with serving(step_s=0.01, **ROOMY) as one, gateway(one) as door:
+        expected = [said(one, 0, 100)]
+        calls = await streams(door, [one], 1, 100)
+        one.kill_engine()
+        assert await whole_texts(calls) == expected
+        eventually(door.is_idle)
+
+
+@pytest.mark.slow
+async def test_a_stream_that_lost_two_replicas_waits_for_one_of_them_and_spares_the_third() -> None:
+    with ExitStack() as stack:
+        replicas = [stack.enter_context(serving(step_s=0.01, **ROOMY)) for _ in range(3)]
+        door = stack.enter_context(gateway(*replicas))
+        expected = [said(replicas[0], 0, 400)]
+        calls = await streams(door, replicas, 1, 400)
+        lost = []
+        for event in (40, 80):
+            lost.append(busy(replicas))
+            await asyncio.to_thread(door.set_in_use, lost[-1], False)
+            lost[-1].kill_engine()
+            if event == 40:
+                await calls[0].at_event(event)
+        (spared,) = [replica for replica in replicas if replica not in lost]
+        await eventually_async(lambda: len(door.door.stranded) == 1)
+        assert is_ready_for(door, spared)
+        assert spared.engine.num_open == 0
+
+        await asyncio.to_thread(eventually, lambda: lost[0].engine.state == "ready")
+        await asyncio.to_thread(door.set_in_use, lost[0], True)
+        assert await whole_texts(calls) == expected
+        eventually(door.is_idle)
+
+
+@pytest.mark.slow
+async def test_a_stream_ends_with_an_error_if_no_replica_comes_back_in_time() -> None:
+    may_return = threading.Event()
+    with serving(step_s=0.01, may_return=may_return, **ROOMY) as one, gateway(one) as door:
+        key = door.add_tenant("t")
+        (call,) = calls = [await begin(door.port, asked(0, 400, key))]
+        await call.at_event(5)
+        one.kill_engine()
+        await eventually_async(lambda: len(door.door.stranded) == 1)
+        await asyncio.to_thread(door.advance, WAIT_S)
+        async with asyncio.timeout(GIVE_UP_S):
+            await asyncio.gather(*(call.ended for call in calls))
+        assert "the replica failed in the middle of the answer" in call.events()[-1]["error"]["message"]
+        await asyncio.to_thread(eventually, door.is_idle)
+        assert sum(usage.output_tokens for usage in door.ledger.usages) >= 5  # the client has them
+        may_return.set()
