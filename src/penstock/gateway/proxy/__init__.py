@@ -1,17 +1,17 @@
 """One request's life at the gateway, in the order in which it meets these files.
 
-    request_view        fields of the request that the gateway reads
-    tenant_access       what its tenant may use
-    routed_request      the request with its route: one object that never changes
-    rule_facts, rule_routing    which model, where routing rules say so
-    rate_limit          tokens and requests reserved from the tenant's limits
-    proxied_request     queue, replica, answer, failover
-    replica_attempt     one attempt at one replica
-    transcript          what is kept of the answer, so that another replica can carry it on
-    stranded            streams that wait for a replica to come back
-    fallback            the next model, where this one cannot serve the request
-    shadow              copies for a version that is being tried
-    refusals            what a client is told when its request is shed
-    cache_salt          salts that keep tenants apart in other engines' prefix caches
-    public_endpoints    /health, /ready, /v1/models
+request_view        fields of the request that the gateway reads
+tenant_access       what its tenant may use
+routed_request      the request with its route: one object that never changes
+rule_facts, rule_routing    which model, where routing rules say so
+rate_limit          tokens and requests reserved from the tenant's limits
+proxied_request     queue, replica, answer, failover
+replica_attempt     one attempt at one replica
+transcript          what is kept of the answer, so that another replica can carry it on
+stranded            streams that wait for a replica to come back
+fallback            the next model, where this one cannot serve the request
+shadow              copies for a version that is being tried
+refusals            what a client is told when its request is shed
+cache_salt          salts that keep tenants apart in other engines' prefix caches
+public_endpoints    /health, /ready, /v1/models
 """

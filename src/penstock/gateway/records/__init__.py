@@ -1,9 +1,9 @@
 """What is recorded of requests.
 
-    recorder            facts come in here; counts for /metrics
-    accounting, bill, token_usage, device_time     the end of a request: what it used and what that costs
-    timeline, tracing   times of one request; its spans
-    request_log, prompt_log, tenant_files   a log line for each request; its words, if they are wanted; a file per tenant
-    decision_log, decisions     why each request went to its replica, to be replayed
-    version_comparison, shadow_counts       versions side by side; copies
+recorder            facts come in here; counts for /metrics
+accounting, bill, token_usage, device_time     the end of a request: what it used and what that costs
+timeline, tracing   times of one request; its spans
+request_log, prompt_log, tenant_files   a log line for each request, its words if wanted, a file per tenant
+decision_log, decisions     why each request went to its replica, to be replayed
+version_comparison, shadow_counts       versions side by side; copies
 """
