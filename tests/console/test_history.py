@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.console.history import ALL, COLUMNS, History, Row, Standing
+from penstock.console.history import ALL, COLUMNS, Backlog, History, Row
 from penstock.gateway.records.recorder import Ending, RequestFacts
 
 ENDINGS = {"ok": Ending.OK, "refused": Ending.REFUSED, "failed": Ending.FAILED, "gone": Ending.CLIENT_GONE}
@@ -47,7 +47,7 @@ def test_a_row_has_counts_whatever_the_time_that_passed() -> None:
     history = History()
     for _ in range(6):
         history.ended(facts(input_tokens=10, cached_tokens=4, output_tokens=20))
-    row = named(history.close(1.0, {"m": Standing(1, 2, 0.25, generated=100)})["m"])
+    row = named(history.close(1.0, {"m": Backlog(1, 2, 0.25, generated=100)})["m"])
     assert (row["ok"], row["input_tokens"], row["cached_tokens"], row["output_tokens"]) == (6, 60, 24, 220)
     assert (row["waiting"], row["running"], row["kv"]) == (1, 2, 0.25)
 
@@ -55,7 +55,7 @@ def test_a_row_has_counts_whatever_the_time_that_passed() -> None:
 def test_output_that_a_replica_tells_of_is_not_counted_twice() -> None:
     history = History()
     history.ended(facts(output_tokens=20), counts_output=False)
-    assert named(history.close(1.0, {"m": Standing(generated=7)})["m"])["output_tokens"] == 7
+    assert named(history.close(1.0, {"m": Backlog(generated=7)})["m"])["output_tokens"] == 7
 
 
 def test_time_per_token_needs_a_stream_of_two_tokens_that_ended_well() -> None:
@@ -78,9 +78,9 @@ def test_a_quantile_is_forgotten_after_fifteen_seconds() -> None:
 def test_a_younger_model_has_the_last_rows_and_old_ones_go() -> None:
     history = History(seconds=5)
     for second in range(4):
-        history.close(float(second), {"old": Standing()})
+        history.close(float(second), {"old": Backlog()})
     for second in range(4, 8):
-        history.close(float(second), {"old": Standing(), "new": Standing(running=1)})
+        history.close(float(second), {"old": Backlog(), "new": Backlog(running=1)})
     columns = history.columns()
     assert list(history.times) == [3.0, 4.0, 5.0, 6.0, 7.0]
     assert {model: len(columns[model][0]) for model in columns} == {ALL: 5, "old": 5, "new": 4}

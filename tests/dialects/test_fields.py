@@ -19,7 +19,7 @@ from penstock.dialects.engines.sglang import SGLANG
 from penstock.dialects.engines.tgi import TGI
 from penstock.dialects.engines.vllm import VLLM
 from penstock.dialects.fields import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RERANK, SCORE
-from penstock.dialects.requests import NOTHING, Wishes, prepare
+from penstock.dialects.requests import NOTHING, RequestOptions, prepare
 
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
 
@@ -39,9 +39,11 @@ NOT_FORWARDED = {
 VALUES = {"service_tier": "auto", "speed": "standard"}
 
 
-def sent(dialect: Dialect, path: bytes, body: dict[str, Any] | bytes, *forward: str, wishes: Wishes = NOTHING) -> Any:
+def sent(
+    dialect: Dialect, path: bytes, body: dict[str, Any] | bytes, *forward: str, options: RequestOptions = NOTHING
+) -> Any:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return json.loads(prepare(dialect, path, content, wishes, frozenset(forward)).body)
+    return json.loads(prepare(dialect, path, content, options, frozenset(forward)).body)
 
 
 def fields_of(*kinds: Any) -> set[str]:
@@ -132,13 +134,13 @@ def test_tgi_holds_to_the_limit_that_was_reserved() -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES], ids=bytes.decode)
 def test_a_salt_is_the_gateways_with_the_clients_own_in_it(path: bytes) -> None:
-    wishes = Wishes(salt=lambda own: f"gateway:{own}")
-    assert sent(SGLANG, path, {"model": "m"}, wishes=wishes)["cache_salt"] == "gateway:"
-    assert sent(SGLANG, path, {"model": "m", "cache_salt": "x"}, wishes=wishes)["cache_salt"] == "gateway:x"
-    allowed = sent(SGLANG, path, {"model": "m", "cache_salt": "x"}, "cache_salt", wishes=wishes)
+    options = RequestOptions(salt=lambda own: f"gateway:{own}")
+    assert sent(SGLANG, path, {"model": "m"}, options=options)["cache_salt"] == "gateway:"
+    assert sent(SGLANG, path, {"model": "m", "cache_salt": "x"}, options=options)["cache_salt"] == "gateway:x"
+    allowed = sent(SGLANG, path, {"model": "m", "cache_salt": "x"}, "cache_salt", options=options)
     assert allowed["cache_salt"] == "gateway:x"  # and no operator can let a client's through as it is
     for salt in (7, {"a": 1}, "x" * 1025):
         with pytest.raises(InvalidRequest, match="cache_salt"):
-            sent(SGLANG, path, {"model": "m", "cache_salt": salt}, wishes=wishes)
+            sent(SGLANG, path, {"model": "m", "cache_salt": salt}, options=options)
     with pytest.raises(UnsupportedParameter):
-        sent(TGI, path, {"model": "m", "cache_salt": "x"}, wishes=wishes)
+        sent(TGI, path, {"model": "m", "cache_salt": "x"}, options=options)

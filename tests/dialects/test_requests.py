@@ -15,14 +15,14 @@ from penstock.dialects.engines.sglang import SGLANG
 from penstock.dialects.engines.tgi import TGI
 from penstock.dialects.engines.trtllm import TRTLLM
 from penstock.dialects.engines.vllm import VLLM
-from penstock.dialects.requests import NOTHING, Adapter, Wishes, outgoing, priority_of, refuses_priority
+from penstock.dialects.requests import NOTHING, Adapter, RequestOptions, outgoing, priority_of, refuses_priority
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": 'é "include_usage": true'}], "stream": True}
 BODY = json.dumps(ASKED, indent=1).encode()
 
 
-def sent(dialect: Dialect, wishes: Wishes = NOTHING, **more: Any) -> dict[str, Any]:
-    found = json.loads(outgoing(dialect, json.dumps(ASKED | more).encode(), wishes))
+def sent(dialect: Dialect, options: RequestOptions = NOTHING, **more: Any) -> dict[str, Any]:
+    found = json.loads(outgoing(dialect, json.dumps(ASKED | more).encode(), options))
     assert isinstance(found, dict)
     return found
 
@@ -36,13 +36,13 @@ def test_the_sign_of_a_priority_is_the_engines() -> None:
     assert [priority_of(VLLM, priority) for priority in Priority] == [-1, 0, 1]  # the lower number sooner
     assert [priority_of(SGLANG, priority) for priority in Priority] == [1, 0, -1]  # the higher number sooner
     assert priority_of(OPENAI, Priority.HIGH) is None
-    assert sent(VLLM, Wishes(priority=Priority.HIGH))["priority"] == -1
-    assert sent(SGLANG, Wishes(priority=Priority.HIGH))["priority"] == 1
-    assert "priority" not in sent(OPENAI, Wishes(priority=Priority.HIGH))
+    assert sent(VLLM, RequestOptions(priority=Priority.HIGH))["priority"] == -1
+    assert sent(SGLANG, RequestOptions(priority=Priority.HIGH))["priority"] == 1
+    assert "priority" not in sent(OPENAI, RequestOptions(priority=Priority.HIGH))
 
 
 def test_a_normal_request_names_no_priority_for_some_servers_refuse_any() -> None:
-    assert outgoing(VLLM, BODY, Wishes(priority=Priority.NORMAL)) is BODY
+    assert outgoing(VLLM, BODY, RequestOptions(priority=Priority.NORMAL)) is BODY
 
 
 def test_a_server_that_schedules_first_come_first_served_is_understood() -> None:
@@ -53,18 +53,18 @@ def test_a_server_that_schedules_first_come_first_served_is_understood() -> None
 
 
 def test_a_tenants_cache_is_its_own_where_the_engine_can_keep_it_apart() -> None:
-    assert sent(VLLM, Wishes(salt="acme".__add__))["cache_salt"] == "acme"
-    assert sent(TRTLLM, Wishes(salt="acme".__add__))["cache_salt"] == "acme"
-    assert sent(OPENAI, Wishes(salt="acme".__add__)) == ASKED
+    assert sent(VLLM, RequestOptions(salt="acme".__add__))["cache_salt"] == "acme"
+    assert sent(TRTLLM, RequestOptions(salt="acme".__add__))["cache_salt"] == "acme"
+    assert sent(OPENAI, RequestOptions(salt="acme".__add__)) == ASKED
 
 
 def test_a_stream_is_asked_for_its_usage_and_keeps_its_other_options() -> None:
-    wishes = Wishes(usage=True)
-    assert sent(VLLM, wishes)["stream_options"] == {"include_usage": True}
-    kept = sent(VLLM, wishes, stream_options={"include_usage": False, "continuous_usage_stats": True})
+    options = RequestOptions(usage=True)
+    assert sent(VLLM, options)["stream_options"] == {"include_usage": True}
+    kept = sent(VLLM, options, stream_options={"include_usage": False, "continuous_usage_stats": True})
     assert kept["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
-    assert sent(VLLM, wishes, stream_options=None)["stream_options"] == {"include_usage": True}
-    assert "stream_options" not in sent(VLLM, wishes, stream=False)
+    assert sent(VLLM, options, stream_options=None)["stream_options"] == {"include_usage": True}
+    assert "stream_options" not in sent(VLLM, options, stream=False)
 
 
 def test_tgi_is_told_what_it_knows() -> None:
@@ -73,11 +73,11 @@ def test_tgi_is_told_what_it_knows() -> None:
 
 
 def test_an_adapter_is_selected_as_each_engine_does_it() -> None:
-    wishes = Wishes(adapter=Adapter("sql", "/adapters/sql"))
-    assert sent(VLLM, wishes)["model"] == "sql"
-    assert sent(TGI, wishes)["model"] == "sql"
-    assert sent(SGLANG, wishes) == ASKED | {"lora_path": "sql"}
-    request = sent(TRTLLM, wishes)["lora_request"]
+    options = RequestOptions(adapter=Adapter("sql", "/adapters/sql"))
+    assert sent(VLLM, options)["model"] == "sql"
+    assert sent(TGI, options)["model"] == "sql"
+    assert sent(SGLANG, options) == ASKED | {"lora_path": "sql"}
+    request = sent(TRTLLM, options)["lora_request"]
     assert (request["lora_name"], request["lora_path"]) == ("sql", "/adapters/sql")
     assert request["lora_int_id"] > 0
 
@@ -88,15 +88,15 @@ values = st.recursive(
 
 
 def names_of_ours(dialect: Dialect) -> set[str]:
-    wishes = {"priority", "cache_salt", "rid", "lora_path", "lora_request", "stream_options"}
-    return wishes | {"model", "max_completion_tokens", "max_tokens", *dialect.renamed, *dialect.renamed.values()}
+    options = {"priority", "cache_salt", "rid", "lora_path", "lora_request", "stream_options"}
+    return options | {"model", "max_completion_tokens", "max_tokens", *dialect.renamed, *dialect.renamed.values()}
 
 
 @given(st.dictionaries(st.text(), values), st.sampled_from(list(DIALECTS.values())))
 def test_what_is_not_ours_stays_as_it_was(members: dict[str, Any], dialect: Dialect) -> None:
     others = {name: value for name, value in members.items() if name not in names_of_ours(dialect)}
-    wishes = Wishes(Priority.LOW, "salt".__add__, "id", Adapter("a"), usage=True)
-    found = json.loads(outgoing(dialect, json.dumps(others).encode(), wishes))
+    options = RequestOptions(Priority.LOW, "salt".__add__, "id", Adapter("a"), usage=True)
+    found = json.loads(outgoing(dialect, json.dumps(others).encode(), options))
     for name in others.keys() - set(dialect.dropped):
         assert found[name] == others[name]
 
@@ -105,4 +105,4 @@ def test_what_is_not_ours_stays_as_it_was(members: dict[str, Any], dialect: Dial
     "body", [b'{"model":"m","stream":true,"stream_options":7}', b'{"model":"m","\xff":1}', b"[1]", b"{", b"\xff"]
 )
 def test_what_is_wrong_with_a_request_is_for_the_server_to_say(body: bytes) -> None:
-    assert outgoing(DIALECTS["vllm"], body, Wishes(usage=True, salt="acme".__add__)).startswith(body[:1])
+    assert outgoing(DIALECTS["vllm"], body, RequestOptions(usage=True, salt="acme".__add__)).startswith(body[:1])

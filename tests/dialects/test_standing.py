@@ -10,34 +10,34 @@ from penstock.dialects.engines.tgi import TGI
 from penstock.dialects.engines.triton import TRITON
 from penstock.dialects.engines.trtllm import TRTLLM
 from penstock.dialects.engines.vllm import VLLM
-from penstock.dialects.standing import Answer, Standing, Verdict, judge, retry_after_s, standing
+from penstock.dialects.liveness import Answer, Liveness, Verdict, judge, liveness, retry_after_s
 
 STARTING = Answer(503, {b"retry-after": b"1", b"x-trtllm-server-state": b"starting"})
 
 
 def test_refused_is_gone_and_silence_is_not() -> None:
     for dialect in DIALECTS.values():
-        assert standing(dialect, None, is_refused=True, was_ready=False) is Standing.GONE
-        assert standing(dialect, None, is_refused=False, was_ready=True) is Standing.FAILING
+        assert liveness(dialect, None, is_refused=True, was_ready=False) is Liveness.GONE
+        assert liveness(dialect, None, is_refused=False, was_ready=True) is Liveness.FAILING
 
 
 def test_a_server_that_says_that_it_starts_is_not_dead() -> None:
-    assert standing(TRTLLM, STARTING, is_refused=False, was_ready=False) is Standing.STARTING
-    assert standing(TRTLLM, STARTING, is_refused=False, was_ready=True) is Standing.STARTING  # again
-    assert standing(TRTLLM, Answer(503), is_refused=False, was_ready=False) is Standing.FAILING
+    assert liveness(TRTLLM, STARTING, is_refused=False, was_ready=False) is Liveness.STARTING
+    assert liveness(TRTLLM, STARTING, is_refused=False, was_ready=True) is Liveness.STARTING  # again
+    assert liveness(TRTLLM, Answer(503), is_refused=False, was_ready=False) is Liveness.FAILING
     loads = Answer(503, {}, b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}')
-    assert standing(LLAMACPP, loads, is_refused=False, was_ready=True) is Standing.STARTING
+    assert liveness(LLAMACPP, loads, is_refused=False, was_ready=True) is Liveness.STARTING
 
 
 def test_where_503_is_all_there_is_it_means_another_thing_before_and_after() -> None:
-    assert standing(TGI, Answer(503), is_refused=False, was_ready=False) is Standing.STARTING
-    assert standing(TGI, Answer(503), is_refused=False, was_ready=True) is Standing.FAILING
-    assert standing(VLLM, Answer(503), is_refused=False, was_ready=False) is Standing.FAILING  # its engine is dead
+    assert liveness(TGI, Answer(503), is_refused=False, was_ready=False) is Liveness.STARTING
+    assert liveness(TGI, Answer(503), is_refused=False, was_ready=True) is Liveness.FAILING
+    assert liveness(VLLM, Answer(503), is_refused=False, was_ready=False) is Liveness.FAILING  # its engine is dead
 
 
 @pytest.mark.parametrize("status", [200, 204, 404, 405, 429])
 def test_any_answer_of_one_that_works_is_ready(status: int) -> None:
-    assert standing(OPENAI, Answer(status), is_refused=False, was_ready=True) is Standing.READY
+    assert liveness(OPENAI, Answer(status), is_refused=False, was_ready=True) is Liveness.READY
 
 
 @pytest.mark.parametrize("status", [429, 503, 529])

@@ -19,7 +19,7 @@ from penstock.gateway.app import Door
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.replicas.lora import ForgetfulNotes, unwant
 from penstock.gateway.settings.gateway import ModelSettings, pools_of, replicas_of, routes_of
-from penstock.gateway.tenant_services import Books
+from penstock.gateway.tenant_services import TenantServices
 from penstock.health.settings import HealthSettings
 from penstock.http.clock import LoopClock
 from penstock.http.server import Server, bound_socket
@@ -130,8 +130,8 @@ class Gateway:
         return [str(replica.snapshot.state) for replica in self.door.replicas.values()]
 
     def is_idle(self) -> bool:
-        riders = [replica.riders for replica in self.door.replicas.values()]
-        return self.door.admission.num_open == 0 and not any(riders)
+        in_flight = [replica.in_flight for replica in self.door.replicas.values()]
+        return self.door.admission.num_open == 0 and not any(in_flight)
 
 
 class Notes:
@@ -175,10 +175,10 @@ def gateway(
     async def serve() -> None:
         keys, ledger = KeyRing(), UsageList()
         prices = {name: pool.price for name, pool in pools_of(pools).items()}
-        books = Books(keys, LocalLimiter(clock.now), Budgets(), ledger, prices, notes or ForgetfulNotes())
+        services = TenantServices(keys, LocalLimiter(clock.now), Budgets(), ledger, prices, notes or ForgetfulNotes())
         found = replicas_of(pools, health, clock)
         unwant(found, notes.by_replica() if notes is not None else {})
-        door = Door(routes_of(pools), found, books, Admission(settings=admission), recorder, clock=clock)
+        door = Door(routes_of(pools), found, services, Admission(settings=admission), recorder, clock=clock)
         server = Server(door, clock=clock, gate=door)
         listener = bound_socket("127.0.0.1", 0)
         await server.listen(listener, tls=tls)

@@ -13,8 +13,8 @@ import msgspec
 
 from penstock.core.replica import ReplicaSnapshot
 from penstock.dialects.engines import DIALECTS
-from penstock.gateway.replicas.dialect_upstream import ForeignUpstream
-from penstock.gateway.replicas.engine_poller import ForeignFollower
+from penstock.gateway.replicas.dialect_upstream import DialectUpstream
+from penstock.gateway.replicas.engine_poller import EnginePoller
 from penstock.gateway.replicas.replica import Replica
 from penstock.health.settings import HealthSettings
 from penstock.http.call import Call, Failure
@@ -31,7 +31,7 @@ QUICK = HealthSettings(probe_every_s=0.1, hung_after_s=0.6, deep_probe_timeout_s
 _TURNS = 5  # of the event loop, in which a task that was woken sends what it has to send
 
 
-class Rider:
+class InFlightRequest:
     """A request that is at the replica."""
 
     is_stream = True
@@ -74,7 +74,7 @@ class Received:
 
 
 class Following:
-    def __init__(self, replica: Replica, follower: ForeignFollower, upstream: ForeignUpstream) -> None:
+    def __init__(self, replica: Replica, follower: EnginePoller, upstream: DialectUpstream) -> None:
         self.replica = replica
         self.follower = follower
         self.upstream = upstream
@@ -133,10 +133,10 @@ async def following(
     clock: TimerClock = LOOP_CLOCK,
     **options: Any,
 ) -> AsyncIterator[Following]:
-    upstream = ForeignUpstream.from_url(url, clock=clock)
-    assert isinstance(upstream, ForeignUpstream)
+    upstream = DialectUpstream.from_url(url, clock=clock)
+    assert isinstance(upstream, DialectUpstream)
     replica = Replica(url, model=model, upstream=upstream, health=health, **options)
-    follower = ForeignFollower(
+    follower = EnginePoller(
         replica,
         lambda: None,
         dialect=DIALECTS[dialect] if dialect else None,

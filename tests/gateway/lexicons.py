@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from penstock.api import model_text
-from penstock.api.model_text import ModelText
-from penstock.gateway.tokens.prompt_tokenizer import Lexicon
+from penstock.api import tokenizer_bundle as model_text
+from penstock.api.tokenizer_bundle import TokenizerBundle
+from penstock.gateway.tokens.prompt_tokenizer import PromptTokenizer
 from penstock.text.tokenizer import Tokenizer
 from tests.text import small
 
@@ -29,9 +29,9 @@ def tokenizer(kind: str) -> Tokenizer:
 
 
 @cache
-def lexicon(kind: str = "byte_level", template: str | None = "chatml") -> Lexicon:
+def prompt_tokenizer(kind: str = "byte_level", template: str | None = "chatml") -> PromptTokenizer:
     found = tokenizer(kind)
-    text = ModelText(
+    text = TokenizerBundle(
         tokenizer=found.to_json(),
         special_tokens=found.special_tokens(),
         chat_template=TEMPLATES[template] if template is not None else None,
@@ -39,4 +39,4 @@ def lexicon(kind: str = "byte_level", template: str | None = "chatml") -> Lexico
         bos_token_id=1,
     )
     encoded = model_text.encode(text)
-    return Lexicon(model_text.decode(encoded), model_text.digest(encoded))
+    return PromptTokenizer(model_text.decode(encoded), model_text.digest(encoded))

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from penstock.core.hashing import routing_hashes
 from penstock.dialects.engines.vllm import VLLM
-from penstock.dialects.requests import Wishes, outgoing, refuses_priority
+from penstock.dialects.requests import RequestOptions, outgoing, refuses_priority
 from penstock.gateway.replicas.zmq_events import EventSource
 from tests.gateway.following import following
 from tests.gateway.replicas.test_engine_poller import meets_the_contract
@@ -100,7 +100,9 @@ async def test_what_vllm_caches_is_known_by_the_routers_hashes_and_again_after_a
     assert len(wanted) >= 3
     async with following(vllm.url, model="smollm2", dialect="vllm") as found, reading(vllm.source) as index:
         asked = {"model": "smollm2", "prompt": LONG, "max_tokens": 1}
-        _, said = found.send("/v1/completions", outgoing(VLLM, json.dumps(asked).encode(), Wishes(salt="acme".__add__)))
+        _, said = found.send(
+            "/v1/completions", outgoing(VLLM, json.dumps(asked).encode(), RequestOptions(salt="acme".__add__))
+        )
         await said.over.wait()
         await eventually_async(lambda: wanted - index.known, lambda unknown: not unknown)
         assert index.is_approximate is False

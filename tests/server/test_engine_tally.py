@@ -4,7 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.engine.messages import EngineInfo, EngineStats
 from penstock.observe.catalog import CATALOG
 from penstock.observe.device_catalog import DEVICE_CATALOG
-from penstock.observe.tallies import Tallies
+from penstock.observe.registry import Registry
 from penstock.server.engine_tally import EngineTally
 
 INFO = EngineInfo(
@@ -30,14 +30,14 @@ def step(number: int, **fields: float) -> EngineStats:
     return EngineStats(steps=number, cost_s=0.002, busy_s=0.002 * number, read_tokens=50 * number, **fields)  # type: ignore[arg-type]
 
 
-def seen(tally: EngineTally, tallies: Tallies, info: EngineInfo | None = INFO) -> dict[str, float]:
+def seen(tally: EngineTally, tallies: Registry, info: EngineInfo | None = INFO) -> dict[str, float]:
     tally.look(info)
     families = text_string_to_metric_families(tallies.exposition().decode())
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
-def tally() -> tuple[EngineTally, Tallies]:
-    tallies = Tallies((*CATALOG, *DEVICE_CATALOG))
+def tally() -> tuple[EngineTally, Registry]:
+    tallies = Registry((*CATALOG, *DEVICE_CATALOG))
     return EngineTally(tallies), tallies
 
 

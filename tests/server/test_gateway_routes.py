@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from penstock.api import model_text, relay
+from penstock.api import relay
+from penstock.api import tokenizer_bundle as model_text
 from penstock.api.relay import StreamRecord
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.settings import ServerSettings

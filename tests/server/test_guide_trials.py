@@ -10,7 +10,7 @@ from penstock.api.openai.guided import GuideAsked
 from penstock.core.errors import EngineUnavailable, Overloaded, UnsupportedParameter
 from penstock.core.guide import Guide
 from penstock.observe.catalog import CATALOG
-from penstock.observe.tallies import Tallies
+from penstock.observe.registry import Registry
 from penstock.server import guides
 from penstock.server.guide_protocol import Verdict
 from penstock.server.guides import GuideTrials
@@ -21,7 +21,7 @@ class Held(GuideTrials):
     """Its process answers when it is told to."""
 
     def __init__(self) -> None:
-        super().__init__(no_text, [2], Tallies(CATALOG), ManualClock())
+        super().__init__(no_text, [2], Registry(CATALOG), ManualClock())
         self.tried: list[str] = []
         self.may_answer = asyncio.Event()
 
@@ -77,13 +77,13 @@ async def test_a_tenant_with_many_new_guides_waits_for_its_own_and_others_do_not
 
 
 async def test_no_process_is_started_for_those_who_still_wait_when_the_server_stops() -> None:
-    trials = GuideTrials(no_text, [2], Tallies(CATALOG), ManualClock())
+    trials = GuideTrials(no_text, [2], Registry(CATALOG), ManualClock())
     await trials.close()
     with pytest.raises(EngineUnavailable, match="stopping"):
         await trials.check(asked("a"), "")
 
 
 async def test_a_model_without_an_end_of_its_answers_is_guided_by_nothing() -> None:
-    trials = GuideTrials(no_text, [], Tallies(CATALOG), ManualClock())
+    trials = GuideTrials(no_text, [], Registry(CATALOG), ManualClock())
     with pytest.raises(UnsupportedParameter, match="end of its answers"):
         await trials.check(asked("a"), "")

@@ -7,8 +7,8 @@ from itertools import count
 import pytest
 
 from penstock.observe.backlog import Backlog
+from penstock.observe.registry import Counter
 from penstock.observe.spans import Kind, Roots, Sampling, Span
-from penstock.observe.tallies import Count
 from penstock.server.recorder import Finished
 from penstock.server.tracing import Traced, Traces, spans
 
@@ -37,7 +37,7 @@ class Kept(Backlog[Traced]):
 
 
 def kept(*all_finished: Finished, most: int = 100) -> Kept:
-    out, lost = Kept(most), Count()
+    out, lost = Kept(most), Counter()
     traces = Traces(Roots(Sampling(0.0)), out, lost)
     for one in all_finished:
         traces.ended(one)
@@ -79,7 +79,7 @@ def test_what_failed_says_so_and_has_the_parts_it_got_to() -> None:
 
 
 def test_what_cannot_be_kept_is_counted() -> None:
-    out, lost = Kept(most=1), Count()
+    out, lost = Kept(most=1), Counter()
     traces = Traces(Roots(Sampling()), out, lost)
     for _ in range(3):
         traces.ended(finished())

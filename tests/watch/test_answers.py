@@ -34,27 +34,27 @@ def test_corruption_shows_in_tokens_and_in_their_probabilities() -> None:
 def test_what_most_replicas_say_becomes_known() -> None:
     answers, random = KnownAnswers(), Random(1)
     answers.said(["a", "b", "c"], {"a": GARBAGE, "b": hello(random), "c": hello(random)}, 1.0)
-    assert [answers.standings[name].state for name in "abc"] == ["wrong", "ok", "ok"]
+    assert [answers.statuses[name].state for name in "abc"] == ["wrong", "ok", "ok"]
 
 
 def test_two_that_do_not_agree_are_both_suspect_after_a_while() -> None:
     answers = KnownAnswers()
     for _ in range(3):
         answers.said(["a", "b"], {"a": GARBAGE, "b": KNOWN}, 1.0)
-        assert {one.state for one in answers.standings.values()} == {"learning"}
+        assert {one.state for one in answers.statuses.values()} == {"learning"}
     answers.said(["a", "b"], {"a": GARBAGE, "b": KNOWN}, 1.0)
-    assert {one.reason for one in answers.standings.values()} == {"the replicas do not agree"}
+    assert {one.reason for one in answers.statuses.values()} == {"the replicas do not agree"}
 
 
 def test_what_is_known_is_not_unlearnt_by_many_who_are_wrong() -> None:
     answers = KnownAnswers(KNOWN)
     answers.said(["a", "b"], {"a": GARBAGE, "b": GARBAGE}, 1.0)
-    assert {one.state for one in answers.standings.values()} == {"wrong"}
+    assert {one.state for one in answers.statuses.values()} == {"wrong"}
 
 
 def test_silence_is_a_failure_and_who_is_gone_is_forgotten() -> None:
     answers = KnownAnswers(KNOWN)
     answers.said(["a", "b"], {"a": None, "b": KNOWN}, 1.0)
-    assert answers.standings["a"].state == "failed"
+    assert answers.statuses["a"].state == "failed"
     answers.said(["b"], {"b": KNOWN}, 2.0)
-    assert list(answers.standings) == ["b"]
+    assert list(answers.statuses) == ["b"]

@@ -42,7 +42,7 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     chunk_tokens: int = 0
     max_model_len: int = 0
     block_size: int = 0
-    text: str = ""  # the digest of its `ModelText`; empty: it cannot be had yet
+    text: str = ""  # the digest of its `TokenizerBundle`; empty: it cannot be had yet
 
     generated_tokens: int = 0  # by the engine since its start, as the two that follow
     prompt_tokens: int = 0  # looked up in the prefix cache

@@ -9,7 +9,7 @@ from random import Random
 
 import msgspec
 
-from penstock.api import model_text
+from penstock.api import tokenizer_bundle as model_text
 from penstock.bench.answer import digest
 from penstock.bench.client import Client, RequestFailed
 from penstock.bench.speech import Speech

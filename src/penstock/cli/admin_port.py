@@ -15,7 +15,7 @@ from penstock.gateway.admin.monitor import watch_views
 from penstock.gateway.admin.resources import MAX_BODY_BYTES
 from penstock.gateway.admin.routes import RouteDesk
 from penstock.gateway.app import Door
-from penstock.gateway.monitor.monitor import Watchtower
+from penstock.gateway.monitor.monitor import Monitor
 from penstock.gateway.monitor.state import state_of
 from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
 from penstock.http.exchange import Exchange
@@ -39,7 +39,7 @@ async def administered(
     admins: AdminRing,
     keys: KeyRing,
     feed: Feed,
-    tower: Watchtower,
+    tower: Monitor,
     tls: ServerTls | None,
 ) -> AsyncIterator[tuple[App, BodyGate, str]]:
     """The app of the public port: the door, on loopback with the admin API beside it; whose bodies it takes; and where

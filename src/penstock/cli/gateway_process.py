@@ -26,7 +26,7 @@ from penstock.console.gateway_source import GatewaySource
 from penstock.core.errors import ConfigError
 from penstock.core.private_files import make_private
 from penstock.gateway.app import Door
-from penstock.gateway.monitor.monitor import Watchtower
+from penstock.gateway.monitor.monitor import Monitor
 from penstock.gateway.monitor.state import state_of
 from penstock.gateway.records import request_log
 from penstock.gateway.records.decision_log import DecisionLog, path_of_its_own
@@ -45,11 +45,11 @@ from penstock.gateway.settings.gateway import (
 )
 from penstock.gateway.settings.monitor import slack_of, slos_of
 from penstock.gateway.settings.route_board import RouteBoard
-from penstock.gateway.tenant_services import Books
+from penstock.gateway.tenant_services import TenantServices
 from penstock.http.limits import ClientLimits
 from penstock.http.server import Server, bound_socket
 from penstock.hub.home import penstock_home
-from penstock.observe.tallies import Tallies
+from penstock.observe.registry import Registry
 from penstock.tenancy.admins import AdminRing
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.follower import Follower
@@ -106,7 +106,7 @@ async def serve(settings: GatewaySettings, url: str, on_open: Callable[[Opened],
             tls, listener = settings.tls(), _listen(settings)
             async with _limiter(settings, url) as limiter:
                 pages = PageGuard(settings.host, settings.allowed_hosts)
-                books = Books(keys, limiter, budgets, ledger, prices, store.adapters, pages)
+                services = TenantServices(keys, limiter, budgets, ledger, prices, store.adapters, pages)
                 replicas = replicas_of(models, settings.health, salts=salts_of(settings, penstock_home()))
                 unwant(replicas, store.adapters.all())
                 recorder = GatewayRecorder(lines, decisions, traces)
@@ -116,10 +116,10 @@ async def serve(settings: GatewaySettings, url: str, on_open: Callable[[Opened],
                 admission = Admission(router_of(settings, models), admission_of(settings), slos)
                 headers, resume_wait_s = settings.route_headers, settings.resume_wait_s
                 door = Door(
-                    routes.table, replicas, books, admission, recorder, explains=headers, resume_wait_s=resume_wait_s
+                    routes.table, replicas, services, admission, recorder, explains=headers, resume_wait_s=resume_wait_s
                 )
                 routes.changed = door.use
-                tower = Watchtower(door, slos, settings.watch, slack=slack)
+                tower = Monitor(door, slos, settings.watch, slack=slack)
                 feed = Feed(GatewaySource(door, keys, budgets))
                 try:
                     async with administered(settings, url, door, admins, keys, feed, tower, tls) as (app, gate, notice):
@@ -148,7 +148,7 @@ def _num_ready(door: Door) -> int:
     return sum(pool.num_ready for pool in door.pools.values())
 
 
-def _look(door: Door) -> list[Tallies]:
+def _look(door: Door) -> list[Registry]:
     door.recorder.look(state_of(door.replicas.values(), door.admission, door.now()))
     return door.recorder.exports
 

@@ -39,7 +39,7 @@ from penstock.http.server import Server
 from penstock.http.tls import ServerTls
 from penstock.hub.resolve import default_name
 from penstock.observe.gpu.sampling import Sampling
-from penstock.observe.tallies import Tallies
+from penstock.observe.registry import Registry
 from penstock.server.app import Replica
 from penstock.server.drain import Drain
 from penstock.server.recorder import Recorder
@@ -130,7 +130,7 @@ async def _serve(
         await pushing.aclose()
 
 
-def _look(replica: Replica, recorder: Recorder) -> list[Tallies]:
+def _look(replica: Replica, recorder: Recorder) -> list[Registry]:
     replica.look()
     return [recorder.tallies]
 

@@ -16,8 +16,8 @@ from penstock.observe import catalog
 from penstock.observe.otlp.exporter import MetricExporter, TraceExporter, is_installed
 from penstock.observe.otlp.target import Target, Telemetry, telemetry
 from penstock.observe.redaction import redact
+from penstock.observe.registry import Registry
 from penstock.observe.spans import Roots
-from penstock.observe.tallies import Tallies
 from penstock.server import tracing as at_replica
 from penstock.server.recorder import Recorder
 
@@ -74,17 +74,17 @@ def replica_traces(found: Telemetry, recorder: Recorder) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def pushed_metrics(found: Telemetry, look: Callable[[], Sequence[Tallies]]) -> AsyncIterator[None]:
+async def pushed_metrics(found: Telemetry, look: Callable[[], Sequence[Registry]]) -> AsyncIterator[None]:
     """`look` is called in this event loop."""
     if found.metrics is None:
         yield
         return
     loop = asyncio.get_running_loop()
 
-    async def look_here() -> Sequence[Tallies]:
+    async def look_here() -> Sequence[Registry]:
         return look()
 
-    def ask() -> Sequence[Tallies]:
+    def ask() -> Sequence[Registry]:
         return asyncio.run_coroutine_threadsafe(look_here(), loop).result(_LOOK_S)
 
     exporter = MetricExporter(found.metrics, found.resource, ask, found.metrics_every_s).start()

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from penstock import __version__
-from penstock.console.history import COLUMNS, History, Standing
+from penstock.console.history import COLUMNS, Backlog, History
 from penstock.console.views import DecisionRow, RequestRow, State, decision_row, request_row
 from penstock.gateway.records.recorder import Ending, RequestFacts
 from penstock.router.request import EdgeRequest
@@ -33,7 +33,7 @@ _encode = msgspec.json.Encoder().encode
 class Source(Protocol):
     kind: str  # gateway or replica
 
-    def standings(self, now_s: float) -> dict[str, Standing]:
+    def backlogs(self, now_s: float) -> dict[str, Backlog]:
         """By model. Called once a second, in the event loop, whether anybody looks or not."""
 
     def state(self, now_s: float) -> State:
@@ -43,7 +43,7 @@ class Source(Protocol):
         """What replicas are called, by id."""
 
     def says_output(self, replica_id: str) -> bool:
-        """Whether the tokens that it makes are in `Standing.generated`."""
+        """Whether the tokens that it makes are in `Backlog.generated`."""
 
     def ended(self, facts: RequestFacts) -> None: ...
 
@@ -110,7 +110,7 @@ class Feed:
         self.tick(time.time())
 
     def tick(self, now_s: float) -> None:
-        rows = self._history.close(now_s, self._source.standings(now_s))
+        rows = self._history.close(now_s, self._source.backlogs(now_s))
         self._hello = None
         requests, decisions = list(self._new_requests), list(self._new_decisions)
         self._new_requests.clear()

@@ -9,7 +9,7 @@ from msgspec.structs import asdict as fields_of
 from msgspec.structs import replace
 
 from penstock.admission.settings import CLASS_NAMES, AdmissionSettings
-from penstock.console.history import Standing
+from penstock.console.history import Backlog
 from penstock.console.reports import CacheHits, Production
 from penstock.console.views import ModelRow, QueueRow, ReplicaRow, State, TenantRow
 from penstock.core.replica import ReplicaState
@@ -83,15 +83,15 @@ class GatewaySource:
 
     # -- the moment
 
-    def standings(self, now_s: float) -> dict[str, Standing]:
+    def backlogs(self, now_s: float) -> dict[str, Backlog]:
         waiting = self._door.admission.num_waiting
         by_model: dict[str, list[Replica]] = {}
         for replica in self._door.replicas.values():
             by_model.setdefault(replica.model, []).append(replica)
         return {
-            model: Standing(
+            model: Backlog(
                 waiting(model),
-                sum(len(one.riders) for one in own),
+                sum(len(one.in_flight) for one in own),
                 _kv_share(own, self._door.now()),
                 sum(self._since_last(one, now_s) for one in own),
             )

@@ -43,7 +43,7 @@ Row = tuple[float | None, ...]  # in the order of COLUMNS
 Bins = dict[int, int]  # how many were how long
 
 
-class Standing(NamedTuple):
+class Backlog(NamedTuple):
     """How a model stands at the end of a second."""
 
     waiting: int = 0  # at the gateway
@@ -91,7 +91,7 @@ class _Series:
         self.columns: list[deque[float | None]] = [deque(maxlen=seconds) for _ in COLUMNS]
         self._recent: deque[_Second] = deque(maxlen=_WINDOW)
 
-    def close(self, second: _Second, standing: Standing) -> Row:
+    def close(self, second: _Second, backlog: Backlog) -> Row:
         self._recent.append(second)
         ttft: Bins = {}
         tpot: Bins = {}
@@ -103,11 +103,11 @@ class _Series:
             *(second.others[ending] for ending in _OTHERS),
             second.input,
             second.cached,
-            second.output + standing.generated,
+            second.output + backlog.generated,
             *(quantile(bins, q) for bins in (ttft, tpot) for q in (0.5, 0.95)),
-            standing.waiting,
-            standing.running,
-            None if standing.kv is None else round(standing.kv, 4),
+            backlog.waiting,
+            backlog.running,
+            None if backlog.kv is None else round(backlog.kv, 4),
         )
         for column, value in zip(self.columns, row, strict=True):
             column.append(value)
@@ -128,19 +128,19 @@ class History:
             second = self._current.setdefault(self._name(facts.model), _Second())
         second.add(facts, counts_output)
 
-    def close(self, at_s: float, standings: Mapping[str, Standing]) -> dict[str, Row]:
+    def close(self, at_s: float, backlogs: Mapping[str, Backlog]) -> dict[str, Row]:
         """The second is over: its row, by model."""
         self.times.append(round(at_s, 3))
-        for model in standings:
+        for model in backlogs:
             self._name(model)
         seconds, self._current = self._current, {}
         together = seconds.setdefault(ALL, _Second())
         for model, second in seconds.items():
             if model != ALL:
                 together.merge(second)
-        known = {**standings, ALL: _sum(standings)}
+        known = {**backlogs, ALL: _sum(backlogs)}
         return {
-            model: series.close(seconds.get(model) or _Second(), known.get(model, Standing()))
+            model: series.close(seconds.get(model) or _Second(), known.get(model, Backlog()))
             for model, series in self._series.items()
         }
 
@@ -176,11 +176,11 @@ def _merge(bins: Bins, others: Bins) -> None:
         bins[place] = bins.get(place, 0) + count
 
 
-def _sum(standings: Mapping[str, Standing]) -> Standing:
-    shares = [one.kv for one in standings.values() if one.kv is not None]
-    return Standing(
-        sum(one.waiting for one in standings.values()),
-        sum(one.running for one in standings.values()),
+def _sum(backlogs: Mapping[str, Backlog]) -> Backlog:
+    shares = [one.kv for one in backlogs.values() if one.kv is not None]
+    return Backlog(
+        sum(one.waiting for one in backlogs.values()),
+        sum(one.running for one in backlogs.values()),
         sum(shares) / len(shares) if shares else None,
-        sum(one.generated for one in standings.values()),
+        sum(one.generated for one in backlogs.values()),
     )

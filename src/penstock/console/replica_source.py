@@ -7,7 +7,7 @@ from collections.abc import Callable
 from penstock import __version__
 from penstock.api import server_timing
 from penstock.api.replica_report import ReplicaReport
-from penstock.console.history import Standing
+from penstock.console.history import Backlog
 from penstock.console.reports import CacheHits, Production
 from penstock.console.views import ModelRow, QueueRow, ReplicaRow, State
 from penstock.core.slo import Slo
@@ -36,7 +36,7 @@ class ReplicaSource:
     def ended(self, facts: RequestFacts) -> None:
         self._hits.add(facts)
 
-    def standings(self, now_s: float) -> dict[str, Standing]:
+    def backlogs(self, now_s: float) -> dict[str, Backlog]:
         report = self._report()
         made = 0
         if self._made is None:
@@ -44,7 +44,7 @@ class ReplicaSource:
         else:
             made = self._made.since_last(report, now_s)
         kv = report.kv_active_tokens / report.kv_capacity_tokens if report.kv_capacity_tokens else None
-        return {self._model: Standing(_waiting(report), report.num_running, kv, made)}
+        return {self._model: Backlog(_waiting(report), report.num_running, kv, made)}
 
     def state(self, now_s: float) -> State:
         report = self._report()

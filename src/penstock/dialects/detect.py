@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from penstock.dialects.dialect import Dialect, Sign
 from penstock.dialects.engines import DIALECTS
 from penstock.dialects.engines.openai import OPENAI
-from penstock.dialects.standing import Answer
+from penstock.dialects.liveness import Answer
 
 
 def paths(model: str) -> list[str]:

@@ -34,7 +34,7 @@ class Adapter(NamedTuple):
     base: str = ""  # the model's name, for those that want that beside it
 
 
-class Wishes(NamedTuple):
+class RequestOptions(NamedTuple):
     """What the gateway adds to a request. The default adds nothing."""
 
     priority: Priority = Priority.NORMAL
@@ -44,7 +44,7 @@ class Wishes(NamedTuple):
     usage: bool = False  # a stream shall end with what it used, though its client did not ask
 
 
-NOTHING = Wishes()
+NOTHING = RequestOptions()
 
 
 class Outgoing(NamedTuple):
@@ -52,30 +52,30 @@ class Outgoing(NamedTuple):
     hides_usage: bool = False  # of a stream: its client did not ask for it
 
 
-def needs_change(dialect: Dialect, wishes: Wishes) -> bool:
+def needs_change(dialect: Dialect, options: RequestOptions) -> bool:
     """Without opening the request."""
     return bool(
         dialect.renamed
         or dialect.dropped
         or dialect.model
-        or wishes.adapter
-        or (wishes.usage and dialect.has_stream_usage)
-        or (wishes.salt and dialect.salt)
-        or (wishes.request_id and dialect.request_id)
-        or (wishes.priority is not Priority.NORMAL and dialect.priority)
+        or options.adapter
+        or (options.usage and dialect.has_stream_usage)
+        or (options.salt and dialect.salt)
+        or (options.request_id and dialect.request_id)
+        or (options.priority is not Priority.NORMAL and dialect.priority)
     )
 
 
-def outgoing(dialect: Dialect, body: bytes, wishes: Wishes = NOTHING) -> bytes:
+def outgoing(dialect: Dialect, body: bytes, options: RequestOptions = NOTHING) -> bytes:
     """A request of the gateway's own as it goes out; the very same bytes where nothing differs."""
-    return prepare(dialect, CHAT, body, wishes).body
+    return prepare(dialect, CHAT, body, options).body
 
 
 def prepare(
     dialect: Dialect,
     path: bytes,
     body: bytes,
-    wishes: Wishes = NOTHING,
+    options: RequestOptions = NOTHING,
     forward_fields: Collection[str] | None = None,
 ) -> Outgoing:
     """`forward_fields`: those that an operator allows clients besides; None: this is no client's request.
@@ -83,7 +83,7 @@ def prepare(
     Raises what is wrong with a client's. It is always written anew: what a client spells twice, the server reads once.
     """
     is_clients = forward_fields is not None
-    if not is_clients and not needs_change(dialect, wishes):
+    if not is_clients and not needs_change(dialect, options):
         return Outgoing(body)
     try:
         members = _decode(body)
@@ -95,7 +95,7 @@ def prepare(
         check_fields(dialect, path, members, forward_fields)
     was = dict(members)
     if path in GENERATES:
-        _add_salt(dialect, members, wishes)
+        _add_salt(dialect, members, options)
     if path not in (CHAT, COMPLETIONS):
         return Outgoing(_encode(members))
     _keep_one_limit(members)
@@ -105,11 +105,11 @@ def prepare(
             members.setdefault(other, value)
     for name in dialect.dropped:
         members.pop(name, None)
-    _add(dialect, members, wishes)
+    _add(dialect, members, options)
     is_stream = members.get("stream") == _TRUE
     return Outgoing(
         body if members == was and not is_clients else _encode(members),
-        hides_usage=is_stream and wishes.usage and not _asks_usage(was.get("stream_options")),
+        hides_usage=is_stream and options.usage and not _asks_usage(was.get("stream_options")),
     )
 
 
@@ -126,21 +126,21 @@ def refuses_priority(dialect: Dialect, status: int, body: bytes) -> bool:
     return dialect.priority is not None and 400 <= status < 500 and dialect.priority.refusal in body
 
 
-def _add(dialect: Dialect, members: Members, wishes: Wishes) -> None:
+def _add(dialect: Dialect, members: Members, options: RequestOptions) -> None:
     if dialect.model is not None:
         members["model"] = _raw(dialect.model)
-    if dialect.priority is not None and (number := priority_of(dialect, wishes.priority)):
+    if dialect.priority is not None and (number := priority_of(dialect, options.priority)):
         members[dialect.priority.name] = _raw(number)
-    if dialect.request_id is not None and wishes.request_id:
-        members[dialect.request_id] = _raw(wishes.request_id)
-    if wishes.adapter is not None and dialect.lora is not None:
-        _select(members, dialect, wishes.adapter)
-    if wishes.usage and dialect.has_stream_usage and members.get("stream") == _TRUE:
+    if dialect.request_id is not None and options.request_id:
+        members[dialect.request_id] = _raw(options.request_id)
+    if options.adapter is not None and dialect.lora is not None:
+        _select(members, dialect, options.adapter)
+    if options.usage and dialect.has_stream_usage and members.get("stream") == _TRUE:
         members["stream_options"] = _with_usage(members.get("stream_options"))
 
 
-def _add_salt(dialect: Dialect, members: Members, wishes: Wishes) -> None:
-    if dialect.salt is None or wishes.salt is None:
+def _add_salt(dialect: Dialect, members: Members, options: RequestOptions) -> None:
+    if dialect.salt is None or options.salt is None:
         return
     own = members.get(dialect.salt, _NULL)
     try:
@@ -149,7 +149,7 @@ def _add_salt(dialect: Dialect, members: Members, wishes: Wishes) -> None:
         raise InvalidRequest(f"{dialect.salt}: expected a string", param=dialect.salt) from None
     if len(text) > _MAX_SALT:
         raise InvalidRequest(f"{dialect.salt}: must have at most {_MAX_SALT} characters", param=dialect.salt)
-    members[dialect.salt] = _raw(wishes.salt(text))
+    members[dialect.salt] = _raw(options.salt(text))
 
 
 def _keep_one_limit(members: Members) -> None:

@@ -1,6 +1,6 @@
 """The gateway's application: who may come in, what is asked of whom, and the books that are kept on it.
 
-`Door` is called once per request by `http.server` and never waits; a request that must wait is a `Passage` that is
+`Door` is called once per request by `http.server` and never waits; a request that must wait is a `ProxiedRequest` that is
 called back. It owns the admission and the replicas, and has the clock that they share.
 """
 
@@ -25,22 +25,21 @@ from penstock.core.errors import (
 from penstock.core.replica import ReplicaState
 from penstock.gateway.proxy import public_endpoints as notices
 from penstock.gateway.proxy.fallback import Chain
-from penstock.gateway.proxy.hints import expected_output
-from penstock.gateway.proxy.proxied_request import Passage
-from penstock.gateway.proxy.rate_limit import ENTRY, Toll
-from penstock.gateway.proxy.referee import ruled
-from penstock.gateway.proxy.request_view import SURFACES, Asked, Surface, prepare
-from penstock.gateway.proxy.routed_request import Arrival, Inquiry
+from penstock.gateway.proxy.proxied_request import ProxiedRequest
+from penstock.gateway.proxy.rate_limit import ENTRY, RateLimitReservation
+from penstock.gateway.proxy.request_view import SURFACES, RequestView, Surface, expected_output, prepare
+from penstock.gateway.proxy.routed_request import Arrival, RoutedRequest
 from penstock.gateway.proxy.rule_facts import with_facts
+from penstock.gateway.proxy.rule_routing import ruled
 from penstock.gateway.proxy.shadow import Shadows
 from penstock.gateway.proxy.stranded import WAIT_S, StrandedStreams
-from penstock.gateway.proxy.tenant_access import Standing, Standings
+from penstock.gateway.proxy.tenant_access import TenantAccess, TenantAccesses
 from penstock.gateway.records.device_time import DeviceTime
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.replicas.lora_routes import LearnedAdapters
 from penstock.gateway.replicas.replica import Replica
 from penstock.gateway.replicas.roster import Roster
-from penstock.gateway.tenant_services import Books
+from penstock.gateway.tenant_services import TenantServices
 from penstock.gateway.tokens.request_size import Size, body_for
 from penstock.health.quarantine import Quarantine
 from penstock.health.retries import RetryBudget
@@ -66,7 +65,7 @@ class Door:
         self,
         routes: RouteTable,
         replicas: Iterable[Replica],
-        books: Books,
+        services: TenantServices,
         admission: Admission,
         recorder: GatewayRecorder | None = None,
         *,
@@ -78,9 +77,9 @@ class Door:
         self.admission = admission
         self.recorder = recorder or GatewayRecorder()
         self._explains = explains
-        self.prices = books.prices
+        self.prices = services.prices
         pool_names = [share.pool for route in routes.routes.values() for share in route.pools]
-        self.roster = Roster(replicas, pool_names, admission.router.index, books.adapters)
+        self.roster = Roster(replicas, pool_names, admission.router.index, services.adapters)
         self.replicas, self.pools = self.roster.replicas, self.roster.pools
         self.retries = RetryBudget()
         self.quarantine = Quarantine()
@@ -91,10 +90,10 @@ class Door:
         self.now = clock.now
         self.routes = self._configured = routes
         self._learned = LearnedAdapters()
-        self.books = books
-        self._waiting: dict[str, Passage] = {}
+        self.services = services
+        self._waiting: dict[str, ProxiedRequest] = {}
         self.stranded = StrandedStreams(clock, resume_wait_s)
-        self._standings = Standings(routes)
+        self._accesses = TenantAccesses(routes)
         self.shadows = Shadows(self)
         self.recorder.compare({p: version for r in routes.routes.values() for version, p in r.versions.items()})
         self._timer: Timer | None = None
@@ -106,7 +105,7 @@ class Door:
         were. No pool is new."""
         self._configured = routes
         self.routes = self._learned.over(routes)
-        self._standings = Standings(self.routes)
+        self._accesses = TenantAccesses(self.routes)
 
     def close(self) -> None:
         self.shadows.close()
@@ -120,7 +119,7 @@ class Door:
         """The tenant whose body is about to arrive, by its key: the headers have it. None: this path takes no body."""
         if head.path not in SURFACES or head.method != b"POST":
             return None
-        return self.books.caller(head.headers).tenant.id
+        return self.services.caller(head.headers).tenant.id
 
     def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
         """Answers a request whose body was not read."""
@@ -147,9 +146,9 @@ class Door:
 
     def _enter(self, exchange: Exchange, surface: Surface, request_id: str) -> None:
         """Authenticates a request. One with a large body pays for it before anything is done that grows with it."""
-        caller, body = self.books.caller(exchange.request.headers), exchange.request.body
-        arrival = Arrival(request_id, exchange, surface, caller, self._standings.of(caller.tenant))
-        quota = arrival.standing.quota
+        caller, body = self.services.caller(exchange.request.headers), exchange.request.body
+        arrival = Arrival(request_id, exchange, surface, caller, self._accesses.of(caller.tenant))
+        quota = arrival.access.quota
         if quota is None or len(body) <= _LARGE_BYTES:
             self._go_on(arrival, self._read_body)
             return
@@ -157,88 +156,92 @@ class Door:
         def paid(error: PenstockError | None) -> None:
             self._go_on(arrival, self._read_body, error=error)
 
-        arrival.entry = Toll(self.books.limiter, self.clock, quota, caller.tenant.id, ENTRY, crc32(body) | 1, paid)
+        arrival.entry = RateLimitReservation(
+            self.services.limiter, self.clock, quota, caller.tenant.id, ENTRY, crc32(body) | 1, paid
+        )
         arrival.entry.pay()
 
     def _read_body(self, arrival: Arrival) -> None:
         path, body = arrival.surface.path, arrival.exchange.request.body
         self.quarantine.check(arrival.caller.tenant.id, path, body, self.now())
 
-        def was_read(asked: Asked | None, error: PenstockError | None) -> None:
-            self._go_on(arrival, self._find_route, asked, error=error)
+        def was_read(view: RequestView | None, error: PenstockError | None) -> None:
+            self._go_on(arrival, self._find_route, view, error=error)
 
         self.roster.work(body, partial(prepare, path, body), was_read)
 
-    def _turn_away(self, asker: Arrival | Inquiry, error: PenstockError) -> None:
+    def _turn_away(self, asker: Arrival | RoutedRequest, error: PenstockError) -> None:
         """Refuses a request. One that cannot be served as it is costs a request of the rate limit all the same."""
         exchange, surface, tenant = asker.exchange, asker.surface, asker.caller.tenant
         is_wrong = isinstance(error, InvalidRequest | ModelNotFound)
         if asker.entry is not None:
             asker.entry.settle(0 if is_wrong else None)
-        elif is_wrong and (quota := self._standings.of(tenant).quota) is not None:
-            toll = Toll(self.books.limiter, self.clock, quota, tenant.id, ENTRY, NOBODY, lambda _: toll.settle(0))
-            toll.pay()
+        elif is_wrong and (quota := self._accesses.of(tenant).quota) is not None:
+            reservation = RateLimitReservation(
+                self.services.limiter, self.clock, quota, tenant.id, ENTRY, NOBODY, lambda _: reservation.settle(0)
+            )
+            reservation.pay()
         self.refuse(exchange, surface.convention, error, asker.id)
         headers = exchange.request.headers
         self.recorder.turned_away(asker.id, surface.name, error, headers, tenant.id, asker.caller.key_id)
 
-    def _find_route(self, arrival: Arrival, asked: Asked) -> None:
-        tenant, exchange, standing = arrival.caller.tenant, arrival.exchange, arrival.standing
-        route = self._route(standing, asked.model)
+    def _find_route(self, arrival: Arrival, view: RequestView) -> None:
+        tenant, exchange, access = arrival.caller.tenant, arrival.exchange, arrival.access
+        route = self._route(access, view.model)
         if tenant.budget.is_bounded:
-            self.books.budgets.check(tenant, time.time())
+            self.services.budgets.check(tenant, time.time())
         draw = self.random.random()
-        lot = lot_of(f"{tenant.id}/{asked.session}") if asked.session else self.random.random()
+        lot = lot_of(f"{tenant.id}/{view.session}") if view.session else self.random.random()
         hint = expected_output(exchange.request.headers)
         surface, caller, entry = arrival.surface, arrival.caller, arrival.entry
-        inquiry = Inquiry(arrival.id, exchange, surface, caller, asked, route, draw, lot, hint, entry=entry)
+        routed = RoutedRequest(arrival.id, exchange, surface, caller, view, route, draw, lot, hint, entry=entry)
         if route.rules is None:
-            self._measure(inquiry, standing)
+            self._measure(routed, access)
         else:
             tokens = self.pools[self.routes.find(route.rules.default).pool(lot)].tokens
 
             def known(facts: Facts | None, error: PenstockError | None) -> None:
-                self._go_on(inquiry, self._rule, standing, facts, error=error)
+                self._go_on(routed, self._rule, access, facts, error=error)
 
-            with_facts(route.rules, inquiry, tokens, self.roster, known)
+            with_facts(route.rules, routed, tokens, self.roster, known)
 
-    def _rule(self, inquiry: Inquiry, standing: Standing, facts: Facts) -> None:
-        self._measure(ruled(inquiry, facts, self.routes, standing.models), standing)
+    def _rule(self, routed: RoutedRequest, access: TenantAccess, facts: Facts) -> None:
+        self._measure(ruled(routed, facts, self.routes, access.models), access)
 
-    def _measure(self, inquiry: Inquiry, standing: Standing) -> None:
-        surface, asked = inquiry.surface, inquiry.asked
-        pool = self.pools[inquiry.route.pool(inquiry.lot)]
-        output = self.output_tokens(standing.tenant, surface, asked)
+    def _measure(self, routed: RoutedRequest, access: TenantAccess) -> None:
+        surface, view = routed.surface, routed.view
+        pool = self.pools[routed.route.pool(routed.lot)]
+        output = self.output_tokens(access.tenant, surface, view)
 
         def sized(size: Size | None, error: PenstockError | None) -> None:
-            self._go_on(inquiry, self._count, standing, size, error=error)
+            self._go_on(routed, self._count, access, size, error=error)
 
-        namespace = standing.tenant.namespace
-        make = partial(Size, pool, surface.path, inquiry.body, asked, output, namespace)
-        self.roster.work(inquiry.body, make, sized)
+        namespace = access.tenant.namespace
+        make = partial(Size, pool, surface.path, routed.body, view, output, namespace)
+        self.roster.work(routed.body, make, sized)
 
-    def _count(self, inquiry: Inquiry, standing: Standing, size: Size) -> None:
-        limits = standing.tenant.limits
+    def _count(self, routed: RoutedRequest, access: TenantAccess, size: Size) -> None:
+        limits = access.tenant.limits
         if size.is_in_doubt(limits.max_input):
-            size.count(lambda error: self._go_on(inquiry, self._name, standing, size, error=error))
+            size.count(lambda error: self._go_on(routed, self._name, access, size, error=error))
         else:
-            self._name(inquiry, standing, size)
+            self._name(routed, access, size)
 
-    def _name(self, inquiry: Inquiry, standing: Standing, size: Size) -> None:
+    def _name(self, routed: RoutedRequest, access: TenantAccess, size: Size) -> None:
         """Where it pays: which replica holds the prompt's beginning can then be told."""
-        if size.is_worth_naming and self.admission.router.goes_by_prefixes(inquiry.route.pool(inquiry.lot)):
+        if size.is_worth_naming and self.admission.router.goes_by_prefixes(routed.route.pool(routed.lot)):
             size.name(
-                inquiry.asked,
-                standing.tenant.namespace,
-                inquiry.route.adapter,
-                lambda error: self._go_on(inquiry, self._let_in, standing, size, error=error),
+                routed.view,
+                access.tenant.namespace,
+                routed.route.adapter,
+                lambda error: self._go_on(routed, self._let_in, access, size, error=error),
             )
         else:
-            self._let_in(inquiry, standing, size)
+            self._let_in(routed, access, size)
 
     def _go_on(
         self,
-        asker: Arrival | Inquiry,
+        asker: Arrival | RoutedRequest,
         step: Callable[..., None],
         *arguments: object,
         error: PenstockError | None = None,
@@ -253,70 +256,70 @@ class Door:
         except PenstockError as refused:
             self._turn_away(asker, refused)
 
-    def _let_in(self, inquiry: Inquiry, standing: Standing, size: Size) -> None:
-        size.check(standing.tenant.limits.max_input)
+    def _let_in(self, routed: RoutedRequest, access: TenantAccess, size: Size) -> None:
+        size.check(access.tenant.limits.max_input)
 
         def written(found: tuple[bytes, int] | None, error: PenstockError | None) -> None:
-            self._go_on(inquiry, self._send_in, standing, size, found, error=error)
+            self._go_on(routed, self._send_in, access, size, found, error=error)
 
-        self.roster.work(inquiry.body, partial(_written, inquiry, size), written)
+        self.roster.work(routed.body, partial(_written, routed, size), written)
 
-    def _send_in(self, inquiry: Inquiry, standing: Standing, size: Size, found: tuple[bytes, int]) -> None:
-        tenant, asked, route, pool = standing.tenant, inquiry.asked, inquiry.route, inquiry.route.pool(inquiry.lot)
+    def _send_in(self, routed: RoutedRequest, access: TenantAccess, size: Size, found: tuple[bytes, int]) -> None:
+        tenant, view, route, pool = access.tenant, routed.view, routed.route, routed.route.pool(routed.lot)
         body, fingerprint = found
-        hint = inquiry.expected_output * size.choices if inquiry.expected_output is not None else None
+        hint = routed.expected_output * size.choices if routed.expected_output is not None else None
         expected = self.lengths.expected(tenant.id, pool, size.max_tokens, hint)
         request = EdgeRequest(
-            id=inquiry.id,
+            id=routed.id,
             model=pool,
             prompt_tokens=size.prompt,
             max_tokens=size.max_tokens if size.output is not None else expected,
             expected_output=expected,
             tenant=tenant.id,
             priority=tenant.priority.priority,
-            session=asked.session,
-            draw=inquiry.draw,
+            session=view.session,
+            draw=routed.draw,
             fingerprint=fingerprint,
             context_tokens=size.context_tokens,
             hashes=size.hashes,
             block_tokens=size.block_tokens,
-            holds_cache=inquiry.surface.generates,
+            holds_cache=routed.surface.generates,
             allowed=None if tenant.watermark is None else self.roster.own_replicas,
             adapter=route.adapter,
         )
         self.retries.earn()
-        chain = Chain(self, inquiry, standing.models, size.output) if route.fallbacks else None
-        Passage(self, inquiry, request, size, body, standing.quota, chain).begin()
+        chain = Chain(self, routed, access.models, size.output) if route.fallbacks else None
+        ProxiedRequest(self, routed, request, size, body, access.quota, chain).begin()
 
     def visible_models(self, exchange: Exchange) -> list[str]:
         """To whoever asks."""
-        return self._standings.of(self.books.caller(exchange.request.headers).tenant).models
+        return self._accesses.of(self.services.caller(exchange.request.headers).tenant).models
 
-    def _route(self, standing: Standing, name: str) -> Route:
+    def _route(self, access: TenantAccess, name: str) -> Route:
         """What a tenant may not use does not exist for it."""
-        route = self.routes.find(name, standing.models)
-        if route.model not in standing.models:
+        route = self.routes.find(name, access.models)
+        if route.model not in access.models:
             raise ModelNotFound(f"no model '{shown(name)}'", param="model")
         return route
 
     @staticmethod
-    def output_tokens(tenant: Tenant, surface: Surface, asked: Asked) -> int | None:
+    def output_tokens(tenant: Tenant, surface: Surface, view: RequestView) -> int | None:
         """Of one choice; None: nobody has set a limit, so it is what the context leaves."""
         most = tenant.limits.max_output
-        wanted = asked.output_limit or surface.default_output
+        wanted = view.output_limit or surface.default_output
         if wanted is None:
             return most
         if most is not None and wanted > most:
-            if asked.output_limit is None:
+            if view.output_limit is None:
                 return most
             raise InvalidRequest(f"max_tokens is {wanted}; this tenant's limit is {most}", param="max_tokens")
         return wanted
 
     # -- what passages need
 
-    def waits(self, passage: Passage) -> None:
-        self.shadows.give_way(passage.request.model)
-        self._waiting[passage.request.id] = passage
+    def waits(self, proxied: ProxiedRequest) -> None:
+        self.shadows.give_way(proxied.request.model)
+        self._waiting[proxied.request.id] = proxied
         if self._timer is None:
             self._timer = self.clock.call_later(_POLL_S, self._poll)
 
@@ -370,12 +373,12 @@ class Door:
 
     def _decide(self) -> None:
         for decision in self.admission.poll(self.now()):
-            passage = self._waiting.pop(decision.request.id, None)
-            if passage is not None:
-                passage.decided(decision)
+            proxied = self._waiting.pop(decision.request.id, None)
+            if proxied is not None:
+                proxied.decided(decision)
 
 
-def _written(inquiry: Inquiry, size: Size) -> tuple[bytes, int]:
+def _written(routed: RoutedRequest, size: Size) -> tuple[bytes, int]:
     """The request as its replicas are sent it, and a number that tells it from others."""
-    body = body_for(inquiry, size, inquiry.route)
+    body = body_for(routed, size, routed.route)
     return body, crc32(body) | 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.api.page_guard import PageGuard
 from penstock.core.errors import Unauthenticated
-from penstock.gateway.records.bill import Recorder
+from penstock.gateway.records.charge import Recorder
 from penstock.gateway.replicas.lora import AdapterNotes, ForgetfulNotes
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.keys import Caller, KeyRing
@@ -20,7 +20,7 @@ ANYBODY = Caller(Tenant(id="anonymous", adapters=("*",), cache=CacheScope.SHARED
 
 
 @dataclass(frozen=True)
-class Books:
+class TenantServices:
     keys: KeyRing
     limiter: Limiter
     budgets: Budgets

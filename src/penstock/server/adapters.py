@@ -27,7 +27,7 @@ from penstock.engine.client import EngineClient
 from penstock.hub.adapter_file import AdapterFile, StoredAdapter
 from penstock.hub.peft import read_peft
 from penstock.observe import catalog
-from penstock.observe.tallies import Tallies
+from penstock.observe.registry import Registry
 from penstock.server.served_model import ServedAdapter, ServedModel
 
 log = logging.getLogger("penstock.server")
@@ -126,7 +126,7 @@ def _tell_failure(task: asyncio.Future[None]) -> None:
         log.warning("an adapter that was replaced could not be dropped: %s", error)
 
 
-def tally(tallies: Tallies, desk: AdapterDesk) -> None:
+def tally(tallies: Registry, desk: AdapterDesk) -> None:
     """Take down how things stand."""
     for place, number in {"loaded": desk.num_loaded, "host": len(desk.host), "device": len(desk.device)}.items():
         tallies.count(catalog.LORA_ADAPTERS, place).value = number

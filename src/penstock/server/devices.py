@@ -13,7 +13,7 @@ from penstock.core.devices import DeviceReading
 from penstock.observe import device_catalog as catalog
 from penstock.observe.catalog import Metric
 from penstock.observe.gpu.faults import DeviceFaults
-from penstock.observe.tallies import Tallies
+from penstock.observe.registry import Registry
 
 log = logging.getLogger("penstock.gpu")
 
@@ -37,7 +37,7 @@ _ECC = {"corrected": "ecc_corrected", "uncorrected": "ecc_uncorrected"}
 class Devices:
     """Belongs to the event loop's thread."""
 
-    def __init__(self, tallies: Tallies, clock: Clock, model: str, on_fault: Callable[[str], None]) -> None:
+    def __init__(self, tallies: Registry, clock: Clock, model: str, on_fault: Callable[[str], None]) -> None:
         self._tallies = tallies
         self._clock = clock
         self._model = model

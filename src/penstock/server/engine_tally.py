@@ -6,7 +6,7 @@ from __future__ import annotations
 from penstock.engine.messages import EngineInfo, EngineStats
 from penstock.observe import catalog, device_catalog
 from penstock.observe.catalog import Metric
-from penstock.observe.tallies import Tallies
+from penstock.observe.registry import Registry
 
 # By the names of the engine's own figures.
 _LEVELS: dict[Metric, str] = {
@@ -36,7 +36,7 @@ _KEEP = 0.98  # of what was known of bandwidth, at every step
 
 
 class EngineTally:
-    def __init__(self, tallies: Tallies) -> None:
+    def __init__(self, tallies: Registry) -> None:
         self._tallies = tallies
         self._step_time = tallies.spread(catalog.STEP_TIME)
         self._batch_size = tallies.spread(catalog.BATCH_SIZE)

@@ -18,10 +18,11 @@ from concurrent.futures import Executor, Future
 import msgspec
 
 from penstock import __version__
-from penstock.api import model_text, relay, sse
+from penstock.api import relay, sse
+from penstock.api import tokenizer_bundle as model_text
 from penstock.api.asgi import Request, Route, Send, SseStream, json_response
-from penstock.api.model_text import ModelText
 from penstock.api.replica_report import AdapterNews, ReplicaReport
+from penstock.api.tokenizer_bundle import TokenizerBundle
 from penstock.core.errors import EngineUnavailable
 from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineClient, EngineState
@@ -177,7 +178,7 @@ class GatewayRoutes:
 
 def _text_of(model: ServedModel) -> tuple[bytes, str]:
     encoded = model_text.encode(
-        ModelText(
+        TokenizerBundle(
             tokenizer=model.tokenizer.to_json(),
             special_tokens=model.tokenizer.special_tokens(),
             chat_template=model.chat_template.source,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.api import model_text
+from penstock.api import tokenizer_bundle as model_text
 from penstock.core.errors import InvalidRequest, UnsupportedParameter
 from penstock.engine.mailbox import FrameReader, frame_of
 from penstock.server.guide_protocol import Model, Trial, Verdict

@@ -25,7 +25,7 @@ from penstock.core.errors import EngineUnavailable, InvalidRequest, Overloaded, 
 from penstock.core.guide import Guide
 from penstock.engine.mailbox import FrameReader, frame_of
 from penstock.observe import catalog
-from penstock.observe.tallies import Tallies
+from penstock.observe.registry import Registry
 from penstock.server.guide_protocol import Model, Trial, Verdict
 
 _MOST_KEPT = 512
@@ -44,7 +44,7 @@ class _Turns:
 
 class GuideTrials:
     def __init__(
-        self, encoded_text: Callable[[], Awaitable[bytes]], eos_ids: Sequence[int], tallies: Tallies, clock: Clock
+        self, encoded_text: Callable[[], Awaitable[bytes]], eos_ids: Sequence[int], tallies: Registry, clock: Clock
     ) -> None:
         """`encoded_text`: the model's ModelText."""
         self._tallies = tallies

@@ -16,7 +16,7 @@ from penstock.core.request import Request as EngineRequest
 from penstock.core.sampling import SamplingParams
 from penstock.engine.client import EngineClient, EngineState
 from penstock.engine.messages import Embed
-from penstock.observe.tallies import CONTENT_TYPE
+from penstock.observe.registry import CONTENT_TYPE
 from penstock.server.adapters import tally
 from penstock.server.devices import Devices
 from penstock.server.drain import Drain

@@ -18,7 +18,7 @@ from penstock.engine.accounts import Meter
 from penstock.engine.messages import EngineInfo
 from penstock.observe import catalog
 from penstock.observe.device_catalog import DEVICE_CATALOG
-from penstock.observe.tallies import Count, Tallies
+from penstock.observe.registry import Counter, Registry
 from penstock.server.engine_tally import EngineTally
 from penstock.server.generation import Generation
 
@@ -101,7 +101,7 @@ class Recorder:
         self._clock = clock
         self.model = model
         self._slo = slo
-        self.tallies = Tallies((*catalog.CATALOG, *DEVICE_CATALOG))
+        self.tallies = Registry((*catalog.CATALOG, *DEVICE_CATALOG))
         self._engine = EngineTally(self.tallies)
         self.engine_report = self._engine.take  # the engine's news after a step
         self._open = self.tallies.count(catalog.REQUESTS_OPEN)
@@ -111,7 +111,7 @@ class Recorder:
         self._texts, self._text_tokens = (
             self.tallies.count(metric, model) for metric in (catalog.EMBEDDED_TEXTS, catalog.EMBEDDED_TOKENS)
         )
-        self._tenants: dict[str, tuple[Count, Count]] = {}
+        self._tenants: dict[str, tuple[Counter, Counter]] = {}
         self.listeners: list[Callable[[Finished], None]] = []  # told of every request, at its end
 
     @contextmanager
@@ -234,7 +234,7 @@ class Recorder:
             met = str(seconds <= target_s).lower()
             self.tallies.count(catalog.SLO_REQUESTS, self.model, objective, met).value += 1
 
-    def _tenant(self, tenant: str) -> tuple[Count, Count]:
+    def _tenant(self, tenant: str) -> tuple[Counter, Counter]:
         """What has a name keeps it: a series that moved to the others and back would be no counter."""
         name = tenant if len(self._tenants) < _MAX_TENANTS else _OTHERS
         count = self.tallies.count

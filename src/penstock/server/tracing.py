@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from penstock.observe.backlog import Backlog
 from penstock.observe.otlp.names import PROVIDER
+from penstock.observe.registry import Counter
 from penstock.observe.spans import Kind, Root, Roots, Span, Value
-from penstock.observe.tallies import Count
 from penstock.server.recorder import Finished
 
 _TEXTS = ("embeddings", "rerank", "score")
@@ -37,7 +37,7 @@ class Traced(NamedTuple):
 class Traces:
     """A listener of the recorder, in the event loop. `out` is given what is to be exported."""
 
-    def __init__(self, roots: Roots, out: Backlog[Traced], lost: Count) -> None:
+    def __init__(self, roots: Roots, out: Backlog[Traced], lost: Counter) -> None:
         self._roots = roots
         self._out = out
         self._lost = lost

@@ -68,7 +68,7 @@ def agreed(answers: Mapping[str, Said], tolerance: float = TOLERANCE) -> Said | 
     return None
 
 
-class Standing(Struct, kw_only=True):
+class ProbeStatus(Struct, kw_only=True):
     """Of one question to one replica."""
 
     state: str = "learning"
@@ -86,35 +86,35 @@ class KnownAnswers:
 
     def __init__(self, known: Said | None = None, tolerance: float = TOLERANCE) -> None:
         self.known = known
-        self.standings: dict[str, Standing] = {}
+        self.statuses: dict[str, ProbeStatus] = {}
         self._tolerance = tolerance
         self._first: dict[str, Said] = {}
 
     def said(self, replicas: Sequence[str], answers: Mapping[str, Said | None], wall_s: float) -> None:
         """One round: what each of the replicas said; None: nothing."""
-        for gone in self.standings.keys() - set(replicas):
-            del self.standings[gone]
+        for gone in self.statuses.keys() - set(replicas):
+            del self.statuses[gone]
         if self.known is None:
             self._first |= {name: said for name, said in answers.items() if said}
             self.known = agreed({name: said for name, said in self._first.items() if name in replicas})
         for name, said in answers.items():
-            self._judge(self.standings.setdefault(name, Standing()), said, wall_s)
+            self._judge(self.statuses.setdefault(name, ProbeStatus()), said, wall_s)
 
-    def _judge(self, standing: Standing, said: Said | None, wall_s: float) -> None:
-        before = standing.state
-        standing.asked_at = wall_s
-        standing.asked += 1
+    def _judge(self, status: ProbeStatus, said: Said | None, wall_s: float) -> None:
+        before = status.state
+        status.asked_at = wall_s
+        status.asked += 1
         if said is None:
-            standing.state, standing.reason = "failed", "no answer"
-            standing.failed += 1
+            status.state, status.reason = "failed", "no answer"
+            status.failed += 1
         elif self.known is None:
-            is_split = standing.asked > _ROUNDS_TO_AGREE
-            standing.state = "wrong" if is_split else "learning"
-            standing.reason = "the replicas do not agree" if is_split else ""
-            standing.wrong += is_split
+            is_split = status.asked > _ROUNDS_TO_AGREE
+            status.state = "wrong" if is_split else "learning"
+            status.reason = "the replicas do not agree" if is_split else ""
+            status.wrong += is_split
         else:
             found = compare(self.known, said, self._tolerance)
-            standing.drift = round(found.drift, 6)
-            standing.state, standing.reason = "ok" if found.is_same else "wrong", found.reason
-            standing.wrong += not found.is_same
-        standing.row = standing.row + 1 if standing.state == before else 1
+            status.drift = round(found.drift, 6)
+            status.state, status.reason = "ok" if found.is_same else "wrong", found.reason
+            status.wrong += not found.is_same
+        status.row = status.row + 1 if status.state == before else 1

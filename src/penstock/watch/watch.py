@@ -128,8 +128,8 @@ class Watch:
             if speed.is_slow
         }
         for (name, _), answers in self.answers.items():
-            for replica, standing in answers.standings.items():
-                if answers.known is not None and standing.state == "wrong" and standing.row >= _PROBES_IN_A_ROW:
+            for replica, status in answers.statuses.items():
+                if answers.known is not None and status.state == "wrong" and status.row >= _PROBES_IN_A_ROW:
                     found[name, replica] = LEAST_SHARE
         return found
 
@@ -180,16 +180,16 @@ class Watch:
     def _probe_conditions(self) -> list[Condition]:
         found = []
         for (model, adapter), answers in self.answers.items():
-            for replica, standing in answers.standings.items():
-                if standing.row < _PROBES_IN_A_ROW or standing.state not in ("wrong", "failed"):
+            for replica, status in answers.statuses.items():
+                if status.row < _PROBES_IN_A_ROW or status.state not in ("wrong", "failed"):
                     continue
-                kind = WRONG_ANSWERS if standing.state == "wrong" else PROBE_FAILING
+                kind = WRONG_ANSWERS if status.state == "wrong" else PROBE_FAILING
                 who = f"{model}{f' with {adapter}' if adapter else ''}: {replica}"
                 found.append(
                     Condition(
                         kind=kind,
-                        summary=f"{who}, asked what is known: {standing.reason}",
-                        value=standing.drift or 0.0,
+                        summary=f"{who}, asked what is known: {status.reason}",
+                        value=status.drift or 0.0,
                         model=model,
                         replica=replica,
                         labels=(("adapter", adapter),),

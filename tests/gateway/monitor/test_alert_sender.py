@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.gateway.monitor.alert_sender import Courier, CourierView
+from penstock.gateway.monitor.alert_sender import AlertSender, CourierView
 from penstock.watch.notices import Notice
 from tests.clocks import ManualClock
 from tests.waiting import eventually_async
@@ -22,7 +22,7 @@ async def test_what_is_not_taken_is_tried_again_and_in_order() -> None:
     with sinking() as sink:
         sink.statuses = [503, 429]
         clock = ManualClock()
-        courier = Courier("webhook", f"{sink.url}/hook?team=1", payload, clock)
+        courier = AlertSender("webhook", f"{sink.url}/hook?team=1", payload, clock)
         courier.take(notice("a"))
         courier.take(notice("b"))
         for pause_s in (1.0, 2.0):
@@ -37,7 +37,7 @@ async def test_what_is_not_taken_is_tried_again_and_in_order() -> None:
 async def test_what_is_refused_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     with sinking() as sink:
         sink.statuses = [404]
-        courier = Courier("slack", sink.url, payload, ManualClock())
+        courier = AlertSender("slack", sink.url, payload, ManualClock())
         courier.take(notice("a"))
         await eventually_async(lambda: courier.view.failed, lambda num_failed: num_failed == 1)
         assert sink.num_asked == 1
@@ -46,7 +46,7 @@ async def test_what_is_refused_is_not_tried_again(caplog: pytest.LogCaptureFixtu
 
 
 async def test_an_address_that_is_not_there_keeps_nobody_waiting_and_loses_the_oldest() -> None:
-    courier = Courier("webhook", "http://127.0.0.1:9", payload, ManualClock())
+    courier = AlertSender("webhook", "http://127.0.0.1:9", payload, ManualClock())
     for number in range(150):
         courier.take(notice(str(number)))
     assert (courier.view.waiting, courier.view.lost) == (100, 50)
@@ -60,7 +60,7 @@ async def test_a_message_that_cannot_be_put_into_words_is_lost_alone() -> None:
         return payload(told)
 
     with sinking() as sink:
-        courier = Courier("webhook", sink.url, picky, ManualClock())
+        courier = AlertSender("webhook", sink.url, picky, ManualClock())
         courier.take(notice("a"))
         courier.take(notice("b"))
         await eventually_async(lambda: courier.view, lambda view: view == CourierView("webhook", 1, 1, 0, 0))

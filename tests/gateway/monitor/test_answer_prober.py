@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.core.slo import Slo
-from penstock.gateway.monitor.answer_prober import Questioner
+from penstock.gateway.monitor.answer_prober import AnswerProber
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.watch.settings import ProbeSettings
 from penstock.watch.watch import Watch
@@ -21,7 +21,7 @@ def asked(door: Gateway, *models: str, rounds: int = 1, **settings: object) -> d
     async def ask() -> dict[tuple[str, str], list[str]]:
         watch = Watch({model: Slo() for model in models}, door.door.now())
         probes = ProbeSettings(every_s=0.01, **settings)  # type: ignore[arg-type]
-        questioner = Questioner(door.door.replicas.values(), watch, probes, door.clock)
+        questioner = AnswerProber(door.door.replicas.values(), watch, probes, door.clock)
         for _ in range(rounds):
             await questioner.round()
         found: dict[tuple[str, str], list[str]] = {}
@@ -69,12 +69,12 @@ def test_a_replica_that_is_lost_is_asked_nothing_more() -> None:
 
         async def ask() -> bool:
             watch = Watch({"m": Slo()}, door.door.now())
-            questioner = Questioner([replica], watch, ProbeSettings(every_s=0.01), door.clock)
+            questioner = AnswerProber([replica], watch, ProbeSettings(every_s=0.01), door.clock)
             round = asyncio.create_task(questioner.round())
             await eventually_async(lambda: hung.asked)
-            replica.send_riders_away()
+            replica.send_away()
             await round
-            return questioner.views() == [] and not replica.riders  # nobody's answer, and nothing is left there
+            return questioner.views() == [] and not replica.in_flight  # nobody's answer, and nothing is left there
 
         assert asyncio.run_coroutine_threadsafe(ask(), door.loop).result(GIVE_UP_S)
         eventually(lambda: replica.upstream.num_open - replica.upstream.num_idle, lambda num_used: num_used == 0)

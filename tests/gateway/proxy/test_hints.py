@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from penstock.core.errors import InvalidRequest
-from penstock.gateway.proxy.hints import EXPECTED_OUTPUT, expected_output
+from penstock.gateway.proxy.request_view import EXPECTED_OUTPUT, expected_output
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 from tests.dialects.servers import FakeVllm

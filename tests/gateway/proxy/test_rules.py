@@ -167,13 +167,13 @@ def test_prompts_are_counted_where_the_words_are_known(replica_at_hand: Replica)
             "auto": ModelSettings(rules=[{"name": "short", "max_prompt_tokens": 300, "to": "big"}], default=NAME),
         }
         with gateway(pools=pools) as door:
-            eventually(lambda: door.door.pools[NAME].tokens.lexicon is not None)
-            lexicon = door.door.pools[NAME].tokens.lexicon
-            assert lexicon is not None
+            eventually(lambda: door.door.pools[NAME].tokens.prompt_tokenizer is not None)
+            prompt_tokenizer = door.door.pools[NAME].tokens.prompt_tokenizer
+            assert prompt_tokenizer is not None
             for words, expected in ((40, "short->big"), (100, f"default->{NAME}")):
                 content = "the first " * words
                 body = {"model": "auto", "messages": [{"role": "user", "content": content}], "max_tokens": 5}
-                count = lexicon.count(b"/v1/chat/completions", json.dumps(body).encode())
+                count = prompt_tokenizer.count(b"/v1/chat/completions", json.dumps(body).encode())
                 assert (count <= 300) is (expected == "short->big")
                 assert len(json.dumps(body)) > 300
                 assert ask(door, content)[1] == expected

@@ -11,7 +11,7 @@ from tools.drills.call import begin, post
 
 from penstock.core.request import Priority
 from penstock.dialects.engines import DIALECTS
-from penstock.dialects.requests import Wishes, outgoing
+from penstock.dialects.requests import RequestOptions, outgoing
 from tests.gateway.door import gateway
 from tests.server.replica import NAME, serving
 from tests.waiting import eventually
@@ -69,13 +69,13 @@ async def test_a_call_outlives_its_replica() -> None:
 
 async def test_a_prompt_with_tools_is_counted_as_its_replica_counts_it() -> None:
     with serving(is_guided=True) as replica, gateway(replica) as door:
-        eventually(lambda: door.door.pools[NAME].tokens.lexicon is not None)
-        lexicon = door.door.pools[NAME].tokens.lexicon
-        assert lexicon is not None
+        eventually(lambda: door.door.pools[NAME].tokens.prompt_tokenizer is not None)
+        prompt_tokenizer = door.door.pools[NAME].tokens.prompt_tokenizer
+        assert prompt_tokenizer is not None
         body = json.dumps(BODY | {"max_tokens": 1}).encode()
         _, _, answer = replica.call("POST", CHAT, body)
-        assert lexicon.count(CHAT.encode(), body) == answer["usage"]["prompt_tokens"]
-        assert lexicon.count(CHAT.encode(), body) <= lexicon.bound(body)
+        assert prompt_tokenizer.count(CHAT.encode(), body) == answer["usage"]["prompt_tokens"]
+        assert prompt_tokenizer.count(CHAT.encode(), body) <= prompt_tokenizer.bound(body)
 
 
 @pytest.mark.parametrize("name", sorted(DIALECTS))
@@ -87,7 +87,7 @@ def test_no_dialect_that_speaks_openai_changes_a_word_about_tools(name: str) -> 
     messages = [*BODY["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}]
     messages.append({"role": "tool", "tool_call_id": "call_1", "content": "18"})
     body = json.dumps(BODY | {"messages": messages}).encode()
-    wishes = Wishes(priority=Priority.HIGH, salt="s".__add__, request_id="r", usage=True)
-    sent = json.loads(outgoing(dialect, body, wishes))
+    options = RequestOptions(priority=Priority.HIGH, salt="s".__add__, request_id="r", usage=True)
+    sent = json.loads(outgoing(dialect, body, options))
     for field in ("messages", "tools", "tool_choice", "parallel_tool_calls"):
         assert sent[field] == json.loads(body)[field]

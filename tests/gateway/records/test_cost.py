@@ -10,12 +10,12 @@ import pytest
 
 from penstock.api.relay import COST_HEADER
 from penstock.core.request import Cost
-from penstock.gateway.proxy.rule_routing import RuleTally, Ruling
+from penstock.gateway.proxy.ruling import RuleTally, Ruling
 from penstock.gateway.records.device_time import DeviceTime
 from penstock.gateway.records.token_usage import TokenUsage
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.observe.gateway_catalog import GATEWAY_CATALOG, RULE_SAVINGS
-from penstock.observe.tallies import Tallies
+from penstock.observe.registry import Registry
 from penstock.router.rules import Verdict
 from penstock.tenancy.prices import NANOS, Price
 from penstock.tenancy.usage import Usage
@@ -156,7 +156,7 @@ def test_an_estimate_is_the_mean_of_what_was_measured() -> None:
 
 
 def test_what_a_rule_saves_counts_device_time_the_other_models_by_its_mean() -> None:
-    times, tallies = DeviceTime(), Tallies(GATEWAY_CATALOG)
+    times, tallies = DeviceTime(), Registry(GATEWAY_CATALOG)
     times.learn("big", TokenUsage(50, 50), Cost(2.0, 0.0))
     prices = {"small": Price(replica_hour=3600.0), "big": Price(replica_hour=7200.0)}
     rules = RuleTally(tallies)

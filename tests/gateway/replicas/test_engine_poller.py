@@ -11,13 +11,13 @@ import pytest
 
 from penstock.core.replica import UNBOUNDED
 from penstock.dialects.dialect import Signal
-from penstock.dialects.standing import Standing
+from penstock.dialects.liveness import Liveness
 from penstock.gateway.records.token_usage import find_usage
 from penstock.health.settings import HealthSettings
 from penstock.http.call import FailureKind
 from tests.clocks import ManualClock
 from tests.dialects.servers import FAKES, WORDS, FakeServer, FakeSglang, FakeTgi, FakeTriton, FakeTrtllm, FakeVllm
-from tests.gateway.following import Following, Rider, following
+from tests.gateway.following import Following, InFlightRequest, following
 from tests.gateway.llamacpp import llamacpp_serving
 from tests.waiting import eventually_async
 
@@ -148,16 +148,16 @@ async def test_one_that_starts_is_waited_for_and_one_that_is_gone_is_out_at_once
     dialect = None if kind is FakeVllm else kind.dialect
     async with followed(fake, dialect=dialect) as found:
         if kind is not FakeVllm:
-            await found.until(lambda: found.follower.standing is Standing.STARTING)
+            await found.until(lambda: found.follower.liveness is Liveness.STARTING)
             assert found.state == "out"
         fake.is_starting = False
         await found.until(lambda: found.state == "ready")
-        rider = Rider()
-        found.replica.riders.add(rider)
+        request = InFlightRequest()
+        found.replica.in_flight.add(request)
         fake.kill()
-        await found.until(lambda: found.follower.standing is Standing.GONE)
+        await found.until(lambda: found.follower.liveness is Liveness.GONE)
         assert found.state == "out"
-        assert rider.is_lost
+        assert request.is_lost
         with fake:  # on the same port
             await found.until(lambda: found.state == "ready")
 
@@ -167,7 +167,7 @@ async def test_a_trtllm_that_starts_again_is_not_called_failing() -> None:
     async with followed(fake) as found:
         await found.until(lambda: found.state == "ready")
         fake.is_starting = True
-        await found.until(lambda: found.follower.standing is Standing.STARTING)
+        await found.until(lambda: found.follower.liveness is Liveness.STARTING)
         assert found.state == "out"
 
 
@@ -177,7 +177,7 @@ async def test_one_that_dies_between_two_probes_is_out_at_the_next_reading() -> 
     async with followed(fake, health=rare) as found:
         await found.until(lambda: found.state == "ready")
         fake.kill()
-        await found.until(lambda: found.follower.standing is Standing.GONE)
+        await found.until(lambda: found.follower.liveness is Liveness.GONE)
         assert found.state == "out"
 
 
@@ -209,13 +209,13 @@ async def test_one_whose_steps_stand_still_hangs_though_its_health_is_good(kind:
     fake = kind(running=1)
     async with followed(fake) as found:
         await found.until(lambda: found.state == "ready")
-        rider = Rider()
-        found.replica.riders.add(rider)
+        request = InFlightRequest()
+        found.replica.in_flight.add(request)
         began_s = found.upstream.clock.now()
         await found.until(lambda: found.upstream.clock.now() > began_s + 0.8)  # longer than one may hang
         assert found.state == "ready"
         fake.is_hung = True
-        await found.until(lambda: rider.is_lost)  # no step, and no first token
+        await found.until(lambda: request.is_lost)  # no step, and no first token
         assert found.state == "out"
         fake.is_hung = False
         await found.until(lambda: found.state == "ready")  # deep probes have brought it back

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.dialects.standing import Answer
+from penstock.dialects.liveness import Answer
 from penstock.gateway.replicas.fetch import fetch
 from penstock.http.call import Failure, FailureKind
 from penstock.http.upstream import Upstream

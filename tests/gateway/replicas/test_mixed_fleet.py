@@ -80,7 +80,7 @@ def test_penstock_vllm_and_sglang_share_one_models_requests() -> None:
             with ThreadPoolExecutor(40) as clients:
                 answers = clients.map(lambda number: ask(door, f"question {number}", max_tokens=100), range(40))
                 num_at = eventually(
-                    lambda: {one.name: len(one.riders) for one in replicas}, lambda found: sum(found.values()) == 40
+                    lambda: {one.name: len(one.in_flight) for one in replicas}, lambda found: sum(found.values()) == 40
                 )
                 may_answer.set()
                 os.kill(pid, signal.SIGCONT)
@@ -94,7 +94,7 @@ def test_penstock_vllm_and_sglang_share_one_models_requests() -> None:
 
 def test_a_conversation_stays_where_its_beginning_is_whichever_engine_that_is() -> None:
     with serving() as own, FakeVllm(NAME) as vllm, fleet(url_of(own), vllm.url) as door:
-        eventually(lambda: door.door.pools[NAME].tokens.lexicon is not None)
+        eventually(lambda: door.door.pools[NAME].tokens.prompt_tokenizer is not None)
         for topic in ("alpha ", "beta ", "gamma ", "delta "):
             homes = {ask(door, topic + LONG + f"turn {turn}")[0] for turn in range(4)}
             assert len(homes) == 1
@@ -134,7 +134,7 @@ def test_a_stream_that_began_at_a_penstock_replica_goes_on_at_another_and_not_at
                 if number == 3:
                     for other in others:
                         door.set_in_use(other, True)
-                    door.call(began_at.send_riders_away)
+                    door.call(began_at.send_away)
             assert "".join(text) == whole
             assert vllm.asked == []
 

@@ -115,7 +115,7 @@ async def test_a_timeout_waits_only_once_more() -> None:
         await never()
 
 
-class Rider:
+class InFlightRequest:
     is_stream = True
     num_lost = 0
 
@@ -127,16 +127,16 @@ class Rider:
 
 
 def test_a_gateway_that_stood_still_calls_no_replica_lost(replica_at_hand: Replica) -> None:
-    clock, rider = LateClock(), Rider()
+    clock, request = LateClock(), InFlightRequest()
     with gateway(replica_at_hand, clock=clock) as door:
         (followed,) = door.door.replicas.values()
 
         def stand_still() -> tuple[int, str]:
             """Its timers come before its sockets are read."""
-            followed.riders.add(rider)
+            followed.in_flight.add(request)
             clock.jump(10.0)
-            followed.riders.discard(rider)
-            return rider.num_lost, str(followed.snapshot.state)
+            followed.in_flight.discard(request)
+            return request.num_lost, str(followed.snapshot.state)
 
         assert door.call(stand_still) == (0, "ready")
         assert door.openai.completions.create(model=NAME, prompt="the fox", max_tokens=3).choices

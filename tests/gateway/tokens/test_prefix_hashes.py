@@ -9,7 +9,7 @@ from penstock.core.hashing import cache_namespace, routing_hashes
 from penstock.gateway.tokens import prompt_tokenizer as lexicons
 from penstock.gateway.tokens.prompt_tokenizer import CHAT, COMPLETION, MESSAGES
 from tests.examples import examples
-from tests.gateway.lexicons import lexicon, tokenizer
+from tests.gateway.lexicons import prompt_tokenizer, tokenizer
 from tests.gateway.tokens.test_prompt_tokenizer import KINDS, MESSAGE, encoded, rendered
 
 WORDS = "the words of a long turn about many things "
@@ -23,12 +23,12 @@ def test_a_chats_names_are_those_of_its_ids_in_the_tenants_namespace(
     messages = [*messages, {"role": "user", "content": WORDS * 40}]
     ids = tokenizer(kind).encode(rendered(messages), add_special_tokens=False)
     body = encoded({"messages": messages} | ({"cache_salt": salt} if salt else {}), False)
-    found = lexicon(kind).names(CHAT, body, tenant)
+    found = prompt_tokenizer(kind).names(CHAT, body, tenant)
     assert found.num_tokens == len(ids)
     assert [*map(int, found.ids.split(b","))] == ids
     assert list(found.hashes) == routing_hashes(cache_namespace(tenant, salt or ""), ids)
-    assert lexicon(kind).known_names(CHAT, body, tenant) == found
-    assert lexicon(kind).known_names(CHAT, body, tenant + "x") is None
+    assert prompt_tokenizer(kind).known_names(CHAT, body, tenant) == found
+    assert prompt_tokenizer(kind).known_names(CHAT, body, tenant + "x") is None
 
 
 @settings(max_examples=examples(20))
@@ -43,7 +43,7 @@ def test_a_conversation_named_turn_by_turn_is_named_right(
         for end in sorted(data.draw(st.lists(st.integers(1, len(messages)), min_size=1, max_size=5))):
             ids = tokenizer(kind).encode(rendered(messages[:end]), add_special_tokens=False)
             for tenant in ("", "acme"):
-                found = lexicon(kind).names(CHAT, encoded({"messages": messages[:end]}, False), tenant)
+                found = prompt_tokenizer(kind).names(CHAT, encoded({"messages": messages[:end]}, False), tenant)
                 assert list(found.hashes) == routing_hashes(cache_namespace(tenant, ""), ids)
                 assert [*map(int, found.ids.split(b","))] == ids
     finally:
@@ -51,7 +51,7 @@ def test_a_conversation_named_turn_by_turn_is_named_right(
 
 
 def test_completions_by_text_and_by_ids_and_messages_are_named_too() -> None:
-    found, text = lexicon(), WORDS * 40
+    found, text = prompt_tokenizer(), WORDS * 40
     ids = tokenizer("byte_level").encode(text, add_special_tokens=True)
     names = routing_hashes("", ids)
     assert names

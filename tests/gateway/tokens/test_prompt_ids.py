@@ -17,7 +17,7 @@ from penstock.gateway.proxy.request_view import read
 from penstock.gateway.tokens.prompt_tokenizer import CHAT
 from penstock.gateway.tokens.request_size import Pool, Size
 from tests.gateway.door import Gateway, gateway, slow_and_fast
-from tests.gateway.lexicons import lexicon
+from tests.gateway.lexicons import prompt_tokenizer
 from tests.sdk import Unverified
 from tests.server.replica import NAME, Replica
 from tests.waiting import eventually
@@ -35,7 +35,7 @@ def replicas(two_replicas: list[Replica]) -> list[Replica]:
 @pytest.fixture
 def door(replicas: list[Replica]) -> Iterator[Gateway]:
     with gateway(*replicas) as found:
-        eventually(lambda: found.door.pools[NAME].tokens.lexicon is not None)
+        eventually(lambda: found.door.pools[NAME].tokens.prompt_tokenizer is not None)
         yield found
         eventually(found.is_idle)
 
@@ -99,7 +99,7 @@ def test_what_the_gateway_need_not_tokenize_it_does_not(door: Gateway, sent: lis
 
 def test_a_stream_of_a_prompt_sent_as_ids_goes_on_elsewhere() -> None:
     with slow_and_fast(chunk_tokens=2048) as (door, slow, fast):
-        eventually(lambda: door.door.pools[NAME].tokens.lexicon is not None)
+        eventually(lambda: door.door.pools[NAME].tokens.prompt_tokenizer is not None)
         asked: Any = {"model": NAME, "messages": MESSAGES, "max_tokens": 60, "temperature": 1, "seed": 3}
         whole = fast.openai.chat.completions.create(**asked).choices[0].message.content
         text = ""
@@ -117,13 +117,13 @@ def test_a_replica_with_another_tokenizer_is_sent_text() -> None:
         body = json.dumps({"model": "m", "messages": MESSAGES}).encode()
         with ThreadPoolExecutor(1) as threads:
             pool, asked = Pool(threads), read(body)
-            pool.tokens.lexicon = lexicon()
+            pool.tokens.prompt_tokenizer = prompt_tokenizer()
             size = Size(pool, CHAT, body, asked, None, "")
-            assert size.ids_for(lexicon().digest) == b""
+            assert size.ids_for(prompt_tokenizer().digest) == b""
             done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
             size.name(asked, "", "", done.set_result)
             assert await done is None
-            assert size.ids_for(lexicon().digest).startswith(b"[[")
+            assert size.ids_for(prompt_tokenizer().digest).startswith(b"[[")
             assert size.ids_for("another") == b""
 
     asyncio.run(run())

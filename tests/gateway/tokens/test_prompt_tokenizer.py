@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.api.model_text import ModelText
+from penstock.api.tokenizer_bundle import TokenizerBundle
 from penstock.core.errors import ContextLengthExceeded, InvalidRequest
 from penstock.core.replica import UNBOUNDED
 from penstock.gateway.tokens import prompt_tokenizer as lexicons
@@ -19,7 +19,7 @@ from penstock.gateway.tokens.prompt_tokenizer import CHAT, COMPLETION, EMBEDDING
 from penstock.hub.resolve import resolve
 from penstock.text.tokenizer import Tokenizer
 from tests.examples import examples
-from tests.gateway.lexicons import CHATML, TOKENIZERS, lexicon, tokenizer
+from tests.gateway.lexicons import CHATML, TOKENIZERS, prompt_tokenizer, tokenizer
 
 TRICKY = ["", " ", "<s>", "</s>", "<think>", "\n", "ﷺ", "क़", "שּׁ", "𝅘𝅥𝅯", "🙂", "12345", "a b", '"', "\\", "\x00"]
 TEXTS = st.one_of(st.text(max_size=60), st.lists(st.sampled_from(TRICKY), max_size=12).map("".join))
@@ -45,14 +45,14 @@ def rendered(messages: list[dict[str, str]]) -> str:
 def test_a_chat_has_at_most_as_many_tokens_as_its_bound(
     kind: str, template: str, messages: list[dict[str, str]], ascii_only: bool
 ) -> None:
-    found, body = lexicon(kind, template), encoded({"messages": messages}, ascii_only)
+    found, body = prompt_tokenizer(kind, template), encoded({"messages": messages}, ascii_only)
     assert found.count(CHAT, body) <= found.bound(body)
 
 
 @settings(max_examples=examples(60))
 @given(KINDS, st.one_of(TEXTS, st.lists(TEXTS, min_size=1, max_size=8)), st.booleans())
 def test_prompts_have_at_most_as_many_tokens_as_their_bound(kind: str, prompt: Any, ascii_only: bool) -> None:
-    found, body = lexicon(kind), encoded({"prompt": prompt}, ascii_only)
+    found, body = prompt_tokenizer(kind), encoded({"prompt": prompt}, ascii_only)
     count = found.count(COMPLETION, body)
     prompts = [prompt] if isinstance(prompt, str) else prompt
     assert count == sum(max(1, len(tokenizer(kind).encode(one, add_special_tokens=True))) for one in prompts)
@@ -64,19 +64,19 @@ def test_prompts_have_at_most_as_many_tokens_as_their_bound(kind: str, prompt: A
 def test_many_tiny_messages_are_bounded_too(kind: str, template: str) -> None:
     for content in ("", "x", "<s>", "7"):
         body = encoded({"messages": [{"role": "user", "content": content}] * 500}, False)
-        assert lexicon(kind, template).count(CHAT, body) <= lexicon(kind, template).bound(body)
+        assert prompt_tokenizer(kind, template).count(CHAT, body) <= prompt_tokenizer(kind, template).bound(body)
 
 
 @pytest.mark.parametrize("template", ["echoing", "chatty"])
 def test_a_template_that_says_more_than_it_is_told_has_no_bound(template: str) -> None:
-    assert lexicon("byte_level", template).bound(b"{}") >= UNBOUNDED
+    assert prompt_tokenizer("byte_level", template).bound(b"{}") >= UNBOUNDED
 
 
 @settings(max_examples=examples(40))
 @given(KINDS, st.lists(MESSAGE, min_size=1, max_size=8))
 def test_a_chat_is_counted_as_it_is_encoded(kind: str, messages: list[dict[str, str]]) -> None:
     ids = tokenizer(kind).encode(rendered(messages), add_special_tokens=False)
-    assert lexicon(kind).count(CHAT, encoded({"messages": messages}, False)) == len(ids)
+    assert prompt_tokenizer(kind).count(CHAT, encoded({"messages": messages}, False)) == len(ids)
 
 
 @settings(max_examples=examples(25))
@@ -85,7 +85,7 @@ def test_a_conversation_counted_turn_by_turn_is_counted_right(
     kind: str, messages: list[dict[str, str]], data: st.DataObject
 ) -> None:
     """With all texts taken for long ones, so that every turn starts from the one before."""
-    found = lexicon(kind)
+    found = prompt_tokenizer(kind)
     original, lexicons._LONG = lexicons._LONG, 1
     try:
         for end in sorted(data.draw(st.lists(st.integers(1, len(messages)), min_size=1, max_size=5))):
@@ -96,7 +96,7 @@ def test_a_conversation_counted_turn_by_turn_is_counted_right(
 
 
 def test_a_turn_more_costs_only_that_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = lexicon()
+    found = prompt_tokenizer()
     turns = [{"role": "user", "content": f"{index} " + "the words of a turn " * 100} for index in range(20)]
     found.count(CHAT, encoded({"messages": turns[:-1]}, False))
     counted: list[str] = []
@@ -113,7 +113,7 @@ def test_a_turn_more_costs_only_that_turn(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_one_tenant_sent_is_remembered_for_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Characters that are tokenized tell: remembered ones are not, and take no time."""
-    found = lexicon()
+    found = prompt_tokenizer()
     tokenized: list[str] = []
     count, encode, encode_batch = found._tokenizer.count, found._tokenizer.encode, found._tokenizer.encode_batch
 
@@ -159,7 +159,7 @@ def test_what_one_tenant_sent_is_remembered_for_nobody_else(monkeypatch: pytest.
 
 
 def test_token_ids_count_as_one_each_and_a_cut_prompt_as_what_is_left() -> None:
-    found = lexicon()
+    found = prompt_tokenizer()
     assert found.count(COMPLETION, encoded({"prompt": [5, 6, 7]}, True)) == 3
     assert found.count(COMPLETION, encoded({"prompt": [[5, 6], [7]]}, True)) == 3
     long = "the words " * 50
@@ -172,14 +172,14 @@ def test_a_message_request_counts_as_the_chat_it_is() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "the first"}]}, {"role": "user", "content": "x"}]
     body = encoded({"system": "be brief", "max_tokens": 5, "messages": messages}, True)
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the first\nx"}]
-    assert lexicon().count(MESSAGES, body) == lexicon().count(CHAT, encoded({"messages": chat}, True))
+    assert prompt_tokenizer().count(MESSAGES, body) == prompt_tokenizer().count(CHAT, encoded({"messages": chat}, True))
 
 
 def test_what_the_replica_would_refuse_is_refused() -> None:
     with pytest.raises(InvalidRequest):
-        lexicon().count(CHAT, b'{"model":"m","messages":[{"role":"user"}]}')
+        prompt_tokenizer().count(CHAT, b'{"model":"m","messages":[{"role":"user"}]}')
     with pytest.raises(InvalidRequest):
-        lexicon(template=None).count(CHAT, encoded({"messages": [{"role": "user", "content": "x"}]}, True))
+        prompt_tokenizer(template=None).count(CHAT, encoded({"messages": [{"role": "user", "content": "x"}]}, True))
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -203,23 +203,23 @@ def test_only_a_token_that_surely_divides_is_taken_for_a_divider() -> None:
 
 
 def test_a_digest_names_what_is_handed_over() -> None:
-    assert lexicon().digest != lexicon(template="wordy").digest
+    assert prompt_tokenizer().digest != prompt_tokenizer(template="wordy").digest
 
 
 @pytest.fixture(scope="module")
-def real() -> lexicons.Lexicon:
+def real() -> lexicons.PromptTokenizer:
     checkpoint = resolve("smollm2")
     source, words = checkpoint.tokenizer_source, Tokenizer.load(checkpoint.tokenizer_source)
     vocab_size, bos_token_id = checkpoint.config.vocab_size, checkpoint.config.bos_token_id
-    text = ModelText(words.to_json(), words.special_tokens(), source.chat_template, vocab_size, bos_token_id)
-    return lexicons.Lexicon(text, "")
+    text = TokenizerBundle(words.to_json(), words.special_tokens(), source.chat_template, vocab_size, bos_token_id)
+    return lexicons.PromptTokenizer(text, "")
 
 
 @pytest.mark.slow
 @settings(max_examples=examples(80))
 @given(st.lists(MESSAGE, min_size=1, max_size=8), st.booleans())
 def test_a_real_models_chats_are_bounded(
-    real: lexicons.Lexicon, messages: list[dict[str, str]], ascii_only: bool
+    real: lexicons.PromptTokenizer, messages: list[dict[str, str]], ascii_only: bool
 ) -> None:
     body = encoded({"messages": messages}, ascii_only)
     assert real.count(CHAT, body) <= real.bound(body)
@@ -228,13 +228,13 @@ def test_a_real_models_chats_are_bounded(
 @pytest.mark.slow
 @settings(max_examples=examples(80))
 @given(st.one_of(TEXTS, st.lists(TEXTS, min_size=1, max_size=8)), st.booleans())
-def test_a_real_models_prompts_are_bounded(real: lexicons.Lexicon, prompt: Any, ascii_only: bool) -> None:
+def test_a_real_models_prompts_are_bounded(real: lexicons.PromptTokenizer, prompt: Any, ascii_only: bool) -> None:
     body = encoded({"prompt": prompt}, ascii_only)
     assert real.count(COMPLETION, body) <= real.bound(body)
 
 
 def test_a_text_that_no_context_holds_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = lexicon()
+    found = prompt_tokenizer()
     monkeypatch.setattr(found, "max_context", 100)
     monkeypatch.setattr(Tokenizer, "count", None)
     monkeypatch.setattr(Tokenizer, "encode_batch", None)
@@ -248,5 +248,5 @@ def test_many_texts_are_counted_batch_by_batch(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(lexicons, "_BATCH_CHARS", 20)
     texts = [f"the fox {number}" for number in range(30)]
     ids = tokenizer("byte_level").encode_batch(texts, add_special_tokens=True)
-    assert lexicon()._lengths(texts) == list(map(len, ids))
-    assert lexicon()._lengths([]) == []
+    assert prompt_tokenizer()._lengths(texts) == list(map(len, ids))
+    assert prompt_tokenizer()._lengths([]) == []

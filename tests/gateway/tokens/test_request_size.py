@@ -22,7 +22,7 @@ from penstock.gateway.tokens.prompt_tokens import PromptTokens
 from penstock.gateway.tokens.request_size import Pool, Size
 from tests.examples import examples
 from tests.gateway.door import Gateway, gateway
-from tests.gateway.lexicons import lexicon
+from tests.gateway.lexicons import prompt_tokenizer
 from tests.gateway.provider import providing
 from tests.sdk import Unverified
 from tests.server.replica import NAME, Replica, serving
@@ -42,7 +42,7 @@ def replica() -> Iterator[Replica]:
 @pytest.fixture
 def door(replica: Replica) -> Iterator[Gateway]:
     with gateway(replica) as found:
-        eventually(lambda: found.door.pools[NAME].tokens.lexicon is not None)
+        eventually(lambda: found.door.pools[NAME].tokens.prompt_tokenizer is not None)
         yield found
         eventually(found.is_idle)
         eventually(replica.is_idle)
@@ -53,8 +53,8 @@ def ask(client: openai.OpenAI, max_tokens: int = 5, **more: Any) -> Any:
 
 
 def test_the_gateway_counts_what_the_replica_bills(door: Gateway, replica: Replica) -> None:
-    lexicon = door.door.pools[NAME].tokens.lexicon
-    assert lexicon is not None
+    prompt_tokenizer = door.door.pools[NAME].tokens.prompt_tokenizer
+    assert prompt_tokenizer is not None
     talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "größer 日本 🙂 <s> 12345"}]
     bodies: list[tuple[bytes, dict[str, Any]]] = [
         (CHAT, {"messages": talk}),
@@ -73,7 +73,7 @@ def test_the_gateway_counts_what_the_replica_bills(door: Gateway, replica: Repli
         assert status == 200, answer
         told = answer["usage"]
         billed = told.get("prompt_tokens") or told["input_tokens"] + told["cache_read_input_tokens"]
-        assert lexicon.count(path, encoded(body)) == billed
+        assert prompt_tokenizer.count(path, encoded(body)) == billed
         eventually(lambda: bool(door.ledger.usages))
         assert door.ledger.usages.pop().input_tokens == billed
 
@@ -136,9 +136,9 @@ def test_who_comes_back_when_told_is_let_in_by_its_tokens(door: Gateway, replica
 def test_a_tenant_without_doubt_never_pays_for_a_count(door: Gateway) -> None:
     client = door.client(door.add_tenant("acme", limits={"tokens_per_minute": 10**6, "max_input": 4000}))
     ask(client)
-    lexicon = door.door.pools[NAME].tokens.lexicon
-    assert lexicon is not None
-    assert not len(lexicon._counts)
+    prompt_tokenizer = door.door.pools[NAME].tokens.prompt_tokenizer
+    assert prompt_tokenizer is not None
+    assert not len(prompt_tokenizer._counts)
 
 
 def test_a_long_prompt_that_fits_the_context_is_not_refused_for_its_bytes(door: Gateway, replica: Replica) -> None:
@@ -218,7 +218,7 @@ def test_what_is_reserved_is_never_less_than_what_can_be_used(
 
 async def test_the_loop_goes_on_while_a_long_prompt_is_counted() -> None:
     tokens = PromptTokens(ThreadPoolExecutor(1))
-    tokens.lexicon = lexicon()
+    tokens.prompt_tokenizer = prompt_tokenizer()
     counting = tokens.count(CHAT, encoded({"model": NAME, "messages": [{"role": "user", "content": LONG * 80}]}), "")
     assert isinstance(counting, asyncio.Future)
     assert tokens.num_counting == 1

@@ -12,8 +12,8 @@ from penstock.observe.catalog import Metric
 from penstock.observe.otlp.exporter import MetricExporter, RetryTimes, Sender, TraceExporter
 from penstock.observe.otlp.target import Target, telemetry
 from penstock.observe.otlp.transport import Busy
+from penstock.observe.registry import Registry
 from penstock.observe.spans import Kind, Span
-from penstock.observe.tallies import Tallies
 from penstock.observe.trace_context import TraceContext
 from tests.observe.otlp.sink import SINKS, http_sink, points
 from tests.virtual_time import SteppedClock
@@ -140,7 +140,7 @@ def test_metrics_arrive_at_the_interval_and_once_more_at_the_end(protocol: str) 
     counter = Metric("penstock_things_total", "counter", "Things.", ("kind",))
     gauge = Metric("penstock_level", "gauge", "A level.")
     waits = Metric("penstock_wait_seconds", "histogram", "Waits.", (), (0.1, 1.0))
-    tallies = Tallies((counter, gauge, waits))
+    tallies = Registry((counter, gauge, waits))
     tallies.count(counter, "a").value = 3
     tallies.count(gauge).value = 0.5
     for value in (0.05, 0.5, 3.0):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from penstock.tenancy.limits.account import Account, Reservation
 from penstock.tenancy.limits.places import EARLY
 from penstock.tenancy.limits.quota import MINUTE, NOBODY, US, Quota, Rate, Reason, Refusal
+from penstock.tenancy.limits.tenant_limits import Reservation, TenantLimits
 from tests.examples import examples
 from tests.tenancy.limits.windows import Admission, fullest_window
 
@@ -25,7 +25,7 @@ class PoliteCallers(RuleBasedStateMachine):
     def start(self, requests: int, tokens: int, smooth: bool) -> None:
         self.quota = Quota(Rate(requests, smooth), Rate(tokens, smooth))
         self.now = 0
-        self.account = Account(self.quota, now=0)
+        self.account = TenantLimits(self.quota, now=0)
         self.open: list[Reservation] = []
         self.waiting: list[tuple[int, int, int]] = []  # when to come back, caller, tokens
         self.callers = itertools.count(1)
@@ -86,7 +86,7 @@ class Crowd:
         self.random = random.Random(seed)
         self.quota = quota
         self.manners = manners
-        self.account = Account(quota, now=0)
+        self.account = TenantLimits(quota, now=0)
         self.admitted: list[tuple[int, int]] = []
 
     def run(self, seconds: int, callers: int = 64) -> None:
@@ -145,7 +145,7 @@ def test_64_greedy_callers_get_the_limit_and_no_window_gets_more(
 
 
 def test_a_thousand_refused_callers_that_never_return_cost_the_grace_and_no_more() -> None:
-    account = Account(Quota(tokens=Rate(6000)), now=0)
+    account = TenantLimits(Quota(tokens=Rate(6000)), now=0)
     for caller in range(1000):
         account.reserve(100, caller, 0)
     got, now = 0, 0
@@ -160,14 +160,14 @@ def test_a_thousand_refused_callers_that_never_return_cost_the_grace_and_no_more
 
 def test_a_stream_of_callers_that_never_return_gets_the_limit() -> None:
     """Each asks once. The room that is kept for those who were refused goes to whoever asks after their grace."""
-    account, admitted = Account(Quota(requests=Rate(60)), now=0), 0
+    account, admitted = TenantLimits(Quota(requests=Rate(60)), now=0), 0
     for caller in range(30 * 60):  # three each second, for ten minutes
         admitted += isinstance(account.reserve(1, caller, caller * US // 3), Reservation)
     assert admitted >= 0.95 * 600
 
 
 def test_all_limits_are_taken_together_or_not_at_all() -> None:
-    account = Account(Quota(Rate(1), Rate(6000), concurrency=5), now=0)
+    account = TenantLimits(Quota(Rate(1), Rate(6000), concurrency=5), now=0)
     assert isinstance(account.reserve(10, 0, 0), Reservation)
     refused = account.reserve(10, 1, 0)
     assert isinstance(refused, Refusal)
@@ -177,13 +177,13 @@ def test_all_limits_are_taken_together_or_not_at_all() -> None:
 
 
 def test_a_request_above_the_limit_is_refused_for_ever() -> None:
-    account = Account(Quota(tokens=Rate(600)), now=0)
+    account = TenantLimits(Quota(tokens=Rate(600)), now=0)
     assert account.reserve(601, 0, 0) == Refusal(Reason.TOO_LARGE, None, limit=600)
     assert isinstance(account.reserve(600, 0, 0), Reservation)
 
 
 def test_nothing_is_kept_for_one_that_will_not_come_back() -> None:
-    account = Account(Quota(tokens=Rate(100)), now=0)
+    account = TenantLimits(Quota(tokens=Rate(100)), now=0)
     assert account.reserve(60, 0, 0)
     refused = account.reserve(90, NOBODY, 0)
     assert refused == Refusal(Reason.TOKENS, None, limit=100, used=60)
@@ -191,13 +191,13 @@ def test_nothing_is_kept_for_one_that_will_not_come_back() -> None:
 
 
 def test_one_request_a_minute_is_one_request_a_minute() -> None:
-    account = Account(Quota(requests=Rate(1)), now=0)
+    account = TenantLimits(Quota(requests=Rate(1)), now=0)
     admitted = [s for s in range(600) if isinstance(account.reserve(5, 0, s * US), Reservation)]
     assert admitted == [*range(0, 600, 60)]
 
 
 def test_retries_of_one_request_are_told_the_same_time_and_it_is_when_the_window_has_room() -> None:
-    account = Account(Quota(requests=Rate(3)), now=0)
+    account = TenantLimits(Quota(requests=Rate(3)), now=0)
     for second in (0, 1, 2):
         assert isinstance(account.reserve(1, second, second * US), Reservation)
     for second in (3, 10, 25, 59):
@@ -209,7 +209,7 @@ def test_retries_of_one_request_are_told_the_same_time_and_it_is_when_the_window
 
 
 def test_others_are_told_the_times_at_which_there_is_room_for_them() -> None:
-    account = Account(Quota(requests=Rate(3)), now=0)
+    account = TenantLimits(Quota(requests=Rate(3)), now=0)
     for second in (0, 1, 2):
         account.reserve(1, second, second * US)
     told = [account.reserve(1, caller, 3 * US) for caller in range(10, 14)]
@@ -220,7 +220,7 @@ def test_others_are_told_the_times_at_which_there_is_room_for_them() -> None:
 
 
 def test_a_request_may_go_before_larger_ones_where_it_delays_nobody() -> None:
-    account = Account(Quota(tokens=Rate(100)), now=0)
+    account = TenantLimits(Quota(tokens=Rate(100)), now=0)
     account.reserve(60, 0, 0)
     assert isinstance(account.reserve(90, 1, US), Refusal)
     assert isinstance(account.reserve(40, 2, US), Refusal), "there is room, and it is kept"
@@ -229,7 +229,7 @@ def test_a_request_may_go_before_larger_ones_where_it_delays_nobody() -> None:
 
 
 def test_what_a_refused_caller_waited_for_is_not_taken_by_newcomers() -> None:
-    account = Account(Quota(tokens=Rate(100)), now=0)
+    account = TenantLimits(Quota(tokens=Rate(100)), now=0)
     account.reserve(100, 0, 0)
     assert isinstance(account.reserve(50, 1, US), Refusal)
     refused = account.reserve(60, 2, 60 * US)
@@ -241,7 +241,7 @@ def test_what_a_refused_caller_waited_for_is_not_taken_by_newcomers() -> None:
 
 
 def test_who_comes_a_moment_early_is_told_to_wait_for_the_rest() -> None:
-    account = Account(Quota(requests=Rate(1)), now=0)
+    account = TenantLimits(Quota(requests=Rate(1)), now=0)
     account.reserve(1, 1, 0)
     assert isinstance(account.reserve(1, 2, US), Refusal)
     early = account.reserve(1, 2, MINUTE - EARLY)
@@ -251,7 +251,7 @@ def test_who_comes_a_moment_early_is_told_to_wait_for_the_rest() -> None:
 
 
 def test_a_large_body_that_knocks_first_keeps_the_place_for_its_tokens() -> None:
-    account = Account(Quota(Rate(10), Rate(100)), now=0)
+    account = TenantLimits(Quota(Rate(10), Rate(100)), now=0)
     account.reserve(100, 1, 0)
     assert isinstance(account.reserve(80, 2, 0), Refusal)
     knock = account.reserve(0, 2, MINUTE)
@@ -262,7 +262,7 @@ def test_a_large_body_that_knocks_first_keeps_the_place_for_its_tokens() -> None
 
 
 def test_a_slot_that_is_free_goes_to_who_was_told_and_came() -> None:
-    account = Account(Quota(concurrency=1), now=0)
+    account = TenantLimits(Quota(concurrency=1), now=0)
     first = account.reserve(1, 1, 0)
     assert isinstance(first, Reservation)
     refused = account.reserve(1, 2, 0)
@@ -279,7 +279,7 @@ def test_a_slot_that_is_free_goes_to_who_was_told_and_came() -> None:
 
 
 def test_settling_twice_and_releasing_after_settling_do_nothing() -> None:
-    account = Account(Quota(Rate(60), Rate(600), 4), now=0)
+    account = TenantLimits(Quota(Rate(60), Rate(600), 4), now=0)
     held = account.reserve(100, 0, 0)
     assert isinstance(held, Reservation)
     account.settle(held, 40, 0)
@@ -290,7 +290,7 @@ def test_settling_twice_and_releasing_after_settling_do_nothing() -> None:
 
 
 def test_limits_that_change_keep_what_is_used_and_what_is_open() -> None:
-    account = Account(Quota(tokens=Rate(600)), now=0)
+    account = TenantLimits(Quota(tokens=Rate(600)), now=0)
     held = account.reserve(100, 0, 0)
     assert isinstance(held, Reservation)
     account.change(Quota(Rate(60), Rate(1200, smooth=True), 3), now=0)

@@ -8,10 +8,10 @@ import pytest
 
 from penstock.observe import background
 from penstock.tenancy.limits import journal
-from penstock.tenancy.limits.account import Reservation
 from penstock.tenancy.limits.journal import SlotJournal
 from penstock.tenancy.limits.limiter import LocalLimiter
 from penstock.tenancy.limits.quota import US, Quota, Rate
+from penstock.tenancy.limits.tenant_limits import Reservation
 from tests.virtual_time import SteppedClock
 
 QUOTA = Quota(Rate(100), Rate(1000))

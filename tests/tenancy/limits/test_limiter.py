@@ -1,8 +1,8 @@
 """The limiter of one process: many tenants, a clock, and no memory of those that are idle."""
 
-from penstock.tenancy.limits.account import Reservation
 from penstock.tenancy.limits.limiter import SWEEP_EVERY, Limiter, LocalLimiter
 from penstock.tenancy.limits.quota import Quota, Rate, Reason, Refusal
+from penstock.tenancy.limits.tenant_limits import Reservation
 
 
 class Watch:

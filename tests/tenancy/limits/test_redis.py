@@ -11,9 +11,9 @@ import pytest
 from redis import Redis
 
 from penstock.observe import background
-from penstock.tenancy.limits.account import Account, Reservation
 from penstock.tenancy.limits.quota import NOBODY, US, Quota, Rate, Reason, Refusal
 from penstock.tenancy.limits.redis import BEAT_S, LEASE_S, RECOVER_S, SCRIPT, RedisLimiter, common_prefix, keys, limits
+from penstock.tenancy.limits.tenant_limits import Reservation, TenantLimits
 from tests.tenancy.limits.answers import answered, granted, refused
 from tests.tenancy.limits.crowd import LIMIT, Crowd
 from tests.tenancy.limits.valkey import ValkeyProcess
@@ -52,7 +52,7 @@ def test_the_script_and_the_account_give_the_same_answers(valkey: ValkeyProcess,
     now = 1_700_000_000 * US
     redis.hset(names[-1], mapping={"since": "1", "trusted": "1"})
     redis.hset(names[-2], "me", str(2 * now))
-    account = Account(quota, now)
+    account = TenantLimits(quota, now)
     open_ones: list[tuple[str, Reservation]] = []
     for step in range(600):
         now += rng.choice([0, 0, 0, 1, rng.randint(0, US // 10), rng.randint(0, 3 * US), rng.randint(0, 20) * US])

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.tenancy.limits.account import Account, Reservation
 from penstock.tenancy.limits.quota import MINUTE, NOBODY, US, Quota, Rate, Refusal
+from penstock.tenancy.limits.tenant_limits import Reservation, TenantLimits
 from penstock.tenancy.limits.window import SLOT
 from tests.examples import examples
 
@@ -20,7 +20,7 @@ class Windows(RuleBasedStateMachine):
     def start(self, requests: int, tokens: int, smooth: bool) -> None:
         self.requests, self.tokens, self.smooth = requests, tokens, smooth
         self.now = 1_000 * US
-        self.account = Account(Quota(Rate(requests, smooth), Rate(tokens, smooth)), self.now)
+        self.account = TenantLimits(Quota(Rate(requests, smooth), Rate(tokens, smooth)), self.now)
         self.history: list[list[int]] = []  # time, requests, tokens
         self.open: list[tuple[Reservation, list[int]]] = []
         self.num_callers = 0
@@ -81,19 +81,19 @@ TestWindowsAgainstTheirDefinition = Windows.TestCase
 
 @given(limit=st.integers(1, 200), now=st.integers(0, 10**15), others=st.lists(st.integers(0, 30), max_size=5))
 def test_the_whole_limit_is_admitted_at_once_into_an_empty_window(limit: int, now: int, others: list[int]) -> None:
-    account = Account(Quota(Rate(limit), Rate(10 * limit)), now)
+    account = TenantLimits(Quota(Rate(limit), Rate(10 * limit)), now)
     for tokens in others:  # an earlier minute, with its refusals
         account.reserve(tokens, tokens, now)
     now += 3 * MINUTE
     assert all(isinstance(account.reserve(10, caller, now), Reservation) for caller in range(limit))
     assert isinstance(account.reserve(0, limit, now), Refusal)
     assert isinstance(account.reserve(0, NOBODY, now + MINUTE - 1), Refusal)
-    later = Account(Quota(Rate(limit), Rate(10 * limit)), now, slots=account.slots)
+    later = TenantLimits(Quota(Rate(limit), Rate(10 * limit)), now, slots=account.slots)
     assert all(isinstance(later.reserve(10, caller, now + MINUTE), Reservation) for caller in range(limit))
 
 
 def test_what_is_not_used_returns_to_the_slot_of_its_reservation() -> None:
-    account = Account(Quota(tokens=Rate(100)), 0)
+    account = TenantLimits(Quota(tokens=Rate(100)), 0)
     first = account.reserve(100, NOBODY, 0)
     assert isinstance(first, Reservation)
     account.settle(first, 40, 30 * US)
@@ -106,7 +106,7 @@ def test_what_is_not_used_returns_to_the_slot_of_its_reservation() -> None:
 
 
 def test_a_refund_after_its_slot_has_left_gives_nothing() -> None:
-    account = Account(Quota(tokens=Rate(100)), 0)
+    account = TenantLimits(Quota(tokens=Rate(100)), 0)
     first = account.reserve(100, NOBODY, 0)
     assert isinstance(first, Reservation)
     assert isinstance(account.reserve(100, NOBODY, MINUTE), Reservation)
@@ -115,7 +115,7 @@ def test_a_refund_after_its_slot_has_left_gives_nothing() -> None:
 
 
 def test_the_oldest_slot_counts_whole_until_its_newest_admission_has_left() -> None:
-    account = Account(Quota(requests=Rate(2)), 0)
+    account = TenantLimits(Quota(requests=Rate(2)), 0)
     account.reserve(1, NOBODY, 0)
     account.reserve(1, NOBODY, SLOT - 1)
     assert isinstance(account.reserve(1, NOBODY, MINUTE), Refusal)
@@ -123,7 +123,7 @@ def test_the_oldest_slot_counts_whole_until_its_newest_admission_has_left() -> N
 
 
 def test_using_more_than_was_reserved_counts_from_when_it_is_known() -> None:
-    account = Account(Quota(tokens=Rate(100)), 0)
+    account = TenantLimits(Quota(tokens=Rate(100)), 0)
     held = account.reserve(40, NOBODY, 0)
     assert isinstance(held, Reservation)
     account.settle(held, 90, 50 * US)
@@ -133,7 +133,7 @@ def test_using_more_than_was_reserved_counts_from_when_it_is_known() -> None:
 
 @pytest.mark.parametrize("step", [-5 * US, 0])
 def test_a_clock_that_stands_or_steps_back_frees_nothing(step: int) -> None:
-    account = Account(Quota(requests=Rate(1)), 100 * US)
+    account = TenantLimits(Quota(requests=Rate(1)), 100 * US)
     account.reserve(1, NOBODY, 100 * US)
     assert isinstance(account.reserve(1, NOBODY, 100 * US + step), Refusal)
     assert isinstance(account.reserve(1, NOBODY, 160 * US), Reservation)
@@ -141,7 +141,7 @@ def test_a_clock_that_stands_or_steps_back_frees_nothing(step: int) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3 * US), st.integers(0, 20)), max_size=80), st.integers(6, 90))
 def test_a_smooth_rate_spreads_the_limit_over_the_minute(asks: list[tuple[int, int]], limit: int) -> None:
-    account, now = Account(Quota(tokens=Rate(limit, smooth=True)), 0), 0
+    account, now = TenantLimits(Quota(tokens=Rate(limit, smooth=True)), 0), 0
     admitted: list[tuple[int, int]] = []
     for elapsed, tokens in asks:
         now += elapsed
@@ -158,7 +158,7 @@ def test_a_smooth_rate_spreads_the_limit_over_the_minute(asks: list[tuple[int, i
 
 
 def test_a_smooth_rate_lets_a_sixth_come_at_once_and_a_large_request_wait_for_it() -> None:
-    account = Account(Quota(tokens=Rate(60, smooth=True)), 0)
+    account = TenantLimits(Quota(tokens=Rate(60, smooth=True)), 0)
     assert isinstance(account.reserve(10, NOBODY, 0), Reservation)
     refused = account.reserve(5, NOBODY, 0)
     assert isinstance(refused, Refusal)

@@ -21,7 +21,7 @@ from penstock.gateway.monitor.state import GatewayState
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.http.exchange import Exchange
 from penstock.http.message import JSON, render
-from penstock.observe.tallies import CONTENT_TYPE
+from penstock.observe.registry import CONTENT_TYPE
 from penstock.tenancy.store import Store
 
 log = logging.getLogger("penstock.gateway.admin")

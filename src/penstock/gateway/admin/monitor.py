@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from penstock.gateway.admin.resources import Shape
 from penstock.gateway.admin.routes import View
-from penstock.gateway.monitor.monitor import Watchtower
+from penstock.gateway.monitor.monitor import Monitor
 
 
-def watch_views(tower: Watchtower) -> Mapping[Shape, View]:
+def watch_views(tower: Monitor) -> Mapping[Shape, View]:
     return {
         ("slo",): lambda call: tower.slo(),
         ("alerts",): lambda call: tower.alerts(),

@@ -40,7 +40,7 @@ class CourierView(Struct, frozen=True):
     lost: int
 
 
-class Courier:
+class AlertSender:
     def __init__(self, to: str, url: str, payload: Callable[[Notice], bytes], clock: TimerClock = LOOP_CLOCK) -> None:
         self._to = to
         self._upstream = Upstream.from_url(url, clock=clock)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from penstock.core.replica import ReplicaState
-from penstock.dialects.standing import Answer
+from penstock.dialects.liveness import Answer
 from penstock.gateway.replicas.fetch import fetch
 from penstock.gateway.replicas.replica import Replica
 from penstock.http import clock as clocks
@@ -71,7 +71,7 @@ class _Completion(Struct):
 _completions = msgspec.json.Decoder(_Completion)
 
 
-class Questioner:
+class AnswerProber:
     def __init__(self, replicas: Iterable[Replica], watch: Watch, settings: ProbeSettings, clock: TimerClock) -> None:
         self._watch = watch
         self._settings = settings
@@ -111,7 +111,7 @@ class Questioner:
                 wrong=one.wrong,
             )
             for (model, adapter), answers in self._watch.answers.items()
-            for replica, one in answers.standings.items()
+            for replica, one in answers.statuses.items()
         ]
 
     async def _ask_all(self, model: str, adapter: str) -> None:
@@ -193,7 +193,7 @@ async def _at(replica: Replica, asking: Coroutine[None, None, Answer | Failure])
     """None: the replica was lost meanwhile."""
     answer = asyncio.create_task(asking)
     question = _Question(answer)
-    replica.riders.add(question)
+    replica.in_flight.add(question)
     try:
         return await answer
     except asyncio.CancelledError:
@@ -201,7 +201,7 @@ async def _at(replica: Replica, asking: Coroutine[None, None, Answer | Failure])
             raise
         return None
     finally:
-        replica.riders.discard(question)
+        replica.in_flight.discard(question)
 
 
 def _read(body: bytes) -> Said | None:

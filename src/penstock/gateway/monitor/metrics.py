@@ -9,7 +9,7 @@ from penstock.gateway.monitor.alert_sender import CourierView
 from penstock.gateway.monitor.answer_prober import ProbeView
 from penstock.observe import watch_catalog as catalog
 from penstock.observe.catalog import Metric
-from penstock.observe.tallies import Labels, Tallies
+from penstock.observe.registry import Labels, Registry
 from penstock.watch.watch import Watch
 
 _TURNS = 5
@@ -25,7 +25,7 @@ _OBJECTIVES = (
 
 class WatchMetrics:
     def __init__(self) -> None:
-        self.tallies = Tallies(catalog.WATCH_CATALOG)
+        self.tallies = Registry(catalog.WATCH_CATALOG)
         self._found: dict[Metric, dict[Labels, float]] = {metric: {} for metric in _OBJECTIVES}
         self._num_looks = 0
 

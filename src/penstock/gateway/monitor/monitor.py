@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from penstock.core.slo import Slo
-from penstock.gateway.monitor.alert_sender import Courier
-from penstock.gateway.monitor.answer_prober import Questioner
+from penstock.gateway.monitor.alert_sender import AlertSender
+from penstock.gateway.monitor.answer_prober import AnswerProber
 from penstock.gateway.monitor.fleet_reader import FleetReader
 from penstock.gateway.monitor.metrics import WatchMetrics
 from penstock.http import clock as clocks
@@ -40,7 +40,7 @@ log = logging.getLogger("penstock.alerts")
 _LISTEN_S, _TICK = 0.25, 4  # a tick is every fourth time
 
 
-class Watchtower:
+class Monitor:
     def __init__(
         self, door: Door, slos: Mapping[str, Slo], settings: WatchSettings, *, slack: str | None = None
     ) -> None:
@@ -57,7 +57,7 @@ class Watchtower:
         self._metrics = WatchMetrics()
         door.recorder.listeners.append(self)
         door.recorder.exports.append(self._metrics.tallies)
-        self._questioner = Questioner(door.replicas.values(), self.watch, settings.probes, door.clock)
+        self._questioner = AnswerProber(door.replicas.values(), self.watch, settings.probes, door.clock)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._run())]
         if settings.probes.every_s:
@@ -128,14 +128,16 @@ class Watchtower:
         self._metrics.look(self.watch, self._questioner.views(), [one.view for one in self._couriers], now)
 
 
-def _couriers(settings: AlertSettings, slack: str | None, clock: TimerClock) -> list[Courier]:
+def _couriers(settings: AlertSettings, slack: str | None, clock: TimerClock) -> list[AlertSender]:
     found = []
     if settings.webhook:
         found.append(
-            Courier("webhook", settings.webhook, lambda notice: payloads.alertmanager(notice, settings.runbooks), clock)
+            AlertSender(
+                "webhook", settings.webhook, lambda notice: payloads.alertmanager(notice, settings.runbooks), clock
+            )
         )
     if slack:
-        found.append(Courier("slack", slack, lambda notice: payloads.slack(notice, settings.runbooks), clock))
+        found.append(AlertSender("slack", slack, lambda notice: payloads.slack(notice, settings.runbooks), clock))
     return found
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from penstock.admission.decision import ShedReason
 from penstock.core.replica import ReplicaState
-from penstock.gateway.proxy.routed_request import Inquiry
+from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.tokens.request_size import Size, body_for
 from penstock.http.clock import Timer
 from penstock.router.request import EdgeRequest
@@ -38,15 +38,15 @@ class Move(NamedTuple):
 
 
 class Chain:
-    def __init__(self, door: Door, inquiry: Inquiry, models: Collection[str], output: int | None) -> None:
+    def __init__(self, door: Door, routed: RoutedRequest, models: Collection[str], output: int | None) -> None:
         """`models`: those the tenant may use; `output`: the limit of one choice."""
         self.header = b""
         self._door = door
-        self._inquiry = inquiry
-        self._route = inquiry.route
+        self._routed = routed
+        self._route = routed.route
         self._models = models
         self._output = output
-        self._tried = [inquiry.route.name]
+        self._tried = [routed.route.name]
         self._timer: Timer | None = None
 
     def move(self, failure: Failure, request: EdgeRequest) -> Move | None:
@@ -86,9 +86,9 @@ class Chain:
 
     def _to_route(self, route: Route, request: EdgeRequest) -> Move:
         """Another model counts otherwise. It is not counted here again: whether it fits is for its replica to say."""
-        inquiry, pool = self._inquiry, route.pool(self._inquiry.lot)
-        path, namespace = inquiry.surface.path, inquiry.caller.tenant.namespace
-        size = Size(self._door.pools[pool], path, inquiry.body, inquiry.asked, self._output, namespace)
+        routed, pool = self._routed, route.pool(self._routed.lot)
+        path, namespace = routed.surface.path, routed.caller.tenant.namespace
+        size = Size(self._door.pools[pool], path, routed.body, routed.view, self._output, namespace)
         moved = replace(
             request,
             model=pool,
@@ -98,7 +98,7 @@ class Chain:
             hashes=(),
             adapter=route.adapter,
         )
-        return Move(moved, size, body_for(inquiry, size, route))
+        return Move(moved, size, body_for(routed, size, route))
 
     def _is_ready(self, route: Route) -> bool:
         admission, now = self._door.admission, self._door.now()

@@ -18,11 +18,11 @@ from penstock.api.sse import error_event
 from penstock.core.errors import EngineFailed, EngineUnavailable, PenstockError
 from penstock.gateway.proxy import refusals
 from penstock.gateway.proxy.fallback import Chain, failure_of_answer, failure_of_shed
-from penstock.gateway.proxy.rate_limit import Toll
-from penstock.gateway.proxy.replica_attempt import Stay, is_lost, is_replicas_fault
-from penstock.gateway.proxy.routed_request import Inquiry
+from penstock.gateway.proxy.rate_limit import RateLimitReservation
+from penstock.gateway.proxy.replica_attempt import ReplicaAttempt, is_lost, is_replicas_fault
+from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.proxy.transcript import Transcript
-from penstock.gateway.records.accounting import Account
+from penstock.gateway.records.accounting import RequestAccounting
 from penstock.gateway.records.recorder import Ending, ending_of
 from penstock.gateway.records.token_usage import TokenUsage
 from penstock.gateway.replicas.replica import Replica
@@ -43,9 +43,10 @@ _BUSY = 429
 _TRY_ELSEWHERE = (429, 500, 502, 503, 504, 529)  # from a replica: another may do better
 
 
-class Passage:
+class ProxiedRequest:
     __slots__ = (
         "_account",
+        "_attempt",
         "_chain",
         "_choice",
         "_declined",
@@ -53,12 +54,11 @@ class Passage:
         "_doubted",
         "_exchange",
         "_forwarding",
-        "_inquiry",
         "_is_open",
+        "_reservation",
+        "_routed",
         "_size",
-        "_stay",
         "_tokens_before",
-        "_toll",
         "_transcript",
         "_tries",
         "is_stream",
@@ -68,7 +68,7 @@ class Passage:
     def __init__(
         self,
         door: Door,
-        inquiry: Inquiry,
+        routed: RoutedRequest,
         request: EdgeRequest,
         size: Size,
         body: bytes,
@@ -77,35 +77,39 @@ class Passage:
     ) -> None:
         """`body`: as its replicas are sent it; `chain`: of models, where its route has fallbacks."""
         self.request = request
-        self.is_stream = bool(inquiry.asked.stream)
+        self.is_stream = bool(routed.view.stream)
         self._door = door
-        self._inquiry = inquiry
-        self._exchange = inquiry.exchange
+        self._routed = routed
+        self._exchange = routed.exchange
         self._size = size
         self._transcript = Transcript(body, size, is_stream=self.is_stream)
         self._chain = chain
-        self._toll = None
+        self._reservation = None
         if quota is not None:
-            books, tenant = door.books, inquiry.caller.tenant.id
-            fingerprint = crc32(inquiry.body) | 1  # as at its entry: what it comes back with after a refusal
-            self._toll = Toll(books.limiter, door.clock, quota, tenant, size, fingerprint, self._paid)
-        self._account = Account(door, inquiry, self._toll)
+            services, tenant = door.services, routed.caller.tenant.id
+            fingerprint = crc32(routed.body) | 1  # as at its entry: what it comes back with after a refusal
+            self._reservation = RateLimitReservation(
+                services.limiter, door.clock, quota, tenant, size, fingerprint, self._paid
+            )
+        self._account = RequestAccounting(door, routed, self._reservation)
         self._is_open = True
         self._choice: Choice | None = None  # of that replica, and why
-        self._stay: Stay | None = None  # at a replica
+        self._attempt: ReplicaAttempt | None = None  # at a replica
         self._tokens_before = 0  # that others had made when it was sent there
         self._tries = Tries()
         self._forwarding: Forwarding | None = None
         self._declined: Outcome | None = None
-        self._doubted: list[Stay] = []  # at replicas that answered with an error, perhaps by this request's own fault
+        self._doubted: list[
+            ReplicaAttempt
+        ] = []  # at replicas that answered with an error, perhaps by this request's own fault
 
     # -- in
 
     def begin(self) -> None:
         self._exchange.watcher = self
-        if self._inquiry.entry is not None:
-            self._inquiry.entry.settle(None)
-        self._submit() if self._toll is None else self._toll.pay()
+        if self._routed.entry is not None:
+            self._routed.entry.settle(None)
+        self._submit() if self._reservation is None else self._reservation.pay()
 
     def _paid(self, error: PenstockError | None) -> None:
         if error is not None:
@@ -139,7 +143,7 @@ class Passage:
         """`rest`: the stream has begun elsewhere, and this asks for what is left of it."""
         if not self._is_open:  # the client left before the next try
             return
-        tenant, transcript, target = self._inquiry.caller.tenant, self._transcript, self._inquiry.surface.path
+        tenant, transcript, target = self._routed.caller.tenant, self._transcript, self._routed.surface.path
         relayed, body = rest or transcript.letter(replica)
         try:
             way = replica.way(tenant, target, body, self.request.adapter)
@@ -147,8 +151,8 @@ class Passage:
             self._refuse(error)
             return
         now = self._door.now()
-        self._stay = Stay(replica, self, now, self._source)
-        trace = self._account.course.sent(replica.id, now)
+        self._attempt = ReplicaAttempt(replica, self, now, self._source)
+        trace = self._account.timeline.sent(replica.id, now)
         self._tries.sent(replica.id)
         self._tokens_before = transcript.num_tokens if rest is not None else 0
         if rest is None and transcript.record is not None:
@@ -169,7 +173,7 @@ class Passage:
     @property
     def _source(self) -> str:
         """The source of failures for the breaker: the tenant; before there are tenants, the request itself."""
-        tenants, caller = self._door.books.keys.has_had_tenants, self._inquiry.caller
+        tenants, caller = self._door.services.keys.has_had_tenants, self._routed.caller
         return caller.tenant.id if tenants else str(self.request.fingerprint)
 
     def _wanted(self, head: ResponseHead) -> bool:
@@ -177,15 +181,15 @@ class Passage:
         is_of_use = head.status == 200 or not (self._exchange.is_started or head.status in _TRY_ELSEWHERE)
         if not is_of_use or (self._chain is not None and self._chain.holds_back(head.status)):
             return False
-        if self._stay is not None:
-            self._tries.answered(self._stay.replica.id)
+        if self._attempt is not None:
+            self._tries.answered(self._attempt.replica.id)
         self._transcript.answered(head)
         now = self._door.now()
         doubted, self._doubted = self._doubted, []
-        for stay in doubted:
-            if stay.prove(now):
-                self._door.replica_changed(stay.replica)
-        self._account.course.answered(now, head.headers.get(server_timing.HEADER, b""))
+        for attempt in doubted:
+            if attempt.prove(now):
+                self._door.replica_changed(attempt.replica)
+        self._account.timeline.answered(now, head.headers.get(server_timing.HEADER, b""))
         self._door.admission.started(self.request.id, now)
         return True
 
@@ -206,7 +210,7 @@ class Passage:
                 self._pay_for_refusal(outcome.status)
                 self._close(None, Ending.REFUSED, f"replica_{outcome.status}")
             case End.CLIENT_GONE:
-                has_all = self._inquiry.surface.last_event in outcome.tail  # many do not wait for the end in form
+                has_all = self._routed.surface.last_event in outcome.tail  # many do not wait for the end in form
                 usage = self._transcript.usage(outcome) or self._transcript.guess()
                 self._close(usage, Ending.OK if has_all else Ending.CLIENT_GONE)
             case End.FAILED_AFTER | End.UNFINISHED:
@@ -229,7 +233,7 @@ class Passage:
 
     def replica_lost(self) -> None:
         """Its replica hangs, or is gone without its connection saying so."""
-        replica = self._stay.replica if self._stay is not None else None
+        replica = self._attempt.replica if self._attempt is not None else None
         if self._stop_forwarding(is_blamed=True) and not (replica is not None and self._is_culprit(replica)):
             self._carry_on() if self._exchange.is_started else self._try_again()
 
@@ -243,13 +247,13 @@ class Passage:
         return True
 
     def _leave_replica(self, is_blamed: bool | None, *, is_doubtful: bool = False) -> Replica | None:
-        stay, self._stay, now = self._stay, None, self._door.now()
-        self._account.course.left(now, is_blamed)
-        if stay is not None and stay.end(is_blamed, now, is_doubtful=is_doubtful):
-            self._door.replica_changed(stay.replica)
-        if stay is not None and is_blamed and is_doubtful:
-            self._doubted.append(stay)
-        return stay.replica if stay is not None else None
+        attempt, self._attempt, now = self._attempt, None, self._door.now()
+        self._account.timeline.left(now, is_blamed)
+        if attempt is not None and attempt.end(is_blamed, now, is_doubtful=is_doubtful):
+            self._door.replica_changed(attempt.replica)
+        if attempt is not None and is_blamed and is_doubtful:
+            self._doubted.append(attempt)
+        return attempt.replica if attempt is not None else None
 
     def _is_culprit(self, lost: Replica) -> bool:
         """A replica was lost with this request. If that is one too many, the request ends here, and pays for what it
@@ -258,15 +262,15 @@ class Passage:
         losses.add(lost.id, self._transcript.num_tokens - self._tokens_before)
         if not losses.is_culprit:
             return False
-        tenant, error = self._inquiry.caller.tenant.id, quarantine.refusal()
-        fingerprint = door.quarantine.add(tenant, self._inquiry.surface.path, self._inquiry.body, door.now())
+        tenant, error = self._routed.caller.tenant.id, quarantine.refusal()
+        fingerprint = door.quarantine.add(tenant, self._routed.surface.path, self._routed.body, door.now())
         door.recorder.quarantined(self.request.model, tenant, fingerprint, losses.replicas)
-        self._account.course.quarantined(fingerprint)
+        self._account.timeline.quarantined(fingerprint)
         usage = self._transcript.usage(None) or self._transcript.guess()
         if self._exchange.is_started:
             self._end_stream(error)
         else:
-            door.refuse(self._exchange, self._inquiry.surface.convention, error, self.request.id)
+            door.refuse(self._exchange, self._routed.surface.convention, error, self.request.id)
         self._close(usage, *ending_of(error))
         return True
 
@@ -315,7 +319,7 @@ class Passage:
         self._close(self._transcript.usage(None) or self._transcript.guess_part(), *ending_of(error))
 
     def _end_stream(self, error: PenstockError) -> None:
-        self._exchange.write(error_event(error, self.request.id, self._inquiry.surface.convention), is_last=True)
+        self._exchange.write(error_event(error, self.request.id, self._routed.surface.convention), is_last=True)
 
     def _next_replica(self, known_tokens: int) -> Replica | None:
         if not self._is_open:
@@ -387,13 +391,13 @@ class Passage:
     def _headers(self) -> bytes:
         headers = self._door.id_header(self.request.id)
         if self._choice is not None:
-            headers += self._door.route_headers(self._choice, self._inquiry.caller.tenant)
-        if self._inquiry.ruling is not None:
-            headers += self._inquiry.ruling.header
+            headers += self._door.route_headers(self._choice, self._routed.caller.tenant)
+        if self._routed.ruling is not None:
+            headers += self._routed.ruling.header
         return headers if self._chain is None else headers + self._chain.header
 
     def _refuse(self, error: PenstockError) -> None:
-        self._door.refuse(self._exchange, self._inquiry.surface.convention, error, self.request.id)
+        self._door.refuse(self._exchange, self._routed.surface.convention, error, self.request.id)
         self._door.recorder.refused(error)
         self._close(None, *ending_of(error))
 
@@ -406,8 +410,8 @@ class Passage:
 
     def _pay_for_refusal(self, status: int | None) -> None:
         """A request that its replica calls wrong has cost one, though no tokens."""
-        if self._toll is not None and status is not None and 400 <= status < 500 and status != _BUSY:
-            self._toll.settle(0)
+        if self._reservation is not None and status is not None and 400 <= status < 500 and status != _BUSY:
+            self._reservation.settle(0)
 
     def _close(self, usage: TokenUsage | None, ending: Ending = Ending.OK, reason: str = "") -> None:
         if not self._is_open:
@@ -418,4 +422,4 @@ class Passage:
             self._chain.close()
         self._account.close(self.request, usage, ending, reason)
         if ending is Ending.OK:
-            self._door.shadows.mirror(self._inquiry, self.request.model, self._size.output)
+            self._door.shadows.mirror(self._routed, self.request.model, self._size.output)

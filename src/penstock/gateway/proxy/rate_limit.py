@@ -52,7 +52,7 @@ Paid = Callable[[PenstockError | None], None]
 _WAIT_S, _MOST_WAITS = 0.05, 200  # for what was promised
 
 
-class Toll:
+class RateLimitReservation:
     __slots__ = (
         "_clock",
         "_fingerprint",

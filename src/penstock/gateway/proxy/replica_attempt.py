@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.api.relay import carry_on_comment
 from penstock.core.errors import EngineFailed
-from penstock.gateway.replicas.replica import Replica, Rider
+from penstock.gateway.replicas.replica import InFlightRequest, Replica
 from penstock.http.forward import End, Outcome
 
 _ENGINE_DIED = b'"code":"%b"' % EngineFailed.code.encode()  # in an error of a penstock replica
@@ -12,21 +12,21 @@ _STREAM_DIED = carry_on_comment(EngineFailed(""))  # instead of the end of one o
 _BUSY = (429, 503, 529)  # it works, and says that it cannot now
 
 
-class Stay:
-    __slots__ = ("_attempt", "_rider", "replica")
+class ReplicaAttempt:
+    __slots__ = ("_attempt", "_request", "replica")
 
-    def __init__(self, replica: Replica, rider: Rider, now: float, source: str = "") -> None:
+    def __init__(self, replica: Replica, request: InFlightRequest, now: float, source: str = "") -> None:
         """`source`: whose request it is, for the breaker."""
         self.replica = replica
-        self._rider = rider
+        self._request = request
         self._attempt = replica.breaker.begin(now, source)
-        replica.riders.add(rider)
+        replica.in_flight.add(request)
 
     def end(self, is_blamed: bool | None, now: float, *, is_doubtful: bool = False) -> bool:
         """None: what happened says nothing about the replica; `is_doubtful`: it may have been the request. Returns
         whether its breaker opened or closed by it."""
         breaker = self.replica.breaker
-        self.replica.riders.discard(self._rider)
+        self.replica.in_flight.discard(self._request)
         if self._attempt is None:
             return False
         was_tripped = breaker.is_tripped(now)

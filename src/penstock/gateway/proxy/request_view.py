@@ -1,11 +1,9 @@
-"""What the door must know of a request's body, and nothing else: the rest is for the replica to read.
-
-How many tokens that is, `sizes` knows.
-"""
+"""Fields of a request that the gateway reads: of its body, and of headers that are hints. A replica reads the rest."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cached_property
 from hashlib import blake2b
 from typing import Annotated
@@ -16,13 +14,15 @@ from msgspec import Meta
 from penstock.api.errors import ANTHROPIC, OPENAI, Convention
 from penstock.core.errors import InvalidRequest
 
+EXPECTED_OUTPUT = b"x-penstock-expected-output"
+_MOST_DIGITS = 9
 MAX_NAME = 256  # characters of a model's name; no route has a longer one
 _MAX_SESSION = 256  # characters; of a longer name its hash stands for it
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
-class Asked(msgspec.Struct, frozen=True, dict=True):
+class RequestView(msgspec.Struct, frozen=True, dict=True):
     model: Annotated[str, Meta(max_length=MAX_NAME)]
     stream: bool | None = None
     max_tokens: Count | None = None
@@ -106,7 +106,7 @@ SURFACES = {
     )
 }
 
-_decoder = msgspec.json.Decoder(Asked)
+_decoder = msgspec.json.Decoder(RequestView)
 _metadata = msgspec.json.Decoder(_Metadata)
 _MAX_TEXTS = 2048  # in one request, as OpenAI has it
 _SHORT_BYTES = 64 << 10  # of a list, up to which it is simply decoded
@@ -114,7 +114,7 @@ _MAX_SCANNED = 100_000  # strings, brackets and what is between them
 _parts_of = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]|[^"\[\]{}]+', re.DOTALL).finditer
 
 
-def read(body: bytes) -> Asked:
+def read(body: bytes) -> RequestView:
     try:
         return _decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -125,11 +125,11 @@ def read(body: bytes) -> Asked:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
 
 
-def prepare(path: bytes, body: bytes) -> Asked:
+def prepare(path: bytes, body: bytes) -> RequestView:
     """`read`, and all that is asked of it later and grows with the body: for a thread that may take a while."""
-    asked = read(body)
-    _ = asked.session, asked.num_choices if path == b"/v1/completions" else asked.num_texts
-    return asked
+    view = read(body)
+    _ = view.session, view.num_choices if path == b"/v1/completions" else view.num_texts
+    return view
 
 
 def with_model(body: bytes, model: str) -> bytes:
@@ -188,3 +188,15 @@ def _checked(num_texts: int) -> int:
     if num_texts > _MAX_TEXTS:
         raise InvalidRequest(f"more than {_MAX_TEXTS} prompts or texts in one request")
     return num_texts
+
+
+def expected_output(headers: Mapping[bytes, bytes]) -> int | None:
+    """Tokens of one answer; None: it does not say."""
+    said = headers.get(EXPECTED_OUTPUT)
+    if said is None:
+        return None
+    said = said.strip()
+    if not said.isdigit() or len(said) > _MOST_DIGITS or not int(said):
+        name = EXPECTED_OUTPUT.decode()
+        raise InvalidRequest(f"{name}: expected a number of tokens, 1 or more", param=name)
+    return int(said)

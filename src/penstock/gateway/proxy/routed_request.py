@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.gateway.proxy.request_view import Asked, Surface
-from penstock.gateway.proxy.rule_routing import Ruling
+from penstock.gateway.proxy.request_view import RequestView, Surface
+from penstock.gateway.proxy.ruling import Ruling
 from penstock.http.exchange import Exchange
 from penstock.router.routes import Route
 from penstock.tenancy.keys import Caller
 
 if TYPE_CHECKING:
-    from penstock.gateway.proxy.rate_limit import Toll
-    from penstock.gateway.proxy.tenant_access import Standing
+    from penstock.gateway.proxy.rate_limit import RateLimitReservation
+    from penstock.gateway.proxy.tenant_access import TenantAccess
 
 
 @dataclass(slots=True)
@@ -24,15 +24,14 @@ class Arrival:
     exchange: Exchange
     surface: Surface
     caller: Caller
-    standing: Standing
-    entry: Toll | None = None  # what it pays before it is read, if it is large
+    access: TenantAccess
+    entry: RateLimitReservation | None = None  # what it pays before it is read, if it is large
 
 
-class Inquiry:
+class RoutedRequest:
     """A request that was read: who asks what of whom."""
 
     __slots__ = (
-        "asked",
         "caller",
         "draw",
         "entry",
@@ -43,6 +42,7 @@ class Inquiry:
         "route",
         "ruling",
         "surface",
+        "view",
     )
 
     def __init__(
@@ -51,19 +51,19 @@ class Inquiry:
         exchange: Exchange,
         surface: Surface,
         caller: Caller,
-        asked: Asked,
+        view: RequestView,
         route: Route,
         draw: float,
         lot: float,
         expected_output: int | None = None,
         ruling: Ruling | None = None,
-        entry: Toll | None = None,
+        entry: RateLimitReservation | None = None,
     ) -> None:
         self.id = id
         self.exchange = exchange
         self.surface = surface
         self.caller = caller
-        self.asked = asked
+        self.view = view
         self.route = route
         self.draw = draw  # in [0, 1): all the chance there is in the picks of its replicas
         self.lot = lot  # in [0, 1): which version it falls to; a session's requests have the same
@@ -71,14 +71,14 @@ class Inquiry:
         self.entry = entry  # what it paid before it was read, if it was large
         self.ruling = ruling  # why this route, where that was for rules to say
 
-    def ruled(self, route: Route, ruling: Ruling) -> Inquiry:
+    def ruled(self, route: Route, ruling: Ruling) -> RoutedRequest:
         """The same inquiry, on the route that rules chose for it."""
-        return Inquiry(
+        return RoutedRequest(
             self.id,
             self.exchange,
             self.surface,
             self.caller,
-            self.asked,
+            self.view,
             route,
             self.draw,
             self.lot,

@@ -12,8 +12,8 @@ from functools import partial
 import msgspec
 
 from penstock.core.errors import PenstockError
-from penstock.gateway.proxy.request_view import Asked
-from penstock.gateway.proxy.routed_request import Inquiry
+from penstock.gateway.proxy.request_view import RequestView
+from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.replicas.roster import Roster
 from penstock.gateway.tokens.prompt_tokens import PromptTokens
 from penstock.router.rules import Facts, RuleSet
@@ -59,33 +59,33 @@ _wholes = msgspec.json.Decoder(_Whole)
 _contents = msgspec.json.Decoder(str | list[_Part])
 
 
-def with_facts(rules: RuleSet, inquiry: Inquiry, tokens: PromptTokens, roster: Roster, then: Then) -> None:
+def with_facts(rules: RuleSet, routed: RoutedRequest, tokens: PromptTokens, roster: Roster, then: Then) -> None:
     """Calls `then` at once, or from the event loop where a long prompt is counted or a large body read in a thread."""
 
     def read(prompt_tokens: int) -> None:
         try:
-            roster.work(inquiry.body, partial(_facts, rules, inquiry, prompt_tokens), then)
+            roster.work(routed.body, partial(_facts, rules, routed, prompt_tokens), then)
         except PenstockError as error:  # too much is being read
             then(None, error)
 
-    counted = _prompt_tokens(rules, inquiry, tokens)
+    counted = _prompt_tokens(rules, routed, tokens)
     if isinstance(counted, int):
         read(counted)
     else:
-        counted.add_done_callback(lambda done: read(_result(done, tokens.estimate(len(inquiry.body)))))
+        counted.add_done_callback(lambda done: read(_result(done, tokens.estimate(len(routed.body)))))
 
 
-def _prompt_tokens(rules: RuleSet, inquiry: Inquiry, tokens: PromptTokens) -> int | asyncio.Future[int]:
-    body, lexicon, bounds = inquiry.body, tokens.lexicon, rules.bounds
+def _prompt_tokens(rules: RuleSet, routed: RoutedRequest, tokens: PromptTokens) -> int | asyncio.Future[int]:
+    body, prompt_tokenizer, bounds = routed.body, tokens.prompt_tokenizer, rules.bounds
     estimate = tokens.estimate(len(body)) if bounds else 0
-    if lexicon is None or not bounds or estimate > _FAR * max(bounds[-1], 1024):
+    if prompt_tokenizer is None or not bounds or estimate > _FAR * max(bounds[-1], 1024):
         return estimate
-    if len(body) < bounds[0] and lexicon.bound(body) < bounds[0]:  # it is never less than the body's length
+    if len(body) < bounds[0] and prompt_tokenizer.bound(body) < bounds[0]:  # it is never less than the body's length
         return estimate
     if tokens.num_counting >= _MOST_COUNTING:
         return estimate
     try:
-        return tokens.count(inquiry.surface.path, body, inquiry.caller.tenant.namespace)
+        return tokens.count(routed.surface.path, body, routed.caller.tenant.namespace)
     except Exception:  # what is wrong with it is for its replica to say
         return estimate
 
@@ -94,16 +94,16 @@ def _result(done: asyncio.Future[int], estimate: int) -> int:
     return estimate if done.cancelled() or done.exception() is not None else done.result()
 
 
-def _facts(rules: RuleSet, inquiry: Inquiry, prompt_tokens: int) -> Facts:
-    asked: Asked = inquiry.asked
-    task = inquiry.exchange.request.headers.get(_TASK_HEADER, b"").decode(errors="replace")
-    found = _read(inquiry.body, rules) if rules.needs_body else None
+def _facts(rules: RuleSet, routed: RoutedRequest, prompt_tokens: int) -> Facts:
+    view: RequestView = routed.view
+    task = routed.exchange.request.headers.get(_TASK_HEADER, b"").decode(errors="replace")
+    found = _read(routed.body, rules) if rules.needs_body else None
     if found is None:
-        return Facts(prompt_tokens, asked.output_limit, task=task)
+        return Facts(prompt_tokens, view.output_limit, task=task)
     messages = found.messages if isinstance(found, _Whole) else []
     return Facts(
         prompt_tokens,
-        asked.output_limit,
+        view.output_limit,
         num_messages=len(messages),
         num_tools=len(found.tools or found.functions or ()),
         response_format=_format(found),

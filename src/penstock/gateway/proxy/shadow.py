@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from penstock.api.relay import StreamRecord
 from penstock.core.errors import PenstockError
 from penstock.core.replica import ReplicaState
-from penstock.gateway.proxy.routed_request import Inquiry
+from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.records.token_usage import TokenUsage, find_usage
 from penstock.gateway.replicas.replica import STREAM_HEADER, Replica
 from penstock.gateway.tokens.request_size import Size, body_for
@@ -40,17 +40,17 @@ class Shadows:
     def num_open(self) -> int:
         return len(self._open)
 
-    def mirror(self, inquiry: Inquiry, pool: str, output: int | None) -> None:
+    def mirror(self, routed: RoutedRequest, pool: str, output: int | None) -> None:
         """What `pool` has answered; `output`: the limit of one choice."""
-        for other in inquiry.route.shadows(inquiry.lot, pool):
-            replica = self._free_replica(other) if len(inquiry.body) <= MAX_BODY_BYTES else None
+        for other in routed.route.shadows(routed.lot, pool):
+            replica = self._free_replica(other) if len(routed.body) <= MAX_BODY_BYTES else None
             if replica is None:
                 self._door.recorder.shadowed(other, time.time(), "dropped", None, None, None)
                 continue
-            path, namespace = inquiry.surface.path, inquiry.caller.tenant.namespace
-            size = Size(self._door.pools[other], path, inquiry.body, inquiry.asked, output, namespace)
+            path, namespace = routed.surface.path, routed.caller.tenant.namespace
+            size = Size(self._door.pools[other], path, routed.body, routed.view, output, namespace)
             try:
-                self._open.add(Copy(self, other, inquiry, replica, body_for(inquiry, size, inquiry.route)))
+                self._open.add(Copy(self, other, routed, replica, body_for(routed, size, routed.route)))
             except PenstockError:  # a server of another kind must not be sent it
                 self._door.recorder.shadowed(other, time.time(), "dropped", None, None, None)
 
@@ -106,24 +106,24 @@ class Copy:
         "replica",
     )
 
-    def __init__(self, owner: Shadows, pool: str, inquiry: Inquiry, replica: Replica, body: bytes) -> None:
+    def __init__(self, owner: Shadows, pool: str, routed: RoutedRequest, replica: Replica, body: bytes) -> None:
         self.pool = pool
         self.replica = replica
         self._owner = owner
-        self._is_stream = bool(inquiry.asked.stream)
+        self._is_stream = bool(routed.view.stream)
         self._status = 0
         self._tail = b""
         self._held = b""
         self._ttft_s: float | None = None
         self._record: StreamRecord | None = None
-        tenant, relayed = inquiry.caller.tenant, b""
+        tenant, relayed = routed.caller.tenant, b""
         if replica.relays and self._is_stream:
             relayed, self._record = STREAM_HEADER, StreamRecord()  # counts the tokens of a stream without usage
         headers = replica.headers_for(tenant, relayed=relayed)
         self._now = replica.upstream.clock.now
         self._began_s = self._now()
-        way = replica.way(tenant, inquiry.surface.path, body)
-        self._call: Call | None = way.send(b"POST", inquiry.surface.path, headers, body, self)
+        way = replica.way(tenant, routed.surface.path, body)
+        self._call: Call | None = way.send(b"POST", routed.surface.path, headers, body, self)
 
     def cut_off(self) -> None:
         call, self._call = self._call, None

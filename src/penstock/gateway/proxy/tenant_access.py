@@ -9,7 +9,7 @@ from penstock.tenancy.tenants import Tenant
 _MOST = 10_000
 
 
-class Standing:
+class TenantAccess:
     __slots__ = ("models", "quota", "tenant")
 
     def __init__(self, tenant: Tenant, routes: RouteTable) -> None:
@@ -18,17 +18,17 @@ class Standing:
         self.quota = _quota(tenant)  # None: nothing is limited, and the limiter need not be asked
 
 
-class Standings:
+class TenantAccesses:
     def __init__(self, routes: RouteTable) -> None:
         self._routes = routes
-        self._known: dict[str, Standing] = {}
+        self._known: dict[str, TenantAccess] = {}
 
-    def of(self, tenant: Tenant) -> Standing:
+    def of(self, tenant: Tenant) -> TenantAccess:
         found = self._known.get(tenant.id)
         if found is None or found.tenant is not tenant:  # a tenant that changes is another object
             if len(self._known) >= _MOST:
                 self._known.clear()
-            found = self._known[tenant.id] = Standing(tenant, self._routes)
+            found = self._known[tenant.id] = TenantAccess(tenant, self._routes)
         return found
 
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from penstock.admission.admission import Used
 from penstock.api.relay import StreamRecord
-from penstock.gateway.proxy.rate_limit import Toll
-from penstock.gateway.proxy.routed_request import Inquiry
-from penstock.gateway.records.bill import Bill
+from penstock.gateway.proxy.rate_limit import RateLimitReservation
+from penstock.gateway.proxy.routed_request import RoutedRequest
+from penstock.gateway.records.charge import RequestCharge
 from penstock.gateway.records.recorder import Ending
-from penstock.gateway.records.timeline import Course
+from penstock.gateway.records.timeline import RequestTimeline
 from penstock.gateway.records.token_usage import TokenUsage
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
@@ -19,53 +19,53 @@ if TYPE_CHECKING:
     from penstock.gateway.app import Door
 
 
-class Account:
-    __slots__ = ("_bill", "_door", "_inquiry", "_toll", "course")
+class RequestAccounting:
+    __slots__ = ("_charge", "_door", "_reservation", "_routed", "timeline")
 
-    def __init__(self, door: Door, inquiry: Inquiry, toll: Toll | None) -> None:
-        """`toll`: of a tenant with limits."""
+    def __init__(self, door: Door, routed: RoutedRequest, reservation: RateLimitReservation | None) -> None:
+        """`reservation`: of a tenant with limits."""
         self._door = door
-        self._inquiry = inquiry
-        self._toll = toll
-        self._bill = Bill(door.books.ledger, door.prices, inquiry, door.clock)
+        self._routed = routed
+        self._reservation = reservation
+        self._charge = RequestCharge(door.services.ledger, door.prices, routed, door.clock)
         now = door.now()
-        self.course = Course(now, door.recorder.traces.begin(inquiry.exchange.request.headers, now))
+        self.timeline = RequestTimeline(now, door.recorder.traces.begin(routed.exchange.request.headers, now))
 
     def chose(self, request: EdgeRequest, choice: Choice) -> None:
         """A replica, for the request that is sent there now."""
         now = self._door.now()
-        self.course.chose(choice, now)
-        self._door.recorder.chose(self._inquiry, request, choice, now)
+        self.timeline.chose(choice, now)
+        self._door.recorder.chose(self._routed, request, choice, now)
 
     def follow(self, record: StreamRecord, request: EdgeRequest) -> None:
         """A stream begins, which is charged as it goes."""
-        progress = self._toll.progress if self._toll is not None else None
-        self._bill.follow(record, request.model, progress, request.adapter)
+        progress = self._reservation.progress if self._reservation is not None else None
+        self._charge.follow(record, request.model, progress, request.adapter)
 
     def start_over(self, request_id: str, prompt_tokens: int) -> None:
         """The request leaves this model for another. What it has reserved stays."""
         self._door.finished(request_id, Used(prompt_tokens, 0))
-        self._bill.stop()
-        self.course.starts_over()
+        self._charge.stop()
+        self.timeline.starts_over()
 
     def close(self, request: EdgeRequest, usage: TokenUsage | None, ending: Ending, reason: str) -> None:
         """`usage`: None if nobody worked for it."""
-        door, inquiry, model = self._door, self._inquiry, request.model
+        door, routed, model = self._door, self._routed, request.model
         if usage is not None:
             usage = self._measured(model, usage, ending)
-            self._bill.close(model, usage, request.adapter)
-            if inquiry.surface.generates:
+            self._charge.close(model, usage, request.adapter)
+            if routed.surface.generates:
                 door.lengths.learn(request.tenant, model, usage.output_tokens)
         else:
-            self._bill.stop()
-        if self._toll is not None:
-            self._toll.settle(usage.total if usage is not None else None)
+            self._charge.stop()
+        if self._reservation is not None:
+            self._reservation.settle(usage.total if usage is not None else None)
         door.finished(request.id, Used(usage.input_tokens, usage.output_tokens) if usage is not None else None)
-        door.recorder.asked(inquiry)
-        cost = self._bill.cost(model) if usage is not None else None
-        door.recorder.ended(self.course.facts(inquiry, model, usage, ending, reason, door.now(), cost))
-        if inquiry.ruling is not None:
-            door.recorder.rules.ended(inquiry.ruling, model, usage, door.prices, door.device_time)
+        door.recorder.asked(routed)
+        cost = self._charge.cost(model) if usage is not None else None
+        door.recorder.ended(self.timeline.facts(routed, model, usage, ending, reason, door.now(), cost))
+        if routed.ruling is not None:
+            door.recorder.rules.ended(routed.ruling, model, usage, door.prices, door.device_time)
 
     def _measured(self, model: str, usage: TokenUsage, ending: Ending) -> TokenUsage:
         """A replica says at an answer's end what it took; of a client that left before, it is estimated."""

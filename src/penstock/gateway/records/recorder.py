@@ -16,8 +16,8 @@ from penstock.api.errors import http_error
 from penstock.core.errors import BudgetExhausted, PenstockError, RateLimited
 from penstock.core.replica import ReplicaState
 from penstock.gateway.monitor.state import STARTING, GatewayState
-from penstock.gateway.proxy.routed_request import Inquiry
-from penstock.gateway.proxy.rule_routing import RuleTally
+from penstock.gateway.proxy.routed_request import RoutedRequest
+from penstock.gateway.proxy.ruling import RuleTally
 from penstock.gateway.records.decision_log import DecisionLog
 from penstock.gateway.records.request_log import RequestLog
 from penstock.gateway.records.shadow_counts import ShadowTally
@@ -28,7 +28,7 @@ from penstock.health.breaker import BreakerState
 from penstock.observe import background
 from penstock.observe import gateway_catalog as catalog
 from penstock.observe.redaction import redact
-from penstock.observe.tallies import Count, Spread, Tallies
+from penstock.observe.registry import Counter, Histogram, Registry
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 
@@ -87,7 +87,7 @@ class Listener(Protocol):
 class _Used:
     __slots__ = ("cached", "device", "input", "output")
 
-    def __init__(self, device: Count, input: Count, cached: Count, output: Count) -> None:
+    def __init__(self, device: Counter, input: Counter, cached: Counter, output: Counter) -> None:
         self.device, self.input, self.cached, self.output = device, input, cached, output
 
     def add(self, facts: RequestFacts) -> None:
@@ -98,12 +98,12 @@ class _Used:
 
 
 class _Model(NamedTuple):
-    ttft: Spread
-    total: Spread
-    queue: Spread
+    ttft: Histogram
+    total: Histogram
+    queue: Histogram
     used: _Used
-    kv_blocks: Count
-    cost: Count
+    kv_blocks: Counter
+    cost: Counter
 
 
 class GatewayRecorder:
@@ -117,9 +117,9 @@ class GatewayRecorder:
         self.traces = traces or Traces()
         self.usage_lost: Callable[[], Mapping[str, int]] = dict  # by reason, as the ledger counts it
         self.listeners: list[Listener] = []
-        self._tallies = Tallies(catalog.GATEWAY_CATALOG)
+        self._tallies = Registry(catalog.GATEWAY_CATALOG)
         self.exports = [self._tallies]  # and metrics that are kept elsewhere
-        self._ended: dict[tuple[str, str, str, str], Count] = {}
+        self._ended: dict[tuple[str, str, str, str], Counter] = {}
         self._models: dict[str, _Model] = {}
         self._tenants: dict[str, _Used] = {}
         self._silent: set[tuple[str, str]] = set()  # models and replicas whose answers came without a usage
@@ -155,17 +155,17 @@ class GatewayRecorder:
         for listener in self.listeners:
             listener.ended(facts)
 
-    def asked(self, inquiry: Inquiry) -> None:
+    def asked(self, routed: RoutedRequest) -> None:
         """What a client sent, for logs whose operator wants it."""
         if self._log is not None:
-            self._log.asked(inquiry.id, inquiry.caller.tenant.id, inquiry.body)
+            self._log.asked(routed.id, routed.caller.tenant.id, routed.body)
 
-    def chose(self, inquiry: Inquiry, request: EdgeRequest, choice: Choice, now: float) -> None:
+    def chose(self, routed: RoutedRequest, request: EdgeRequest, choice: Choice, now: float) -> None:
         """A replica, for a request that is sent there now."""
         if self._decisions is not None:
             version = self._version_of.get(request.model, "")
             self._decisions.decided(
-                request, choice, now, route=inquiry.asked_for, version=version, rule=str(inquiry.ruling or "")
+                request, choice, now, route=routed.asked_for, version=version, rule=str(routed.ruling or "")
             )
         for listener in self.listeners:
             listener.chose(request, choice)

@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 from penstock.gateway.records.token_usage import TokenUsage
 from penstock.observe import gateway_catalog as catalog
-from penstock.observe.tallies import Count, Spread, Tallies
+from penstock.observe.registry import Counter, Histogram, Registry
 
 
 class _Pool(NamedTuple):
-    ttft: Spread
-    total: Spread
-    input: Count
-    cached: Count
-    output: Count
+    ttft: Histogram
+    total: Histogram
+    input: Counter
+    cached: Counter
+    output: Counter
 
 
 class ShadowTally:
-    def __init__(self, tallies: Tallies) -> None:
+    def __init__(self, tallies: Registry) -> None:
         self._tallies = tallies
         self._pools: dict[str, _Pool] = {}
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.gateway.proxy.routed_request import Inquiry
+from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.records.recorder import Ending, RequestFacts
 from penstock.gateway.records.token_usage import TokenUsage
 from penstock.gateway.records.tracing import PassedOn, Trace
 from penstock.router.router import Choice
 
 
-class Course:
+class RequestTimeline:
     __slots__ = ("_began", "_fingerprint", "_first_at", "_num_sent", "_parts", "_sent_at", "_sent_to", "_trace")
 
     def __init__(self, now: float, trace: Trace | PassedOn | None = None) -> None:
@@ -51,7 +51,7 @@ class Course:
 
     def facts(
         self,
-        inquiry: Inquiry,
+        routed: RoutedRequest,
         model: str,
         usage: TokenUsage | None,
         ending: Ending,
@@ -62,24 +62,24 @@ class Course:
         began, sent_at, first_at = self._began, self._sent_at, self._first_at
         work = usage.work if usage is not None else None
         return RequestFacts(
-            inquiry.id,
-            inquiry.surface.name,
+            routed.id,
+            routed.surface.name,
             ending,
             reason,
-            inquiry.caller.tenant.id,
-            inquiry.caller.key_id,
+            routed.caller.tenant.id,
+            routed.caller.key_id,
             model,
             self._sent_to,
             usage.input_tokens if usage is not None else 0,
             usage.cached_tokens if usage is not None else 0,
             usage.output_tokens if usage is not None else 0,
             sent_at - began if sent_at is not None else None,
-            first_at - began if first_at is not None and inquiry.asked.stream else None,
+            first_at - began if first_at is not None and routed.view.stream else None,
             now - began,
             self._num_sent,
-            "" if inquiry.ruling is None else str(inquiry.ruling),
+            "" if routed.ruling is None else str(routed.ruling),
             self._parts,
-            inquiry.asked_for,
+            routed.asked_for,
             cost,
             self._trace,
             work.device_s if work is not None else None,

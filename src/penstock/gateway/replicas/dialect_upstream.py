@@ -21,15 +21,15 @@ from penstock.core.request import Priority
 from penstock.dialects.dialect import Dialect
 from penstock.dialects.engines.openai import OPENAI
 from penstock.dialects.fields import CHAT, COMPLETIONS
+from penstock.dialects.liveness import Answer, Verdict, judge
 from penstock.dialects.native import NativeAnswer, Render, translate
-from penstock.dialects.requests import Wishes, prepare, refuses_priority
-from penstock.dialects.standing import Answer, Verdict, judge
+from penstock.dialects.requests import RequestOptions, prepare, refuses_priority
 from penstock.dialects.usage import hide_usage
 from penstock.http.call import Call, Failure, Receiver
 from penstock.http.message import ResponseHead
 from penstock.http.upstream import Upstream
 
-_WITH_USAGE = Wishes(usage=True)
+_WITH_USAGE = RequestOptions(usage=True)
 _JSON = {b"content-type": b"application/json"}
 _EVENTS = {b"content-type": b"text/event-stream"}
 _MOST_BYTES = 32 << 20  # of an answer that is translated whole
@@ -37,7 +37,7 @@ _MOST_BYTES = 32 << 20  # of an answer that is translated whole
 log = logging.getLogger(__name__)
 
 
-class ForeignUpstream(Upstream):
+class DialectUpstream(Upstream):
     """`dialect` may be set late, when it is known; until then nothing is changed."""
 
     dialect: Dialect | None = None
@@ -47,13 +47,13 @@ class ForeignUpstream(Upstream):
     forward_fields: frozenset[str] = frozenset()  # that clients may send besides those of `dialects.fields`
 
     @property
-    def speaks(self) -> str:
+    def dialect_name(self) -> str:
         return self.dialect.name if self.dialect is not None else ""
 
-    def wishing(self, wishes: Wishes, target: bytes, body: bytes) -> Upstream:
+    def wishing(self, options: RequestOptions, target: bytes, body: bytes) -> Upstream:
         dialect = self.dialect or OPENAI
-        wishes = wishes._replace(usage=self.asks_usage)
-        return _Prepared(self, self._prepare(dialect, wishes, self.forward_fields, target, body))
+        options = options._replace(usage=self.asks_usage)
+        return _Prepared(self, self._prepare(dialect, options, self.forward_fields, target, body))
 
     def send(self, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
         """A request of the gateway's own; a client's goes by `wishing`."""
@@ -71,15 +71,20 @@ class ForeignUpstream(Upstream):
         return super().send(b"POST", target, headers, body, received_by(receiver))
 
     def _prepare(
-        self, dialect: Dialect, wishes: Wishes, forward_fields: frozenset[str] | None, target: bytes, body: bytes
+        self,
+        dialect: Dialect,
+        options: RequestOptions,
+        forward_fields: frozenset[str] | None,
+        target: bytes,
+        body: bytes,
     ) -> _Request:
         is_native = dialect.native is not None and target in (CHAT, COMPLETIONS)
         if is_native:
-            wishes = wishes._replace(usage=False)  # what is translated has one
+            options = options._replace(usage=False)  # what is translated has one
         if not self.takes_priority:
-            wishes = wishes._replace(priority=Priority.NORMAL)
-        minds_priority = wishes.priority is not Priority.NORMAL and dialect.priority is not None
-        outgoing = prepare(dialect, target, body, wishes, forward_fields)
+            options = options._replace(priority=Priority.NORMAL)
+        minds_priority = options.priority is not Priority.NORMAL and dialect.priority is not None
+        outgoing = prepare(dialect, target, body, options, forward_fields)
         if is_native:
             return self._translate(dialect, target, outgoing.body)
 
@@ -127,9 +132,9 @@ class _Request(NamedTuple):
 
 
 class _Prepared(Upstream):
-    """One client's request on its way through a `ForeignUpstream`; it has no connections of its own."""
+    """One client's request on its way through a `DialectUpstream`; it has no connections of its own."""
 
-    def __init__(self, upstream: ForeignUpstream, prepared: _Request) -> None:
+    def __init__(self, upstream: DialectUpstream, prepared: _Request) -> None:
         self._upstream = upstream
         self._prepared = prepared
         self.clock = upstream.clock
@@ -144,7 +149,7 @@ class _MindsPriority:
 
     __slots__ = ("_body", "_dialect", "_head", "_receiver", "_upstream")
 
-    def __init__(self, receiver: Receiver, upstream: ForeignUpstream, dialect: Dialect) -> None:
+    def __init__(self, receiver: Receiver, upstream: DialectUpstream, dialect: Dialect) -> None:
         self._receiver = receiver
         self._upstream = upstream
         self._dialect = dialect

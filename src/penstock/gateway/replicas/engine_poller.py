@@ -21,8 +21,8 @@ from penstock.core.replica import GONE_AFTER_S, STALE_AFTER_S, ReplicaSnapshot, 
 from penstock.dialects import detect, reading
 from penstock.dialects.dialect import Dialect, Document, Signal
 from penstock.dialects.engines.openai import OPENAI
-from penstock.dialects.standing import Answer, Standing, standing
-from penstock.gateway.replicas.dialect_upstream import ForeignUpstream
+from penstock.dialects.liveness import Answer, Liveness, liveness
+from penstock.gateway.replicas.dialect_upstream import DialectUpstream
 from penstock.gateway.replicas.fetch import fetch
 from penstock.health.replica_health import ReplicaHealth
 from penstock.http import clock as clocks
@@ -59,10 +59,10 @@ class Followed(Protocol):
     def heard(self, said: ReplicaSnapshot) -> None: ...
     def lost(self) -> None: ...
     def lists(self, adapters: frozenset[str]) -> None: ...
-    def send_riders_away(self) -> None: ...
+    def send_away(self) -> None: ...
 
 
-class ForeignFollower:
+class EnginePoller:
     """Begins at once and ends with `close`. `dialect` is None until it is known, unless it was given."""
 
     def __init__(
@@ -79,7 +79,7 @@ class ForeignFollower:
         when it turns out to be a server of which nothing but OpenAI's paths is known; there is nothing to follow then.
         """
         self.dialect: Dialect | None = None
-        self.standing: Standing | None = None  # None: nobody has asked yet
+        self.liveness: Liveness | None = None  # None: nobody has asked yet
         self._replica = replica
         self._changed = changed
         self._poll_every_s = min(max(poll_every_s, LEAST_POLL_S), STALE_AFTER_S / 2)
@@ -116,12 +116,12 @@ class ForeignFollower:
         deep_at = self._clock.now() + deep_every_s
         replica.health.await_probe()
         while True:
-            hung = self.standing is Standing.READY and not replica.health.is_in
+            hung = self.liveness is Liveness.READY and not replica.health.is_in
             is_deep = hung or self._clock.now() >= deep_at  # until one passes: a shallow one would hide what it found
             is_well = False
             with outliving(_NAME):
                 await self._probe(is_deep)
-                is_well = self.standing is Standing.READY
+                is_well = self.liveness is Liveness.READY
                 if is_deep and is_well:
                     deep_at = self._clock.now() + deep_every_s
                 self._changed()
@@ -143,21 +143,21 @@ class ForeignFollower:
         dialect, replica = self.dialect or OPENAI, self._replica
         answer = await (self._ask_deep(dialect) if is_deep else self._ask(dialect.health.path))
         is_refused = isinstance(answer, Failure) and answer.kind in _REFUSED
-        was_ready = self.standing in (Standing.READY, Standing.FAILING)
-        found = standing(
+        was_ready = self.liveness in (Liveness.READY, Liveness.FAILING)
+        found = liveness(
             dialect, None if isinstance(answer, Failure) else answer, is_refused=is_refused, was_ready=was_ready
         )
-        if was_ready and found in (Standing.GONE, Standing.STARTING):
+        if was_ready and found in (Liveness.GONE, Liveness.STARTING):
             replica.lost()
-            replica.send_riders_away()
+            replica.send_away()
             replica.lists(frozenset())
             self._facts_at = 0.0  # it may be another when it comes back
             self._document = None
-        self.standing = found
-        is_ready = found is Standing.READY and self.dialect is not None
+        self.liveness = found
+        is_ready = found is Liveness.READY and self.dialect is not None
         self._is_ready.set() if is_ready else self._is_ready.clear()
-        if found is not Standing.STARTING:  # to start is no failure, and no success
-            replica.health.probed(found is Standing.READY)
+        if found is not Liveness.STARTING:  # to start is no failure, and no success
+            replica.health.probed(found is Liveness.READY)
 
     async def _detect(self) -> None:
         replica = self._replica
@@ -177,7 +177,7 @@ class ForeignFollower:
     def _speak(self, dialect: Dialect) -> None:
         _log.info("%s speaks %s", self._replica.id, dialect.name)
         self.dialect = dialect
-        if isinstance(self._replica.upstream, ForeignUpstream):
+        if isinstance(self._replica.upstream, DialectUpstream):
             self._replica.upstream.dialect = dialect
 
     async def _ask_deep(self, dialect: Dialect) -> Answer | Failure:
@@ -261,7 +261,7 @@ class ForeignFollower:
         replica.heard(self._said)
         if is_lost:
             _log.warning("%s has work and makes no step", replica.id)
-            replica.send_riders_away()
+            replica.send_away()
 
     def _snapshot(self, dialect: Dialect, values: reading.Values, sent_at: float | None) -> ReplicaSnapshot:
         replica, before = self._replica, self._lately.before(values, self._clock.now())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.dialects.standing import Answer
+from penstock.dialects.liveness import Answer
 from penstock.http import clock as clocks
 from penstock.http.call import Failure, FailureKind
 from penstock.http.message import ResponseHead

@@ -18,8 +18,8 @@ import msgspec
 
 from penstock.core.errors import StoreUnavailable
 from penstock.core.replica import ReplicaState
-from penstock.dialects.standing import Answer
-from penstock.gateway.replicas.dialect_upstream import ForeignUpstream
+from penstock.dialects.liveness import Answer
+from penstock.gateway.replicas.dialect_upstream import DialectUpstream
 from penstock.gateway.replicas.fetch import fetch
 from penstock.gateway.replicas.replica import Replica
 from penstock.http.call import Failure
@@ -108,7 +108,7 @@ class AdapterKeeper:
     async def _unload(self, name: str) -> None:
         """Returns when no request runs with it any longer."""
         replica = self._replica
-        dialect = replica.upstream.dialect if isinstance(replica.upstream, ForeignUpstream) else None
+        dialect = replica.upstream.dialect if isinstance(replica.upstream, DialectUpstream) else None
         way = _OWN_UNLOAD_PATH if replica.relays else dialect.lora.unload if dialect and dialect.lora else None
         why = f"a server that speaks {replica.kind} cannot be asked to unload adapters"
         if way is not None:
@@ -141,7 +141,7 @@ class AdapterKeeper:
         replica = self._replica
         if replica.relays:
             return (_OWN_PATH, "") if path else (None, "it does not have it, and no path is configured")
-        dialect = replica.upstream.dialect if isinstance(replica.upstream, ForeignUpstream) else None
+        dialect = replica.upstream.dialect if isinstance(replica.upstream, DialectUpstream) else None
         if path is None:
             return None, ""  # the operator says that it has it
         lora = dialect.lora if dialect is not None else None

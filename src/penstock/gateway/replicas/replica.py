@@ -22,11 +22,11 @@ from penstock.core.replica import GONE_AFTER_S, UNBOUNDED, ReplicaSnapshot, Repl
 from penstock.core.request import Priority
 from penstock.dialects.engines import DIALECTS
 from penstock.dialects.engines.openai import OPENAI
-from penstock.dialects.requests import Adapter, Wishes
-from penstock.dialects.standing import Answer
+from penstock.dialects.liveness import Answer
+from penstock.dialects.requests import Adapter, RequestOptions
 from penstock.gateway.proxy.cache_salt import CacheSalts
-from penstock.gateway.replicas.dialect_upstream import ForeignUpstream
-from penstock.gateway.replicas.engine_poller import ForeignFollower
+from penstock.gateway.replicas.dialect_upstream import DialectUpstream
+from penstock.gateway.replicas.engine_poller import EnginePoller
 from penstock.gateway.replicas.fetch import fetch
 from penstock.gateway.replicas.kv_sources import KvEventSettings
 from penstock.gateway.replicas.probe import Prober
@@ -58,7 +58,7 @@ ENVELOPE_HEADER = render([(relay.HEADER.encode(), relay.ENVELOPE.encode())])
 _reports = msgspec.json.Decoder(ReplicaReport)
 
 
-class Rider(Protocol):
+class InFlightRequest(Protocol):
     """A request that is at a replica."""
 
     is_stream: bool
@@ -105,7 +105,7 @@ class Replica:
         self.salts = salts or CacheSalts(b"")
         self._sends_priority = sends_priority
         self.has_key = key is not None  # it is somebody else's, and paid for
-        self.riders: set[Rider] = set()
+        self.in_flight: set[InFlightRequest] = set()
         self.report: ReplicaReport | None = None  # the last; None: it makes none
         self.prefill_speed: float | None = None  # as it measured it
         self.text = ""  # the digest of its tokenizer and chat template; empty: it has not said
@@ -126,12 +126,12 @@ class Replica:
     def way(self, tenant: Tenant, target: bytes, body: bytes, adapter: str = "") -> Upstream:
         """The upstream for a tenant's request: its cache is the tenant's own. Raises why it is not sent."""
         upstream = self.upstream
-        if self.relays or not isinstance(upstream, ForeignUpstream):
+        if self.relays or not isinstance(upstream, DialectUpstream):
             return upstream
         priority = tenant.priority.priority if self._sends_priority else Priority.NORMAL
         named = Adapter(adapter, self.adapters.get(adapter) or "", self.served_as) if adapter else None
         salt = partial(self.salts.salt, tenant.namespace)
-        return upstream.wishing(Wishes(salt=salt, priority=priority, adapter=named), target, body)
+        return upstream.wishing(RequestOptions(salt=salt, priority=priority, adapter=named), target, body)
 
     def headers_for(self, tenant: Tenant, *, relayed: bytes = b"") -> bytes:
         """What a penstock replica must know besides the client's bytes; `relayed`: what kind of stream it is."""
@@ -151,7 +151,7 @@ class Replica:
         """penstock, or the dialect it speaks, as far as that is known."""
         if self.relays:
             return "penstock"
-        dialect = self.upstream.speaks if isinstance(self.upstream, ForeignUpstream) else ""
+        dialect = self.upstream.dialect_name if isinstance(self.upstream, DialectUpstream) else ""
         return dialect or self.dialect
 
     def heard(self, said: ReplicaSnapshot) -> None:
@@ -175,10 +175,10 @@ class Replica:
         report = self.report
         return report is not None and report.state == "starting" and now - self._said.taken_at <= GONE_AFTER_S
 
-    def send_riders_away(self) -> None:
+    def send_away(self) -> None:
         """It hangs, or is gone: what it has of ours goes on elsewhere."""
-        for rider in list(self.riders):
-            rider.replica_lost()
+        for request in list(self.in_flight):
+            request.replica_lost()
 
 
 Changed = Callable[[Replica], None]
@@ -197,7 +197,7 @@ class Follower:
         self._asking_back: asyncio.Task[Answer | Failure] | None = None
         self._timer: Timer | None = None
         self._prober: asyncio.Task[None] | None = None
-        self._foreign: ForeignFollower | None = None
+        self._foreign: EnginePoller | None = None
         self._head: ResponseHead | None = None
         self._rest = b""
         self._has_warned = False
@@ -259,7 +259,7 @@ class Follower:
         if self._call is not None:
             self._call.cancel()
         self._lost()
-        self._replica.send_riders_away()
+        self._replica.send_away()
 
     def _take(self, event: bytes) -> None:
         try:
@@ -280,14 +280,14 @@ class Follower:
         replica.heard(snapshot_of(report, replica.snapshot, heard_at))
         self._changed(replica)
         if is_lost:
-            replica.send_riders_away()
+            replica.send_away()
         elif report.is_draining and (self._asking_back is None or self._asking_back.done()):
             self._ask_back()
 
     def _ask_back(self) -> None:
         """Asks a replica that drains for the streams that can go on elsewhere. What cannot has its time there."""
         replica = self._replica
-        ids = [found for rider in replica.riders if (found := rider.id_to_move()) is not None]
+        ids = [found for request in replica.in_flight if (found := request.id_to_move()) is not None]
         if ids:
             body = msgspec.json.encode(relay.GiveBack(ids))
             asking = fetch(replica.upstream, _GIVE_BACK, replica.headers, timeout_s=_ASK_BACK_S, body=body)
@@ -300,11 +300,11 @@ class Follower:
         replica, dialect = self._replica, DIALECTS.get(self._replica.dialect)
         replica.relays = False
         if dialect is None or (dialect is not OPENAI and replica.probe_every_s != 0):
-            self._foreign = ForeignFollower(
+            self._foreign = EnginePoller(
                 replica, partial(self._changed, replica), dialect=dialect, is_plain=self._is_plain
             )
         else:
-            if isinstance(replica.upstream, ForeignUpstream):
+            if isinstance(replica.upstream, DialectUpstream):
                 replica.upstream.dialect = dialect
             self._is_plain()
 
@@ -349,7 +349,7 @@ class Follower:
         replica = self._replica
         self._changed(replica)
         if replica.relays and not replica.health.is_in:
-            replica.send_riders_away()
+            replica.send_away()
 
     def _lost(self) -> None:
         self._silence.stop()
@@ -360,6 +360,6 @@ class Follower:
         replica.lost()
         self._changed(replica)
         if replica.report is None or not replica.report.is_draining:  # else their own connections tell how they end
-            replica.send_riders_away()
+            replica.send_away()
         self._timer = self._clock.call_later(self._retry_s, self._connect)
         self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)

@@ -121,7 +121,7 @@ class Roster:
         if replica.prefill_speed is None:
             prefill = observed.prefill
         if not snapshot.reports:
-            decode = observed.decode * max(1, len(replica.riders))
+            decode = observed.decode * max(1, len(replica.in_flight))
         return replace(snapshot, prefill_tokens_per_s=prefill, decode_tokens_per_s=decode)
 
     def answered(self, replica: Replica, usage: TokenUsage, outcome: Outcome) -> None:

@@ -107,20 +107,20 @@ class KvEventReader:
         self._told = told
         self._namespace_of = namespace_of
         self._loop = asyncio.get_running_loop()
-        self._wishes: SimpleQueue[tuple[str, EventSource] | None] = SimpleQueue()
+        self._options: SimpleQueue[tuple[str, EventSource] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
         self._thread.start()
         self._worker = Worker(_NAME, self._thread.is_alive)
 
     def add(self, source: EventSource) -> None:
-        self._wishes.put(("add", source))
+        self._options.put(("add", source))
 
     def remove(self, source: EventSource) -> None:
-        self._wishes.put(("remove", source))
+        self._options.put(("remove", source))
 
     def close(self) -> None:
         self._worker.stop()
-        self._wishes.put(None)
+        self._options.put(None)
         self._thread.join(5)
 
     # -- the thread
@@ -150,8 +150,8 @@ class KvEventReader:
             self._tell(reader, changes)
 
     def _take_wishes(self, context: Any, poller: Any, readers: dict[EventSource, _Reader]) -> bool:
-        while not self._wishes.empty():
-            wish = self._wishes.get()
+        while not self._options.empty():
+            wish = self._options.get()
             if wish is None:
                 return False
             what, source = wish

@@ -33,7 +33,7 @@ from penstock.dialects.engines import DIALECTS
 from penstock.gateway.proxy.cache_salt import KEY_BYTES, CacheSalts, key_in
 from penstock.gateway.proxy.stranded import WAIT_S
 from penstock.gateway.records.request_log import LogSettings
-from penstock.gateway.replicas.dialect_upstream import ForeignUpstream
+from penstock.gateway.replicas.dialect_upstream import DialectUpstream
 from penstock.gateway.replicas.kv_sources import KvEventSettings
 from penstock.gateway.replicas.replica import Replica
 from penstock.gateway.settings.routes import pool_name, rule_set, versions_of
@@ -311,9 +311,9 @@ def _replicas_of(
     ]
 
 
-def _upstream(url: str, pool: ModelSettings, tls: ssl.SSLContext | None, clock: TimerClock) -> ForeignUpstream:
+def _upstream(url: str, pool: ModelSettings, tls: ssl.SSLContext | None, clock: TimerClock) -> DialectUpstream:
     with within("replicas"):
-        upstream = ForeignUpstream.from_url(url, tls=tls, clock=clock)
+        upstream = DialectUpstream.from_url(url, tls=tls, clock=clock)
     upstream.forward_fields = frozenset(pool.forward_fields)
     upstream.asks_usage = pool.stream_usage
     return upstream

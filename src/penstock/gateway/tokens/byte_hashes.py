@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from penstock.gateway.proxy.request_view import Asked
+from penstock.gateway.proxy.request_view import RequestView
 
 BLOCK_BYTES = 1024  # about a routing block of tokens
 _MOST_BLOCKS = 256
 
 
-def byte_names(asked: Asked, tenant: str) -> tuple[int, ...]:
+def byte_names(asked: RequestView, tenant: str) -> tuple[int, ...]:
     """Of every whole block of what the client said, as it was written."""
     said = bytes(asked.system) + bytes(asked.messages) + bytes(asked.prompt)
     digest = tenant.encode()

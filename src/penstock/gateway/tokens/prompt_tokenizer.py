@@ -16,9 +16,9 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.api.anthropic import parse_messages
-from penstock.api.model_text import ModelText
 from penstock.api.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from penstock.api.openai.embeddings import parse_embedding
+from penstock.api.tokenizer_bundle import TokenizerBundle
 from penstock.core.errors import ContextLengthExceeded, InvalidRequest
 from penstock.core.hashing import ROUTING_TOKENS, cache_namespace, chain_routing, routing_root
 from penstock.core.replica import UNBOUNDED
@@ -46,7 +46,7 @@ _PARSERS: dict[bytes, Callable[[bytes], ChatRequest | CompletionRequest]] = {
 }
 
 
-class Named(NamedTuple):
+class HashedPrompt(NamedTuple):
     """A prompt that was tokenized."""
 
     num_tokens: int
@@ -60,11 +60,11 @@ class _Start(NamedTuple):
     num_tokens: int
     hashes: tuple[int, ...]
     rest: list[int]  # ids after the last whole block
-    ids: bytes  # all, as in `Named`
+    ids: bytes  # all, as in `HashedPrompt`
 
 
-class Lexicon:
-    def __init__(self, text: ModelText, digest: str) -> None:
+class PromptTokenizer:
+    def __init__(self, text: TokenizerBundle, digest: str) -> None:
         """Takes a while for a large vocabulary."""
         self.digest = digest
         self._tokenizer = tokenizer = Tokenizer.from_json(text.tokenizer, text.special_tokens)
@@ -81,7 +81,7 @@ class Lexicon:
         self._bos_token_id = text.bos_token_id
         self._counts = Memo[int](_REMEMBERED)  # of whole requests: who was refused comes back with the same
         self._prefixes = Memo[int](_REMEMBERED)  # of conversations up to their last turn
-        self._names = Memo[Named](_NAMED, _NAMED_BYTES)
+        self._names = Memo[HashedPrompt](_NAMED, _NAMED_BYTES)
         self._starts = Memo[_Start](_NAMED, _NAMED_BYTES)  # of conversations up to their last turn
         self._divider: str | None = None
         self._divider = tokenizer.divider(self._example())
@@ -106,7 +106,7 @@ class Lexicon:
             self._counts.put(tenant, key, known)
         return known
 
-    def names(self, path: bytes, body: bytes, tenant: str, adapter: str = "") -> Named:
+    def names(self, path: bytes, body: bytes, tenant: str, adapter: str = "") -> HashedPrompt:
         """As its replica would tokenize it and name its blocks for this tenant's namespace. Raises as `count` does."""
         key = self._name_key(path, body, adapter)
         known = self._names.get(tenant, key)
@@ -115,7 +115,7 @@ class Lexicon:
             self._names.put(tenant, key, known, len(known.ids))
         return known
 
-    def known_names(self, path: bytes, body: bytes, tenant: str, adapter: str = "") -> Named | None:
+    def known_names(self, path: bytes, body: bytes, tenant: str, adapter: str = "") -> HashedPrompt | None:
         """What `names` would say, if that is remembered: found at once."""
         return self._names.get(tenant, self._name_key(path, body, adapter))
 
@@ -155,7 +155,7 @@ class Lexicon:
 
     # -- naming
 
-    def _name(self, request: ChatRequest | CompletionRequest, tenant: str, adapter: str) -> Named:
+    def _name(self, request: ChatRequest | CompletionRequest, tenant: str, adapter: str) -> HashedPrompt:
         namespace = cache_namespace(tenant, request.cache_salt or "")
         root = routing_root(namespace, adapter=adapter)
         keep_last, is_text = request.truncate_prompt_tokens, True
@@ -168,15 +168,15 @@ class Lexicon:
         else:
             prompts, param = request.prompts(self._vocab_size), "prompt"
             if len(prompts) > 1:
-                return Named(self._count(request, tenant))
+                return HashedPrompt(self._count(request, tenant))
             (prompt,) = prompts
             is_text = isinstance(prompt, str)
             self._checked([prompt] if isinstance(prompt, str) else [])
             ids = self._tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
         kept = kept_ids(ids, keep_last=keep_last, bos_token_id=self._bos_token_id, param=param)
-        return Named(len(kept), tuple(chain_routing(root, kept)), _written(kept) if is_text else b"")
+        return HashedPrompt(len(kept), tuple(chain_routing(root, kept)), _written(kept) if is_text else b"")
 
-    def _name_text(self, text: str, root: int, namespace: str) -> Named:
+    def _name_text(self, text: str, root: int, namespace: str) -> HashedPrompt:
         """A conversation that has grown by a turn is tokenized from where it was the last time."""
         ends = self._turns(text) if len(text) >= _LONG else []
         start, known_end, names = _Start(0, (), [], b""), 0, _digests(text, ends, root)
@@ -191,7 +191,7 @@ class Lexicon:
             start = _grown(start, middle, root)
             self._starts.put(namespace, names[-1], start, len(start.ids))
         whole = _grown(start, last, root)
-        return Named(whole.num_tokens, whole.hashes, whole.ids)
+        return HashedPrompt(whole.num_tokens, whole.hashes, whole.ids)
 
     # -- counting
 

@@ -11,7 +11,7 @@ import asyncio
 from concurrent.futures import Executor
 from typing import Any
 
-from penstock.gateway.tokens.prompt_tokenizer import Lexicon, Named
+from penstock.gateway.tokens.prompt_tokenizer import HashedPrompt, PromptTokenizer
 
 _INLINE_BYTES = 512  # counted in less than 200 µs; a longer body is counted in a thread
 _LOOKED_UP_BYTES = 128 << 10  # of a body that is hashed in 200 µs; in a thread a longer one is looked up too
@@ -21,7 +21,7 @@ _MARGIN = 2.0  # mean deviations above the mean
 
 class PromptTokens:
     def __init__(self, pool: Executor) -> None:
-        self.lexicon: Lexicon | None = None
+        self.prompt_tokenizer: PromptTokenizer | None = None
         self.num_counting = 0  # in threads
         self._pool = pool
         self._num_told = 0
@@ -46,22 +46,30 @@ class PromptTokens:
 
     def count(self, path: bytes, body: bytes, tenant: str) -> int | asyncio.Future[int]:
         """Raises InvalidRequest, as the future does, for what the replica would refuse too. `tenant`: its namespace."""
-        assert self.lexicon is not None
+        assert self.prompt_tokenizer is not None
         if len(body) <= _INLINE_BYTES:
-            return self.lexicon.count(path, body, tenant)
+            return self.prompt_tokenizer.count(path, body, tenant)
         self.num_counting += 1
-        counting = asyncio.get_running_loop().run_in_executor(self._pool, self.lexicon.count, path, body, tenant)
+        counting = asyncio.get_running_loop().run_in_executor(
+            self._pool, self.prompt_tokenizer.count, path, body, tenant
+        )
         counting.add_done_callback(self._counted)
         return counting
 
-    def names(self, path: bytes, body: bytes, tenant: str, adapter: str = "") -> Named | asyncio.Future[Named]:
+    def names(
+        self, path: bytes, body: bytes, tenant: str, adapter: str = ""
+    ) -> HashedPrompt | asyncio.Future[HashedPrompt]:
         """The prompt's length and the names of its blocks; raises as `count` does."""
-        assert self.lexicon is not None
-        known = self.lexicon.known_names(path, body, tenant, adapter) if len(body) <= _LOOKED_UP_BYTES else None
+        assert self.prompt_tokenizer is not None
+        known = (
+            self.prompt_tokenizer.known_names(path, body, tenant, adapter) if len(body) <= _LOOKED_UP_BYTES else None
+        )
         if known is not None:
             return known
         self.num_counting += 1
-        naming = asyncio.get_running_loop().run_in_executor(self._pool, self.lexicon.names, path, body, tenant, adapter)
+        naming = asyncio.get_running_loop().run_in_executor(
+            self._pool, self.prompt_tokenizer.names, path, body, tenant, adapter
+        )
         naming.add_done_callback(self._counted)
         return naming
 

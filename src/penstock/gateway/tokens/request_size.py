@@ -14,11 +14,11 @@ from concurrent.futures import Executor
 from penstock.core.errors import ContextLengthExceeded, Overloaded, PenstockError, RequestAborted
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.replica import UNBOUNDED, ReplicaState
-from penstock.gateway.proxy.request_view import Asked, with_model, with_output_limit
-from penstock.gateway.proxy.routed_request import Inquiry
+from penstock.gateway.proxy.request_view import RequestView, with_model, with_output_limit
+from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.replicas.replica import Replica
 from penstock.gateway.tokens.byte_hashes import BLOCK_BYTES, byte_names
-from penstock.gateway.tokens.prompt_tokenizer import CHAT, COMPLETION, EMBEDDINGS, MESSAGES, Named
+from penstock.gateway.tokens.prompt_tokenizer import CHAT, COMPLETION, EMBEDDINGS, MESSAGES, HashedPrompt
 from penstock.gateway.tokens.prompt_tokens import PromptTokens
 from penstock.gateway.tokens.tokenizer_source import ModelTexts
 from penstock.router.routes import Route
@@ -55,8 +55,8 @@ class Pool:
         if snapshot.state is not ReplicaState.OUT and self._contexts.get(replica.id) != snapshot.max_context_tokens:
             self._contexts[replica.id] = snapshot.max_context_tokens
             self.least_context, self.most_context = min(self._contexts.values()), max(self._contexts.values())
-        if self.tokens.lexicon is not None:
-            self.tokens.lexicon.max_context = self.most_context
+        if self.tokens.prompt_tokenizer is not None:
+            self.tokens.prompt_tokenizer.max_context = self.most_context
 
     @property
     def ready_replicas(self) -> frozenset[str]:
@@ -88,7 +88,9 @@ class Size:
         "prompt",
     )
 
-    def __init__(self, pool: Pool, path: bytes, body: bytes, asked: Asked, output: int | None, namespace: str) -> None:
+    def __init__(
+        self, pool: Pool, path: bytes, body: bytes, view: RequestView, output: int | None, namespace: str
+    ) -> None:
         """`output` is the limit of one choice; None: nobody has set any. `namespace` is that of the tenant's prefix
         cache: what is remembered of its prompts is nobody else's."""
         self.pool = pool
@@ -99,21 +101,27 @@ class Size:
         self.block_tokens = ROUTING_TOKENS  # in each of them
         self._ids = b""  # of the prompt, once it is named, as the lexicon of this digest has them
         self._text = ""
-        lexicon, n = pool.tokens.lexicon, asked.choices_per_prompt
-        texts = 0 if path in _GENERATES else asked.num_texts
+        prompt_tokenizer, n = pool.tokens.prompt_tokenizer, view.choices_per_prompt
+        texts = 0 if path in _GENERATES else view.num_texts
         self._num_texts = texts
-        self.is_final = lexicon is None or (texts > 0 and path != EMBEDDINGS)  # nothing more exact can be had
-        self.choices = choices = texts or (n if path != COMPLETION else asked.num_choices)
+        self.is_final = prompt_tokenizer is None or (texts > 0 and path != EMBEDDINGS)  # nothing more exact can be had
+        self.choices = choices = texts or (n if path != COMPLETION else view.num_choices)
         n = n if not texts else 1
         self._num_prompts = choices // n
         self._path = path
         self._body = body
         # Where the context does not leave so much: cut to what it does, and not refused.
-        self._is_cut = asked.output_limit is None or path == MESSAGES
-        self._is_put_in = asked.output_limit is None and output is not None and path != COMPLETION
-        most = len(body) if lexicon is None else lexicon.bound(body) if not asked.has_template_arguments else UNBOUNDED
+        self._is_cut = view.output_limit is None or path == MESSAGES
+        self._is_put_in = view.output_limit is None and output is not None and path != COMPLETION
+        most = (
+            len(body)
+            if prompt_tokenizer is None
+            else prompt_tokenizer.bound(body)
+            if not view.has_template_arguments
+            else UNBOUNDED
+        )
         if texts:
-            paired = asked.paired_bytes
+            paired = view.paired_bytes
             most += texts * (paired + _ASKING if paired else _MARKS)
         context = pool.most_context * self._num_prompts  # no model takes more than that
         self.most = most if most < context else context  # tokens of the prompt: a bound, or as many as it has
@@ -172,23 +180,23 @@ class Size:
             return False
         return len(self._body) >= _NAMED_BYTES and pool.num_ready > 1 and tokens.num_counting < _MOST_NAMING
 
-    def name(self, asked: Asked, tenant: str, adapter: str, then: Callable[[PenstockError | None], None]) -> None:
+    def name(self, view: RequestView, tenant: str, adapter: str, then: Callable[[PenstockError | None], None]) -> None:
         """Called back at once if it is remembered, else from the event loop. `tenant`: its namespace."""
-        lexicon = self.pool.tokens.lexicon
-        if lexicon is None:
-            self.hashes = byte_names(asked, f"{tenant}\0{adapter}" if adapter else tenant)
+        prompt_tokenizer = self.pool.tokens.prompt_tokenizer
+        if prompt_tokenizer is None:
+            self.hashes = byte_names(view, f"{tenant}\0{adapter}" if adapter else tenant)
             self.block_tokens = max(1, self.pool.tokens.estimate(BLOCK_BYTES))
             then(None)
             return
-        self._text = lexicon.digest
+        self._text = prompt_tokenizer.digest
         named = self.pool.tokens.names(self._path, self._body, tenant, adapter)
-        if isinstance(named, Named):
+        if isinstance(named, HashedPrompt):
             self._is_named(named)
             then(None)
         else:
             named.add_done_callback(lambda done: then(self._was_named(done)))
 
-    def _was_named(self, done: asyncio.Future[Named]) -> PenstockError | None:
+    def _was_named(self, done: asyncio.Future[HashedPrompt]) -> PenstockError | None:
         if done.cancelled():
             return RequestAborted("the gateway is stopping")
         if (error := done.exception()) is not None:
@@ -200,7 +208,7 @@ class Size:
         """The prompt's token ids, in JSON, if they are known and those of a replica with this tokenizer; or nothing."""
         return self._ids if self._text == text else b""
 
-    def _is_named(self, named: Named) -> None:
+    def _is_named(self, named: HashedPrompt) -> None:
         self.hashes = named.hashes
         self._ids = b"[[%b]]" % named.ids if named.ids else b""
         self.is_final = True
@@ -277,13 +285,13 @@ class Size:
             self.pool.tokens.learn(len(self._body), prompt_tokens)
 
 
-def body_for(inquiry: Inquiry, size: Size, route: Route) -> bytes:
+def body_for(routed: RoutedRequest, size: Size, route: Route) -> bytes:
     """A client's request as the replicas of the size's pool, which the route led to, are sent it."""
-    body, asked = inquiry.body, inquiry.asked
-    if asked.output_limit is None and size.output not in (None, inquiry.surface.default_output):
+    body, view = routed.body, routed.view
+    if view.output_limit is None and size.output not in (None, routed.surface.default_output):
         body = with_output_limit(body, size.fitting_output)
     name = route.adapter or size.pool.served_as
-    return body if asked.model == name else with_model(body, name)
+    return body if view.model == name else with_model(body, name)
 
 
 def _told(error: BaseException) -> PenstockError | None:

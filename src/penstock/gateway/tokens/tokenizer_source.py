@@ -6,12 +6,12 @@ import asyncio
 import logging
 from concurrent.futures import Executor
 
-from penstock.api import model_text
+from penstock.api import tokenizer_bundle as model_text
 from penstock.core.errors import PenstockError
 from penstock.core.replica import ReplicaState
 from penstock.gateway.replicas.fetch import fetch
 from penstock.gateway.replicas.replica import Replica
-from penstock.gateway.tokens.prompt_tokenizer import Lexicon
+from penstock.gateway.tokens.prompt_tokenizer import PromptTokenizer
 from penstock.gateway.tokens.prompt_tokens import PromptTokens
 from penstock.http import clock as clocks
 from penstock.http.call import Failure
@@ -37,8 +37,8 @@ class ModelTexts:
             self._digests.pop(replica.id, None)
         elif replica.text:
             self._digests[replica.id] = replica.text
-            lexicon = self._tokens.lexicon
-            is_known = lexicon is not None and lexicon.digest in self._digests.values()
+            prompt_tokenizer = self._tokens.prompt_tokenizer
+            is_known = prompt_tokenizer is not None and prompt_tokenizer.digest in self._digests.values()
             if not is_known and self._getting is None:
                 self._getting = asyncio.get_running_loop().create_task(self._get(replica))
 
@@ -51,7 +51,7 @@ class ModelTexts:
             if answer.status != 200:
                 raise PenstockError(f"the replica answered {answer.status}")
             build = asyncio.get_running_loop().run_in_executor(self._threads, _build, answer.body)
-            self._tokens.lexicon = await build
+            self._tokens.prompt_tokenizer = await build
         except Exception as error:  # the tokenizer is foreign code and raises nothing narrower
             log.warning("a model's tokenizer could not be had, so its prompts are bounded, not counted: %s", error)
             await clocks.sleep(replica.upstream.clock, _PAUSE_S)
@@ -59,8 +59,8 @@ class ModelTexts:
             self._getting = None
 
 
-def _build(body: bytes) -> Lexicon:
+def _build(body: bytes) -> PromptTokenizer:
     try:
-        return Lexicon(model_text.decode(body), model_text.digest(body))
+        return PromptTokenizer(model_text.decode(body), model_text.digest(body))
     except ValueError as error:
         raise PenstockError(f"what the replica sent is not understood: {error}") from None

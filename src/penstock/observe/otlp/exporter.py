@@ -17,8 +17,8 @@ from penstock.observe.backlog import Backlog
 from penstock.observe.otlp.target import Target
 from penstock.observe.otlp.transport import Busy, Transport, transport
 from penstock.observe.recurring import Recurring
+from penstock.observe.registry import Registry
 from penstock.observe.spans import Span
-from penstock.observe.tallies import Tallies
 
 log = logging.getLogger("penstock.telemetry")
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class MetricExporter(Recurring):
         self,
         target: Target,
         who: Mapping[str, str],
-        look: Callable[[], Sequence[Tallies]],
+        look: Callable[[], Sequence[Registry]],
         every_s: float,
         *,
         times: RetryTimes = RetryTimes(),  # noqa: B008 - it is frozen
@@ -126,7 +126,7 @@ class MetricExporter(Recurring):
         self._sender = Sender(self._way, target.timeout_s, self._stopping, times)
         self._look = look
         resource, began_ns = messages.resource(who), time.time_ns()
-        self._encode: Callable[[Iterable[Tallies]], bytes] = lambda tallies: messages.metrics_request(
+        self._encode: Callable[[Iterable[Registry]], bytes] = lambda tallies: messages.metrics_request(
             resource, tallies, began_ns, time.time_ns()
         )
         self.num_failed = 0

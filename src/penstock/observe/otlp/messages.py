@@ -21,8 +21,8 @@ from opentelemetry.proto.trace.v1 import trace_pb2 as traces
 from penstock import __version__
 from penstock.observe.catalog import Metric
 from penstock.observe.otlp.names import Named, named
+from penstock.observe.registry import Histogram, Labels, Registry
 from penstock.observe.spans import Attributes, Kind, Span, Value
-from penstock.observe.tallies import Labels, Spread, Tallies
 
 _CUMULATIVE = metrics.AGGREGATION_TEMPORALITY_CUMULATIVE
 _SAMPLED, _IS_NOT_REMOTE, _IS_REMOTE = 1, 0x100, 0x300  # a span's flags; the others: is its parent in another process
@@ -48,7 +48,7 @@ def refused(answer: bytes) -> str:
     return f"{said.rejected_spans} spans: {said.error_message}" if said.rejected_spans else ""
 
 
-def metrics_request(who: Resource, tallies: Iterable[Tallies], began_ns: int, now_ns: int) -> bytes:
+def metrics_request(who: Resource, tallies: Iterable[Registry], began_ns: int, now_ns: int) -> bytes:
     request = ExportMetricsServiceRequest()
     scope = _scope(request.resource_metrics.add(resource=who).scope_metrics)
     found: dict[str, metrics.Metric] = {}  # by name: several of ours may be one of theirs
@@ -112,11 +112,11 @@ def _add(
     metric: Metric,
     name: Named,
     labels: Labels,
-    value: float | Spread,
+    value: float | Histogram,
     began_ns: int,
     now_ns: int,
 ) -> None:
-    if isinstance(value, Spread):
+    if isinstance(value, Histogram):
         counts = list(value.counts)
         message.histogram.aggregation_temporality = _CUMULATIVE
         point = message.histogram.data_points.add(

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from penstock.tenancy.limits.account import Reservation
 from penstock.tenancy.limits.journal import SlotJournal
 from penstock.tenancy.limits.limiter import LocalLimiter
 from penstock.tenancy.limits.quota import Refusal
+from penstock.tenancy.limits.tenant_limits import Reservation
 from penstock.tenancy.limits.wire import (
     Ask,
     Frames,

@@ -12,8 +12,8 @@ from functools import partial
 from time import monotonic
 from typing import Protocol
 
-from penstock.tenancy.limits.account import Account, Reservation
 from penstock.tenancy.limits.quota import US, Quota, Refusal
+from penstock.tenancy.limits.tenant_limits import Reservation, TenantLimits
 from penstock.tenancy.limits.window import Slot
 
 SWEEP_EVERY = 1024  # new accounts between two looks for accounts that may be forgotten
@@ -60,7 +60,7 @@ class LocalLimiter:
         self._clock = clock
         self._quantum = round(retry_quantum_s * US)
         self._note = note
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, TenantLimits] = {}
         self._sweep_at = SWEEP_EVERY
         for tenant, found in (slots or {}).items():
             self._open(tenant, Quota(), self._now(), found)
@@ -107,10 +107,10 @@ class LocalLimiter:
     def _now(self) -> int:
         return int(self._clock() * US)
 
-    def _open(self, tenant: str, quota: Quota, now: int, slots: Sequence[Slot] = ()) -> Account:
+    def _open(self, tenant: str, quota: Quota, now: int, slots: Sequence[Slot] = ()) -> TenantLimits:
         if len(self._accounts) >= self._sweep_at:
             self._accounts = {name: account for name, account in self._accounts.items() if not account.is_idle(now)}
             self._sweep_at = len(self._accounts) + SWEEP_EVERY
         note = None if self._note is None else partial(self._note, tenant)
-        account = self._accounts[tenant] = Account(quota, now, slots=slots, quantum=self._quantum, note=note)
+        account = self._accounts[tenant] = TenantLimits(quota, now, slots=slots, quantum=self._quantum, note=note)
         return account

@@ -30,9 +30,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from penstock.observe.background import Worker, count_error, outliving
-from penstock.tenancy.limits.account import Reservation
 from penstock.tenancy.limits.limiter import Answer, Held, LocalLimiter
 from penstock.tenancy.limits.quota import MINUTE, REQUESTS, TOKENS, US, Quota, Reason, Refusal
+from penstock.tenancy.limits.tenant_limits import Reservation
 from penstock.tenancy.limits.window import Slot
 
 Reply = list[int | bytes] | ResponseError

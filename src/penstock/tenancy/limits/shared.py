@@ -17,11 +17,11 @@ from time import monotonic
 from typing import cast
 
 from penstock.observe.background import Worker, outliving
-from penstock.tenancy.limits.account import Reservation
 from penstock.tenancy.limits.host import HostLock, serve
 from penstock.tenancy.limits.journal import SlotJournal
 from penstock.tenancy.limits.limiter import Answer, Held, LocalLimiter
 from penstock.tenancy.limits.quota import US, Quota, Reason, Refusal
+from penstock.tenancy.limits.tenant_limits import Reservation
 from penstock.tenancy.limits.wire import (
     Ask,
     Beat,

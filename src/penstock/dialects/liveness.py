@@ -20,22 +20,22 @@ class Answer(NamedTuple):
     body: bytes = b""
 
 
-class Standing(enum.StrEnum):
+class Liveness(enum.StrEnum):
     READY = "ready"
     STARTING = "starting"  # it will be there; nothing is wrong
     FAILING = "failing"  # it answers, and not well; or not in time
     GONE = "gone"  # nobody listens: its process is dead, or has not begun to listen
 
 
-def standing(dialect: Dialect, answer: Answer | None, *, is_refused: bool, was_ready: bool) -> Standing:
+def liveness(dialect: Dialect, answer: Answer | None, *, is_refused: bool, was_ready: bool) -> Liveness:
     """By the answer to its health path. None: there was none."""
     if answer is None:
-        return Standing.GONE if is_refused else Standing.FAILING
+        return Liveness.GONE if is_refused else Liveness.FAILING
     if answer.status < 300 or answer.status in (*_UNKNOWN_PATH, 429):
-        return Standing.READY
+        return Liveness.READY
     if answer.status == 503 and _is_starting(dialect, answer, was_ready):
-        return Standing.STARTING
-    return Standing.FAILING if answer.status >= 500 or answer.status == _NO_KEY else Standing.READY
+        return Liveness.STARTING
+    return Liveness.FAILING if answer.status >= 500 or answer.status == _NO_KEY else Liveness.READY
 
 
 def _is_starting(dialect: Dialect, answer: Answer, was_ready: bool) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from penstock.api.relay import StreamRecord
-from penstock.gateway.proxy.routed_request import Inquiry
+from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.records.token_usage import TokenUsage
 from penstock.http.clock import Timer, TimerClock
 from penstock.tenancy.prices import FREE, NANOS, Price
@@ -24,13 +24,13 @@ class Recorder(Protocol):
     def record(self, usage: Usage) -> object: ...
 
 
-class Bill:
-    __slots__ = ("_charged", "_clock", "_inquiry", "_ledger", "_num_parts", "_prices", "_timer")
+class RequestCharge:
+    __slots__ = ("_charged", "_clock", "_ledger", "_num_parts", "_prices", "_routed", "_timer")
 
-    def __init__(self, ledger: Recorder, prices: Mapping[str, Price], inquiry: Inquiry, clock: TimerClock) -> None:
+    def __init__(self, ledger: Recorder, prices: Mapping[str, Price], routed: RoutedRequest, clock: TimerClock) -> None:
         self._ledger = ledger
         self._prices = prices
-        self._inquiry = inquiry
+        self._routed = routed
         self._clock = clock
         self._charged = _NOTHING
         self._num_parts = 0
@@ -49,7 +49,7 @@ class Bill:
 
     def close(self, model: str, usage: TokenUsage, adapter: str = "") -> None:
         self.stop()
-        self._charge(model, usage, self._inquiry.id, adapter, requests=1)
+        self._charge(model, usage, self._routed.id, adapter, requests=1)
 
     def cost(self, model: str) -> float | None:
         """Of all that was charged, at this model's price; None: it has none."""
@@ -64,13 +64,13 @@ class Bill:
         usage = TokenUsage(prompt_tokens, *record.counts)
         if usage.total > self._charged.total:
             self._num_parts += 1
-            self._charge(model, usage, f"{self._inquiry.id}/{self._num_parts}", adapter, requests=0)
+            self._charge(model, usage, f"{self._routed.id}/{self._num_parts}", adapter, requests=0)
             if charged is not None:
                 charged(usage.total)
 
     def _charge(self, model: str, usage: TokenUsage, id: str, adapter: str, requests: int) -> None:
         before, self._charged = self._charged, usage
-        caller = self._inquiry.caller
+        caller = self._routed.caller
         price = self._prices.get(model, FREE)
         input_tokens, output_tokens, cached_tokens, work = usage
         cost = usage.nanos(price) if price is not FREE else 0

@@ -26,15 +26,15 @@ class Reservation:
 
     __slots__ = ("account", "admitted", "slot", "tokens", "used")
 
-    def __init__(self, account: Account, tokens: int, now: int, slot: Slot | None) -> None:
-        self.account: Account | None = account  # None once it is closed
+    def __init__(self, account: TenantLimits, tokens: int, now: int, slot: Slot | None) -> None:
+        self.account: TenantLimits | None = account  # None once it is closed
         self.tokens = tokens
         self.admitted = now
         self.used = 0  # what is known to be used so far: the bill if its holder dies
         self.slot = slot
 
 
-class Account:
+class TenantLimits:
     """`slots`: what an earlier limiter admitted, in order. `note` is called with every change of a slot."""
 
     def __init__(

@@ -12,7 +12,7 @@ import msgspec
 PATH = "/v1/penstock/text"
 
 
-class ModelText(msgspec.Struct, frozen=True):
+class TokenizerBundle(msgspec.Struct, frozen=True):
     tokenizer: str  # a tokenizer.json
     special_tokens: dict[str, str]  # texts by name: bos_token, …
     chat_template: str | None
@@ -21,11 +21,11 @@ class ModelText(msgspec.Struct, frozen=True):
     tool_format: str | None = None  # None: as the template tells
 
 
-_decoder = msgspec.json.Decoder(ModelText)
+_decoder = msgspec.json.Decoder(TokenizerBundle)
 encode = msgspec.json.Encoder().encode
 
 
-def decode(body: bytes) -> ModelText:
+def decode(body: bytes) -> TokenizerBundle:
     """Raises msgspec.DecodeError."""
     return _decoder.decode(body)
 

@@ -17,14 +17,14 @@ Labels = tuple[str, ...]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Count:
+class Counter:
     __slots__ = ("value",)
 
     def __init__(self, value: float = 0) -> None:
         self.value = value
 
 
-class Spread:
+class Histogram:
     """A histogram."""
 
     __slots__ = ("_bounds", "counts", "total")
@@ -39,32 +39,32 @@ class Spread:
         self.total += value
 
 
-class Tallies:
+class Registry:
     """All series of a process, by the catalog's entries and their labels' values."""
 
     def __init__(self, catalog: Iterable[Metric]) -> None:
-        self._counts: dict[Metric, dict[Labels, Count]] = {}
-        self._spreads: dict[Metric, dict[Labels, Spread]] = {}
+        self._counts: dict[Metric, dict[Labels, Counter]] = {}
+        self._spreads: dict[Metric, dict[Labels, Histogram]] = {}
         self._catalog = tuple(catalog)
         for metric in self._catalog:
             if metric.kind == "histogram":
                 self._spreads[metric] = {}
             else:
-                self._counts[metric] = {} if metric.labels else {(): Count()}
+                self._counts[metric] = {} if metric.labels else {(): Counter()}
 
-    def count(self, metric: Metric, *labels: str) -> Count:
+    def count(self, metric: Metric, *labels: str) -> Counter:
         assert len(labels) == len(metric.labels)
-        return self._counts[metric].setdefault(labels, Count())
+        return self._counts[metric].setdefault(labels, Counter())
 
-    def spread(self, metric: Metric, *labels: str) -> Spread:
+    def spread(self, metric: Metric, *labels: str) -> Histogram:
         assert len(labels) == len(metric.labels)
-        return self._spreads[metric].setdefault(labels, Spread(metric.buckets))
+        return self._spreads[metric].setdefault(labels, Histogram(metric.buckets))
 
     def replace(self, metric: Metric, values: Mapping[Labels, float]) -> None:
         """All of a gauge's series, anew: what is not named is gone."""
-        self._counts[metric] = {labels: Count(value) for labels, value in values.items()}
+        self._counts[metric] = {labels: Counter(value) for labels, value in values.items()}
 
-    def series(self) -> Iterator[tuple[Metric, list[tuple[Labels, float | Spread]]]]:
+    def series(self) -> Iterator[tuple[Metric, list[tuple[Labels, float | Histogram]]]]:
         """All there is, by metric; a histogram is the living one."""
         for metric in self._catalog:
             if metric.kind == "histogram":
@@ -86,7 +86,7 @@ class Tallies:
         return "\n".join([*lines, ""]).encode()
 
 
-def _spread_lines(metric: Metric, labels: Labels, spread: Spread) -> list[str]:
+def _spread_lines(metric: Metric, labels: Labels, spread: Histogram) -> list[str]:
     counts, total = list(spread.counts), spread.total
     pairs, lines, so_far = _pairs(metric, labels), [], 0
     for bound, count in zip((*metric.buckets, "+Inf"), counts, strict=True):

@@ -4,26 +4,26 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.observe.catalog import Metric
 from penstock.observe.gateway_catalog import GATEWAY_CATALOG
-from penstock.observe.tallies import Tallies
+from penstock.observe.registry import Registry
 
 COUNTER = Metric("penstock_things_total", "counter", "Things.", ("kind",))
 GAUGE = Metric("penstock_level", "gauge", "A level.", ("where",))
 HISTOGRAM = Metric("penstock_wait_seconds", "histogram", "Waits.", ("kind",), (0.1, 1.0))
 
 
-def samples(tallies: Tallies) -> dict[tuple[str, ...], float]:
+def samples(tallies: Registry) -> dict[tuple[str, ...], float]:
     families = text_string_to_metric_families(tallies.exposition().decode())
     return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
 
 
 def test_every_metric_of_the_gateway_is_exported_under_its_name() -> None:
-    exported = {f.name for f in text_string_to_metric_families(Tallies(GATEWAY_CATALOG).exposition().decode())}
+    exported = {f.name for f in text_string_to_metric_families(Registry(GATEWAY_CATALOG).exposition().decode())}
     assert exported == {metric.name.removesuffix("_total") for metric in GATEWAY_CATALOG}
     assert all(metric.name.startswith("penstock_gateway_") for metric in GATEWAY_CATALOG)
 
 
 def test_counts_and_gauges_are_what_was_last_said() -> None:
-    tallies = Tallies((COUNTER, GAUGE))
+    tallies = Registry((COUNTER, GAUGE))
     for _ in range(2):
         tallies.count(COUNTER, "a").value += 2
     tallies.replace(GAUGE, {("here",): 1, ("there",): 2})
@@ -33,7 +33,7 @@ def test_counts_and_gauges_are_what_was_last_said() -> None:
 
 @given(st.lists(st.sampled_from([0.05, 0.1, 0.5, 1.0, 3.0])))
 def test_a_histogram_counts_what_is_at_most_each_bound(values: list[float]) -> None:
-    tallies = Tallies((HISTOGRAM,))
+    tallies = Registry((HISTOGRAM,))
     spread = tallies.spread(HISTOGRAM, "a")
     for value in values:
         spread.observe(value)
@@ -47,6 +47,6 @@ def test_a_histogram_counts_what_is_at_most_each_bound(values: list[float]) -> N
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")))
 def test_a_label_comes_back_as_it_was(value: str) -> None:
-    tallies = Tallies((COUNTER,))
+    tallies = Registry((COUNTER,))
     tallies.count(COUNTER, value).value = 1
     assert list(samples(tallies)) == [("penstock_things_total", value)]
