@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.tenancy.prices import Price
 from tests.cli.real_server import MODEL, RealServer
-from tests.gateway.door import gateway
+from tests.gateway.running import running_gateway
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -53,8 +53,8 @@ def test_the_sum_over_requests_is_the_time_the_device_worked(server: RealServer)
 def test_what_a_gateway_charges_is_what_its_replica_worked(server: RealServer) -> None:
     eventually(server.is_idle)
     before_s = totals(server)[0]
-    with gateway(pools={MODEL: ModelSettings(replicas=[server.url], price=Price(replica_hour=2.0))}) as door:
-        clients = [door.client(door.add_tenant(tenant)) for tenant in ("acme", "zeta")]
+    with running_gateway(pools={MODEL: ModelSettings(replicas=[server.url], price=Price(replica_hour=2.0))}) as gateway:
+        clients = [gateway.client(gateway.add_tenant(tenant)) for tenant in ("acme", "zeta")]
 
         def ask(index: int) -> None:
             answer = clients[index % 2].completions.create(
@@ -68,8 +68,8 @@ def test_what_a_gateway_charges_is_what_its_replica_worked(server: RealServer) -
 
         with ThreadPoolExecutor(6) as pool:
             list(pool.map(ask, range(12)))
-        eventually(door.is_idle)
-        usages = door.ledger.usages
+        eventually(gateway.is_idle)
+        usages = gateway.ledger.usages
     eventually(server.is_idle)
     charged_s = sum(usage.device_us for usage in usages) / 1e6
     assert charged_s == pytest.approx(totals(server)[0] - before_s, rel=0.01)

@@ -20,8 +20,8 @@ from penstock.core.settings import EngineSettings, ServerSettings
 from penstock.http.tls import ServerTls, expiry
 from penstock.tenancy.store import open_store
 from tests.certificates import new_ca
-from tests.gateway.door import gateway
 from tests.gateway.provider import providing
+from tests.gateway.running import running_gateway
 from tests.server.replica import serving
 
 
@@ -199,7 +199,7 @@ def test_a_line_has_the_verdict_first_and_what_to_do_last() -> None:
 def test_certificate_that_ends_soon_is_told_and_https_replicas_are_judged_by_their_ca(tmp_path: Path) -> None:
     ca = new_ca(tmp_path)
     files, strange = ca.issue("gateway", days=30), new_ca(tmp_path, "strange")
-    with serving() as replica, gateway(replica, tls=ServerTls(str(files.cert), str(files.key))) as behind:
+    with serving() as replica, running_gateway(replica, tls=ServerTls(str(files.cert), str(files.key))) as behind:
         url = f"https://127.0.0.1:{behind.port}"
         models = {name: {"replicas": [url], "ca_file": str(one.cert)} for name, one in (("a", ca), ("b", strange))}
         settings = {"port": 0, "models": models, "tls_cert": str(files.cert), "tls_key": str(files.key)}

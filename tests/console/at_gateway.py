@@ -17,7 +17,7 @@ from penstock.gateway.admin.guard import Guard
 from penstock.http.server import Server, bound_socket
 from penstock.tenancy.admins import AdminKey, AdminRing
 from penstock.tenancy.budgets import Budgets
-from tests.gateway.door import Gateway
+from tests.gateway.running import RunningGateway
 from tests.waiting import GIVE_UP_S
 
 
@@ -60,26 +60,28 @@ def parsed(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
 
 
 @contextlib.contextmanager
-def console(gateway: Gateway, *admins: AdminKey) -> Iterator[Console]:
+def console(running_gateway: RunningGateway, *admins: AdminKey) -> Iterator[Console]:
     """Its feed ticks when a test says so, or by itself once it is started."""
 
     async def start() -> tuple[Server, Feed, int]:
         ring = AdminRing()
         ring.apply(admins)
-        feed = Feed(GatewaySource(gateway.door, gateway.keys, Budgets()), period_s=0.02)
-        gateway.door.recorder.listeners.append(feed)
-        server = Server(ConsoleAtGateway(feed, Guard(ring, gateway.keys, is_loopback=True), gateway.keys))
+        feed = Feed(GatewaySource(running_gateway.gateway, running_gateway.keys, Budgets()), period_s=0.02)
+        running_gateway.gateway.recorder.listeners.append(feed)
+        server = Server(
+            ConsoleAtGateway(feed, Guard(ring, running_gateway.keys, is_loopback=True), running_gateway.keys)
+        )
         listener = bound_socket("127.0.0.1", 0)
         await server.listen(listener)
         return server, feed, listener.getsockname()[1]
 
     async def stop() -> None:
-        gateway.door.recorder.listeners.remove(feed)
+        running_gateway.gateway.recorder.listeners.remove(feed)
         feed.close()
         await server.stop(0.1)
 
-    server, feed, port = asyncio.run_coroutine_threadsafe(start(), gateway.loop).result(GIVE_UP_S)
+    server, feed, port = asyncio.run_coroutine_threadsafe(start(), running_gateway.loop).result(GIVE_UP_S)
     try:
-        yield Console(port, feed, gateway.loop)
+        yield Console(port, feed, running_gateway.loop)
     finally:
-        asyncio.run_coroutine_threadsafe(stop(), gateway.loop).result(GIVE_UP_S)
+        asyncio.run_coroutine_threadsafe(stop(), running_gateway.loop).result(GIVE_UP_S)

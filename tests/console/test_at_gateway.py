@@ -18,7 +18,7 @@ from penstock.http.clock import LOOP_CLOCK
 from penstock.tenancy.admins import new_admin_key
 from penstock.tenancy.prices import Price
 from tests.console.at_gateway import Console, console
-from tests.gateway.door import Gateway, gateway
+from tests.gateway.running import RunningGateway, running_gateway
 from tests.server.replica import NAME, serving
 from tests.waiting import eventually
 
@@ -27,23 +27,23 @@ SECRET = "the prompt that nobody else may read"
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[Gateway]:
+def gateway() -> Iterator[RunningGateway]:
     with serving() as one, serving() as two:
         urls = [f"http://{replica.host}:{replica.port}" for replica in (one, two)]
         models = {NAME: ModelSettings(replicas=urls, aliases=["default"], price=Price(1.0, 2.0))}
         # By the clock that the replicas go by: their parts of a request's time are compared with the gateway's whole.
-        with gateway(pools=models, clock=LOOP_CLOCK) as found:
+        with running_gateway(pools=models, clock=LOOP_CLOCK) as found:
             yield found
 
 
 @pytest.fixture
-def page(door: Gateway) -> Iterator[Console]:
-    with console(door) as found:
+def page(gateway: RunningGateway) -> Iterator[Console]:
+    with console(gateway) as found:
         yield found
 
 
-def talk(door: Gateway, stream: bool = True, **options: object) -> None:
-    client = door.client(str(options.pop("key", "none")))
+def talk(gateway: RunningGateway, stream: bool = True, **options: object) -> None:
+    client = gateway.client(str(options.pop("key", "none")))
     messages = [{"role": "user", "content": SECRET}]
     answer = client.chat.completions.create(
         model=NAME,
@@ -54,19 +54,19 @@ def talk(door: Gateway, stream: bool = True, **options: object) -> None:
     )
     if stream:
         list(answer)
-    eventually(door.is_idle)
+    eventually(gateway.is_idle)
 
 
-def hello_of(door: Gateway, page: Console, key: str | None = None) -> Any:
+def hello_of(gateway: RunningGateway, page: Console, key: str | None = None) -> Any:
     """What who comes now is told, with all that has ended."""
-    door.call(lambda: page.feed.tick(time.time()))
+    gateway.call(lambda: page.feed.tick(time.time()))
     with page.events(key) as events:
         return next(events)[1]
 
 
-def test_who_comes_is_told_all_and_then_the_news(door: Gateway, page: Console) -> None:
-    talk(door)
-    door.call(lambda: page.feed.tick(time.time()))
+def test_who_comes_is_told_all_and_then_the_news(gateway: RunningGateway, page: Console) -> None:
+    talk(gateway)
+    gateway.call(lambda: page.feed.tick(time.time()))
     with page.events() as events:
         kind, hello = next(events)
         assert kind == "hello"
@@ -77,8 +77,8 @@ def test_who_comes_is_told_all_and_then_the_news(door: Gateway, page: Console) -
         (request,) = hello["requests"]
         (decision,) = hello["decisions"]
         assert decision["id"] == request["id"]
-        talk(door, stream=False)
-        door.call(page.feed.start)  # from now on it ticks by itself
+        talk(gateway, stream=False)
+        gateway.call(page.feed.start)  # from now on it ticks by itself
         kind, tick = next(events)
         while not tick["requests"]:
             kind, tick = next(events)
@@ -87,9 +87,9 @@ def test_who_comes_is_told_all_and_then_the_news(door: Gateway, page: Console) -
         assert [one["model"] for one in tick["requests"]] == [NAME]
 
 
-def test_the_state_has_replicas_queues_models_and_tenants(door: Gateway, page: Console) -> None:
-    talk(door)
-    hello = hello_of(door, page)
+def test_the_state_has_replicas_queues_models_and_tenants(gateway: RunningGateway, page: Console) -> None:
+    talk(gateway)
+    hello = hello_of(gateway, page)
     state = hello["state"]
     assert [one["state"] for one in state["replicas"]] == ["ready", "ready"]
     assert all(one["kv_capacity"] > 1 and one["max_sequences"] and one["version"] for one in state["replicas"])
@@ -100,9 +100,9 @@ def test_the_state_has_replicas_queues_models_and_tenants(door: Gateway, page: C
     assert (model["name"], model["aliases"], model["has_price"]) == (NAME, ["default"], True)
 
 
-def test_a_request_has_its_parts_its_cost_and_its_decision(door: Gateway, page: Console) -> None:
-    talk(door)
-    hello = hello_of(door, page)
+def test_a_request_has_its_parts_its_cost_and_its_decision(gateway: RunningGateway, page: Console) -> None:
+    talk(gateway)
+    hello = hello_of(gateway, page)
     status, _, found = page.get(f"/console/v1/requests/{hello['requests'][-1]['id']}")
     request, (decision,) = found["request"], found["decisions"]
     assert status == 200
@@ -115,9 +115,9 @@ def test_a_request_has_its_parts_its_cost_and_its_decision(door: Gateway, page: 
     assert all(len(one["scores"]) == len(decision["scorers"]) for one in decision["candidates"])
 
 
-def test_a_whole_answer_has_parts_too(door: Gateway, page: Console) -> None:
-    talk(door, stream=False)
-    hello = hello_of(door, page)
+def test_a_whole_answer_has_parts_too(gateway: RunningGateway, page: Console) -> None:
+    talk(gateway, stream=False)
+    hello = hello_of(gateway, page)
     request = hello["requests"][-1]
     assert request["ttft_s"] is None
     assert request["parts"]["prefill"] > 0
@@ -127,12 +127,12 @@ def test_cached_tokens_of_a_stream_are_known_whether_its_client_asked_for_a_usag
     """And the share of the replica, and of the last quarter of an hour, is made of the same numbers."""
     with serving() as replica:
         models = {NAME: ModelSettings(replicas=[f"http://{replica.host}:{replica.port}"])}
-        with gateway(pools=models) as door, console(door) as page:
+        with running_gateway(pools=models) as gateway, console(gateway) as page:
             for choices in (1, 2):
-                talk(door, stream=False, n=choices)
-                talk(door, n=choices)
-                talk(door, stream_options={"include_usage": True}, n=choices)
-            hello = hello_of(door, page)
+                talk(gateway, stream=False, n=choices)
+                talk(gateway, n=choices)
+                talk(gateway, stream_options={"include_usage": True}, n=choices)
+            hello = hello_of(gateway, page)
     used = [(one["cached_tokens"], one["input_tokens"]) for one in hello["requests"]]
     first, *others = used
     assert first[0] == 0
@@ -147,29 +147,29 @@ def test_cached_tokens_of_a_stream_are_known_whether_its_client_asked_for_a_usag
     assert (row["cached_tokens"], row["input_tokens"]) == (cached, prompt)
 
 
-def test_no_word_of_a_prompt_or_an_answer_is_told(door: Gateway, page: Console) -> None:
-    client = door.client("none")
+def test_no_word_of_a_prompt_or_an_answer_is_told(gateway: RunningGateway, page: Console) -> None:
+    client = gateway.client("none")
     messages = [{"role": "user", "content": SECRET}]
     answer = client.chat.completions.create(model=NAME, messages=messages, max_tokens=12)  # type: ignore[arg-type]
-    eventually(door.is_idle)
+    eventually(gateway.is_idle)
     said = answer.choices[0].message.content
     assert said
-    hello = hello_of(door, page)
+    hello = hello_of(gateway, page)
     told = json.dumps(hello) + json.dumps(page.get(f"/console/v1/requests/{hello['requests'][-1]['id']}")[2])
     assert SECRET not in told
     assert said not in told
 
 
-def test_what_was_refused_at_the_door_is_among_the_requests(door: Gateway, page: Console) -> None:
+def test_what_was_refused_at_the_door_is_among_the_requests(gateway: RunningGateway, page: Console) -> None:
     with pytest.raises(Exception, match="no model"):
-        door.client("none").completions.create(model="nosuch", prompt="x")
-    hello = hello_of(door, page)
+        gateway.client("none").completions.create(model="nosuch", prompt="x")
+    hello = hello_of(gateway, page)
     request = hello["requests"][-1]
     assert (request["ending"], request["reason"], request["queue_s"]) == ("refused", "model_not_found", None)
 
 
-def test_with_an_admin_the_page_is_public_and_what_it_shows_is_not(door: Gateway) -> None:
-    with console(door, ADMIN.record) as page:
+def test_with_an_admin_the_page_is_public_and_what_it_shows_is_not(gateway: RunningGateway) -> None:
+    with console(gateway, ADMIN.record) as page:
         assert page.get("/")[0] == 200
         assert page.get("/console/v1/session")[2]["needs_key"] is True
         for path in ("/console/v1/feed", "/console/v1/requests/1"):
@@ -183,8 +183,8 @@ def test_with_an_admin_the_page_is_public_and_what_it_shows_is_not(door: Gateway
             assert next(events)[0] == "hello"
 
 
-def test_a_key_in_the_url_opens_nothing(door: Gateway) -> None:
-    with console(door, ADMIN.record) as page:
+def test_a_key_in_the_url_opens_nothing(gateway: RunningGateway) -> None:
+    with console(gateway, ADMIN.record) as page:
         assert page.get(f"/console/v1/feed?key={ADMIN.secret}")[0] == 401
 
 
@@ -194,34 +194,34 @@ def test_pages_of_other_origins_and_other_names_of_this_machine_see_nothing(page
     assert page.get("/console/v1/requests/1", host="rebound.example")[0] == 403
 
 
-def test_whoever_leaves_is_forgotten_and_who_stays_is_told_of_the_end(door: Gateway, page: Console) -> None:
+def test_whoever_leaves_is_forgotten_and_who_stays_is_told_of_the_end(gateway: RunningGateway, page: Console) -> None:
     with page.events() as left, page.events() as stays:
         next(left), next(stays)
-        assert door.call(lambda: page.feed.num_viewers) == 2
-    eventually(lambda: door.call(lambda: page.feed.num_viewers), lambda viewers: viewers == 0)
+        assert gateway.call(lambda: page.feed.num_viewers) == 2
+    eventually(lambda: gateway.call(lambda: page.feed.num_viewers), lambda viewers: viewers == 0)
     with page.events() as events:
         next(events)
-        door.call(page.feed.close)
+        gateway.call(page.feed.close)
         assert [kind for kind, _ in events] == []
 
 
-def test_all_who_look_get_the_same_bytes_made_once(door: Gateway, page: Console) -> None:
+def test_all_who_look_get_the_same_bytes_made_once(gateway: RunningGateway, page: Console) -> None:
     seen: list[list[bytes]] = [[], []]
-    door.call(lambda: [page.feed.watch(one.append, lambda: None) for one in seen])
-    door.call(lambda: page.feed.tick(1e9))
+    gateway.call(lambda: [page.feed.watch(one.append, lambda: None) for one in seen])
+    gateway.call(lambda: page.feed.tick(1e9))
     assert seen[0][-1] is seen[1][-1]
     assert seen[0][0] is seen[1][0]
-    door.call(lambda: [page.feed.leave(one.append) for one in seen])
+    gateway.call(lambda: [page.feed.leave(one.append) for one in seen])
 
 
 def test_tenants_have_what_they_used_and_what_it_cost() -> None:
     with serving() as replica:
         url = f"http://{replica.host}:{replica.port}"
         models = {NAME: ModelSettings(replicas=[url], price=Price(1.0, 2.0))}
-        with gateway(pools=models) as door, console(door, ADMIN.record) as page:
-            key = door.add_tenant("acme", name="Acme", budget={"tokens_per_day": 1000})
-            talk(door, key=key)
-            hello = hello_of(door, page, ADMIN.secret)
+        with running_gateway(pools=models) as gateway, console(gateway, ADMIN.record) as page:
+            key = gateway.add_tenant("acme", name="Acme", budget={"tokens_per_day": 1000})
+            talk(gateway, key=key)
+            hello = hello_of(gateway, page, ADMIN.secret)
     (tenant,) = (msgspec.convert(one, TenantRow) for one in hello["state"]["tenants"])
     assert (tenant.id, tenant.name, tenant.requests, tenant.priority) == ("acme", "Acme", 1, "standard")
     assert tenant.cost == pytest.approx((tenant.input_tokens + 2.0 * tenant.output_tokens) / 1e6)
@@ -239,30 +239,30 @@ def test_nothing_is_changed_here(page: Console) -> None:
     assert page.get("/", method="HEAD")[2] == b""
 
 
-def test_trouble_is_remembered_when_many_good_requests_have_come_since(door: Gateway, page: Console) -> None:
+def test_trouble_is_remembered_when_many_good_requests_have_come_since(gateway: RunningGateway, page: Console) -> None:
     with pytest.raises(Exception, match="no model"):
-        door.client("none").completions.create(model="nosuch", prompt="x")
-    refused = hello_of(door, page)["requests"][-1]
+        gateway.client("none").completions.create(model="nosuch", prompt="x")
+    refused = hello_of(gateway, page)["requests"][-1]
     good = RequestFacts("good", "chat", Ending.OK, model=NAME)
-    door.call(lambda: [page.feed.ended(good) for _ in range(2000)])
-    requests = hello_of(door, page)["requests"]
+    gateway.call(lambda: [page.feed.ended(good) for _ in range(2000)])
+    requests = hello_of(gateway, page)["requests"]
     assert len(requests) < 400
     assert requests[0]["id"] == refused["id"]
     assert page.get(f"/console/v1/requests/{refused['id']}")[2]["request"]["reason"] == "model_not_found"
 
 
-def test_a_second_tells_no_more_than_a_person_can_read(door: Gateway, page: Console) -> None:
+def test_a_second_tells_no_more_than_a_person_can_read(gateway: RunningGateway, page: Console) -> None:
     news: list[bytes] = []
-    door.call(lambda: page.feed.watch(news.append, lambda: None))
-    door.call(lambda: [page.feed.ended(RequestFacts(str(n), "chat", Ending.OK, model=NAME)) for n in range(5000)])
-    door.call(lambda: page.feed.tick(time.time()))
+    gateway.call(lambda: page.feed.watch(news.append, lambda: None))
+    gateway.call(lambda: [page.feed.ended(RequestFacts(str(n), "chat", Ending.OK, model=NAME)) for n in range(5000)])
+    gateway.call(lambda: page.feed.tick(time.time()))
     tick = json.loads(news[-1].split(b"data: ", 1)[1])
     assert len(tick["requests"]) == 40
     assert tick["requests"][-1]["id"] == "4999"
     assert tick["rows"][NAME][COLUMNS.index("ok")] == 5000
 
 
-def test_who_comes_after_the_end_is_sent_away(door: Gateway, page: Console) -> None:
-    door.call(page.feed.close)
+def test_who_comes_after_the_end_is_sent_away(gateway: RunningGateway, page: Console) -> None:
+    gateway.call(page.feed.close)
     with page.events() as events:
         assert [kind for kind, _ in events] == ["hello"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.gateway.settings.gateway import ModelSettings
 from tests.dialects.servers import FakeServer, Reply
-from tests.gateway.door import Gateway, gateway
+from tests.gateway.running import RunningGateway, running_gateway
 from tests.waiting import eventually
 
 
@@ -22,8 +22,8 @@ class FakeOpenai(FakeServer):
 
 
 @contextlib.contextmanager
-def in_front_of(server: FakeServer, **options: Any) -> Iterator[Gateway]:
+def in_front_of(server: FakeServer, **options: Any) -> Iterator[RunningGateway]:
     pools = {"m": ModelSettings(replicas=[server.url], **options)}
-    with gateway(pools=pools, waits=False) as door:
-        eventually(door.states, lambda states: set(states) <= {"ready", "degraded"})
-        yield door
+    with running_gateway(pools=pools, waits=False) as gateway:
+        eventually(gateway.states, lambda states: set(states) <= {"ready", "degraded"})
+        yield gateway

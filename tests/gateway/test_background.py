@@ -5,19 +5,19 @@ from __future__ import annotations
 import http.client
 import json
 
-from penstock.gateway.app import Door
+from penstock.gateway.app import Gateway
 from penstock.gateway.monitor.state import state_of
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.observe.background import Worker, outliving
-from tests.gateway.door import gateway
+from tests.gateway.running import running_gateway
 from tests.server.replica import serving
 
 
 def test_a_gateway_is_not_ready_when_a_thread_of_its_own_is_dead_and_says_which() -> None:
-    with serving() as replica, gateway(replica) as door:
+    with serving() as replica, running_gateway(replica) as gateway:
 
         def ready() -> tuple[int, object]:
-            connection = http.client.HTTPConnection("127.0.0.1", door.port)
+            connection = http.client.HTTPConnection("127.0.0.1", gateway.port)
             connection.request("GET", "/ready")
             answer = connection.getresponse()
             found = answer.status, json.loads(answer.read())
@@ -29,7 +29,7 @@ def test_a_gateway_is_not_ready_when_a_thread_of_its_own_is_dead_and_says_which(
         status, said = ready()
         assert status == 503
         assert said == {"ready": False, "reason": "no longer running: usage ledger; start the gateway again"}
-        metrics = door.call(lambda: _metrics(door.door))
+        metrics = gateway.call(lambda: _metrics(gateway.app))
         assert b'penstock_gateway_background_dead{work="usage ledger"} 1' in metrics
         worker.stop()
         assert ready()[0] == 200
@@ -46,6 +46,6 @@ def test_errors_of_background_work_and_lost_usage_are_metrics() -> None:
     assert b'penstock_gateway_usage_lost_total{reason="set_aside"} 3' in metrics
 
 
-def _metrics(door: Door) -> bytes:
-    door.recorder.look(state_of(door.replicas.values(), door.admission, door.now()))
-    return door.recorder.render()
+def _metrics(gateway: Gateway) -> bytes:
+    gateway.recorder.look(state_of(gateway.replicas.values(), gateway.admission, gateway.now()))
+    return gateway.recorder.render()

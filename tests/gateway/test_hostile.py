@@ -12,7 +12,7 @@ import pytest
 from penstock.core.errors import InvalidRequest
 from penstock.gateway.proxy.request_view import read
 from penstock.gateway.settings.gateway import ModelSettings
-from tests.gateway.door import Gateway, gateway
+from tests.gateway.running import RunningGateway, running_gateway
 from tests.loop_pauses import without_pauses
 from tests.server.replica import NAME, Replica
 from tests.waiting import GIVE_UP_S, eventually
@@ -88,20 +88,20 @@ RULES = [{"name": "code", "keywords": ["python"], "to": NAME}, {"name": "short",
 
 
 @pytest.fixture(scope="module")
-def door(two_replicas: list[Replica]) -> Iterator[Gateway]:
+def gateway(two_replicas: list[Replica]) -> Iterator[RunningGateway]:
     """A gateway in front of a model, of rules that lead to it, and of a model whose only server is not there."""
     pools = {
         NAME: ModelSettings(replicas=[f"http://{replica.host}:{replica.port}" for replica in two_replicas]),
         "ruled": ModelSettings(rules=RULES, default=NAME),
         "absent": ModelSettings(replicas=["http://127.0.0.1:1"], dialect="openai", fallback=[NAME]),
     }
-    with gateway(pools=pools, waits=False) as found:
+    with running_gateway(pools=pools, waits=False) as found:
         eventually(lambda: found.states()[:2] == ["ready", "ready"])
         yield found
 
 
-def ask(door: Gateway, method: str, path: str, content: bytes = b"") -> int:
-    with closing(http.client.HTTPConnection("127.0.0.1", door.port, timeout=GIVE_UP_S)) as connection:
+def ask(gateway: RunningGateway, method: str, path: str, content: bytes = b"") -> int:
+    with closing(http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=GIVE_UP_S)) as connection:
         connection.request(method, path, content, {"content-type": "application/json"})
         return connection.getresponse().status
 
@@ -110,23 +110,23 @@ def ask(door: Gateway, method: str, path: str, content: bytes = b"") -> int:
 @pytest.mark.parametrize(
     ("model", "name"), [*((NAME, name) for name in CORPUS), *((model, name) for model in DETOURS for name in LARGE)]
 )
-def test_no_request_holds_up_the_others(door: Gateway, model: str, name: str) -> None:
+def test_no_request_holds_up_the_others(gateway: RunningGateway, model: str, name: str) -> None:
     path, build = CORPUS[name]
     content = build().replace(b'"model":"%b",' % NAME.encode(), b'"model":"%b",' % model.encode(), 1)
 
     def attack() -> int:
-        status = ask(door, "POST", path, content)
-        eventually(door.is_idle)
+        status = ask(gateway, "POST", path, content)
+        eventually(gateway.is_idle)
         return status
 
-    assert without_pauses(door.loop, attack) < 500
+    assert without_pauses(gateway.loop, attack) < 500
 
 
 @pytest.mark.parametrize(
     "path", ["/v1/models", "/v1/models/" + "x" * 20_000, "/v1/messages/count_tokens?" + "y" * 20_000]
 )
-def test_no_path_holds_up_the_others(door: Gateway, path: str) -> None:
-    statuses = without_pauses(door.loop, lambda: {ask(door, "GET", path) for _ in range(20)})
+def test_no_path_holds_up_the_others(gateway: RunningGateway, path: str) -> None:
+    statuses = without_pauses(gateway.loop, lambda: {ask(gateway, "GET", path) for _ in range(20)})
     assert statuses <= {200, 404}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
-from tests.gateway.door import gateway
+from tests.gateway.running import running_gateway
 from tests.server.replica import NAME, serving
 from tests.waiting import eventually
 
@@ -21,8 +21,8 @@ LATE = {"guided_grammar": 'start: /[a-z]{8}/ "x"{100000}'}  # after a few tokens
 
 @pytest.mark.slow
 def test_one_tenants_failing_guides_take_no_replica_from_another() -> None:
-    with serving(is_guided=True) as replica, gateway(replica) as door:
-        hostile, other = (door.client(door.add_tenant(name)).completions for name in ("hostile", "other"))
+    with serving(is_guided=True) as replica, running_gateway(replica) as gateway:
+        hostile, other = (gateway.client(gateway.add_tenant(name)).completions for name in ("hostile", "other"))
         for guide in [*FAILING * 3, *[LATE] * 10]:
             with pytest.raises(openai.BadRequestError):
                 hostile.create(model=NAME, prompt="It is", seed=1, max_tokens=60, extra_body=guide)
@@ -34,5 +34,5 @@ def test_one_tenants_failing_guides_take_no_replica_from_another() -> None:
         for _ in range(10):
             answer = other.create(model=NAME, prompt="It is", extra_body={"guided_choice": ["yes"]})
             assert answer.choices[0].text == "yes"
-        assert door.states() == ["ready"]
-        eventually(door.is_idle)
+        assert gateway.states() == ["ready"]
+        eventually(gateway.is_idle)

@@ -13,7 +13,7 @@ from penstock.core.errors import ConfigError
 from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, replicas_of
 from penstock.http.tls import ServerTls
 from tests.certificates import Certificate, new_ca
-from tests.gateway.door import gateway
+from tests.gateway.running import running_gateway
 from tests.server.replica import NAME, Replica
 
 
@@ -26,7 +26,7 @@ def ca(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 def behind(replica_at_hand: Replica, ca: Certificate) -> Iterator[str]:
     """The address of a server with a certificate of that CA."""
     files = ca.issue("behind")
-    with gateway(replica_at_hand, tls=ServerTls(str(files.cert), str(files.key))) as found:
+    with running_gateway(replica_at_hand, tls=ServerTls(str(files.cert), str(files.key))) as found:
         yield f"https://127.0.0.1:{found.port}"
 
 
@@ -37,10 +37,12 @@ def test_https_replicas_are_trusted_by_their_ca_and_by_no_other(behind: str, ca:
         "unset": {},  # the system's CAs: verification is not something to turn on
     }
     pools = {name: ModelSettings(replicas=[behind], served_as=NAME, **own) for name, own in trusts.items()}
-    with gateway(pools=pools, waits=False) as door:
-        states = door.until(lambda: dict(zip(pools, door.states(), strict=True)), lambda now: now["good"] == "ready")
+    with running_gateway(pools=pools, waits=False) as gateway:
+        states = gateway.until(
+            lambda: dict(zip(pools, gateway.states(), strict=True)), lambda now: now["good"] == "ready"
+        )
         assert states == {"good": "ready", "bad": "out", "unset": "out"}
-        ask = door.openai.completions.create
+        ask = gateway.openai.completions.create
         assert ask(model="good", prompt="the fox", max_tokens=3).choices[0].text
         for model in ("bad", "unset"):
             with pytest.raises(openai.APIStatusError) as refused:

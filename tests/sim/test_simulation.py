@@ -81,9 +81,9 @@ def test_every_request_ends_once_and_no_block_is_left(
     result = sim.run(asked)
     assert ended == Counter(range(len(asked)))
     assert result.requests == len(asked) == result.answered + sum(result.shed.values())
-    assert sim.door.num_open == 0
-    assert sim.door.admission.num_open == 0
-    assert sim.door.admission.num_waiting("m") == 0
+    assert sim.gateway.num_open == 0
+    assert sim.gateway.admission.num_open == 0
+    assert sim.gateway.admission.num_waiting("m") == 0
     sim.run_until(sim.events.now + 1.0)
     for replica in sim.replicas.values():
         assert replica.num_open == 0
@@ -145,7 +145,7 @@ def test_an_oracle_knows_who_is_busy_with_long_answers() -> None:
     answering = [Ask(0.001 * i, 2000, 2000) for i in range(8)]
     sim = Simulation(PROFILE, 2, "oracle")
     for ask in answering:
-        sim.door.place(ask, "r0")
+        sim.gateway.place(ask, "r0")
     sim.run_until(5.0)
     assert sim.replicas["r0"].queued_tokens == 0
     assert best_place(Ask(5.0, 100, 100), 99, sim.replicas.values()) == "r1"
@@ -162,9 +162,9 @@ def test_overload_is_refused_and_counted() -> None:
 def test_memory_does_not_grow_with_requests() -> None:
     sim = Simulation(PROFILE, 2)
     sim.run(crowd(400, every_s=0.1))
-    assert not sim.door._flights
-    assert all(not followed.riders for followed in sim.door.followed.values())
-    assert sim.door.index.num_hashes <= 2 * PROFILE.kv_tokens / 256
+    assert not sim.gateway._flights
+    assert all(not followed.riders for followed in sim.gateway.followed.values())
+    assert sim.gateway.index.num_hashes <= 2 * PROFILE.kv_tokens / 256
 
 
 def test_copies_of_a_trace_share_nothing_and_come_in_order() -> None:

@@ -1,5 +1,5 @@
-"""The one decision at the door. It knows the replicas' room, the queues and the expected TTFT; what a tenant may spend
-is settled before it is asked.
+"""Admission: the one decision at the gateway. It knows the replicas' room, the queues and the expected TTFT; what a
+tenant may spend is settled before.
 
     decision = admission.submit(request, now)              # Admit, Queued or Shed
     admission.started(id, now)                             # its first token came

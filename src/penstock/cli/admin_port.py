@@ -14,7 +14,7 @@ from penstock.gateway.admin.guard import Guard
 from penstock.gateway.admin.monitor import watch_views
 from penstock.gateway.admin.resources import MAX_BODY_BYTES
 from penstock.gateway.admin.routes import RouteDesk
-from penstock.gateway.app import Door
+from penstock.gateway.app import Gateway
 from penstock.gateway.monitor.monitor import Monitor
 from penstock.gateway.monitor.state import state_of
 from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
@@ -35,43 +35,43 @@ _ADMIN = b"/admin/v1/"
 async def administered(
     settings: GatewaySettings,
     store_url: str,
-    door: Door,
+    gateway: Gateway,
     admins: AdminRing,
     keys: KeyRing,
     feed: Feed,
     tower: Monitor,
     tls: ServerTls | None,
 ) -> AsyncIterator[tuple[App, BodyGate, str]]:
-    """The app of the public port: the door, on loopback with the admin API beside it; whose bodies it takes; and where
-    the admin API is, in words."""
+    """The app of the public port (the gateway, on loopback with the admin API beside it), the gate for its bodies, and
+    where the admin API is, in words."""
     has_own_port = settings.admin_port is not None
     if not has_own_port and settings.host not in LOOPBACK:
-        yield door, door, "the console, the admin API and /metrics are not served: admin_port is not set"
+        yield gateway, gateway, "the console, the admin API and /metrics are not served: admin_port is not set"
         return
     host = settings.admin_host if has_own_port else settings.host
     guard = Guard(admins, keys, is_loopback=host in LOOPBACK)
-    console, gate = ConsoleAtGateway(feed, guard, keys), _Gate(guard, door)
-    door.recorder.listeners.append(feed)
+    console, gate = ConsoleAtGateway(feed, guard, keys), _Gate(guard, gateway)
+    gateway.recorder.listeners.append(feed)
     feed.start()
     with open_store(store_url) as store:
         api = AdminApi(
             store,
             guard,
-            door.recorder,
-            lambda: state_of(door.replicas.values(), door.admission, door.now()),
-            {**RouteDesk(door).views(), **watch_views(tower)},
+            gateway.recorder,
+            lambda: state_of(gateway.replicas.values(), gateway.admission, gateway.now()),
+            {**RouteDesk(gateway).views(), **watch_views(tower)},
             has_own_port=has_own_port,
         )
         try:
             if settings.admin_port is None:
                 where = f"the console is at /, the admin API under /admin/v1, {_who(guard)}"
-                yield lambda exchange: _beside(api, console, door, exchange), gate, where
+                yield lambda exchange: _beside(api, console, gateway, exchange), gate, where
             else:
                 limits = ClientLimits(max_body_bytes=MAX_BODY_BYTES, max_arriving_bytes=settings.max_arriving_bytes)
-                server = Server(lambda exchange: _apart(api, console, door, exchange), limits, gate=gate)
+                server = Server(lambda exchange: _apart(api, console, gateway, exchange), limits, gate=gate)
                 own_tls = tls if settings.has_admin_tls else None
                 address = await _listen(server, settings.admin_host, settings.admin_port, own_tls)
-                yield door, door, f"the console is at {address}, the admin API under /admin/v1, {_who(guard)}"
+                yield gateway, gateway, f"the console is at {address}, the admin API under /admin/v1, {_who(guard)}"
                 await server.stop(_GOODBYE_S)
         finally:
             feed.close()
@@ -81,13 +81,13 @@ async def administered(
 class _Gate:
     """Bodies for the admin API are an admin's, and those for models a tenant's."""
 
-    def __init__(self, guard: Guard, door: Door) -> None:
+    def __init__(self, guard: Guard, gateway: Gateway) -> None:
         self._guard = guard
-        self._door = door
+        self._gateway = gateway
 
     def body_owner(self, head: Request) -> str | None:
         if not head.path.startswith(_ADMIN):
-            return self._door.body_owner(head)
+            return self._gateway.body_owner(head)
         self._guard.check(head)
         return "-"  # no tenant's name
 
@@ -95,25 +95,25 @@ class _Gate:
         if exchange.request.path.startswith(_ADMIN):
             exchange.refuse(error)
         else:
-            self._door.turn_away(exchange, error)
+            self._gateway.turn_away(exchange, error)
 
 
-def _beside(api: AdminApi, console: ConsoleAtGateway, door: Door, exchange: Exchange) -> None:
+def _beside(api: AdminApi, console: ConsoleAtGateway, gateway: Gateway, exchange: Exchange) -> None:
     target = exchange.request.target
     if AdminApi.owns(target):
         api(exchange)
     elif ConsoleAtGateway.owns(target):
         console(exchange)
     else:
-        door(exchange)
+        gateway(exchange)
 
 
-def _apart(api: AdminApi, console: ConsoleAtGateway, door: Door, exchange: Exchange) -> None:
+def _apart(api: AdminApi, console: ConsoleAtGateway, gateway: Gateway, exchange: Exchange) -> None:
     target = exchange.request.target
     if ConsoleAtGateway.owns(target):
         console(exchange)
     elif target.startswith(b"/v1/"):
-        door(exchange)
+        gateway(exchange)
     else:
         api(exchange)
 

@@ -1,4 +1,4 @@
-"""`penstock gateway`: the public door in front of replicas and providers that run already."""
+"""`penstock gateway`: the public endpoint in front of replicas and providers that run already."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def add_gateway(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser("gateway", help="the public door: keys, limits, queues, and replicas behind it")
+    command = commands.add_parser("gateway", help="the public endpoint: keys, limits, queues, and replicas behind it")
     command.add_argument("--config", type=Path, metavar="FILE", required=True, help="YAML: see docs/gateway.md")
     command.add_argument("--host", help="address to listen on")
     command.add_argument("--port", type=int, help="port to listen on; 0 picks a free one")

@@ -25,7 +25,7 @@ from penstock.console.feed import Feed
 from penstock.console.gateway_source import GatewaySource
 from penstock.core.errors import ConfigError
 from penstock.core.private_files import make_private
-from penstock.gateway.app import Door
+from penstock.gateway.app import Gateway
 from penstock.gateway.monitor.monitor import Monitor
 from penstock.gateway.monitor.state import state_of
 from penstock.gateway.records import request_log
@@ -115,14 +115,18 @@ async def serve(settings: GatewaySettings, url: str, on_open: Callable[[Opened],
                 slos, slack = slos_of(settings.slo, models), slack_of(settings.watch.alerts)
                 admission = Admission(router_of(settings, models), admission_of(settings), slos)
                 headers, resume_wait_s = settings.route_headers, settings.resume_wait_s
-                door = Door(
+                gateway = Gateway(
                     routes.table, replicas, services, admission, recorder, explains=headers, resume_wait_s=resume_wait_s
                 )
-                routes.changed = door.use
-                tower = Monitor(door, slos, settings.watch, slack=slack)
-                feed = Feed(GatewaySource(door, keys, budgets))
+                routes.changed = gateway.use
+                tower = Monitor(gateway, slos, settings.watch, slack=slack)
+                feed = Feed(GatewaySource(gateway, keys, budgets))
                 try:
-                    async with administered(settings, url, door, admins, keys, feed, tower, tls) as (app, gate, notice):
+                    async with administered(settings, url, gateway, admins, keys, feed, tower, tls) as (
+                        app,
+                        gate,
+                        notice,
+                    ):
                         limits = ClientLimits(max_arriving_bytes=settings.max_arriving_bytes)
                         server = Server(app, limits, gate=gate)
                         await server.listen(listener, tls=tls)
@@ -130,27 +134,27 @@ async def serve(settings: GatewaySettings, url: str, on_open: Callable[[Opened],
                         _say_ready(settings, listener, keys)
                         print(notice, flush=True)
                         if on_open is not None:
-                            on_open(Opened(listener, keys.has_had_tenants, lambda: _num_ready(door)))
+                            on_open(Opened(listener, keys.has_had_tenants, lambda: _num_ready(gateway)))
                         sd_notify.notify(sd_notify.READY)
                         gc.freeze()
                         gc.set_threshold(*_COLLECT)
-                        async with pushed_metrics(pushed, lambda: _look(door)):
+                        async with pushed_metrics(pushed, lambda: _look(gateway)):
                             await _until_told()
                         sd_notify.notify(sd_notify.STOPPING)
                         feed.close()  # or its viewers would be waited for
                         await server.stop(_DRAIN_S)
                 finally:
                     tower.close()
-                    door.close()
+                    gateway.close()
 
 
-def _num_ready(door: Door) -> int:
-    return sum(pool.num_ready for pool in door.pools.values())
+def _num_ready(gateway: Gateway) -> int:
+    return sum(pool.num_ready for pool in gateway.pools.values())
 
 
-def _look(door: Door) -> list[Registry]:
-    door.recorder.look(state_of(door.replicas.values(), door.admission, door.now()))
-    return door.recorder.exports
+def _look(gateway: Gateway) -> list[Registry]:
+    gateway.recorder.look(state_of(gateway.replicas.values(), gateway.admission, gateway.now()))
+    return gateway.recorder.exports
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a gateway shows on the page, read from its door. Runs in the event loop, once a second; it changes nothing."""
+"""The console's data of a gateway. Runs in the event loop, once a second, and changes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.console.history import Backlog
 from penstock.console.reports import CacheHits, Production
 from penstock.console.views import ModelRow, QueueRow, ReplicaRow, State, TenantRow
 from penstock.core.replica import ReplicaState
-from penstock.gateway.app import Door
+from penstock.gateway.app import Gateway
 from penstock.gateway.monitor.state import ReplicaView, state_of
 from penstock.gateway.records.recorder import Ending, RequestFacts
 from penstock.gateway.replicas.replica import Replica
@@ -43,14 +43,14 @@ class _Used:
 class GatewaySource:
     kind = "gateway"
 
-    def __init__(self, door: Door, keys: KeyRing, budgets: Budgets) -> None:
-        self._door = door
+    def __init__(self, gateway: Gateway, keys: KeyRing, budgets: Budgets) -> None:
+        self._gateway = gateway
         self._keys = keys
         self._budgets = budgets
         self._used: dict[str, _Used] = {}
         self._made: dict[str, Production] = {}
         self._hits: dict[str, CacheHits] = {}
-        self._names = {replica.id: replica.name for replica in door.replicas.values()}
+        self._names = {replica.id: replica.name for replica in gateway.replicas.values()}
         self._tenants: list[TenantRow] = []
         self._tenants_at_s = 0.0
 
@@ -78,35 +78,35 @@ class GatewaySource:
         return self._names
 
     def says_output(self, replica_id: str) -> bool:
-        replica = self._door.replicas.get(replica_id)
+        replica = self._gateway.replicas.get(replica_id)
         return replica is not None and replica.report is not None
 
     # -- the moment
 
     def backlogs(self, now_s: float) -> dict[str, Backlog]:
-        waiting = self._door.admission.num_waiting
+        waiting = self._gateway.admission.num_waiting
         by_model: dict[str, list[Replica]] = {}
-        for replica in self._door.replicas.values():
+        for replica in self._gateway.replicas.values():
             by_model.setdefault(replica.model, []).append(replica)
         return {
             model: Backlog(
                 waiting(model),
                 sum(len(one.in_flight) for one in own),
-                _kv_share(own, self._door.now()),
+                _kv_share(own, self._gateway.now()),
                 sum(self._since_last(one, now_s) for one in own),
             )
             for model, own in by_model.items()
         }
 
     def state(self, now_s: float) -> State:
-        door = self._door
-        views = state_of(door.replicas.values(), door.admission, door.now())
+        gateway = self._gateway
+        views = state_of(gateway.replicas.values(), gateway.admission, gateway.now())
         if now_s - self._tenants_at_s >= _TENANTS_S:
             self._tenants_at_s = now_s
             self._tenants = self._tenant_rows(now_s)
         return State(
             self._models(),
-            [self._row(replica, view) for replica, view in zip(door.replicas.values(), views.replicas, strict=True)],
+            [self._row(replica, view) for replica, view in zip(gateway.replicas.values(), views.replicas, strict=True)],
             [QueueRow(queue.model, queue.waiting, _QUEUE_LIMITS) for queue in views.queues],
             self._tenants,
         )
@@ -162,7 +162,7 @@ class GatewaySource:
                 tuple(share.pool for share in route.pools),
                 any(self._has_price(share.pool) for share in route.pools),
             )
-            for route in self._door.routes.routes.values()
+            for route in self._gateway.routes.routes.values()
         ]
 
     # -- tenants
@@ -202,7 +202,7 @@ class GatewaySource:
         )
 
     def _has_price(self, pool: str) -> bool:
-        return self._door.prices.get(pool, FREE) != FREE
+        return self._gateway.prices.get(pool, FREE) != FREE
 
 
 def _kv_share(replicas: Iterable[Replica], now: float) -> float | None:

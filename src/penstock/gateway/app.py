@@ -1,7 +1,7 @@
-"""The gateway's application: who may come in, what is asked of whom, and the books that are kept on it.
+"""The gateway as an application: authentication, the route, the request's size, and its way into the proxy.
 
-`Door` is called once per request by `http.server` and never waits; a request that must wait is a `ProxiedRequest` that is
-called back. It owns the admission and the replicas, and has the clock that they share.
+`Gateway` is called once per request by `http.server` and never waits; a request that must wait is a `ProxiedRequest`,
+which is called back. It owns the admission and the replicas, and has the clock that they share.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _LARGE_BYTES = 16 << 10  # of a body: to read it, count it and name its blocks i
 _POLL_S = 0.05  # how often the queues are looked at while somebody waits
 
 
-class Door:
+class Gateway:
     def __init__(
         self,
         routes: RouteTable,

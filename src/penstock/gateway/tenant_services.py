@@ -1,4 +1,4 @@
-"""Who is let in, what they use, and what this gateway has brought to replicas: the tenancy's side of the door."""
+"""Keys, limits, budgets and usage: what the gateway uses of tenancy."""
 
 from __future__ import annotations
 

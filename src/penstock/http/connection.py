@@ -1,7 +1,7 @@
 """One client's connection: bytes become requests, in order; answers go back, in order.
 
 Hot: a request that arrives in one read costs one feed of the parser and no timer. Deadlines are plain attributes that
-the server's sweep compares with the time; `door.now` is as old as the last sweep, which is exact enough for them.
+the server's sweep compares with the time; `acceptor.now` is as old as the last sweep, which is exact enough for them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RETRY_BODY_S = 2.0  # a large body takes about as long to arrive
 _HEADER_OVERHEAD = 32  # as HTTP/2 counts, so that a limit on bytes is one on their number too
 
 
-class Door(Protocol):
+class Acceptor(Protocol):
     """What a connection knows of the server it belongs to."""
 
     limits: ClientLimits
@@ -51,8 +51,8 @@ class Door(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, acceptor: Acceptor) -> None:
+        self._acceptor = acceptor
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
         self._exchange: Exchange | None = None
@@ -84,9 +84,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=self._door.limits.max_unsent_bytes)
-        self._read_deadline = self._door.now + self._door.limits.head_timeout_s
-        if not self._door.opened(self):
+        self._transport.set_write_buffer_limits(high=self._acceptor.limits.max_unsent_bytes)
+        self._read_deadline = self._acceptor.now + self._acceptor.limits.head_timeout_s
+        if not self._acceptor.opened(self):
             self._is_closing = True
             self._transport.close()
 
@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
         self._is_closing = True
         self._waiting.clear()
         self._forget_body()
-        self._door.closed(self)
+        self._acceptor.closed(self)
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.lost()
@@ -125,7 +125,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._is_paused = True
         self._unsent_bytes = self._transport.get_write_buffer_size()
-        self._write_deadline = self._door.now + self._door.limits.stall_timeout_s
+        self._write_deadline = self._acceptor.now + self._acceptor.limits.stall_timeout_s
         if self._exchange is not None and self._exchange.watcher is not None:
             self._exchange.watcher.pause()
 
@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
         if (
             self._phase == _BODY
         ):  # a trailer: counted and dropped, for nothing that comes after a body may change its head
-            if self._head_bytes > self._door.limits.max_head_bytes:
+            if self._head_bytes > self._acceptor.limits.max_head_bytes:
                 self._stop(self._head_too_large())
             return
         name = name.lower()
@@ -166,13 +166,13 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._phase = _BODY
         headers = self._headers
-        if self._head_bytes > self._door.limits.max_head_bytes:
+        if self._head_bytes > self._acceptor.limits.max_head_bytes:
             self._stop(self._head_too_large())
         if b"host" not in headers and self._parser.get_http_version() != "1.0":
             self._stop(InvalidRequest("a request of HTTP/1.1 has a Host header"))
         if self._parser.should_upgrade():
             self._stop(InvalidRequest("this server does not change protocols"))
-        if int(headers.get(b"content-length", b"0")) > self._door.limits.max_body_bytes:
+        if int(headers.get(b"content-length", b"0")) > self._acceptor.limits.max_body_bytes:
             self._stop(self._too_large())
         if headers.get(b"expect", b"").lower() == b"100-continue":
             self._owes_continue = True
@@ -186,7 +186,7 @@ class Connection(asyncio.Protocol):
             self._body = bytearray(self._body)  # not a list: two bytes of a chunk would be an object of forty
             self._body += part
         self._body_bytes += len(part)
-        if self._body_bytes > self._door.limits.max_body_bytes:
+        if self._body_bytes > self._acceptor.limits.max_body_bytes:
             self._stop(self._too_large())
 
     def on_message_complete(self) -> None:
@@ -195,7 +195,7 @@ class Connection(asyncio.Protocol):
         exchange = self._arrived(bytes(body) if isinstance(body, bytearray) else body, self._parser.should_keep_alive())
         if self._exchange is None and not self._is_paused and not self._waiting:
             self._exchange = exchange
-            self._door.serve(exchange)
+            self._acceptor.serve(exchange)
         elif not self._is_closing:
             self._waiting.append(exchange)
             self._read(False)  # what is held stays bounded by one read
@@ -215,10 +215,10 @@ class Connection(asyncio.Protocol):
         if self._is_body_unread:
             self._linger()
             return
-        if close or self._door.is_draining:
+        if close or self._acceptor.is_draining:
             self._close()
             return
-        self._read_deadline = self._door.now + self._door.limits.idle_timeout_s
+        self._read_deadline = self._acceptor.now + self._acceptor.limits.idle_timeout_s
         self._timed_phase = _BETWEEN
         if self._waiting or self._phase or self._refusal is not None:
             self._advance()
@@ -238,7 +238,7 @@ class Connection(asyncio.Protocol):
                 self._transport.abort()
                 return
             self._unsent_bytes = unsent_bytes
-            self._write_deadline = now + self._door.limits.stall_timeout_s
+            self._write_deadline = now + self._acceptor.limits.stall_timeout_s
         elif now >= self._read_deadline and self._exchange is None:
             if self._is_closing or not self._phase:
                 self._transport.abort()
@@ -264,7 +264,7 @@ class Connection(asyncio.Protocol):
         self._is_advancing = True
         while self._waiting and self._exchange is None and not self._is_paused and not self._is_closing:
             self._exchange = exchange = self._waiting.popleft()
-            self._door.serve(exchange)
+            self._acceptor.serve(exchange)
         self._is_advancing = False
         if self._exchange is None and not self._waiting and not self._is_closing:
             if self._refusal is not None:
@@ -278,12 +278,12 @@ class Connection(asyncio.Protocol):
         """Part of a request has been read: from here it is timed, and what the parser may hold back is bounded."""
         if self._phase != self._timed_phase:
             self._timed_phase = self._phase
-            limits = self._door.limits
+            limits = self._acceptor.limits
             timeout_s = limits.head_timeout_s if self._phase == _HEAD else limits.body_timeout_s
-            self._read_deadline = self._door.now + timeout_s
+            self._read_deadline = self._acceptor.now + timeout_s
         if self._phase == _HEAD:
             self._unparsed_bytes += num_bytes
-            if self._unparsed_bytes > self._door.limits.max_head_bytes:
+            if self._unparsed_bytes > self._acceptor.limits.max_head_bytes:
                 self._refuse(self._head_too_large())
         elif self._exchange is not None or self._waiting:
             self._read(False)  # its turn comes: until then its body is not asked for
@@ -295,7 +295,7 @@ class Connection(asyncio.Protocol):
         headers, and whether there is room."""
         if self._owner is None:
             try:
-                self._owner = self._door.body_owner(self._head())
+                self._owner = self._acceptor.body_owner(self._head())
             except PenstockError as refusal:
                 self._answer_unread(refusal)
                 return
@@ -307,7 +307,7 @@ class Connection(asyncio.Protocol):
             self._seen_body_bytes, self._unparsed_bytes = self._body_bytes, 0
         else:  # chunks without bytes, or trailers, of which the parser holds back one
             self._unparsed_bytes += num_bytes
-            if self._unparsed_bytes > self._door.limits.max_head_bytes:
+            if self._unparsed_bytes > self._acceptor.limits.max_head_bytes:
                 self._refuse(self._head_too_large())
                 return
         if not self._has_room():
@@ -321,9 +321,9 @@ class Connection(asyncio.Protocol):
         if self._reserved_bytes and self._body_bytes <= self._reserved_bytes:
             return True
         declared = self._headers.get(b"content-length")
-        needed = int(declared) if declared else min(max(2 * self._body_bytes, 1), self._door.limits.max_body_bytes)
+        needed = int(declared) if declared else min(max(2 * self._body_bytes, 1), self._acceptor.limits.max_body_bytes)
         assert self._owner is not None
-        if not self._door.bodies.reserve(self._owner, needed - self._reserved_bytes):
+        if not self._acceptor.bodies.reserve(self._owner, needed - self._reserved_bytes):
             return False
         self._reserved_bytes = needed
         return True
@@ -337,9 +337,9 @@ class Connection(asyncio.Protocol):
         self._read(False)
         self._exchange = exchange = self._arrived(b"", keep_alive=False)
         if refusal is None:
-            self._door.serve(exchange)
+            self._acceptor.serve(exchange)
         else:
-            self._door.turn_away(exchange, refusal)
+            self._acceptor.turn_away(exchange, refusal)
 
     def _arrived(self, body: bytes, keep_alive: bool) -> Exchange:
         parser = self._parser
@@ -355,7 +355,7 @@ class Connection(asyncio.Protocol):
         self._owes_continue = False
         if self._owner is not None:
             if self._reserved_bytes:
-                self._door.bodies.release(self._owner, self._reserved_bytes)
+                self._acceptor.bodies.release(self._owner, self._reserved_bytes)
             self._owner, self._reserved_bytes = None, 0
 
     def _read(self, wanted: bool) -> None:
@@ -385,7 +385,7 @@ class Connection(asyncio.Protocol):
     def _linger(self) -> None:
         """Closes our side only. Closing both with bytes unread would reset the connection, and the answer with it."""
         self._is_closing = True
-        self._read_deadline = self._door.now + self._door.limits.linger_s
+        self._read_deadline = self._acceptor.now + self._acceptor.limits.linger_s
         self._read(True)
         if self._transport.can_write_eof():
             self._transport.write_eof()
@@ -393,11 +393,11 @@ class Connection(asyncio.Protocol):
     def _close(self) -> None:
         self._is_closing = True
         self._waiting.clear()
-        self._read_deadline = self._door.now + self._door.limits.stall_timeout_s
+        self._read_deadline = self._acceptor.now + self._acceptor.limits.stall_timeout_s
         self._transport.close()
 
     def _too_large(self) -> PenstockError:
-        return BodyTooLarge(f"the body is larger than the limit of {self._door.limits.max_body_bytes} bytes")
+        return BodyTooLarge(f"the body is larger than the limit of {self._acceptor.limits.max_body_bytes} bytes")
 
     def _head_too_large(self) -> PenstockError:
-        return HeadersTooLarge(f"the headers are larger than the limit of {self._door.limits.max_head_bytes} bytes")
+        return HeadersTooLarge(f"the headers are larger than the limit of {self._acceptor.limits.max_head_bytes} bytes")

@@ -81,7 +81,7 @@ def spread(seconds: Column) -> Spread:
 
 
 def judge(times: Times, waited: Column, measured: Column) -> Judgement:
-    """`measured`: NaN where nobody looked; `waited`: at the door, before a choice, which no estimate is of."""
+    """`measured`: NaN where nobody looked; `waited`: at the gateway, before a choice, which no estimate is of."""
     seen = ~np.isnan(measured)
     if not seen.any():
         return Judgement(0)

@@ -130,7 +130,7 @@ class OtherPolicy:
             saved = saved_tokens(request, replica, matched[replica.id], on_host)
             if self._has_room(request, replica, saved) if would != was else replica.id in known:
                 free.append(replica)
-        if not free:  # it waits at the door for the first that has; the wait is part of that one's time
+        if not free:  # it waits at the gateway for the first that has; the wait is part of that one's time
             free = [min(all_of_them, key=lambda replica: replica.queue_s)]
         return Shown(request, free, matched, on_host=recorded.on_host)
 

@@ -187,7 +187,7 @@ class Replay:
                 self._keep(tally, Change(found.decided, found.recorded, pick, ended))
 
     def _really_missing(self) -> float:
-        """A replica holds more of a prompt than is known at the door: parts of blocks, and all where nobody looked."""
+        """A replica holds more of a prompt than a gateway knows: parts of blocks, and all where nobody looked."""
         return min(1.0, self._computed / self._missing) if self._missing else 1.0
 
     def _keep(self, tally: Tally, change: Change) -> None:

@@ -20,7 +20,7 @@ _CARRIED = (
 )
 _ALONE = (
     "Each choice is judged alone, by what the replicas were doing and holding then: after its first other choice they "
-    "would have done and held something else. Who could be picked, and the wait at the door, are as recorded."
+    "would have done and held something else. Who could be picked, and the wait at the gateway, are as recorded."
 )
 
 
@@ -67,7 +67,7 @@ class Outcome(msgspec.Struct, frozen=True):
     agreement: float  # the share of choices among several that are as recorded
     reused_tokens: int
     shares: dict[str, Share]  # by replica
-    ttft: Spread | None  # estimated, with the recorded wait at the door; None: no request ended
+    ttft: Spread | None  # estimated, with the recorded wait at the gateway; None: no request ended
     more_s: float = 0.0  # its mean less that of the recorded choices, both estimated
     more_error_s: float = 0.0  # two standard errors of it: chance alone, not what the estimate gets wrong
     measured_same: Spread | None = None  # of requests that it would have sent where they went

@@ -79,7 +79,7 @@ class Scheduler:
         return bool(self._sequences)
 
     def submit(self, request: Request, now: float, guide: TokenGuide | None = None) -> None:
-        """Queue a request. It must fit the cache by itself: `prompt + max_tokens` was checked at the door."""
+        """Queue a request. It must fit the cache by itself: `prompt + max_tokens` was checked at the gateway."""
         assert request.id not in self._sequences
         assert len(request.prompt_ids) + request.max_tokens <= self.cache.capacity_tokens
         assert len(request.output_ids) < request.max_tokens

@@ -10,9 +10,9 @@ from typing import Literal, get_args
 from penstock.admission.settings import AdmissionSettings
 from penstock.core.slo import Slo
 from penstock.router.strategies import RoutingSettings, StrategyName
-from penstock.sim.door import Chosen, SimDoor
 from penstock.sim.events import Events
 from penstock.sim.flight import Ask, Flight
+from penstock.sim.gateway import Chosen, SimGateway
 from penstock.sim.oracle import best_place
 from penstock.sim.profile import Profile
 from penstock.sim.replica import SimReplica
@@ -48,12 +48,14 @@ class Simulation:
         self.policy = "oracle" if self._has_oracle else settings.strategy
         self._told = ended
         self._is_asked = True
-        self.door = SimDoor(self.events, settings, self._ended, admission=admission, publishes=publishes, chosen=chosen)
+        self.gateway = SimGateway(
+            self.events, settings, self._ended, admission=admission, publishes=publishes, chosen=chosen
+        )
         self.replicas: dict[str, SimReplica] = {}
         for number in range(num_replicas):
-            replica = SimReplica(f"r{number}", profile, self.events, self.door, takes_many=takes_many)
+            replica = SimReplica(f"r{number}", profile, self.events, self.gateway, takes_many=takes_many)
             self.replicas[replica.name] = replica
-            self.door.follow(replica, number * _GOLDEN % 1.0)
+            self.gateway.follow(replica, number * _GOLDEN % 1.0)
 
     # -- what is asked
 
@@ -77,12 +79,12 @@ class Simulation:
         return self.result(num_events=num_events, cpu_s=time.process_time() - began)
 
     def _run(self, progress: Callable[[float, int], None] | None) -> int:
-        count, step, door = 0, self.events.step, self.door
-        while not self._is_asked or door.num_open:
+        count, step, gateway = 0, self.events.step, self.gateway
+        while not self._is_asked or gateway.num_open:
             step()
             count += 1
             if progress is not None and count % 65536 == 0:
-                progress(self.events.now, door.num_flights)
+                progress(self.events.now, gateway.num_flights)
         return count
 
     def result(self, **facts: float) -> Result:
@@ -93,11 +95,11 @@ class Simulation:
     def kill(self, name: str) -> None:
         """Its process dies with what it holds."""
         self.replicas[name].hang()
-        self.door.lost(name)
+        self.gateway.lost(name)
 
     def revive(self, name: str) -> None:
         self.replicas[name].restart()
-        self.door.back(name)
+        self.gateway.back(name)
 
     # -- inside
 
@@ -114,9 +116,9 @@ class Simulation:
 
     def _submit(self, ask: Ask) -> None:
         if self._has_oracle:
-            self.door.place(ask, best_place(ask, self.door.num_flights, self.replicas.values()))
+            self.gateway.place(ask, best_place(ask, self.gateway.num_flights, self.replicas.values()))
         else:
-            self.door.submit(ask)
+            self.gateway.submit(ask)
 
     def _ended(self, flight: Flight) -> None:
         self.tally.ended(flight)

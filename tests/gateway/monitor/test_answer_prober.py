@@ -9,19 +9,21 @@ from penstock.gateway.monitor.answer_prober import AnswerProber
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.watch.settings import ProbeSettings
 from penstock.watch.watch import Watch
-from tests.gateway.door import Gateway, gateway
 from tests.gateway.provider import providing
+from tests.gateway.running import RunningGateway, running_gateway
 from tests.server.replica import NAME, Replica
 from tests.waiting import GIVE_UP_S, eventually, eventually_async
 
 
-def asked(door: Gateway, *models: str, rounds: int = 1, **settings: object) -> dict[tuple[str, str], list[str]]:
+def asked(
+    gateway: RunningGateway, *models: str, rounds: int = 1, **settings: object
+) -> dict[tuple[str, str], list[str]]:
     """States of the replicas, by model and adapter."""
 
     async def ask() -> dict[tuple[str, str], list[str]]:
-        watch = Watch({model: Slo() for model in models}, door.door.now())
+        watch = Watch({model: Slo() for model in models}, gateway.app.now())
         probes = ProbeSettings(every_s=0.01, **settings)  # type: ignore[arg-type]
-        questioner = AnswerProber(door.door.replicas.values(), watch, probes, door.clock)
+        questioner = AnswerProber(gateway.app.replicas.values(), watch, probes, gateway.clock)
         for _ in range(rounds):
             await questioner.round()
         found: dict[tuple[str, str], list[str]] = {}
@@ -29,12 +31,12 @@ def asked(door: Gateway, *models: str, rounds: int = 1, **settings: object) -> d
             found.setdefault((view.model, view.adapter), []).append(view.state)
         return found
 
-    return asyncio.run_coroutine_threadsafe(ask(), door.loop).result(GIVE_UP_S)
+    return asyncio.run_coroutine_threadsafe(ask(), gateway.loop).result(GIVE_UP_S)
 
 
 def test_every_replica_and_adapter_of_a_model_is_asked(two_replicas: list[Replica]) -> None:
-    with gateway(*two_replicas) as door:
-        found = asked(door, NAME, adapters={NAME: ["missing"]})
+    with running_gateway(*two_replicas) as gateway:
+        found = asked(gateway, NAME, adapters={NAME: ["missing"]})
     assert found == {(NAME, ""): ["ok", "ok"], (NAME, "missing"): ["failed", "failed"]}
 
 
@@ -45,8 +47,8 @@ def test_who_gives_no_log_probabilities_is_asked_once(monkeypatch: pytest.Monkey
             "mute": ModelSettings(replicas=[mute.url], dialect="openai"),
             "paid": ModelSettings(replicas=[paid.url], key_env="KEY"),
         }
-        with gateway(pools=pools) as door:
-            assert asked(door, "mute", "paid", rounds=3) == {}
+        with running_gateway(pools=pools) as gateway:
+            assert asked(gateway, "mute", "paid", rounds=3) == {}
         assert len(mute.asked) == 1
         assert mute.asked[0]["logprobs"] is True
         assert paid.asked == []
@@ -55,26 +57,26 @@ def test_who_gives_no_log_probabilities_is_asked_once(monkeypatch: pytest.Monkey
 def test_a_server_that_fails_is_told_of() -> None:
     with (
         providing(status=500) as broken,
-        gateway(pools={"m": ModelSettings(replicas=[broken.url], dialect="openai")}) as door,
+        running_gateway(pools={"m": ModelSettings(replicas=[broken.url], dialect="openai")}) as gateway,
     ):
-        assert asked(door, "m") == {("m", ""): ["failed"]}
+        assert asked(gateway, "m") == {("m", ""): ["failed"]}
 
 
 def test_a_replica_that_is_lost_is_asked_nothing_more() -> None:
     with (
         providing(dawdles=True) as hung,
-        gateway(pools={"m": ModelSettings(replicas=[hung.url], dialect="openai")}) as door,
+        running_gateway(pools={"m": ModelSettings(replicas=[hung.url], dialect="openai")}) as gateway,
     ):
-        (replica,) = door.door.replicas.values()
+        (replica,) = gateway.app.replicas.values()
 
         async def ask() -> bool:
-            watch = Watch({"m": Slo()}, door.door.now())
-            questioner = AnswerProber([replica], watch, ProbeSettings(every_s=0.01), door.clock)
+            watch = Watch({"m": Slo()}, gateway.app.now())
+            questioner = AnswerProber([replica], watch, ProbeSettings(every_s=0.01), gateway.clock)
             round = asyncio.create_task(questioner.round())
             await eventually_async(lambda: hung.asked)
             replica.send_away()
             await round
             return questioner.views() == [] and not replica.in_flight  # nobody's answer, and nothing is left there
 
-        assert asyncio.run_coroutine_threadsafe(ask(), door.loop).result(GIVE_UP_S)
+        assert asyncio.run_coroutine_threadsafe(ask(), gateway.loop).result(GIVE_UP_S)
         eventually(lambda: replica.upstream.num_open - replica.upstream.num_idle, lambda num_used: num_used == 0)

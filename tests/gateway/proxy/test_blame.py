@@ -13,8 +13,8 @@ import pytest
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.records.request_log import RequestLog
 from penstock.gateway.settings.gateway import ModelSettings
-from tests.gateway.door import Gateway, gateway
 from tests.gateway.provider import Provider, providing
+from tests.gateway.running import RunningGateway, running_gateway
 from tests.waiting import eventually
 
 NAME = "m"
@@ -27,8 +27,8 @@ def providers() -> Iterator[list[Provider]]:
 
 
 @pytest.fixture
-def door(providers: list[Provider]) -> Iterator[Gateway]:
-    with gateway(pools={NAME: ModelSettings(replicas=[one.url for one in providers])}) as found:
+def gateway(providers: list[Provider]) -> Iterator[RunningGateway]:
+    with running_gateway(pools={NAME: ModelSettings(replicas=[one.url for one in providers])}) as found:
         yield found
         eventually(found.is_idle)
 
@@ -42,55 +42,59 @@ def status(client: openai.OpenAI, text: str, model: str = NAME) -> int:
     return 200
 
 
-def breakers(door: Gateway) -> set[str]:
-    return {str(replica.breaker.state(door.door.now())) for replica in door.door.replicas.values()}
+def breakers(gateway: RunningGateway) -> set[str]:
+    return {str(replica.breaker.state(gateway.app.now())) for replica in gateway.app.replicas.values()}
 
 
-def test_one_tenants_failures_close_no_replica_to_others(door: Gateway) -> None:
-    attacker, other = door.client(door.add_tenant("attacker")), door.client(door.add_tenant("other"))
+def test_one_tenants_failures_close_no_replica_to_others(gateway: RunningGateway) -> None:
+    attacker, other = gateway.client(gateway.add_tenant("attacker")), gateway.client(gateway.add_tenant("other"))
     assert {status(attacker, f"hostile {number}") for number in range(25)} == {500}
     assert {status(other, f"harmless {number}") for number in range(10)} == {200}
-    assert breakers(door) == {"closed"}
+    assert breakers(gateway) == {"closed"}
 
 
 def test_a_replica_that_fails_whatever_is_asked_is_found_with_one_tenant_only(
-    door: Gateway, providers: list[Provider]
+    gateway: RunningGateway, providers: list[Provider]
 ) -> None:
-    client = door.client(door.add_tenant("only"))
+    client = gateway.client(gateway.add_tenant("only"))
     providers[0].status = 500
     assert {status(client, f"harmless {number}") for number in range(30)} == {200}
-    eventually(lambda: breakers(door), lambda found: found == {"closed", "open"})
+    eventually(lambda: breakers(gateway), lambda found: found == {"closed", "open"})
 
 
-def test_before_there_are_tenants_requests_of_two_kinds_are_asked_for(door: Gateway, providers: list[Provider]) -> None:
-    assert {status(door.openai, "hostile") for _ in range(15)} == {500}
-    assert breakers(door) == {"closed"}
+def test_before_there_are_tenants_requests_of_two_kinds_are_asked_for(
+    gateway: RunningGateway, providers: list[Provider]
+) -> None:
+    assert {status(gateway.openai, "hostile") for _ in range(15)} == {500}
+    assert breakers(gateway) == {"closed"}
     for one in providers:
         one.status = 500
     for number in range(30):
-        status(door.openai, f"harmless {number}")
-    assert breakers(door) == {"open"}
+        status(gateway.openai, f"harmless {number}")
+    assert breakers(gateway) == {"open"}
 
 
 @pytest.mark.parametrize(("wrong", "model"), [("hostile", NAME), ("harmless", "no-such-model"), ("x" * 20_000, "none")])
 def test_a_request_that_is_refused_has_cost_one(
-    door: Gateway, providers: list[Provider], wrong: str, model: str
+    gateway: RunningGateway, providers: list[Provider], wrong: str, model: str
 ) -> None:
     for one in providers:
         one.hates_status = 400
-    client = door.client(door.add_tenant("acme", limits={"requests_per_minute": 3}))
+    client = gateway.client(gateway.add_tenant("acme", limits={"requests_per_minute": 3}))
     assert status(client, wrong, model) in (400, 404)
     assert status(client, wrong, model) in (400, 404)
-    eventually(door.is_idle)
+    eventually(gateway.is_idle)
     assert status(client, "harmless") == 200
-    eventually(door.is_idle)
+    eventually(gateway.is_idle)
     assert status(client, "harmless") == 429
 
 
-def test_a_large_body_is_not_read_for_a_tenant_without_requests_left(door: Gateway, providers: list[Provider]) -> None:
-    client = door.client(door.add_tenant("acme", limits={"requests_per_minute": 1}))
+def test_a_large_body_is_not_read_for_a_tenant_without_requests_left(
+    gateway: RunningGateway, providers: list[Provider]
+) -> None:
+    client = gateway.client(gateway.add_tenant("acme", limits={"requests_per_minute": 1}))
     assert status(client, "harmless") == 200
-    eventually(door.is_idle)
+    eventually(gateway.is_idle)
     assert status(client, "x" * 20_000, "no-such-model") == 429  # nobody has seen for which model it is
 
 
@@ -99,7 +103,7 @@ def test_a_refusal_is_logged_with_its_tenant(providers: list[Provider]) -> None:
     logger = logging.Logger("lines", logging.INFO)
     logger.addHandler(logging.StreamHandler(written))
     pools = {NAME: ModelSettings(replicas=[one.url for one in providers])}
-    with RequestLog(logger) as log, gateway(pools=pools, recorder=GatewayRecorder(log)) as door:
-        assert status(door.client(door.add_tenant("acme")), "harmless", "no-such-model") == 404
+    with RequestLog(logger) as log, running_gateway(pools=pools, recorder=GatewayRecorder(log)) as gateway:
+        assert status(gateway.client(gateway.add_tenant("acme")), "harmless", "no-such-model") == 404
     assert "tenant=acme" in written.getvalue()
     assert "reason=model_not_found" in written.getvalue()

@@ -13,8 +13,8 @@ import pytest
 
 from penstock.core.hashing import cache_namespace
 from tests.dialects.servers import FAKES, FakeServer, FakeSglang, FakeTgi, FakeTrtllm, FakeVllm
-from tests.gateway.door import Gateway
 from tests.gateway.other_servers import FakeOpenai, in_front_of
+from tests.gateway.running import RunningGateway
 from tests.waiting import GIVE_UP_S
 
 QUESTION: Any = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
@@ -27,36 +27,36 @@ def vllm() -> Iterator[FakeServer]:
 
 
 @pytest.fixture(scope="module")
-def door(vllm: FakeServer) -> Iterator[Gateway]:
+def gateway(vllm: FakeServer) -> Iterator[RunningGateway]:
     with in_front_of(vllm) as found:
         yield found
 
 
-def ask(door: Gateway, key: str, **more: Any) -> None:
-    door.client(key).chat.completions.create(**QUESTION, extra_body=more)
+def ask(gateway: RunningGateway, key: str, **more: Any) -> None:
+    gateway.client(key).chat.completions.create(**QUESTION, extra_body=more)
 
 
 @pytest.mark.parametrize("kind", [*FAKES, FakeOpenai], ids=lambda kind: kind.dialect)
 def test_a_field_that_is_the_operators_is_refused_and_reaches_no_server(kind: type[FakeServer]) -> None:
-    with kind() as server, in_front_of(server) as door:
-        key = door.add_tenant("acme")
-        client = door.client(key)
+    with kind() as server, in_front_of(server) as gateway:
+        key = gateway.add_tenant("acme")
+        client = gateway.client(key)
         for name in ("lora_path", "lora_request", "priority", "kv_transfer_params", "bootstrap_host", "id_slot"):
             with pytest.raises(openai.BadRequestError) as refused:
                 client.completions.create(model="m", prompt="Hi", extra_body={name: {"lora_path": "/etc"}})
             assert refused.value.param == name
         assert not server.asked
-        assert not door.ledger.usages  # nobody worked for it
+        assert not gateway.ledger.usages  # nobody worked for it
         counted = 'requests_total{model="m",surface="completions",outcome="refused",reason="unsupported_parameter"} 6'
-        assert counted in door.door.recorder.render().decode()
+        assert counted in gateway.app.recorder.render().decode()
         assert client.completions.create(model="m", prompt="Hi", seed=1, user="me").choices
 
 
-def test_messages_are_refused_as_their_clients_expect_it(door: Gateway) -> None:
+def test_messages_are_refused_as_their_clients_expect_it(gateway: RunningGateway) -> None:
     body = json.dumps(QUESTION | {"kv_transfer_params": {"remote_host": "x"}})
-    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=GIVE_UP_S)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=GIVE_UP_S)
     with contextlib.closing(connection):
-        connection.request("POST", "/v1/messages", body, {"x-api-key": door.add_tenant("acme")})
+        connection.request("POST", "/v1/messages", body, {"x-api-key": gateway.add_tenant("acme")})
         answer = connection.getresponse()
         told = json.loads(answer.read())
     assert answer.status == 400
@@ -65,11 +65,11 @@ def test_messages_are_refused_as_their_clients_expect_it(door: Gateway) -> None:
 
 
 def test_an_operator_may_forward_more(vllm: FakeServer) -> None:
-    with in_front_of(vllm, forward_fields=["priority", "vllm_xargs"]) as door:
-        ask(door, door.add_tenant("acme"), priority=0, vllm_xargs={"a": 1})
+    with in_front_of(vllm, forward_fields=["priority", "vllm_xargs"]) as gateway:
+        ask(gateway, gateway.add_tenant("acme"), priority=0, vllm_xargs={"a": 1})
         assert vllm.asked[-1][1]["vllm_xargs"] == {"a": 1}
         with pytest.raises(openai.BadRequestError):
-            ask(door, door.add_tenant("acme"), lora_path="/etc")
+            ask(gateway, gateway.add_tenant("acme"), lora_path="/etc")
 
 
 @pytest.mark.parametrize("kind", [FakeVllm, FakeSglang, FakeTrtllm], ids=lambda kind: kind.dialect)
@@ -77,26 +77,26 @@ def test_an_operator_may_forward_more(vllm: FakeServer) -> None:
 def test_each_tenants_cache_is_its_own_in_every_engine_that_can_keep_it_so(
     kind: type[FakeServer], probe_every_s: float | None
 ) -> None:
-    with kind() as server, in_front_of(server, probe_every_s=probe_every_s) as door:
-        ask(door, "none")  # before there are tenants
-        keys = [door.add_tenant("one"), door.add_tenant("two"), door.add_tenant("shares", cache="shared")]
+    with kind() as server, in_front_of(server, probe_every_s=probe_every_s) as gateway:
+        ask(gateway, "none")  # before there are tenants
+        keys = [gateway.add_tenant("one"), gateway.add_tenant("two"), gateway.add_tenant("shares", cache="shared")]
         for key in keys:
-            ask(door, key)
+            ask(gateway, key)
         salts = [asked["cache_salt"] for _, asked, _ in server.asked]
         assert all(salts)
         assert salts[0] == salts[3]
         assert len(set(salts)) == 3
         for salt in ("one", salts[1], cache_namespace("one", ""), f"?{salts[1]}"):
-            ask(door, keys[1], cache_salt=salt)
+            ask(gateway, keys[1], cache_salt=salt)
             assert server.asked[-1][1]["cache_salt"] not in salts  # its own, with its own salt in it
-        of = next(iter(door.door.replicas.values())).salts.namespace_of
+        of = next(iter(gateway.app.replicas.values())).salts.namespace_of
         assert [of(salt) for salt in salts] == ["", "3:one", "3:two", ""]
 
 
 def test_the_output_limit_holds_however_many_are_named() -> None:
-    with FakeTgi() as server, in_front_of(server) as door:
-        key = door.add_tenant("acme", limits={"max_output": 5})
-        client = door.client(key)
+    with FakeTgi() as server, in_front_of(server) as gateway:
+        key = gateway.add_tenant("acme", limits={"max_output": 5})
+        client = gateway.client(key)
         answer = client.chat.completions.create(**QUESTION | {"max_tokens": 100_000}, max_completion_tokens=3)
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 3
@@ -107,8 +107,8 @@ def test_the_output_limit_holds_however_many_are_named() -> None:
 
 
 def test_streams_of_a_server_that_refuses_stream_options_go_without_and_are_charged() -> None:
-    with FakeOpenai() as server, in_front_of(server, stream_usage=False) as door:
-        list(door.openai.chat.completions.create(**QUESTION, stream=True))
+    with FakeOpenai() as server, in_front_of(server, stream_usage=False) as gateway:
+        list(gateway.openai.chat.completions.create(**QUESTION, stream=True))
         assert "stream_options" not in server.asked[-1][1]
-        door.until(lambda: len(door.ledger.usages) == 1)
-        assert door.ledger.usages[0].output_tokens >= 3
+        gateway.until(lambda: len(gateway.ledger.usages) == 1)
+        assert gateway.ledger.usages[0].output_tokens >= 3

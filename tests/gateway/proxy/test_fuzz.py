@@ -16,7 +16,7 @@ from penstock.core.errors import InvalidRequest
 from penstock.gateway.proxy.request_view import read, with_model, with_output_limit
 from penstock.gateway.records.token_usage import find_usage
 from tests.attacked import bounded
-from tests.gateway.door import Gateway, gateway
+from tests.gateway.running import RunningGateway, running_gateway
 from tests.server.replica import NAME, Replica
 from tests.waiting import eventually
 
@@ -34,8 +34,8 @@ def replica(replica_at_hand: Replica) -> Replica:
 
 
 @pytest.fixture(scope="module")
-def door(replica: Replica) -> Iterator[Gateway]:
-    with gateway(replica) as found:
+def gateway(replica: Replica) -> Iterator[RunningGateway]:
+    with running_gateway(replica) as found:
         yield found
 
 
@@ -48,17 +48,17 @@ def num_connections(port: int) -> int:
     ("seed", "count"), [(1, 600), pytest.param(2, 5_000, marks=pytest.mark.slow)], ids=["some", "many"]
 )
 def test_what_no_client_should_send_is_refused_and_leaves_nothing_behind(
-    door: Gateway, replica: Replica, caplog: pytest.LogCaptureFixture, seed: int, count: int
+    gateway: RunningGateway, replica: Replica, caplog: pytest.LogCaptureFixture, seed: int, count: int
 ) -> None:
-    with bounded(door.loop):
-        found = fuzz("127.0.0.1", door.port, NAME, seed=seed, count=count)
+    with bounded(gateway.loop):
+        found = fuzz("127.0.0.1", gateway.port, NAME, seed=seed, count=count)
     assert found.faults == []
     assert found.statuses[200] > count // 20  # some were harmless
     assert [record for record in caplog.records if record.exc_info] == []
-    eventually(door.is_idle)
+    eventually(gateway.is_idle)
     eventually(replica.is_idle)
-    eventually(lambda: num_connections(door.port) == 0)
-    with door.client("none") as client:
+    eventually(lambda: num_connections(gateway.port) == 0)
+    with gateway.client("none") as client:
         answer = client.completions.create(model=NAME, prompt="the fox", max_tokens=5, temperature=0)
     assert answer.choices[0].text == replica.answer("the fox", 5)
 
@@ -87,15 +87,15 @@ def test_every_prompt_of_a_completion_counts_as_a_choice() -> None:
         assert read(b'{"model":"m","n":2,"prompt":%b}' % prompt.encode()).num_choices == num_choices
 
 
-def test_a_limit_that_is_null_does_not_undo_the_tenants(door: Gateway) -> None:
-    client = door.client(door.add_tenant("acme", limits={"max_output": 7}))
+def test_a_limit_that_is_null_does_not_undo_the_tenants(gateway: RunningGateway) -> None:
+    client = gateway.client(gateway.add_tenant("acme", limits={"max_output": 7}))
     found = client.completions.create(model=NAME, prompt="the fox", extra_body={"max_tokens": None, "ignore_eos": True})
     assert found.usage is not None
     assert found.usage.completion_tokens == 7
 
 
-def test_a_long_name_of_a_model_is_refused_and_not_repeated(door: Gateway) -> None:
-    client = door.client(door.add_tenant("names"))
+def test_a_long_name_of_a_model_is_refused_and_not_repeated(gateway: RunningGateway) -> None:
+    client = gateway.client(gateway.add_tenant("names"))
     for length, error in (
         (257, openai.BadRequestError),
         (4 << 20, openai.BadRequestError),

@@ -10,8 +10,8 @@ from penstock.gateway.proxy.request_view import EXPECTED_OUTPUT, expected_output
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 from tests.dialects.servers import FakeVllm
-from tests.gateway.door import gateway
 from tests.gateway.replicas.test_mixed_fleet import fleet
+from tests.gateway.running import running_gateway
 from tests.server.replica import NAME, serving
 
 
@@ -42,12 +42,12 @@ def test_what_is_none_is_refused(said: bytes) -> None:
 
 def test_the_hint_is_what_the_picks_go_by_for_every_choice_and_within_the_limit() -> None:
     heard = Heard()
-    with serving() as one, gateway(one) as door:
-        door.call(lambda: door.door.recorder.listeners.append(heard))
+    with serving() as one, running_gateway(one) as gateway:
+        gateway.call(lambda: gateway.app.recorder.listeners.append(heard))
 
         def ask(hint: str | None, **options: int) -> None:
             headers = {"x-penstock-expected-output": hint} if hint else None
-            door.openai.completions.create(model=NAME, prompt="so", extra_headers=headers, **options)
+            gateway.openai.completions.create(model=NAME, prompt="so", extra_headers=headers, **options)
 
         ask("7", max_tokens=20)
         ask("7", max_tokens=20, n=2)
@@ -59,8 +59,8 @@ def test_the_hint_is_what_the_picks_go_by_for_every_choice_and_within_the_limit(
 
 
 def test_servers_are_not_told_of_it() -> None:
-    with FakeVllm(NAME) as vllm, fleet(vllm.url) as door:
-        door.openai.completions.create(
+    with FakeVllm(NAME) as vllm, fleet(vllm.url) as gateway:
+        gateway.openai.completions.create(
             model=NAME, prompt="so", max_tokens=3, extra_headers={"x-penstock-expected-output": "2"}
         )
         (headers,) = [headers for path, _, headers in vllm.asked if path == "/v1/completions"]

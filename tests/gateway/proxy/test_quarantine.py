@@ -12,8 +12,8 @@ from tools.drills.call import Call, begin, post
 
 from penstock.core.errors import RequestQuarantined
 from penstock.health.quarantine import ALIBI_TOKENS, Losses, Quarantine
-from tests.gateway.door import Gateway, gateway
 from tests.gateway.poison import Fleet, mortal_fleet
+from tests.gateway.running import RunningGateway, running_gateway
 from tests.server.replica import NAME
 from tests.waiting import GIVE_UP_S, eventually
 
@@ -25,17 +25,17 @@ def fleet() -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def door(fleet: Fleet) -> Iterator[Gateway]:
+def gateway(fleet: Fleet) -> Iterator[RunningGateway]:
     eventually(lambda: [replica.engine.state for replica in fleet.replicas], lambda states: set(states) == {"ready"})
     fleet.num_killed = 0
-    with gateway(*fleet.replicas) as found:
+    with running_gateway(*fleet.replicas) as found:
         yield found
         eventually(found.is_idle)
 
 
-async def ask(door: Gateway, prompt: str, key: str, *, stream: bool, tokens: int = 40) -> Call:
+async def ask(gateway: RunningGateway, prompt: str, key: str, *, stream: bool, tokens: int = 40) -> Call:
     body: dict[str, Any] = {"model": NAME, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": stream}
-    call = await begin(door.port, post("/v1/completions", body | {"ignore_eos": True}, key))
+    call = await begin(gateway.port, post("/v1/completions", body | {"ignore_eos": True}, key))
     async with asyncio.timeout(GIVE_UP_S):
         await call.ended
     return call
@@ -46,43 +46,43 @@ async def ask(door: Gateway, prompt: str, key: str, *, stream: bool, tokens: int
     ("stream", "after_events"), [(False, 0), (True, 0), (True, 1), (True, 3)], ids=["whole", "before", "first", "third"]
 )
 async def test_a_request_takes_two_replicas_with_it_and_is_refused_then(
-    fleet: Fleet, door: Gateway, caplog: pytest.LogCaptureFixture, stream: bool, after_events: int
+    fleet: Fleet, gateway: RunningGateway, caplog: pytest.LogCaptureFixture, stream: bool, after_events: int
 ) -> None:
     fleet.after_events = after_events
-    attacker, other = door.add_tenant("attacker"), door.add_tenant("other")
+    attacker, other = gateway.add_tenant("attacker"), gateway.add_tenant("other")
     with caplog.at_level(logging.ERROR):
-        refused = await ask(door, "poison", attacker, stream=stream)
+        refused = await ask(gateway, "poison", attacker, stream=stream)
     assert fleet.num_killed == 2
     if after_events:
         assert b'"code":"request_quarantined"' in refused.body
     else:
         assert (refused.status, refused.json()["error"]["code"]) == (422, "request_quarantined")
-    (usage,) = [one for one in door.ledger.usages if one.tenant_id == "attacker" and one.requests]
+    (usage,) = [one for one in gateway.ledger.usages if one.tenant_id == "attacker" and one.requests]
     assert usage.input_tokens > 0  # billed what it used, or might have
     assert any("attacker" in record.message and "lost with it" in record.message for record in caplog.records)
-    assert b'penstock_gateway_requests_quarantined_total{model="small"} 1' in door.door.recorder.render()
+    assert b'penstock_gateway_requests_quarantined_total{model="small"} 1' in gateway.app.recorder.render()
 
-    again = await ask(door, "poison", attacker, stream=stream)
+    again = await ask(gateway, "poison", attacker, stream=stream)
     assert (again.status, again.json()["error"]["code"]) == (422, "request_quarantined")
     assert fleet.num_killed == 2
     for prompt, key in (("something else", attacker), ("anything", other)):
-        assert (await ask(door, prompt, key, stream=stream)).status == 200
+        assert (await ask(gateway, prompt, key, stream=stream)).status == 200
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after_events", [0, 2], ids=["before", "after"])
 async def test_streams_of_others_outlive_the_replicas_that_a_request_takes_with_it(
-    fleet: Fleet, door: Gateway, after_events: int
+    fleet: Fleet, gateway: RunningGateway, after_events: int
 ) -> None:
     fleet.after_events = after_events
-    attacker, other = door.add_tenant("attacker"), door.add_tenant("other")
+    attacker, other = gateway.add_tenant("attacker"), gateway.add_tenant("other")
     body = {"model": NAME, "max_tokens": 400, "temperature": 0, "stream": True, "ignore_eos": True}
     calls = [
-        await begin(door.port, post("/v1/completions", body | {"prompt": f"stream {number}"}, other))
+        await begin(gateway.port, post("/v1/completions", body | {"prompt": f"stream {number}"}, other))
         for number in range(12)
     ]
     await asyncio.gather(*(call.at_event(ALIBI_TOKENS + 4) for call in calls))
-    await ask(door, "poison", attacker, stream=True)
+    await ask(gateway, "poison", attacker, stream=True)
     assert fleet.num_killed == 2
     async with asyncio.timeout(GIVE_UP_S):
         await asyncio.gather(*(call.ended for call in calls))

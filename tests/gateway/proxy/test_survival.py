@@ -13,7 +13,7 @@ from tools.drills.call import Call, begin, post
 from penstock.core.replica import ReplicaState
 from penstock.gateway.proxy.stranded import WAIT_S
 from tests.engine.expecting import expected as expected_ids
-from tests.gateway.door import Gateway, gateway
+from tests.gateway.running import RunningGateway, running_gateway
 from tests.server.replica import NAME, Replica, engines_paused, serving
 from tests.waiting import GIVE_UP_S, eventually, eventually_async
 
@@ -32,10 +32,10 @@ def said(replica: Replica, number: int, tokens: int) -> str:
     return tokenizer.decode(ids)
 
 
-async def streams(door: Gateway, replicas: list[Replica], count: int, tokens: int) -> list[Call]:
+async def streams(gateway: RunningGateway, replicas: list[Replica], count: int, tokens: int) -> list[Call]:
     """All have begun, and hardly: the engines stand still until every request is there."""
     with engines_paused(replicas):
-        calls = [await begin(door.port, asked(number, tokens)) for number in range(count)]
+        calls = [await begin(gateway.port, asked(number, tokens)) for number in range(count)]
         await eventually_async(lambda: sum(replica.engine.num_open for replica in replicas) == count)
     await asyncio.wait([call.at_event(5) for call in calls], return_when=asyncio.FIRST_COMPLETED)
     return calls
@@ -49,9 +49,9 @@ async def whole_texts(calls: list[Call]) -> list[str]:
     return [call.text for call in calls]
 
 
-def is_ready_for(door: Gateway, replica: Replica) -> bool:
+def is_ready_for(gateway: RunningGateway, replica: Replica) -> bool:
     """The engine is back, and the gateway has heard of it."""
-    seen = door.door.replicas[f"http://{replica.host}:{replica.port}"].snapshot
+    seen = gateway.app.replicas[f"http://{replica.host}:{replica.port}"].snapshot
     return replica.engine.state == "ready" and seen.state is ReplicaState.READY
 
 
@@ -61,80 +61,88 @@ def busy(replicas: list[Replica]) -> Replica:
 
 @pytest.mark.slow
 async def test_more_streams_than_may_be_retried_outlive_their_replica() -> None:
-    with serving(step_s=0.01, **ROOMY) as one, serving(step_s=0.01, **ROOMY) as two, gateway(one, two) as door:
+    with (
+        serving(step_s=0.01, **ROOMY) as one,
+        serving(step_s=0.01, **ROOMY) as two,
+        running_gateway(one, two) as gateway,
+    ):
         expected = [said(one, number, 100) for number in range(120)]
-        calls = await streams(door, [one, two], 120, 100)
+        calls = await streams(gateway, [one, two], 120, 100)
         hurt = busy([one, two])
         assert hurt.engine.num_open > 50
         hurt.kill_engine()
         assert await whole_texts(calls) == expected
-        eventually(door.is_idle)
+        eventually(gateway.is_idle)
 
 
 @pytest.mark.slow
 async def test_a_stream_returns_to_a_replica_that_failed_it_before() -> None:
-    with serving(step_s=0.01, **ROOMY) as one, serving(step_s=0.01, **ROOMY) as two, gateway(one, two) as door:
+    with (
+        serving(step_s=0.01, **ROOMY) as one,
+        serving(step_s=0.01, **ROOMY) as two,
+        running_gateway(one, two) as gateway,
+    ):
         expected = [said(one, 0, 500)]
-        calls = await streams(door, [one, two], 1, 500)
+        calls = await streams(gateway, [one, two], 1, 500)
         for event in (40, 80, 120):
             hurt = busy([one, two])
             assert hurt.engine.num_open == 1
             hurt.kill_engine()
             await calls[0].at_event(event)
             with busy([one, two]).engine_paused():  # lest it ends before there is another one to go to
-                await asyncio.to_thread(eventually, lambda hurt=hurt: is_ready_for(door, hurt))
+                await asyncio.to_thread(eventually, lambda hurt=hurt: is_ready_for(gateway, hurt))
         assert await whole_texts(calls) == expected
-        eventually(door.is_idle)
+        eventually(gateway.is_idle)
 
 
 @pytest.mark.slow
 async def test_a_stream_waits_for_the_only_replica_to_come_back() -> None:
-    with serving(step_s=0.01, **ROOMY) as one, gateway(one) as door:
+    with serving(step_s=0.01, **ROOMY) as one, running_gateway(one) as gateway:
         expected = [said(one, 0, 100)]
-        calls = await streams(door, [one], 1, 100)
+        calls = await streams(gateway, [one], 1, 100)
         one.kill_engine()
         assert await whole_texts(calls) == expected
-        eventually(door.is_idle)
+        eventually(gateway.is_idle)
 
 
 @pytest.mark.slow
 async def test_a_stream_that_lost_two_replicas_waits_for_one_of_them_and_spares_the_third() -> None:
     with ExitStack() as stack:
         replicas = [stack.enter_context(serving(step_s=0.01, **ROOMY)) for _ in range(3)]
-        door = stack.enter_context(gateway(*replicas))
+        gateway = stack.enter_context(running_gateway(*replicas))
         expected = [said(replicas[0], 0, 400)]
-        calls = await streams(door, replicas, 1, 400)
+        calls = await streams(gateway, replicas, 1, 400)
         lost = []
         for event in (40, 80):
             lost.append(busy(replicas))
-            await asyncio.to_thread(door.set_in_use, lost[-1], False)
+            await asyncio.to_thread(gateway.set_in_use, lost[-1], False)
             lost[-1].kill_engine()
             if event == 40:
                 await calls[0].at_event(event)
         (spared,) = [replica for replica in replicas if replica not in lost]
-        await eventually_async(lambda: len(door.door.stranded) == 1)
-        assert is_ready_for(door, spared)
+        await eventually_async(lambda: len(gateway.app.stranded) == 1)
+        assert is_ready_for(gateway, spared)
         assert spared.engine.num_open == 0
 
         await asyncio.to_thread(eventually, lambda: lost[0].engine.state == "ready")
-        await asyncio.to_thread(door.set_in_use, lost[0], True)
+        await asyncio.to_thread(gateway.set_in_use, lost[0], True)
         assert await whole_texts(calls) == expected
-        eventually(door.is_idle)
+        eventually(gateway.is_idle)
 
 
 @pytest.mark.slow
 async def test_a_stream_ends_with_an_error_if_no_replica_comes_back_in_time() -> None:
     may_return = threading.Event()
-    with serving(step_s=0.01, may_return=may_return, **ROOMY) as one, gateway(one) as door:
-        key = door.add_tenant("t")
-        (call,) = calls = [await begin(door.port, asked(0, 400, key))]
+    with serving(step_s=0.01, may_return=may_return, **ROOMY) as one, running_gateway(one) as gateway:
+        key = gateway.add_tenant("t")
+        (call,) = calls = [await begin(gateway.port, asked(0, 400, key))]
         await call.at_event(5)
         one.kill_engine()
-        await eventually_async(lambda: len(door.door.stranded) == 1)
-        await asyncio.to_thread(door.advance, WAIT_S)
+        await eventually_async(lambda: len(gateway.app.stranded) == 1)
+        await asyncio.to_thread(gateway.advance, WAIT_S)
         async with asyncio.timeout(GIVE_UP_S):
             await asyncio.gather(*(call.ended for call in calls))
         assert "the replica failed in the middle of the answer" in call.events()[-1]["error"]["message"]
-        await asyncio.to_thread(eventually, door.is_idle)
-        assert sum(usage.output_tokens for usage in door.ledger.usages) >= 5  # the client has them
+        await asyncio.to_thread(eventually, gateway.is_idle)
+        assert sum(usage.output_tokens for usage in gateway.ledger.usages) >= 5  # the client has them
         may_return.set()

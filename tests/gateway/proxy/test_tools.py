@@ -12,7 +12,7 @@ from tools.drills.call import begin, post
 from penstock.core.request import Priority
 from penstock.dialects.engines import DIALECTS
 from penstock.dialects.requests import RequestOptions, outgoing
-from tests.gateway.door import gateway
+from tests.gateway.running import running_gateway
 from tests.server.replica import NAME, serving
 from tests.waiting import eventually
 
@@ -49,11 +49,11 @@ async def test_a_call_outlives_its_replica() -> None:
     with (
         serving(is_guided=True, step_s=0.01) as one,
         serving(is_guided=True, step_s=0.01) as two,
-        gateway(one, two) as door,
+        running_gateway(one, two) as gateway,
     ):
         found = []
         for is_hurt in (False, True):
-            call = await begin(door.port, post(CHAT, BODY | {"stream": True}))
+            call = await begin(gateway.port, post(CHAT, BODY | {"stream": True}))
             await call.at_event(6)
             if is_hurt:
                 max((one, two), key=lambda replica: replica.engine.num_open).kill_engine()
@@ -64,13 +64,13 @@ async def test_a_call_outlives_its_replica() -> None:
         assert found[0] == found[1]
         assert found[0][1] == "tool_calls"
         assert len(json.loads(found[0][0])["days"]) >= 9
-        eventually(door.is_idle)
+        eventually(gateway.is_idle)
 
 
 async def test_a_prompt_with_tools_is_counted_as_its_replica_counts_it() -> None:
-    with serving(is_guided=True) as replica, gateway(replica) as door:
-        eventually(lambda: door.door.pools[NAME].tokens.prompt_tokenizer is not None)
-        prompt_tokenizer = door.door.pools[NAME].tokens.prompt_tokenizer
+    with serving(is_guided=True) as replica, running_gateway(replica) as gateway:
+        eventually(lambda: gateway.app.pools[NAME].tokens.prompt_tokenizer is not None)
+        prompt_tokenizer = gateway.app.pools[NAME].tokens.prompt_tokenizer
         assert prompt_tokenizer is not None
         body = json.dumps(BODY | {"max_tokens": 1}).encode()
         _, _, answer = replica.call("POST", CHAT, body)

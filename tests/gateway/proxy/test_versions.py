@@ -19,8 +19,8 @@ from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, po
 from penstock.gateway.settings.route_board import RouteBoard
 from penstock.tenancy.prices import Price
 from penstock.tenancy.routes import RouteRevision
-from tests.gateway.door import Gateway, gateway
 from tests.gateway.provider import Provider, providing
+from tests.gateway.running import RunningGateway, running_gateway
 from tests.server.replica import NAME, Replica
 from tests.waiting import eventually
 
@@ -32,18 +32,18 @@ def version(provider: Provider, weight: float = 0.0, **more: Any) -> dict[str, A
 
 
 @contextlib.contextmanager
-def versioned(**versions: dict[str, Any]) -> Iterator[Gateway]:
+def versioned(**versions: dict[str, Any]) -> Iterator[RunningGateway]:
     pools = {"m": ModelSettings(versions=versions, aliases=["default"], price=Price(1.0, 2.0))}
-    with gateway(pools=pools) as door:
-        yield door
-        eventually(door.is_idle)
-        eventually(lambda: door.door.shadows.num_open == 0)
+    with running_gateway(pools=pools) as gateway:
+        yield gateway
+        eventually(gateway.is_idle)
+        eventually(lambda: gateway.app.shadows.num_open == 0)
 
 
 def ask(
-    door: Gateway, model: str = "m", *, stream: bool = False, client: openai.OpenAI | None = None, **more: Any
+    gateway: RunningGateway, model: str = "m", *, stream: bool = False, client: openai.OpenAI | None = None, **more: Any
 ) -> str:
-    found: Any = (client or door.openai).chat.completions.create(
+    found: Any = (client or gateway.openai).chat.completions.create(
         model=model, stream=stream, messages=MESSAGES, max_tokens=5, **more
     )
     if stream:
@@ -51,20 +51,20 @@ def ask(
     return str(found.choices[0].message.content)
 
 
-def change(door: Gateway, **weights: float) -> None:
+def change(gateway: RunningGateway, **weights: float) -> None:
     """As a revision does that a gateway hears of."""
 
     def apply() -> None:
-        board = RouteBoard(door.door.routes)
-        board.changed = door.door.use
+        board = RouteBoard(gateway.app.routes)
+        board.changed = gateway.app.use
         board.apply([RouteRevision("m", 1, weights)])
 
-    door.call(apply)
+    gateway.call(apply)
 
 
-def counts(door: Gateway, name: str, *labels: str) -> float:
+def counts(gateway: RunningGateway, name: str, *labels: str) -> float:
     """A sample of the metrics."""
-    text = door.call(door.door.recorder.render).decode()
+    text = gateway.call(gateway.app.recorder.render).decode()
     pairs = [line.rpartition(" ") for line in text.splitlines() if line.startswith(name + "{")]
     return sum(float(value) for head, _, value in pairs if all(label in head for label in labels))
 
@@ -73,16 +73,16 @@ def test_versions_share_by_weight_and_are_counted_apart() -> None:
     with (
         providing(says="one") as one,
         providing(says="two") as two,
-        versioned(v1=version(one, 50), v2=version(two, 50)) as door,
+        versioned(v1=version(one, 50), v2=version(two, 50)) as gateway,
     ):
-        said = [ask(door) for _ in range(40)]
+        said = [ask(gateway) for _ in range(40)]
         assert said.count("one") == len(one.asked) >= 8
         assert said.count("two") == len(two.asked) >= 8
         assert {asked["model"] for asked in one.asked + two.asked} == {"m"}
-        eventually(lambda: len(door.ledger.usages) == 40)
-        assert {usage.model for usage in door.ledger.usages} == {"m@v1", "m@v2"}
-        assert counts(door, "penstock_gateway_tokens_total", 'model="m@v1"', "input") == 3 * len(one.asked)
-        compared: Any = door.call(lambda: door.door.recorder.versions.since({"v1": "m@v1", "v2": "m@v2"}, 0))
+        eventually(lambda: len(gateway.ledger.usages) == 40)
+        assert {usage.model for usage in gateway.ledger.usages} == {"m@v1", "m@v2"}
+        assert counts(gateway, "penstock_gateway_tokens_total", 'model="m@v1"', "input") == 3 * len(one.asked)
+        compared: Any = gateway.call(lambda: gateway.app.recorder.versions.since({"v1": "m@v1", "v2": "m@v2"}, 0))
         assert [compared[v]["requests"] for v in ("v1", "v2")] == [len(one.asked), len(two.asked)]
         assert compared["v1"]["tokens"] == {"input": 3 * len(one.asked), "cached": 0, "output": len(one.asked)}
         assert 0 < compared["v1"]["total_s"]["mean"] <= 2 * compared["v1"]["total_s"]["p95"]
@@ -92,13 +92,13 @@ def test_a_session_keeps_its_version_and_a_growing_canary_takes_without_giving_b
     with (
         providing(says="one") as one,
         providing(says="two") as two,
-        versioned(v1=version(one, 90), v2=version(two, 10)) as door,
+        versioned(v1=version(one, 90), v2=version(two, 10)) as gateway,
     ):
         users = [f"user {number}" for number in range(30)]
-        before = {user: ask(door, user=user) for user in users}
-        assert {user: ask(door, user=user, stream=True) for user in users} == before
-        change(door, v1=60, v2=40)
-        after = {user: ask(door, user=user) for user in users}
+        before = {user: ask(gateway, user=user) for user in users}
+        assert {user: ask(gateway, user=user, stream=True) for user in users} == before
+        change(gateway, v1=60, v2=40)
+        after = {user: ask(gateway, user=user) for user in users}
         moved = [user for user in users if after[user] != before[user]]
         assert moved
         assert {after[user] for user in moved} == {"two"}
@@ -111,55 +111,55 @@ def test_anthropics_clients_have_sessions_too() -> None:
 
 
 def test_arguments_of_a_chat_template_are_let_through() -> None:
-    with providing() as one, versioned(v1=version(one, 1)) as door:
-        ask(door, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+    with providing() as one, versioned(v1=version(one, 1)) as gateway:
+        ask(gateway, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
         assert one.asked[0]["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 def test_a_version_that_fails_can_fall_back_to_another() -> None:
     with providing(says="one") as one, providing(status=500) as two:
         versions = {"v1": version(one, 0), "v2": version(two, 100)}
-        with gateway(pools={"m": ModelSettings(versions=versions, fallback=["m@v1"])}) as door:
-            assert ask(door) == "one"
+        with running_gateway(pools={"m": ModelSettings(versions=versions, fallback=["m@v1"])}) as gateway:
+            assert ask(gateway) == "one"
 
 
 def test_one_version_can_be_asked_for_and_an_alias_means_all() -> None:
     with (
         providing(says="one") as one,
         providing(says="two") as two,
-        versioned(v1=version(one, 1), v2=version(two)) as door,
+        versioned(v1=version(one, 1), v2=version(two)) as gateway,
     ):
-        assert [ask(door, "m@v2"), ask(door, "m@v1"), ask(door, "m"), ask(door, "default")] == [
+        assert [ask(gateway, "m@v2"), ask(gateway, "m@v1"), ask(gateway, "m"), ask(gateway, "default")] == [
             "two",
             "one",
             "one",
             "one",
         ]
         assert [asked["model"] for asked in two.asked] == ["m"]
-        assert [model.id for model in door.openai.models.list()] == ["m"]
+        assert [model.id for model in gateway.openai.models.list()] == ["m"]
         with pytest.raises(openai.NotFoundError):
-            ask(door, "m@v3")
+            ask(gateway, "m@v3")
 
 
 def test_who_may_use_a_model_may_use_its_versions_and_nobody_else() -> None:
-    with providing() as one, providing(says="two") as two, versioned(v1=version(one, 1), v2=version(two)) as door:
-        key, other = door.add_tenant("acme", models=["m"]), door.add_tenant("rival", models=["x"])
-        assert ask(door, "m@v2", client=door.client(key)) == "two"
+    with providing() as one, providing(says="two") as two, versioned(v1=version(one, 1), v2=version(two)) as gateway:
+        key, other = gateway.add_tenant("acme", models=["m"]), gateway.add_tenant("rival", models=["x"])
+        assert ask(gateway, "m@v2", client=gateway.client(key)) == "two"
         with pytest.raises(openai.NotFoundError):
-            ask(door, "m@v2", client=door.client(other))
+            ask(gateway, "m@v2", client=gateway.client(other))
 
 
 def test_what_is_on_its_way_finishes_where_it_is() -> None:
     with (
         providing(says="one", dawdles=True) as one,
         providing(says="two") as two,
-        versioned(v1=version(one, 1), v2=version(two)) as door,
+        versioned(v1=version(one, 1), v2=version(two)) as gateway,
         ThreadPoolExecutor(4) as threads,
     ):
-        running = [threads.submit(ask, door) for _ in range(4)]
+        running = [threads.submit(ask, gateway) for _ in range(4)]
         eventually(lambda: len(one.asked) == 4)
-        change(door, v1=0, v2=100)
-        assert [ask(door) for _ in range(3)] == ["two"] * 3
+        change(gateway, v1=0, v2=100)
+        assert [ask(gateway) for _ in range(3)] == ["two"] * 3
         one.may_answer.set()
         assert [one.result() for one in running] == ["one"] * 4
 
@@ -168,9 +168,9 @@ def test_replicas_may_know_a_version_by_another_name() -> None:
     with (
         providing() as one,
         providing() as two,
-        versioned(v1=version(one, 1), v2=version(two, served_as="m-2026")) as door,
+        versioned(v1=version(one, 1), v2=version(two, served_as="m-2026")) as gateway,
     ):
-        ask(door, "m@v1"), ask(door, "m@v2")
+        ask(gateway, "m@v1"), ask(gateway, "m@v2")
         assert [one.asked[0]["model"], two.asked[0]["model"]] == ["m", "m-2026"]
 
 
@@ -182,17 +182,17 @@ def test_a_shadow_is_sent_what_others_answered_and_changes_nothing(stream: bool)
     with (
         providing(says="real") as one,
         providing(says="shadow") as two,
-        versioned(v1=version(one, 1), v2=version(two, shadow=1.0)) as door,
+        versioned(v1=version(one, 1), v2=version(two, shadow=1.0)) as gateway,
     ):
-        assert [ask(door, stream=stream) for _ in range(5)] == ["real"] * 5
+        assert [ask(gateway, stream=stream) for _ in range(5)] == ["real"] * 5
         eventually(lambda: len(two.asked) == 5)
         assert two.asked == one.asked
-        eventually(lambda: counts(door, "penstock_gateway_shadow_requests_total", 'outcome="ok"') == 5)
-        assert counts(door, "penstock_gateway_shadow_tokens_total", 'model="m@v2"', "input") == 15
-        eventually(lambda: len(door.ledger.usages) == 5)
-        assert {usage.model for usage in door.ledger.usages} == {"m@v1"}
-        assert counts(door, "penstock_gateway_requests_total", "m@v2") == 0
-        compared: Any = door.call(lambda: door.door.recorder.versions.since({"v2": "m@v2"}, 0))
+        eventually(lambda: counts(gateway, "penstock_gateway_shadow_requests_total", 'outcome="ok"') == 5)
+        assert counts(gateway, "penstock_gateway_shadow_tokens_total", 'model="m@v2"', "input") == 15
+        eventually(lambda: len(gateway.ledger.usages) == 5)
+        assert {usage.model for usage in gateway.ledger.usages} == {"m@v1"}
+        assert counts(gateway, "penstock_gateway_requests_total", "m@v2") == 0
+        compared: Any = gateway.call(lambda: gateway.app.recorder.versions.since({"v2": "m@v2"}, 0))
         assert compared["v2"]["requests"] == 0
         assert compared["v2"]["shadow"]["requests"] == 5
 
@@ -201,24 +201,24 @@ def test_a_shadow_that_fails_or_dawdles_delays_nobody_and_is_bounded() -> None:
     with (
         providing(says="real") as one,
         providing(status=500) as two,
-        versioned(v1=version(one, 1), v2=version(two, shadow=1.0)) as door,
+        versioned(v1=version(one, 1), v2=version(two, shadow=1.0)) as gateway,
     ):
-        assert ask(door) == "real"
-        eventually(lambda: counts(door, "penstock_gateway_shadow_requests_total", 'outcome="failed"') == 1)
+        assert ask(gateway) == "real"
+        eventually(lambda: counts(gateway, "penstock_gateway_shadow_requests_total", 'outcome="failed"') == 1)
         two.status = 200
         two.may_answer.clear()  # until the end: nobody waits for it
-        assert [ask(door) for _ in range(MOST_OPEN + 6)] == ["real"] * (MOST_OPEN + 6)
-        eventually(lambda: counts(door, "penstock_gateway_shadow_requests_total", 'outcome="dropped"') == 6)
-        assert door.door.shadows.num_open == MOST_OPEN
-        door.call(door.door.shadows.close)
+        assert [ask(gateway) for _ in range(MOST_OPEN + 6)] == ["real"] * (MOST_OPEN + 6)
+        eventually(lambda: counts(gateway, "penstock_gateway_shadow_requests_total", 'outcome="dropped"') == 6)
+        assert gateway.app.shadows.num_open == MOST_OPEN
+        gateway.call(gateway.app.shadows.close)
 
 
 def test_a_share_of_the_traffic_is_copied() -> None:
-    with providing() as one, providing() as two, versioned(v1=version(one, 1), v2=version(two, shadow=0.3)) as door:
-        door.call(lambda: door.door.random.seed(1))
+    with providing() as one, providing() as two, versioned(v1=version(one, 1), v2=version(two, shadow=0.3)) as gateway:
+        gateway.call(lambda: gateway.app.random.seed(1))
         for _ in range(60):
-            ask(door)
-        eventually(lambda: (door.is_idle(), door.door.shadows.num_open), lambda seen: seen == (True, 0))
+            ask(gateway)
+        eventually(lambda: (gateway.is_idle(), gateway.app.shadows.num_open), lambda seen: seen == (True, 0))
         assert 5 <= len(two.asked) <= 32
 
 
@@ -228,16 +228,16 @@ def test_copies_are_cut_off_when_a_request_has_to_wait(replica_at_hand: Replica)
         url = f"http://{replica.host}:{replica.port}"
         versions = {"v1": version(one, 1), "v2": {"replicas": [url], "shadow": 1.0}}
         pools = {NAME: ModelSettings(versions=versions)}
-        with gateway(pools=pools, admission=AdmissionSettings()) as door:
+        with running_gateway(pools=pools, admission=AdmissionSettings()) as gateway:
             for number in range(3):
-                found = door.openai.chat.completions.create(
+                found = gateway.openai.chat.completions.create(
                     model=NAME, messages=MESSAGES, max_tokens=400 + number, stream=True, extra_body={"min_tokens": 400}
                 )
                 assert [chunk.choices[0].delta.content for chunk in found if chunk.choices]
-            eventually(lambda: door.door.shadows.num_open > 0)
-            door.call(lambda: door.door.shadows.give_way(f"{NAME}@v2"))
-            assert door.door.shadows.num_open == 0
-            assert counts(door, "penstock_gateway_shadow_requests_total", 'outcome="cut_off"') >= 1
+            eventually(lambda: gateway.app.shadows.num_open > 0)
+            gateway.call(lambda: gateway.app.shadows.give_way(f"{NAME}@v2"))
+            assert gateway.app.shadows.num_open == 0
+            assert counts(gateway, "penstock_gateway_shadow_requests_total", 'outcome="cut_off"') >= 1
             eventually(lambda: replica.metrics()["penstock_requests_open"] == 0)
 
 
@@ -246,11 +246,11 @@ def test_a_copy_to_a_penstock_replica_counts_the_tokens_of_a_stream(replica_at_h
     with providing(says="real") as one:
         url = f"http://{replica.host}:{replica.port}"
         versions = {"v1": version(one, 1), "v2": {"replicas": [url], "shadow": 1.0}}
-        with gateway(pools={NAME: ModelSettings(versions=versions)}) as door:
-            list(door.openai.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=7, stream=True))
-            eventually(lambda: counts(door, "penstock_gateway_shadow_requests_total", 'outcome="ok"') == 1)
-            assert 1 <= counts(door, "penstock_gateway_shadow_tokens_total", "output") <= 7
-            assert counts(door, "penstock_gateway_shadow_tokens_total", "input") > 3
+        with running_gateway(pools={NAME: ModelSettings(versions=versions)}) as gateway:
+            list(gateway.openai.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=7, stream=True))
+            eventually(lambda: counts(gateway, "penstock_gateway_shadow_requests_total", 'outcome="ok"') == 1)
+            assert 1 <= counts(gateway, "penstock_gateway_shadow_tokens_total", "output") <= 7
+            assert counts(gateway, "penstock_gateway_shadow_tokens_total", "input") > 3
 
 
 # -- settings

@@ -22,8 +22,8 @@ from penstock.gateway.records.recorder import Ending, GatewayRecorder, RequestFa
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice, Router
-from tests.gateway.door import gateway
 from tests.gateway.provider import providing
+from tests.gateway.running import running_gateway
 
 CHAIN = (2**64 - 1, 2, 3)
 
@@ -188,10 +188,10 @@ def test_the_rule_and_the_version_that_a_request_fell_to_are_in_the_log(tmp_path
                 rules=[{"name": "short", "max_prompt_tokens": 200, "to": "small"}], default="big", aliases=["best"]
             ),
         }
-        with gateway(pools=pools, recorder=GatewayRecorder(decisions=log)) as door:
+        with running_gateway(pools=pools, recorder=GatewayRecorder(decisions=log)) as gateway:
             for model, text in (("best", "hi"), ("auto", "word " * 500), ("small", "hi"), ("small@v1", "hi")):
                 messages: Any = [{"role": "user", "content": text}]
-                door.openai.chat.completions.create(model=model, messages=messages, max_tokens=5)
+                gateway.openai.chat.completions.create(model=model, messages=messages, max_tokens=5)
     found = [recorded.decisions[0] for recorded in read_decisions(tmp_path / "d")]
     assert [(one.route, one.model, one.version, one.rule) for one in found] == [
         ("auto", "small@v1", "v1", "short->small"),

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.gateway.monitor.state import GatewayState, state_of
 from penstock.gateway.records.recorder import Ending, GatewayRecorder, RequestFacts
 from penstock.gateway.records.request_log import RequestLog
-from tests.gateway.door import Gateway, gateway, slow_and_fast
+from tests.gateway.running import RunningGateway, running_gateway, slow_and_fast
 from tests.server.replica import NAME, Replica
 from tests.waiting import eventually
 
@@ -38,23 +38,23 @@ def samples(recorder: GatewayRecorder) -> dict[tuple[str, ...], float]:
     }
 
 
-def look(door: Gateway) -> dict[tuple[str, ...], float]:
+def look(gateway: RunningGateway) -> dict[tuple[str, ...], float]:
     def state() -> GatewayState:
-        return state_of(door.door.replicas.values(), door.door.admission, door.door.now())
+        return state_of(gateway.app.replicas.values(), gateway.app.admission, gateway.app.now())
 
-    door.call(lambda: door.door.recorder.look(state()))
-    return samples(door.door.recorder)
+    gateway.call(lambda: gateway.app.recorder.look(state()))
+    return samples(gateway.app.recorder)
 
 
 def test_requests_are_counted_once_by_how_they_end(replicas: list[Replica]) -> None:
-    with gateway(*replicas) as door:
-        key = door.add_tenant("acme", limits={"concurrency": 1})
-        client = door.client(key)
+    with running_gateway(*replicas) as gateway:
+        key = gateway.add_tenant("acme", limits={"concurrency": 1})
+        client = gateway.client(key)
         usage = client.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=5).usage
         assert usage is not None
         stream = client.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=400, stream=True)
         next(iter(stream))
-        seen = look(door)
+        seen = look(gateway)
         assert seen["requests_open", NAME] == seen["streams_open", NAME] == 1
         for wrong, error in {
             "concurrency": openai.RateLimitError,
@@ -62,12 +62,12 @@ def test_requests_are_counted_once_by_how_they_end(replicas: list[Replica]) -> N
             "key": openai.AuthenticationError,
         }.items():
             with pytest.raises(error):
-                (door.client("psk_wrong") if wrong == "key" else client).chat.completions.create(
+                (gateway.client("psk_wrong") if wrong == "key" else client).chat.completions.create(
                     model="no-such" if wrong == "model" else NAME, messages=MESSAGES, max_tokens=5
                 )
         stream.close()
-        eventually(door.is_idle)
-        found = look(door)
+        eventually(gateway.is_idle)
+        found = look(gateway)
     requests = {key[1:]: value for key, value in found.items() if key[0] == "requests_total"}
     assert requests == {
         (NAME, CHAT, "ok", ""): 1,
@@ -81,7 +81,7 @@ def test_requests_are_counted_once_by_how_they_end(replicas: list[Replica]) -> N
     assert found["ttft_seconds_count", NAME] == 1  # of streams
     assert found["queue_wait_seconds_count", NAME] == 2
     assert found["streams_open", NAME] == 0
-    (first, second) = door.ledger.usages
+    (first, second) = gateway.ledger.usages
     assert (first.input_tokens, first.output_tokens) == (usage.prompt_tokens, usage.completion_tokens)
     for kind in ("input", "cached", "output"):
         counted = getattr(first, f"{kind}_tokens") + getattr(second, f"{kind}_tokens")
@@ -89,9 +89,9 @@ def test_requests_are_counted_once_by_how_they_end(replicas: list[Replica]) -> N
 
 
 def test_replicas_and_queues_are_read_when_asked_for(replicas: list[Replica]) -> None:
-    with gateway(*replicas) as door:
-        found = look(door)
-        for replica in door.door.replicas:
+    with running_gateway(*replicas) as gateway:
+        found = look(gateway)
+        for replica in gateway.app.replicas:
             assert found["replica_state", NAME, replica, "ready"] == 1
             assert found["replica_state", NAME, replica, "out"] == 0
             assert found["replica_breaker", NAME, replica, "closed"] == 1
@@ -100,17 +100,17 @@ def test_replicas_and_queues_are_read_when_asked_for(replicas: list[Replica]) ->
 
 
 def test_streams_that_are_carried_on_are_counted() -> None:
-    with slow_and_fast() as (door, slow, fast):
+    with slow_and_fast() as (gateway, slow, fast):
         stream = iter(
-            door.openai.chat.completions.create(model=NAME, messages=MESSAGES, stream=True, max_tokens=60, seed=3)
+            gateway.openai.chat.completions.create(model=NAME, messages=MESSAGES, stream=True, max_tokens=60, seed=3)
         )
         for _ in range(4):
             next(stream)
-        door.set_in_use(fast, True)
+        gateway.set_in_use(fast, True)
         slow.kill_engine()
         list(stream)
-        eventually(door.is_idle)
-        found = look(door)
+        eventually(gateway.is_idle)
+        found = look(gateway)
     assert found["streams_carried_on_total", NAME] == 1
     assert found["requests_total", NAME, CHAT, "ok", ""] == 1
 

@@ -15,8 +15,8 @@ from penstock.observe.backlog import Backlog
 from penstock.observe.spans import Kind, Roots, Sampling, Span
 from penstock.observe.trace_context import TraceContext, parse
 from penstock.tenancy.prices import Price
-from tests.gateway.door import Gateway, gateway
 from tests.gateway.provider import Provider, providing
+from tests.gateway.running import RunningGateway, running_gateway
 from tests.waiting import eventually
 
 TRACE, CLIENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -49,9 +49,9 @@ def models(*providers: Provider) -> dict[str, ModelSettings]:
     return {"m": ModelSettings(replicas=urls, dialect="openai", aliases=["best"], price=Price(input=1.0, output=2.0))}
 
 
-def ask(door: Gateway, model: str = "m", **headers: str) -> None:
+def ask(gateway: RunningGateway, model: str = "m", **headers: str) -> None:
     body: Any = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
-    door.openai.chat.completions.create(**body, extra_headers=headers)
+    gateway.openai.chat.completions.create(**body, extra_headers=headers)
 
 
 def context(provider: Provider, number: int = -1) -> TraceContext | None:
@@ -61,8 +61,8 @@ def context(provider: Provider, number: int = -1) -> TraceContext | None:
 
 def test_a_clients_trace_goes_on_to_the_provider_below_a_span_of_the_gateway() -> None:
     kept, recorder = tracing()
-    with providing() as provider, gateway(pools=models(provider), recorder=recorder) as door:
-        ask(door, "best", **SENT)
+    with providing() as provider, running_gateway(pools=models(provider), recorder=recorder) as gateway:
+        ask(gateway, "best", **SENT)
         eventually(lambda: bool(kept.all))
         root, admission, pick, visit = kept.spans()
         sent = context(provider)
@@ -83,8 +83,8 @@ def test_a_clients_trace_goes_on_to_the_provider_below_a_span_of_the_gateway() -
 
 def test_who_has_no_trace_gets_one_and_the_provider_is_told() -> None:
     kept, recorder = tracing()
-    with providing() as provider, gateway(pools=models(provider), recorder=recorder) as door:
-        ask(door)
+    with providing() as provider, running_gateway(pools=models(provider), recorder=recorder) as gateway:
+        ask(gateway)
         eventually(lambda: bool(kept.all))
         sent, root = context(provider), kept.spans()[0]
         assert sent is not None
@@ -92,23 +92,23 @@ def test_who_has_no_trace_gets_one_and_the_provider_is_told() -> None:
 
 
 def test_a_gateway_that_exports_nothing_passes_a_trace_on_as_it_came() -> None:
-    with providing() as provider, gateway(pools=models(provider)) as door:
-        ask(door, **SENT)
+    with providing() as provider, running_gateway(pools=models(provider)) as gateway:
+        ask(gateway, **SENT)
         assert {name: provider.headers[0][name] for name in SENT} == SENT
-        ask(door)
+        ask(gateway)
         assert "traceparent" not in provider.headers[1]
-        ask(door, traceparent="rubbish")
+        ask(gateway, traceparent="rubbish")
         assert "traceparent" not in provider.headers[2]
 
 
 def test_each_try_has_a_span_and_the_one_that_failed_says_so() -> None:
     kept, recorder = tracing()
     with providing(status=503) as broken, providing() as well:
-        with gateway(pools=models(broken, well), recorder=recorder) as door:
+        with running_gateway(pools=models(broken, well), recorder=recorder) as gateway:
 
             def asked_again() -> list[Any]:
                 """The requests that came to the broken one first; where each goes is drawn."""
-                ask(door)
+                ask(gateway)
                 return [one for one in kept.all if one.facts.num_tries == 2]
 
             retried = eventually(asked_again)[0]
@@ -121,18 +121,18 @@ def test_each_try_has_a_span_and_the_one_that_failed_says_so() -> None:
 
 def test_what_is_not_sampled_is_not_kept_unless_it_failed() -> None:
     kept, recorder = tracing(0.0)
-    with providing() as provider, gateway(pools=models(provider), recorder=recorder) as door:
-        ask(door)
+    with providing() as provider, running_gateway(pools=models(provider), recorder=recorder) as gateway:
+        ask(gateway)
         sent = context(provider)
         assert sent is not None
         assert not sent.is_sampled
-        ask(door, **SENT)
+        ask(gateway, **SENT)
         eventually(lambda: len(kept.all) == 1)
         with pytest.raises(openai.NotFoundError):
-            ask(door, "no-such-model")
+            ask(gateway, "no-such-model")
         provider.status = 500
         with pytest.raises(openai.InternalServerError):
-            ask(door)
+            ask(gateway)
         eventually(lambda: len(kept.all) == 2)
         assert [one.facts.ending.value for one in kept.all] == ["ok", "failed"]
         failed = kept.spans()[4]
@@ -141,9 +141,9 @@ def test_what_is_not_sampled_is_not_kept_unless_it_failed() -> None:
 
 def test_who_is_turned_away_at_the_door_has_a_span_of_no_length() -> None:
     kept, recorder = tracing()
-    with providing() as provider, gateway(pools=models(provider), recorder=recorder) as door:
+    with providing() as provider, running_gateway(pools=models(provider), recorder=recorder) as gateway:
         with pytest.raises(openai.NotFoundError):
-            ask(door, "no-such-model", **SENT)
+            ask(gateway, "no-such-model", **SENT)
         eventually(lambda: bool(kept.all))
         (root,) = kept.spans()
         assert (root.trace_id, root.parent_id, root.error) == (TRACE, CLIENT, "")

@@ -18,7 +18,7 @@ from penstock.core.settings import ServerSettings
 from penstock.gateway.settings.gateway import ModelSettings, routes_of
 from tests.clocks import ManualClock
 from tests.dialects.servers import FakeServer, FakeSglang, FakeTgi, FakeVllm, Reply, as_json
-from tests.gateway.door import Gateway, Notes, gateway
+from tests.gateway.running import Notes, RunningGateway, running_gateway
 from tests.model.lora import write_adapter
 from tests.server.replica import NAME, Replica, serving
 from tests.server.test_adapters import CONFIG
@@ -32,19 +32,21 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
 
 
 @contextlib.contextmanager
-def fleet(noted: Path, adapters: dict[str, str | None], count: int = 2) -> Iterator[tuple[Gateway, list[Replica]]]:
+def fleet(
+    noted: Path, adapters: dict[str, str | None], count: int = 2
+) -> Iterator[tuple[RunningGateway, list[Replica]]]:
     """Replicas that know of no adapter, behind a gateway that does."""
     with contextlib.ExitStack() as stack:
         settings = [ServerSettings(adapter_file=str(noted / f"{place}.json")) for place in range(count)]
         replicas = [stack.enter_context(serving(each, max_loras=2, step_s=0.01)) for each in settings]
         urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
         pools = {NAME: ModelSettings(replicas=urls, adapters=adapters)}
-        door = stack.enter_context(gateway(pools=pools))
-        yield door, replicas
+        gateway = stack.enter_context(running_gateway(pools=pools))
+        yield gateway, replicas
 
 
-def has_all(door: Gateway, names: set[str]) -> bool:
-    return all(replica.snapshot.adapters >= names for replica in door.door.replicas.values())
+def has_all(gateway: RunningGateway, names: set[str]) -> bool:
+    return all(replica.snapshot.adapters >= names for replica in gateway.app.replicas.values())
 
 
 def say(client: openai.OpenAI, model: str) -> str:
@@ -57,21 +59,21 @@ def say(client: openai.OpenAI, model: str) -> str:
 def test_replicas_get_what_is_configured_and_tenants_what_they_are_allowed(
     tmp_path: Path, adapters: dict[str, str | None]
 ) -> None:
-    with fleet(tmp_path, adapters) as (door, replicas):
-        eventually(lambda: has_all(door, {"poet", "bard"}))
+    with fleet(tmp_path, adapters) as (gateway, replicas):
+        eventually(lambda: has_all(gateway, {"poet", "bard"}))
         one = replicas[0]
         expected = {name: one.adapted_answer("one two", 6, name) for name in ("poet", "bard")}
-        assert {name: say(door.openai, name) for name in expected} == expected
-        assert say(door.openai, NAME) == one.answer("one two", 6)
+        assert {name: say(gateway.openai, name) for name in expected} == expected
+        assert say(gateway.openai, NAME) == one.answer("one two", 6)
 
-        plain = door.client(door.add_tenant("plain"))
-        reader = door.client(door.add_tenant("reader", adapters=["po*"]))
-        barred = door.client(door.add_tenant("barred", models=["other"], adapters=["*"]))
+        plain = gateway.client(gateway.add_tenant("plain"))
+        reader = gateway.client(gateway.add_tenant("reader", adapters=["po*"]))
+        barred = gateway.client(gateway.add_tenant("barred", models=["other"], adapters=["*"]))
         assert [card.id for card in plain.models.list().data] == [NAME]
         assert [card.id for card in reader.models.list().data] == [NAME, "poet"]
         assert barred.models.list().data == []
         assert say(reader, "poet") == expected["poet"]
-        eventually(lambda: ("reader", "poet") in {(one.tenant_id, one.model) for one in door.ledger.usages})
+        eventually(lambda: ("reader", "poet") in {(one.tenant_id, one.model) for one in gateway.ledger.usages})
         for client, name in ((plain, "poet"), (reader, "bard"), (barred, "poet")):
             with pytest.raises(openai.NotFoundError, match=f"no model '{name}'"):
                 say(client, name)
@@ -85,24 +87,24 @@ def test_replicas_get_what_is_configured_and_tenants_what_they_are_allowed(
         busy.kill_engine()  # what it began is carried on with the same adapter; what it had, it has again
         assert "".join(chunk.choices[0].text for chunk in [*chunks, *stream]) == whole
         eventually(lambda: busy.engine.restarts == 1 and busy.engine.state == "ready")
-        eventually(lambda: has_all(door, {"poet", "bard"}))
+        eventually(lambda: has_all(gateway, {"poet", "bard"}))
         replicas[0].call("POST", "/v1/penstock/drain")
-        eventually(lambda: [r.snapshot.state for r in door.door.replicas.values()].count(ReplicaState.READY) == 1)
+        eventually(lambda: [r.snapshot.state for r in gateway.app.replicas.values()].count(ReplicaState.READY) == 1)
         assert say(reader, "poet") == expected["poet"]
 
 
 @pytest.mark.slow
 def test_request_goes_where_the_adapter_is(tmp_path: Path, adapters: dict[str, str | None]) -> None:
     unknown: dict[str, str | None] = dict.fromkeys(adapters)  # the gateway does not know where they are
-    with fleet(tmp_path, unknown) as (door, replicas):
+    with fleet(tmp_path, unknown) as (gateway, replicas):
         with pytest.raises(openai.APIStatusError) as refused:
-            say(door.openai, "poet")
+            say(gateway.openai, "poet")
         assert refused.value.status_code in (429, 503)
         path = adapters["poet"]
         replicas[1].call("POST", "/v1/load_lora_adapter", {"lora_name": "poet", "lora_path": path})
-        eventually(lambda: any(r.snapshot.adapters for r in door.door.replicas.values()))
+        eventually(lambda: any(r.snapshot.adapters for r in gateway.app.replicas.values()))
         expected = replicas[1].adapted_answer("one two", 6, "poet")
-        assert {say(door.openai, "poet") for _ in range(6)} == {expected}
+        assert {say(gateway.openai, "poet") for _ in range(6)} == {expected}
 
 
 @dataclass
@@ -152,29 +154,29 @@ def test_other_engines_are_made_to_load_them_and_asked_in_their_words(kind: type
         server.adapters = {"bard": "/adapters/bard"} if kind is LoraVllm else {}  # as an earlier gateway left it
         adapters: dict[str, str | None] = {"poet": "/adapters/poet", "bard": "/adapters/bard"}
         pools = {"m": ModelSettings(replicas=[server.url], dialect=server.dialect, adapters=adapters)}
-        with gateway(pools=pools, clock=ManualClock()) as door:
-            door.until(lambda: all(r.loaded == {"poet", "bard"} for r in door.door.replicas.values()))
+        with running_gateway(pools=pools, clock=ManualClock()) as gateway:
+            gateway.until(lambda: all(r.loaded == {"poet", "bard"} for r in gateway.app.replicas.values()))
             assert server.adapters == {"poet": "/adapters/poet", "bard": "/adapters/bard"}
-            door.openai.completions.create(model="poet", prompt="x", max_tokens=3)
+            gateway.openai.completions.create(model="poet", prompt="x", max_tokens=3)
             _, asked, _ = server.asked[-1]
             selected = (asked["model"],) if kind is LoraVllm else (asked["model"], asked["lora_path"])
             assert selected == (("poet",) if kind is LoraVllm else ("m", "poet"))
-            door.openai.completions.create(model="m", prompt="x", max_tokens=3)
+            gateway.openai.completions.create(model="m", prompt="x", max_tokens=3)
             assert server.asked[-1][1].get("lora_path") is None
 
             port = server.port  # it comes back without them
             server.kill()
-            door.until(lambda: all(r.snapshot.state == "out" for r in door.door.replicas.values()))
+            gateway.until(lambda: all(r.snapshot.state == "out" for r in gateway.app.replicas.values()))
             with kind(port=port) as again:
                 assert isinstance(again, LoraVllm | LoraSglang)
-                door.until(lambda: set(again.adapters) == {"poet", "bard"})
+                gateway.until(lambda: set(again.adapters) == {"poet", "bard"})
 
 
 def test_server_that_cannot_load_adapters_is_passed_over_for_them() -> None:
     with FakeTgi() as server:
         pools = {"m": ModelSettings(replicas=[server.url], dialect="tgi", adapters={"poet": "/adapters/poet"})}
-        with gateway(pools=pools) as door, pytest.raises(openai.APIStatusError) as refused:
-            door.openai.completions.create(model="poet", prompt="x", max_tokens=3)
+        with running_gateway(pools=pools) as gateway, pytest.raises(openai.APIStatusError) as refused:
+            gateway.openai.completions.create(model="poet", prompt="x", max_tokens=3)
         assert refused.value.status_code == 503
         assert "no replica that is ready has this adapter" in str(refused.value)
 
@@ -194,10 +196,10 @@ def test_adapter_must_not_have_the_name_of_another() -> None:
 def test_what_replicas_have_though_nobody_configured_it_can_be_asked_for_by_those_who_may(
     tmp_path: Path, adapters: dict[str, str | None]
 ) -> None:
-    with fleet(tmp_path, {}) as (door, replicas):
-        reader = door.client(door.add_tenant("reader", adapters=["po*"]))
-        plain = door.client(door.add_tenant("plain"))
-        barred = door.client(door.add_tenant("barred", models=["other"], adapters=["*"]))
+    with fleet(tmp_path, {}) as (gateway, replicas):
+        reader = gateway.client(gateway.add_tenant("reader", adapters=["po*"]))
+        plain = gateway.client(gateway.add_tenant("plain"))
+        barred = gateway.client(gateway.add_tenant("barred", models=["other"], adapters=["*"]))
         with pytest.raises(openai.NotFoundError, match="no model 'poet'"):
             say(reader, "poet")
         for name in ("poet", "bard"):
@@ -217,9 +219,9 @@ def test_what_replicas_have_though_nobody_configured_it_can_be_asked_for_by_thos
 
 def test_adapters_that_a_vllm_names_among_its_models_are_learned() -> None:
     with LoraVllm(adapters={"poet": "/adapters/poet"}) as server:
-        with gateway(pools={"m": ModelSettings(replicas=[server.url], dialect="vllm")}) as door:
-            eventually(lambda: [card.id for card in door.openai.models.list().data] == ["m", "poet"])
-            door.openai.completions.create(model="poet", prompt="x", max_tokens=3)
+        with running_gateway(pools={"m": ModelSettings(replicas=[server.url], dialect="vllm")}) as gateway:
+            eventually(lambda: [card.id for card in gateway.openai.models.list().data] == ["m", "poet"])
+            gateway.openai.completions.create(model="poet", prompt="x", max_tokens=3)
         assert server.asked[-1][1]["model"] == "poet"
 
 
@@ -236,12 +238,12 @@ def test_what_is_no_longer_configured_is_taken_from_those_it_was_brought_to(kind
         def pools(configured: dict[str, str | None]) -> dict[str, ModelSettings]:
             return {"m": ModelSettings(replicas=urls, dialect=server.dialect, adapters=configured)}
 
-        with gateway(pools=pools({**adapters}), notes=notes) as door:
-            eventually(lambda: all(r.loaded == {"poet", "bard"} for r in door.door.replicas.values()))
+        with running_gateway(pools=pools({**adapters}), notes=notes) as gateway:
+            eventually(lambda: all(r.loaded == {"poet", "bard"} for r in gateway.app.replicas.values()))
         # SGLang says of none that it had it already, so all that was asked of it counts as brought.
         by_hand = {(server.url, "bard"), (other.url, "poet")} if kind is LoraVllm else set()
         assert notes.all == {(url, name) for url in urls for name in adapters} - by_hand
-        with gateway(pools=pools({"bard": "/a/bard"}), notes=notes):
+        with running_gateway(pools=pools({"bard": "/a/bard"}), notes=notes):
             eventually(lambda: "poet" not in server.adapters)
             eventually(lambda: (server.url, "poet") not in notes.all)
         assert "bard" in server.adapters
@@ -253,18 +255,18 @@ def test_gateways_whose_configurations_differ_do_not_fight() -> None:
     with LoraVllm() as server:
         notes, plain = Notes(), ModelSettings(replicas=[server.url], dialect="vllm")
         bringing = {"m": replace(plain, adapters={"poet": "/a/poet"})}
-        with gateway(pools=bringing, notes=notes, clock=ManualClock()) as door:
-            door.until(lambda: "poet" in server.adapters)
-            (replica,) = door.door.replicas.values()
-            door.advance(30.0)  # so often it is asked what it has
-            door.until(lambda: replica.listed == {"poet"})
-            with gateway(pools={"m": plain}, notes=notes) as other:
+        with running_gateway(pools=bringing, notes=notes, clock=ManualClock()) as gateway:
+            gateway.until(lambda: "poet" in server.adapters)
+            (replica,) = gateway.app.replicas.values()
+            gateway.advance(30.0)  # so often it is asked what it has
+            gateway.until(lambda: replica.listed == {"poet"})
+            with running_gateway(pools={"m": plain}, notes=notes) as other:
                 eventually(lambda: [path for path, *_ in server.asked].count("/v1/unload_lora_adapter") == 1)
-                door.advance(30.0)
-                door.until(lambda: "poet" in server.adapters and notes.all == {(server.url, "poet")})
+                gateway.advance(30.0)
+                gateway.until(lambda: "poet" in server.adapters and notes.all == {(server.url, "poet")})
                 other.advance(30.0)  # the other one sees it again, and lets it be
-                eventually(lambda: [one.listed for one in other.door.replicas.values()] == [{"poet"}])
-            door.openai.completions.create(model="poet", prompt="x", max_tokens=3)
+                eventually(lambda: [one.listed for one in other.gateway.replicas.values()] == [{"poet"}])
+            gateway.openai.completions.create(model="poet", prompt="x", max_tokens=3)
         assert [path for path, *_ in server.asked].count("/v1/unload_lora_adapter") == 1
 
 
@@ -276,10 +278,10 @@ def test_a_penstock_replica_loses_what_the_configuration_lost_and_keeps_what_was
     with serving(ServerSettings(adapter_file=str(tmp_path / "a.json")), max_loras=2) as replica:
         urls = [f"http://{replica.host}:{replica.port}"]
         replica.call("POST", "/v1/load_lora_adapter", {"lora_name": "bard", "lora_path": adapters["bard"]})
-        with gateway(pools={NAME: ModelSettings(replicas=urls, adapters=adapters)}, notes=notes) as door:
-            eventually(lambda: has_all(door, {"poet", "bard"}))
+        with running_gateway(pools={NAME: ModelSettings(replicas=urls, adapters=adapters)}, notes=notes) as gateway:
+            eventually(lambda: has_all(gateway, {"poet", "bard"}))
             eventually(lambda: notes.all == {(urls[0], "poet")})
-        with gateway(pools={NAME: ModelSettings(replicas=urls)}, notes=notes) as door:
+        with running_gateway(pools={NAME: ModelSettings(replicas=urls)}, notes=notes) as gateway:
             eventually(lambda: set(replica.model.adapters) == {"bard"})
-            eventually(lambda: [card.id for card in door.openai.models.list().data] == [NAME, "bard"])
+            eventually(lambda: [card.id for card in gateway.openai.models.list().data] == [NAME, "bard"])
             eventually(lambda: notes.all == set())

@@ -22,7 +22,7 @@ from penstock.health.slow_start import SlowStartSettings
 from penstock.router.turns import observed_speed
 from tests.clocks import ManualClock
 from tests.dialects.servers import FakeSglang, FakeVllm
-from tests.gateway.door import Gateway, gateway
+from tests.gateway.running import RunningGateway, running_gateway
 from tests.server.replica import NAME, Replica, serving
 from tests.waiting import GIVE_UP_S, eventually
 
@@ -35,9 +35,9 @@ def url_of(replica: Replica) -> str:
     return f"http://{replica.host}:{replica.port}"
 
 
-def ask(door: Gateway, content: str, **options: Any) -> tuple[str, str]:
+def ask(gateway: RunningGateway, content: str, **options: Any) -> tuple[str, str]:
     """The replica that answered, and why it was picked."""
-    answer = door.openai.chat.completions.with_raw_response.create(
+    answer = gateway.openai.chat.completions.with_raw_response.create(
         model=NAME, messages=[{"role": "user", "content": content}], **{"max_tokens": 3} | options
     )
     return answer.headers["x-penstock-replica"], answer.headers["x-penstock-route"]
@@ -45,12 +45,12 @@ def ask(door: Gateway, content: str, **options: Any) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def fleet(*urls: str) -> Any:
-    with gateway(pools={NAME: ModelSettings(replicas=list(urls))}, health=QUICK, waits=False) as door:
-        replicas = door.door.replicas.values()
+    with running_gateway(pools={NAME: ModelSettings(replicas=list(urls))}, health=QUICK, waits=False) as gateway:
+        replicas = gateway.app.replicas.values()
         eventually(
             lambda: all(one.snapshot.state is ReplicaState.READY and one.snapshot.share == 1 for one in replicas)
         )
-        yield door
+        yield gateway
 
 
 def test_penstock_vllm_and_sglang_share_one_models_requests() -> None:
@@ -69,16 +69,16 @@ def test_penstock_vllm_and_sglang_share_one_models_requests() -> None:
         serving() as own,
         HeldVllm(NAME) as vllm,
         HeldSglang(NAME) as sglang,
-        fleet(url_of(own), vllm.url, sglang.url) as door,
+        fleet(url_of(own), vllm.url, sglang.url) as gateway,
     ):
-        replicas = list(door.door.replicas.values())
+        replicas = list(gateway.app.replicas.values())
         dialects = {one.upstream.dialect.name for one in replicas if one.upstream.dialect}
         assert dialects == {"vllm", "sglang"}
         pid = own.processes[-1].pid
         os.kill(pid, signal.SIGSTOP)  # nobody answers before all have been asked
         try:
             with ThreadPoolExecutor(40) as clients:
-                answers = clients.map(lambda number: ask(door, f"question {number}", max_tokens=100), range(40))
+                answers = clients.map(lambda number: ask(gateway, f"question {number}", max_tokens=100), range(40))
                 num_at = eventually(
                     lambda: {one.name: len(one.in_flight) for one in replicas}, lambda found: sum(found.values()) == 40
                 )
@@ -93,20 +93,20 @@ def test_penstock_vllm_and_sglang_share_one_models_requests() -> None:
 
 
 def test_a_conversation_stays_where_its_beginning_is_whichever_engine_that_is() -> None:
-    with serving() as own, FakeVllm(NAME) as vllm, fleet(url_of(own), vllm.url) as door:
-        eventually(lambda: door.door.pools[NAME].tokens.prompt_tokenizer is not None)
+    with serving() as own, FakeVllm(NAME) as vllm, fleet(url_of(own), vllm.url) as gateway:
+        eventually(lambda: gateway.app.pools[NAME].tokens.prompt_tokenizer is not None)
         for topic in ("alpha ", "beta ", "gamma ", "delta "):
-            homes = {ask(door, topic + LONG + f"turn {turn}")[0] for turn in range(4)}
+            homes = {ask(gateway, topic + LONG + f"turn {turn}")[0] for turn in range(4)}
             assert len(homes) == 1
-        _, why = ask(door, "delta " + LONG + "again")
+        _, why = ask(gateway, "delta " + LONG + "again")
         assert ";matched=" in why
 
 
 def test_a_model_without_a_tokenizer_is_routed_by_the_bytes_of_its_prompts() -> None:
-    with FakeVllm(NAME) as one, FakeSglang(NAME) as other, fleet(one.url, other.url) as door:
+    with FakeVllm(NAME) as one, FakeSglang(NAME) as other, fleet(one.url, other.url) as gateway:
         for topic in ("alpha ", "beta ", "gamma ", "delta "):
-            first, _ = ask(door, topic + LONG + "turn 0")
-            second, why = ask(door, topic + LONG + "turn 1")
+            first, _ = ask(gateway, topic + LONG + "turn 0")
+            second, why = ask(gateway, topic + LONG + "turn 1")
             assert first == second
             assert ";matched=" in why
             assert ";approximate" in why
@@ -120,21 +120,21 @@ class Place(NamedTuple):
 def test_a_stream_that_began_at_a_penstock_replica_goes_on_at_another_and_not_at_a_foreign_one() -> None:
     with serving(step_s=0.1) as slow, serving() as fast, FakeVllm(NAME) as vllm:
         pools = {NAME: ModelSettings(replicas=[url_of(slow), url_of(fast), vllm.url])}
-        with gateway(pools=pools, health=QUICK, clock=ManualClock()) as door:
+        with running_gateway(pools=pools, health=QUICK, clock=ManualClock()) as gateway:
             others = [fast, Place("127.0.0.1", vllm.port)]
             for other in others:
-                door.set_in_use(other, False)
+                gateway.set_in_use(other, False)
             whole = "".join(_streamed(fast.openai))
-            answer = door.openai.chat.completions.with_raw_response.create(**_question())
-            began_at = door.door.replicas[url_of(slow)]
+            answer = gateway.openai.chat.completions.with_raw_response.create(**_question())
+            began_at = gateway.app.replicas[url_of(slow)]
             assert answer.headers["x-penstock-replica"] == began_at.name
             text = []
             for number, chunk in enumerate(answer.parse()):
                 text += [choice.delta.content or "" for choice in chunk.choices]
                 if number == 3:
                     for other in others:
-                        door.set_in_use(other, True)
-                    door.call(began_at.send_away)
+                        gateway.set_in_use(other, True)
+                    gateway.call(began_at.send_away)
             assert "".join(text) == whole
             assert vllm.asked == []
 
@@ -163,11 +163,11 @@ def test_another_engines_cache_is_salted_for_each_tenant_and_told_its_class_only
     pool = {"served_as": NAME, "send_priority": True}
     with (
         _PriorityVllm(NAME) as vllm,
-        gateway(pools={NAME: ModelSettings(replicas=[vllm.url], **pool)}, health=QUICK, waits=False) as door,
+        running_gateway(pools={NAME: ModelSettings(replicas=[vllm.url], **pool)}, health=QUICK, waits=False) as gateway,
     ):
-        eventually(lambda: all(one.snapshot.state is ReplicaState.READY for one in door.door.replicas.values()))
+        eventually(lambda: all(one.snapshot.state is ReplicaState.READY for one in gateway.app.replicas.values()))
         for tenant, priority in (("acme", "interactive"), ("zeta", "batch")):
-            client = door.client(door.add_tenant(tenant, priority=priority))
+            client = gateway.client(gateway.add_tenant(tenant, priority=priority))
             client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": "hello"}], max_tokens=3)
         bodies = [body for path, body, _ in vllm.asked if path == "/v1/chat/completions"]
         salts = [body["cache_salt"] for body in bodies]
@@ -177,23 +177,23 @@ def test_another_engines_cache_is_salted_for_each_tenant_and_told_its_class_only
 
 
 def test_a_client_that_leaves_another_engines_stream_is_billed_for_what_it_got() -> None:
-    with FakeVllm(NAME, token_s=0.05) as vllm, fleet(vllm.url) as door:
+    with FakeVllm(NAME, token_s=0.05) as vllm, fleet(vllm.url) as gateway:
         question = {"model": NAME, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 500}
-        stream = door.openai.chat.completions.create(**question, stream=True)
+        stream = gateway.openai.chat.completions.create(**question, stream=True)
         assert any(chunk.choices[0].delta.content for chunk in stream)
         stream.close()
-        eventually(lambda: bool(door.ledger.usages))
-        (usage,) = door.ledger.usages
+        eventually(lambda: bool(gateway.ledger.usages))
+        (usage,) = gateway.ledger.usages
         assert 1 <= usage.output_tokens < 10  # and not all that it might have got
 
 
 def test_a_server_that_will_not_hear_of_priorities_is_told_of_none_again_and_no_client_is_blamed() -> None:
     with (
         FakeVllm(NAME) as vllm,
-        gateway(pools={NAME: ModelSettings(replicas=[vllm.url], send_priority=True)}, waits=False) as door,
+        running_gateway(pools={NAME: ModelSettings(replicas=[vllm.url], send_priority=True)}, waits=False) as gateway,
     ):
-        eventually(lambda: all(one.snapshot.state is ReplicaState.READY for one in door.door.replicas.values()))
-        client = door.client(door.add_tenant("acme", priority="interactive"))
+        eventually(lambda: all(one.snapshot.state is ReplicaState.READY for one in gateway.app.replicas.values()))
+        client = gateway.client(gateway.add_tenant("acme", priority="interactive"))
         question: Any = {"model": NAME, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
         with pytest.raises(openai.InternalServerError) as caught:  # which a client tries again
             client.chat.completions.create(**question)
@@ -209,22 +209,22 @@ def test_how_fast_a_server_is_that_does_not_say_is_learnt_from_its_streams() -> 
         """It takes half a second for an answer, by the gateway's clock."""
 
         def answer(self, path: str, asked: dict[str, Any]) -> tuple[bool, list[bytes]]:
-            door.advance(0.5)
+            gateway.advance(0.5)
             return super().answer(path, asked)
 
     with FakeSglang(NAME) as fast, Slow(NAME) as slow:
         pools = {NAME: ModelSettings(replicas=[fast.url, slow.url])}
-        with gateway(pools=pools, health=QUICK, clock=ManualClock()) as door:
+        with running_gateway(pools=pools, health=QUICK, clock=ManualClock()) as gateway:
             both = [Place("127.0.0.1", server.port) for server in (fast, slow)]
             asked: Any = {"model": NAME, "messages": [{"role": "user", "content": "hello"}], "stream": True}
             for one, other in (both, both[::-1]):
-                door.set_in_use(one, True)
-                door.set_in_use(other, False)
-                list(door.openai.chat.completions.create(**asked))
-                eventually(door.is_idle)
+                gateway.set_in_use(one, True)
+                gateway.set_in_use(other, False)
+                list(gateway.openai.chat.completions.create(**asked))
+                eventually(gateway.is_idle)
             for one in both:  # what was learnt is seen when the replica is looked at
-                door.set_in_use(one, True)
-            seen = {one.id: one for one in door.door.admission.replicas(NAME)}
+                gateway.set_in_use(one, True)
+            seen = {one.id: one for one in gateway.app.admission.replicas(NAME)}
             assert seen[slow.url].prefill_tokens_per_s < 100.0 < seen[fast.url].prefill_tokens_per_s
             assert observed_speed(seen[slow.url]) < observed_speed(seen[fast.url])  # what the weighted strategy goes by
 

@@ -12,7 +12,7 @@ from penstock.health.replica_health import ReplicaHealth
 from penstock.http import clock as clocks
 from penstock.http.clock import LoopClock
 from tests.clocks import ManualClock
-from tests.gateway.door import gateway
+from tests.gateway.running import running_gateway
 from tests.server.replica import NAME, Replica
 
 FAR_S = 3600.0
@@ -128,8 +128,8 @@ class InFlightRequest:
 
 def test_a_gateway_that_stood_still_calls_no_replica_lost(replica_at_hand: Replica) -> None:
     clock, request = LateClock(), InFlightRequest()
-    with gateway(replica_at_hand, clock=clock) as door:
-        (followed,) = door.door.replicas.values()
+    with running_gateway(replica_at_hand, clock=clock) as gateway:
+        (followed,) = gateway.app.replicas.values()
 
         def stand_still() -> tuple[int, str]:
             """Its timers come before its sockets are read."""
@@ -138,5 +138,5 @@ def test_a_gateway_that_stood_still_calls_no_replica_lost(replica_at_hand: Repli
             followed.in_flight.discard(request)
             return request.num_lost, str(followed.snapshot.state)
 
-        assert door.call(stand_still) == (0, "ready")
-        assert door.openai.completions.create(model=NAME, prompt="the fox", max_tokens=3).choices
+        assert gateway.call(stand_still) == (0, "ready")
+        assert gateway.openai.completions.create(model=NAME, prompt="the fox", max_tokens=3).choices

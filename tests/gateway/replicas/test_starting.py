@@ -20,7 +20,7 @@ from penstock.gateway.settings.gateway import ModelSettings
 from penstock.server.app import Replica
 from penstock.server.recorder import Recorder
 from tests.api.serving import running
-from tests.gateway.door import Gateway, gateway
+from tests.gateway.running import RunningGateway, running_gateway
 from tests.server.replica import NAME, serving
 from tests.waiting import eventually
 
@@ -41,38 +41,38 @@ def loading() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def fronting(*urls: str) -> Iterator[Gateway]:
+def fronting(*urls: str) -> Iterator[RunningGateway]:
     """A gateway that has heard of each of these replicas."""
-    with gateway(pools={NAME: ModelSettings(replicas=list(urls))}, waits=False) as door:
-        eventually(lambda: all(replica.report is not None for replica in door.door.replicas.values()))
-        yield door
+    with running_gateway(pools={NAME: ModelSettings(replicas=list(urls))}, waits=False) as gateway:
+        eventually(lambda: all(replica.report is not None for replica in gateway.app.replicas.values()))
+        yield gateway
 
 
-def refusal(door: Gateway, max_tokens: int) -> openai.APIStatusError:
+def refusal(gateway: RunningGateway, max_tokens: int) -> openai.APIStatusError:
     with pytest.raises(openai.APIStatusError) as refused:
-        door.openai.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=max_tokens)
+        gateway.openai.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=max_tokens)
     return refused.value
 
 
 def test_requests_are_told_to_come_back_while_every_replica_loads() -> None:
-    with loading() as url, fronting(url) as door:
-        found = refusal(door, max_tokens=5)
+    with loading() as url, fronting(url) as gateway:
+        found = refusal(gateway, max_tokens=5)
         assert (found.status_code, found.code) == (503, "engine_unavailable")
         assert int(found.response.headers["retry-after"]) >= 1
-        (replica,) = door.door.replicas.values()
+        (replica,) = gateway.app.replicas.values()
         assert replica.snapshot.state == "out"
-        (view,) = door.call(lambda: state_of([replica], door.door.admission, door.door.now())).replicas
+        (view,) = gateway.call(lambda: state_of([replica], gateway.app.admission, gateway.app.now())).replicas
         assert view.state == "starting"
-        (reading,) = door.call(lambda: FleetReader(door.door).read(door.door.now())).replicas
+        (reading,) = gateway.call(lambda: FleetReader(gateway.app).read(gateway.app.now())).replicas
         assert (reading.is_starting, reading.is_usable) == (True, False)
 
 
 def test_request_too_long_for_the_ready_replica_may_fit_the_one_that_loads() -> None:
     with loading() as url, serving(num_blocks=16, block_size=16) as short:
-        with fronting(url, f"http://{short.host}:{short.port}") as door:
-            eventually(door.states, lambda states: states == ["out", "ready"])
-            found = refusal(door, max_tokens=1000)
+        with fronting(url, f"http://{short.host}:{short.port}") as gateway:
+            eventually(gateway.states, lambda states: states == ["out", "ready"])
+            found = refusal(gateway, max_tokens=1000)
             assert found.status_code == 503
             assert "no replica that is ready has a context of this length" in found.message
-        with gateway(short) as door:
-            assert refusal(door, max_tokens=1000).code == "context_length_exceeded"
+        with running_gateway(short) as gateway:
+            assert refusal(gateway, max_tokens=1000).code == "context_length_exceeded"

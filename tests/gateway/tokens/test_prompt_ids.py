@@ -16,8 +16,8 @@ from penstock.gateway.proxy import transcript
 from penstock.gateway.proxy.request_view import read
 from penstock.gateway.tokens.prompt_tokenizer import CHAT
 from penstock.gateway.tokens.request_size import Pool, Size
-from tests.gateway.door import Gateway, gateway, slow_and_fast
 from tests.gateway.lexicons import prompt_tokenizer
+from tests.gateway.running import RunningGateway, running_gateway, slow_and_fast
 from tests.sdk import Unverified
 from tests.server.replica import NAME, Replica
 from tests.waiting import eventually
@@ -33,9 +33,9 @@ def replicas(two_replicas: list[Replica]) -> list[Replica]:
 
 
 @pytest.fixture
-def door(replicas: list[Replica]) -> Iterator[Gateway]:
-    with gateway(*replicas) as found:
-        eventually(lambda: found.door.pools[NAME].tokens.prompt_tokenizer is not None)
+def gateway(replicas: list[Replica]) -> Iterator[RunningGateway]:
+    with running_gateway(*replicas) as found:
+        eventually(lambda: found.app.pools[NAME].tokens.prompt_tokenizer is not None)
         yield found
         eventually(found.is_idle)
 
@@ -55,61 +55,65 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return found
 
 
-def test_chats_whole_and_streamed_turn_by_turn(door: Gateway, replicas: list[Replica], sent: list[list[int]]) -> None:
+def test_chats_whole_and_streamed_turn_by_turn(
+    gateway: RunningGateway, replicas: list[Replica], sent: list[list[int]]
+) -> None:
     for messages in (MESSAGES, ANSWER, ANSWER):  # the second goes on from the first, the third is remembered
         expected = replicas[0].answer(messages, 12)
         asked: dict[str, Any] = {"model": NAME, "messages": messages, "max_tokens": 12, "temperature": 0}
-        whole = door.openai.chat.completions.create(**asked)
+        whole = gateway.openai.chat.completions.create(**asked)
         assert whole.choices[0].message.content == expected
         assert whole.usage is not None
         assert whole.usage.prompt_tokens == len(replicas[0].prompt_ids(messages))
-        chunks = door.openai.chat.completions.create(**asked, stream=True)
+        chunks = gateway.openai.chat.completions.create(**asked, stream=True)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == expected
     ids = [replicas[0].prompt_ids(messages) for messages in (MESSAGES, ANSWER, ANSWER)]
     assert sent == [each for each in ids for _ in range(2)]
 
 
-def test_completions_and_anthropics_messages(door: Gateway, replicas: list[Replica], sent: list[list[int]]) -> None:
-    done = door.openai.completions.create(model=NAME, prompt=LONG, max_tokens=12, temperature=0, echo=True)
+def test_completions_and_anthropics_messages(
+    gateway: RunningGateway, replicas: list[Replica], sent: list[list[int]]
+) -> None:
+    done = gateway.openai.completions.create(model=NAME, prompt=LONG, max_tokens=12, temperature=0, echo=True)
     assert done.choices[0].text == LONG + replicas[0].answer(LONG, 12)
-    client = anthropic.Anthropic(base_url=door.url, api_key="none", max_retries=0, http_client=Unverified())
+    client = anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0, http_client=Unverified())
     message = client.messages.create(model=NAME, messages=MESSAGES, max_tokens=12, extra_body={"temperature": 0})
     assert message.content[0].text == replicas[0].answer(MESSAGES, 12)  # type: ignore[union-attr]
     assert sent == [replicas[0].prompt_ids(LONG), replicas[0].prompt_ids(MESSAGES)]
 
 
 def test_a_prompt_that_is_cut_is_sent_as_what_is_left_of_it(
-    door: Gateway, replicas: list[Replica], sent: list[list[int]]
+    gateway: RunningGateway, replicas: list[Replica], sent: list[list[int]]
 ) -> None:
     options: Any = {"max_tokens": 8, "temperature": 0, "extra_body": {"truncate_prompt_tokens": 300}}
-    cut = door.openai.completions.create(model=NAME, prompt=LONG, **options)
+    cut = gateway.openai.completions.create(model=NAME, prompt=LONG, **options)
     assert cut.usage is not None
     assert cut.usage.prompt_tokens == 300
     assert sent == [replicas[0].prompt_ids(LONG)[-300:]]
-    by_ids = door.openai.completions.create(model=NAME, prompt=replicas[0].prompt_ids(LONG), **options)
+    by_ids = gateway.openai.completions.create(model=NAME, prompt=replicas[0].prompt_ids(LONG), **options)
     assert by_ids.choices[0].text == cut.choices[0].text
     assert len(sent) == 1  # the client sent ids itself: there is nothing to win
 
 
-def test_what_the_gateway_need_not_tokenize_it_does_not(door: Gateway, sent: list[list[int]]) -> None:
-    door.openai.completions.create(model=NAME, prompt="short", max_tokens=2)
-    door.openai.completions.create(model=NAME, prompt=[LONG, LONG], max_tokens=2)
+def test_what_the_gateway_need_not_tokenize_it_does_not(gateway: RunningGateway, sent: list[list[int]]) -> None:
+    gateway.openai.completions.create(model=NAME, prompt="short", max_tokens=2)
+    gateway.openai.completions.create(model=NAME, prompt=[LONG, LONG], max_tokens=2)
     assert sent == []
 
 
 def test_a_stream_of_a_prompt_sent_as_ids_goes_on_elsewhere() -> None:
-    with slow_and_fast(chunk_tokens=2048) as (door, slow, fast):
-        eventually(lambda: door.door.pools[NAME].tokens.prompt_tokenizer is not None)
+    with slow_and_fast(chunk_tokens=2048) as (gateway, slow, fast):
+        eventually(lambda: gateway.app.pools[NAME].tokens.prompt_tokenizer is not None)
         asked: Any = {"model": NAME, "messages": MESSAGES, "max_tokens": 60, "temperature": 1, "seed": 3}
         whole = fast.openai.chat.completions.create(**asked).choices[0].message.content
         text = ""
-        for number, chunk in enumerate(door.openai.chat.completions.create(**asked, stream=True)):
+        for number, chunk in enumerate(gateway.openai.chat.completions.create(**asked, stream=True)):
             text += chunk.choices[0].delta.content or ""
             if number == 3:
-                door.set_in_use(fast, True)
+                gateway.set_in_use(fast, True)
                 slow.kill_engine()
         assert text == whole
-        assert b"streams_carried_on_total" in door.door.recorder.render()
+        assert b"streams_carried_on_total" in gateway.app.recorder.render()
 
 
 def test_a_replica_with_another_tokenizer_is_sent_text() -> None:

@@ -21,9 +21,9 @@ from penstock.gateway.tokens.prompt_tokenizer import CHAT, COMPLETION, MESSAGES
 from penstock.gateway.tokens.prompt_tokens import PromptTokens
 from penstock.gateway.tokens.request_size import Pool, Size
 from tests.examples import examples
-from tests.gateway.door import Gateway, gateway
 from tests.gateway.lexicons import prompt_tokenizer
 from tests.gateway.provider import providing
+from tests.gateway.running import RunningGateway, running_gateway
 from tests.sdk import Unverified
 from tests.server.replica import NAME, Replica, serving
 from tests.waiting import eventually
@@ -40,9 +40,9 @@ def replica() -> Iterator[Replica]:
 
 
 @pytest.fixture
-def door(replica: Replica) -> Iterator[Gateway]:
-    with gateway(replica) as found:
-        eventually(lambda: found.door.pools[NAME].tokens.prompt_tokenizer is not None)
+def gateway(replica: Replica) -> Iterator[RunningGateway]:
+    with running_gateway(replica) as found:
+        eventually(lambda: found.app.pools[NAME].tokens.prompt_tokenizer is not None)
         yield found
         eventually(found.is_idle)
         eventually(replica.is_idle)
@@ -52,8 +52,8 @@ def ask(client: openai.OpenAI, max_tokens: int = 5, **more: Any) -> Any:
     return client.chat.completions.create(model=NAME, messages=TALK, max_tokens=max_tokens, **more)
 
 
-def test_the_gateway_counts_what_the_replica_bills(door: Gateway, replica: Replica) -> None:
-    prompt_tokenizer = door.door.pools[NAME].tokens.prompt_tokenizer
+def test_the_gateway_counts_what_the_replica_bills(gateway: RunningGateway, replica: Replica) -> None:
+    prompt_tokenizer = gateway.app.pools[NAME].tokens.prompt_tokenizer
     assert prompt_tokenizer is not None
     talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "größer 日本 🙂 <s> 12345"}]
     bodies: list[tuple[bytes, dict[str, Any]]] = [
@@ -66,7 +66,7 @@ def test_the_gateway_counts_what_the_replica_bills(door: Gateway, replica: Repli
         (COMPLETION, {"prompt": [[9, 8, 7], [6]]}),
         (MESSAGES, {"system": "be brief", "messages": talk[1:]}),
     ]
-    at_gateway = replace(replica, port=door.port)
+    at_gateway = replace(replica, port=gateway.port)
     for path, body in bodies:
         body |= {"model": NAME, "max_tokens": 2}
         status, _, answer = at_gateway.call("POST", path.decode(), body)
@@ -74,29 +74,31 @@ def test_the_gateway_counts_what_the_replica_bills(door: Gateway, replica: Repli
         told = answer["usage"]
         billed = told.get("prompt_tokens") or told["input_tokens"] + told["cache_read_input_tokens"]
         assert prompt_tokenizer.count(path, encoded(body)) == billed
-        eventually(lambda: bool(door.ledger.usages))
-        assert door.ledger.usages.pop().input_tokens == billed
+        eventually(lambda: bool(gateway.ledger.usages))
+        assert gateway.ledger.usages.pop().input_tokens == billed
 
 
-def test_a_prompt_may_have_more_bytes_than_max_input_has_tokens(door: Gateway, replica: Replica) -> None:
+def test_a_prompt_may_have_more_bytes_than_max_input_has_tokens(gateway: RunningGateway, replica: Replica) -> None:
     tokens = len(replica.prompt_ids(TALK))
     assert tokens < len(LONG) / 2
-    client = door.client(door.add_tenant("acme", limits={"max_input": tokens}))
+    client = gateway.client(gateway.add_tenant("acme", limits={"max_input": tokens}))
     assert ask(client).usage.prompt_tokens == tokens
-    client = door.client(door.add_tenant("acme", limits={"max_input": tokens - 1}))
+    client = gateway.client(gateway.add_tenant("acme", limits={"max_input": tokens - 1}))
     with pytest.raises(openai.BadRequestError, match=f"has {tokens} tokens; this tenant's limit is {tokens - 1}"):
         ask(client)
 
 
-def test_what_fits_the_limit_by_its_tokens_is_let_in(door: Gateway, replica: Replica) -> None:
+def test_what_fits_the_limit_by_its_tokens_is_let_in(gateway: RunningGateway, replica: Replica) -> None:
     tokens = len(replica.prompt_ids(TALK)) + 5
-    client = door.client(door.add_tenant("acme", limits={"tokens_per_minute": tokens}))
+    client = gateway.client(gateway.add_tenant("acme", limits={"tokens_per_minute": tokens}))
     assert ask(client)
 
 
-def test_what_never_fits_a_limit_is_told_so_and_not_when_to_come_back(door: Gateway, replica: Replica) -> None:
+def test_what_never_fits_a_limit_is_told_so_and_not_when_to_come_back(
+    gateway: RunningGateway, replica: Replica
+) -> None:
     tokens = len(replica.prompt_ids(TALK)) + 5
-    client = door.client(door.add_tenant("acme", limits={"tokens_per_minute": tokens - 1}))
+    client = gateway.client(gateway.add_tenant("acme", limits={"tokens_per_minute": tokens - 1}))
     with pytest.raises(openai.BadRequestError, match=f"needs {tokens} tokens") as no:
         ask(client)
     assert f"more than this tenant's whole limit of {tokens - 1} tokens per minute" in str(no.value)
@@ -105,11 +107,13 @@ def test_what_never_fits_a_limit_is_told_so_and_not_when_to_come_back(door: Gate
     assert "retry-after" not in no.value.response.headers
 
 
-def test_a_refusal_keeps_a_place_for_the_tokens_and_not_for_the_bytes(door: Gateway, replica: Replica) -> None:
+def test_a_refusal_keeps_a_place_for_the_tokens_and_not_for_the_bytes(
+    gateway: RunningGateway, replica: Replica
+) -> None:
     """Two fit the minute by their tokens, and not even one by its bytes; the third is told when to come back."""
     tokens = len(replica.prompt_ids(TALK)) + 5
     limits = {"tokens_per_minute": 2 * tokens + 10}
-    client = door.client(door.add_tenant("acme", limits=limits))
+    client = gateway.client(gateway.add_tenant("acme", limits=limits))
     for _ in range(2):
         ask(client, extra_body={"ignore_eos": True})
     with pytest.raises(openai.RateLimitError) as refused:
@@ -120,35 +124,37 @@ def test_a_refusal_keeps_a_place_for_the_tokens_and_not_for_the_bytes(door: Gate
     assert f"this request needs {tokens}; come back in" in message
 
 
-def test_who_comes_back_when_told_is_let_in_by_its_tokens(door: Gateway, replica: Replica) -> None:
+def test_who_comes_back_when_told_is_let_in_by_its_tokens(gateway: RunningGateway, replica: Replica) -> None:
     """By the gateway's clock, which goes a hundred times slower than a client."""
     tokens = len(replica.prompt_ids(TALK)) + 5
     limits = {"tokens_per_minute": 60 * tokens, "smooth": True}  # ten at once, then one a second
-    client = door.client(door.add_tenant("acme", limits=limits))
+    client = gateway.client(gateway.add_tenant("acme", limits=limits))
     with pytest.raises(openai.RateLimitError) as refused:
         [ask(client, extra_body={"ignore_eos": True}) for _ in range(11)]
     waits_s = float(refused.value.response.headers["retry-after"])
     assert waits_s <= 2  # a replica that says nothing for longer is out, by the same clock
-    door.advance(waits_s)
+    gateway.advance(waits_s)
     assert ask(client, extra_body={"ignore_eos": True})
 
 
-def test_a_tenant_without_doubt_never_pays_for_a_count(door: Gateway) -> None:
-    client = door.client(door.add_tenant("acme", limits={"tokens_per_minute": 10**6, "max_input": 4000}))
+def test_a_tenant_without_doubt_never_pays_for_a_count(gateway: RunningGateway) -> None:
+    client = gateway.client(gateway.add_tenant("acme", limits={"tokens_per_minute": 10**6, "max_input": 4000}))
     ask(client)
-    prompt_tokenizer = door.door.pools[NAME].tokens.prompt_tokenizer
+    prompt_tokenizer = gateway.app.pools[NAME].tokens.prompt_tokenizer
     assert prompt_tokenizer is not None
     assert not len(prompt_tokenizer._counts)
 
 
-def test_a_long_prompt_that_fits_the_context_is_not_refused_for_its_bytes(door: Gateway, replica: Replica) -> None:
+def test_a_long_prompt_that_fits_the_context_is_not_refused_for_its_bytes(
+    gateway: RunningGateway, replica: Replica
+) -> None:
     context = replica.model.max_model_len
     words: Any = [{"role": "user", "content": " the words" * 400}]
     assert len(replica.prompt_ids(words)) < context < 4000
-    assert door.openai.chat.completions.create(model=NAME, messages=words, max_tokens=5)
+    assert gateway.openai.chat.completions.create(model=NAME, messages=words, max_tokens=5)
     room = context - len(replica.prompt_ids(words))
     limits = {"max_output": context}  # put into the request, it must not be what it is refused for
-    client = door.client(door.add_tenant("acme", limits=limits))
+    client = gateway.client(gateway.add_tenant("acme", limits=limits))
     found = client.chat.completions.create(model=NAME, messages=words, extra_body={"ignore_eos": True})
     assert found.usage is not None
     assert found.usage.completion_tokens == room
@@ -156,34 +162,34 @@ def test_a_long_prompt_that_fits_the_context_is_not_refused_for_its_bytes(door: 
         client.chat.completions.create(model=NAME, messages=words, max_tokens=room + 1)
 
 
-def test_choices_need_a_context_each_and_not_together(door: Gateway, replica: Replica) -> None:
+def test_choices_need_a_context_each_and_not_together(gateway: RunningGateway, replica: Replica) -> None:
     output = replica.model.max_model_len // 2
-    found = door.openai.chat.completions.create(
+    found = gateway.openai.chat.completions.create(
         model=NAME, messages=[{"role": "user", "content": "hi"}], max_tokens=output, n=3
     )
     assert len(found.choices) == 3
 
 
-def test_an_anthropic_clients_high_limit_is_cut_and_not_refused(door: Gateway, replica: Replica) -> None:
-    client = anthropic.Anthropic(base_url=door.url, api_key="none", max_retries=0, http_client=Unverified())
+def test_an_anthropic_clients_high_limit_is_cut_and_not_refused(gateway: RunningGateway, replica: Replica) -> None:
+    client = anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0, http_client=Unverified())
     limit = replica.model.max_model_len
     assert client.messages.create(model=NAME, messages=[{"role": "user", "content": "hi"}], max_tokens=limit)
 
 
-def test_load_is_estimated_by_what_prompts_turned_out_to_have(door: Gateway, replica: Replica) -> None:
-    tokens = door.door.pools[NAME].tokens
+def test_load_is_estimated_by_what_prompts_turned_out_to_have(gateway: RunningGateway, replica: Replica) -> None:
+    tokens = gateway.app.pools[NAME].tokens
     assert tokens.estimate(1000) == 1000
     for _ in range(3):
-        ask(door.openai)
+        ask(gateway.openai)
     eventually(lambda: tokens.estimate(1000) < 700)
     assert tokens.estimate(len(LONG)) >= 0.9 * len(replica.prompt_ids(TALK))
 
 
 def test_a_provider_is_judged_by_an_estimate_that_says_so() -> None:
-    with providing() as there, gateway(pools={"there": ModelSettings(replicas=[there.url])}) as door:
-        key = door.add_tenant("acme", limits={"max_input": 10})
+    with providing() as there, running_gateway(pools={"there": ModelSettings(replicas=[there.url])}) as gateway:
+        key = gateway.add_tenant("acme", limits={"max_input": 10})
         with pytest.raises(openai.BadRequestError, match="tokens, judging by earlier ones"):
-            door.client(key).chat.completions.create(model="there", messages=TALK)
+            gateway.client(key).chat.completions.create(model="there", messages=TALK)
 
 
 @settings(max_examples=examples(80))

@@ -18,7 +18,7 @@ from penstock.tenancy.store import Store
 from penstock.tenancy.times import moment
 
 if TYPE_CHECKING:
-    from penstock.gateway.app import Door
+    from penstock.gateway.app import Gateway
 
 View = Callable[[AdminCall], object]
 _HOUR_S = 3600.0
@@ -35,8 +35,8 @@ class RollbackAsked(Struct, forbid_unknown_fields=True):
 class RouteDesk:
     """What this gateway can say of its routes, read on the event loop."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
 
     def views(self) -> Mapping[Shape, View]:
         return {
@@ -47,27 +47,27 @@ class RouteDesk:
         }
 
     def _list(self, call: AdminCall) -> object:
-        return {"routes": [self._show(route) for route in self._door.routes.routes.values()]}
+        return {"routes": [self._show(route) for route in self._gateway.routes.routes.values()]}
 
     def _show(self, route: Route) -> RouteView:
-        return route_shown(route, self._door.prices)
+        return route_shown(route, self._gateway.prices)
 
     def _compare(self, call: AdminCall) -> object:
         route, query = self._find(call.name), call.query("since")
         if not route.versions:
             raise Conflict(f"'{route.name}' has no versions to compare")
         since_s = moment(query["since"]) if "since" in query else time.time() - _HOUR_S
-        versions = self._door.recorder.versions.since(route.versions, since_s)
+        versions = self._gateway.recorder.versions.since(route.versions, since_s)
         return {"name": route.name, "since": since_s, "revision": route.revision, "versions": versions}
 
     def _rules(self, call: AdminCall) -> object:
         route = self._find(call.name)
         if route.rules is None:
             raise Conflict(f"'{route.name}' has no rules")
-        return self._door.recorder.rules.document(route.name, route.rules)
+        return self._gateway.recorder.rules.document(route.name, route.rules)
 
     def _find(self, name: str) -> Route:
-        route = self._door.routes.routes.get(name)
+        route = self._gateway.routes.routes.get(name)
         if route is None:
             raise ModelNotFound(f"no model '{name}'")
         return route

@@ -14,20 +14,20 @@ from penstock.observe.redaction import redact
 from penstock.watch.readings import FleetReading, ReplicaReading
 
 if TYPE_CHECKING:
-    from penstock.gateway.app import Door
+    from penstock.gateway.app import Gateway
 
 _USABLE = (ReplicaState.READY, ReplicaState.DEGRADED)
 
 
 class FleetReader:
-    def __init__(self, door: Door) -> None:
-        self._door = door
-        self.names = {replica.id: redact(replica.id) for replica in door.replicas.values()}  # as they may be shown
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self.names = {replica.id: redact(replica.id) for replica in gateway.replicas.values()}  # as they may be shown
         self._devices: dict[tuple[str, str], DeviceReading] = {}
 
     def listen(self) -> None:
         """Several times a second: a device's errors are in one report, and the next one has replaced it."""
-        for replica in self._door.replicas.values():
+        for replica in self._gateway.replicas.values():
             for device in replica.report.devices if replica.report is not None else ():
                 key, name = (replica.id, device.device), self.names[replica.id]
                 last = self._devices.get(key)
@@ -37,7 +37,7 @@ class FleetReader:
 
     def read(self, now: float) -> FleetReading:
         """How it stands, and the errors since the last time."""
-        admission, replicas = self._door.admission, self._door.replicas.values()
+        admission, replicas = self._gateway.admission, self._gateway.replicas.values()
         devices = list(self._devices.values())
         gone = {replica.id for replica in replicas if replica.snapshot.state_at(now) is ReplicaState.OUT}
         self._devices = {  # of one that is gone, only the errors that it had were worth telling

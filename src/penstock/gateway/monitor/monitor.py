@@ -32,7 +32,7 @@ from penstock.watch.settings import AlertSettings, WatchSettings
 from penstock.watch.watch import Watch
 
 if TYPE_CHECKING:
-    from penstock.gateway.app import Door
+    from penstock.gateway.app import Gateway
     from penstock.gateway.records.recorder import RequestFacts
 
 log = logging.getLogger("penstock.alerts")
@@ -42,22 +42,22 @@ _LISTEN_S, _TICK = 0.25, 4  # a tick is every fourth time
 
 class Monitor:
     def __init__(
-        self, door: Door, slos: Mapping[str, Slo], settings: WatchSettings, *, slack: str | None = None
+        self, gateway: Gateway, slos: Mapping[str, Slo], settings: WatchSettings, *, slack: str | None = None
     ) -> None:
         """`slos`: by pool. `slack`: an address; it may be a secret."""
-        self._door = door
+        self._gateway = gateway
         self._settings = settings
-        self._reader = FleetReader(door)
+        self._reader = FleetReader(gateway)
         alerts = settings.alerts
-        self.watch = Watch(slos, door.now(), sample_s=settings.sample_s, hold_s=alerts.hold_s)
+        self.watch = Watch(slos, gateway.now(), sample_s=settings.sample_s, hold_s=alerts.hold_s)
         self._notices = Notices(
             wait_s=alerts.group_wait_s, interval_s=alerts.group_interval_s, repeat_s=alerts.repeat_every_s
         )
-        self._couriers = _couriers(alerts, slack, door.clock)
+        self._couriers = _couriers(alerts, slack, gateway.clock)
         self._metrics = WatchMetrics()
-        door.recorder.listeners.append(self)
-        door.recorder.exports.append(self._metrics.tallies)
-        self._questioner = AnswerProber(door.replicas.values(), self.watch, settings.probes, door.clock)
+        gateway.recorder.listeners.append(self)
+        gateway.recorder.exports.append(self._metrics.tallies)
+        self._questioner = AnswerProber(gateway.replicas.values(), self.watch, settings.probes, gateway.clock)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._run())]
         if settings.probes.every_s:
@@ -79,7 +79,7 @@ class Monitor:
     def ended(self, facts: RequestFacts) -> None:
         name = self._reader.names.get(facts.replica, "")
         if facts.fingerprint:
-            self.watch.quarantined(facts.model, facts.tenant, facts.fingerprint, self._door.now())
+            self.watch.quarantined(facts.model, facts.tenant, facts.fingerprint, self._gateway.now())
         self.watch.ended(facts if name == facts.replica else facts._replace(replica=name))
 
     def chose(self, request: EdgeRequest, choice: Choice) -> None:
@@ -88,7 +88,7 @@ class Monitor:
     # -- shown
 
     def slo(self) -> object:
-        now = self._door.now()
+        now = self._gateway.now()
         return {"models": [self.watch.objectives(model).status(now) for model in self.watch.models]}
 
     def alerts(self) -> object:
@@ -106,11 +106,11 @@ class Monitor:
 
     async def _run(self) -> None:
         for number in itertools.count(1):
-            await clocks.sleep(self._door.clock, _LISTEN_S)
+            await clocks.sleep(self._gateway.clock, _LISTEN_S)
             with outliving("watch"):
                 self._reader.listen()
                 if number % _TICK == 0:
-                    self._tick(self._door.now())
+                    self._tick(self._gateway.now())
 
     def _tick(self, now: float) -> None:
         changed = self.watch.tick(self._reader.read(now), now, time.time())
@@ -123,7 +123,7 @@ class Monitor:
                 courier.take(notice)
         if self._settings.penalties:
             penalties = self.watch.penalties()
-            for replica in self._door.replicas.values():
+            for replica in self._gateway.replicas.values():
                 replica.health.penalty = penalties.get((replica.model, self._reader.names[replica.id]), 1.0)
         self._metrics.look(self.watch, self._questioner.views(), [one.view for one in self._couriers], now)
 

@@ -1,4 +1,4 @@
-"""One request on its way through the door: its toll, its place in the queue, the replica, the answer, the bill.
+"""One request on its way through the gateway: rate limits, the queue, a replica, the answer, the bill.
 
 Everything here is called back from the event loop and returns at once. Whatever the end, `_close` runs once: the toll
 is settled, the admission's entry closed, the usage recorded.
@@ -37,7 +37,7 @@ from penstock.router.routes import Failure
 from penstock.tenancy.limits.quota import Quota
 
 if TYPE_CHECKING:
-    from penstock.gateway.app import Door
+    from penstock.gateway.app import Gateway
 
 _BUSY = 429
 _TRY_ELSEWHERE = (429, 500, 502, 503, 504, 529)  # from a replica: another may do better
@@ -50,10 +50,10 @@ class ProxiedRequest:
         "_chain",
         "_choice",
         "_declined",
-        "_door",
         "_doubted",
         "_exchange",
         "_forwarding",
+        "_gateway",
         "_is_open",
         "_reservation",
         "_routed",
@@ -67,7 +67,7 @@ class ProxiedRequest:
 
     def __init__(
         self,
-        door: Door,
+        gateway: Gateway,
         routed: RoutedRequest,
         request: EdgeRequest,
         size: Size,
@@ -78,7 +78,7 @@ class ProxiedRequest:
         """`body`: as its replicas are sent it; `chain`: of models, where its route has fallbacks."""
         self.request = request
         self.is_stream = bool(routed.view.stream)
-        self._door = door
+        self._gateway = gateway
         self._routed = routed
         self._exchange = routed.exchange
         self._size = size
@@ -86,12 +86,12 @@ class ProxiedRequest:
         self._chain = chain
         self._reservation = None
         if quota is not None:
-            services, tenant = door.services, routed.caller.tenant.id
+            services, tenant = gateway.services, routed.caller.tenant.id
             fingerprint = crc32(routed.body) | 1  # as at its entry: what it comes back with after a refusal
             self._reservation = RateLimitReservation(
-                services.limiter, door.clock, quota, tenant, size, fingerprint, self._paid
+                services.limiter, gateway.clock, quota, tenant, size, fingerprint, self._paid
             )
-        self._account = RequestAccounting(door, routed, self._reservation)
+        self._account = RequestAccounting(gateway, routed, self._reservation)
         self._is_open = True
         self._choice: Choice | None = None  # of that replica, and why
         self._attempt: ReplicaAttempt | None = None  # at a replica
@@ -122,14 +122,14 @@ class ProxiedRequest:
     def _submit(self) -> None:
         if self._chain is not None:
             self._chain.watch(self._too_slow)
-        self.decided(self._door.admission.submit(self.request, self._door.now()))
+        self.decided(self._gateway.admission.submit(self.request, self._gateway.now()))
 
     def decided(self, decision: Decision) -> None:
         if isinstance(decision, Admit):
             self._choose(decision.choice)
-            self._send(self._door.replicas[decision.replica_id])
+            self._send(self._gateway.replicas[decision.replica_id])
         elif isinstance(decision, Queued):
-            self._door.waits(self)
+            self._gateway.waits(self)
         elif not self._fall_back(failure_of_shed(decision.reason)):
             self._refuse(refusals.shed(decision, self._size))
 
@@ -150,7 +150,7 @@ class ProxiedRequest:
         except PenstockError as error:  # such a server must not be sent it, which says nothing about the replica
             self._refuse(error)
             return
-        now = self._door.now()
+        now = self._gateway.now()
         self._attempt = ReplicaAttempt(replica, self, now, self._source)
         trace = self._account.timeline.sent(replica.id, now)
         self._tries.sent(replica.id)
@@ -173,7 +173,7 @@ class ProxiedRequest:
     @property
     def _source(self) -> str:
         """The source of failures for the breaker: the tenant; before there are tenants, the request itself."""
-        tenants, caller = self._door.services.keys.has_had_tenants, self._routed.caller
+        tenants, caller = self._gateway.services.keys.has_had_tenants, self._routed.caller
         return caller.tenant.id if tenants else str(self.request.fingerprint)
 
     def _wanted(self, head: ResponseHead) -> bool:
@@ -184,13 +184,13 @@ class ProxiedRequest:
         if self._attempt is not None:
             self._tries.answered(self._attempt.replica.id)
         self._transcript.answered(head)
-        now = self._door.now()
+        now = self._gateway.now()
         doubted, self._doubted = self._doubted, []
         for attempt in doubted:
             if attempt.prove(now):
-                self._door.replica_changed(attempt.replica)
+                self._gateway.replica_changed(attempt.replica)
         self._account.timeline.answered(now, head.headers.get(server_timing.HEADER, b""))
-        self._door.admission.started(self.request.id, now)
+        self._gateway.admission.started(self.request.id, now)
         return True
 
     def _done(self, outcome: Outcome) -> None:
@@ -202,9 +202,9 @@ class ProxiedRequest:
             case End.COMPLETED if outcome.status is not None and 200 <= outcome.status < 300:
                 usage = self._transcript.usage(outcome)
                 if usage is not None and self.is_stream and replica is not None:
-                    self._door.roster.answered(replica, usage, outcome)
+                    self._gateway.roster.answered(replica, usage, outcome)
                 if usage is None and replica is not None:
-                    self._door.recorder.usage_missing(self.request.model, replica.id)
+                    self._gateway.recorder.usage_missing(self.request.model, replica.id)
                 self._close(usage or self._transcript.guess_whole())
             case End.COMPLETED:
                 self._pay_for_refusal(outcome.status)
@@ -225,10 +225,10 @@ class ProxiedRequest:
                     self._try_again()
 
     def id_to_move(self) -> str | None:
-        record, door = self._transcript.record, self._door
+        record, gateway = self._transcript.record, self._gateway
         if record is None or not (self._exchange.is_started and self._tries.may_move):
             return None
-        has_other = door.admission.has_other(self.request.id, door.now(), self._avoided())
+        has_other = gateway.admission.has_other(self.request.id, gateway.now(), self._avoided())
         return record.stream_id if has_other else None
 
     def replica_lost(self) -> None:
@@ -247,10 +247,10 @@ class ProxiedRequest:
         return True
 
     def _leave_replica(self, is_blamed: bool | None, *, is_doubtful: bool = False) -> Replica | None:
-        attempt, self._attempt, now = self._attempt, None, self._door.now()
+        attempt, self._attempt, now = self._attempt, None, self._gateway.now()
         self._account.timeline.left(now, is_blamed)
         if attempt is not None and attempt.end(is_blamed, now, is_doubtful=is_doubtful):
-            self._door.replica_changed(attempt.replica)
+            self._gateway.replica_changed(attempt.replica)
         if attempt is not None and is_blamed and is_doubtful:
             self._doubted.append(attempt)
         return attempt.replica if attempt is not None else None
@@ -258,31 +258,31 @@ class ProxiedRequest:
     def _is_culprit(self, lost: Replica) -> bool:
         """A replica was lost with this request. If that is one too many, the request ends here, and pays for what it
         used, or might have."""
-        losses, door = self._tries.losses, self._door
+        losses, gateway = self._tries.losses, self._gateway
         losses.add(lost.id, self._transcript.num_tokens - self._tokens_before)
         if not losses.is_culprit:
             return False
         tenant, error = self._routed.caller.tenant.id, quarantine.refusal()
-        fingerprint = door.quarantine.add(tenant, self._routed.surface.path, self._routed.body, door.now())
-        door.recorder.quarantined(self.request.model, tenant, fingerprint, losses.replicas)
+        fingerprint = gateway.quarantine.add(tenant, self._routed.surface.path, self._routed.body, gateway.now())
+        gateway.recorder.quarantined(self.request.model, tenant, fingerprint, losses.replicas)
         self._account.timeline.quarantined(fingerprint)
         usage = self._transcript.usage(None) or self._transcript.guess()
         if self._exchange.is_started:
             self._end_stream(error)
         else:
-            door.refuse(self._exchange, self._routed.surface.convention, error, self.request.id)
+            gateway.refuse(self._exchange, self._routed.surface.convention, error, self.request.id)
         self._close(usage, *ending_of(error))
         return True
 
     def _try_again(self) -> None:
         """The client has seen nothing yet."""
-        may_retry = self._tries.retry(self._door.retries)
+        may_retry = self._tries.retry(self._gateway.retries)
         replica = self._next_replica(self.request.prompt_tokens) if may_retry else None
         if replica is not None:
-            self._door.recorder.retried(self.request.model)
+            self._gateway.recorder.retried(self.request.model)
             self._exchange.watcher = self
-            backoff_s = self._tries.backoff_s(self._door.random.random())
-            self._door.clock.call_later(backoff_s, self._send, replica)
+            backoff_s = self._tries.backoff_s(self._gateway.random.random())
+            self._gateway.clock.call_later(backoff_s, self._send, replica)
         elif self._fall_back(Failure.ERROR):
             pass
         elif self._declined is not None and self._declined.status is not None:
@@ -296,7 +296,7 @@ class ProxiedRequest:
             self.break_off()
         elif not self.resume_elsewhere():
             self._exchange.watcher = self
-            self._door.stranded.add(self, self._door.replicas)
+            self._gateway.stranded.add(self, self._gateway.replicas)
 
     def resume_elsewhere(self) -> bool:
         replica = self._next_replica(self.request.kv_tokens)
@@ -306,7 +306,7 @@ class ProxiedRequest:
         if rest is None:
             self.break_off()
         else:
-            self._door.recorder.carried_on(self.request.model)
+            self._gateway.recorder.carried_on(self.request.model)
             self._send(replica, rest)
         return True
 
@@ -324,29 +324,29 @@ class ProxiedRequest:
     def _next_replica(self, known_tokens: int) -> Replica | None:
         if not self._is_open:
             return None
-        door, is_begun = self._door, self._exchange.is_started
+        gateway, is_begun = self._gateway, self._exchange.is_started
         avoid = self._avoided()
         choice, losses = None, self._tries.losses
         if losses.replicas:
-            usable = door.pools[self.request.model].ready_replicas - avoid
+            usable = gateway.pools[self.request.model].ready_replicas - avoid
             if apart := losses.apart(usable):
                 choice = self._reroute(avoid | apart, known_tokens, is_begun)
         choice = choice or self._reroute(avoid, known_tokens, is_begun)
         if choice is None or choice.replica is None:
             return None
         self._choose(choice)
-        return door.replicas[choice.replica.id]
+        return gateway.replicas[choice.replica.id]
 
     def _avoided(self) -> frozenset[str]:
         """Replicas that it must not go to next."""
-        replicas, avoid = self._door.replicas, frozenset(self._tries.replicas)
+        replicas, avoid = self._gateway.replicas, frozenset(self._tries.replicas)
         if self._exchange.is_started:  # only a penstock replica carries on what another began
             avoid |= {replica.id for replica in replicas.values() if not replica.relays}
         return avoid | self._tries.losses.forbidden(replicas) if self._tries.losses.replicas else avoid
 
     def _reroute(self, avoid: frozenset[str], known_tokens: int, is_begun: bool) -> Choice | None:
-        door = self._door
-        return door.admission.reroute(self.request.id, door.now(), avoid, known_tokens, is_begun=is_begun)
+        gateway = self._gateway
+        return gateway.admission.reroute(self.request.id, gateway.now(), avoid, known_tokens, is_begun=is_begun)
 
     # -- to another model
 
@@ -367,7 +367,7 @@ class ProxiedRequest:
             return False
         self._stop_forwarding(is_blamed=None)
         self._account.start_over(self.request.id, self.request.prompt_tokens)
-        self._door.recorder.fell_back(self.request.model, move.request.model, failure.value)
+        self._gateway.recorder.fell_back(self.request.model, move.request.model, failure.value)
         self.request, self._size, body = move
         self._transcript = Transcript(body, self._size, is_stream=self.is_stream)
         self._tries, self._declined = Tries(self._tries.losses), None
@@ -389,16 +389,16 @@ class ProxiedRequest:
     # -- out
 
     def _headers(self) -> bytes:
-        headers = self._door.id_header(self.request.id)
+        headers = self._gateway.id_header(self.request.id)
         if self._choice is not None:
-            headers += self._door.route_headers(self._choice, self._routed.caller.tenant)
+            headers += self._gateway.route_headers(self._choice, self._routed.caller.tenant)
         if self._routed.ruling is not None:
             headers += self._routed.ruling.header
         return headers if self._chain is None else headers + self._chain.header
 
     def _refuse(self, error: PenstockError) -> None:
-        self._door.refuse(self._exchange, self._routed.surface.convention, error, self.request.id)
-        self._door.recorder.refused(error)
+        self._gateway.refuse(self._exchange, self._routed.surface.convention, error, self.request.id)
+        self._gateway.recorder.refused(error)
         self._close(None, *ending_of(error))
 
     def _pass_on_declined(self, outcome: Outcome) -> None:
@@ -417,9 +417,9 @@ class ProxiedRequest:
         if not self._is_open:
             return
         self._is_open, self._exchange.watcher = False, None
-        self._door.stranded.discard(self)
+        self._gateway.stranded.discard(self)
         if self._chain is not None:
             self._chain.close()
         self._account.close(self.request, usage, ending, reason)
         if ending is Ending.OK:
-            self._door.shadows.mirror(self._routed, self.request.model, self._size.output)
+            self._gateway.shadows.mirror(self._routed, self.request.model, self._size.output)

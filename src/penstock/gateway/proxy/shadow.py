@@ -21,7 +21,7 @@ from penstock.http.call import Call, Failure
 from penstock.http.message import ResponseHead
 
 if TYPE_CHECKING:
-    from penstock.gateway.app import Door
+    from penstock.gateway.app import Gateway
 
 MOST_OPEN = 64
 MAX_BODY_BYTES = 128 << 10  # a larger one takes too long to write anew on the event loop, for what is only a trial
@@ -31,8 +31,8 @@ _TAIL_BYTES = 8192
 class Shadows:
     """Those of one gateway. Belongs to the event loop."""
 
-    def __init__(self, door: Door, most_open: int = MOST_OPEN) -> None:
-        self._door = door
+    def __init__(self, gateway: Gateway, most_open: int = MOST_OPEN) -> None:
+        self._gateway = gateway
         self._most_open = most_open
         self._open: set[Copy] = set()
 
@@ -45,14 +45,14 @@ class Shadows:
         for other in routed.route.shadows(routed.lot, pool):
             replica = self._free_replica(other) if len(routed.body) <= MAX_BODY_BYTES else None
             if replica is None:
-                self._door.recorder.shadowed(other, time.time(), "dropped", None, None, None)
+                self._gateway.recorder.shadowed(other, time.time(), "dropped", None, None, None)
                 continue
             path, namespace = routed.surface.path, routed.caller.tenant.namespace
-            size = Size(self._door.pools[other], path, routed.body, routed.view, output, namespace)
+            size = Size(self._gateway.pools[other], path, routed.body, routed.view, output, namespace)
             try:
                 self._open.add(Copy(self, other, routed, replica, body_for(routed, size, routed.route)))
             except PenstockError:  # a server of another kind must not be sent it
-                self._door.recorder.shadowed(other, time.time(), "dropped", None, None, None)
+                self._gateway.recorder.shadowed(other, time.time(), "dropped", None, None, None)
 
     def give_way(self, pool: str) -> None:
         """A request has to wait for this pool."""
@@ -67,11 +67,11 @@ class Shadows:
         self, copy: Copy, outcome: str, usage: TokenUsage | None, ttft_s: float | None, total_s: float | None
     ) -> None:
         self._open.discard(copy)
-        self._door.recorder.shadowed(copy.pool, time.time(), outcome, usage, ttft_s, total_s)
+        self._gateway.recorder.shadowed(copy.pool, time.time(), outcome, usage, ttft_s, total_s)
 
     def _free_replica(self, pool: str) -> Replica | None:
         """The one with the least to do, if it has not too much already; None: a copy would be in somebody's way."""
-        admission, now = self._door.admission, self._door.now()
+        admission, now = self._gateway.admission, self._gateway.now()
         if len(self._open) >= self._most_open or admission.num_waiting(pool):
             return None
         free = [
@@ -85,7 +85,7 @@ class Shadows:
         copies = [copy.replica.id for copy in self._open]
         if not free:
             return None
-        return self._door.replicas[min(free, key=lambda seen: (seen.queue_s, copies.count(seen.id))).id]
+        return self._gateway.replicas[min(free, key=lambda seen: (seen.queue_s, copies.count(seen.id))).id]
 
 
 class Copy:

@@ -16,26 +16,26 @@ from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 
 if TYPE_CHECKING:
-    from penstock.gateway.app import Door
+    from penstock.gateway.app import Gateway
 
 
 class RequestAccounting:
-    __slots__ = ("_charge", "_door", "_reservation", "_routed", "timeline")
+    __slots__ = ("_charge", "_gateway", "_reservation", "_routed", "timeline")
 
-    def __init__(self, door: Door, routed: RoutedRequest, reservation: RateLimitReservation | None) -> None:
+    def __init__(self, gateway: Gateway, routed: RoutedRequest, reservation: RateLimitReservation | None) -> None:
         """`reservation`: of a tenant with limits."""
-        self._door = door
+        self._gateway = gateway
         self._routed = routed
         self._reservation = reservation
-        self._charge = RequestCharge(door.services.ledger, door.prices, routed, door.clock)
-        now = door.now()
-        self.timeline = RequestTimeline(now, door.recorder.traces.begin(routed.exchange.request.headers, now))
+        self._charge = RequestCharge(gateway.services.ledger, gateway.prices, routed, gateway.clock)
+        now = gateway.now()
+        self.timeline = RequestTimeline(now, gateway.recorder.traces.begin(routed.exchange.request.headers, now))
 
     def chose(self, request: EdgeRequest, choice: Choice) -> None:
         """A replica, for the request that is sent there now."""
-        now = self._door.now()
+        now = self._gateway.now()
         self.timeline.chose(choice, now)
-        self._door.recorder.chose(self._routed, request, choice, now)
+        self._gateway.recorder.chose(self._routed, request, choice, now)
 
     def follow(self, record: StreamRecord, request: EdgeRequest) -> None:
         """A stream begins, which is charged as it goes."""
@@ -44,33 +44,33 @@ class RequestAccounting:
 
     def start_over(self, request_id: str, prompt_tokens: int) -> None:
         """The request leaves this model for another. What it has reserved stays."""
-        self._door.finished(request_id, Used(prompt_tokens, 0))
+        self._gateway.finished(request_id, Used(prompt_tokens, 0))
         self._charge.stop()
         self.timeline.starts_over()
 
     def close(self, request: EdgeRequest, usage: TokenUsage | None, ending: Ending, reason: str) -> None:
         """`usage`: None if nobody worked for it."""
-        door, routed, model = self._door, self._routed, request.model
+        gateway, routed, model = self._gateway, self._routed, request.model
         if usage is not None:
             usage = self._measured(model, usage, ending)
             self._charge.close(model, usage, request.adapter)
             if routed.surface.generates:
-                door.lengths.learn(request.tenant, model, usage.output_tokens)
+                gateway.lengths.learn(request.tenant, model, usage.output_tokens)
         else:
             self._charge.stop()
         if self._reservation is not None:
             self._reservation.settle(usage.total if usage is not None else None)
-        door.finished(request.id, Used(usage.input_tokens, usage.output_tokens) if usage is not None else None)
-        door.recorder.asked(routed)
+        gateway.finished(request.id, Used(usage.input_tokens, usage.output_tokens) if usage is not None else None)
+        gateway.recorder.asked(routed)
         cost = self._charge.cost(model) if usage is not None else None
-        door.recorder.ended(self.timeline.facts(routed, model, usage, ending, reason, door.now(), cost))
+        gateway.recorder.ended(self.timeline.facts(routed, model, usage, ending, reason, gateway.now(), cost))
         if routed.ruling is not None:
-            door.recorder.rules.ended(routed.ruling, model, usage, door.prices, door.device_time)
+            gateway.recorder.rules.ended(routed.ruling, model, usage, gateway.prices, gateway.device_time)
 
     def _measured(self, model: str, usage: TokenUsage, ending: Ending) -> TokenUsage:
         """A replica says at an answer's end what it took; of a client that left before, it is estimated."""
         if usage.work is not None:
-            self._door.device_time.learn(model, usage, usage.work)
+            self._gateway.device_time.learn(model, usage, usage.work)
         elif ending is Ending.CLIENT_GONE:
-            return usage._replace(work=self._door.device_time.estimate(model, usage))
+            return usage._replace(work=self._gateway.device_time.estimate(model, usage))
         return usage

@@ -192,7 +192,7 @@ class GatewayRecorder:
         tenant: str = "",
         key_id: str = "",
     ) -> None:
-        """At the door, before anybody worked for it; `tenant`: empty if nobody knows whose it is."""
+        """Before anybody worked for it; `tenant`: empty if nobody knows whose it is."""
         ending, reason = ending_of(error)
         self.refused(error)
         trace = self.traces.begin(headers, 0.0)

@@ -34,7 +34,7 @@ _MOST_CANDIDATES = 16  # of a pick; of more, the best
 
 
 class _Visit:
-    """At a replica. Times are the door's."""
+    """At a replica. Times are the gateway's."""
 
     __slots__ = ("has_failed", "left_at", "replica", "sent_at", "span_id")
 

@@ -15,7 +15,7 @@ import uvloop
 
 from penstock.admission.admission import Admission
 from penstock.admission.settings import AdmissionSettings
-from penstock.gateway.app import Door
+from penstock.gateway.app import Gateway
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.replicas.lora import ForgetfulNotes, unwant
 from penstock.gateway.settings.gateway import ModelSettings, pools_of, replicas_of, routes_of
@@ -56,10 +56,10 @@ class UsageList:
 
 
 @dataclass
-class Gateway:
+class RunningGateway:
     port: int
     loop: asyncio.AbstractEventLoop
-    door: Door
+    app: Gateway
     keys: KeyRing
     ledger: UsageList
     clock: ManualClock | LoopClock
@@ -99,7 +99,7 @@ class Gateway:
         whenever nothing is under way to any of them."""
 
         def pass_time() -> None:
-            ways = [replica.upstream for replica in self.door.replicas.values()]
+            ways = [replica.upstream for replica in self.app.replicas.values()]
             if not any(way.num_open > way.num_idle for way in ways):
                 self.clock.advance_to_next()
 
@@ -118,20 +118,20 @@ class Gateway:
 
     def set_in_use(self, replica: Place, is_in: bool) -> None:
         """Takes a replica out, or back in, as probes would. On a `ManualClock` no probe says otherwise."""
-        followed = self.door.replicas[f"http://{replica.host}:{replica.port}"]
+        followed = self.app.replicas[f"http://{replica.host}:{replica.port}"]
 
         def change() -> None:
             followed.health.is_in = is_in
-            self.door.replica_changed(followed)
+            self.app.replica_changed(followed)
 
         self.call(change)
 
     def states(self) -> list[str]:
-        return [str(replica.snapshot.state) for replica in self.door.replicas.values()]
+        return [str(replica.snapshot.state) for replica in self.app.replicas.values()]
 
     def is_idle(self) -> bool:
-        in_flight = [replica.in_flight for replica in self.door.replicas.values()]
-        return self.door.admission.num_open == 0 and not any(in_flight)
+        in_flight = [replica.in_flight for replica in self.app.replicas.values()]
+        return self.app.admission.num_open == 0 and not any(in_flight)
 
 
 class Notes:
@@ -153,7 +153,7 @@ class Notes:
 
 
 @contextlib.contextmanager
-def gateway(
+def running_gateway(
     *replicas: Replica,
     aliases: Sequence[str] = (),
     pools: dict[str, ModelSettings] | None = None,
@@ -164,12 +164,12 @@ def gateway(
     notes: Notes | None = None,
     clock: ManualClock | LoopClock | None = None,
     tls: ServerTls | None = None,
-) -> Iterator[Gateway]:
+) -> Iterator[RunningGateway]:
     """In front of `replicas`, or of whatever `pools` name; it waits until all of them are ready."""
     urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
     pools = pools or {NAME: ModelSettings(replicas=urls, aliases=list(aliases))}
     clock = clock or SlowClock()
-    started: list[Gateway] = []
+    started: list[RunningGateway] = []
     ready = threading.Event()
 
     async def serve() -> None:
@@ -178,17 +178,19 @@ def gateway(
         services = TenantServices(keys, LocalLimiter(clock.now), Budgets(), ledger, prices, notes or ForgetfulNotes())
         found = replicas_of(pools, health, clock)
         unwant(found, notes.by_replica() if notes is not None else {})
-        door = Door(routes_of(pools), found, services, Admission(settings=admission), recorder, clock=clock)
-        server = Server(door, clock=clock, gate=door)
+        gateway = Gateway(routes_of(pools), found, services, Admission(settings=admission), recorder, clock=clock)
+        server = Server(gateway, clock=clock, gate=gateway)
         listener = bound_socket("127.0.0.1", 0)
         await server.listen(listener, tls=tls)
         stopped = asyncio.Event()
-        started.append(Gateway(listener.getsockname()[1], asyncio.get_running_loop(), door, keys, ledger, clock))
+        started.append(
+            RunningGateway(listener.getsockname()[1], asyncio.get_running_loop(), gateway, keys, ledger, clock)
+        )
         started[0].stop = stopped.set  # type: ignore[attr-defined]
         ready.set()
         await stopped.wait()
         await server.stop(0.0)
-        door.close()
+        gateway.close()
 
     thread = threading.Thread(target=lambda: uvloop.run(serve()))
     thread.start()
@@ -206,13 +208,13 @@ def gateway(
 @contextlib.contextmanager
 def slow_and_fast(
     fast_step_s: float = 0.0, health: HealthSettings | None = None, **options: Any
-) -> Iterator[tuple[Gateway, Replica, Replica]]:
+) -> Iterator[tuple[RunningGateway, Replica, Replica]]:
     """A gateway in front of two replicas, of which the fast one gets nothing until it is set in use: so a stream begins
     at the slow one, and is still there when the test gets round to ending that."""
     with (
         serving(step_s=0.1, **options) as slow,
         serving(step_s=fast_step_s, **options) as fast,
-        gateway(slow, fast, health=health, clock=ManualClock()) as door,
+        running_gateway(slow, fast, health=health, clock=ManualClock()) as gateway,
     ):
-        door.set_in_use(fast, False)
-        yield door, slow, fast
+        gateway.set_in_use(fast, False)
+        yield gateway, slow, fast

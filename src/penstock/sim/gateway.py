@@ -56,7 +56,7 @@ class Followed:
         self.speaks = True  # False: its process is gone
 
 
-class SimDoor:
+class SimGateway:
     def __init__(
         self,
         events: Events,
