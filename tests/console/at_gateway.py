@@ -66,8 +66,8 @@ def console(running_gateway: RunningGateway, *admins: AdminKey) -> Iterator[Cons
     async def start() -> tuple[Server, Feed, int]:
         ring = AdminRing()
         ring.apply(admins)
-        feed = Feed(GatewaySource(running_gateway.gateway, running_gateway.keys, Budgets()), period_s=0.02)
-        running_gateway.gateway.recorder.listeners.append(feed)
+        feed = Feed(GatewaySource(running_gateway.app, running_gateway.keys, Budgets()), period_s=0.02)
+        running_gateway.app.recorder.listeners.append(feed)
         server = Server(
             ConsoleAtGateway(feed, Guard(ring, running_gateway.keys, is_loopback=True), running_gateway.keys)
         )
@@ -76,7 +76,7 @@ def console(running_gateway: RunningGateway, *admins: AdminKey) -> Iterator[Cons
         return server, feed, listener.getsockname()[1]
 
     async def stop() -> None:
-        running_gateway.gateway.recorder.listeners.remove(feed)
+        running_gateway.app.recorder.listeners.remove(feed)
         feed.close()
         await server.stop(0.1)
 

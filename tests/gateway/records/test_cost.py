@@ -15,6 +15,7 @@ from penstock.gateway.records.device_time import DeviceTime
 from penstock.gateway.records.token_usage import TokenUsage
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.observe.gateway_catalog import GATEWAY_CATALOG, RULE_SAVINGS
+from penstock.gateway.proxy.stranded import WAIT_S
 from penstock.observe.registry import Registry
 from penstock.router.rules import Verdict
 from penstock.tenancy.prices import NANOS, Price
@@ -114,6 +115,8 @@ def test_a_stream_that_nobody_carries_on_pays_what_its_replica_said() -> None:
         for _ in range(6):
             next(chunks)
         only.loop.call_soon_threadsafe(only.app.drain.begin, "the GPU is broken")
+        eventually(lambda: len(gateway.app.stranded) == 1)
+        gateway.advance(WAIT_S)
         with pytest.raises(openai.APIError):
             list(chunks)
         eventually(lambda: any(usage.requests for usage in gateway.ledger.usages))

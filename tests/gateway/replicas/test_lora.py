@@ -265,7 +265,7 @@ def test_gateways_whose_configurations_differ_do_not_fight() -> None:
                 gateway.advance(30.0)
                 gateway.until(lambda: "poet" in server.adapters and notes.all == {(server.url, "poet")})
                 other.advance(30.0)  # the other one sees it again, and lets it be
-                eventually(lambda: [one.listed for one in other.gateway.replicas.values()] == [{"poet"}])
+                eventually(lambda: [one.listed for one in other.app.replicas.values()] == [{"poet"}])
             gateway.openai.completions.create(model="poet", prompt="x", max_tokens=3)
         assert [path for path, *_ in server.asked].count("/v1/unload_lora_adapter") == 1
 
