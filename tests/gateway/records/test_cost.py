@@ -11,11 +11,11 @@ import pytest
 from penstock.api.relay import COST_HEADER
 from penstock.core.request import Cost
 from penstock.gateway.proxy.ruling import RuleTally, Ruling
+from penstock.gateway.proxy.stranded import WAIT_S
 from penstock.gateway.records.device_time import DeviceTime
 from penstock.gateway.records.token_usage import TokenUsage
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.observe.gateway_catalog import GATEWAY_CATALOG, RULE_SAVINGS
-from penstock.gateway.proxy.stranded import WAIT_S
 from penstock.observe.registry import Registry
 from penstock.router.rules import Verdict
 from penstock.tenancy.prices import NANOS, Price
