@@ -186,13 +186,13 @@ def serve_forks(control: socket.socket) -> None:
     exit_pipes: dict[int, int] = {}
 
     def reap(*_: object) -> None:
-        while exit_pipes:
-            process_id, status = os.waitpid(-1, os.WNOHANG)
-            if process_id == 0:
-                return
-            with contextlib.suppress(BrokenPipeError):
-                os.write(exit_pipes[process_id], os.waitstatus_to_exitcode(status).to_bytes(4, "little", signed=True))
-            os.close(exit_pipes.pop(process_id))
+        with contextlib.suppress(ChildProcessError):  # another signal's call, inside this one, has had them all
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                process_id, status = found
+                exit_pipe = exit_pipes.pop(process_id)
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(exit_pipe, os.waitstatus_to_exitcode(status).to_bytes(4, "little", signed=True))
+                os.close(exit_pipe)
 
     signal.signal(signal.SIGCHLD, reap)
     for stop_signal in (signal.SIGINT, signal.SIGTERM):

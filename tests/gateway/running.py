@@ -122,7 +122,7 @@ class RunningGateway:
 
         def change() -> None:
             followed.health.is_in = is_in
-            self.app.replica_changed(followed)
+            self.app.replicas.changed(followed)
 
         self.call(change)
 

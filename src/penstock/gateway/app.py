@@ -24,6 +24,7 @@ from penstock.core.errors import (
 )
 from penstock.core.replica import ReplicaState
 from penstock.gateway.proxy import public_endpoints as notices
+from penstock.gateway.proxy.body_reader import BodyReader
 from penstock.gateway.proxy.fallback import Chain
 from penstock.gateway.proxy.proxied_request import ProxiedRequest
 from penstock.gateway.proxy.rate_limit import ENTRY, RateLimitReservation
@@ -36,10 +37,13 @@ from penstock.gateway.proxy.stranded import WAIT_S, StrandedStreams
 from penstock.gateway.proxy.tenant_access import TenantAccess, TenantAccesses
 from penstock.gateway.records.device_time import DeviceTime
 from penstock.gateway.records.recorder import GatewayRecorder
+from penstock.gateway.replicas.following import Following
 from penstock.gateway.replicas.lora_routes import LearnedAdapters
 from penstock.gateway.replicas.replica import Replica
-from penstock.gateway.replicas.roster import Roster
+from penstock.gateway.replicas.replica_set import ReplicaSet, Subscriber
+from penstock.gateway.replicas.snapshots import Snapshots
 from penstock.gateway.tenant_services import TenantServices
+from penstock.gateway.tokens.pools import Pools
 from penstock.gateway.tokens.request_size import Size, body_for
 from penstock.health.quarantine import Quarantine
 from penstock.health.retries import RetryBudget
@@ -60,7 +64,7 @@ _LARGE_BYTES = 16 << 10  # of a body: to read it, count it and name its blocks i
 _POLL_S = 0.05  # how often the queues are looked at while somebody waits
 
 
-class Gateway:
+class Gateway(Subscriber):
     def __init__(
         self,
         routes: RouteTable,
@@ -78,9 +82,10 @@ class Gateway:
         self.recorder = recorder or GatewayRecorder()
         self._explains = explains
         self.prices = services.prices
-        pool_names = [share.pool for route in routes.routes.values() for share in route.pools]
-        self.roster = Roster(replicas, pool_names, admission.router.index, services.adapters)
-        self.replicas, self.pools = self.roster.replicas, self.roster.pools
+        self.bodies = BodyReader()
+        self.replicas, self.pools = ReplicaSet(), Pools(self.bodies.threads)
+        self.snapshots = Snapshots(admission, clock.now)
+        self._following = Following(self.replicas, admission.router.index, services.adapters)
         self.retries = RetryBudget()
         self.quarantine = Quarantine()
         self.lengths = OutputLengths()
@@ -98,7 +103,10 @@ class Gateway:
         self.recorder.compare({p: version for r in routes.routes.values() for version, p in r.versions.items()})
         self._timer: Timer | None = None
         self.started_s = int(time.time())
-        self.roster.follow(self.replica_changed)
+        for subscriber in (self.snapshots, self.pools, self._following, self):
+            self.replicas.subscribe(subscriber)
+        for replica in replicas:
+            self.replicas.add(replica)
 
     def use(self, routes: RouteTable) -> None:
         """From now on, for requests that come, with what replicas have beside it; those that are here go on as they
@@ -109,7 +117,8 @@ class Gateway:
 
     def close(self) -> None:
         self.shadows.close()
-        self.roster.close()
+        self._following.close()
+        self.bodies.close()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -168,7 +177,7 @@ class Gateway:
         def was_read(view: RequestView | None, error: PenstockError | None) -> None:
             self._go_on(arrival, self._find_route, view, error=error)
 
-        self.roster.work(body, partial(prepare, path, body), was_read)
+        self.bodies.run(body, partial(prepare, path, body), was_read)
 
     def _turn_away(self, asker: Arrival | RoutedRequest, error: PenstockError) -> None:
         """Refuses a request. One that cannot be served as it is costs a request of the rate limit all the same."""
@@ -203,7 +212,7 @@ class Gateway:
             def known(facts: Facts | None, error: PenstockError | None) -> None:
                 self._go_on(routed, self._rule, access, facts, error=error)
 
-            with_facts(route.rules, routed, tokens, self.roster, known)
+            with_facts(route.rules, routed, tokens, self.bodies, known)
 
     def _rule(self, routed: RoutedRequest, access: TenantAccess, facts: Facts) -> None:
         self._measure(ruled(routed, facts, self.routes, access.models), access)
@@ -218,7 +227,7 @@ class Gateway:
 
         namespace = access.tenant.namespace
         make = partial(Size, pool, surface.path, routed.body, view, output, namespace)
-        self.roster.work(routed.body, make, sized)
+        self.bodies.run(routed.body, make, sized)
 
     def _count(self, routed: RoutedRequest, access: TenantAccess, size: Size) -> None:
         limits = access.tenant.limits
@@ -262,7 +271,7 @@ class Gateway:
         def written(found: tuple[bytes, int] | None, error: PenstockError | None) -> None:
             self._go_on(routed, self._send_in, access, size, found, error=error)
 
-        self.roster.work(routed.body, partial(_written, routed, size), written)
+        self.bodies.run(routed.body, partial(_written, routed, size), written)
 
     def _send_in(self, routed: RoutedRequest, access: TenantAccess, size: Size, found: tuple[bytes, int]) -> None:
         tenant, view, route, pool = access.tenant, routed.view, routed.route, routed.route.pool(routed.lot)
@@ -284,7 +293,7 @@ class Gateway:
             hashes=size.hashes,
             block_tokens=size.block_tokens,
             holds_cache=routed.surface.generates,
-            allowed=None if tenant.watermark is None else self.roster.own_replicas,
+            allowed=None if tenant.watermark is None else self._own_replicas,
             adapter=route.adapter,
         )
         self.retries.earn()
@@ -342,7 +351,13 @@ class Gateway:
         return (where + why).encode()
 
     def _called(self, replica_id: str) -> str:
-        return self.replicas[replica_id].name
+        replica = self.replicas.get(replica_id)
+        return replica.name if replica is not None else "removed"
+
+    @property
+    def _own_replicas(self) -> frozenset[str]:
+        """Penstock's: only they watermark answers."""
+        return frozenset(replica.id for replica in self.replicas.values() if replica.relays)
 
     def refuse(self, exchange: Exchange, convention: Convention, error: PenstockError, request_id: str) -> None:
         headers = JSON + render(
@@ -350,13 +365,11 @@ class Gateway:
         )
         exchange.respond(convention.status(error), headers, convention.body(error, request_id))
 
-    # -- the queues
+    # -- the replicas and the queues
 
     def replica_changed(self, replica: Replica) -> None:
-        snapshot = self.roster.seen(replica, self.now())
-        self.admission.replica_changed(snapshot)
-        self.roster.replica_changed(replica)
-        has = snapshot.adapters - replica.unwanted
+        snapshot = replica.snapshot
+        has = (snapshot.adapters | replica.loaded | replica.listed) - replica.unwanted
         # One that is gone has what it had, as far as anybody knows.
         if snapshot.state is not ReplicaState.OUT and self._learned.hear(replica.id, replica.model, has):
             self.use(self._configured)
@@ -364,6 +377,10 @@ class Gateway:
             self.stranded.replica_changed(replica)
         if self._waiting:
             self._decide()
+
+    def replica_removed(self, replica: Replica) -> None:
+        if self._learned.forget(replica.id):
+            self.use(self._configured)
 
     def _poll(self) -> None:
         self._timer = None

@@ -79,6 +79,9 @@ class ObservedSpeeds:
         for mean, value in zip(seen, (prompt_tokens, ttft_s, output_tokens, decode_s), strict=True):
             mean.add(value)
 
+    def forget(self, replica_id: str) -> None:
+        self._seen.pop(replica_id, None)
+
     def of(self, replica_id: str) -> Observed | None:
         seen = self._seen.get(replica_id)
         if seen is None:

@@ -193,7 +193,7 @@ async def _at(replica: Replica, asking: Coroutine[None, None, Answer | Failure])
     """None: the replica was lost meanwhile."""
     answer = asyncio.create_task(asking)
     question = _Question(answer)
-    replica.in_flight.add(question)
+    replica.attach(question)
     try:
         return await answer
     except asyncio.CancelledError:
@@ -201,7 +201,7 @@ async def _at(replica: Replica, asking: Coroutine[None, None, Answer | Failure])
             raise
         return None
     finally:
-        replica.in_flight.discard(question)
+        replica.detach(question)
 
 
 def _read(body: bytes) -> Said | None:

@@ -188,7 +188,7 @@ class ProxiedRequest:
         doubted, self._doubted = self._doubted, []
         for attempt in doubted:
             if attempt.prove(now):
-                self._gateway.replica_changed(attempt.replica)
+                self._gateway.replicas.changed(attempt.replica)
         self._account.timeline.answered(now, head.headers.get(server_timing.HEADER, b""))
         self._gateway.admission.started(self.request.id, now)
         return True
@@ -202,7 +202,7 @@ class ProxiedRequest:
             case End.COMPLETED if outcome.status is not None and 200 <= outcome.status < 300:
                 usage = self._transcript.usage(outcome)
                 if usage is not None and self.is_stream and replica is not None:
-                    self._gateway.roster.answered(replica, usage, outcome)
+                    self._gateway.snapshots.answered(replica, usage, outcome)
                 if usage is None and replica is not None:
                     self._gateway.recorder.usage_missing(self.request.model, replica.id)
                 self._close(usage or self._transcript.guess_whole())
@@ -250,7 +250,7 @@ class ProxiedRequest:
         attempt, self._attempt, now = self._attempt, None, self._gateway.now()
         self._account.timeline.left(now, is_blamed)
         if attempt is not None and attempt.end(is_blamed, now, is_doubtful=is_doubtful):
-            self._gateway.replica_changed(attempt.replica)
+            self._gateway.replicas.changed(attempt.replica)
         if attempt is not None and is_blamed and is_doubtful:
             self._doubted.append(attempt)
         return attempt.replica if attempt is not None else None

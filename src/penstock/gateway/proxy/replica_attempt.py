@@ -20,13 +20,13 @@ class ReplicaAttempt:
         self.replica = replica
         self._request = request
         self._attempt = replica.breaker.begin(now, source)
-        replica.in_flight.add(request)
+        replica.attach(request)
 
     def end(self, is_blamed: bool | None, now: float, *, is_doubtful: bool = False) -> bool:
         """None: what happened says nothing about the replica; `is_doubtful`: it may have been the request. Returns
         whether its breaker opened or closed by it."""
         breaker = self.replica.breaker
-        self.replica.in_flight.discard(self._request)
+        self.replica.detach(self._request)
         if self._attempt is None:
             return False
         was_tripped = breaker.is_tripped(now)

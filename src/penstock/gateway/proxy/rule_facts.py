@@ -12,9 +12,9 @@ from functools import partial
 import msgspec
 
 from penstock.core.errors import PenstockError
+from penstock.gateway.proxy.body_reader import BodyReader
 from penstock.gateway.proxy.request_view import RequestView
 from penstock.gateway.proxy.routed_request import RoutedRequest
-from penstock.gateway.replicas.roster import Roster
 from penstock.gateway.tokens.prompt_tokens import PromptTokens
 from penstock.router.rules import Facts, RuleSet
 
@@ -59,12 +59,12 @@ _wholes = msgspec.json.Decoder(_Whole)
 _contents = msgspec.json.Decoder(str | list[_Part])
 
 
-def with_facts(rules: RuleSet, routed: RoutedRequest, tokens: PromptTokens, roster: Roster, then: Then) -> None:
+def with_facts(rules: RuleSet, routed: RoutedRequest, tokens: PromptTokens, bodies: BodyReader, then: Then) -> None:
     """Calls `then` at once, or from the event loop where a long prompt is counted or a large body read in a thread."""
 
     def read(prompt_tokens: int) -> None:
         try:
-            roster.work(routed.body, partial(_facts, rules, routed, prompt_tokens), then)
+            bodies.run(routed.body, partial(_facts, rules, routed, prompt_tokens), then)
         except PenstockError as error:  # too much is being read
             then(None, error)
 

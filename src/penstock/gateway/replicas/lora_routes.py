@@ -27,6 +27,10 @@ class LearnedAdapters:
         self._has[replica_id] = (pool, adapters)
         return True
 
+    def forget(self, replica_id: str) -> bool:
+        """Whether it had any."""
+        return bool(self._has.pop(replica_id, _NOTHING)[1])
+
     def over(self, table: RouteTable) -> RouteTable:
         """The table, with a route for each that it does not name."""
         models = {

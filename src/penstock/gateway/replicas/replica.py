@@ -55,6 +55,7 @@ _WATERMARK = relay.WATERMARK_HEADER.encode()
 STREAM_HEADER = render([(relay.HEADER.encode(), relay.STREAM.encode())])
 ENVELOPE_HEADER = render([(relay.HEADER.encode(), relay.ENVELOPE.encode())])
 
+_USABLE = (ReplicaState.READY, ReplicaState.DEGRADED)
 _reports = msgspec.json.Decoder(ReplicaReport)
 
 
@@ -106,6 +107,8 @@ class Replica:
         self._sends_priority = sends_priority
         self.has_key = key is not None  # it is somebody else's, and paid for
         self.in_flight: set[InFlightRequest] = set()
+        self.is_draining = False  # this gateway sends it nothing new
+        self._left: Callable[[Replica], None] | None = None
         self.report: ReplicaReport | None = None  # the last; None: it makes none
         self.prefill_speed: float | None = None  # as it measured it
         self.text = ""  # the digest of its tokenizer and chat template; empty: it has not said
@@ -167,8 +170,28 @@ class Replica:
         self._said = msgspec.structs.replace(self._said, state=ReplicaState.OUT)
 
     def seen(self, now: float) -> ReplicaSnapshot:
-        self.snapshot = self.health.mark(self._said, now)
-        return self.snapshot
+        snapshot = self.health.mark(self._said, now)
+        if self.is_draining and snapshot.state in _USABLE:
+            snapshot = msgspec.structs.replace(snapshot, state=ReplicaState.DRAINING)
+        self.snapshot = snapshot
+        return snapshot
+
+    def attach(self, request: InFlightRequest) -> None:
+        self.in_flight.add(request)
+
+    def detach(self, request: InFlightRequest) -> None:
+        self.in_flight.discard(request)
+        if self._left is not None and not self.in_flight:
+            left, self._left = self._left, None
+            left(self)
+
+    def leave(self, left: Callable[[Replica], None]) -> None:
+        """Streams go on elsewhere as soon as they can, the rest ends here; `left` is told when nothing is left."""
+        self.is_draining = True
+        if self.in_flight:
+            self._left = left
+        else:
+            left(self)
 
     def is_starting(self, now: float) -> bool:
         """Its process is there and loads its model."""
@@ -281,7 +304,7 @@ class Follower:
         self._changed(replica)
         if is_lost:
             replica.send_away()
-        elif report.is_draining and (self._asking_back is None or self._asking_back.done()):
+        elif (report.is_draining or replica.is_draining) and (self._asking_back is None or self._asking_back.done()):
             self._ask_back()
 
     def _ask_back(self) -> None:

@@ -43,7 +43,7 @@ class Pool:
         self.texts = ModelTexts(self.tokens, threads)
         self.least_context = UNBOUNDED
         self.most_context = UNBOUNDED
-        self.num_ready = 0
+        self.num_replicas = self.num_ready = 0
         self._contexts: dict[str, int] = {}
         self._ready: set[str] = set()
 
@@ -57,6 +57,14 @@ class Pool:
             self.least_context, self.most_context = min(self._contexts.values()), max(self._contexts.values())
         if self.tokens.prompt_tokenizer is not None:
             self.tokens.prompt_tokenizer.max_context = self.most_context
+
+    def replica_removed(self, replica: Replica) -> None:
+        self.texts.replica_removed(replica)
+        self._ready.discard(replica.id)
+        self.num_replicas -= 1
+        self.num_ready = len(self._ready)
+        if self._contexts.pop(replica.id, None) is not None and self._contexts:
+            self.least_context, self.most_context = min(self._contexts.values()), max(self._contexts.values())
 
     @property
     def ready_replicas(self) -> frozenset[str]:

@@ -42,6 +42,9 @@ class ModelTexts:
             if not is_known and self._getting is None:
                 self._getting = asyncio.get_running_loop().create_task(self._get(replica))
 
+    def replica_removed(self, replica: Replica) -> None:
+        self._digests.pop(replica.id, None)
+
     async def _get(self, replica: Replica) -> None:
         try:
             path = model_text.PATH.encode()
