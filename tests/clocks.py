@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 _SHORT_S = 0.5
+_SWEEP_EVERY = 256  # timers: those that were cancelled keep what they would have called
 
 
 class ManualTimer:
@@ -46,7 +47,10 @@ class ManualClock:
         if delay_s <= 0:
             asyncio.get_running_loop().call_soon(timer.fire)
         else:
-            heapq.heappush(self._timers, (self.now_s + delay_s, next(self._order), timer))
+            heapq.heappush(self._timers, (self.now_s + delay_s, number := next(self._order), timer))
+            if number % _SWEEP_EVERY == 0:
+                self._timers = [one for one in self._timers if not one[2].is_cancelled]
+                heapq.heapify(self._timers)
         return timer
 
     @property

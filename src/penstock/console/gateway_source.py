@@ -17,6 +17,7 @@ from penstock.gateway.app import Gateway
 from penstock.gateway.monitor.state import ReplicaView, state_of
 from penstock.gateway.records.recorder import Ending, RequestFacts
 from penstock.gateway.replicas.replica import Replica
+from penstock.gateway.replicas.replica_set import Subscriber
 from penstock.gateway.tenant_services import ANYBODY
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.keys import KeyRing
@@ -40,7 +41,7 @@ class _Used:
         self.cost = self.device_s = 0.0
 
 
-class GatewaySource:
+class GatewaySource(Subscriber):
     kind = "gateway"
 
     def __init__(self, gateway: Gateway, keys: KeyRing, budgets: Budgets) -> None:
@@ -50,14 +51,23 @@ class GatewaySource:
         self._used: dict[str, _Used] = {}
         self._made: dict[str, Production] = {}
         self._hits: dict[str, CacheHits] = {}
-        self._names = {replica.id: replica.name for replica in gateway.replicas.values()}
+        self._names: dict[str, str] = {}
         self._tenants: list[TenantRow] = []
         self._tenants_at_s = 0.0
+        gateway.replicas.subscribe(self)
+
+    def replica_added(self, replica: Replica) -> None:
+        self._names[replica.id] = replica.name
+
+    def replica_removed(self, replica: Replica) -> None:
+        del self._names[replica.id]
+        self._hits.pop(replica.id, None)
+        self._made.pop(replica.id, None)
 
     # -- facts
 
     def ended(self, facts: RequestFacts) -> None:
-        if facts.replica:
+        if facts.replica in self._names:
             self._hits.setdefault(facts.replica, CacheHits()).add(facts)
         if not facts.tenant:
             return

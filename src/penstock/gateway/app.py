@@ -379,6 +379,7 @@ class Gateway(Subscriber):
             self._decide()
 
     def replica_removed(self, replica: Replica) -> None:
+        self.recorder.replica_removed(replica.model, replica.id)
         if self._learned.forget(replica.id):
             self.use(self._configured)
 

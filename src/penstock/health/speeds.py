@@ -28,6 +28,10 @@ class Speeds:
             return self._mean
         return measured
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._measured
+
     def forget(self, replica_id: str) -> None:
         if self._measured.pop(replica_id, None) is not None:
             self._mean = sum(self._measured.values()) / max(1, len(self._measured))

@@ -100,6 +100,10 @@ class KnownAnswers:
         for name, said in answers.items():
             self._judge(self.statuses.setdefault(name, ProbeStatus()), said, wall_s)
 
+    def forget(self, replica: str) -> None:
+        self.statuses.pop(replica, None)
+        self._first.pop(replica, None)
+
     def _judge(self, status: ProbeStatus, said: Said | None, wall_s: float) -> None:
         before = status.state
         status.asked_at = wall_s

@@ -30,6 +30,10 @@ class Deviations:
         for replica, sample in samples.items():
             self._feed(replica, sample, at_s)
 
+    def forget(self, replica: str) -> None:
+        for signal in Signal:
+            self._baselines.pop((replica, signal), None)
+
     def anomalies(self) -> list[tuple[str, Signal, float]]:
         """Which replicas, and by how much; a replica without a name is the model."""
         found: list[tuple[str, Signal, float]] = []

@@ -26,7 +26,7 @@ class FleetSigns:
     def __init__(self, now: float) -> None:
         self._began_at = now
         self._waited_at: dict[str, float] = {}
-        self._utilization: dict[str, float] = {}
+        self._utilization: dict[tuple[str, str], float] = {}  # by replica and device
         self._fragmented: dict[str, deque[float]] = {}
 
     def conditions(self, fleet: FleetReading, has_been_up: Set[str], now: float) -> list[Condition]:
@@ -37,6 +37,11 @@ class FleetSigns:
         for reading in fleet.replicas:
             found += self._fragmentation(reading)
         return found
+
+    def forget(self, replica: str) -> None:
+        self._fragmented.pop(replica, None)
+        for key in [key for key in self._utilization if key[0] == replica]:
+            del self._utilization[key]
 
     def sample(self, fleet: FleetReading) -> None:
         """Once a minute."""
@@ -64,8 +69,9 @@ class FleetSigns:
     def _device(self, device: DeviceReading) -> list[Condition]:
         if device.utilization is None:
             return []
-        last = self._utilization.get(device.device, device.utilization)
-        level = self._utilization[device.device] = last + _SMOOTH * (device.utilization - last)
+        key = device.replica, device.device
+        last = self._utilization.get(key, device.utilization)
+        level = self._utilization[key] = last + _SMOOTH * (device.utilization - last)
         kind = GPU_IDLE if level < _IDLE else GPU_FULL if level > _FULL else None
         if kind is None:
             return []

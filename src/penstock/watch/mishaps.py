@@ -41,6 +41,10 @@ class Mishaps:
         )
         self._open[condition.key] = now, condition
 
+    def forget(self, replica: str) -> None:
+        self._last.pop(replica, None)
+        self._gone_since.pop(replica, None)
+
     def _look(self, reading: ReplicaReading, now: float) -> None:
         last, name = self._last.get(reading.replica), reading.replica
         if not reading.is_reachable:

@@ -61,7 +61,7 @@ class Siblings:
                 self._judge(self._replicas[name], speed / median(others), self._pooled_ratio(name))
 
     def forget(self, name: str) -> None:
-        """It started anew."""
+        """It started anew, or is gone."""
         self._replicas.pop(name, None)
 
     def _pooled_ratio(self, name: str) -> float | None:

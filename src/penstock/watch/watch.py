@@ -87,6 +87,33 @@ class Watch:
     def quarantined(self, model: str, tenant: str, fingerprint: str, now: float) -> None:
         self._mishaps.quarantined(model, tenant, fingerprint, now)
 
+    def model_added(self, name: str, slo: Slo, now: float) -> None:
+        """A model that appeared at run time, or whose objectives have changed."""
+        known = self._models.get(name)
+        if known is None:
+            self._models[name] = _Model(name, slo, now, self._sample_s, self._sample_s)
+        else:
+            known.objectives = ModelObjectives(name, slo, now)
+
+    def model_removed(self, name: str) -> None:
+        self._models.pop(name, None)
+        self._found.pop(name, None)
+        self._has_been_up.discard(name)
+        for key in [key for key in self.answers if key[0] == name]:
+            del self.answers[key]
+
+    def replica_removed(self, model: str, replica: str) -> None:
+        """Everything that was kept of it is forgotten. Its alerts end as their conditions do."""
+        if (known := self._models.get(model)) is not None:
+            known.replicas.pop(replica, None)
+            known.siblings.forget(replica)
+            known.deviations.forget(replica)
+        for (name, _), answers in self.answers.items():
+            if name == model:
+                answers.forget(replica)
+        self._mishaps.forget(replica)
+        self._signs.forget(replica)
+
     def tick(self, fleet: FleetReading, now: float, wall_s: float) -> list[Alert]:
         """What began to be wrong, and what is so no longer."""
         self._count_seconds(fleet, now)

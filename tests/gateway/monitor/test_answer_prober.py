@@ -23,7 +23,8 @@ def asked(
     async def ask() -> dict[tuple[str, str], list[str]]:
         watch = Watch({model: Slo() for model in models}, gateway.app.now())
         probes = ProbeSettings(every_s=0.01, **settings)  # type: ignore[arg-type]
-        questioner = AnswerProber(gateway.app.replicas.values(), watch, probes, gateway.clock)
+        questioner = AnswerProber(watch, probes, gateway.clock)
+        gateway.call(lambda: gateway.app.replicas.subscribe(questioner))
         for _ in range(rounds):
             await questioner.round()
         found: dict[tuple[str, str], list[str]] = {}
@@ -71,7 +72,8 @@ def test_a_replica_that_is_lost_is_asked_nothing_more() -> None:
 
         async def ask() -> bool:
             watch = Watch({"m": Slo()}, gateway.app.now())
-            questioner = AnswerProber([replica], watch, ProbeSettings(every_s=0.01), gateway.clock)
+            questioner = AnswerProber(watch, ProbeSettings(every_s=0.01), gateway.clock)
+            questioner.replica_added(replica)
             round = asyncio.create_task(questioner.round())
             await eventually_async(lambda: hung.asked)
             replica.send_away()

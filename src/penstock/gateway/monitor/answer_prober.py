@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +18,7 @@ from penstock.core.replica import ReplicaState
 from penstock.dialects.liveness import Answer
 from penstock.gateway.replicas.fetch import fetch
 from penstock.gateway.replicas.replica import Replica
+from penstock.gateway.replicas.replica_set import Subscriber
 from penstock.http import clock as clocks
 from penstock.http.call import Failure
 from penstock.http.clock import TimerClock
@@ -71,17 +72,26 @@ class _Completion(Struct):
 _completions = msgspec.json.Decoder(_Completion)
 
 
-class AnswerProber:
-    def __init__(self, replicas: Iterable[Replica], watch: Watch, settings: ProbeSettings, clock: TimerClock) -> None:
+class AnswerProber(Subscriber):
+    def __init__(self, watch: Watch, settings: ProbeSettings, clock: TimerClock) -> None:
         self._watch = watch
         self._settings = settings
         self._replicas: dict[str, list[Replica]] = {}
-        for replica in replicas:
-            if not replica.has_key:
-                self._replicas.setdefault(replica.model, []).append(replica)
         self._able: set[str] = set()  # they have given log-probabilities
         self._mute: set[str] = set()  # they cannot
         self._clock = clock
+
+    def replica_added(self, replica: Replica) -> None:
+        if not replica.has_key:
+            self._replicas.setdefault(replica.model, []).append(replica)
+
+    def replica_removed(self, replica: Replica) -> None:
+        if not replica.has_key:
+            self._replicas[replica.model].remove(replica)
+            if not self._replicas[replica.model]:
+                del self._replicas[replica.model]
+        self._able.discard(replica.id)
+        self._mute.discard(replica.id)
 
     async def run(self) -> None:
         """For ever."""
@@ -92,7 +102,7 @@ class AnswerProber:
 
     async def round(self) -> None:
         """Everybody, once: the replicas of a model at the same time, the models one after another."""
-        for model in self._replicas:
+        for model in list(self._replicas):
             for adapter in ("", *self._settings.adapters.get(model, ())):
                 await self._ask_all(model, adapter)
 
@@ -115,7 +125,7 @@ class AnswerProber:
         ]
 
     async def _ask_all(self, model: str, adapter: str) -> None:
-        asked = [one for one in self._replicas[model] if one.id not in self._mute and self._is_usable(one)]
+        asked = [one for one in self._replicas.get(model, ()) if one.id not in self._mute and self._is_usable(one)]
         found = await asyncio.gather(*(self._ask(replica, adapter) for replica in asked))
         said = {
             redact(replica.id): one for replica, one in zip(asked, found, strict=True) if not isinstance(one, _NotAsked)

@@ -10,6 +10,7 @@ from penstock.admission.settings import CLASS_NAMES
 from penstock.core.devices import DeviceReading
 from penstock.core.replica import ReplicaState
 from penstock.gateway.replicas.replica import Replica
+from penstock.gateway.replicas.replica_set import Subscriber
 from penstock.observe.redaction import redact
 from penstock.watch.readings import FleetReading, ReplicaReading
 
@@ -19,11 +20,19 @@ if TYPE_CHECKING:
 _USABLE = (ReplicaState.READY, ReplicaState.DEGRADED)
 
 
-class FleetReader:
+class FleetReader(Subscriber):
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self.names = {replica.id: redact(replica.id) for replica in gateway.replicas.values()}  # as they may be shown
+        self.names: dict[str, str] = {}  # of replicas, as they may be shown
         self._devices: dict[tuple[str, str], DeviceReading] = {}
+
+    def replica_added(self, replica: Replica) -> None:
+        self.names[replica.id] = redact(replica.id)
+
+    def replica_removed(self, replica: Replica) -> None:
+        del self.names[replica.id]
+        for key in [key for key in self._devices if key[0] == replica.id]:
+            del self._devices[key]
 
     def listen(self) -> None:
         """Several times a second: a device's errors are in one report, and the next one has replaced it."""

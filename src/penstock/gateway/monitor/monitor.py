@@ -20,9 +20,12 @@ from penstock.gateway.monitor.alert_sender import AlertSender
 from penstock.gateway.monitor.answer_prober import AnswerProber
 from penstock.gateway.monitor.fleet_reader import FleetReader
 from penstock.gateway.monitor.metrics import WatchMetrics
+from penstock.gateway.replicas.replica import Replica
+from penstock.gateway.replicas.replica_set import Subscriber
 from penstock.http import clock as clocks
 from penstock.http.clock import TimerClock
 from penstock.observe.background import Worker, outliving
+from penstock.observe.redaction import redact
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 from penstock.watch import payloads
@@ -40,7 +43,7 @@ log = logging.getLogger("penstock.alerts")
 _LISTEN_S, _TICK = 0.25, 4  # a tick is every fourth time
 
 
-class Monitor:
+class Monitor(Subscriber):
     def __init__(
         self, gateway: Gateway, slos: Mapping[str, Slo], settings: WatchSettings, *, slack: str | None = None
     ) -> None:
@@ -57,7 +60,9 @@ class Monitor:
         self._metrics = WatchMetrics()
         gateway.recorder.listeners.append(self)
         gateway.recorder.exports.append(self._metrics.tallies)
-        self._questioner = AnswerProber(gateway.replicas.values(), self.watch, settings.probes, gateway.clock)
+        self._questioner = AnswerProber(self.watch, settings.probes, gateway.clock)
+        for subscriber in (self, self._reader, self._questioner):
+            gateway.replicas.subscribe(subscriber)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._run())]
         if settings.probes.every_s:
@@ -73,6 +78,9 @@ class Monitor:
             task.cancel()
         for courier in self._couriers:
             courier.close()
+
+    def replica_removed(self, replica: Replica) -> None:
+        self.watch.replica_removed(replica.model, redact(replica.id))
 
     # -- told by the recorder
 

@@ -230,6 +230,9 @@ class GatewayRecorder:
                 model,
             )
 
+    def replica_removed(self, model: str, replica: str) -> None:
+        self._silent.discard((model, replica))
+
     def has_certificate(self, expires_at: float) -> None:
         self._tallies.count(catalog.TLS_EXPIRY).value = expires_at
 

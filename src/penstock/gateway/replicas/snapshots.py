@@ -65,5 +65,7 @@ class Snapshots(Subscriber):
     def replica_removed(self, replica: Replica) -> None:
         self._admission.replica_gone(replica.id)
         self._observed.forget(replica.id)
-        if replica.model in self._speeds:
-            self._speeds[replica.model].forget(replica.id)
+        if (speeds := self._speeds.get(replica.model)) is not None:
+            speeds.forget(replica.id)
+            if speeds.is_empty:
+                del self._speeds[replica.model]
