@@ -41,6 +41,7 @@ STATUS_TABLE: dict[type[PenstockError], HttpError] = {
     errors.ModelNotFound: HttpError(404, "not_found_error"),
     errors.TenantNotFound: HttpError(404, "not_found_error"),
     errors.KeyNotFound: HttpError(404, "not_found_error"),
+    errors.ReplicaNotFound: HttpError(404, "not_found_error"),
     errors.MethodNotAllowed: HttpError(405, "invalid_request_error"),
     errors.Overloaded: HttpError(429, "rate_limit_error", anthropic_status=529),
     errors.RateLimited: HttpError(429, "rate_limit_error"),

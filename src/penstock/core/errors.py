@@ -17,7 +17,8 @@
     ├── NotFound                  no such path
     │   ├── ModelNotFound
     │   ├── TenantNotFound
-    │   └── KeyNotFound
+    │   ├── KeyNotFound
+    │   └── ReplicaNotFound
     ├── MethodNotAllowed
     ├── Overloaded                try again later; carries retry_after_s
     ├── RateLimited               one of the tenant's limits, named by `reason`; carries retry_after_s
@@ -126,6 +127,10 @@ class TenantNotFound(NotFound):
 
 class KeyNotFound(NotFound):
     code = "key_not_found"
+
+
+class ReplicaNotFound(NotFound):
+    code = "replica_not_found"
 
 
 class MethodNotAllowed(PenstockError):

@@ -1,4 +1,4 @@
-"""A thread that keeps a gateway's view of tenants, keys, admins and routes as new as the store.
+"""A thread that keeps a gateway's view of tenants, keys, admins, routes and replicas as new as the store.
 
 It hands every change on, in order; the gateway passes it on to its event loop. When the store does not answer,
 what was known stays in force and the thread tries again. A tenant that cannot be read is closed (`store`), and the
@@ -16,6 +16,7 @@ from penstock.core.errors import StoreUnavailable
 from penstock.observe.background import Worker, outliving
 from penstock.tenancy.admins import AdminKey
 from penstock.tenancy.keys import TenantState
+from penstock.tenancy.replicas import ReplicaRow
 from penstock.tenancy.routes import RouteRevision
 from penstock.tenancy.store import Store
 
@@ -35,6 +36,7 @@ class Follower:
         apply: Callable[[Iterable[TenantState]], object],
         apply_admins: Callable[[Iterable[AdminKey]], object] = lambda _: None,
         apply_routes: Callable[[Iterable[RouteRevision]], object] = lambda _: None,
+        apply_replicas: Callable[[Iterable[ReplicaRow]], object] = lambda _: None,
         *,
         retry_s: float = _RETRY_S,
     ) -> None:
@@ -42,6 +44,7 @@ class Follower:
         self._apply = apply
         self._apply_admins = apply_admins
         self._apply_routes = apply_routes
+        self._apply_replicas = apply_replicas
         self._retry_s = retry_s
         self._revision = 0
         self._stopping = threading.Event()
@@ -85,6 +88,8 @@ class Follower:
             self._apply_admins(changes.admins)
         if changes.routes:
             self._apply_routes(changes.routes)
+        if changes.replicas is not None:
+            self._apply_replicas(changes.replicas)
         self._revision = changes.revision
 
     def __enter__(self) -> Follower:

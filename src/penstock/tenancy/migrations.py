@@ -88,7 +88,15 @@ ADAPTERS = (
     "CREATE TABLE brought_adapters (replica TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (replica, name))",
 )
 
-MIGRATIONS = (TENANTS_AND_KEYS, USAGE, ADMINS, ROUTES, MEASURED, ADAPTERS)
+REPLICAS = (
+    # Replicas that were added at run time. A removed one leaves no row: the one row of the second table says that
+    # something has changed.
+    "CREATE TABLE replicas (model TEXT NOT NULL, url TEXT NOT NULL, document TEXT NOT NULL, PRIMARY KEY (model, url))",
+    "CREATE TABLE replica_changes (revision BIGINT NOT NULL)",
+    "INSERT INTO replica_changes (revision) VALUES (0)",
+)
+
+MIGRATIONS = (TENANTS_AND_KEYS, USAGE, ADMINS, ROUTES, MEASURED, ADAPTERS, REPLICAS)
 
 
 def migrate(database: Database) -> int:

@@ -1,9 +1,9 @@
-"""Where tenants, keys, usage and the shares of versions are kept, for every gateway and command: `open_store(url)`.
+"""The store of tenants, keys, usage, shares of versions and replicas, for every gateway and command: `open_store(url)`.
 
     sqlite:///relative/path, sqlite:////absolute/path     the processes of one host
     postgresql://user@host/name                           any number of hosts
 
-Every change to a tenant, its keys or a route takes the next revision, in the order of their commits, and wakes the
+Every change to a tenant, its keys, a route or a replica takes the next revision, in the order of their commits, and wakes the
 watches. A follower asks for the changes since the revision it has seen and gets each changed tenant whole, as it is
 now: what it applies twice or late is still right. The store blocks; it is for commands and for threads of their own.
 """
@@ -35,6 +35,7 @@ from penstock.tenancy.admins import AdminBook, AdminKey, admins_changed
 from penstock.tenancy.database import Database, Execute, Row, Watch
 from penstock.tenancy.keys import ApiKey, NewKey, TenantState, new_key
 from penstock.tenancy.migrations import migrate
+from penstock.tenancy.replicas import ReplicaBook, ReplicaRow, replicas_changed
 from penstock.tenancy.revisions import next_revision
 from penstock.tenancy.routes import RouteBook, RouteRevision, routes_changed
 from penstock.tenancy.tenants import Label, Tenant, tenant_from, with_changes
@@ -49,6 +50,7 @@ class Changes(Struct, frozen=True):
     tenants: tuple[TenantState, ...]
     admins: tuple[AdminKey, ...] | None = None  # all of them, if one changed
     routes: tuple[RouteRevision, ...] = ()
+    replicas: tuple[ReplicaRow, ...] | None = None  # all of them, if one changed
 
 
 class Store:
@@ -60,6 +62,7 @@ class Store:
         self.admins = AdminBook(database, clock)
         self.adapters = AdapterBook(database)
         self.routes = RouteBook(database, clock)
+        self.replicas = ReplicaBook(database, clock)
         self.usage = UsageBook(database)
 
     # Tenants
@@ -142,7 +145,8 @@ class Store:
     # What changed
 
     def changes(self, since: int = 0) -> Changes:
-        """Every tenant that changed after revision `since`, as it is now; all admins, if one did; and routes."""
+        """Every tenant that changed after revision `since`, as it is now; all admins, if one did; routes; and all
+        replicas, if one did."""
         with self._database.reading() as execute:
             revision = execute("SELECT value FROM store_revision")[0][0]
             if revision == since:
@@ -160,8 +164,9 @@ class Store:
             ):
                 keys.setdefault(row[1], []).append(row)
             admins, routes = admins_changed(execute, since), routes_changed(execute, since)
+            replicas = replicas_changed(execute, since)
         states = tuple(_state(id, documents.get(id), keys.get(id, ())) for (id,) in ids)
-        return Changes(revision, states, admins, routes)
+        return Changes(revision, states, admins, routes, replicas)
 
     def watch(self) -> closing[Watch]:
         return closing(self._database.watch())

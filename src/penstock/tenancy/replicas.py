@@ -1,0 +1,125 @@
+"""Replicas that were added while gateways run: kept in the store, and followed by every gateway that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from penstock.core.errors import InvalidValue, ReplicaNotFound
+from penstock.observe.background import count_error
+from penstock.tenancy.database import Database, Execute
+from penstock.tenancy.revisions import next_revision
+
+_MAX_NAME = 256
+
+
+class ReplicaRow(Struct, frozen=True, omit_defaults=True):
+    """A replica of one pool."""
+
+    model: str  # the pool: a model, or model@version
+    url: str
+    is_draining: bool = False  # it is sent nothing new
+    options: dict[str, Any] = field(default_factory=dict)  # settings of `models` for this replica
+    by: str = ""  # an admin's name
+    at: float = 0.0  # seconds since 1970
+
+
+class ReplicaBook:
+    """The store's part of it. Blocks: for commands and for threads of their own."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def add(self, model: str, url: str, options: Mapping[str, Any] | None = None, *, by: str = "") -> ReplicaRow:
+        """The same again changes its options, and ends a drain."""
+        if not model or len(model) > _MAX_NAME or not model.isprintable():
+            raise InvalidValue(f"a model's name has 1 to {_MAX_NAME} printable characters", param="model")
+        row = ReplicaRow(model, normal_url(url), False, dict(options or {}), by, self._clock())
+        with self._database.writing() as execute:
+            self._write(execute, row)
+        return row
+
+    def drain(self, url: str, model: str | None = None, *, is_draining: bool = True, by: str = "") -> list[ReplicaRow]:
+        """In every pool that it is in, or in this one. False: it is used again."""
+        with self._database.writing() as execute:
+            rows = [
+                replace(row, is_draining=is_draining, by=by, at=self._clock()) for row in _find(execute, url, model)
+            ]
+            for row in rows:
+                self._write(execute, row)
+        return rows
+
+    def remove(self, url: str, model: str | None = None) -> list[ReplicaRow]:
+        with self._database.writing() as execute:
+            rows = _find(execute, url, model)
+            for row in rows:
+                execute("DELETE FROM replicas WHERE model = ? AND url = ?", (row.model, row.url))
+            self._changed(execute)
+        return rows
+
+    def all(self) -> list[ReplicaRow]:
+        with self._database.reading() as execute:
+            return _all(execute)
+
+    def _write(self, execute: Execute, row: ReplicaRow) -> None:
+        execute(
+            "INSERT INTO replicas (model, url, document) VALUES (?, ?, ?) "
+            "ON CONFLICT (model, url) DO UPDATE SET document = excluded.document",
+            (row.model, row.url, msgspec.json.encode(row).decode()),
+        )
+        self._changed(execute)
+
+    def _changed(self, execute: Execute) -> None:
+        revision = next_revision(self._database, execute)
+        execute("UPDATE replica_changes SET revision = ?", (revision,))
+
+
+def normal_url(url: str) -> str:
+    """The address of a replica as it is kept: without a slash at its end."""
+    parts = urlsplit(url)
+    try:
+        is_right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # of a port that is no number
+        is_right = False
+    if (
+        not is_right
+        or parts.path.strip("/")
+        or parts.query
+        or parts.fragment
+        or parts.username
+        or not url.isprintable()
+    ):
+        raise InvalidValue("a replica's address is http://HOST:PORT or https://HOST", param="url")
+    return url.rstrip("/")
+
+
+def replicas_changed(execute: Execute, since: int) -> tuple[ReplicaRow, ...] | None:
+    """All of them, if one was added, changed or removed after revision `since`. None: none was."""
+    if not execute("SELECT 1 FROM replica_changes WHERE revision > ?", (since,)):
+        return None
+    return tuple(_all(execute))
+
+
+def _all(execute: Execute) -> list[ReplicaRow]:
+    found = []
+    for (document,) in execute("SELECT document FROM replicas ORDER BY model, url"):
+        try:
+            found.append(msgspec.json.decode(document, type=ReplicaRow))
+        except (ValueError, TypeError) as error:
+            count_error("store reader", error)
+    return found
+
+
+def _find(execute: Execute, url: str, model: str | None) -> list[ReplicaRow]:
+    url = normal_url(url)
+    found = [row for row in _all(execute) if row.url == url and model in (None, row.model)]
+    if not found:
+        of = f" of '{model}'" if model else ""
+        raise ReplicaNotFound(f"the store has no replica {url}{of}: one that is in a gateway's file is changed there")
+    return found
