@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,43 +42,44 @@ class ReplicaBook:
         if not model or len(model) > _MAX_NAME or not model.isprintable():
             raise InvalidValue(f"a model's name has 1 to {_MAX_NAME} printable characters", param="model")
         row = ReplicaRow(model, normal_url(url), False, dict(options or {}), by, self._clock())
-        with self._database.writing() as execute:
-            self._write(execute, row)
+        with self._writing() as execute:
+            _write(execute, row)
         return row
 
     def drain(self, url: str, model: str | None = None, *, is_draining: bool = True, by: str = "") -> list[ReplicaRow]:
         """In every pool that it is in, or in this one. False: it is used again."""
-        with self._database.writing() as execute:
-            rows = [
-                replace(row, is_draining=is_draining, by=by, at=self._clock()) for row in _find(execute, url, model)
-            ]
+        with self._writing() as execute:
+            now = self._clock()
+            rows = [replace(row, is_draining=is_draining, by=by, at=now) for row in _find(execute, url, model)]
             for row in rows:
-                self._write(execute, row)
+                _write(execute, row)
         return rows
 
     def remove(self, url: str, model: str | None = None) -> list[ReplicaRow]:
-        with self._database.writing() as execute:
+        with self._writing() as execute:
             rows = _find(execute, url, model)
             for row in rows:
                 execute("DELETE FROM replicas WHERE model = ? AND url = ?", (row.model, row.url))
-            self._changed(execute)
         return rows
 
     def all(self) -> list[ReplicaRow]:
         with self._database.reading() as execute:
             return _all(execute)
 
-    def _write(self, execute: Execute, row: ReplicaRow) -> None:
-        execute(
-            "INSERT INTO replicas (model, url, document) VALUES (?, ?, ?) "
-            "ON CONFLICT (model, url) DO UPDATE SET document = excluded.document",
-            (row.model, row.url, msgspec.json.encode(row).decode()),
-        )
-        self._changed(execute)
+    @contextmanager
+    def _writing(self) -> Iterator[Execute]:
+        with self._database.writing() as execute:
+            revision = next_revision(self._database, execute)
+            execute("UPDATE replica_changes SET revision = ?", (revision,))
+            yield execute
 
-    def _changed(self, execute: Execute) -> None:
-        revision = next_revision(self._database, execute)
-        execute("UPDATE replica_changes SET revision = ?", (revision,))
+
+def _write(execute: Execute, row: ReplicaRow) -> None:
+    execute(
+        "INSERT INTO replicas (model, url, document) VALUES (?, ?, ?) "
+        "ON CONFLICT (model, url) DO UPDATE SET document = excluded.document",
+        (row.model, row.url, msgspec.json.encode(row).decode()),
+    )
 
 
 def normal_url(url: str) -> str:
@@ -87,14 +89,8 @@ def normal_url(url: str) -> str:
         is_right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:  # of a port that is no number
         is_right = False
-    if (
-        not is_right
-        or parts.path.strip("/")
-        or parts.query
-        or parts.fragment
-        or parts.username
-        or not url.isprintable()
-    ):
+    is_more = parts.path.strip("/") or parts.query or parts.fragment or parts.username
+    if not is_right or is_more or not url.isprintable():
         raise InvalidValue("a replica's address is http://HOST:PORT or https://HOST", param="url")
     return url.rstrip("/")
 
