@@ -46,7 +46,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (f"watch:\n  alerts:\n    hold_s: -3\nmodels:\n  a: {{{REPLICA}}}", ":3: setting 'watch.alerts.hold_s'"),
         (f"tls_cert: /nowhere\nmodels:\n  a: {{{REPLICA}}}", ":1: cannot use the certificate /nowhere"),
-        ("host: 127.0.0.1", ": the gateway has no models"),
         ("port: 1\nhost: 127.0.0.1\nport: 2", ":3: 'port' is there already, in line 1"),
         ("port: 1\nmodels: {a: [", ":2:1[0-9]: this is not YAML: "),
         ("- a list", " does not hold settings but a list"),

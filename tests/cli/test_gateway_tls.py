@@ -18,7 +18,7 @@ from penstock.gateway.settings.gateway import ModelSettings
 from tests.certificates import Certificate, new_ca
 from tests.cli.real_gateway import RealGateway, real_gateway
 from tests.cli.real_server import tiny_server, write_tiny_model
-from tests.gateway.running import gateway as gateway_in_thread
+from tests.gateway.running import running_gateway
 from tests.server.replica import Replica, serving
 from tests.waiting import eventually
 
@@ -109,7 +109,7 @@ def test_replica_with_tls_is_used_by_gateways_that_have_a_certificate(tmp_path: 
             client_key=str(own.key),
         )
         pools = {"good": good, "bad": replace(good, client_cert=None, client_key=None)}
-        with gateway_in_thread(pools=pools, waits=False) as gateway:
+        with running_gateway(pools=pools, waits=False) as gateway:
             eventually(gateway.states, lambda states: states == ["ready", "out"])
             (found, _) = gateway.app.replicas.values()
             assert found.relays  # it is known for one of penstock's, and its streams can be carried on

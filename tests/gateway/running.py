@@ -16,9 +16,11 @@ import uvloop
 from penstock.admission.admission import Admission
 from penstock.admission.settings import AdmissionSettings
 from penstock.gateway.app import Gateway
+from penstock.gateway.membership.factory import ReplicaFactory
+from penstock.gateway.membership.membership import Membership
 from penstock.gateway.records.recorder import GatewayRecorder
-from penstock.gateway.replicas.lora import ForgetfulNotes, unwant
-from penstock.gateway.settings.gateway import ModelSettings, pools_of, replicas_of, routes_of
+from penstock.gateway.replicas.lora import ForgetfulNotes
+from penstock.gateway.settings.gateway import ModelSettings, pools_of, routes_of
 from penstock.gateway.tenant_services import TenantServices
 from penstock.health.settings import HealthSettings
 from penstock.http.clock import LoopClock
@@ -176,9 +178,9 @@ def running_gateway(
         keys, ledger = KeyRing(), UsageList()
         prices = {name: pool.price for name, pool in pools_of(pools).items()}
         services = TenantServices(keys, LocalLimiter(clock.now), Budgets(), ledger, prices, notes or ForgetfulNotes())
-        found = replicas_of(pools, health, clock)
-        unwant(found, notes.by_replica() if notes is not None else {})
-        gateway = Gateway(routes_of(pools), found, services, Admission(settings=admission), recorder, clock=clock)
+        gateway = Gateway(routes_of(pools), services, Admission(settings=admission), recorder, clock=clock)
+        membership = Membership(gateway.replicas, ReplicaFactory(health, clock), notes.by_replica() if notes else None)
+        membership.configure(pools_of(pools))
         server = Server(gateway, clock=clock, gate=gateway)
         listener = bound_socket("127.0.0.1", 0)
         await server.listen(listener, tls=tls)

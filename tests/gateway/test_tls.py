@@ -10,7 +10,8 @@ import openai
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, replicas_of
+from penstock.gateway.membership.factory import replicas_of
+from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings
 from penstock.http.tls import ServerTls
 from tests.certificates import Certificate, new_ca
 from tests.gateway.running import running_gateway

@@ -24,7 +24,7 @@ from penstock.admission.queue import Line, ModelQueue
 from penstock.admission.refusal import LEAST_RETRY_S, dead_end, first_guess, retry_after_s, why_not_wait
 from penstock.admission.settings import AdmissionSettings
 from penstock.admission.shares import FAIR_SHARE, Shares, blocked_by
-from penstock.core.replica import ReplicaSnapshot
+from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.core.request import Priority
 from penstock.core.slo import Slo
 from penstock.router.load import expected_ttft_s
@@ -59,11 +59,19 @@ class Admission:
         """`slos`: by model; what is not named has the defaults."""
         self.router = router or Router()
         self._settings, self._slos = settings or AdmissionSettings(), slos or {}
+        self._holds: Mapping[str, float] = {}
         self._loads = ReplicaLoads()
         self._ledger = Ledger()
         self._models: dict[str, _Model] = {}
         self._deadlines: list[tuple[float, str, str]] = []  # deadline, request, model
         self._news: list[Decision] = []
+
+    def configure(self, slos: Mapping[str, Slo], holds: Mapping[str, float]) -> None:
+        """Takes objectives by model, and for how many seconds requests of a model wait where no replica is ready; what
+        is not in `holds` is refused at once then."""
+        self._slos, self._holds = slos, holds
+        for name, model in self._models.items():
+            model.slo = slos.get(name, Slo())
 
     @property
     def num_open(self) -> int:
@@ -74,6 +82,11 @@ class Admission:
         if found is None:
             return 0
         return len(found.queue) if priority is None else found.queue.length(priority)
+
+    @property
+    def waiting_models(self) -> set[str]:
+        """Models that requests wait for."""
+        return {name for name, model in self._models.items() if model.queue}
 
     @property
     def next_deadline(self) -> float | None:
@@ -101,7 +114,9 @@ class Admission:
         replicas = self._loads.of_model(request.model)
         usable, dropped = self.router.usable(request, replicas, now)
         if not usable:
-            return dead_end(request, replicas, dropped)
+            shed = dead_end(request, replicas, dropped)
+            hold_s = self._holds.get(request.model) if shed.reason is ShedReason.NO_REPLICA else None
+            return shed if hold_s is None else self._hold(model, shed, hold_s, now)
         model.shares.seen(request, now)
         if not model.queue:
             choice = self._choose(request, usable, now, model.shares.ceiling(request, now), dropped)
@@ -175,7 +190,9 @@ class Admission:
         """What was decided since the last call about requests that wait."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, request_id, name = heapq.heappop(self._deadlines)
-            self._give_up(self._models[name].queue, request_id, ShedReason.DEADLINE, now)
+            has_replica = any(replica.state_at(now) is not ReplicaState.OUT for replica in self._loads.of_model(name))
+            reason = ShedReason.DEADLINE if has_replica else ShedReason.NO_REPLICA
+            self._give_up(self._models[name].queue, request_id, reason, now)
         for model in self._models.values():
             model.queue.expire_promises(now)
             if model.queue:
@@ -271,6 +288,18 @@ class Admission:
         own = next(decision for decision in self._news if decision.request is request)
         self._news.remove(own)
         return own
+
+    def _hold(self, model: _Model, shed: Shed, hold_s: float, now: float) -> Decision:
+        """Into the queue of a model that has no replica now, until one is ready."""
+        queue, request = model.queue, shed.request
+        if queue.length(request.priority) >= self._settings.classes[request.priority].max_length:
+            return shed
+        if request.deadline is not None:
+            hold_s = min(hold_s, request.deadline - now)
+        model.shares.seen(request, now)
+        queue.push(request, now, now + hold_s, expected_cost(request), is_promised=False, most_kv=request.kv_tokens)
+        heapq.heappush(self._deadlines, (now + hold_s, request.id, request.model))
+        return Queued(request, queue.length(request.priority), hold_s)
 
     def _refuse(self, queue: ModelQueue, request: EdgeRequest, reason: ShedReason, retry_s: float, now: float) -> Shed:
         """With a place kept for when it is told to come back; who comes too early is told the same time again."""

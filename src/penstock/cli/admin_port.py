@@ -18,6 +18,7 @@ from penstock.gateway.app import Gateway
 from penstock.gateway.monitor.monitor import Monitor
 from penstock.gateway.monitor.state import state_of
 from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
+from penstock.gateway.settings.reload import Configuration
 from penstock.http.exchange import Exchange
 from penstock.http.limits import ClientLimits
 from penstock.http.message import Request
@@ -41,6 +42,7 @@ async def administered(
     feed: Feed,
     tower: Monitor,
     tls: ServerTls | None,
+    configuration: Configuration,
 ) -> AsyncIterator[tuple[App, BodyGate, str]]:
     """The app of the public port (the gateway, on loopback with the admin API beside it), the gate for its bodies, and
     where the admin API is, in words."""
@@ -60,6 +62,7 @@ async def administered(
             gateway.recorder,
             lambda: state_of(gateway.replicas.values(), gateway.admission, gateway.now()),
             {**RouteDesk(gateway).views(), **watch_views(tower)},
+            reload=configuration.reload,
             has_own_port=has_own_port,
         )
         try:

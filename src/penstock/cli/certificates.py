@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import signal
-from collections.abc import Mapping, Sequence
+import ssl
 
 from penstock.core.errors import ConfigError
+from penstock.gateway.membership.membership import Membership
 from penstock.gateway.records.recorder import GatewayRecorder
-from penstock.gateway.replicas.replica import Replica
-from penstock.gateway.settings.gateway import ModelSettings, tls_of
+from penstock.gateway.replicas.replica_set import ReplicaSet
+from penstock.gateway.settings.gateway import tls_of
 from penstock.http.tls import ServerTls
 
 log = logging.getLogger("penstock.gateway")
@@ -20,35 +19,40 @@ class Certificates:
     def __init__(
         self,
         tls: ServerTls | None,
-        replicas: Sequence[Replica],
-        pools: Mapping[str, ModelSettings],
+        replicas: ReplicaSet,
+        membership: Membership,
         recorder: GatewayRecorder,
     ) -> None:
         self._tls = tls
         self._replicas = replicas
-        self._pools = {name: pool for name, pool in pools.items() if tls_of(name, pool) is not None}
+        self._membership = membership
         self._recorder = recorder
         self._tell()
 
-    def reload_on_hangup(self) -> None:
-        """Only where there are any: elsewhere a terminal that is closed ends the gateway, as it ends other programs."""
-        if self._tls is not None or self._pools:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
+    @property
+    def has_any(self) -> bool:
+        return self._tls is not None or bool(self._contexts())
+
+    def _contexts(self) -> dict[str, ssl.SSLContext]:
+        """By pool, of those that have certificates of their own."""
+        pools = self._membership.pools.items()
+        return {name: context for name, pool in pools if (context := tls_of(name, pool)) is not None}
 
     def reload(self) -> None:
         """New connections get the new ones; those that are open go on. Files that cannot be used change nothing."""
         try:
-            contexts = {name: tls_of(name, pool) for name, pool in self._pools.items()}
+            contexts = self._contexts()
             if self._tls is not None:
                 self._tls.reload()
         except ConfigError as error:
             log.error("the certificates stay as they are: %s", error.message)
             return
-        for replica in self._replicas:
+        for replica in self._replicas.values():
             if replica.upstream.tls is not None and replica.model in contexts:
                 replica.upstream.tls = contexts[replica.model]
         self._tell()
-        log.info("the certificates were read again")
+        if self._tls is not None or contexts:
+            log.info("the certificates were read again")
 
     def _tell(self) -> None:
         if self._tls is not None:

@@ -15,7 +15,8 @@ from penstock.cli.telemetry import telemetry_of
 from penstock.core.config import build
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.settings import Settings, TelemetrySettings
-from penstock.gateway.settings.gateway import GatewaySettings, replicas_of, router_of, routes_of
+from penstock.gateway.membership.factory import replicas_of
+from penstock.gateway.settings.gateway import GatewaySettings, router_of, routes_of
 from penstock.gateway.settings.monitor import slack_of, slos_of
 
 Check = Callable[[], Iterator[Finding]]

@@ -26,24 +26,26 @@ from penstock.console.gateway_source import GatewaySource
 from penstock.core.errors import ConfigError
 from penstock.core.private_files import make_private
 from penstock.gateway.app import Gateway
+from penstock.gateway.membership.factory import ReplicaFactory
+from penstock.gateway.membership.membership import Membership
+from penstock.gateway.membership.store import StoreSource
 from penstock.gateway.monitor.monitor import Monitor
 from penstock.gateway.monitor.state import state_of
 from penstock.gateway.records import request_log
 from penstock.gateway.records.decision_log import DecisionLog, path_of_its_own
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.records.request_log import RequestLog
-from penstock.gateway.replicas.lora import unwant
 from penstock.gateway.settings.gateway import (
     LOOPBACK,
     GatewaySettings,
     admission_of,
     pools_of,
-    replicas_of,
     router_of,
     routes_of,
     salts_of,
 )
 from penstock.gateway.settings.monitor import slack_of, slos_of
+from penstock.gateway.settings.reload import Configuration
 from penstock.gateway.settings.route_board import RouteBoard
 from penstock.gateway.tenant_services import TenantServices
 from penstock.http.limits import ClientLimits
@@ -63,6 +65,8 @@ from penstock.tenancy.store import open_store
 if TYPE_CHECKING:
     from penstock.tenancy.limits.redis import RedisLimiter
 
+log = logging.getLogger("penstock.gateway")
+
 _DRAIN_S = 30.0
 _COLLECT = (10_000, 20, 20)  # a request makes a hundred objects and no cycle: to look often finds nothing
 _SWITCH_S = 0.0005  # how long a thread that renders a long prompt may keep the event loop waiting
@@ -76,11 +80,17 @@ class Opened(NamedTuple):
     num_ready: Callable[[], int]  # replicas
 
 
-async def serve(settings: GatewaySettings, url: str, on_open: Callable[[Opened], None] | None = None) -> None:
+async def serve(
+    settings: GatewaySettings,
+    url: str,
+    on_open: Callable[[Opened], None] | None = None,
+    read: Callable[[], GatewaySettings] | None = None,
+) -> None:
+    """`read`: the settings from their file again, for a reload."""
     log_the_uncaught()
     sys.setswitchinterval(_SWITCH_S)
     models, pushed = settings.pools(), telemetry_of(settings.telemetry, "penstock-gateway")
-    routes = RouteBoard(routes_of(models))
+    routes, added = RouteBoard(routes_of(models)), StoreSource()
     loop = asyncio.get_running_loop()
     keys, admins, budgets = KeyRing(), AdminRing(), Budgets()
     prices = {name: pool.price for name, pool in pools_of(models).items()}
@@ -94,6 +104,7 @@ async def serve(settings: GatewaySettings, url: str, on_open: Callable[[Opened],
             lambda states: loop.call_soon_threadsafe(keys.apply, states),
             lambda found: loop.call_soon_threadsafe(admins.apply, found),
             lambda found: loop.call_soon_threadsafe(routes.apply, found),
+            lambda found: loop.call_soon_threadsafe(added.apply, found),
         )
         with (
             follower,
@@ -107,22 +118,28 @@ async def serve(settings: GatewaySettings, url: str, on_open: Callable[[Opened],
             async with _limiter(settings, url) as limiter:
                 pages = PageGuard(settings.host, settings.allowed_hosts)
                 services = TenantServices(keys, limiter, budgets, ledger, prices, store.adapters, pages)
-                replicas = replicas_of(models, settings.health, salts=salts_of(settings, penstock_home()))
-                unwant(replicas, store.adapters.all())
                 recorder = GatewayRecorder(lines, decisions, traces)
                 recorder.usage_lost = ledger.lost
-                certificates = Certificates(tls, replicas, pools_of(models), recorder)
                 slos, slack = slos_of(settings.slo, models), slack_of(settings.watch.alerts)
                 admission = Admission(router_of(settings, models), admission_of(settings), slos)
                 headers, resume_wait_s = settings.route_headers, settings.resume_wait_s
                 gateway = Gateway(
-                    routes.table, replicas, services, admission, recorder, explains=headers, resume_wait_s=resume_wait_s
+                    routes.table, services, admission, recorder, explains=headers, resume_wait_s=resume_wait_s
                 )
                 routes.changed = gateway.use
+                factory = ReplicaFactory(settings.health, salts=salts_of(settings, penstock_home()))
+                membership = Membership(gateway.replicas, factory, store.adapters.all())
+                configuration = Configuration(settings, routes, membership, gateway.pools, admission, prices)
+                configuration.read = read
+                configuration.apply(settings)
+                added.changed = membership.refresh
+                membership.add_source(added)
+                certificates = Certificates(tls, gateway.replicas, membership, recorder)
                 tower = Monitor(gateway, slos, settings.watch, slack=slack)
+                configuration.follow(tower.watch, gateway.now)
                 feed = Feed(GatewaySource(gateway, keys, budgets))
                 try:
-                    async with administered(settings, url, gateway, admins, keys, feed, tower, tls) as (
+                    async with administered(settings, url, gateway, admins, keys, feed, tower, tls, configuration) as (
                         app,
                         gate,
                         notice,
@@ -130,7 +147,7 @@ async def serve(settings: GatewaySettings, url: str, on_open: Callable[[Opened],
                         limits = ClientLimits(max_arriving_bytes=settings.max_arriving_bytes)
                         server = Server(app, limits, gate=gate)
                         await server.listen(listener, tls=tls)
-                        certificates.reload_on_hangup()
+                        _reload_on_hangup(configuration, certificates)
                         _say_ready(settings, listener, keys)
                         print(notice, flush=True)
                         if on_open is not None:
@@ -146,6 +163,23 @@ async def serve(settings: GatewaySettings, url: str, on_open: Callable[[Opened],
                 finally:
                     tower.close()
                     gateway.close()
+
+
+def _reload_on_hangup(configuration: Configuration, certificates: Certificates) -> None:
+    """Only where there is something to read: elsewhere a terminal that is closed ends the gateway, as it ends other
+    programs."""
+
+    def reload() -> None:
+        try:
+            if configuration.read is not None:
+                changed = configuration.reload()
+                log.info("the configuration was read again; changed: %s", ", ".join(changed) or "nothing")
+        except ConfigError as error:
+            log.error("the configuration stays as it is: %s", error.message)
+        certificates.reload()
+
+    if configuration.read is not None or certificates.has_any:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
 
 
 def _num_ready(gateway: Gateway) -> int:
@@ -225,7 +259,10 @@ def _say_ready(settings: GatewaySettings, listener: socket.socket, keys: KeyRing
     shown = f"[{host}]" if ":" in host else host
     who = "for tenants with a key" if keys.has_had_tenants else "open to everybody here: there are no tenants yet"
     scheme = "http" if settings.tls_cert is None else "https"
-    print(f"penstock gateway at {scheme}://{shown}:{port}, {who}; models: {', '.join(settings.models)}", flush=True)
+    print(
+        f"penstock gateway at {scheme}://{shown}:{port}, {who}; models: {', '.join(settings.models) or 'none yet'}",
+        flush=True,
+    )
 
 
 async def _until_told() -> None:

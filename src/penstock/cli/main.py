@@ -24,6 +24,7 @@ from penstock.cli.logs import configure_logs
 from penstock.cli.plan import add_plan, run_plan
 from penstock.cli.quantize import add_quantize, run_quantize
 from penstock.cli.replay import add_replay, run_replay
+from penstock.cli.replica_commands import add_replicas, run_replicas
 from penstock.cli.routes import add_routes, run_routes
 from penstock.cli.sim import add_sim, run_sim
 from penstock.cli.tenants import add_tenants, run_tenants
@@ -94,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
     add_usage(commands)
     add_admins(commands)
     add_routes(commands)
+    add_replicas(commands)
     add_alerts(commands)
     add_top(commands)
     add_doctor(commands)
@@ -178,6 +180,8 @@ def run(arguments: argparse.Namespace) -> None:
             run_admins(arguments)
         case "routes":
             run_routes(arguments)
+        case "replicas":
+            run_replicas(arguments)
         case "alerts":
             run_alerts(arguments)
         case "top":

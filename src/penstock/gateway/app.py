@@ -7,7 +7,7 @@ which is called back. It owns the admission and the replicas, and has the clock 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from random import Random
 from zlib import crc32
@@ -68,7 +68,6 @@ class Gateway(Subscriber):
     def __init__(
         self,
         routes: RouteTable,
-        replicas: Iterable[Replica],
         services: TenantServices,
         admission: Admission,
         recorder: GatewayRecorder | None = None,
@@ -93,27 +92,26 @@ class Gateway(Subscriber):
         self.random = Random()  # names requests and draws for picks: no secret hangs on it
         self.clock = clock
         self.now = clock.now
-        self.routes = self._configured = routes
         self._learned = LearnedAdapters()
         self.services = services
         self._waiting: dict[str, ProxiedRequest] = {}
         self.stranded = StrandedStreams(clock, resume_wait_s)
-        self._accesses = TenantAccesses(routes)
         self.shadows = Shadows(self)
-        self.recorder.compare({p: version for r in routes.routes.values() for version, p in r.versions.items()})
+        self.use(routes)
         self._timer: Timer | None = None
         self.started_s = int(time.time())
         for subscriber in (self.snapshots, self.pools, self._following, self):
             self.replicas.subscribe(subscriber)
-        for replica in replicas:
-            self.replicas.add(replica)
 
     def use(self, routes: RouteTable) -> None:
-        """From now on, for requests that come, with what replicas have beside it; those that are here go on as they
-        were. No pool is new."""
+        """Takes routes for requests that come, with what replicas have beside them; those that are here go on as they
+        were."""
         self._configured = routes
         self.routes = self._learned.over(routes)
         self._accesses = TenantAccesses(self.routes)
+        self.pools.keep({share.pool for route in routes.routes.values() for share in route.pools})
+        versions = {pool: version for route in routes.routes.values() for version, pool in route.versions.items()}
+        self.recorder.compare(versions)
 
     def close(self) -> None:
         self.shadows.close()

@@ -54,6 +54,11 @@ class Router:
         index = PrefixIndex()
         return cls(routing.build(index), {name: own.build(index) for name, own in by_model.items()}, index=index)
 
+    def configure(self, routing: RoutingSettings, by_model: Mapping[str, RoutingSettings]) -> None:
+        """Takes other strategies; what is known of caches stays."""
+        strategies = {name: own.build(self.index) for name, own in by_model.items()}
+        self._strategy, self._by_model = routing.build(self.index), strategies
+
     def goes_by_prefixes(self, model: str) -> bool:
         """Whether it is of use to know the names of a prompt's blocks."""
         return self._by_model.get(model, self._strategy).index is not None

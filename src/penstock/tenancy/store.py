@@ -4,8 +4,9 @@
     postgresql://user@host/name                           any number of hosts
 
 Every change to a tenant, its keys, a route or a replica takes the next revision, in the order of their commits, and
-wakes the watches. A follower asks for the changes since the revision it has seen and gets each changed tenant whole, as it is
-now: what it applies twice or late is still right. The store blocks; it is for commands and for threads of their own.
+wakes the watches. A follower asks for the changes since the revision it has seen and gets each changed tenant whole, as
+it is now: what it applies twice or late is still right. The store blocks; it is for commands and for threads of their
+own.
 """
 
 from __future__ import annotations

@@ -88,11 +88,11 @@ class Watch:
         self._mishaps.quarantined(model, tenant, fingerprint, now)
 
     def model_added(self, name: str, slo: Slo, now: float) -> None:
-        """A model that appeared at run time, or whose objectives have changed."""
+        """A model that appeared at run time, or whose objectives have changed: those are counted anew then."""
         known = self._models.get(name)
         if known is None:
             self._models[name] = _Model(name, slo, now, self._sample_s, self._sample_s)
-        else:
+        elif known.objectives.slo != slo:
             known.objectives = ModelObjectives(name, slo, now)
 
     def model_removed(self, name: str) -> None:

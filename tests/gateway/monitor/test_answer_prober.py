@@ -24,7 +24,7 @@ def asked(
         watch = Watch({model: Slo() for model in models}, gateway.app.now())
         probes = ProbeSettings(every_s=0.01, **settings)  # type: ignore[arg-type]
         questioner = AnswerProber(watch, probes, gateway.clock)
-        gateway.call(lambda: gateway.app.replicas.subscribe(questioner))
+        gateway.app.replicas.subscribe(questioner)
         for _ in range(rounds):
             await questioner.round()
         found: dict[tuple[str, str], list[str]] = {}

@@ -13,9 +13,10 @@ import pytest
 
 from penstock.admission.settings import AdmissionSettings
 from penstock.core.errors import ConfigError
+from penstock.gateway.membership.factory import replicas_of
 from penstock.gateway.proxy.request_view import read
 from penstock.gateway.proxy.shadow import MOST_OPEN
-from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, pools_of, replicas_of, routes_of
+from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, pools_of, routes_of
 from penstock.gateway.settings.route_board import RouteBoard
 from penstock.tenancy.prices import Price
 from penstock.tenancy.routes import RouteRevision
@@ -289,7 +290,6 @@ def test_every_version_is_a_pool_with_the_models_settings_and_its_own() -> None:
     [
         ({"versions": {"v1": {"replicas": ["http://a"]}}}, "has a weight"),
         ({"versions": {"v1": {"replicas": ["http://a"], "weight": -1}}}, "weight"),
-        ({"versions": {"v1": {"weight": 1}}}, "no replicas"),
         ({"versions": {"v 1": {"weight": 1}}}, "letters"),
         ({"versions": {"v1": {"replicas": ["http://a"], "wieght": 1}}}, "did you mean|has a weight"),
         ({"versions": {"v1": {"replicas": ["http://a"], "weight": 1, "aliases": ["x"]}}}, "not of one version"),

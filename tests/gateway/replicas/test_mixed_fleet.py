@@ -15,8 +15,9 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.core.replica import ReplicaState
+from penstock.gateway.membership.factory import replicas_of
 from penstock.gateway.replicas.kv_sources import KvEventSettings
-from penstock.gateway.settings.gateway import ModelSettings, replicas_of
+from penstock.gateway.settings.gateway import ModelSettings
 from penstock.health.settings import HealthSettings
 from penstock.health.slow_start import SlowStartSettings
 from penstock.router.turns import observed_speed

@@ -15,8 +15,9 @@ import pytest
 from penstock.core.config import build
 from penstock.core.errors import ConfigError
 from penstock.core.replica import ReplicaState
+from penstock.gateway.membership.factory import replicas_of
 from penstock.gateway.replicas.replica import Replica as Followed
-from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, replicas_of
+from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings
 from penstock.health.settings import HealthSettings
 from tests.clocks import ManualClock
 from tests.gateway.provider import Provider, providing

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 from tools.drills.call import begin, post
 
+from penstock.gateway.membership.factory import replicas_of
 from penstock.gateway.replicas.replica import Replica as Known
-from penstock.gateway.settings.gateway import ModelSettings, replicas_of
+from penstock.gateway.settings.gateway import ModelSettings
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.server.replica import NAME, Replica, serving
 from tests.waiting import GIVE_UP_S, eventually

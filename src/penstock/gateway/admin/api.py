@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from penstock.core.errors import MethodNotAllowed, NotFound, Overloaded, PenstockError
+from penstock.core.errors import ConfigError, InvalidValue, MethodNotAllowed, NotFound, Overloaded, PenstockError
 from penstock.gateway.admin.guard import Guard
+from penstock.gateway.admin.replicas import REPLICA_RESOURCES
 from penstock.gateway.admin.resources import RESOURCES, Action, AdminCall, Answer, Shape
 from penstock.gateway.admin.routes import ROUTE_RESOURCES, View
 from penstock.gateway.monitor.state import GatewayState
@@ -26,7 +27,7 @@ from penstock.tenancy.store import Store
 
 log = logging.getLogger("penstock.gateway.admin")
 
-_RESOURCES = RESOURCES | ROUTE_RESOURCES
+_RESOURCES = RESOURCES | ROUTE_RESOURCES | REPLICA_RESOURCES
 _MAX_PENDING = 64
 _TEXT = render([(b"content-type", CONTENT_TYPE.encode())])
 _NO_STORE = render([(b"cache-control", b"no-store")])  # a new key is among the answers
@@ -42,9 +43,10 @@ class AdminApi:
         routes: Mapping[Shape, View],
         *,
         has_own_port: bool,
+        reload: Callable[[], list[str]] | None = None,
     ) -> None:
         """`routes`: what can be seen of them. `has_own_port`: whoever reaches it may read the metrics; beside the
-        models' routes a key is asked for."""
+        models' routes a key is asked for. `reload`: reads the configuration again and returns what has changed."""
         self._store = store
         self._guard = guard
         self._recorder = recorder
@@ -55,6 +57,7 @@ class AdminApi:
             **routes,
         }
         self._has_own_port = has_own_port
+        self._reload = reload
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="admin")
         self._num_pending = 0
 
@@ -80,6 +83,13 @@ class AdminApi:
     # -- resources
 
     def _administer(self, exchange: Exchange, call: AdminCall) -> None:
+        if call.shape == ("reload",) and call.method == "POST" and self._reload is not None:
+            try:
+                _respond(exchange, Answer(200, {"changed": self._reload()}))
+            except ConfigError as error:
+                raise InvalidValue(error.message, param=error.param) from None
+            log.info("admin=%s reloaded the configuration", call.admin)
+            return
         live, actions = self._live.get(call.shape), _RESOURCES.get(call.shape, {})
         is_readable = all(part.isprintable() for part in call.path)  # databases differ in what they make of a NUL
         if not (live or actions) or not is_readable:

@@ -55,7 +55,7 @@ class FleetReader(Subscriber):
         }
         waiting = {
             model: sum(admission.num_waiting(model, priority) for priority in CLASS_NAMES.values())
-            for model in {replica.model for replica in replicas}
+            for model in {replica.model for replica in replicas} | admission.waiting_models
         }
         return FleetReading([self._reading(replica, now) for replica in replicas], waiting, devices)
 

@@ -61,7 +61,7 @@ class GatewayState(Struct, frozen=True):
 
 def state_of(replicas: Iterable[Replica], admission: Admission, now: float) -> GatewayState:
     views = [_replica(replica, now) for replica in replicas]
-    models = sorted({view.model for view in views})
+    models = sorted({view.model for view in views} | admission.waiting_models)
     return GatewayState(views, [QueueView(model, _waiting(admission, model)) for model in models])
 
 

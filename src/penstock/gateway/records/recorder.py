@@ -131,7 +131,7 @@ class GatewayRecorder:
     def compare(self, versions: Mapping[str, str]) -> None:
         """Of these pools, what can be told of each minute is kept: they are versions of a model."""
         self._version_of = versions
-        self.versions = Comparison(versions)
+        self.versions.use(versions)
 
     # -- facts
 

@@ -93,8 +93,15 @@ class Comparison:
     """Of the pools it is given; others are not counted here. Belongs to the event loop's thread."""
 
     def __init__(self, pools: Iterable[str] = ()) -> None:
-        self._answers: dict[str, deque[Tally]] = {pool: deque(maxlen=_MINUTES) for pool in pools}
-        self._copies: dict[str, deque[Tally]] = {pool: deque(maxlen=_MINUTES) for pool in self._answers}
+        self._answers: dict[str, deque[Tally]] = {}
+        self._copies: dict[str, deque[Tally]] = {}
+        self.use(pools)
+
+    def use(self, pools: Iterable[str]) -> None:
+        """Takes the pools that there are now. What is known of those that stay is kept."""
+        names = list(pools)
+        self._answers = {pool: self._answers.get(pool) or deque(maxlen=_MINUTES) for pool in names}
+        self._copies = {pool: self._copies.get(pool) or deque(maxlen=_MINUTES) for pool in names}
 
     def __contains__(self, pool: str) -> bool:
         return pool in self._answers

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -53,12 +53,6 @@ class ForgetfulNotes:
 
     def forget(self, replica: str, name: str) -> None:
         pass
-
-
-def unwant(replicas: Iterable[Replica], brought: Mapping[str, set[str]]) -> None:
-    """What was brought to them once and is not configured now is to go."""
-    for replica in replicas:
-        replica.unwanted = brought.get(redact(replica.id), set()) - replica.adapters.keys()
 
 
 class AdapterKeeper:

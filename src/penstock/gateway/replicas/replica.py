@@ -136,6 +136,10 @@ class Replica:
         salt = partial(self.salts.salt, tenant.namespace)
         return upstream.wishing(RequestOptions(salt=salt, priority=priority, adapter=named), target, body)
 
+    def configure_adapters(self, adapters: Mapping[str, str | None]) -> None:
+        self.unwanted = (self.unwanted | self.adapters.keys()) - adapters.keys()
+        self.adapters = adapters
+
     def headers_for(self, tenant: Tenant, *, relayed: bytes = b"") -> bytes:
         """What a penstock replica must know besides the client's bytes; `relayed`: what kind of stream it is."""
         if not self.relays:

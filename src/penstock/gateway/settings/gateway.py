@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import os
 import ssl
-from collections import Counter
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,16 +28,12 @@ from penstock.core.config import build, within
 from penstock.core.errors import ConfigError
 from penstock.core.settings import TelemetrySettings, setting
 from penstock.core.slo import Seconds, Slo
-from penstock.dialects.engines import DIALECTS
 from penstock.gateway.proxy.cache_salt import KEY_BYTES, CacheSalts, key_in
 from penstock.gateway.proxy.stranded import WAIT_S
 from penstock.gateway.records.request_log import LogSettings
-from penstock.gateway.replicas.dialect_upstream import DialectUpstream
 from penstock.gateway.replicas.kv_sources import KvEventSettings
-from penstock.gateway.replicas.replica import Replica
 from penstock.gateway.settings.routes import pool_name, rule_set, versions_of
 from penstock.health.settings import HealthSettings, Period
-from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.http.tls import ServerTls, client_context
 from penstock.router.router import Router
 from penstock.router.routes import Failure, Fallback, PoolShare, Route, RouteTable
@@ -49,7 +44,6 @@ from penstock.watch.settings import WatchSettings
 log = logging.getLogger(__name__)
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_PAID_PROBE_S = 60.0  # a server that wants a key is somebody else's, and asked rarely
 
 
 @dataclass(frozen=True)
@@ -80,6 +74,7 @@ class ModelSettings:
     price: Price = field(default_factory=Price)  # per million tokens: input, output, cached; and per replica_hour
     slo: dict[str, Any] = field(default_factory=dict)  # objectives that are not the gateway's
     slow_after_s: Seconds | None = None  # time to the first byte after which the next model is tried; none: never
+    hold_s: Seconds | None = None  # how long requests wait where no replica is ready; none: they are refused at once
     probe_every_s: Period | None = (
         None  # of servers without reports; auto: health's, with a key 60; 0: never, once `dialect` is known
     )
@@ -142,8 +137,6 @@ class GatewaySettings:
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def pools(self) -> dict[str, ModelSettings]:
-        if not self.models:
-            raise ConfigError("the gateway has no models; name some under `models`", param="models")
         return {name: build(ModelSettings, values, where=f"models.{name}.") for name, values in self.models.items()}
 
     def tls(self) -> ServerTls | None:
@@ -241,7 +234,7 @@ def admission_of(settings: GatewaySettings) -> AdmissionSettings:
 
 def salts_of(settings: GatewaySettings, home: Path) -> CacheSalts:
     """Salts of the configured key, or of the one that all gateways with this `home` share."""
-    if (key := _from_environment(settings.cache_salt_env, "cache_salt_env")) is not None:
+    if (key := from_environment(settings.cache_salt_env, "cache_salt_env")) is not None:
         return CacheSalts(key.encode())
     try:
         return CacheSalts(key_in(home / "cache_salt.key"))
@@ -252,85 +245,18 @@ def salts_of(settings: GatewaySettings, home: Path) -> CacheSalts:
         return CacheSalts(os.urandom(KEY_BYTES))
 
 
-def replicas_of(
-    models: dict[str, ModelSettings],
-    health: HealthSettings | None = None,
-    clock: TimerClock = LOOP_CLOCK,
-    salts: CacheSalts | None = None,
-) -> list[Replica]:
-    """`salts`: of tenants' caches in servers that are not penstock's; None: of a key that nobody has."""
-    salts = salts or CacheSalts(os.urandom(KEY_BYTES))
-    pools = pools_of(models)
-    counts = Counter(url for pool in pools.values() for url in pool.replicas)
-    found = []
-    for name, pool in pools.items():
-        with within(f"models.{name.replace('@', '.versions.')}."):
-            found += _replicas_of(name, pool, counts, health, clock, salts)
-    return found
-
-
-def _replicas_of(
-    name: str,
-    pool: ModelSettings,
-    counts: Counter[str],
-    health: HealthSettings | None,
-    clock: TimerClock,
-    salts: CacheSalts,
-) -> list[Replica]:
-    """`counts`: how many pools have a URL."""
-    if not pool.replicas:
-        raise ConfigError(f"model '{name}' has no replicas", param="replicas")
-    if pool.dialect not in ("auto", *DIALECTS):
-        raise ConfigError(f"'{pool.dialect}' is no dialect: auto, {', '.join(DIALECTS)}", param="dialect")
-    if pool.kv_events is not None and pool.dialect != "auto" and not DIALECTS[pool.dialect].has_kv_events:
-        raise ConfigError(f"a server that speaks {pool.dialect} publishes no KV events", param="kv_events")
-    key, secret = _from_environment(pool.key_env, "key_env"), _from_environment(pool.secret_env, "secret_env")
-    tls = tls_of(name, pool)
-    probe_every_s = pool.probe_every_s
-    if probe_every_s is None and key is not None:
-        probe_every_s = _PAID_PROBE_S
-    return [
-        Replica(
-            url,
-            model=name,
-            served_as=pool.served_as,
-            upstream=_upstream(url, pool, tls, clock),
-            key=key,
-            secret=secret,
-            health=health,
-            probe_every_s=probe_every_s,
-            deep_probe_every_s=pool.deep_probe_every_s,
-            kv_events=pool.kv_events,
-            sends_priority=pool.send_priority,
-            adapters=pool.adapters,
-            salts=salts,
-            dialect="openai" if key and pool.dialect == "auto" else pool.dialect,  # a paid one is not asked around
-            id=url if counts[url] == 1 else f"{url}#{name}",  # one provider may have many models
-        )
-        for url in pool.replicas
-    ]
-
-
-def _upstream(url: str, pool: ModelSettings, tls: ssl.SSLContext | None, clock: TimerClock) -> DialectUpstream:
-    with within("replicas"):
-        upstream = DialectUpstream.from_url(url, tls=tls, clock=clock)
-    upstream.forward_fields = frozenset(pool.forward_fields)
-    upstream.asks_usage = pool.stream_usage
-    return upstream
-
-
 def tls_of(name: str, pool: ModelSettings) -> ssl.SSLContext | None:
     """TLS of the connections to a pool's replicas; None: nothing of its own is set, so the system's CAs decide."""
     own = {"ca_file": pool.ca_file, "client_cert": pool.client_cert, "client_key": pool.client_key}
     for key, value in own.items():
-        if value is not None and not any(url.startswith("https://") for url in pool.replicas):
+        if value is not None and pool.replicas and not any(url.startswith("https://") for url in pool.replicas):
             raise ConfigError(f"'{name}' has no replica with an https:// address", param=key)
     if pool.client_key is not None and pool.client_cert is None:
         raise ConfigError("a client_key needs its client_cert", param="client_key")
     return client_context(*own.values()) if any(own.values()) else None
 
 
-def _from_environment(variable: str | None, param: str) -> str | None:
+def from_environment(variable: str | None, param: str) -> str | None:
     if variable is None:
         return None
     value = os.environ.get(variable)

@@ -1,0 +1,48 @@
+"""Replicas in the admin API: added, drained and removed in the store, which every gateway follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct, field
+
+from penstock.gateway.admin.resources import Action, AdminCall, Answer, Shape
+from penstock.gateway.membership.store import check_options
+from penstock.tenancy.store import Store
+
+
+class ReplicaAsked(Struct, forbid_unknown_fields=True):
+    model: str
+    url: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class WhichReplica(Struct, forbid_unknown_fields=True):
+    url: str
+    model: str | None = None  # none: in every pool that has it
+
+
+class DrainAsked(WhichReplica, forbid_unknown_fields=True):
+    draining: bool = True
+
+
+def _add(store: Store, call: AdminCall) -> Answer:
+    asked = call.body(ReplicaAsked)
+    check_options(asked.options)
+    return Answer(201, store.replicas.add(asked.model, asked.url, asked.options, by=call.admin))
+
+
+def _drain(store: Store, call: AdminCall) -> Answer:
+    asked = call.body(DrainAsked)
+    rows = store.replicas.drain(asked.url, asked.model, is_draining=asked.draining, by=call.admin)
+    return Answer(200, {"replicas": rows})
+
+
+def _remove(store: Store, call: AdminCall) -> Answer:
+    asked = call.body(WhichReplica)
+    return Answer(200, {"replicas": store.replicas.remove(asked.url, asked.model)})
+
+
+REPLICA_RESOURCES: dict[Shape, dict[str, Action]] = {
+    ("replicas",): {"POST": _add, "PATCH": _drain, "DELETE": _remove},
+}

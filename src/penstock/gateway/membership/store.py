@@ -1,0 +1,61 @@
+"""The replicas that the store names: added by commands, by the admin API, or by a controller."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.core.config import build
+from penstock.core.errors import ConfigError, InvalidValue
+from penstock.gateway.membership.member import Member
+from penstock.gateway.settings.gateway import ModelSettings
+from penstock.observe.redaction import redact
+from penstock.tenancy.replicas import ReplicaRow
+
+log = logging.getLogger(__name__)
+
+OPTIONS = ("served_as", "dialect", "key_env", "secret_env", "ca_file", "client_cert", "client_key")
+
+
+class StoreSource:
+    """Belongs to the event loop's thread; the follower's thread hands rows over there."""
+
+    def __init__(self) -> None:
+        self._rows: tuple[ReplicaRow, ...] = ()
+        self.changed: Callable[[], None] = lambda: None
+
+    def apply(self, rows: Iterable[ReplicaRow]) -> None:
+        """All there are."""
+        self._rows = tuple(rows)
+        self.changed()
+
+    def members(self, pools: Mapping[str, ModelSettings]) -> Iterator[Member]:
+        for row in self._rows:
+            try:
+                yield Member(row.model, row.url, settings_of(row, pools.get(row.model)), row.is_draining)
+            except ConfigError as error:
+                log.error("%s is no replica of %s: %s", redact(row.url), row.model, error.message)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises InvalidValue."""
+    try:
+        settings_of(ReplicaRow("m", "", options=dict(options)), None)
+    except ConfigError as error:
+        raise InvalidValue(error.message, param=error.param) from None
+
+
+def settings_of(row: ReplicaRow, pool: ModelSettings | None) -> ModelSettings:
+    """Those of its pool, with its own options over them; a model that the file does not name has the defaults."""
+    for option in row.options:
+        if option not in OPTIONS:
+            raise ConfigError(f"'{option}' is no option of a replica: {', '.join(OPTIONS)}", param=option)
+    if pool is None:
+        model, _, version = row.model.partition("@")
+        if version:
+            raise ConfigError(f"no file has a version '{version}' of '{model}'", param="model")
+        pool = ModelSettings(served_as=model)
+    built = build(ModelSettings, row.options)
+    return replace(pool, **{option: getattr(built, option) for option in row.options})
