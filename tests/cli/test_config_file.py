@@ -38,7 +38,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("models:\n  a:\n    replicas:\n    - localhost", ":3: 'localhost' is not the address of an HTTP server"),
         (f"models:\n  a:\n    {REPLICA}\n    key_env: NO_SUCH_KEY", ":4: the environment has no NO_SUCH_KEY"),
         (f"models:\n  gpt-4.1:\n    {REPLICA}\n    dialect: vlm", ":4: 'vlm' is no dialect"),
-        ("models:\n  a:\n    versions:\n      v1: {weight: 1}", ":4: model 'a@v1' has no replicas"),
         (
             f"models:\n  a: {{{REPLICA}}}\n  b:\n    default: a\n    rules:\n    - {{name: x, tools: true, to: a}}\n"
             "    - {name: y, tols: true, to: a}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 
+from penstock.admission.admission import Admission
 from penstock.gateway.app import Gateway
 from penstock.gateway.monitor.state import state_of
 from penstock.gateway.records.recorder import GatewayRecorder
@@ -40,7 +41,7 @@ def test_errors_of_background_work_and_lost_usage_are_metrics() -> None:
         raise ValueError
     recorder = GatewayRecorder()
     recorder.usage_lost = lambda: {"set_aside": 3}
-    recorder.look(state_of([], None, 0.0))  # type: ignore[arg-type]
+    recorder.look(state_of([], Admission(), 0.0))
     metrics = recorder.render()
     assert b'penstock_gateway_background_errors_total{work="a test\'s work"} 1' in metrics
     assert b'penstock_gateway_usage_lost_total{reason="set_aside"} 3' in metrics

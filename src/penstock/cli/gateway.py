@@ -94,7 +94,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         file = read_config_file(arguments.config)
         with file.located(given):
             settings = build(GatewaySettings, file.values | given)
-            replicas_of(settings.pools(), settings.health)
+            replicas_of(settings.pools(), settings.health)  # what is wrong is told with its line
             return settings
 
     file = read_config_file(arguments.config)

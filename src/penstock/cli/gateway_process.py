@@ -26,6 +26,7 @@ from penstock.console.gateway_source import GatewaySource
 from penstock.core.errors import ConfigError
 from penstock.core.private_files import make_private
 from penstock.gateway.app import Gateway
+from penstock.gateway.membership.dns import DnsSource
 from penstock.gateway.membership.factory import ReplicaFactory
 from penstock.gateway.membership.membership import Membership
 from penstock.gateway.membership.store import StoreSource
@@ -134,6 +135,9 @@ async def serve(
                 configuration.apply(settings)
                 added.changed = membership.refresh
                 membership.add_source(added)
+                names = DnsSource(settings.dns)
+                names.changed = membership.refresh
+                membership.add_source(names)
                 certificates = Certificates(tls, gateway.replicas, membership, recorder)
                 tower = Monitor(gateway, slos, settings.watch, slack=slack)
                 configuration.follow(tower.watch, gateway.now)
@@ -161,6 +165,7 @@ async def serve(
                         feed.close()  # or its viewers would be waited for
                         await server.stop(_DRAIN_S)
                 finally:
+                    names.close()
                     tower.close()
                     gateway.close()
 

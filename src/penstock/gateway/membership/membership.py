@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from penstock.core.config import within
 from penstock.core.errors import ConfigError
 from penstock.gateway.membership.factory import ReplicaFactory
 from penstock.gateway.membership.file import members_of
@@ -106,7 +107,8 @@ class Membership:
     def _make(self, member: Member, replica_id: str, *, is_strict: bool) -> Replica | None:
         """None: its settings are wrong, and it is complained of once."""
         try:
-            replica = self._factory.make(member.pool, member.settings, member.url, replica_id)
+            with within(f"models.{member.pool.replace('@', '.versions.')}."):
+                replica = self._factory.make(member.pool, member.settings, member.url, replica_id)
         except ConfigError as error:
             if is_strict:
                 raise

@@ -51,6 +51,7 @@ class ModelSettings:
     """A model has replicas, or versions that have them, or rules that lead to other models."""
 
     replicas: list[str] = field(default_factory=list)  # URLs of penstock replicas, or of OpenAI-compatible servers
+    dns: list[str] = field(default_factory=list)  # names that are looked up: http://NAME:PORT, srv+http://NAME
     served_as: str | None = None  # the name that the replicas know it by; auto: the one it has here
     versions: dict[str, Any] = field(default_factory=dict)  # each with a weight, replicas, and what is not as above
     rules: list[dict[str, Any]] = field(default_factory=list)  # the first that fires says where to
@@ -79,6 +80,14 @@ class ModelSettings:
         None  # of servers without reports; auto: health's, with a key 60; 0: never, once `dialect` is known
     )
     deep_probe_every_s: Period | None = None  # auto: of penstock replicas health's, of others never
+
+
+@dataclass(frozen=True)
+class DnsSettings:
+    every_s: Seconds = setting(5.0, "how often the names of `models` are looked up")
+    timeout_s: Seconds = setting(3.0, "how long a look may take")
+    nameservers: list[str] = setting([], "addresses of the DNS servers; none: the system's")
+    port: Annotated[int, Meta(ge=1, le=65535)] = setting(53, "port of those servers")
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,7 @@ class GatewaySettings:
     resume_wait_s: Seconds = setting(
         WAIT_S, "how long a stream whose replicas were lost waits for one to come back before it ends with an error"
     )
+    dns: DnsSettings = field(default_factory=DnsSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
