@@ -380,3 +380,47 @@ async def test_stopping_finishes_what_runs_and_closes_the_rest(serve, clock):
     clock.advance(0.1)
     assert await stopping == 1  # the one that never ended
     assert await late.ended()
+
+
+async def test_replaced_server_answers_requests_that_were_on_their_way(serve, clock):
+    """On connections that were idle, new or in mid-stream when it was told to stop; each answer is the last but for
+    the one that had begun."""
+    running: list[Exchange] = []
+    server, connect = await serve(running.append, idle_timeout_s=75.0)
+    new, idle, busy, silent = [await connect() for _ in range(4)]
+    await eventually_async(lambda: server.num_connections, lambda num_open: num_open == 4)
+    for client in (idle, busy):
+        await client.send(POST)
+        await eventually_async(lambda: running)
+        if client is idle:
+            running.pop().respond(200, b"", b"")
+            assert "connection" not in (await client.response()).headers
+    (stream,) = running
+    stream.start(200, b"", data=b"half ")
+    stopping = asyncio.create_task(server.stop(30.0, idle_grace_s=5.0))
+    await eventually_async(lambda: server.is_draining)
+    running.clear()
+    stream.write(b"whole", is_last=True)
+    assert (await busy.response()).body == b"half whole"
+    for client in (new, idle, busy):
+        await client.send(POST)
+        await eventually_async(lambda: running)
+        running.pop().respond(200, b"", b"answered")
+        answer = await client.response()
+        assert (answer.body, answer.headers["connection"]) == (b"answered", "close")
+        assert await client.ended()
+    assert not stopping.done()
+    clock.advance(5.0)
+    assert await silent.ended()
+    assert await stopping == 0
+
+
+async def test_replaced_server_that_is_stopped_waits_for_no_idle_connection(serve, clock):
+    server, connect = await serve(lambda exchange: None)
+    idle = await connect()
+    await eventually_async(lambda: server.num_connections)
+    stopping = asyncio.create_task(server.stop(30.0, idle_grace_s=5.0))
+    await eventually_async(lambda: server.is_draining)
+    stopping.cancel()
+    assert await server.stop(30.0) == 0
+    assert await idle.ended()

@@ -42,6 +42,7 @@ class Acceptor(Protocol):
     bodies: BodyBudget
     now: float
     is_draining: bool
+    idle_grace_s: float
 
     def serve(self, exchange: Exchange) -> None: ...
     def body_owner(self, head: Request) -> str | None: ...
@@ -215,10 +216,11 @@ class Connection(asyncio.Protocol):
         if self._is_body_unread:
             self._linger()
             return
-        if close or self._acceptor.is_draining:
+        acceptor = self._acceptor
+        if close or (acceptor.is_draining and not acceptor.idle_grace_s):
             self._close()
             return
-        self._read_deadline = self._acceptor.now + self._acceptor.limits.idle_timeout_s
+        self._read_deadline = acceptor.now + (acceptor.idle_grace_s or acceptor.limits.idle_timeout_s)
         self._timed_phase = _BETWEEN
         if self._waiting or self._phase or self._refusal is not None:
             self._advance()
@@ -250,7 +252,10 @@ class Connection(asyncio.Protocol):
         if self._exchange is not None:
             self._exchange.close_after()
         elif not self._phase and not self._waiting:
-            self._close()
+            if self._acceptor.idle_grace_s:
+                self._read_deadline = min(self._read_deadline, self._acceptor.now + self._acceptor.idle_grace_s)
+            else:
+                self._close()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -348,7 +353,7 @@ class Connection(asyncio.Protocol):
         request = Request(parser.get_method(), self._target, self._headers, body)
         self._phase = self._timed_phase = _BETWEEN
         self._forget_body()
-        return Exchange(self, request, keep_alive, speaks_chunked)
+        return Exchange(self, request, keep_alive and not self._acceptor.is_draining, speaks_chunked)
 
     def _forget_body(self) -> None:
         self._body = b""

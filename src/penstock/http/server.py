@@ -64,6 +64,7 @@ class Server:
         self.bodies = BodyBudget(self.limits.max_arriving_bytes)
         self.now = 0.0  # the clock's time at the last sweep
         self.is_draining = False
+        self.idle_grace_s = 0.0  # while draining: how long an idle connection is kept for a request that is on its way
         self._app = app
         self._gate = gate or OpenGate()
         self._clock = clock
@@ -89,21 +90,30 @@ class Server:
         if self._sweep_timer is None:
             self._sweep()
 
-    async def stop(self, grace_s: float = 30.0) -> int:
-        """Accepts no more, lets what runs finish, and after `grace_s` drops the rest; returns how many were dropped."""
+    async def stop(self, grace_s: float = 30.0, *, idle_grace_s: float = 0.0) -> int:
+        """Accepts no more, lets what runs finish, and after `grace_s` drops the rest; returns how many were dropped.
+
+        `idle_grace_s` is for a process that another one replaces, where no client may see a reset: a connection that
+        owes nothing stays so long for a request that is on its way, whose answer is its last. Stopping again without
+        it ends the wait."""
         for listener in self._listeners:
             listener.close()
-        self.is_draining = True
-        handshakes = list(self._handshakes.values())
-        for handshake in handshakes:
-            handshake.cancel()
-        await asyncio.gather(*handshakes)
+        self.is_draining, self.idle_grace_s = True, idle_grace_s
+        if idle_grace_s:
+            await asyncio.sleep(0)  # uvloop opens a connection one turn after it has accepted it
+        else:
+            handshakes = list(self._handshakes.values())
+            for handshake in handshakes:
+                handshake.cancel()
+            await asyncio.gather(*handshakes)
         for connection in list(self._connections):
             connection.drain()
         await self._wait_closed(grace_s)
-        num_dropped = len(self._connections)
+        num_dropped = self.num_connections
         for connection in list(self._connections):
             connection.abort()
+        for handshake in list(self._handshakes.values()):
+            handshake.cancel()
         await self._wait_closed(TICK_S)
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
@@ -134,20 +144,27 @@ class Server:
 
     def opened(self, connection: Connection) -> bool:
         self._handshakes.pop(connection, None)
-        if self.is_draining or self.num_connections >= self.limits.max_connections:
+        if not self._has_place():
             return False
         self._connections.add(connection)
         return True
 
     def closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
-        if self._all_closed is not None and not self._connections and not self._all_closed.done():
-            self._all_closed.set_result(None)
+        self._look_whether_all_closed()
 
     # -- inside
 
+    def _has_place(self) -> bool:
+        is_open = not self.is_draining or self.idle_grace_s > 0
+        return is_open and self.num_connections < self.limits.max_connections
+
+    def _look_whether_all_closed(self) -> None:
+        if self._all_closed is not None and not self.num_connections and not self._all_closed.done():
+            self._all_closed.set_result(None)
+
     def _shake_hands(self, client: socket.socket, tls: ServerTls) -> None:
-        if self.is_draining or self.num_connections >= self.limits.max_connections:
+        if not self._has_place():
             client.close()
             return
         connection = Connection(self)
@@ -163,6 +180,7 @@ class Server:
             client.close()
         finally:
             self._handshakes.pop(connection, None)
+            self._look_whether_all_closed()
 
     @staticmethod
     def _give_up(exchange: Exchange, error: PenstockError) -> None:
@@ -178,7 +196,7 @@ class Server:
         self._sweep_timer = self._clock.call_later(TICK_S, self._sweep)
 
     async def _wait_closed(self, timeout_s: float) -> None:
-        if not self._connections:
+        if not self.num_connections:
             return
         self._all_closed = asyncio.get_running_loop().create_future()
         with contextlib.suppress(TimeoutError):
