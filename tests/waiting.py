@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 GIVE_UP_S = 60.0
 LOOK_EVERY_S = 0.005
+_SHOWN = 2_000  # characters of what was last seen, those at its end
 
 
 def eventually(look: Callable[[], T], is_so: Callable[[T], object] = bool, *, within_s: float = GIVE_UP_S) -> T:
@@ -48,10 +49,15 @@ def _looks(look: Callable[[], T], is_so: Callable[[T], object], within_s: float)
             yield (value,)
         elif (waited_s := time.monotonic() - began_s) >= within_s:
             wanted = "" if is_so is bool else f", wanted {_source(is_so)}"
-            seen = f"{num_looks} looks in {waited_s:.0f} s at {_source(look)}{wanted}; the last one saw {value!r}"
+            seen = f"{num_looks} looks in {waited_s:.0f} s at {_source(look)}{wanted}; the last one saw {_short(value)}"
             raise AssertionError(f"it never happened: {seen}")
         else:
             yield ()
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN else f"… {shown[-_SHOWN:]}"
 
 
 def _source(function: Callable[..., object]) -> str:

@@ -120,7 +120,7 @@ def real_server(*flags: str, model: str = MODEL) -> Iterator[RealServer]:
             assert line, "the server ended before it was ready"
             lines.append(line)
         banner = "".join(lines)
-        found = re.search(r"https?://[^\s/]+", banner)
+        found = re.search(r"https?://[^\s/,]+", banner)
         assert found is not None
         yield RealServer(process, found.group(), banner, Path(model).name)
     finally:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import gateway_process, replicas, sd_notify, serve
+from penstock.cli import gateway_process, replicas, sd_notify, serve, supervisor
 from penstock.cli.main import parser
 from penstock.core.settings import ServerSettings
 from tests.cli.real_gateway import real_gateway
@@ -61,7 +61,7 @@ def test_whatever_ends_them_they_are_started_again_and_may_write_to_their_state_
         "Restart": "always",
         "StartLimitIntervalSec": "0",
         "KillSignal": "SIGTERM",
-        "KillMode": "mixed",
+        "KillMode": "process" if unit.name == "penstock-gateway.service" else "mixed",
         "NoNewPrivileges": "yes",
         "ProtectSystem": "strict",
         "StateDirectory": "penstock",
@@ -75,9 +75,9 @@ def test_whatever_ends_them_they_are_started_again_and_may_write_to_their_state_
 def test_a_stop_leaves_time_for_the_drain() -> None:
     stop_s = {unit.name: float(values(unit, "TimeoutStopSec")[0]) for unit in UNITS}
     replica_s = ServerSettings().drain_timeout_s + serve._GOODBYE_S
-    assert stop_s["penstock-gateway.service"] > gateway_process._DRAIN_S
+    assert stop_s["penstock-gateway.service"] > supervisor._STOP_S > gateway_process._DRAIN_S
     assert stop_s["penstock-replica@.service"] > replica_s
-    assert stop_s["penstock-serve.service"] > gateway_process._DRAIN_S + replicas._STOP_S
+    assert stop_s["penstock-serve.service"] > supervisor._STOP_S + replicas._STOP_S
 
 
 @pytest.mark.parametrize("is_abstract", [False, True])

@@ -3,12 +3,15 @@ nowhere. The console's playground needs the models, so a port of its own has the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from penstock.cli.gateway_worker import GatewayWorker
+from penstock.cli.listening import listening_socket
 from penstock.console.at_gateway import ConsoleAtGateway
 from penstock.console.feed import Feed
-from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.errors import PenstockError
 from penstock.gateway.admin.api import AdminApi
 from penstock.gateway.admin.guard import Guard
 from penstock.gateway.admin.monitor import watch_views
@@ -18,11 +21,10 @@ from penstock.gateway.app import Gateway
 from penstock.gateway.monitor.monitor import Monitor
 from penstock.gateway.monitor.state import state_of
 from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
-from penstock.gateway.settings.reload import Configuration
 from penstock.http.exchange import Exchange
 from penstock.http.limits import ClientLimits
 from penstock.http.message import Request
-from penstock.http.server import App, BodyGate, Server, bound_socket
+from penstock.http.server import App, BodyGate, Server
 from penstock.http.tls import ServerTls
 from penstock.tenancy.admins import AdminRing
 from penstock.tenancy.keys import KeyRing
@@ -42,7 +44,8 @@ async def administered(
     feed: Feed,
     tower: Monitor,
     tls: ServerTls | None,
-    configuration: Configuration,
+    reload: Callable[[], list[str]],
+    worker: GatewayWorker | None = None,
 ) -> AsyncIterator[tuple[App, BodyGate, str]]:
     """The app of the public port (the gateway, on loopback with the admin API beside it), the gate for its bodies, and
     where the admin API is, in words."""
@@ -62,8 +65,9 @@ async def administered(
             gateway.recorder,
             lambda: state_of(gateway.replicas.values(), gateway.admission, gateway.now()),
             {**RouteDesk(gateway).views(), **watch_views(tower)},
-            reload=configuration.reload,
+            reload=reload,
             has_own_port=has_own_port,
+            merge=None if worker is None else worker.merge_metrics,
         )
         try:
             if settings.admin_port is None:
@@ -73,7 +77,13 @@ async def administered(
                 limits = ClientLimits(max_body_bytes=MAX_BODY_BYTES, max_arriving_bytes=settings.max_arriving_bytes)
                 server = Server(lambda exchange: _apart(api, console, gateway, exchange), limits, gate=gate)
                 own_tls = tls if settings.has_admin_tls else None
-                address = await _listen(server, settings.admin_host, settings.admin_port, own_tls)
+                if worker is None:
+                    listener = listening_socket(settings.admin_host, settings.admin_port, "admin_port")
+                else:
+                    listener = worker.admin_listener()
+                    worker.accepts_by(server)
+                await server.listen(listener, tls=own_tls)
+                address = _address(listener, own_tls)
                 yield gateway, gateway, f"the console is at {address}, the admin API under /admin/v1, {_who(guard)}"
                 await server.stop(_GOODBYE_S)
         finally:
@@ -121,12 +131,7 @@ def _apart(api: AdminApi, console: ConsoleAtGateway, gateway: Gateway, exchange:
         api(exchange)
 
 
-async def _listen(server: Server, host: str, port: int, tls: ServerTls | None) -> str:
-    try:
-        listener = bound_socket(host, port)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}", param="admin_port") from None
-    await server.listen(listener, tls=tls)
+def _address(listener: socket.socket, tls: ServerTls | None) -> str:
     name, number = listener.getsockname()[:2]
     return f"{'http' if tls is None else 'https'}://{f'[{name}]' if ':' in name else name}:{number}"
 

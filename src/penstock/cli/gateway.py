@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.gateway.settings.gateway import GatewaySettings
 
 _URL = "http://127.0.0.1:8000"
 
@@ -16,15 +23,17 @@ def add_gateway(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.add_argument(
         "action",
         nargs="?",
-        choices=["reload"],
-        help="reload: a gateway that runs reads its file again (models, routing and objectives), without dropping a "
-        "stream; SIGHUP does the same",
+        choices=["reload", "restart"],
+        help="of a gateway that runs: reload its file (models, routing, objectives) without dropping a stream, as "
+        "SIGHUP does; restart its workers, one after another",
     )
     command.add_argument("--config", type=Path, metavar="FILE", help="YAML: see docs/gateway.md")
     command.add_argument(
         "--url", metavar="URL", help=f"reload: where its admin API is (default: $PENSTOCK_URL, or {_URL})"
     )
     command.add_argument("--key", metavar="KEY", help="reload: an admin's key; better in $PENSTOCK_ADMIN_KEY")
+    command.add_argument("--processes", type=int, default=1, metavar="N", help="workers that share a port (default: 1)")
+    command.add_argument("--worker", help=argparse.SUPPRESS)  # for a supervisor
     command.add_argument("--host", help="address to listen on")
     command.add_argument("--port", type=int, help="port to listen on; 0 picks a free one")
     command.add_argument("--admin-host", help="address of the admin port (default: 127.0.0.1)")
@@ -39,13 +48,89 @@ def add_gateway(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
 
 
+_SETTINGS = (
+    "host",
+    "port",
+    "admin_host",
+    "admin_port",
+    "request_log",
+    "store",
+    "allow_anonymous",
+    "tls_cert",
+    "tls_key",
+)
+
+
 def run_gateway(arguments: argparse.Namespace) -> None:
+    given = {name: value for name in _SETTINGS if (value := getattr(arguments, name)) is not None}
     if arguments.action == "reload":
         _reload(arguments)
     elif arguments.config is None:
         raise ConfigError("a gateway needs its configuration: --config FILE", param="config")
+    elif arguments.action == "restart":
+        _restart(arguments.config)
+    elif arguments.worker is not None:
+        _run_worker(arguments.config, given, arguments.worker)
+    elif arguments.processes > 1:
+        _supervise(arguments, given)
     else:
-        _serve(arguments)
+        _run_alone(arguments.config, given)
+
+
+def _run_alone(config: Path, given: dict[str, Any]) -> None:
+    import uvloop
+
+    from penstock.cli.gateway_process import serve
+    from penstock.cli.store_flags import store_url
+
+    with _settings(config, given) as settings:
+        uvloop.run(serve(settings, store_url(settings.store, None), read=partial(_read, config, given)))
+
+
+def _run_worker(config: Path, given: dict[str, Any], spec: str) -> None:
+    import msgspec
+    import uvloop
+
+    from penstock.cli.gateway_process import serve
+    from penstock.cli.gateway_worker import GatewayWorker, Started, WorkerSpec
+    from penstock.cli.store_flags import store_url
+
+    worker = GatewayWorker(msgspec.json.decode(spec, type=WorkerSpec))
+    with worker.reporting() as tell, _settings(config, given) as settings:
+        worker.check(settings)
+        url = store_url(settings.store, None)
+        read = partial(_read, config, given)
+        uvloop.run(serve(settings, url, lambda opened: tell(Started(opened.lines, opened.has_tenants)), worker, read))
+
+
+def _supervise(arguments: argparse.Namespace, given: dict[str, Any]) -> None:
+    import uvloop
+
+    from penstock.cli.gateway_worker import addresses_of
+    from penstock.cli.supervisor import Listeners, Supervisor, run_directory, sole_supervisor
+
+    with _settings(arguments.config, given) as settings, sole_supervisor(run_directory(arguments.config)) as directory:
+        listeners = Listeners.take_over(addresses_of(settings), directory)
+        supervisor = Supervisor(_worker_command(arguments, given), listeners, directory, arguments.processes)
+        uvloop.run(supervisor.run(lambda started: print(*started.lines, sep="\n", flush=True)))
+
+
+def _worker_command(arguments: argparse.Namespace, given: dict[str, Any]) -> list[str]:
+    words = ["gateway", "--config", str(arguments.config), "--log-level", arguments.log_level]
+    for name, value in given.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
+    return words
+
+
+def _restart(config: Path) -> None:
+    from penstock.cli.supervisor import restart_workers, run_directory
+
+    process_id = restart_workers(run_directory(config))
+    print(f"process {process_id} replaces its workers, one after another; its log says how that goes")
 
 
 def _reload(arguments: argparse.Namespace) -> None:
@@ -67,37 +152,22 @@ def _reload(arguments: argparse.Namespace) -> None:
     print("reloaded; changed:", ", ".join(changed) or "nothing")
 
 
-def _serve(arguments: argparse.Namespace) -> None:
-    import uvloop
-
-    from penstock.cli.config_file import read_config_file
-    from penstock.cli.gateway_process import serve
-    from penstock.cli.store_flags import store_url
-    from penstock.core.config import build
+def _read(config: Path, given: dict[str, Any]) -> GatewaySettings:
+    """The settings again, for a reload. What is wrong is told with its line."""
     from penstock.gateway.membership.factory import replicas_of
+
+    with _settings(config, given) as settings:
+        replicas_of(settings.pools(), settings.health)
+        return settings
+
+
+@contextmanager
+def _settings(config: Path, given: dict[str, Any]) -> Iterator[GatewaySettings]:
+    """The file's settings with the flags that are `given`; an error that is raised inside has the file's line."""
+    from penstock.cli.config_file import read_config_file
+    from penstock.core.config import build
     from penstock.gateway.settings.gateway import GatewaySettings
 
-    names = (
-        "host",
-        "port",
-        "admin_host",
-        "admin_port",
-        "request_log",
-        "store",
-        "allow_anonymous",
-        "tls_cert",
-        "tls_key",
-    )
-    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-
-    def read() -> GatewaySettings:
-        file = read_config_file(arguments.config)
-        with file.located(given):
-            settings = build(GatewaySettings, file.values | given)
-            replicas_of(settings.pools(), settings.health)  # what is wrong is told with its line
-            return settings
-
-    file = read_config_file(arguments.config)
+    file = read_config_file(config)
     with file.located(given):
-        settings = build(GatewaySettings, file.values | given)
-        uvloop.run(serve(settings, store_url(settings.store, None), read=read))
+        yield build(GatewaySettings, file.values | given)

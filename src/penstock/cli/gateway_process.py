@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +19,8 @@ from penstock.api.page_guard import PageGuard
 from penstock.cli import sd_notify
 from penstock.cli.admin_port import administered
 from penstock.cli.certificates import Certificates
+from penstock.cli.gateway_worker import GatewayWorker
+from penstock.cli.listening import listening_socket
 from penstock.cli.logs import log_the_uncaught, write_lines_bare
 from penstock.cli.telemetry import gateway_traces, pushed_metrics, telemetry_of
 from penstock.console.feed import Feed
@@ -50,7 +52,7 @@ from penstock.gateway.settings.reload import Configuration
 from penstock.gateway.settings.route_board import RouteBoard
 from penstock.gateway.tenant_services import TenantServices
 from penstock.http.limits import ClientLimits
-from penstock.http.server import Server, bound_socket
+from penstock.http.server import Server
 from penstock.hub.home import penstock_home
 from penstock.observe.registry import Registry
 from penstock.tenancy.admins import AdminRing
@@ -77,17 +79,20 @@ class Opened(NamedTuple):
     """A gateway that takes requests."""
 
     listener: socket.socket
+    lines: list[str]  # for the terminal
     has_tenants: bool
-    num_ready: Callable[[], int]  # replicas
+    num_ready: Callable[[], Awaitable[int]]  # replicas
 
 
 async def serve(
     settings: GatewaySettings,
     url: str,
     on_open: Callable[[Opened], None] | None = None,
+    worker: GatewayWorker | None = None,
     read: Callable[[], GatewaySettings] | None = None,
 ) -> None:
-    """`read`: the settings from their file again, for a reload."""
+    """Until a signal ends it. `worker`: one of several processes, with listening sockets from a supervisor. `read`: the
+    settings from their file again, for a reload."""
     log_the_uncaught()
     sys.setswitchinterval(_SWITCH_S)
     models, pushed = settings.pools(), telemetry_of(settings.telemetry, "penstock-gateway")
@@ -115,7 +120,8 @@ async def serve(
         ):
             await asyncio.sleep(0)  # what the follower found first is applied
             _refuse_to_be_open(settings, keys)
-            tls, listener = settings.tls(), _listen(settings)
+            tls = settings.tls()
+            listener = listening_socket(settings.host, settings.port) if worker is None else worker.public_listener()
             async with _limiter(settings, url) as limiter:
                 pages = PageGuard(settings.host, settings.allowed_hosts)
                 services = TenantServices(keys, limiter, budgets, ledger, prices, store.adapters, pages)
@@ -143,36 +149,52 @@ async def serve(
                 configuration.follow(tower.watch, gateway.now)
                 feed = Feed(GatewaySource(gateway, keys, budgets))
                 try:
-                    async with administered(settings, url, gateway, admins, keys, feed, tower, tls, configuration) as (
+                    reload = partial(_reload_everywhere, configuration, worker)
+                    async with administered(settings, url, gateway, admins, keys, feed, tower, tls, reload, worker) as (
                         app,
                         gate,
                         notice,
                     ):
                         limits = ClientLimits(max_arriving_bytes=settings.max_arriving_bytes)
                         server = Server(app, limits, gate=gate)
+                        look, num_ready = partial(_look, gateway), partial(_num_ready, gateway)
+                        if worker is not None:
+                            await worker.warm_up(num_ready, len(gateway.replicas))
+                            worker.accepts_by(server)
                         await server.listen(listener, tls=tls)
-                        _reload_on_hangup(configuration, certificates)
-                        _say_ready(settings, listener, keys)
-                        print(notice, flush=True)
-                        if on_open is not None:
-                            on_open(Opened(listener, keys.has_had_tenants, lambda: _num_ready(gateway)))
-                        sd_notify.notify(sd_notify.READY)
-                        gc.freeze()
-                        gc.set_threshold(*_COLLECT)
-                        async with pushed_metrics(pushed, lambda: _look(gateway)):
-                            await _until_told()
-                        sd_notify.notify(sd_notify.STOPPING)
-                        feed.close()  # or its viewers would be waited for
-                        await server.stop(_DRAIN_S)
+                        again = _reload_on_hangup(configuration, certificates)
+                        told, words = _told_to_end(), [_ready_line(settings, listener, keys), notice]
+                        print(*words, sep="\n", flush=True)
+                        async with nullcontext() if worker is None else worker.answering(look, num_ready, again):
+                            if on_open is not None:
+                                on_open(Opened(listener, words, keys.has_had_tenants, num_ready))
+                            sd_notify.notify(sd_notify.READY)
+                            gc.freeze()
+                            gc.set_threshold(*_COLLECT)
+                            async with pushed_metrics(pushed, look):
+                                await (told.wait() if worker is None else worker.until_told(told))
+                            sd_notify.notify(sd_notify.STOPPING)
+                            feed.close()  # or its viewers would be waited for
+                            if worker is not None:
+                                await worker.hand_over(told)
+                            await server.stop(_DRAIN_S)
                 finally:
                     names.close()
                     tower.close()
                     gateway.close()
 
 
-def _reload_on_hangup(configuration: Configuration, certificates: Certificates) -> None:
+def _reload_everywhere(configuration: Configuration, worker: GatewayWorker | None) -> list[str]:
+    """Returns what has changed. The other workers of this host are told to read the file again, too."""
+    changed = configuration.reload()
+    if worker is not None:
+        asyncio.get_running_loop().run_in_executor(None, worker.tell_siblings, "reload")
+    return changed
+
+
+def _reload_on_hangup(configuration: Configuration, certificates: Certificates) -> Callable[[], None]:
     """Only where there is something to read: elsewhere a terminal that is closed ends the gateway, as it ends other
-    programs."""
+    programs. Returns what a SIGHUP does."""
 
     def reload() -> None:
         try:
@@ -185,9 +207,10 @@ def _reload_on_hangup(configuration: Configuration, certificates: Certificates) 
 
     if configuration.read is not None or certificates.has_any:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+    return reload
 
 
-def _num_ready(gateway: Gateway) -> int:
+async def _num_ready(gateway: Gateway) -> int:
     return sum(pool.num_ready for pool in gateway.pools.values())
 
 
@@ -251,27 +274,17 @@ def _refuse_to_be_open(settings: GatewaySettings, keys: KeyRing) -> None:
         )
 
 
-def _listen(settings: GatewaySettings) -> socket.socket:
-    try:
-        return bound_socket(settings.host, settings.port)
-    except OSError as error:
-        hint = "; try --port 0" if error.errno == errno.EADDRINUSE else ""
-        raise ConfigError(f"cannot listen on {settings.host} port {settings.port}: {error.strerror}{hint}") from None
-
-
-def _say_ready(settings: GatewaySettings, listener: socket.socket, keys: KeyRing) -> None:
+def _ready_line(settings: GatewaySettings, listener: socket.socket, keys: KeyRing) -> str:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     who = "for tenants with a key" if keys.has_had_tenants else "open to everybody here: there are no tenants yet"
     scheme = "http" if settings.tls_cert is None else "https"
-    print(
-        f"penstock gateway at {scheme}://{shown}:{port}, {who}; models: {', '.join(settings.models) or 'none yet'}",
-        flush=True,
-    )
+    models = ", ".join(settings.models) or "none yet"
+    return f"penstock gateway at {scheme}://{shown}:{port}, {who}; models: {models}"
 
 
-async def _until_told() -> None:
+def _told_to_end() -> asyncio.Event:
     told = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
-    await told.wait()
+    return told

@@ -31,7 +31,7 @@ from penstock.cli.tenants import add_tenants, run_tenants
 from penstock.cli.top import add_top, run_top
 from penstock.cli.usage import add_usage, run_usage
 from penstock.cli.watermark import add_watermark, run_watermark
-from penstock.core.errors import PenstockError
+from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.files import in_words
 from penstock.observe.redaction import redact
 
@@ -69,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
         if name == "serve":
             groups[MOST_USED].add_argument(
                 "--replicas", type=int, default=1, metavar="N", help="with more than one, behind a gateway (default: 1)"
+            )
+            command.add_argument_group("gateway in front of --replicas").add_argument(
+                "--processes", type=int, default=1, metavar="N", help="workers that share its port (default: 1)"
             )
         else:
             command.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)  # for `serve --replicas`
@@ -142,7 +145,9 @@ def run(arguments: argparse.Namespace) -> None:
         case "serve" if arguments.replicas > 1:
             from penstock.cli.replicas import serve_replicas
 
-            serve_replicas(settings_from(arguments), arguments.replicas)
+            serve_replicas(settings_from(arguments), arguments.replicas, arguments.processes)
+        case "serve" if arguments.processes > 1:
+            raise ConfigError("--processes is for the gateway of --replicas: there is none in front of one replica")
         case "engine" if arguments.report_fd is not None:
             from penstock.cli.start_report import serve_and_report
 

@@ -1,5 +1,8 @@
 """`penstock serve MODEL --replicas N`: a gateway, and the replicas behind it as processes of this machine.
 
+With `--processes M` the gateway is so many processes too, and this one supervises them: the replicas go on when one of
+them ends or is replaced.
+
 The replicas are on loopback and the gateway's alone: they share a secret with it, a new one each time unless one is
 set, which is in their environment and neither in their arguments nor in a file. A replica that dies is started again;
 one that cannot be started at all ends everything, with the words that it would have alone.
@@ -11,11 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import secrets
-import signal
 import socket
 import sys
 import tempfile
@@ -30,9 +31,11 @@ import uvloop
 from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli.before_serving import ModelFiles, check, check_torch
 from penstock.cli.gateway_process import Opened, serve
+from penstock.cli.gateway_worker import Started, addresses_of
 from penstock.cli.ready import client_url, loading_message, phases, ready_message
 from penstock.cli.start_report import read_report
 from penstock.cli.store_flags import store_url
+from penstock.cli.supervisor import Listeners, Supervisor, die_with_parent
 from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.settings import Settings
 from penstock.engine.client import as_error
@@ -45,18 +48,17 @@ log = logging.getLogger("penstock")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _STOP_S = 10.0
 _LOOK_S = 0.05  # how often the gateway is asked whether it has found a replica ready
-_PR_SET_PDEATHSIG = 1
 
 
-def serve_replicas(settings: Settings, count: int) -> None:
-    """Until a signal ends it, or a replica that cannot start."""
+def serve_replicas(settings: Settings, count: int, num_processes: int = 1) -> None:
+    """Until a signal ends it, or a replica that cannot start. `num_processes`: of the gateway."""
     check_torch()
     if settings.server.client_ca is not None:
         raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
     files = check(settings)
     share_secret(settings.server.gateway_secret)
     with _reserved_ports(count) as ports, tempfile.TemporaryDirectory(prefix="penstock-") as directory:
-        uvloop.run(_serve(settings, files, ports, Path(directory), store_url(None, None)))
+        uvloop.run(_serve(settings, files, ports, Path(directory), num_processes))
 
 
 def share_secret(chosen: str | None) -> None:
@@ -64,11 +66,12 @@ def share_secret(chosen: str | None) -> None:
     os.environ[SECRET_VARIABLE] = chosen or os.environ.get(SECRET_VARIABLE) or secrets.token_urlsafe(32)
 
 
-async def _serve(settings: Settings, files: ModelFiles, ports: list[int], directory: Path, store: str) -> None:
-    name = settings.server.name or default_name(settings.model)
+async def _serve(settings: Settings, files: ModelFiles, ports: list[int], directory: Path, num_processes: int) -> None:
+    name, store = settings.server.name or default_name(settings.model), store_url(None, None)
     gateway = GatewaySettings(
         host=settings.server.host,
         port=settings.server.port,
+        store=store,
         allowed_hosts=settings.server.allowed_hosts,
         tls_cert=settings.server.tls_cert,
         tls_key=settings.server.tls_key,
@@ -77,7 +80,11 @@ async def _serve(settings: Settings, files: ModelFiles, ports: list[int], direct
         telemetry=settings.telemetry,
     )
     opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
-    tasks = [asyncio.create_task(serve(gateway, store, opened.set_result))]
+    if num_processes > 1:
+        running = _supervise(gateway, directory, num_processes, opened.set_result)
+    else:
+        running = serve(gateway, store, opened.set_result)
+    tasks = [asyncio.create_task(running)]
     start: _Start | None = None
     try:
         either: list[asyncio.Future[Any]] = [opened, *tasks]
@@ -97,6 +104,24 @@ async def _serve(settings: Settings, files: ModelFiles, ports: list[int], direct
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
+
+
+async def _supervise(
+    gateway: GatewaySettings, directory: Path, num_processes: int, on_open: Callable[[Opened], None]
+) -> None:
+    """The gateway as several processes, which end when this one does: their replicas are gone then."""
+    config = directory / "gateway.yaml"
+    config.write_bytes(msgspec.json.encode(asdict(gateway)))
+    level = logging.getLevelName(log.getEffectiveLevel()).lower()
+    command = ["gateway", "--config", str(config), "--log-level", level]
+    listeners = Listeners.take_over(addresses_of(gateway), directory)
+    supervisor = Supervisor(command, listeners, directory, num_processes, outlived_by_workers=False)
+
+    def opened(started: Started) -> None:
+        print(*started.lines, sep="\n", flush=True)
+        on_open(Opened(listeners.sockets[0], started.lines, started.has_tenants, supervisor.num_ready))
+
+    await supervisor.run(opened)
 
 
 class _Start:
@@ -122,7 +147,7 @@ class _Start:
     async def _tell(self, info: EngineInfo) -> None:
         num_told = 0
         while num_told < self._count:
-            if self._opened.num_ready() <= num_told:
+            if await self._opened.num_ready() <= num_told:
                 await asyncio.sleep(_LOOK_S)
                 continue
             num_told += 1
@@ -197,7 +222,7 @@ async def _start(config: Path) -> tuple[asyncio.subprocess.Process, Coroutine[No
             str(theirs.fileno()),
             stdout=asyncio.subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
             pass_fds=[theirs.fileno()],
         )
     return process, read_report(ours)
@@ -211,12 +236,6 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         except TimeoutError:
             process.kill()
             await process.wait()
-
-
-def _die_with_parent() -> None:
-    """In the child: Linux tells it when the gateway is gone, even by kill -9."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager

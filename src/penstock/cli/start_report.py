@@ -34,9 +34,14 @@ def serve_and_report(settings: Settings, descriptor: int) -> None:
 
 async def read_report(ours: socket.socket) -> Ready | Failed | None:
     """The report of the process at the other end about its start; None: it ended without one."""
+    line = await read_line(ours)
+    return msgspec.json.decode(line, type=Ready | Failed) if line else None
+
+
+async def read_line(ours: socket.socket) -> bytes:
+    """The first line that comes over a socket, which is closed; empty: none did."""
     reader, writer = await asyncio.open_unix_connection(sock=ours)
     try:
-        line = await reader.readline()
+        return await reader.readline()
     finally:
         writer.close()
-    return msgspec.json.decode(line, type=Ready | Failed) if line else None

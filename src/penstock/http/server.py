@@ -204,14 +204,12 @@ class Server:
                 await self._all_closed
 
 
-def bound_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """A TCP socket to listen on; port 0 picks a free one. A shared one lets several processes take turns on a port."""
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A TCP socket to listen on; port 0 picks a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if is_shared:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind((host, port))
     except BaseException:
         sock.close()

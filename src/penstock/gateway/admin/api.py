@@ -44,9 +44,11 @@ class AdminApi:
         *,
         has_own_port: bool,
         reload: Callable[[], list[str]] | None = None,
+        merge: Callable[[bytes], bytes] | None = None,
     ) -> None:
         """`routes`: what can be seen of them. `has_own_port`: whoever reaches it may read the metrics; beside the
-        models' routes a key is asked for. `reload`: reads the configuration again and returns what has changed."""
+        models' routes a key is asked for. `reload`: reads the configuration again and returns what has changed.
+        `merge`: puts this process's metrics together with those of its siblings, in a thread."""
         self._store = store
         self._guard = guard
         self._recorder = recorder
@@ -58,6 +60,7 @@ class AdminApi:
         }
         self._has_own_port = has_own_port
         self._reload = reload
+        self._merge = merge
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="admin")
         self._num_pending = 0
 
@@ -135,8 +138,12 @@ class AdminApi:
             raise MethodNotAllowed("/metrics takes GET")
         self._recorder.look(self._look())
         # Thousands of lines: not on the loop, and not behind a store that may hang.
-        text = asyncio.get_running_loop().run_in_executor(None, self._recorder.render)
+        text = asyncio.get_running_loop().run_in_executor(None, self._render)
         text.add_done_callback(lambda done: exchange.respond(200, _TEXT, done.result()))
+
+    def _render(self) -> bytes:
+        text = self._recorder.render()
+        return text if self._merge is None else self._merge(text)
 
 
 def _respond(exchange: Exchange, answer: Answer) -> None:
