@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -130,6 +132,44 @@ def _metric_row(metric: Metric) -> str:
     return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} | `{otel.name}`{kind}, {otel.unit} |"
 
 
+ARCHITECTURE = Path("docs/architecture.md")
+BEGIN, END = "<!-- packages: made from pyproject.toml by tools/reference.py -->", "<!-- end -->"
+
+
+def package_table() -> str:
+    """The packages in the order of the import contract, the top layer first: what each is, and what it imports."""
+    import grimp
+
+    contracts = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    graph = grimp.build_graph("penstock", cache_dir=None)
+    names = [name.strip() for layer in layers for name in layer.split("|")]
+    lines = ["| package | what it is | imports |", "|---|---|---|"]
+    for layer in layers:
+        for name in map(str.strip, layer.split("|")):
+            said = _first_line(Path("src", *name.split("."), "__init__.py"))
+            used = [
+                one
+                for one in names
+                if one != name and graph.direct_import_exists(importer=name, imported=one, as_packages=True)
+            ]
+            lines.append(f"| `{_leaf(name)}` | {said} | {', '.join(map(_leaf, used))} |")
+    return "\n".join(lines)
+
+
+def _first_line(path: Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+
+
+def _leaf(module: str) -> str:
+    return module.rpartition(".")[2]
+
+
+def architecture_page(text: str) -> str:
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{package_table()}\n{END}{rest.split(END)[1]}"
+
+
 PAGES = {"config.md": config_page, "cli.md": cli_page, "errors.md": errors_page, "metrics.md": metrics_page}
 
 
@@ -143,6 +183,12 @@ def main() -> None:
             stale.append(name)
         elif not check:
             path.write_text(text)
+    was = ARCHITECTURE.read_text()
+    if (now := architecture_page(was)) != was:
+        if check:
+            stale.append("../architecture.md")
+        else:
+            ARCHITECTURE.write_text(now)
     if stale:
         sys.exit(f"docs/reference is out of date ({', '.join(stale)}): run `make format`")
 

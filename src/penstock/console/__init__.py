@@ -1,1 +1,1 @@
-"""The web page of a gateway, or of a single replica: what it shows, and how that comes to it. The page is in `web/`."""
+"""The console, a web page of a gateway or of a single replica. The page itself is in `web/`."""

@@ -1,4 +1,6 @@
-"""The gateway: authentication, admission, routing, and the bytes of requests and answers. The folders are the map:
+"""The gateway: authentication, admission, routing, and the bytes of requests and answers.
+
+The folders are the map:
 
 app.py              the application: one call per request, from its key to its way through the proxy
 tenant_services.py  keys, limits, budgets and usage: what the gateway uses of tenancy

@@ -1,1 +1,1 @@
-"""How facts leave a process: the metric catalog and its Prometheus form, and logs."""
+"""Telemetry: the metric catalog and its Prometheus form, OTLP, logs, GPU health."""

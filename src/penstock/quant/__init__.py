@@ -1,4 +1,4 @@
-"""How weights get small: from the weights a checkpoint has to those a device reads faster.
+"""Quantization: from the weights a checkpoint has to those a device reads faster.
 
 Here, while they are loaded: formats, no models. `penstock quantize` is in `job`, over `walk` and `layerwise`, which put
 data through a model's layers, and `gptq` and `awq`, which see a weight and what it is given.

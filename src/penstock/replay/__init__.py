@@ -1,4 +1,4 @@
-"""What another policy would have done with the requests of a gateway's decision log.
+"""Replay: what another policy would have done with the requests of a gateway's decision log.
 
     log ──▶ replay ──▶ each other policy: which replica, how many tokens reused, when a first token
               │

@@ -1,1 +1,1 @@
-"""Who runs now. Sequences, queues and plans; token counts and block ids. It has never seen a tensor or a socket."""
+"""The scheduler: sequences, queues and plans; token counts and block ids. It has never seen a tensor or a socket."""

@@ -1,1 +1,1 @@
-"""Who may use the service and how much: tenants, keys, limits, budgets, usage, and the stores that keep them."""
+"""Tenancy: tenants, keys, limits, budgets, usage, and the stores that keep them."""
