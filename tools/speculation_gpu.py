@@ -172,8 +172,13 @@ class Bench:
         for answer in said.values():
             assert all(b == after(a, half) for a, b in pairwise(answer)), "an answer is wrong"
         # From the step after the last with a prompt in it to the last in which all decode: others end earlier.
-        ended = min(i for i, s in enumerate(mailbox.stats) if s.num_running < concurrency and s.generated_tokens)
-        decodes = [s for s in mailbox.stats[:ended] if 0 < s.step_tokens <= concurrency + s.step_drafts]
+        measured = [report.measured for report in mailbox.reports]
+        ended = min(i for i, m in enumerate(measured) if m.load.num_running < concurrency and m.totals.generated_tokens)
+        decodes = [
+            report.measured.totals
+            for report in mailbox.reports[:ended]
+            if 0 < report.step.num_tokens <= concurrency + report.step.num_drafts
+        ]
         made = decodes[-1].generated_tokens - decodes[0].generated_tokens
         counters = scheduler.counters
         return Run(

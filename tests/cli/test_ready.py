@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.cli.ready import phases, ready_message
+from penstock.core.measurements import ServingLimits
 from penstock.engine.messages import EngineInfo
 
 INFO = EngineInfo(
@@ -11,11 +12,9 @@ INFO = EngineInfo(
     quant="q4",
     kv_dtype="bfloat16",
     kernels="native",
-    num_blocks=4096,
-    block_size=16,
-    max_num_seqs=64,
-    chunk_tokens=512,
-    max_model_len=2048,
+    limits=ServingLimits(
+        max_num_seqs=64, chunk_tokens=512, max_model_len=2048, block_size=16, kv_capacity_tokens=65_536
+    ),
     kv_bytes=64 << 20,
     startup_s={"import": 1.04, "weights": 0.26},
 )

@@ -12,7 +12,7 @@ from penstock.core.clock import MonotonicClock
 from penstock.core.request import Request, TokenEvent
 from penstock.engine.client import EngineClient, EngineState
 from penstock.engine.fake import FakeState
-from penstock.engine.messages import EngineStats
+from penstock.engine.messages import StepReport
 from penstock.engine.token_stream import TokenStream
 from tests.engine.fake_engine import VOCAB_SIZE, launcher
 from tests.waiting import GIVE_UP_S
@@ -24,7 +24,7 @@ async def no_pause(seconds: float) -> None:
 
 @contextlib.asynccontextmanager
 async def engine(
-    *, on_report: Callable[[EngineStats], None] = lambda _: None, **options: object
+    *, on_report: Callable[[StepReport], None] = lambda _: None, **options: object
 ) -> AsyncIterator[EngineClient]:
     """A client of a real process around the fake runner, which is started again at once where it dies."""
     client = EngineClient(launcher(**options), MonotonicClock(), on_report=on_report, sleep=no_pause)

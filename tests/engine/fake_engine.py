@@ -21,6 +21,7 @@ import msgspec
 
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import ModelCorrupt
+from penstock.core.measurements import ServingLimits
 from penstock.engine.adapters import AdapterMail
 from penstock.engine.embedding import EmbedQueue
 from penstock.engine.fake import FakeRunner
@@ -154,11 +155,13 @@ def run(options: Options, ours: socket.socket) -> None:
         quant="none",
         kv_dtype="int",
         kernels="none",
-        num_blocks=options.num_blocks,
-        block_size=options.block_size,
-        max_num_seqs=options.max_num_seqs,
-        chunk_tokens=options.chunk_tokens,
-        max_model_len=cache.capacity_tokens,
+        limits=ServingLimits(
+            max_num_seqs=options.max_num_seqs,
+            chunk_tokens=options.chunk_tokens,
+            max_model_len=cache.capacity_tokens,
+            block_size=options.block_size,
+            kv_capacity_tokens=cache.capacity_tokens,
+        ),
         kv_bytes=0,
         routing_tokens=options.routing_tokens,
         max_loras=options.max_loras,

@@ -13,7 +13,7 @@ from penstock.core.request import FinishReason, Request
 from penstock.core.sampling import SamplingParams
 from penstock.engine.client import EngineClient, EngineState
 from penstock.engine.mailbox import frame
-from penstock.engine.messages import EngineStats, Loading, Submit
+from penstock.engine.messages import Loading, StepReport, Submit
 from tests.engine.expecting import engine, engine_process, expected, is_ready, read, tokens_of
 from tests.engine.fake_engine import POISON, launcher
 from tests.waiting import GIVE_UP_S, eventually_async
@@ -43,22 +43,24 @@ async def test_a_burst_of_a_thousand_requests_is_answered_completely(overlaps: b
         events = await read(client.open(requests), *(request.id for request in requests))
         outputs = {name: [token for event in got for token in event.token_ids] for name, got in events.items()}
         assert outputs == {f"r{i}": expected([i, 7], 3) for i in range(1000)}
-        assert client.stats.kv_usage == 0
-        assert client.stats.generated_tokens == 3000
+        assert client.measured.load.kv_active_tokens == 0
+        assert client.measured.totals.generated_tokens == 3000
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
 async def test_prompts_count_as_queued_from_the_moment_they_are_sent_until_they_are_computed(overlaps: bool) -> None:
     """A gateway that is told less sends more: what the engine has not read yet is queued too."""
     seen: list[tuple[int, int]] = []
-    async with engine(
-        overlaps=overlaps, on_report=lambda stats: seen.append((stats.num_running, client.queued_tokens))
-    ) as client:
+
+    def note(report: StepReport) -> None:
+        seen.append((report.measured.load.num_running, client.queued_tokens))
+
+    async with engine(overlaps=overlaps, on_report=note) as client:
         with client.open([Request("a", list(range(30)), max_tokens=50), endless("b")]):
-            assert client.stats.steps == 0
+            assert client.measured.load.steps == 0
             assert client.queued_tokens == 33
             await eventually_async(lambda: seen, lambda seen: (2, 0) in seen)
-            assert client.stats.received_tokens == 33
+            assert client.measured.totals.received_tokens == 33
 
 
 async def test_one_stream_carries_the_news_of_a_group() -> None:
@@ -74,11 +76,11 @@ async def test_closing_a_stream_ends_its_work() -> None:
     async with engine(step_s=SLOW) as client:
         with client.open([endless("a"), endless("b", first=9)]) as stream:
             await stream.next()
-            await eventually_async(lambda: client.stats.num_running, lambda number: number == 2)
+            await eventually_async(lambda: client.measured.load.num_running, lambda number: number == 2)
         assert client.num_open == 0
-        await eventually_async(lambda: client.stats.num_running, lambda number: number == 0)
-        assert client.stats.steps < 1500, "it was not run to its end"
-        assert client.stats.kv_usage == 0
+        await eventually_async(lambda: client.measured.load.num_running, lambda number: number == 0)
+        assert client.measured.load.steps < 1500, "it was not run to its end"
+        assert client.measured.load.kv_active_tokens == 0
 
 
 async def test_closing_one_stream_leaves_the_others_alone() -> None:
@@ -110,8 +112,8 @@ async def test_a_step_that_fails_ends_those_in_it_and_nobody_else() -> None:
             await poisoned.next()
         assert await waiting == expected([1], 3)
         assert client.restarts == 0
-        assert client.stats.num_running == 0
-        assert client.stats.kv_usage == 0
+        assert client.measured.load.num_running == 0
+        assert client.measured.load.kv_active_tokens == 0
 
 
 async def test_steps_that_keep_failing_end_the_process_and_a_fresh_one_goes_on() -> None:
@@ -138,7 +140,7 @@ async def test_failed_steps_with_good_ones_between_them_do_not_end_the_process()
 
 
 async def test_a_killed_process_fails_every_open_stream_at_once_and_is_started_again() -> None:
-    reports: list[EngineStats] = []
+    reports: list[StepReport] = []
     pauses: list[float] = []
     may_return = asyncio.Event()
 
@@ -160,7 +162,7 @@ async def test_a_killed_process_fails_every_open_stream_at_once_and_is_started_a
     with pytest.raises(EngineUnavailable) as refused:
         client.open([endless("early")])
     assert refused.value.retry_after_s is not None
-    assert reports[-1].num_running == 0, "what the dead process ran is not shown as running"
+    assert reports[-1].measured.load.num_running == 0, "what the dead process ran is not shown as running"
 
     may_return.set()
     await eventually_async(lambda: is_ready(client))

@@ -136,8 +136,8 @@ def test_an_encoder_answers_until_its_server_is_gone_and_generates_nothing() -> 
     assert answers["b"].values == vectors([4])
     reports = [message for message in letters.sent if isinstance(message, StepReport)]
     assert [event.finish for report in reports for event in report.events] == [FinishReason.ERROR]
-    assert reports[-1].stats.steps == 2
-    assert reports[-1].stats.prompt_tokens == 4
+    assert reports[-1].measured.load.steps == 2
+    assert reports[-1].measured.cache.prompt_tokens == 4
 
 
 def test_an_encoder_stops_when_it_is_told() -> None:

@@ -39,7 +39,7 @@ def test_an_aborted_request_is_in_no_step_but_the_one_that_runs(overlaps: bool) 
     box = Scripted({0: [Submit(request) for request in requests], 5: [Abort("a"), Abort("b")]})
     scheduler = Scheduler(KVCache(128, 4), StepBudget(64, target_s=None, floor=4), max_num_seqs=4)
     EngineLoop(scheduler, FakeRunner(128, 4, overlaps=overlaps), box, StillClock()).run()
-    last = box.reports[-1].stats
+    last = box.reports[-1].measured.load
     assert last.steps == 6
-    assert (last.num_running, last.num_waiting, last.kv_usage) == (0, 0, 0.0)
+    assert (last.num_running, last.num_waiting, last.kv_active_tokens) == (0, 0, 0)
     assert all(report.events == [] for report in box.reports[5:]), "nothing is heard of it any more"

@@ -86,20 +86,20 @@ def answers(events: list[TokenEvent]) -> dict[str, list[int]]:
 def test_answers_are_the_same_and_steps_are_fewer() -> None:
     plain, guessed = run(None), run(Speculation(Oracle(), 6))
     assert answers(plain.events) == answers(guessed.events)
-    assert len(guessed.stats) < 0.5 * len(plain.stats)
-    last = guessed.stats[-1]
-    assert last.drafted_tokens == last.accepted_tokens > 60
-    assert sum(stats.step_drafts for stats in guessed.stats) == last.drafted_tokens
-    assert last.generated_tokens == plain.stats[-1].generated_tokens == 120
+    assert len(guessed.reports) < 0.5 * len(plain.reports)
+    last = guessed.reports[-1].measured
+    assert last.speculation.drafted_tokens == last.speculation.accepted_tokens > 60
+    assert sum(report.step.num_drafts for report in guessed.reports) == last.speculation.drafted_tokens
+    assert last.totals.generated_tokens == plain.reports[-1].measured.totals.generated_tokens == 120
 
 
 def test_who_drafts_pays_and_nothing_is_left_over() -> None:
     """The time of all steps is charged, with drafts in them too."""
     box = run(Speculation(Oracle(), 6))
-    assert abs(box.meter.cost.device_s - box.stats[-1].busy_s) < 1e-9
+    assert abs(box.meter.cost.device_s - box.reports[-1].measured.totals.busy_s) < 1e-9
 
 
 def test_a_proposer_that_breaks_is_done_without() -> None:
     box = run(Speculation(Oracle(breaks_after=3), 6))
     assert answers(box.events) == answers(run(None).events)
-    assert 0 < box.stats[-1].drafted_tokens < 60
+    assert 0 < box.reports[-1].measured.speculation.drafted_tokens < 60

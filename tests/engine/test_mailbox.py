@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.measurements import EngineLoad, EngineMeasurements
 from penstock.core.request import FinishReason, Priority, Request, RequestTimings, TokenEvent, TokenLogprobs
 from penstock.core.sampling import SamplingParams
 from penstock.engine.mailbox import Disconnected, FrameReader, Mailbox, frame
-from penstock.engine.messages import Abort, EngineStats, FromEngine, StepReport, Stop, Submit, ToEngine
+from penstock.engine.messages import Abort, FromEngine, StepFigures, StepReport, Stop, Submit, ToEngine
 from tests.waiting import GIVE_UP_S, eventually
 
 
@@ -57,7 +58,7 @@ def test_a_request_arrives_with_all_its_settings(ends: tuple[socket.socket, sock
 def test_a_report_arrives_with_all_its_news(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     event = TokenEvent("r", [5], FinishReason.STOP, [TokenLogprobs(-0.5, [(5, -0.5)])], 4, RequestTimings(0.1, 0.2))
-    report = StepReport([event], EngineStats(num_running=1, kv_usage=0.25))
+    report = StepReport([event], EngineMeasurements(EngineLoad(num_running=1, kv_active_tokens=25)), StepFigures(2))
     Mailbox(theirs).send(report)
     (payload,) = FrameReader().feed(ours.recv(1 << 16))
     assert msgspec.msgpack.decode(payload, type=FromEngine) == report
@@ -107,13 +108,13 @@ def test_a_closed_socket_is_a_server_that_is_gone(ends: tuple[socket.socket, soc
     with pytest.raises(Disconnected):
         mailbox.receive(wait=False)
     with pytest.raises(Disconnected):
-        mailbox.send(StepReport([], EngineStats()))
+        mailbox.send(StepReport([]))
 
 
 def test_a_server_that_dies_with_unread_reports_is_gone_too(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     mailbox = Mailbox(theirs)
-    mailbox.send(StepReport([], EngineStats()))
+    mailbox.send(StepReport([]))
     ours.close()  # what it had not read makes the kernel reset the connection
     with pytest.raises(Disconnected):
         mailbox.receive(wait=True)

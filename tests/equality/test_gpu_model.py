@@ -97,8 +97,8 @@ def answers(device: Literal["cpu", "cuda"]) -> dict[str, Answer]:
     torch.set_num_threads(WORK.threads)  # for the judge: the CPU engine's kernels had them till now
     clients = Clients(one_after_the_other(requests(), apart=2))
     serve(assembly, clients, num_blocks=WORK.num_blocks)
-    assert clients.stats.preemptions > 0
-    assert clients.stats.cached_tokens >= (len(WORK.questions) - 1) * (NUM_SHARED - 16)
+    assert clients.measured.totals.preemptions > 0
+    assert clients.measured.cache.cached_tokens >= (len(WORK.questions) - 1) * (NUM_SHARED - 16)
     return clients.finished
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from penstock.core.measurements import EngineMeasurements
 from penstock.core.request import FinishReason, Request, TokenLogprobs
 from penstock.engine.loop import EngineLoop
-from penstock.engine.messages import Abort, EngineStats, FromEngine, StepReport, Stop, Submit, ToEngine
+from penstock.engine.messages import Abort, FromEngine, StepReport, Stop, Submit, ToEngine
 from penstock.engine.ports import Guides
 from penstock.kv.cache import KVCache
 from penstock.kv.host import HostBlocks
@@ -53,7 +54,7 @@ class Clients:
         self.open: dict[str, Answer] = {}
         self.finished: dict[str, Answer] = {}
         self.num_aborted = 0
-        self.stats = EngineStats()
+        self.measured = EngineMeasurements()
         self._idle_turns = 0
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
@@ -73,7 +74,7 @@ class Clients:
 
     def send(self, message: FromEngine) -> None:
         assert isinstance(message, StepReport)
-        self.stats = message.stats
+        self.measured = message.measured
         self._idle_turns = 0
         for event in message.events:
             assert event.error is None, event.error

@@ -35,6 +35,6 @@ def test_each_gets_what_it_would_get_without(assembly: Assembly, adapters: list[
     guess = Eager(Recalling(answers, 0.8, CONFIG.vocab_size), most=4)
     clients = Clients(one_after_the_other(asked, apart=1))
     serve(assembly, clients, num_blocks=200, speculate=lambda cache: guess)
-    assert clients.stats.drafted_tokens > clients.stats.accepted_tokens > 20
+    assert clients.measured.speculation.drafted_tokens > clients.measured.speculation.accepted_tokens > 20
     same = sum(answers[name] == answer.token_ids for name, answer in clients.finished.items())
     assert same >= len(asked) - 1, "where two tokens are as likely as each other, one may differ"

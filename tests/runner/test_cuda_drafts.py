@@ -46,7 +46,7 @@ def drafted(assembly: Assembly, requests: list[Request], guess: Eager, *, num_to
     clients = Clients(one_after_the_other(requests, apart=apart))
     serve(assembly, clients, num_blocks=num_tokens // assembly.block_size, speculate=lambda cache: guess)
     assert len(clients.finished) == len(requests)
-    assert clients.stats.drafted_tokens > clients.stats.accepted_tokens > 50
+    assert clients.measured.speculation.drafted_tokens > clients.measured.speculation.accepted_tokens > 50
     assert guess.num_ahead > 0, "no step went ahead of the one before"
     return clients
 
@@ -62,7 +62,7 @@ def test_every_token_is_the_references(assembly: Assembly, judge: Judge, greedy:
     guess = Eager(Recalling(answers, 0.8, CONFIG.vocab_size), most=5)
     clients = drafted(assembly, requests, guess, num_tokens=num_tokens, apart=2 * is_short)
     judge.check_all(clients)
-    assert (clients.stats.preemptions > 0) == is_short
+    assert (clients.measured.totals.preemptions > 0) == is_short
     same = sum(answers[name] == answer.token_ids for name, answer in clients.finished.items())
     assert same >= len(requests) - 1, "where the reference is undecided, one may differ"
 
@@ -103,8 +103,8 @@ def test_guided_answers_are_the_same_whatever_is_guessed(assembly: Assembly) -> 
     assert not all(follows(token_id, place) for place, token_id in enumerate(answers["r0"]))
     guess = Eager(Recalling(answers, 0.8, CONFIG.vocab_size), most=4)
     clients = guided_answers(assembly, lambda cache: guess)
-    assert clients.stats.drafted_tokens > clients.stats.accepted_tokens > 30
-    assert clients.stats.forced_tokens > 0
+    assert clients.measured.speculation.drafted_tokens > clients.measured.speculation.accepted_tokens > 30
+    assert clients.measured.totals.forced_tokens > 0
     assert {name: answer.token_ids for name, answer in clients.finished.items()} == answers
 
 
@@ -133,7 +133,7 @@ def test_a_second_model_guesses_in_the_same_blocks(device: tuple[str, int], judg
         ),
     )
     judge.check_all(clients)
-    share = clients.stats.accepted_tokens / clients.stats.drafted_tokens
-    assert clients.stats.drafted_tokens > 100
-    assert clients.stats.preemptions > 0
+    share = clients.measured.speculation.accepted_tokens / clients.measured.speculation.drafted_tokens
+    assert clients.measured.speculation.drafted_tokens > 100
+    assert clients.measured.totals.preemptions > 0
     assert share > 0.95 if seed == 0 else share < 0.3

@@ -137,10 +137,10 @@ def test_every_token_is_the_references(assembly: Assembly, judge: Judge, greedy:
     requests = workload(1, greedy=greedy, short_prompts=is_short)
     clients = answered(assembly, requests, num_tokens=num_tokens, apart=2 * is_short)
     undecided = judge.check_all(clients)
-    assert (clients.stats.preemptions > 0) == is_short
-    assert clients.stats.cached_tokens > 0
+    assert (clients.measured.totals.preemptions > 0) == is_short
+    assert clients.measured.cache.cached_tokens > 0
     if greedy:
-        assert undecided <= 0.02 * clients.stats.generated_tokens, "the rule forgives too much"
+        assert undecided <= 0.02 * clients.measured.totals.generated_tokens, "the rule forgives too much"
     else:
         assert {answer.finish for answer in clients.finished.values()} == {FinishReason.STOP, FinishReason.LENGTH}
 

@@ -107,13 +107,13 @@ def test_no_token_is_wrong_and_nothing_is_left_behind(soak: Soak) -> None:
     judge = Judge(RandomCheckpoint(soak.config), longest=soak.config.context_length, device=assembly.device)
     undecided = judge.check_all(clients)
     copied = sum(answer.cached_tokens % soak.block_size > 0 for answer in clients.finished.values())
-    stats = clients.stats
+    load, totals, cache = clients.measured.load, clients.measured.totals, clients.measured.cache
     print(
-        f"{soak.device}, blocks of {soak.block_size}: {stats.steps} steps, {len(clients.finished)} finished, "
-        f"{clients.num_aborted} aborted, {stats.generated_tokens} tokens ({undecided} undecided), {stats.preemptions} "
-        f"preemptions, {stats.cached_tokens} of {stats.prompt_tokens} prompt tokens cached, {copied} copies, "
-        f"{stats.loaded_tokens} tokens from the host"
+        f"{soak.device}, blocks of {soak.block_size}: {load.steps} steps, {len(clients.finished)} finished, "
+        f"{clients.num_aborted} aborted, {totals.generated_tokens} tokens ({undecided} undecided), "
+        f"{totals.preemptions} preemptions, {cache.cached_tokens} of {cache.prompt_tokens} prompt tokens cached, "
+        f"{copied} copies, {cache.loaded_tokens} tokens from the host"
     )
-    assert min(len(clients.finished), clients.num_aborted, stats.preemptions, stats.evictions, copied) > 0
-    assert stats.cached_tokens > 0.2 * stats.prompt_tokens
-    assert (stats.loaded_tokens > 0) == (soak.host_kv_gib is not None)
+    assert min(len(clients.finished), clients.num_aborted, totals.preemptions, cache.evictions, copied) > 0
+    assert cache.cached_tokens > 0.2 * cache.prompt_tokens
+    assert (cache.loaded_tokens > 0) == (soak.host_kv_gib is not None)

@@ -239,7 +239,7 @@ def test_an_aborted_guided_sequence_leaves_nothing_behind() -> None:
     bench.run(most_steps=1)
     assert bench.scheduler.abort("a")
     assert not bench.scheduler.has_work
-    assert bench.scheduler.cache.usage == 0
+    assert bench.scheduler.cache.held_tokens == 0
 
 
 def test_sequences_without_a_guide_carry_no_mask() -> None:

@@ -104,8 +104,8 @@ class Replica:
 
     def is_idle(self) -> bool:
         """By the engine's own account."""
-        stats = self.engine.stats
-        return (stats.num_running, stats.num_waiting, stats.kv_usage, self.engine.num_open) == (0, 0, 0.0, 0)
+        load = self.engine.measured.load
+        return (load.num_running, load.num_waiting, load.kv_active_tokens, self.engine.num_open) == (0, 0, 0, 0)
 
     def kill_engine(self) -> None:
         os.kill(self.processes[-1].pid, signal.SIGKILL)

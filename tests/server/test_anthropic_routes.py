@@ -249,13 +249,13 @@ def test_when_the_engine_dies_a_running_stream_is_told() -> None:
 def test_a_stream_that_is_left_ends_its_work(slow_replica: Replica) -> None:
     with client(slow_replica).messages.stream(**ENDLESS) as stream:
         next(iter(stream))
-        eventually(lambda: slow_replica.engine.stats.num_running, lambda number: number == 1)
+        eventually(lambda: slow_replica.engine.measured.load.num_running, lambda number: number == 1)
     eventually(slow_replica.is_idle)
 
 
 def test_a_client_that_leaves_before_its_whole_answer_ends_its_work(slow_replica: Replica) -> None:
     connection = http.client.HTTPConnection(slow_replica.host, slow_replica.port)
     connection.request("POST", MESSAGES, json.dumps(ENDLESS))
-    eventually(lambda: slow_replica.engine.stats.num_running, lambda number: number == 1)
+    eventually(lambda: slow_replica.engine.measured.load.num_running, lambda number: number == 1)
     connection.close()
     eventually(slow_replica.is_idle)

@@ -83,7 +83,7 @@ def test_the_cost_of_a_stream_that_is_given_back_is_told_and_added_to_what_comes
         serving(step_s=0.01) as replica,
         asking((replica.host, replica.port), COMPLETIONS, body(max_tokens=1000)) as response,
     ):
-        eventually(lambda: replica.engine.stats.steps, lambda number: number > 5)
+        eventually(lambda: replica.engine.measured.load.steps, lambda number: number > 5)
         replica.loop.call_soon_threadsafe(replica.app.drain.begin, "the GPU is broken")
         record.append(response.read())
     assert record.is_given_back

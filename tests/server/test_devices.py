@@ -47,7 +47,7 @@ def test_devices_are_exported_and_reported_with_the_model_they_run(replica: Repl
 
 def test_a_fatal_error_ends_new_work_gives_streams_back_and_says_why(replica: Replica, gpus: FakeGpus) -> None:
     with asking((replica.host, replica.port), COMPLETIONS, body(max_tokens=1500)) as response:
-        eventually(lambda: replica.engine.stats.num_running, lambda number: number == 1)
+        eventually(lambda: replica.engine.measured.load.num_running, lambda number: number == 1)
         gpus.raise_xid("GPU-0", 79)
         replica.app.devices.take(gpus.read())
         assert b": carry on: engine_unavailable" in response.read()

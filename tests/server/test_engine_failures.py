@@ -39,7 +39,7 @@ def test_when_the_engine_dies_running_streams_are_told_and_the_server_recovers()
 
         unstreamed = threading.Thread(target=ask)
         unstreamed.start()
-        eventually(lambda: replica.engine.stats.num_running, lambda number: number == 2)
+        eventually(lambda: replica.engine.measured.load.num_running, lambda number: number == 2)
 
         replica.kill_engine()
         with pytest.raises(openai.APIError) as failed:
@@ -108,15 +108,15 @@ def test_a_client_that_goes_away_ends_its_work(slow_replica: Replica, stream: bo
     connection.request("POST", "/v1/completions", json.dumps(body))
     if stream:
         connection.getresponse().readline()
-    eventually(lambda: slow_replica.engine.stats.num_running, lambda number: number == 3)
-    steps = slow_replica.engine.stats.steps
+    eventually(lambda: slow_replica.engine.measured.load.num_running, lambda number: number == 3)
+    steps = slow_replica.engine.measured.load.steps
     with slow_replica.engine_paused():
         assert connection.sock is not None
         connection.sock.shutdown(socket.SHUT_RDWR)
         connection.close()
         eventually(lambda: slow_replica.engine.num_open, lambda number: number == 0)
     eventually(slow_replica.is_idle)
-    assert slow_replica.engine.stats.steps - steps < 1500, "it was not run to its end"
+    assert slow_replica.engine.measured.load.steps - steps < 1500, "it was not run to its end"
     assert slow_replica.final_metrics()["penstock_requests_total{request_aborted,completions,503}"] == before + 1
 
 

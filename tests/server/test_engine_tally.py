@@ -1,7 +1,8 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.engine.messages import EngineInfo, EngineStats
+from penstock.core.measurements import EngineLoad, EngineMeasurements, EngineTotals, ServingLimits
+from penstock.engine.messages import EngineInfo, StepFigures, StepReport
 from penstock.observe.catalog import CATALOG
 from penstock.observe.device_catalog import DEVICE_CATALOG
 from penstock.observe.registry import Registry
@@ -13,11 +14,7 @@ INFO = EngineInfo(
     quant="none",
     kv_dtype="bfloat16",
     kernels="triton",
-    num_blocks=10,
-    block_size=16,
-    max_num_seqs=4,
-    chunk_tokens=64,
-    max_model_len=160,
+    limits=ServingLimits(max_num_seqs=4, chunk_tokens=64, max_model_len=160, block_size=16, kv_capacity_tokens=160),
     kv_bytes=0,
     weight_bytes=1000,
     kv_token_bytes=10,
@@ -26,8 +23,10 @@ INFO = EngineInfo(
 )
 
 
-def step(number: int, **fields: float) -> EngineStats:
-    return EngineStats(steps=number, cost_s=0.002, busy_s=0.002 * number, read_tokens=50 * number, **fields)  # type: ignore[arg-type]
+def step(number: int, preemptions: int = 0) -> StepReport:
+    totals = EngineTotals(busy_s=0.002 * number, read_tokens=50 * number, preemptions=preemptions)
+    load = EngineLoad(steps=number, kv_active_tokens=40)
+    return StepReport([], EngineMeasurements(load, totals), StepFigures(cost_s=0.002))
 
 
 def seen(tally: EngineTally, tallies: Registry, info: EngineInfo | None = INFO) -> dict[str, float]:
@@ -43,8 +42,8 @@ def tally() -> tuple[EngineTally, Registry]:
 
 def test_totals_go_on_when_an_engine_starts_again_from_zero() -> None:
     counting, tallies = tally()
-    for stats in (step(5, preemptions=3), step(9, preemptions=4), EngineStats(), step(2, preemptions=1)):
-        counting.take(stats)
+    for report in (step(5, preemptions=3), step(9, preemptions=4), StepReport([]), step(2, preemptions=1)):
+        counting.take(report)
     metrics = seen(counting, tallies)
     assert metrics["penstock_preemptions_total"] == 5
     assert metrics["penstock_busy_seconds_total"] == pytest.approx(0.022)
@@ -60,7 +59,9 @@ def test_the_bandwidth_used_is_weights_and_context_over_the_time_of_the_steps() 
 
 def test_the_room_in_the_cache_is_told_with_its_number_format() -> None:
     counting, tallies = tally()
+    counting.take(step(1))
     assert seen(counting, tallies)["penstock_kv_capacity_tokens"] == 160
+    assert seen(counting, tallies)["penstock_kv_usage_ratio"] == 0.25
     assert b'penstock_kv_capacity_tokens{format="bfloat16"} 160' in tallies.exposition()
 
 

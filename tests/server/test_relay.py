@@ -140,9 +140,9 @@ def test_a_resumed_prompt_costs_only_what_the_cache_does_not_have(replica: Repli
     whole = ask(address(replica), COMPLETIONS, body)
     record = StreamRecord()
     record.append(whole[: block_ends(whole)[60]])
-    before = replica.engine.stats
+    before = replica.engine.measured.cache
     carry_on(record, address(replica), COMPLETIONS, body)
-    after = replica.engine.stats
+    after = replica.engine.measured.cache
     computed = (after.prompt_tokens - before.prompt_tokens) - (after.cached_tokens - before.cached_tokens)
     assert computed <= 4, "one block at most"
 

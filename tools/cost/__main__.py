@@ -27,7 +27,7 @@ from penstock.core.sampling import SamplingParams
 from penstock.core.settings import EngineSettings
 from penstock.engine.accounts import Accounts, Meter
 from penstock.engine.loop import EngineLoop
-from penstock.engine.messages import EngineStats, FromEngine, StepReport
+from penstock.engine.messages import FromEngine, StepReport
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.resolve import resolve
 from penstock.model.random_weights import RandomCheckpoint
@@ -87,14 +87,14 @@ def _time_split() -> None:
         print(f"  {name:20} {1e6 * seconds:5.1f} us, {seconds / STEP_S:.2%} of {1e3 * STEP_S:.0f} ms")
 
 
-def _run(assembly: Assembly, requests: list[Request], work: Work) -> tuple[list[EngineStats], dict[str, Meter]]:
+def _run(assembly: Assembly, requests: list[Request], work: Work) -> tuple[list[StepReport], dict[str, Meter]]:
     office = Office(list(requests))
     office.accounts.begin(work, assembly.block_size)
     meters = {request.id: Meter() for request in requests}
     for request in requests:
         office.accounts.open(request, meters[request.id])
     EngineLoop(make_scheduler(assembly), assembly.runner, office, MonotonicClock(), work).run()
-    return office.stats, meters
+    return office.reports, meters
 
 
 def _add_up(assembly: Assembly, config: ModelConfig, work: Work) -> None:
@@ -105,9 +105,9 @@ def _add_up(assembly: Assembly, config: ModelConfig, work: Work) -> None:
         own = source.choices(range(config.vocab_size), k=source.randint(5, 150))
         prompt = shared + own if i % 2 else own
         requests.append(Request(f"r{i}", prompt, source.randint(2, 60), GREEDY, stop_token_ids=[source.randint(0, 99)]))
-    stats, meters = _run(assembly, requests, work)
+    reports, meters = _run(assembly, requests, work)
     charged_s = sum(meter.cost.device_s for meter in meters.values())
-    busy_s = stats[-1].busy_s
+    busy_s = reports[-1].measured.totals.busy_s
     print(f"{len(requests)} requests: charged {charged_s:.4f} s of {busy_s:.4f} s busy, {charged_s / busy_s - 1:+.6%}")
 
 
@@ -119,8 +119,8 @@ def _fit(assembly: Assembly, config: ModelConfig, work: Work) -> None:
                 Request(f"{batch}-{context}-{i}", source.choices(range(config.vocab_size), k=context), 99, GREEDY)
                 for i in range(batch)
             ]
-            stats, _ = _run(assembly, requests, work)
-            steps = [one.cost_s for one in stats if one.step_tokens == one.step_sequences == batch]
+            reports, _ = _run(assembly, requests, work)
+            steps = [one.step.cost_s for one in reports if one.step.num_tokens == one.step.num_sequences == batch]
             if len(steps) > FIT_TOKENS:
                 rows.append((1.0, batch, batch * (context + 50), float(np.quantile(steps, 0.2))))
                 print(f"  {batch:3} decodes of {context:5} tokens: {1e3 * rows[-1][3]:7.3f} ms")

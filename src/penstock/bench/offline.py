@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from penstock.core.clock import Clock
 from penstock.core.request import Request, TokenEvent
 from penstock.engine.loop import EngineLoop
-from penstock.engine.messages import EngineStats, FromEngine, StepReport, Stop, Submit, ToEngine
+from penstock.engine.messages import FromEngine, StepReport, Stop, Submit, ToEngine
 from penstock.sched.plan import Runner
 from penstock.sched.scheduler import Scheduler
 
@@ -18,7 +18,7 @@ class OfflineMailbox:
 
     requests: list[Request]
     events: list[TokenEvent] = field(default_factory=list)
-    stats: list[EngineStats] = field(default_factory=list)
+    reports: list[StepReport] = field(default_factory=list)
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
         if self.requests:
@@ -29,14 +29,14 @@ class OfflineMailbox:
     def send(self, message: FromEngine) -> None:
         assert isinstance(message, StepReport)
         self.events += message.events
-        self.stats.append(message.stats)
+        self.reports.append(message)
 
 
 @dataclass(frozen=True)
 class OfflineRun:
     seconds: float
     events: list[TokenEvent]
-    steps: list[EngineStats]
+    steps: list[StepReport]
 
     @property
     def num_output_tokens(self) -> int:
@@ -47,4 +47,4 @@ def run_offline(requests: list[Request], scheduler: Scheduler, runner: Runner, c
     mailbox = OfflineMailbox(list(requests))
     started_s = clock.now()
     EngineLoop(scheduler, runner, mailbox, clock).run()
-    return OfflineRun(clock.now() - started_s, mailbox.events, mailbox.stats)
+    return OfflineRun(clock.now() - started_s, mailbox.events, mailbox.reports)

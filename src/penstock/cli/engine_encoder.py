@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import ConfigError
+from penstock.core.measurements import ServingLimits
 from penstock.core.settings import EngineSettings
 from penstock.engine.embedding import EmbedQueue
 from penstock.engine.encoder_loop import EncoderLoop
@@ -46,11 +47,13 @@ def build_encoder(
         quant="none",
         kv_dtype="none",
         kernels="torch",
-        num_blocks=_TEXTS,
-        block_size=longest,
-        max_num_seqs=_TEXTS,
-        chunk_tokens=embedder.most_tokens,
-        max_model_len=min(settings.max_model_len or longest, longest),
+        limits=ServingLimits(
+            max_num_seqs=_TEXTS,
+            chunk_tokens=embedder.most_tokens,
+            max_model_len=min(settings.max_model_len or longest, longest),
+            block_size=longest,
+            kv_capacity_tokens=_TEXTS * longest,
+        ),
         kv_bytes=0,
         startup_s=phases.seconds,
         device_name=gpu.name if gpu else "",

@@ -23,6 +23,7 @@ from penstock.cli.phases import Phases
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import PenstockError
 from penstock.core.hashing import ROUTING_TOKENS
+from penstock.core.measurements import ServingLimits
 from penstock.core.settings import EngineSettings, Settings
 from penstock.core.speculating import kind_of
 from penstock.engine.adapters import AdapterMail
@@ -92,11 +93,13 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop | EncoderLoo
         quant=assembly.quant,
         kv_dtype=assembly.kv_dtype,
         kernels=assembly.kernels,
-        num_blocks=assembly.num_blocks,
-        block_size=assembly.block_size,
-        max_num_seqs=assembly.max_num_seqs,
-        chunk_tokens=assembly.chunk_tokens,
-        max_model_len=assembly.max_model_len,
+        limits=ServingLimits(
+            max_num_seqs=assembly.max_num_seqs,
+            chunk_tokens=assembly.chunk_tokens,
+            max_model_len=assembly.max_model_len,
+            block_size=assembly.block_size,
+            kv_capacity_tokens=assembly.num_blocks * assembly.block_size,
+        ),
         kv_bytes=assembly.kv_bytes,
         host_blocks=assembly.host_blocks,
         host_tokens_per_s=assembly.block_size / assembly.copy_s if assembly.copy_s else None,

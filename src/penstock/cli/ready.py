@@ -37,16 +37,18 @@ def ready_message(
     needs_key: bool = False,
 ) -> str:
     weights = "" if info.quant == "none" else f", {info.quant} weights"
-    cache = f"{info.num_blocks:,} blocks of {info.block_size} tokens, {info.kv_bytes / 2**20:,.0f} MiB, {info.kv_dtype}"
+    limits = info.limits
+    cache = f"{limits.num_blocks:,} blocks of {limits.block_size} tokens, {info.kv_bytes / 2**20:,.0f} MiB"
+    cache += f", {info.kv_dtype}"
     cache += f"; {info.host_blocks:,} more in host memory" if info.host_blocks else ""
     lines = {"replicas": f"{num_replicas} behind a gateway, each with:"} if num_replicas > 1 else {}
     lines["device"] = f"{info.device}, {info.kernels} kernels, {info.number_format}{weights}"
     if info.generates:
         lines |= {
             "KV cache": cache,
-            "max_num_seqs": str(info.max_num_seqs),
-            "chunk_tokens": str(info.chunk_tokens),
-            "max_model_len": str(info.max_model_len),
+            "max_num_seqs": str(limits.max_num_seqs),
+            "chunk_tokens": str(limits.chunk_tokens),
+            "max_model_len": str(limits.max_model_len),
             "speculation": info.speculation,
         }
         message = '{"role":"user","content":"Why is the sky blue?"}'
@@ -56,8 +58,8 @@ def ready_message(
         lines["device"] = f"{info.device}, {info.kernels} kernels, {info.number_format}"
         lines |= {
             "it makes": "vectors of texts, and no texts",
-            "longest text": f"{info.max_model_len} tokens",
-            "batch": f"{info.chunk_tokens} tokens",
+            "longest text": f"{limits.max_model_len} tokens",
+            "batch": f"{limits.chunk_tokens} tokens",
         }
         body = f'{{"model":"{name}","input":["a cat","a kitten"]}}'
         call = f"curl {url}/v1/embeddings"

@@ -151,7 +151,7 @@ async def _load(
             eos_token=tokenizer.eos_token,
             tool_format=None if settings.tool_format == "auto" else settings.tool_format,
         ),
-        max_model_len=info.max_model_len,
+        max_model_len=info.limits.max_model_len,
         created=int(time.time()),
         generates=info.generates,
         embeds=info.embeds,

@@ -68,7 +68,7 @@ class Accounts:
             self._entries.pop(self._ended.popleft(), None)
 
     def take(self, report: StepReport) -> None:
-        entries, price, step_s = self._entries, report.stats.price, report.stats.cost_s
+        entries, price, step_s = self._entries, report.step.price, report.step.cost_s
         charged = {charge.request_id for charge in report.charges}
         for charge in report.charges:
             entry = entries.get(charge.request_id)

@@ -14,12 +14,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from penstock.core.errors import Conflict, PenstockError
+from penstock.core.measurements import EngineMeasurements
 from penstock.core.request import FinishReason, Request, TokenEvent
 from penstock.engine.messages import (
     Abort,
     AdapterAnswer,
     AdapterState,
-    EngineStats,
     FromEngine,
     LoadAdapter,
     StepReport,
@@ -64,7 +64,7 @@ class AdapterMail:
         self._leaving: set[str] = set()
         self._unanswered: set[str] = set()  # loads that somebody waits for
         self._reads = 0
-        self._stats = EngineStats()
+        self._measured = EngineMeasurements()
         self._told = AdapterState()
         self._threads = ThreadPoolExecutor(1, "adapters")
         self._wake = threading.Event()
@@ -85,7 +85,7 @@ class AdapterMail:
 
     def send(self, message: FromEngine) -> None:
         if isinstance(message, StepReport):
-            self._stats = message.stats
+            self._measured = message.measured
         self._mail.send(message)
 
     def _pass(self, messages: list[ToEngine]) -> Iterator[ToEngine]:
@@ -226,7 +226,7 @@ class AdapterMail:
     def _fail(self, requests: list[Request], message: str) -> None:
         events = [TokenEvent(each.id, finish=FinishReason.ERROR, error=message) for each in requests]
         if events:
-            self._mail.send(StepReport(events, self._stats))
+            self._mail.send(StepReport(events, self._measured))
 
     def _tell(self) -> None:
         """Where the adapters are, if that has changed."""

@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.core.clock import Clock
 from penstock.core.errors import EngineFailed, EngineUnavailable, PenstockError, RequestAborted, all_errors
+from penstock.core.measurements import EngineMeasurements
 from penstock.core.request import Request, TokenEvent
 from penstock.engine.accounts import Accounts
 from penstock.engine.adapter_desk import AdapterDesk
@@ -30,7 +31,6 @@ from penstock.engine.messages import (
     AdapterState,
     Embedded,
     EngineInfo,
-    EngineStats,
     Failed,
     FromEngine,
     Loading,
@@ -68,7 +68,7 @@ class EngineClient:
         clock: Clock,
         *,
         on_loading: Callable[[Loading], None] = lambda _: None,
-        on_report: Callable[[EngineStats], None] = lambda _: None,
+        on_report: Callable[[StepReport], None] = lambda _: None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         stop_timeout_s: float = _STOP_TIMEOUT_S,
     ) -> None:
@@ -88,7 +88,7 @@ class EngineClient:
         self._failure: PenstockError | None = None
         self.state = EngineState.STARTING
         self.info: EngineInfo | None = None
-        self.stats = EngineStats()
+        self.measured = EngineMeasurements()  # as it last said, after a step
         self.speed = StepSpeed()
         self.restarts = 0
         self.memory_kills = 0  # of its processes, by the kernel
@@ -129,7 +129,8 @@ class EngineClient:
     @property
     def queued_tokens(self) -> int:
         """To be computed before the sequences that are here can generate; what the engine has not read yet included."""
-        return self.stats.queued_tokens + self._sent_tokens - self.stats.received_tokens
+        measured = self.measured
+        return measured.load.queued_tokens + self._sent_tokens - measured.totals.received_tokens
 
     def open(self, requests: list[Request]) -> TokenStream:
         """Hand requests to the engine. The stream must be closed."""
@@ -207,18 +208,18 @@ class EngineClient:
             self._enter(EngineState.RESTARTING)
         self._fail_streams(EngineFailed("the engine process died while running this request"))
         self._sent_tokens = 0
-        self._report(EngineStats())
+        self._report(StepReport([]))
         self.cache.begin(0)
         self.adapters.end()
 
     def _receive(self, message: FromEngine) -> None:
         match message:
-            case StepReport(events, stats, changes):
-                self._report(stats)
+            case StepReport():
+                self._report(message)
                 self._accounts.take(message)
-                if changes is not None:
+                if (changes := message.cache) is not None:
                     self.cache.take(changes.stored, changes.removed, changes.on_host)
-                for event in events:
+                for event in message.events:
                     self._deliver(event)
             case AdapterAnswer() | AdapterState():
                 self.adapters.take(message)
@@ -226,7 +227,7 @@ class EngineClient:
                 self._on_loading(message)
             case Ready(info):
                 self.info = info
-                self._accounts.begin(info.work, info.block_size)
+                self._accounts.begin(info.work, info.limits.block_size)
                 self.cache.begin(info.routing_tokens)
                 self.adapters.begin()
                 self._enter(EngineState.READY)
@@ -237,10 +238,10 @@ class EngineClient:
             case Failed(code, text):
                 self._failure = as_error(code, text)
 
-    def _report(self, stats: EngineStats) -> None:
-        self.stats = stats
-        self.speed.observe(stats)
-        self._on_report(stats)
+    def _report(self, report: StepReport) -> None:
+        self.measured = report.measured
+        self.speed.observe(report.step)
+        self._on_report(report)
 
     def _deliver(self, event: TokenEvent) -> None:
         stream = self._streams.get(event.request_id)

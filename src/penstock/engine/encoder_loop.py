@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 
+from penstock.core.measurements import EngineLoad, EngineMeasurements, EngineTotals, PrefixCacheUse
 from penstock.core.request import FinishReason, TokenEvent
-from penstock.engine.embedding import Batch, EmbedQueue
+from penstock.engine.embedding import EmbedQueue
 from penstock.engine.mailbox import Disconnected
-from penstock.engine.messages import Abort, Embed, EngineStats, StepReport, Stop, Submit
+from penstock.engine.messages import Abort, Embed, StepFigures, StepReport, Stop, Submit
 from penstock.engine.ports import Mail
 
 log = logging.getLogger("penstock.engine")
@@ -43,7 +44,7 @@ class EncoderLoop:
                 case Submit(request):
                     error = "this engine generates no tokens"
                     event = TokenEvent(request.id, finish=FinishReason.ERROR, error=error)
-                    self._mailbox.send(StepReport([event], self._stats()))
+                    self._mailbox.send(StepReport([event], self._measured()))
                 case Stop():
                     return False
         return True
@@ -55,18 +56,13 @@ class EncoderLoop:
         self._busy_s += batch.device_s
         for answer in batch.answers:
             self._mailbox.send(answer)
-        self._mailbox.send(StepReport([], self._stats(batch)))
+        step = StepFigures(batch.num_tokens, batch.num_texts, cost_s=batch.device_s)
+        self._mailbox.send(StepReport([], self._measured(), step))
 
-    def _stats(self, batch: Batch | None = None) -> EngineStats:
-        batch = batch or Batch([], 0, 0, 0.0)
-        return EngineStats(
-            num_waiting=self._queue.num_waiting,
-            step_tokens=batch.num_tokens,
-            step_sequences=batch.num_texts,
-            step_s=batch.device_s,
-            cost_s=batch.device_s,
-            steps=self._steps,
-            prompt_tokens=self._num_tokens,
-            queued_tokens=self._queue.num_tokens,
-            busy_s=self._busy_s,
+    def _measured(self) -> EngineMeasurements:
+        queue = self._queue
+        return EngineMeasurements(
+            EngineLoad(num_waiting=queue.num_waiting, queued_tokens=queue.num_tokens, steps=self._steps),
+            EngineTotals(busy_s=self._busy_s),
+            PrefixCacheUse(prompt_tokens=self._num_tokens),
         )

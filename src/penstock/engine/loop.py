@@ -12,6 +12,13 @@ from dataclasses import dataclass
 
 from penstock.core.clock import Clock
 from penstock.core.errors import UnsupportedParameter
+from penstock.core.measurements import (
+    EngineLoad,
+    EngineMeasurements,
+    EngineTotals,
+    PrefixCacheUse,
+    SpeculationTotals,
+)
 from penstock.core.request import FinishReason, Request, TokenEvent
 from penstock.engine.embedding import EmbedQueue
 from penstock.engine.mailbox import Disconnected
@@ -20,14 +27,14 @@ from penstock.engine.messages import (
     CacheChanges,
     Charge,
     Embed,
-    EngineStats,
+    StepFigures,
     StepReport,
     Stop,
     Submit,
 )
 from penstock.engine.ports import Guides, Mail
 from penstock.engine.step_log import StepLog
-from penstock.sched.cost import Split, Work, split
+from penstock.sched.cost import Work, split
 from penstock.sched.drafting import Drafts
 from penstock.sched.plan import Runner, StepHandle, StepPlan
 from penstock.sched.scheduler import Scheduler
@@ -36,7 +43,7 @@ from penstock.sched.speculation import Speculation
 log = logging.getLogger("penstock.engine")
 
 _LOOK_S = 0.1  # how often what takes a look at every sequence is looked at
-_NO_STEP = Split(0.0, 0, 0, 0)
+_NO_STEP = StepFigures()
 _GUIDE_WAIT_S = 0.002  # for guides, when there is nothing else to do; then the mail is looked at again
 _MOST_FAILED_STEPS = 3  # in a row; a device that fails again and again is left to a fresh process
 
@@ -197,7 +204,8 @@ class EngineLoop:
         self._read_tokens += min(shares.context, held_tokens)
         self._look(now)
         charges = [Charge(one.request_id, one.seconds, one.num_blocks * cost_s) for one in shares.shares]
-        self._report(events, self._stats(shares, len(step.plan.slices), elapsed_s, cost_s, num_drafts), charges)
+        figures = StepFigures(shares.num_tokens, len(step.plan.slices), num_drafts, cost_s, shares.price)
+        self._report(events, figures, charges)
 
     def _look(self, now: float) -> None:
         if now - self._looked_s >= _LOOK_S:
@@ -214,7 +222,7 @@ class EngineLoop:
         events = [TokenEvent(request_id, finish=FinishReason.ERROR, error=message) for request_id in ended]
         self._scheduler.adapters.undo(plan)
         self._scheduler.cache.undo(plan.copies)
-        self._report(events, self._stats())
+        self._report(events)
 
     def _read_mail(self, *, wait: bool) -> None:
         messages = self._mailbox.receive(wait=wait)
@@ -232,7 +240,7 @@ class EngineLoop:
                 case Stop():
                     self._is_stopped = True
         if aborted and not self._scheduler.has_work:  # no step will report that the engine is idle now
-            self._report([], self._stats())
+            self._report([])
 
     def _begin(self, request: Request) -> None:
         if request.guide is None:
@@ -243,51 +251,43 @@ class EngineLoop:
             message = "this engine cannot keep an answer to a guide"
             code = UnsupportedParameter.code
             event = TokenEvent(request.id, finish=FinishReason.ERROR, error=message, error_code=code)
-            self._report([event], self._stats())
+            self._report([event])
 
-    def _report(self, events: list[TokenEvent], stats: EngineStats, charges: Sequence[Charge] = ()) -> None:
+    def _report(self, events: list[TokenEvent], step: StepFigures = _NO_STEP, charges: Sequence[Charge] = ()) -> None:
         routing = self._scheduler.cache.routing
         changes = routing.changes() if routing is not None else None
         cache = CacheChanges(*changes) if changes is not None else None
-        self._mailbox.send(StepReport(events, stats, cache, list(charges)))
+        self._mailbox.send(StepReport(events, self._measured(), step, cache, list(charges)))
 
-    def _stats(
-        self,
-        shares: Split = _NO_STEP,
-        num_sequences: int = 0,
-        elapsed_s: float = 0.0,
-        cost_s: float = 0.0,
-        num_drafts: int = 0,
-    ) -> EngineStats:
+    def _measured(self) -> EngineMeasurements:
         scheduler = self._scheduler
-        counters, pool = scheduler.counters, scheduler.cache.pool
-        return EngineStats(
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            kv_usage=scheduler.cache.usage,
-            cached_blocks=pool.num_cached,
-            step_tokens=shares.num_tokens,
-            step_sequences=num_sequences,
-            step_s=elapsed_s,
-            budget_tokens=scheduler.budget.tokens,
-            steps=self._steps,
-            preemptions=counters.preemptions,
-            prompt_tokens=counters.prompt_tokens,
-            cached_tokens=counters.cached_tokens,
-            generated_tokens=counters.generated_tokens,
-            evictions=pool.counters.evictions,
-            cost_s=cost_s,
-            queued_tokens=scheduler.queued_tokens + self._ahead_tokens,
-            received_tokens=self._received_tokens,
-            busy_s=self._busy_s,
-            price=shares.price,
-            read_tokens=self._read_tokens,
-            recomputed_tokens=counters.recomputed_tokens,
-            loaded_tokens=scheduler.cache.loaded_tokens,
-            kv_fragmentation=self._fragmentation if scheduler.num_running else 0.0,
-            step_drafts=num_drafts,
-            drafted_tokens=counters.drafted_tokens,
-            accepted_tokens=counters.accepted_tokens,
-            forced_tokens=counters.forced_tokens,
-            mask_wait_s=self._guides.waited_s if self._guides is not None else 0.0,
+        counters, cache = scheduler.counters, scheduler.cache
+        return EngineMeasurements(
+            EngineLoad(
+                num_running=scheduler.num_running,
+                num_waiting=scheduler.num_waiting,
+                queued_tokens=scheduler.queued_tokens + self._ahead_tokens,
+                kv_active_tokens=cache.held_tokens,
+                kv_fragmentation=self._fragmentation if scheduler.num_running else 0.0,
+                budget_tokens=scheduler.budget.tokens,
+                steps=self._steps,
+            ),
+            EngineTotals(
+                busy_s=self._busy_s,
+                generated_tokens=counters.generated_tokens,
+                received_tokens=self._received_tokens,
+                preemptions=counters.preemptions,
+                recomputed_tokens=counters.recomputed_tokens,
+                read_tokens=self._read_tokens,
+                forced_tokens=counters.forced_tokens,
+                mask_wait_s=self._guides.waited_s if self._guides is not None else 0.0,
+            ),
+            PrefixCacheUse(
+                prompt_tokens=counters.prompt_tokens,
+                cached_tokens=counters.cached_tokens,
+                loaded_tokens=cache.loaded_tokens,
+                evictions=cache.pool.counters.evictions,
+                cached_blocks=cache.pool.num_cached,
+            ),
+            SpeculationTotals(counters.drafted_tokens, counters.accepted_tokens),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.core.measurements import EngineMeasurements, ServingLimits
 from penstock.core.request import Request, TokenEvent
 from penstock.sched.cost import Work
 
@@ -58,11 +59,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     quant: str  # of linear weights: "none", or their number format
     kv_dtype: str
     kernels: str
-    num_blocks: int
-    block_size: int
-    max_num_seqs: int
-    chunk_tokens: int
-    max_model_len: int
+    limits: ServingLimits
     kv_bytes: int
     host_blocks: int = 0  # more of them, in host memory
     host_tokens_per_s: float | None = None  # that come back from there; None: there are none
@@ -99,37 +96,14 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-class EngineStats(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The engine after a step. Counters run from the engine's start."""
+class StepFigures(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The step that a report is of; all zero: it is of none."""
 
-    num_running: int = 0
-    num_waiting: int = 0
-    kv_usage: float = 0.0
-    cached_blocks: int = 0
-    step_tokens: int = 0  # in the last step
-    step_sequences: int = 0
-    step_s: float = 0.0
-    budget_tokens: int = 0
-    steps: int = 0
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    evictions: int = 0
-    cost_s: float = 0.0  # of the last step: without the time it waited for the one before
-    queued_tokens: int = 0  # known and not computed yet, before their sequences can generate
-    busy_s: float = 0.0  # the sum of all `cost_s`
-    price: float = 0.0  # of the last step: seconds for a unit of work
-    read_tokens: int = 0  # of context, from the cache, by all steps together; what several share counts once a step
-    recomputed_tokens: int = 0  # by sequences that had been preempted
-    kv_fragmentation: float = 0.0  # share of the room in sequences' blocks that has no token in it
-    received_tokens: int = 0  # of all prompts that have come to the engine
-    step_drafts: int = 0  # of `step_tokens`
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0  # of those
-    forced_tokens: int = 0  # of those generated, by guides
-    mask_wait_s: float = 0.0  # of steps, for guides
-    loaded_tokens: int = 0  # of those cached, from host memory
+    num_tokens: int = 0
+    num_sequences: int = 0
+    num_drafts: int = 0  # of `num_tokens`
+    cost_s: float = 0.0  # without the time it waited for the step before
+    price: float = 0.0  # seconds for a unit of work
 
 
 class CacheChanges(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -149,8 +123,11 @@ class Charge(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=True):
+    """The engine after a step."""
+
     events: list[TokenEvent]
-    stats: EngineStats
+    measured: EngineMeasurements = EngineMeasurements()
+    step: StepFigures = StepFigures()
     cache: CacheChanges | None = None
     charges: list[Charge] = []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.engine.messages import EngineStats
+from penstock.engine.messages import StepFigures
 
 _KEEP = 0.95  # of what was known, at every step
 
@@ -22,15 +22,15 @@ class StepSpeed:
     def prefill_tokens_per_s(self) -> float | None:
         return self._prefill_tokens / self._prefill_s if self._prefill_s else None
 
-    def observe(self, stats: EngineStats) -> None:
-        if stats.cost_s <= 0 or stats.step_drafts:  # with drafts a step is longer, and makes more
+    def observe(self, step: StepFigures) -> None:
+        if step.cost_s <= 0 or step.num_drafts:  # with drafts a step is longer, and makes more
             return
-        prefill_tokens = stats.step_tokens - stats.step_sequences
+        prefill_tokens = step.num_tokens - step.num_sequences
         if prefill_tokens > 0:
             self._prefill_tokens = _KEEP * self._prefill_tokens + prefill_tokens
-            self._prefill_s = _KEEP * self._prefill_s + stats.cost_s
+            self._prefill_s = _KEEP * self._prefill_s + step.cost_s
         else:
-            self.decoded([stats.cost_s])
+            self.decoded([step.cost_s])
 
     def decoded(self, steps_s: Iterable[float]) -> None:
         """Steps that only decoded, by what each took."""

@@ -138,13 +138,9 @@ class KVCache:
         return self.pool.num_blocks * self.pool.block_size
 
     @property
-    def usage(self) -> float:
-        """The share of blocks that sequences hold; what is merely cached counts as free."""
-        return 1.0 - self.pool.num_free / self.pool.num_blocks
-
-    @property
     def held_tokens(self) -> int:
-        """That the blocks which sequences hold have room for; a block that several share counts once."""
+        """That the blocks which sequences hold have room for: one that several share counts once, one that is merely
+        cached is free."""
         return (self.pool.num_blocks - self.pool.num_free) * self.pool.block_size
 
     def num_known(self, hashes: Sequence[BlockHash]) -> int:

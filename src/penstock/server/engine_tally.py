@@ -3,34 +3,39 @@ all the rest is worked out when somebody looks."""
 
 from __future__ import annotations
 
-from penstock.engine.messages import EngineInfo, EngineStats
+from operator import attrgetter
+
+from msgspec.structs import replace
+
+from penstock.core.measurements import EngineMeasurements
+from penstock.engine.messages import EngineInfo, StepReport
 from penstock.observe import catalog, device_catalog
 from penstock.observe.catalog import Metric
 from penstock.observe.registry import Registry
 
-# By the names of the engine's own figures.
-_LEVELS: dict[Metric, str] = {
-    catalog.SEQUENCES_RUNNING: "num_running",
-    catalog.SEQUENCES_WAITING: "num_waiting",
-    catalog.QUEUED_TOKENS: "queued_tokens",
-    catalog.KV_USAGE: "kv_usage",
-    catalog.KV_FRAGMENTATION: "kv_fragmentation",
-    catalog.KV_CACHED_BLOCKS: "cached_blocks",
-    catalog.STEP_BUDGET: "budget_tokens",
+# By where in the measurement record each number is.
+_LEVELS: dict[Metric, attrgetter[float]] = {
+    catalog.SEQUENCES_RUNNING: attrgetter("load.num_running"),
+    catalog.SEQUENCES_WAITING: attrgetter("load.num_waiting"),
+    catalog.QUEUED_TOKENS: attrgetter("load.queued_tokens"),
+    catalog.KV_USAGE: attrgetter("kv_usage"),
+    catalog.KV_FRAGMENTATION: attrgetter("load.kv_fragmentation"),
+    catalog.KV_CACHED_BLOCKS: attrgetter("cache.cached_blocks"),
+    catalog.STEP_BUDGET: attrgetter("load.budget_tokens"),
 }
-_TOTALS: dict[Metric, str] = {
-    catalog.BUSY: "busy_s",
-    catalog.PREEMPTIONS: "preemptions",
-    catalog.RECOMPUTED_TOKENS: "recomputed_tokens",
-    catalog.LOADED_TOKENS: "loaded_tokens",
-    catalog.PREFIX_TOKENS: "prompt_tokens",
-    catalog.PREFIX_HIT_TOKENS: "cached_tokens",
-    catalog.GENERATED_TOKENS: "generated_tokens",
-    catalog.DRAFT_TOKENS: "drafted_tokens",
-    catalog.ACCEPTED_TOKENS: "accepted_tokens",
-    catalog.FORCED_TOKENS: "forced_tokens",
-    catalog.MASK_WAIT: "mask_wait_s",
-    catalog.KV_EVICTIONS: "evictions",
+_TOTALS: dict[Metric, attrgetter[float]] = {
+    catalog.BUSY: attrgetter("totals.busy_s"),
+    catalog.PREEMPTIONS: attrgetter("totals.preemptions"),
+    catalog.RECOMPUTED_TOKENS: attrgetter("totals.recomputed_tokens"),
+    catalog.LOADED_TOKENS: attrgetter("cache.loaded_tokens"),
+    catalog.PREFIX_TOKENS: attrgetter("cache.prompt_tokens"),
+    catalog.PREFIX_HIT_TOKENS: attrgetter("cache.cached_tokens"),
+    catalog.GENERATED_TOKENS: attrgetter("totals.generated_tokens"),
+    catalog.DRAFT_TOKENS: attrgetter("speculation.drafted_tokens"),
+    catalog.ACCEPTED_TOKENS: attrgetter("speculation.accepted_tokens"),
+    catalog.FORCED_TOKENS: attrgetter("totals.forced_tokens"),
+    catalog.MASK_WAIT: attrgetter("totals.mask_wait_s"),
+    catalog.KV_EVICTIONS: attrgetter("cache.evictions"),
 }
 _KEEP = 0.98  # of what was known of bandwidth, at every step
 
@@ -41,33 +46,35 @@ class EngineTally:
         self._step_time = tallies.spread(catalog.STEP_TIME)
         self._batch_size = tallies.spread(catalog.BATCH_SIZE)
         self._step_tokens = tallies.spread(catalog.STEP_TOKENS)
-        self._last = EngineStats()
+        self._last = EngineMeasurements()
         self._before = dict.fromkeys(_TOTALS, 0.0)  # of engines that are no more
         self._recent_s = self._recent_steps = self._recent_reads = 0.0  # of recent steps, the newest most
 
-    def take(self, stats: EngineStats) -> None:
-        last, self._last = self._last, stats
-        if stats.steps < last.steps:  # another process, which counts from zero
-            self._before = {metric: self._before[metric] + getattr(last, name) for metric, name in _TOTALS.items()}
-            last = EngineStats()
-        if stats.steps > last.steps:
-            self._step_time.observe(stats.cost_s)
-            self._batch_size.observe(stats.step_sequences)
-            self._step_tokens.observe(stats.step_tokens)
-            self._recent_s = _KEEP * self._recent_s + stats.cost_s
+    def take(self, report: StepReport) -> None:
+        now, last, step = report.measured, self._last, report.step
+        self._last = now
+        if now.load.steps < last.load.steps:  # another process, which counts from zero
+            self._before = {metric: self._before[metric] + read(last) for metric, read in _TOTALS.items()}
+            last = EngineMeasurements()
+        if now.load.steps > last.load.steps:
+            self._step_time.observe(step.cost_s)
+            self._batch_size.observe(step.num_sequences)
+            self._step_tokens.observe(step.num_tokens)
+            self._recent_s = _KEEP * self._recent_s + step.cost_s
             self._recent_steps = _KEEP * self._recent_steps + 1
-            self._recent_reads = _KEEP * self._recent_reads + stats.read_tokens - last.read_tokens
+            self._recent_reads = _KEEP * self._recent_reads + now.totals.read_tokens - last.totals.read_tokens
 
     def look(self, info: EngineInfo | None) -> None:
         """Takes down how things stand."""
-        count, stats = self._tallies.count, self._last
-        for metric, name in _LEVELS.items():
-            count(metric).value = getattr(stats, name)
-        for metric, name in _TOTALS.items():
-            count(metric).value = self._before[metric] + getattr(stats, name)
+        count, measured = self._tallies.count, self._last
         if info is not None:
-            count(catalog.KV_CAPACITY, info.kv_dtype).value = info.num_blocks * info.block_size
+            measured = replace(measured, limits=info.limits)
+            count(catalog.KV_CAPACITY, info.kv_dtype).value = info.limits.kv_capacity_tokens
             self._look_at_bandwidth(info)
+        for metric, read in _LEVELS.items():
+            count(metric).value = read(measured)
+        for metric, read in _TOTALS.items():
+            count(metric).value = self._before[metric] + read(measured)
 
     def _look_at_bandwidth(self, info: EngineInfo) -> None:
         peak = info.read_bytes_per_s

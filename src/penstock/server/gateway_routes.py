@@ -130,44 +130,45 @@ class GatewayRoutes:
                 age += 1
 
     def now(self) -> ReplicaReport:
-        engine, stats, info = self._engine, self._engine.stats, self._engine.info
+        engine, measured, info = self._engine, self._engine.measured, self._engine.info
+        load = measured.load
         report = ReplicaReport(
             boot=self._boot,
             model=self._model,
             state=self._state(),
             is_draining=self._drain.is_begun,
             num_open=engine.num_open,
-            num_waiting=stats.num_waiting,
-            num_running=stats.num_running,
+            num_waiting=load.num_waiting,
+            num_running=load.num_running,
             queued_tokens=engine.queued_tokens,
-            steps=stats.steps,
+            steps=load.steps,
             restarts=engine.restarts,
             prefill_tokens_per_s=engine.speed.prefill_tokens_per_s,
             decode_step_s=engine.speed.decode_step_s,
             max_open=self._max_open,
-            generated_tokens=stats.generated_tokens,
-            prompt_tokens=stats.prompt_tokens,
-            cached_tokens=stats.cached_tokens,
+            generated_tokens=measured.totals.generated_tokens,
+            prompt_tokens=measured.cache.prompt_tokens,
+            cached_tokens=measured.cache.cached_tokens,
             version=__version__,
-            busy_s=stats.busy_s,
+            busy_s=measured.totals.busy_s,
             devices=self._devices.readings,
             device_fault=self._devices.fault,
-            kv_fragmentation=round(stats.kv_fragmentation, 2),
+            kv_fragmentation=round(load.kv_fragmentation, 2),
             memory_kills=engine.memory_kills,
             adapters=self._adapter_news() if self._adapters else (),
             text=self._text.result()[1] if self._text is not None and self._text.done() else "",
         )
         if info is None:
             return report
-        capacity = info.num_blocks * info.block_size
+        limits = info.limits
         return msgspec.structs.replace(
             report,
-            kv_active_tokens=round(stats.kv_usage * capacity),
-            kv_capacity_tokens=capacity,
-            max_num_seqs=info.max_num_seqs,
-            chunk_tokens=info.chunk_tokens,
-            max_model_len=info.max_model_len,
-            block_size=info.block_size,
+            kv_active_tokens=load.kv_active_tokens,
+            kv_capacity_tokens=limits.kv_capacity_tokens,
+            max_num_seqs=limits.max_num_seqs,
+            chunk_tokens=limits.chunk_tokens,
+            max_model_len=limits.max_model_len,
+            block_size=limits.block_size,
             host_tokens_per_s=info.host_tokens_per_s,
         )
 

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.hashing import ROUTING_TOKENS
+from penstock.core.measurements import EngineLoad
 from penstock.core.request import Request, TokenEvent
-from penstock.engine.messages import EngineStats
+from penstock.engine.messages import StepFigures
 from penstock.engine.speed import StepSpeed
 from penstock.engine.step_log import StepShape, shape_of
 from penstock.kv.cache import KVCache
@@ -92,7 +93,8 @@ class SimReplica:
         self._steady: SteadyRun | None = None
         self._turn = 0  # of the device: what was foretold of another one no longer comes
         self._last_commit_s = 0.0
-        self._stats = EngineStats()  # as the engine last said, after a step
+        self._load = EngineLoad()  # as the engine last said, after a step
+        self._told_tokens = 0  # of all prompts, likewise
         self.news = CacheNews()
         self._boots += 1
 
@@ -136,20 +138,20 @@ class SimReplica:
     # -- what it says
 
     def report(self) -> ReplicaReport:
-        profile, stats, speed = self.profile, self._stats, self.speed
+        profile, load, speed = self.profile, self._load, self.speed
         steps, growth = self.steps, 0
         if self._steady is not None:
             done = self._num_steady_done()
-            steps, growth = steps + done, done * stats.num_running
+            steps, growth = steps + done, done * load.num_running
         return ReplicaReport(
             boot=str(self._boots),
             model="m",
             state="ready",
             num_open=self.num_open,
-            num_waiting=stats.num_waiting,
-            num_running=stats.num_running,
-            queued_tokens=stats.queued_tokens + self._sent_tokens - stats.received_tokens,
-            kv_active_tokens=round(stats.kv_usage * self.cache.capacity_tokens) + growth,
+            num_waiting=load.num_waiting,
+            num_running=load.num_running,
+            queued_tokens=load.queued_tokens + self._sent_tokens - self._told_tokens,
+            kv_active_tokens=load.kv_active_tokens + growth,
             kv_capacity_tokens=profile.kv_tokens,
             steps=steps,
             prefill_tokens_per_s=speed.prefill_tokens_per_s,
@@ -218,7 +220,7 @@ class SimReplica:
             seconds = self.profile.cost.seconds(flying[0].shape) + self.profile.copying_s(flying[0].plan.copies)
             self._events.at(now + seconds * self.slowdown, self._step_over, self._turn)
         else:
-            self._note_stats()
+            self._note_load()
 
     def _step_over(self, turn: int) -> None:
         if turn != self._turn:
@@ -236,12 +238,12 @@ class SimReplica:
         self.cache.observe(shape.prefill_tokens, cost_s, shape.decodes, plan.copies)
         result = StepResult([_SAMPLED if piece.sample is not None else None for piece in plan.slices])
         news = self.scheduler.commit(plan, result, now)
-        self.speed.observe(EngineStats(step_tokens=num_tokens, step_sequences=len(plan.slices), cost_s=cost_s))
+        self.speed.observe(StepFigures(num_tokens, len(plan.slices), cost_s=cost_s))
         self._tell(news)
         self._fill()
 
     def _tell(self, news: Sequence[TokenEvent]) -> None:
-        self._note_stats()
+        self._note_load()
         for event in news:
             if event.finish is not None:
                 self.num_open -= 1
@@ -249,16 +251,16 @@ class SimReplica:
             if event.finish is not None or event.timings is not None:
                 self._listener.token(self, event)
 
-    def _note_stats(self) -> None:
+    def _note_load(self) -> None:
         scheduler = self.scheduler
         ahead = sum(step.shape.prefill_tokens for step in self._flying)
-        self._stats = EngineStats(
+        self._load = EngineLoad(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            kv_usage=self.cache.usage,
             queued_tokens=scheduler.queued_tokens + ahead,
-            received_tokens=self._received_tokens,
+            kv_active_tokens=self.cache.held_tokens,
         )
+        self._told_tokens = self._received_tokens
         routing = self.cache.routing
         changes = routing.changes() if routing is not None else None
         if changes is not None:
@@ -290,7 +292,7 @@ class SimReplica:
     def _steady_over(self, turn: int) -> None:
         if turn == self._turn:
             self._end_steady()
-            self._note_stats()
+            self._note_load()
             self._fill()
 
     def _end_steady(self) -> None:

@@ -138,7 +138,7 @@ def test_streams_go_on_when_an_engine_hangs_behind_a_server_that_lives() -> None
             return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
         found = clients.map(stream, range(6))
-        eventually(lambda: one.engine.stats.num_running, lambda num_running: num_running == 6)
+        eventually(lambda: one.engine.measured.load.num_running, lambda num_running: num_running == 6)
         gateway.set_in_use(two, True)
         pid = stop_engine(one)
         try:

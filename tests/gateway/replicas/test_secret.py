@@ -27,7 +27,7 @@ def test_a_gateway_with_the_secret_does_all_that_it_does(monkeypatch: pytest.Mon
 
             def steps() -> int:
                 gateway.call(lambda: clock.advance(1.0))
-                return replica.engine.stats.steps
+                return replica.engine.measured.load.steps
 
             eventually(steps, lambda found: found > 0)  # a deep probe
             stream = gateway.client("none").chat.completions.create(
