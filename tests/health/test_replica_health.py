@@ -1,10 +1,8 @@
-from typing import Any
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from penstock.api.replica_report import ReplicaReport
+from penstock.core.measurements import EngineLoad, EngineMeasurements, EngineSpeeds, ServingLimits
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.health.replica_health import ReplicaHealth
 from penstock.health.slow_start import SlowStart
@@ -22,9 +20,12 @@ def share(health: ReplicaHealth, now: float, said: ReplicaSnapshot = SAID) -> fl
     return round(health.mark(said, now).share, 2)
 
 
-def report(steps: int, num_running: int = 1, **values: Any) -> ReplicaReport:
-    speed: dict[str, Any] = {"prefill_tokens_per_s": 1000.0, "chunk_tokens": 500, "decode_step_s": 0.1} | values
-    return ReplicaReport(boot="b", model="m", state="ready", steps=steps, num_running=num_running, **speed)
+def report(steps: int, num_running: int = 1, *, num_open: int = 0, speed: float = 1000.0) -> EngineMeasurements:
+    return EngineMeasurements(
+        EngineLoad(num_open, num_running=num_running, steps=steps),
+        limits=ServingLimits(chunk_tokens=500),
+        speeds=EngineSpeeds(speed, decode_step_s=0.1),
+    )
 
 
 def test_one_that_is_there_from_the_first_is_not_cold_and_one_that_comes_later_is() -> None:
@@ -126,13 +127,13 @@ def test_work_that_the_engine_has_not_taken_counts_too() -> None:
 
 
 def test_a_slow_machine_has_the_time_its_steps_take_and_a_new_one_more() -> None:
-    def found_after_s(**values: Any) -> int:
+    def found_after_s(speed: float = 1000.0) -> int:
         health = ReplicaHealth()
-        return next(second for second in range(1000) if health.hangs(report(7, **values), float(second)))
+        return next(second for second in range(1000) if health.hangs(report(7, speed=speed), float(second)))
 
     assert found_after_s() == 10
-    assert found_after_s(prefill_tokens_per_s=100.0) == 21  # four steps of 500 tokens
-    assert found_after_s(prefill_tokens_per_s=0.0) == 60  # nothing measured yet
+    assert found_after_s(speed=100.0) == 21  # four steps of 500 tokens
+    assert found_after_s(speed=0.0) == 60  # nothing measured yet
 
 
 def test_a_long_idle_replica_has_the_whole_time_for_its_first_step() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from penstock.api.replica_report import ReplicaReport
+from penstock.core.measurements import EngineMeasurements, EngineSpeeds
 from penstock.core.replica import HOST_SHARE, ReplicaSnapshot
 from penstock.health.reports import snapshot_of
 from penstock.router.explanation import route_header
@@ -75,7 +76,7 @@ def test_a_choice_says_how_much_of_what_it_found_is_on_the_host() -> None:
 def test_what_a_host_hit_costs_is_what_the_replica_measured(
     prefill: float | None, host: float | None, share: float
 ) -> None:
-    report = ReplicaReport("b", "m", "ready", prefill_tokens_per_s=prefill, host_tokens_per_s=host)
+    report = ReplicaReport("b", "m", "ready", measured=EngineMeasurements(speeds=EngineSpeeds(prefill, None, host)))
     assert snapshot_of(report, DEVICE, 0.0).host_share == share
 
 

@@ -140,9 +140,9 @@ def test_what_it_reports_amid_many_steps_moves_on() -> None:
     replica = SimReplica("r", profile(True), events, Ear(events))
     events.at(0.0, replica.submit, as_request("0", TokenRun(0, 100, (), 16), 1000, Priority.NORMAL))
     events.run_until(0.5)
-    before = replica.report()
+    before = replica.measured().load
     events.run_until(1.0)
-    after = replica.report()
+    after = replica.measured().load
     assert before.num_running == after.num_running == 1
     assert before.steps < after.steps
     assert before.kv_active_tokens < after.kv_active_tokens
@@ -154,9 +154,9 @@ def test_one_that_hangs_stands_still_and_one_that_restarts_is_empty() -> None:
     events.at(0.0, replica.submit, as_request("0", TokenRun(0, 100, (), 16), 1000, Priority.NORMAL))
     events.run_until(0.5)
     replica.hang()
-    steps = replica.report().steps
+    steps = replica.measured().load.steps
     events.run_until(5.0)
-    assert replica.report().steps == steps
+    assert replica.measured().load.steps == steps
     assert replica.num_generated("0") > 50
     replica.restart()
     assert replica.num_open == 0
@@ -173,8 +173,8 @@ def test_what_it_has_not_computed_yet_it_reports_as_queued(overlaps: bool) -> No
             0.001 * number, replica.submit, as_request(str(number), TokenRun(number, 2000, (), 16), 5, Priority.LOW)
         )
     events.run_until(0.002)
-    assert replica.report().queued_tokens == 4000
+    assert replica.measured().load.queued_tokens == 4000
     events.run_until(0.03)
-    assert 2000 < replica.report().queued_tokens < 4000
+    assert 2000 < replica.measured().load.queued_tokens < 4000
     events.run_until(5.0)
-    assert replica.report().queued_tokens == 0
+    assert replica.measured().load.queued_tokens == 0

@@ -1,14 +1,20 @@
 """What a replica says of itself to a gateway, which makes its snapshot of it. Plain facts; what follows is policy.
 
-A report is a moment old when it is read. `steps` standing still while sequences run means that the engine hangs; a
-different `boot` means another process, with an empty cache.
+A report is a moment old when it is read; a different `boot` means another process, with an empty cache. In JSON it is
+one flat object: the numbers of all groups of the measurement record stand beside the report's own fields. What is not
+there has its default and what is not known is ignored, so that versions may meet.
 """
 
 from __future__ import annotations
 
-import msgspec
+from itertools import accumulate, pairwise
+from operator import attrgetter
+from typing import Any
 
-from penstock.core.devices import DeviceReading
+import msgspec
+from msgspec.structs import astuple, fields
+
+from penstock.core.measurements import EngineMeasurements
 
 
 class AdapterNews(msgspec.Struct, frozen=True, array_like=True):
@@ -24,36 +30,41 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     model: str
     state: str  # of the engine: starting, ready, restarting, failed, stopped
     is_draining: bool = False  # takes no new work
-
-    num_open: int = 0  # choices that the server has taken and not finished
-    num_waiting: int = 0  # sequences
-    num_running: int = 0
-    queued_tokens: int = 0  # known and still to be computed before their sequences can generate
-    kv_active_tokens: int = 0  # in blocks that sequences hold; what is merely cached counts as free
-    kv_capacity_tokens: int = 0
-
-    steps: int = 0  # of the engine since its start
     restarts: int = 0  # of the engine
-    prefill_tokens_per_s: float | None = None  # None: not measured yet
-    decode_step_s: float | None = None  # a step in which every sequence made one token
-
-    max_open: int = 0
-    max_num_seqs: int = 0
-    chunk_tokens: int = 0
-    max_model_len: int = 0
-    block_size: int = 0
-    text: str = ""  # the digest of its `TokenizerBundle`; empty: it cannot be had yet
-
-    generated_tokens: int = 0  # by the engine since its start, as the two that follow
-    prompt_tokens: int = 0  # looked up in the prefix cache
-    cached_tokens: int = 0  # of them, found there
-    version: str = ""  # of penstock
-    busy_s: float = 0.0  # time in which the device has worked for the engine since its start
-
-    devices: tuple[DeviceReading, ...] = ()  # as they were last read, once a second; none: nothing is known of them
-    device_fault: str = ""  # why one of them gets no more work; it is draining then
-
-    kv_fragmentation: float = 0.0  # the part of the room in sequences' blocks that has no token in it
     memory_kills: int = 0  # of the engine, by the kernel
+    version: str = ""  # of penstock
+    text: str = ""  # the digest of its `TokenizerBundle`; empty: it cannot be had yet
     adapters: tuple[AdapterNews, ...] = ()
-    host_tokens_per_s: float | None = None  # whose keys and values come back from host memory; None: not measured
+    measured: EngineMeasurements = EngineMeasurements()
+
+
+_OWN = fields(ReplicaReport)[:-1]  # all but `measured`
+_GROUPS = fields(EngineMeasurements)
+_NUMBERS = [(group, number) for group in _GROUPS for number in fields(group.type)]
+_Flat: Any = msgspec.defstruct(
+    "ReplicaReport",
+    [
+        (one.name, one.type) if one.required else (one.name, one.type, one.default)
+        for one in (*_OWN, *(number for _, number in _NUMBERS))
+    ],
+    frozen=True,
+)
+_values = attrgetter(
+    *(one.name for one in _OWN), *(f"measured.{group.name}.{number.name}" for group, number in _NUMBERS)
+)
+_ends = [*accumulate((len(fields(group.type)) for group in _GROUPS), initial=len(_OWN))]
+_parts = [(group.type, slice(*ends)) for group, ends in zip(_GROUPS, pairwise(_ends), strict=True)]
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Flat).decode
+
+
+def encode(report: ReplicaReport) -> bytes:
+    return _encode(_Flat(*_values(report)))
+
+
+def decode(data: bytes) -> ReplicaReport:
+    """Raises `msgspec.DecodeError`."""
+    values = astuple(_decode(data))
+    measured = EngineMeasurements(*(group(*values[part]) for group, part in _parts))
+    own = values[: len(_OWN)]
+    return ReplicaReport(*(*own, measured))

@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import msgspec
-
 from penstock import __version__
 from penstock.api import relay
-from penstock.api.replica_report import ReplicaReport
+from penstock.api.replica_report import decode
 from penstock.cli.doctor_findings import Finding, fail, ok, warn
 from penstock.core.errors import PenstockError
 from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, pools_of, tls_of
@@ -184,13 +182,13 @@ def _replica(model: str, url: str, pool: ModelSettings, secret: str) -> Finding:
         )
     if status != 200:
         return _foreign(who, url, tls_of(model, pool))
-    report = msgspec.json.decode(body, type=ReplicaReport)
+    report = decode(body)
     says = f"{who}: {'draining' if report.is_draining else report.state}, penstock {report.version}"
     served = pool.served_as or model
     if report.model and report.model != served:
         return fail("replica", f"{who} serves {report.model}, not {served}", f"set models.{model}.served_as")
-    if report.device_fault:
-        return fail("replica", f"{who}: {report.device_fault}", "see docs/gpu.md")
+    if fault := report.measured.device.device_fault:
+        return fail("replica", f"{who}: {fault}", "see docs/gpu.md")
     if report.state != "ready" or report.is_draining:
         return warn("replica", says, "it gets no work now")
     if report.version != __version__:

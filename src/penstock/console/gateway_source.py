@@ -156,12 +156,13 @@ class GatewaySource(Subscriber):
         row = replace(row, state=state, restarts=report.restarts, version=report.version)
         if is_out:
             return row
+        limits = report.measured.limits
         return replace(
             row,
-            max_sequences=min(report.max_num_seqs, report.max_open) or None,
-            kv_capacity=report.kv_capacity_tokens or None,
+            max_sequences=limits.max_sequences or None,
+            kv_capacity=limits.kv_capacity_tokens or None,
             tokens_per_s=made.rate if made is not None else None,
-            step_s=report.decode_step_s,
+            step_s=report.measured.speeds.decode_step_s,
         )
 
     def _models(self) -> list[ModelRow]:
@@ -218,9 +219,9 @@ class GatewaySource(Subscriber):
 def _kv_share(replicas: Iterable[Replica], now: float) -> float | None:
     """Share in use at the replicas that are there and say how much they have."""
     there = (one for one in replicas if one.seen(now).state_at(now) is not ReplicaState.OUT)
-    reports = [one.report for one in there if one.report is not None]
-    capacity = sum(report.kv_capacity_tokens for report in reports)
-    return sum(report.kv_active_tokens for report in reports) / capacity if capacity else None
+    measured = [one.report.measured for one in there if one.report is not None]
+    capacity = sum(one.limits.kv_capacity_tokens for one in measured)
+    return sum(one.load.kv_active_tokens for one in measured) / capacity if capacity else None
 
 
 def _kind(replica: Replica) -> str:

@@ -43,42 +43,38 @@ class ReplicaSource:
             self._made = Production(report, now_s)
         else:
             made = self._made.since_last(report, now_s)
-        kv = report.kv_active_tokens / report.kv_capacity_tokens if report.kv_capacity_tokens else None
-        return {self._model: Backlog(_waiting(report), report.num_running, kv, made)}
+        load, has_limits = report.measured.load, report.measured.limits.kv_capacity_tokens > 0
+        kv = report.measured.kv_usage if has_limits else None
+        return {self._model: Backlog(load.num_queued, load.num_running, kv, made)}
 
     def state(self, now_s: float) -> State:
         report = self._report()
         state = "draining" if report.is_draining else report.state
-        waiting = _waiting(report)
+        load, limits = report.measured.load, report.measured.limits
         replica = ReplicaRow(
             id=_NAME,
             name=_NAME,
             model=self._model,
             kind="penstock",
             state=state,
-            running=report.num_running,
-            waiting=waiting,
-            in_flight=report.num_open,
-            kv_used=report.kv_active_tokens,
-            max_sequences=min(report.max_num_seqs, report.max_open) or None,
-            kv_capacity=report.kv_capacity_tokens or None,
+            running=load.num_running,
+            waiting=load.num_queued,
+            in_flight=load.num_open,
+            kv_used=load.kv_active_tokens,
+            max_sequences=limits.max_sequences or None,
+            kv_capacity=limits.kv_capacity_tokens or None,
             hit_rate=self._hits.rate,
             tokens_per_s=self._made.rate if self._made is not None else None,
-            step_s=report.decode_step_s,
+            step_s=report.measured.speeds.decode_step_s,
             restarts=report.restarts,
             version=__version__,
         )
         return State(
             [ModelRow(self._model, (), (self._model,), False, self._slo.ttft_s, self._slo.tpot_s)],
             [replica],
-            [QueueRow(self._model, {"engine": waiting}, {"engine": report.max_open})],
+            [QueueRow(self._model, {"engine": load.num_queued}, {"engine": limits.max_open})],
             [],
         )
-
-
-def _waiting(report: ReplicaReport) -> int:
-    """The engine counts after a step, the server at once."""
-    return max(report.num_waiting, report.num_open - report.num_running)
 
 
 def facts_of(finished: Finished) -> RequestFacts:

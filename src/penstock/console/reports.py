@@ -12,14 +12,14 @@ class Production:
     __slots__ = ("_at_s", "_boot", "_total", "rate")
 
     def __init__(self, report: ReplicaReport, now_s: float) -> None:
-        self._boot, self._total, self._at_s = report.boot, report.generated_tokens, now_s
+        self._boot, self._total, self._at_s = report.boot, report.measured.totals.generated_tokens, now_s
         self.rate: float | None = None  # tokens per second, between the last two reports that were looked at
 
     def since_last(self, report: ReplicaReport, now_s: float) -> int:
-        is_same = report.boot == self._boot and report.generated_tokens >= self._total
-        made = report.generated_tokens - self._total if is_same else report.generated_tokens
+        total = report.measured.totals.generated_tokens
+        made = total - self._total if report.boot == self._boot and total >= self._total else total
         self.rate = round(made / max(now_s - self._at_s, 1e-3), 1)
-        self._boot, self._total, self._at_s = report.boot, report.generated_tokens, now_s
+        self._boot, self._total, self._at_s = report.boot, total, now_s
         return made
 
 

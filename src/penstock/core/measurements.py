@@ -27,6 +27,11 @@ class ServingLimits(Struct, frozen=True, gc=False, array_like=True):
     kv_capacity_tokens: int = 0
 
     @property
+    def max_sequences(self) -> int:
+        """Sequences that it has places for: the server's limit counts as well as the engine's."""
+        return min(self.max_num_seqs, self.max_open)
+
+    @property
     def num_blocks(self) -> int:
         return self.kv_capacity_tokens // self.block_size if self.block_size else 0
 

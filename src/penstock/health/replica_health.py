@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from penstock.api.replica_report import ReplicaReport
+from penstock.core.measurements import EngineMeasurements
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.health.breaker import CircuitBreaker
 from penstock.health.settings import HealthSettings
@@ -50,14 +50,14 @@ class ReplicaHealth:
         """Nobody listened to it for a while: how long it may stand still is counted anew."""
         self._watchdog.start_over()
 
-    def hangs(self, report: ReplicaReport, now: float) -> bool:
+    def hangs(self, measured: EngineMeasurements, now: float) -> bool:
         """Whether this report is the one too many. From then on it is out until probes bring it back."""
         if not self.is_in:
             return False
         stalled = self._watchdog.stalled(
-            sequences=max(report.num_open, report.num_waiting + report.num_running),
-            steps=report.steps,
-            step_s=_longest_step_s(report),
+            sequences=measured.load.num_running + measured.load.num_queued,
+            steps=measured.load.steps,
+            step_s=_longest_step_s(measured),
             now=now,
         )
         self._is_suspect = _SUSPECT <= stalled < 1.0
@@ -81,7 +81,8 @@ class ReplicaHealth:
         )
 
 
-def _longest_step_s(report: ReplicaReport) -> float | None:
-    if not report.prefill_tokens_per_s:
+def _longest_step_s(measured: EngineMeasurements) -> float | None:
+    speeds = measured.speeds
+    if not speeds.prefill_tokens_per_s:
         return None
-    return report.chunk_tokens / report.prefill_tokens_per_s + (report.decode_step_s or 0.0)
+    return measured.limits.chunk_tokens / speeds.prefill_tokens_per_s + (speeds.decode_step_s or 0.0)

@@ -15,15 +15,16 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
-import msgspec
+from msgspec.structs import replace
 
 from penstock import __version__
 from penstock.api import relay, sse
 from penstock.api import tokenizer_bundle as model_text
 from penstock.api.asgi import Request, Route, Send, SseStream, json_response
-from penstock.api.replica_report import AdapterNews, ReplicaReport
+from penstock.api.replica_report import AdapterNews, ReplicaReport, encode
 from penstock.api.tokenizer_bundle import TokenizerBundle
 from penstock.core.errors import EngineUnavailable
+from penstock.core.measurements import DeviceReadings, EngineMeasurements, EngineSpeeds, ServingLimits
 from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineClient, EngineState
 from penstock.server.devices import Devices
@@ -34,8 +35,6 @@ from penstock.server.served_model import ServedAdapter, ServedModel
 _PERIOD_S = 0.05
 _MOST_GIVE_BACK_BYTES = 1 << 20
 _MOST_PERIODS = 5  # without news: a gateway takes a replica that is silent for a second for a sick one
-
-encode = msgspec.json.Encoder().encode
 
 
 class GatewayRoutes:
@@ -130,46 +129,33 @@ class GatewayRoutes:
                 age += 1
 
     def now(self) -> ReplicaReport:
-        engine, measured, info = self._engine, self._engine.measured, self._engine.info
-        load = measured.load
-        report = ReplicaReport(
+        engine = self._engine
+        return ReplicaReport(
             boot=self._boot,
             model=self._model,
             state=self._state(),
             is_draining=self._drain.is_begun,
-            num_open=engine.num_open,
-            num_waiting=load.num_waiting,
-            num_running=load.num_running,
-            queued_tokens=engine.queued_tokens,
-            steps=load.steps,
             restarts=engine.restarts,
-            prefill_tokens_per_s=engine.speed.prefill_tokens_per_s,
-            decode_step_s=engine.speed.decode_step_s,
-            max_open=self._max_open,
-            generated_tokens=measured.totals.generated_tokens,
-            prompt_tokens=measured.cache.prompt_tokens,
-            cached_tokens=measured.cache.cached_tokens,
-            version=__version__,
-            busy_s=measured.totals.busy_s,
-            devices=self._devices.readings,
-            device_fault=self._devices.fault,
-            kv_fragmentation=round(load.kv_fragmentation, 2),
             memory_kills=engine.memory_kills,
-            adapters=self._adapter_news() if self._adapters else (),
+            version=__version__,
             text=self._text.result()[1] if self._text is not None and self._text.done() else "",
+            adapters=self._adapter_news() if self._adapters else (),
+            measured=self._measured(),
         )
-        if info is None:
-            return report
-        limits = info.limits
-        return msgspec.structs.replace(
-            report,
-            kv_active_tokens=load.kv_active_tokens,
-            kv_capacity_tokens=limits.kv_capacity_tokens,
-            max_num_seqs=limits.max_num_seqs,
-            chunk_tokens=limits.chunk_tokens,
-            max_model_len=limits.max_model_len,
-            block_size=limits.block_size,
-            host_tokens_per_s=info.host_tokens_per_s,
+
+    def _measured(self) -> EngineMeasurements:
+        """What the engine said, and what the server sees itself."""
+        engine, info = self._engine, self._engine.info
+        return replace(
+            engine.measured,
+            load=replace(engine.measured.load, num_open=engine.num_open, queued_tokens=engine.queued_tokens),
+            limits=replace(info.limits if info is not None else ServingLimits(), max_open=self._max_open),
+            speeds=EngineSpeeds(
+                engine.speed.prefill_tokens_per_s,
+                engine.speed.decode_step_s,
+                info.host_tokens_per_s if info is not None else None,
+            ),
+            device=DeviceReadings(self._devices.readings, self._devices.fault),
         )
 
     def _adapter_news(self) -> tuple[AdapterNews, ...]:

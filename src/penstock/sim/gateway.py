@@ -51,7 +51,7 @@ class Followed:
         self.replica = replica
         self.health = ReplicaHealth()
         self.riders: dict[int, Flight] = {}
-        self.last = replica.report()
+        self.last = replica.measured()
         self.silent = 0
         self.speaks = True  # False: its process is gone
 
@@ -109,7 +109,7 @@ class SimGateway:
     def back(self, name: str) -> None:
         """Another process has its name, with nothing in its cache."""
         followed = self.followed[name]
-        followed.speaks, followed.last = True, followed.replica.report()
+        followed.speaks, followed.last = True, followed.replica.measured()
         followed.health.mark(replace(self._snapshot(followed), state=ReplicaState.OUT), self._events.now)
         if self._publishes:
             self.index.reset(name, ())
@@ -118,10 +118,10 @@ class SimGateway:
         self._events.after(_REPORT_S, self._look, followed)
         if not followed.speaks:
             return
-        report = followed.replica.report()
+        measured = followed.replica.measured()
         followed.silent += 1
-        if report != followed.last or followed.silent >= _MOST_SILENT:
-            followed.last, followed.silent = report, 0
+        if measured != followed.last or followed.silent >= _MOST_SILENT:
+            followed.last, followed.silent = measured, 0
             self._heard(followed)
 
     def _heard(self, followed: Followed) -> None:
@@ -143,26 +143,26 @@ class SimGateway:
 
     def _snapshot(self, followed: Followed) -> ReplicaSnapshot:
         """As the gateway makes it of a report."""
-        report = followed.last
-        now, name, step_s = self._events.now, followed.replica.name, report.decode_step_s
-        speed = self._speeds.seen(name, report.prefill_tokens_per_s, GUESSED_SPEED)
+        load, limits, speeds = followed.last.load, followed.last.limits, followed.last.speeds
+        now, name, step_s = self._events.now, followed.replica.name, speeds.decode_step_s
+        speed = self._speeds.seen(name, speeds.prefill_tokens_per_s, GUESSED_SPEED)
         return followed.health.mark(
             ReplicaSnapshot(
                 id=name,
                 models=(MODEL,),
                 taken_at=now,
-                max_sequences=min(report.max_num_seqs, report.max_open),
-                max_context_tokens=report.max_model_len,
-                kv_capacity_tokens=report.kv_capacity_tokens,
-                step_tokens=report.chunk_tokens,
+                max_sequences=limits.max_sequences,
+                max_context_tokens=limits.max_model_len,
+                kv_capacity_tokens=limits.kv_capacity_tokens,
+                step_tokens=limits.chunk_tokens,
                 prefill_tokens_per_s=speed,
-                decode_tokens_per_s=max(report.num_running, 1) / step_s if step_s else GUESSED_SPEED,
-                waiting=max(report.num_waiting, report.num_open - report.num_running),
-                running=report.num_running,
-                prefill_tokens=report.queued_tokens,
-                kv_active_tokens=report.kv_active_tokens,
-                steps=report.steps,
-                host_share=host_share(report),
+                decode_tokens_per_s=max(load.num_running, 1) / step_s if step_s else GUESSED_SPEED,
+                waiting=load.num_queued,
+                running=load.num_running,
+                prefill_tokens=load.queued_tokens,
+                kv_active_tokens=load.kv_active_tokens,
+                steps=load.steps,
+                host_share=host_share(speeds),
             ),
             now,
         )

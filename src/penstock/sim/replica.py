@@ -13,9 +13,8 @@ from typing import NamedTuple, Protocol, cast
 
 from msgspec.structs import replace
 
-from penstock.api.replica_report import ReplicaReport
 from penstock.core.hashing import ROUTING_TOKENS
-from penstock.core.measurements import EngineLoad
+from penstock.core.measurements import EngineLoad, EngineMeasurements, EngineSpeeds, ServingLimits
 from penstock.core.request import Request, TokenEvent
 from penstock.engine.messages import StepFigures
 from penstock.engine.speed import StepSpeed
@@ -61,7 +60,14 @@ class SimReplica:
         self._takes_many = takes_many and not profile.host_blocks  # what each of them copies is part of its time
         self._is_hung = False
         self._past_preemptions = 0
-        self._boots = 0
+        self._limits = ServingLimits(
+            max_open=2 * profile.max_sequences,
+            max_num_seqs=profile.max_sequences,
+            chunk_tokens=profile.chunk_tokens,
+            max_model_len=min(profile.max_context_tokens, profile.kv_tokens),
+            block_size=profile.block_tokens,
+            kv_capacity_tokens=profile.kv_tokens,
+        )
         self._begin()
 
     def _begin(self) -> None:
@@ -96,7 +102,6 @@ class SimReplica:
         self._load = EngineLoad()  # as the engine last said, after a step
         self._told_tokens = 0  # of all prompts, likewise
         self.news = CacheNews()
-        self._boots += 1
 
     # -- what is sent
 
@@ -137,31 +142,26 @@ class SimReplica:
 
     # -- what it says
 
-    def report(self) -> ReplicaReport:
+    def measured(self) -> EngineMeasurements:
         profile, load, speed = self.profile, self._load, self.speed
         steps, growth = self.steps, 0
         if self._steady is not None:
             done = self._num_steady_done()
             steps, growth = steps + done, done * load.num_running
-        return ReplicaReport(
-            boot=str(self._boots),
-            model="m",
-            state="ready",
-            num_open=self.num_open,
-            num_waiting=load.num_waiting,
-            num_running=load.num_running,
-            queued_tokens=load.queued_tokens + self._sent_tokens - self._told_tokens,
-            kv_active_tokens=load.kv_active_tokens + growth,
-            kv_capacity_tokens=profile.kv_tokens,
-            steps=steps,
-            prefill_tokens_per_s=speed.prefill_tokens_per_s,
-            decode_step_s=speed.decode_step_s,
-            max_open=2 * profile.max_sequences,
-            max_num_seqs=profile.max_sequences,
-            chunk_tokens=profile.chunk_tokens,
-            max_model_len=min(profile.max_context_tokens, profile.kv_tokens),
-            block_size=profile.block_tokens,
-            host_tokens_per_s=profile.host_tokens_per_s if profile.host_blocks else None,
+        return EngineMeasurements(
+            replace(
+                load,
+                num_open=self.num_open,
+                queued_tokens=load.queued_tokens + self._sent_tokens - self._told_tokens,
+                kv_active_tokens=load.kv_active_tokens + growth,
+                steps=steps,
+            ),
+            limits=self._limits,
+            speeds=EngineSpeeds(
+                speed.prefill_tokens_per_s,
+                speed.decode_step_s,
+                profile.host_tokens_per_s if profile.host_blocks else None,
+            ),
         )
 
     @property

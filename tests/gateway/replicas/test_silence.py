@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.api.replica_report import ReplicaReport
+from penstock.core.measurements import EngineLoad, EngineMeasurements, EngineSpeeds
 from penstock.gateway.replicas.silence import SilenceTimer
 from penstock.health.replica_health import ReplicaHealth
 from penstock.http import clock as clocks
@@ -83,7 +83,7 @@ def test_whoever_is_heard_after_the_late_look_is_told_so_too() -> None:
 
 def test_time_in_which_nobody_listened_is_no_time_without_steps() -> None:
     health = ReplicaHealth()
-    report = ReplicaReport(boot="b", model="m", state="ready", steps=7, num_running=1, prefill_tokens_per_s=1000.0)
+    report = EngineMeasurements(EngineLoad(steps=7, num_running=1), speeds=EngineSpeeds(1000.0))
     assert not health.hangs(report, 0.0)
     health.start_over()
     assert not health.hangs(report, FAR_S)

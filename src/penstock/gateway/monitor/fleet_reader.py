@@ -37,7 +37,7 @@ class FleetReader(Subscriber):
     def listen(self) -> None:
         """Several times a second: a device's errors are in one report, and the next one has replaced it."""
         for replica in self._gateway.replicas.values():
-            for device in replica.report.devices if replica.report is not None else ():
+            for device in replica.report.measured.device.devices if replica.report is not None else ():
                 key, name = (replica.id, device.device), self.names[replica.id]
                 last = self._devices.get(key)
                 if last is None or last.number != device.number:
@@ -78,6 +78,6 @@ class FleetReader(Subscriber):
             boot=report.boot,
             restarts=report.restarts,
             memory_kills=report.memory_kills,
-            kv_fragmentation=report.kv_fragmentation,
-            device_fault=report.device_fault,
+            kv_fragmentation=round(report.measured.load.kv_fragmentation, 2),
+            device_fault=report.measured.device.device_fault,
         )

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from penstock.api.replica_report import ReplicaReport
+from penstock.core.measurements import EngineLoad, EngineMeasurements, EngineSpeeds, ServingLimits
 from penstock.core.replica import GONE_AFTER_S, STALE_AFTER_S, ReplicaSnapshot, ReplicaState
 from penstock.dialects import detect, reading
 from penstock.dialects.dialect import Dialect, Document, Signal
@@ -255,9 +255,9 @@ class EnginePoller:
 
     def _hear(self, dialect: Dialect, values: reading.Values, sent_at: float) -> None:
         replica, snapshot = self._replica, self._snapshot(dialect, values, sent_at)
-        report = self._report(values, snapshot)
-        is_lost = replica.health.hangs(report, self._clock.now())
-        self._said = replace(snapshot, steps=report.steps)
+        measured = self._measured(values, snapshot)
+        is_lost = replica.health.hangs(measured, self._clock.now())
+        self._said = replace(snapshot, steps=measured.load.steps)
         replica.heard(self._said)
         if is_lost:
             _log.warning("%s has work and makes no step", replica.id)
@@ -270,17 +270,13 @@ class EnginePoller:
             dialect, values, before, id=replica.id, url=replica.url, model=replica.model, taken_at=sent_at
         )
 
-    def _report(self, values: reading.Values, snapshot: ReplicaSnapshot) -> ReplicaReport:
+    def _measured(self, values: reading.Values, snapshot: ReplicaSnapshot) -> EngineMeasurements:
         """For the watchdog, which is more patient with one that has computed nothing yet."""
-        return ReplicaReport(
-            boot="",
-            model=snapshot.models[0],
-            state="ready" if snapshot.state is ReplicaState.READY else "asleep",
-            num_waiting=snapshot.waiting,
-            num_running=snapshot.running,
-            steps=self._progress.steps(values),
-            chunk_tokens=snapshot.step_tokens,
-            prefill_tokens_per_s=reading.prefill_rate(values, {}) or (2000.0 if self._has_worked(values) else None),
+        speed = reading.prefill_rate(values, {}) or (2000.0 if self._has_worked(values) else None)
+        return EngineMeasurements(
+            EngineLoad(num_waiting=snapshot.waiting, num_running=snapshot.running, steps=self._progress.steps(values)),
+            limits=ServingLimits(chunk_tokens=snapshot.step_tokens),
+            speeds=EngineSpeeds(speed),
         )
 
     @staticmethod

@@ -17,7 +17,7 @@ from zlib import crc32
 import msgspec
 
 from penstock.api import relay
-from penstock.api.replica_report import ReplicaReport
+from penstock.api.replica_report import ReplicaReport, decode
 from penstock.core.replica import GONE_AFTER_S, UNBOUNDED, ReplicaSnapshot, ReplicaState
 from penstock.core.request import Priority
 from penstock.dialects.engines import DIALECTS
@@ -56,7 +56,6 @@ STREAM_HEADER = render([(relay.HEADER.encode(), relay.STREAM.encode())])
 ENVELOPE_HEADER = render([(relay.HEADER.encode(), relay.ENVELOPE.encode())])
 
 _USABLE = (ReplicaState.READY, ReplicaState.DEGRADED)
-_reports = msgspec.json.Decoder(ReplicaReport)
 
 
 class InFlightRequest(Protocol):
@@ -290,20 +289,20 @@ class Follower:
 
     def _take(self, event: bytes) -> None:
         try:
-            report = _reports.decode(event.removeprefix(b"data: "))
+            report = decode(event.removeprefix(b"data: "))
         except msgspec.DecodeError:
             return
         replica = self._replica
         replica.relays = True
         replica.report = report
         replica.text = report.text
-        replica.prefill_speed = report.prefill_tokens_per_s
+        replica.prefill_speed = report.measured.speeds.prefill_tokens_per_s
         self._retry_s = _RETRY_S
         if self._prober is None:
             prober = self._new_prober(replica.health.settings.deep_probe_every_s)
             self._prober = self._loop.create_task(prober.watch_engine())
         heard_at = self._silence.heard_at
-        is_lost = replica.health.hangs(report, heard_at)
+        is_lost = replica.health.hangs(report.measured, heard_at)
         replica.heard(snapshot_of(report, replica.snapshot, heard_at))
         self._changed(replica)
         if is_lost:
