@@ -16,6 +16,7 @@ from penstock.admission.decision import Admit, Decision, Queued, Shed
 from penstock.core.replica import ReplicaSnapshot
 from penstock.core.request import Priority
 from penstock.router.request import EdgeRequest
+from tests.snapshots import snapshot
 
 STEP_S, PREFILL_TOKEN_S, DECODE_S = 0.015, 0.00002, 0.0002
 STEP_TOKENS, MAX_SEQUENCES, KV_TOKENS = 2048, 32, 32_000
@@ -80,19 +81,19 @@ class Replica:
 
     def snapshot(self) -> ReplicaSnapshot:
         batch = self.jobs[:MAX_SEQUENCES]
-        return ReplicaSnapshot(
+        return snapshot(
             id=self.name,
             models=("m",),
             taken_at=self.sim.now,
-            max_sequences=MAX_SEQUENCES,
-            step_tokens=STEP_TOKENS,
+            max_num_seqs=MAX_SEQUENCES,
+            chunk_tokens=STEP_TOKENS,
             kv_capacity_tokens=KV_TOKENS,
             prefill_tokens_per_s=STEP_TOKENS / (STEP_S + PREFILL_TOKEN_S * STEP_TOKENS),
             decode_tokens_per_s=MAX_SEQUENCES / (STEP_S + DECODE_S * MAX_SEQUENCES),
             mean_output_tokens=100,
-            running=len(batch),
-            waiting=len(self.jobs) - len(batch),
-            prefill_tokens=sum(job.left for job in self.jobs),
+            num_running=len(batch),
+            num_waiting=len(self.jobs) - len(batch),
+            queued_tokens=sum(job.left for job in self.jobs),
             kv_active_tokens=sum(job.request.prompt_tokens - job.left + job.made for job in self.jobs),
             steps=self.steps,
         )

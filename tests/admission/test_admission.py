@@ -12,6 +12,7 @@ from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.core.request import Priority
 from penstock.core.slo import Slo
 from penstock.router.request import EdgeRequest
+from tests.snapshots import snapshot
 
 ids = itertools.count()
 
@@ -21,8 +22,8 @@ def request(tenant: str = "", prompt: int = 100, output: int = 100, **facts: Any
 
 
 def replica(name: str = "a", **facts: Any) -> ReplicaSnapshot:
-    given = {"models": ("m",), "max_sequences": 2, "kv_capacity_tokens": 10_000, "mean_output_tokens": 100.0, **facts}
-    return ReplicaSnapshot(id=name, **given)
+    given = {"models": ("m",), "max_num_seqs": 2, "kv_capacity_tokens": 10_000, "mean_output_tokens": 100.0, **facts}
+    return snapshot(id=name, **given)
 
 
 def door(*replicas: ReplicaSnapshot, **settings: Any) -> Admission:
@@ -82,15 +83,15 @@ def test_who_waits_is_sent_when_a_place_is_free() -> None:
     assert decision.waited_s == 2.0
 
 
-@pytest.mark.parametrize("limits", [{"kv_capacity_tokens": 450}, {"step_tokens": 200}, {"max_sequences": 2}])
+@pytest.mark.parametrize("limits", [{"kv_capacity_tokens": 450}, {"chunk_tokens": 200}, {"max_num_seqs": 2}])
 def test_kv_prefill_and_places_each_hold_work_back(limits: dict[str, Any]) -> None:
-    admission = door(replica(**{"max_sequences": 9, **limits}))
+    admission = door(replica(**{"max_num_seqs": 9, **limits}))
     fill(admission)
     assert isinstance(admission.submit(request(), 0.0), Queued)
 
 
 def test_a_prompt_that_was_computed_makes_room_for_the_next() -> None:
-    admission = door(replica(max_sequences=9, step_tokens=100))
+    admission = door(replica(max_num_seqs=9, chunk_tokens=100))
     (first,) = fill(admission, 1)
     waiting = request()
     admission.submit(waiting, 0.0)
@@ -99,10 +100,10 @@ def test_a_prompt_that_was_computed_makes_room_for_the_next() -> None:
 
 
 def test_a_snapshot_replaces_what_it_counts_and_keeps_what_came_after() -> None:
-    admission = door(replica(max_sequences=9))
+    admission = door(replica(max_num_seqs=9))
     admission.submit(request(), 1.0)
     admission.submit(request(), 3.0)
-    admission.replica_changed(replica(max_sequences=9, taken_at=2.0, running=1, kv_active_tokens=150))
+    admission.replica_changed(replica(max_num_seqs=9, taken_at=2.0, num_running=1, kv_active_tokens=150))
     (now,) = admission.replicas("m")
     assert (now.sequences, now.prefill_queued) == (2, 100)
     assert now.kv_used_tokens == 150 + 50 + 200
@@ -124,7 +125,7 @@ def test_classes_go_in_order_and_first_come_first_served_inside() -> None:
 
 
 def test_tenants_take_turns_by_what_they_were_given() -> None:
-    admission = door(replica(max_sequences=1))
+    admission = door(replica(max_num_seqs=1))
     (running,) = fill(admission, 1)
     greedy = [request("greedy") for _ in range(4)]
     modest = [request("modest", prompt=50, output=50) for _ in range(4)]
@@ -140,7 +141,7 @@ def test_tenants_take_turns_by_what_they_were_given() -> None:
 
 
 def test_a_tenant_whose_answers_are_longer_than_expected_pays_for_them_with_its_next_turns() -> None:
-    admission = door(replica(max_sequences=1))
+    admission = door(replica(max_num_seqs=1))
     (running,) = fill(admission, 1)
     long = [request("long", output=100, expected_output=10) for _ in range(4)]
     plain = [request("plain", output=10) for _ in range(8)]
@@ -157,13 +158,13 @@ def test_a_tenant_whose_answers_are_longer_than_expected_pays_for_them_with_its_
 
 def test_an_output_that_nobody_limits_counts_as_what_is_expected_of_it() -> None:
     """Else one chat without a limit would fill a replica, by its context alone."""
-    admission = door(replica(max_sequences=64, kv_capacity_tokens=4000, max_context_tokens=4000))
+    admission = door(replica(max_num_seqs=64, kv_capacity_tokens=4000, max_model_len=4000))
     for _ in range(10):
         assert isinstance(admission.submit(request(output=3800, expected_output=100, context_tokens=101), 0.0), Admit)
 
 
 def test_what_was_reserved_and_not_used_is_given_back_to_the_tenant() -> None:
-    admission = door(replica(max_sequences=1))
+    admission = door(replica(max_num_seqs=1))
     (running,) = fill(admission, 1)
     short, long = [request("short") for _ in range(4)], [request("long") for _ in range(4)]
     for each in (*short, *long):
@@ -178,7 +179,7 @@ def test_what_was_reserved_and_not_used_is_given_back_to_the_tenant() -> None:
 
 
 def test_an_overdue_request_goes_before_higher_classes_but_not_all_of_them() -> None:
-    admission = door(replica(max_sequences=1, taken_at=130.0), in_use_s=0.0)
+    admission = door(replica(max_num_seqs=1, taken_at=130.0), in_use_s=0.0)
     (running,) = fill(admission, 1)
     for _ in range(20):
         admission.submit(request(priority=Priority.LOW), 0.0)
@@ -199,9 +200,9 @@ def test_places_are_kept_for_a_higher_class_only_while_it_is_in_use() -> None:
             isinstance(admission.submit(request(priority=Priority.LOW, prompt=1), now), Admit) for _ in range(10)
         )
 
-    admission = door(replica(max_sequences=8, taken_at=0.0))
+    admission = door(replica(max_num_seqs=8, taken_at=0.0))
     assert batch_that_fits(0.0) == 8
-    admission = door(replica(max_sequences=8))
+    admission = door(replica(max_num_seqs=8))
     admission.finished(fill(admission, 1)[0], 0.0)
     admission.submit(request(priority=Priority.HIGH, prompt=1), 0.0)
     assert batch_that_fits(0.5) == 4  # 0.65 of 8, with the interactive one
@@ -247,7 +248,7 @@ def test_a_full_queue_refuses_the_greedy_and_makes_place_for_the_modest() -> Non
 
 def test_when_kv_is_tight_long_work_and_low_classes_are_refused_first_and_small_requests_last() -> None:
     def is_refused(pressure: float, **facts: Any) -> bool:
-        admission = door(replica(max_sequences=99, kv_capacity_tokens=100_000, prefill_tokens_per_s=1e6))
+        admission = door(replica(max_num_seqs=99, kv_capacity_tokens=100_000, prefill_tokens_per_s=1e6))
         admission.submit(request(priority=Priority.HIGH, prompt=90_000), 0.0)
         for _ in range(round((pressure - 0.9) * 5)):
             admission.submit(request(priority=Priority.HIGH, prompt=19_000, output=1000), 0.0)
@@ -272,7 +273,7 @@ def test_when_kv_is_tight_long_work_and_low_classes_are_refused_first_and_small_
 
 
 def test_chats_wait_while_long_contexts_are_shed_and_the_queue_stays_bounded() -> None:
-    admission = door(replica(max_sequences=99, kv_capacity_tokens=16_384, prefill_tokens_per_s=1e6))
+    admission = door(replica(max_num_seqs=99, kv_capacity_tokens=16_384, prefill_tokens_per_s=1e6))
     shed, num_chats = Counter[str](), 0
     for number in range(60):
         for asked in (request("reader", 8000, 60), *(request("chatter", 30, 40) for _ in range(10))):

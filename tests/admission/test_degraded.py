@@ -9,18 +9,19 @@ from penstock.admission.admission import Admission
 from penstock.admission.decision import Admit, Queued
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.router.request import EdgeRequest
+from tests.snapshots import snapshot
 
 NOW = 100.0
 fresh_loads = st.builds(
-    ReplicaSnapshot,
+    snapshot,
     id=st.sampled_from(["b", "c", "d"]),
     models=st.just(("m",)),
     taken_at=st.floats(NOW - 0.9, NOW),
-    running=st.integers(0, 30),
-    prefill_tokens=st.integers(0, 1500),
+    num_running=st.integers(0, 30),
+    queued_tokens=st.integers(0, 1500),
     kv_active_tokens=st.integers(0, 50_000),
     kv_capacity_tokens=st.just(100_000),
-    max_sequences=st.just(32),
+    max_num_seqs=st.just(32),
     share=st.sampled_from([0.1, 1.0]),
 )
 sick = st.one_of(
@@ -59,7 +60,7 @@ def test_a_degraded_replica_gets_nothing_while_a_ready_one_has_room(
 def test_it_takes_over_what_has_no_room_elsewhere(old: ReplicaSnapshot, draw: float) -> None:
     admission = Admission()
     admission.replica_changed(old)
-    admission.replica_changed(ReplicaSnapshot(id="b", models=("m",), taken_at=NOW, running=8, max_sequences=8))
+    admission.replica_changed(snapshot(id="b", models=("m",), taken_at=NOW, num_running=8, max_num_seqs=8))
     decision = admission.submit(request(draw), NOW)
     assert isinstance(decision, Admit)
     assert decision.replica_id == "a"
@@ -68,5 +69,5 @@ def test_it_takes_over_what_has_no_room_elsewhere(old: ReplicaSnapshot, draw: fl
 def test_one_that_fell_silent_for_long_is_not_waited_for() -> None:
     admission = Admission()
     admission.replica_changed(ReplicaSnapshot(id="a", models=("m",), taken_at=NOW - 60))
-    admission.replica_changed(ReplicaSnapshot(id="b", models=("m",), taken_at=NOW, running=8, max_sequences=8))
+    admission.replica_changed(snapshot(id="b", models=("m",), taken_at=NOW, num_running=8, max_num_seqs=8))
     assert isinstance(admission.submit(request(0.5), NOW), Queued)

@@ -13,10 +13,11 @@ from penstock.admission.decision import Admit, Decision, Queued, Shed
 from penstock.admission.ledger import expected_cost
 from penstock.admission.queue import SHORT_FACTOR
 from penstock.admission.settings import AdmissionSettings, ClassRules
-from penstock.core.replica import ReplicaSnapshot, ReplicaState
+from penstock.core.replica import ReplicaState
 from penstock.core.request import Priority
 from penstock.router.request import EdgeRequest
 from tests.examples import examples
+from tests.snapshots import snapshot
 
 MAX_LENGTH, MAX_SEQUENCES, KV = 3, 4, 1000
 CLASSES = {
@@ -143,19 +144,19 @@ class AdmissionMachine(RuleBasedStateMachine):
     def report(self, name: str, state: ReplicaState) -> None:
         self.tick()
         requests = self.there[name].values()
-        snapshot = ReplicaSnapshot(
+        seen = snapshot(
             id=name,
             models=("m",),
             taken_at=self.now,
-            max_sequences=MAX_SEQUENCES,
+            max_num_seqs=MAX_SEQUENCES,
             kv_capacity_tokens=KV,
-            running=len(requests),
+            num_running=len(requests),
             kv_active_tokens=sum(r.prompt_tokens for r in requests),
             state=state,
             mean_output_tokens=100.0,
-            step_tokens=500,
+            chunk_tokens=500,
         )
-        self.admission.replica_changed(snapshot)
+        self.admission.replica_changed(seen)
         self.poll()
 
     @rule(seconds=st.floats(0.01, 5))

@@ -1,11 +1,12 @@
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
+from tests.snapshots import snapshot
 
 
 def test_what_nobody_has_heard_of_for_a_while_is_degraded_and_then_out_but_never_idle() -> None:
-    snapshot = ReplicaSnapshot(id="a", taken_at=100.0)
-    assert snapshot.state_at(100.9) is ReplicaState.READY
-    assert snapshot.state_at(101.1) is ReplicaState.DEGRADED
-    assert snapshot.state_at(131.0) is ReplicaState.OUT
+    replica = ReplicaSnapshot(id="a", taken_at=100.0)
+    assert replica.state_at(100.9) is ReplicaState.READY
+    assert replica.state_at(101.1) is ReplicaState.DEGRADED
+    assert replica.state_at(131.0) is ReplicaState.OUT
 
 
 def test_age_does_not_bring_back_what_is_out_or_draining() -> None:
@@ -14,25 +15,24 @@ def test_age_does_not_bring_back_what_is_out_or_draining() -> None:
 
 
 def test_what_was_sent_since_the_snapshot_counts_as_load() -> None:
-    snapshot = ReplicaSnapshot(
+    replica = snapshot(
         id="a",
-        running=2,
-        waiting=1,
-        prefill_tokens=100,
+        num_running=2,
+        num_waiting=1,
+        queued_tokens=100,
         kv_capacity_tokens=10_000,
         kv_active_tokens=1000,
         mean_output_tokens=100,
     )
-    sent = snapshot.with_sent(3, 600, 900)
+    sent = replica.with_sent(3, 600, 900)
     assert (sent.sequences, sent.prefill_queued) == (6, 700)
     assert sent.kv_used_tokens == 1000 + 100 + 2 * 50 + 900
-    assert sent.kv_free_tokens == 7900
 
 
 def test_prompts_that_wait_at_a_replica_will_take_their_blocks() -> None:
     """They hold none yet, and no room is left for others all the same."""
-    snapshot = ReplicaSnapshot(id="a", waiting=1, prefill_tokens=8000, kv_capacity_tokens=10_000)
-    assert snapshot.kv_free_tokens == 2000
+    replica = snapshot(id="a", num_waiting=1, queued_tokens=8000, kv_capacity_tokens=10_000)
+    assert replica.kv_used_tokens == 8000
 
 
 def test_more_seen_to_end_than_the_snapshot_knew_of_is_not_less_than_nothing() -> None:

@@ -25,10 +25,10 @@ def taken(dialect: Dialect, body: bytes, number: int = 0) -> ReplicaSnapshot:
 
 def test_vllm_is_read_over_its_ranks() -> None:
     seen = taken(VLLM, expositions.VLLM)
-    assert (seen.running, seen.waiting, seen.steps) == (5, 4, 100)
-    assert seen.kv_capacity_tokens == 32_000
-    assert seen.kv_active_tokens == 16_000  # of the fuller rank: it is the one that will be short
-    assert seen.prefill_tokens == 4 * 200
+    assert (seen.load.num_running, seen.load.num_waiting, seen.load.steps) == (5, 4, 100)
+    assert seen.limits.kv_capacity_tokens == 32_000
+    assert seen.load.kv_active_tokens == 16_000  # of the fuller rank: it is the one that will be short
+    assert seen.load.queued_tokens == 4 * 200
     assert seen.prefill_tokens_per_s == 3000.0
     assert seen.decode_tokens_per_s == 20.0 * 5
 
@@ -36,7 +36,7 @@ def test_vllm_is_read_over_its_ranks() -> None:
 def test_vllm_before_the_rename_reads_the_same() -> None:
     assert taken(VLLM, expositions.VLLM_OLD) == taken(VLLM, expositions.VLLM)
     by_reason = expositions.VLLM.replace(b"vllm:num_requests_waiting{", b"vllm:gone{")
-    assert taken(VLLM, by_reason).waiting == 5
+    assert taken(VLLM, by_reason).load.num_waiting == 5
 
 
 def test_a_vllm_that_sleeps_is_out() -> None:
@@ -46,33 +46,33 @@ def test_a_vllm_that_sleeps_is_out() -> None:
 
 def test_sglang_says_more_in_json_and_the_same_in_its_exposition() -> None:
     seen = taken(SGLANG, expositions.SGLANG_LOADS)
-    assert (seen.running, seen.waiting, seen.prefill_tokens) == (5, 1, 900)
-    assert (seen.kv_active_tokens, seen.kv_capacity_tokens) == (12_000, 40_000)
+    assert (seen.load.num_running, seen.load.num_waiting, seen.load.queued_tokens) == (5, 1, 900)
+    assert (seen.load.kv_active_tokens, seen.limits.kv_capacity_tokens) == (12_000, 40_000)
     assert (seen.max_sequences, seen.decode_tokens_per_s) == (96, 200.0)
     seen = taken(SGLANG, expositions.SGLANG, 1)
-    assert (seen.running, seen.waiting) == (6, 7)  # those that wait for a grammar wait as well
-    assert seen.kv_active_tokens == 35_000  # the pool that is fullest
+    assert (seen.load.num_running, seen.load.num_waiting) == (6, 7)  # those that wait for a grammar wait as well
+    assert seen.load.kv_active_tokens == 35_000  # the pool that is fullest
 
 
 def test_tensorrt_llm_and_its_ensemble_on_triton() -> None:
     seen = taken(TRTLLM, expositions.TRTLLM)
-    assert (seen.running, seen.waiting) == (8, 7)
-    assert (seen.kv_active_tokens, seen.kv_capacity_tokens) == (1600, 3200)
+    assert (seen.load.num_running, seen.load.num_waiting) == (8, 7)
+    assert (seen.load.kv_active_tokens, seen.limits.kv_capacity_tokens) == (1600, 3200)
     seen = taken(TRITON_TRTLLM, expositions.TRITON_TRTLLM)
-    assert (seen.running, seen.waiting, seen.max_sequences) == (4, 1, 512)
-    assert seen.kv_capacity_tokens == 64 * 6239
+    assert (seen.load.num_running, seen.load.num_waiting, seen.max_sequences) == (4, 1, 512)
+    assert seen.limits.kv_capacity_tokens == 64 * 6239
 
 
 def test_tgi_has_no_gauge_of_its_cache_and_the_batch_stands_for_it() -> None:
     seen = taken(TGI, expositions.TGI)
-    assert (seen.running, seen.waiting, seen.steps) == (4, 11, 100)
-    assert (seen.kv_active_tokens, seen.kv_capacity_tokens) == (4096, 16_384)
-    assert seen.prefill_tokens == 1100
+    assert (seen.load.num_running, seen.load.num_waiting, seen.load.steps) == (4, 11, 100)
+    assert (seen.load.kv_active_tokens, seen.limits.kv_capacity_tokens) == (4096, 16_384)
+    assert seen.load.queued_tokens == 1100
 
 
 def test_llamacpp_has_metrics_or_at_least_slots() -> None:
     seen = taken(LLAMACPP, expositions.LLAMACPP)
-    assert (seen.running, seen.waiting, seen.steps) == (4, 2, 108)
+    assert (seen.load.num_running, seen.load.num_waiting, seen.load.steps) == (4, 2, 108)
     assert seen.decode_tokens_per_s == 20.0 * 4
     values = reading.read(SLOTS, b'[{"id":0,"is_processing":true},{"id":1,"is_processing":false}]')
     assert values == {Signal.RUNNING: 1.0}

@@ -6,6 +6,7 @@ from penstock.core.measurements import EngineLoad, EngineMeasurements, EngineSpe
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.health.replica_health import ReplicaHealth
 from penstock.health.slow_start import SlowStart
+from tests.snapshots import snapshot
 
 SAID = ReplicaSnapshot(id="a")
 SILENT = ReplicaSnapshot(id="a", reports=False)
@@ -77,14 +78,14 @@ def test_in_and_out_by_any_sequence_of_probes(outcomes: list[bool]) -> None:
 
 
 def test_what_it_says_of_itself_stands_while_nothing_speaks_against_it() -> None:
-    draining = ReplicaSnapshot(id="a", state=ReplicaState.DRAINING, running=3)
+    draining = snapshot(id="a", state=ReplicaState.DRAINING, num_running=3)
     health = ReplicaHealth()
     for _ in range(5):
         attempt = health.breaker.begin(2.0)
         assert attempt is not None
         attempt.failed(2.0)
     marked = health.mark(draining, 2.0)
-    assert (marked.state, marked.is_tripped, marked.running) == (ReplicaState.DRAINING, True, 3)
+    assert (marked.state, marked.is_tripped, marked.load.num_running) == (ReplicaState.DRAINING, True, 3)
     assert not health.mark(draining, 7.0).is_tripped
 
 

@@ -74,15 +74,15 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
 async def test_vllm_meets_the_contract(vllm: Vllm) -> None:
     async with following(vllm.url, model="smollm2") as found:
         await meets_the_contract(found, "vllm")
-        assert found.seen.max_context_tokens == 2048
-        assert found.seen.kv_capacity_tokens > 2048
+        assert found.seen.limits.max_model_len == 2048
+        assert found.seen.limits.kv_capacity_tokens > 2048
         calls = [
             found.send("/v1/completions", b'{"model":"smollm2","prompt":"Once","max_tokens":400,"stream":true}')[0]
             for _ in range(3)
         ]
-        await eventually_async(lambda: found.seen.running, lambda count: count == 3)
-        steps = found.seen.steps
-        await eventually_async(lambda: found.seen.steps, lambda count: count > steps)
+        await eventually_async(lambda: found.seen.load.num_running, lambda count: count == 3)
+        steps = found.seen.load.steps
+        await eventually_async(lambda: found.seen.load.steps, lambda count: count > steps)
         for call in calls:
             call.cancel()
         await eventually_async(lambda: found.seen.sequences, lambda count: count == 0)

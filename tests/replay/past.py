@@ -14,13 +14,14 @@ from penstock.router.load import expected_ttft_s
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Router
 from penstock.router.strategies import RoutingSettings, StrategyName
+from tests.snapshots import snapshot
 
 BLOCK = 256
 CAPACITY = 100_000
 
 
 def replica(name: str, **facts: Any) -> ReplicaSnapshot:
-    return ReplicaSnapshot(**{"id": name, "models": ("m",), "kv_capacity_tokens": CAPACITY} | facts)
+    return snapshot(**{"id": name, "models": ("m",), "kv_capacity_tokens": CAPACITY} | facts)
 
 
 def request(name: str, prompt: int = 1000, chain: Sequence[int] = (), **options: Any) -> EdgeRequest:
@@ -54,8 +55,8 @@ def traffic(
         replicas = [
             replica(
                 f"r{i}",
-                running=rng.randrange(5),
-                prefill_tokens=rng.choice([0, 0, 300, 2000]),
+                num_running=rng.randrange(5),
+                queued_tokens=rng.choice([0, 0, 300, 2000]),
                 prefill_tokens_per_s=rng.choice([1000.0, 4000.0]),
                 kv_active_tokens=rng.randrange(CAPACITY),
             )

@@ -35,13 +35,13 @@ def test_a_choice_is_shown_again_as_it_was_made() -> None:
     router = Router()
     router.index.reset("b", CHAIN[:3])
     wanted = request("q", 2000, CHAIN[:7], draw=0.625, session="somebody")
-    full = [replica(name, taken_at=NOW, step_tokens=512, running=i) for i, name in enumerate("abc")]
+    full = [replica(name, taken_at=NOW, chunk_tokens=512, num_running=i) for i, name in enumerate("abc")]
     choice = router.pick_among(wanted, full[:2], NOW, {"c": "prefill", "d": "breaker_open"})
     entry = decided(NOW + 0.5, wanted, choice, NOW, "m", "", "")
     entry = msgspec.msgpack.decode(msgspec.msgpack.encode(entry), type=Decided)
     found = as_recorded(entry)
     assert (found.request.draw, found.matched, found.full) == (0.625, {"b": 3}, {"c": "prefill"})
-    assert [(one.step_tokens, one.running) for one in found.replicas] == [(512, 0), (512, 1)]
+    assert [(one.limits.chunk_tokens, one.load.num_running) for one in found.replicas] == [(512, 0), (512, 1)]
     assert found.request.session not in (None, "somebody")
     assert found.missing_tokens(found.replicas[1]) == 2000 - 3 * BLOCK
     assert route_header(recorded_choice(entry, found)) == route_header(choice)
@@ -77,7 +77,7 @@ def test_a_log_from_before_draws_were_kept_still_has_chance_in_it() -> None:
 
 def test_where_nothing_differs_nothing_is_changed() -> None:
     policy, _ = other()
-    was = shown(replica("a", waiting=300, prefill_tokens=9000), replica("b"), full={"c": "prefill"})
+    was = shown(replica("a", num_waiting=300, queued_tokens=9000), replica("b"), full={"c": "prefill"})
     assert policy.shown(was, World(), NOW).replicas == list(was.replicas)
 
 
@@ -93,7 +93,7 @@ def test_who_had_no_room_may_have_it() -> None:
     as_it_was = World()
     policy.shown(shown(replica("a"), replica("b")), as_it_was, NOW - 1)  # so that both are known
     as_it_was.sent(request("p", 3 * STEP), replica("a"), 3 * STEP, NOW)  # and this went elsewhere
-    found = policy.shown(shown(replica("b", waiting=1), full={"a": "prefill"}), as_it_was, NOW)
+    found = policy.shown(shown(replica("b", num_waiting=1), full={"a": "prefill"}), as_it_was, NOW)
     assert names(found) == ["b", "a"]
     assert found.replicas[1].prefill_queued == 0
     choice = policy.choose(found, {"a": "prefill", "x": "not_ready"}, NOW)
@@ -104,7 +104,7 @@ def test_who_had_no_room_may_have_it() -> None:
 def test_whose_places_or_cache_were_full_has_room_when_somebody_is_not_there() -> None:
     for why in ("sequences", "kv"):
         policy, _ = other()
-        as_it_was, small = World(), replica("a", max_sequences=4, kv_capacity_tokens=2000)
+        as_it_was, small = World(), replica("a", max_num_seqs=4, kv_capacity_tokens=2000)
         policy.shown(shown(small, replica("b")), as_it_was, NOW - 1)
         assert names(policy.shown(shown(replica("b"), full={"a": why}), as_it_was, NOW)) == ["b"]
         as_it_was.sent(request("p", 1000), small, 0, NOW)

@@ -84,9 +84,11 @@ def test_carried_along_a_request_weighs_where_it_would_have_gone() -> None:
     past = Past("round_robin")
     idle = [replica("a"), replica("b")]
     first = past.choose(request("q0", 600, draw=0.9), idle, 1000.0)  # equal, so by the draw: b
-    busy = [replica(one.id, waiting=1, prefill_tokens=600) if one.id == first.picked else one for one in idle]
+    busy = [replica(one.id, num_waiting=1, queued_tokens=600) if one.id == first.picked else one for one in idle]
     second = past.choose(request("q1", 600, draw=0.1), busy, 1000.1)
-    third = past.choose(request("q2", 600, draw=0.1), [replica(n, waiting=1, prefill_tokens=600) for n in "ab"], 1000.2)
+    third = past.choose(
+        request("q2", 600, draw=0.1), [replica(n, num_waiting=1, queued_tokens=600) for n in "ab"], 1000.2
+    )
     assert (first.picked, second.picked) == ("b", "a")
 
     def loads(replay: Replay) -> dict[str, int]:

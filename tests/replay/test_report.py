@@ -49,7 +49,7 @@ def test_a_worse_policy_is_told_by_how_much() -> None:
 def test_a_change_says_why() -> None:
     past = Past()
     past.router.index.reset("a", (1, 2))
-    choice = past.choose(request("q", 1000, (1, 2, 3)), [replica("a"), replica("b", prefill_tokens=700)], 1000.0)
+    choice = past.choose(request("q", 1000, (1, 2, 3)), [replica("a"), replica("b", queued_tokens=700)], 1000.0)
     turn = Past("round_robin").choose(request("p"), [replica("a")], 999.0)  # so that it is b's
     replay = Replay({"round_robin": RoutingSettings("round_robin")}).read([turn, choice, ended(choice, 0.4)])
     (changed,) = report(replay).others["round_robin"].changed

@@ -10,11 +10,12 @@ from penstock.router.request import EdgeRequest
 from penstock.router.router import Router
 from penstock.router.routes import PoolShare, Route, RouteTable
 from penstock.router.scorers import by_adapter
+from tests.snapshots import snapshot
 
 
 def replica(name: str, *adapters: str, warm: tuple[str, ...] = (), running: int = 0) -> ReplicaSnapshot:
-    return ReplicaSnapshot(
-        id=name, models=("m",), adapters=frozenset(adapters), warm_adapters=frozenset(warm), running=running
+    return snapshot(
+        id=name, models=("m",), adapters=frozenset(adapters), warm_adapters=frozenset(warm), num_running=running
     )
 
 

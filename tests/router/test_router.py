@@ -10,12 +10,13 @@ from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.router.pickers import best, power_of_two
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Router
+from tests.snapshots import snapshot
 
 draws = st.floats(0, 1, exclude_max=True)
 
 
 def replica(name: str, **facts: Any) -> ReplicaSnapshot:
-    return ReplicaSnapshot(id=name, models=("m",), **facts)
+    return snapshot(id=name, models=("m",), **facts)
 
 
 def request(**facts: Any) -> EdgeRequest:
@@ -35,7 +36,7 @@ def test_each_dropped_replica_has_the_reason_of_the_first_filter_it_fails() -> N
             replica("out", state=ReplicaState.OUT),
             replica("draining", state=ReplicaState.DRAINING),
             replica("tripped", is_tripped=True),
-            replica("short", max_context_tokens=150),
+            replica("short", max_model_len=150),
             replica("small", kv_capacity_tokens=150),
             replica("tried"),
             replica("forbidden"),
@@ -56,7 +57,7 @@ def test_each_dropped_replica_has_the_reason_of_the_first_filter_it_fails() -> N
 
 
 def test_a_choice_carries_what_every_candidate_scored() -> None:
-    choice = Router().pick(request(session="s"), [replica("a"), replica("b", prefill_tokens=900)], 0.0)
+    choice = Router().pick(request(session="s"), [replica("a"), replica("b", queued_tokens=900)], 0.0)
     assert [c.id for c in choice.candidates] == ["a", "b"]
     assert set(choice.scores) == {"least_loaded", "session"}
     assert all(0 <= score <= 1 for scores in choice.scores.values() for score in scores)
@@ -66,21 +67,21 @@ def test_a_choice_carries_what_every_candidate_scored() -> None:
 
 
 def test_queued_prefill_counts_by_each_replicas_own_speed() -> None:
-    slow = replica("slow", prefill_tokens=1000, prefill_tokens_per_s=500.0)
-    fast = replica("fast", prefill_tokens=3000, prefill_tokens_per_s=5000.0)
+    slow = replica("slow", queued_tokens=1000, prefill_tokens_per_s=500.0)
+    fast = replica("fast", queued_tokens=3000, prefill_tokens_per_s=5000.0)
     assert picked([slow, fast]) == "fast"
 
 
 def test_decode_counts_apart_from_prefill() -> None:
-    decoding = replica("decoding", running=100, decode_tokens_per_s=1000.0)
+    decoding = replica("decoding", num_running=100, decode_tokens_per_s=1000.0)
     assert picked([decoding, replica("idle")]) == "idle"
-    assert picked([decoding, replica("prefilling", prefill_tokens=5000)]) == "decoding"
+    assert picked([decoding, replica("prefilling", queued_tokens=5000)]) == "decoding"
 
 
 def test_a_replica_whose_places_or_kv_are_taken_is_the_last_choice() -> None:
-    full = replica("full", running=8, max_sequences=8)
+    full = replica("full", num_running=8, max_num_seqs=8)
     tight = replica("tight", kv_capacity_tokens=10_000, kv_active_tokens=9800)
-    busy = replica("busy", prefill_tokens=150)
+    busy = replica("busy", queued_tokens=150)
     assert picked([full, busy]) == picked([tight, busy]) == "busy"
 
 
@@ -96,7 +97,7 @@ def test_a_burst_between_two_snapshots_is_spread() -> None:
 
 
 def test_stale_replicas_are_used_only_when_no_fresh_one_is_left() -> None:
-    stale, fresh = replica("stale", taken_at=0.0), replica("fresh", taken_at=5.0, prefill_tokens=9000)
+    stale, fresh = replica("stale", taken_at=0.0), replica("fresh", taken_at=5.0, queued_tokens=9000)
     assert picked([stale, fresh], now=5.0) == "fresh"
     assert picked([stale], now=5.0) == "stale"
     assert picked([stale], now=50.0) is None
@@ -131,7 +132,7 @@ def test_power_of_two_draws_every_pair_alike_and_takes_the_better() -> None:
 @pytest.mark.parametrize(("count", "limit_us"), [(4, 10), (100, 200)])
 def test_a_pick_is_fast(count: int, limit_us: float) -> None:
     """Twice the aim: the machine that runs this is shared."""
-    replicas = [replica(f"r{i}", running=i % 20, prefill_tokens=(i * 37) % 500) for i in range(count)]
+    replicas = [replica(f"r{i}", num_running=i % 20, queued_tokens=(i * 37) % 500) for i in range(count)]
     router, asked = Router(), request(session="somebody")
     seconds = min(timeit.repeat(lambda: router.pick(asked, replicas, 0.0), number=200, repeat=20)) / 200
     assert seconds * 1e6 < 2 * limit_us

@@ -6,19 +6,20 @@ from hypothesis import given
 from penstock.core.replica import ReplicaSnapshot
 from penstock.router.request import EdgeRequest
 from penstock.router.scorers import least_loaded, session_affinity
+from tests.snapshots import snapshot
 
 numbers = st.integers(-5000, 5000)
 snapshots = st.builds(
-    ReplicaSnapshot,
+    snapshot,
     id=st.text(max_size=4),
-    running=st.integers(0, 500),
-    waiting=st.integers(0, 500),
-    prefill_tokens=st.integers(0, 10**6),
+    num_running=st.integers(0, 500),
+    num_waiting=st.integers(0, 500),
+    queued_tokens=st.integers(0, 10**6),
     kv_active_tokens=st.integers(0, 10**6),
     kv_capacity_tokens=st.integers(1, 10**6),
     prefill_tokens_per_s=st.floats(0.1, 1e6),
     decode_tokens_per_s=st.floats(0.1, 1e6),
-    max_sequences=st.integers(1, 500),
+    max_num_seqs=st.integers(1, 500),
     sent_sequences=numbers,
     sent_prefill_tokens=numbers,
     sent_kv_tokens=numbers,
@@ -68,9 +69,9 @@ def test_a_replica_that_leaves_moves_only_its_own_sessions_and_to_all_others() -
 
 
 def test_bounded_load_passes_a_busy_owner_over_for_the_next_of_the_session() -> None:
-    replicas = [ReplicaSnapshot(id=f"r{i}", running=10) for i in range(4)]
+    replicas = [snapshot(id=f"r{i}", num_running=10) for i in range(4)]
     first = owner("somebody", replicas)
-    busy = [ReplicaSnapshot(id=r.id, running=40 if r.id == first else 10) for r in replicas]
+    busy = [snapshot(id=r.id, num_running=40 if r.id == first else 10) for r in replicas]
     second = owner("somebody", busy)
     assert second == owner("somebody", [r for r in replicas if r.id != first])
 
@@ -78,5 +79,5 @@ def test_bounded_load_passes_a_busy_owner_over_for_the_next_of_the_session() -> 
 def test_at_low_load_a_session_is_not_scattered() -> None:
     replicas = [ReplicaSnapshot(id=f"r{i}") for i in range(4)]
     first = owner("somebody", replicas)
-    talking = [ReplicaSnapshot(id=r.id, running=3 if r.id == first else 0) for r in replicas]
+    talking = [snapshot(id=r.id, num_running=3 if r.id == first else 0) for r in replicas]
     assert owner("somebody", talking) == first

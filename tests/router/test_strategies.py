@@ -16,13 +16,14 @@ from penstock.router.request import EdgeRequest
 from penstock.router.router import Router
 from penstock.router.scorers import by_load, by_prefix
 from penstock.router.strategies import STRATEGIES, RoutingSettings, StrategyName, Weights
+from tests.snapshots import snapshot
 
 CHAIN = tuple(range(1, 33))  # 8,192 tokens
 SPEED = 8000.0  # tokens of prompts per second
 
 
 def replica(name: str, **facts: Any) -> ReplicaSnapshot:
-    return ReplicaSnapshot(id=name, models=("m",), prefill_tokens_per_s=SPEED, **facts)
+    return snapshot(id=name, models=("m",), prefill_tokens_per_s=SPEED, **facts)
 
 
 def request(**facts: Any) -> EdgeRequest:
@@ -62,19 +63,19 @@ def test_weighted_turns_follow_the_observed_speed() -> None:
 
 
 def test_least_connections_counts_sequences_and_nothing_else() -> None:
-    busy, free = replica("busy", running=3), replica("free", running=2, prefill_tokens=10_000)
+    busy, free = replica("busy", num_running=3), replica("free", num_running=2, queued_tokens=10_000)
     assert picks(router("least_connections"), [busy, free], 10) == {"free": 10}
 
 
 def test_power_of_two_never_takes_the_worst_and_not_always_the_best() -> None:
-    replicas = [replica(name, prefill_tokens=1000 * i) for i, name in enumerate("abcd")]
+    replicas = [replica(name, queued_tokens=1000 * i) for i, name in enumerate("abcd")]
     counts = picks(router("power_of_two"), replicas, 1200)
     assert counts["a"] > counts["b"] > counts["c"] > counts["d"] == 0
 
 
 def test_token_aware_counts_queued_prompts_and_decoding_apart() -> None:
-    prefilling = replica("prefilling", prefill_tokens=8000)
-    decoding = replica("decoding", running=100, decode_tokens_per_s=1000.0)
+    prefilling = replica("prefilling", queued_tokens=8000)
+    decoding = replica("decoding", num_running=100, decode_tokens_per_s=1000.0)
     route = router("token_aware")
     assert picks(route, [prefilling, decoding], 4, prompt_tokens=10) == {"decoding": 4}
     # a long answer has more of the slow steps than a short one
@@ -95,7 +96,7 @@ def test_session_strategy_keeps_a_session_even_where_prompts_are_hashed() -> Non
 def test_the_replica_that_holds_the_prompt_is_picked_though_it_is_busier() -> None:
     route = router()
     route.index.reset("warm", CHAIN[:16])
-    warm, cold = replica("warm", prefill_tokens=3000), replica("cold")
+    warm, cold = replica("warm", queued_tokens=3000), replica("cold")
     choice = route.pick(request(hashes=CHAIN), [cold, warm], 0.0)
     assert choice.replica is warm
     assert (choice.matched, choice.matched_tokens, choice.is_approximate) == ({"warm": 16}, 4096, False)
@@ -105,7 +106,7 @@ def test_the_replica_that_holds_the_prompt_is_picked_though_it_is_busier() -> No
 def test_a_hot_prefix_gets_a_second_home_when_its_replica_is_busy_for_longer_than_it_saves() -> None:
     route = router()
     route.index.reset("warm", CHAIN[:16])
-    busy = replica("warm", prefill_tokens=20_000)
+    busy = replica("warm", queued_tokens=20_000)
     assert picks(route, [replica("cold"), busy], 1, hashes=CHAIN) == {"cold": 1}
     assert route.pick(request(hashes=CHAIN), [replica("cold"), busy], 0.0).matched == {"warm": 16, "cold": 32}
 
@@ -118,7 +119,7 @@ def test_a_prompt_that_nobody_holds_goes_by_load_and_equals_share() -> None:
         choice = route.pick(request(hashes=tuple(range(9000 + 40 * i, 9032 + 40 * i)), draw=i / 300), [*ABC], 0.0)
         counts[choice.replica.id if choice.replica else ""] += 1
     assert all(count == 100 for count in counts.values())
-    busy_a = replica("a", prefill_tokens=100)
+    busy_a = replica("a", queued_tokens=100)
     assert route.pick(request(hashes=(7, 8)), [busy_a, ABC[1]], 0.0).replica is ABC[1]
 
 
@@ -145,7 +146,7 @@ def test_a_replica_that_publishes_nothing_is_believed_to_hold_what_it_was_sent()
 def test_load_and_prefix_add_up_to_the_time_that_really_remains() -> None:
     index, load = PrefixIndex(), Load()
     index.reset("a", CHAIN[:8])
-    busy = [replica("a", prefill_tokens=5000, running=7)]
+    busy = [replica("a", queued_tokens=5000, num_running=7)]
     asked = request(hashes=CHAIN)
     (prefix,) = by_prefix(index, load)(asked, busy) or []
     (loaded,) = by_load(load)(asked, busy)
@@ -157,7 +158,7 @@ def test_a_session_is_a_guess_that_counts_where_the_prompt_is_not_known() -> Non
     route, replicas = router(), [replica(name) for name in "abcd"]
     assert len(picks(route, replicas, 50, session="s")) == 1
     home = next(iter(picks(route, replicas, 1, session="s")))
-    busy = [replica(r.id, prefill_tokens=100) if r.id == home else r for r in replicas]
+    busy = [replica(r.id, queued_tokens=100) if r.id == home else r for r in replicas]
     assert home in picks(route, busy, 10, session="s")
     assert home not in picks(route, busy, 10, session="s", hashes=CHAIN)
 
@@ -165,7 +166,7 @@ def test_a_session_is_a_guess_that_counts_where_the_prompt_is_not_known() -> Non
 def test_high_priority_goes_to_the_least_loaded_and_low_is_spread_but_not_to_the_worst() -> None:
     route = router()
     loads = {"idle": 0, "near": 500, "busy": 20_000}
-    replicas = [replica(name, prefill_tokens=tokens) for name, tokens in loads.items()]
+    replicas = [replica(name, queued_tokens=tokens) for name, tokens in loads.items()]
     asked: dict[str, Any] = {"prompt_tokens": 100}
     assert picks(route, replicas, 100, **asked, priority=Priority.HIGH) == {"idle": 100}
     assert picks(route, replicas, 100, **asked) == {"idle": 100}
@@ -180,13 +181,13 @@ def test_high_priority_goes_to_the_least_loaded_and_low_is_spread_but_not_to_the
 
 
 def test_the_low_are_sent_somewhere_however_busy_all_are() -> None:
-    replicas = [replica(name, prefill_tokens=10**6, running=300) for name in "ab"]
+    replicas = [replica(name, queued_tokens=10**6, num_running=300) for name in "ab"]
     assert sum(picks(router(), replicas, 100, priority=Priority.LOW).values()) == 100
 
 
 def test_of_very_many_the_holders_and_a_drawn_part_are_scored() -> None:
     route = router()
-    replicas = [replica(f"r{i}", prefill_tokens=0 if i != 500 else 100) for i in range(1000)]
+    replicas = [replica(f"r{i}", queued_tokens=0 if i != 500 else 100) for i in range(1000)]
     route.index.reset("r500", CHAIN)
     choice = route.pick(request(hashes=CHAIN), replicas, 0.0)
     assert choice.replica is replicas[500]
@@ -255,7 +256,7 @@ def test_every_strategy_picks_one_of_those_who_can_and_scores_in_range(
     name: StrategyName, draw: float, queues: list[int], held: int, priority: Priority, session: str | None, hashed: bool
 ) -> None:
     route = router(name)
-    replicas = [replica(f"r{i}", prefill_tokens=queue) for i, queue in enumerate(queues)]
+    replicas = [replica(f"r{i}", queued_tokens=queue) for i, queue in enumerate(queues)]
     route.index.reset("r0", CHAIN[:held])
     asked = request(draw=draw, priority=priority, session=session, hashes=CHAIN if hashed else ())
     for _ in range(2):

@@ -8,7 +8,7 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from penstock.api.replica_report import ReplicaReport
-from penstock.core.measurements import EngineMeasurements, EngineSpeeds
+from penstock.core.measurements import EngineLoad, EngineMeasurements, EngineSpeeds
 from penstock.core.replica import HOST_SHARE, ReplicaSnapshot
 from penstock.health.reports import snapshot_of
 from penstock.router.explanation import route_header
@@ -53,7 +53,7 @@ def test_a_busy_replica_with_the_prompt_on_its_host_is_passed_over_sooner_than_o
         name: next(
             tokens
             for tokens in range(0, 20_000, 50)
-            if picked(NOBODY, replace(replica, prefill_tokens=tokens, host_share=0.5)) == "nobody"
+            if picked(NOBODY, replace(replica, load=EngineLoad(queued_tokens=tokens), host_share=0.5)) == "nobody"
         )
         for name, replica in (("device", DEVICE), ("host", HOST))
     }

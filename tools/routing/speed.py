@@ -13,8 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from timeit import repeat
 
+from msgspec.structs import replace
+
 from penstock.core.hashing import routing_hashes
-from penstock.core.replica import ReplicaSnapshot
+from penstock.core.measurements import EngineLoad
+from penstock.core.replica import UNKNOWN_LIMITS, ReplicaSnapshot
 from penstock.gateway.records.decision_log import DecisionLog
 from penstock.router.explanation import route_header
 from penstock.router.prefix_index import PrefixIndex
@@ -31,10 +34,8 @@ def replicas(count: int) -> list[ReplicaSnapshot]:
         ReplicaSnapshot(
             id=f"http://10.0.{i // 250}.{i % 250}:9000",
             models=("m",),
-            running=i % 20,
-            prefill_tokens=i * 37 % 500,
-            kv_capacity_tokens=400_000,
-            kv_active_tokens=i * 100,
+            limits=replace(UNKNOWN_LIMITS, kv_capacity_tokens=400_000),
+            load=EngineLoad(num_running=i % 20, queued_tokens=i * 37 % 500, kv_active_tokens=i * 100),
         )
         for i in range(count)
     ]

@@ -28,8 +28,8 @@ class ServingLimits(Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def max_sequences(self) -> int:
-        """Sequences that it has places for: the server's limit counts as well as the engine's."""
-        return min(self.max_num_seqs, self.max_open)
+        """Places for sequences: the server's limit counts as well as the engine's."""
+        return min(self.max_num_seqs, self.max_open or self.max_num_seqs)
 
     @property
     def num_blocks(self) -> int:

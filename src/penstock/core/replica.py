@@ -10,13 +10,19 @@ import enum
 from math import inf
 
 import msgspec
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
+
+from penstock.core.measurements import EngineLoad, ServingLimits
 
 STALE_AFTER_S = 1.0  # four polls missed, at four polls a second
 GONE_AFTER_S = 30.0
 _KV_LEAST_LEFT = 0.01  # a cache that is fuller counts as this full
 HOST_SHARE = 0.2  # of a replica that does not say: most GPUs fetch five tokens and more while they compute one
 UNBOUNDED = 1 << 40  # tokens; the size of what does not say its size, such as a provider
+UNKNOWN_LIMITS = ServingLimits(
+    max_num_seqs=256, chunk_tokens=2048, max_model_len=UNBOUNDED, kv_capacity_tokens=UNBOUNDED
+)
+UNBOUNDED_LIMITS = replace(UNKNOWN_LIMITS, max_num_seqs=UNBOUNDED, chunk_tokens=UNBOUNDED)
 
 
 class ReplicaState(enum.StrEnum):
@@ -35,24 +41,17 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     taken_at: float = 0.0
     reports: bool = True  # False: it says nothing of itself, as providers do, so that its silence means nothing
 
-    # what it can do
-    max_sequences: int = 256
-    max_context_tokens: int = UNBOUNDED
-    kv_capacity_tokens: int = UNBOUNDED
-    step_tokens: int = 2048  # the most a step carries: about how much waiting prefill keeps it busy
+    # what it says of itself, as it is in its report
+    limits: ServingLimits = UNKNOWN_LIMITS
+    load: EngineLoad = EngineLoad()
+    adapters: frozenset[str] = frozenset()  # LoRA adapters that can be asked of it, by name
+    warm_adapters: frozenset[str] = frozenset()  # of those, the ones on its device
+
+    # what this gateway takes its speed to be: what it measured, or else its siblings did, or its answers show
     prefill_tokens_per_s: float = 2000.0
     decode_tokens_per_s: float = 2000.0  # of the whole batch
     mean_output_tokens: float = 256.0
     host_share: float = HOST_SHARE  # what a token from its host memory costs, of one that it computes
-    adapters: frozenset[str] = frozenset()  # LoRA adapters that can be asked of it, by name
-    warm_adapters: frozenset[str] = frozenset()  # of those, the ones on its device
-
-    # what it is doing
-    waiting: int = 0
-    running: int = 0
-    prefill_tokens: int = 0  # known but not computed, of waiting and running sequences
-    kv_active_tokens: int = 0  # held by sequences; what is only cached counts as free
-    steps: int = 0
 
     # what this gateway thinks of it
     state: ReplicaState = ReplicaState.READY
@@ -66,6 +65,7 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     # what follows from the numbers; nobody gives these. Stored: every pick reads them of every replica
     sequences: int = 0
+    max_sequences: int = 1
     prefill_queued: int = 0
     kv_used_tokens: float = 0.0
     kv_pressure: float = 0.0  # 0 empty, 1 half full, without bound as it fills: as the wait of a queue near saturation
@@ -74,31 +74,56 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     fresh_until: float = 0.0  # after it the numbers are stale
 
     def __post_init__(self) -> None:
-        sequences = self.running + self.waiting + self.sent_sequences
-        queued = self.prefill_tokens + self.sent_prefill_tokens
+        load, limits, running = self.load, self.limits, self.load.num_running
+        sequences = running + load.num_queued + self.sent_sequences
+        queued = load.queued_tokens + self.sent_prefill_tokens
         # With growth: prompts that wait take their blocks later, and a running sequence is half way through its output
         # on average.
-        growth = self.prefill_tokens + self.running * self.mean_output_tokens / 2
-        kv = self.kv_active_tokens + growth + self.sent_kv_tokens
+        growth = load.queued_tokens + running * self.mean_output_tokens / 2
+        kv = load.kv_active_tokens + growth + self.sent_kv_tokens
         queued = queued if queued > 0 else 0
         kv = kv if kv > 0.0 else 0.0
-        left = 1.0 - kv / self.kv_capacity_tokens
-        step_s = self.running / self.decode_tokens_per_s
+        left = 1.0 - kv / limits.kv_capacity_tokens
+        step_s = running / self.decode_tokens_per_s
+        max_sequences = limits.max_sequences or 1
+        force_setattr(self, "max_sequences", max_sequences)
         force_setattr(self, "sequences", sequences if sequences > 0 else 0)
         force_setattr(self, "prefill_queued", queued)
         force_setattr(self, "kv_used_tokens", kv)
         force_setattr(self, "kv_pressure", 1.0 / left - 1.0 if left > _KV_LEAST_LEFT else 1.0 / _KV_LEAST_LEFT - 1.0)
         force_setattr(self, "step_s", step_s)
         queue_s = queued / self.prefill_tokens_per_s + step_s
-        excess = sequences + 1 - self.max_sequences
+        excess = sequences + 1 - max_sequences
         if excess > 0:  # beyond its last place a replica frees one for every mean output that it decodes
             queue_s += excess * self.mean_output_tokens / self.decode_tokens_per_s
         force_setattr(self, "queue_s", queue_s)
         force_setattr(self, "fresh_until", self.taken_at + STALE_AFTER_S if self.reports else inf)
 
+    # Other names of the record's numbers, for those who still read them so.
+
     @property
-    def kv_free_tokens(self) -> float:
-        return max(0.0, self.kv_capacity_tokens - self.kv_used_tokens)
+    def max_context_tokens(self) -> int:
+        return self.limits.max_model_len
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        return self.limits.kv_capacity_tokens
+
+    @property
+    def step_tokens(self) -> int:
+        return self.limits.chunk_tokens
+
+    @property
+    def running(self) -> int:
+        return self.load.num_running
+
+    @property
+    def waiting(self) -> int:
+        return self.load.num_queued
+
+    @property
+    def steps(self) -> int:
+        return self.load.steps
 
     def state_at(self, now: float, stale_after_s: float = STALE_AFTER_S) -> ReplicaState:
         if not self.reports:
@@ -109,6 +134,4 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return ReplicaState.DEGRADED if age_s <= GONE_AFTER_S else ReplicaState.OUT
 
     def with_sent(self, sequences: int, prefill_tokens: int, kv_tokens: int) -> ReplicaSnapshot:
-        return msgspec.structs.replace(
-            self, sent_sequences=sequences, sent_prefill_tokens=prefill_tokens, sent_kv_tokens=kv_tokens
-        )
+        return replace(self, sent_sequences=sequences, sent_prefill_tokens=prefill_tokens, sent_kv_tokens=kv_tokens)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.core.measurements import EngineLoad, ServingLimits
 from penstock.core.replica import UNBOUNDED, ReplicaSnapshot, ReplicaState
 from penstock.dialects import exposition
 from penstock.dialects.dialect import Dialect, Document, Member, Signal
@@ -87,17 +88,21 @@ def snapshot(
         models=(model,),
         taken_at=taken_at or 0.0,
         reports=reports,
-        max_sequences=(int(values.get(Signal.MAX_RUNNING, 0)) or dialect.max_sequences) if reports else UNBOUNDED,
-        max_context_tokens=int(values.get(Signal.MAX_CONTEXT, 0)) or UNBOUNDED,
-        kv_capacity_tokens=capacity,
-        step_tokens=(int(values.get(Signal.STEP_TOKENS, 0)) or _STEP_TOKENS) if reports else UNBOUNDED,
+        limits=ServingLimits(
+            max_num_seqs=(int(values.get(Signal.MAX_RUNNING, 0)) or dialect.max_sequences) if reports else UNBOUNDED,
+            chunk_tokens=(int(values.get(Signal.STEP_TOKENS, 0)) or _STEP_TOKENS) if reports else UNBOUNDED,
+            max_model_len=int(values.get(Signal.MAX_CONTEXT, 0)) or UNBOUNDED,
+            kv_capacity_tokens=capacity,
+        ),
+        load=EngineLoad(
+            num_waiting=waiting,
+            num_running=running,
+            queued_tokens=int(values.get(Signal.WAITING_TOKENS, waiting * _mean_prompt(values, before))),
+            kv_active_tokens=_kv_active(values, capacity),
+            steps=int(values.get(Signal.STEPS, 0)),
+        ),
         prefill_tokens_per_s=prefill_rate(values, before) or _PREFILL_RATE,
         decode_tokens_per_s=_decode_rate(values, before, running) or _DECODE_RATE,
-        waiting=waiting,
-        running=running,
-        prefill_tokens=int(values.get(Signal.WAITING_TOKENS, waiting * _mean_prompt(values, before))),
-        kv_active_tokens=_kv_active(values, capacity),
-        steps=int(values.get(Signal.STEPS, 0)),
         state=ReplicaState.OUT if values.get(Signal.IS_AWAKE) == 0 else ReplicaState.READY,
     )
 

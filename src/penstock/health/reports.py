@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.api.replica_report import ReplicaReport
-from penstock.core.measurements import EngineSpeeds
+from penstock.core.measurements import EngineMeasurements, EngineSpeeds
 from penstock.core.replica import HOST_SHARE, ReplicaSnapshot, ReplicaState
 
 GUESSED_SPEED = 2000.0  # tokens per second, of a replica that has measured nothing yet
@@ -17,29 +17,27 @@ def snapshot_of(report: ReplicaReport, last: ReplicaSnapshot, heard_at: float) -
         state = ReplicaState.DRAINING
     elif report.state != "ready":
         state = ReplicaState.OUT
-    load, limits, speeds = report.measured.load, report.measured.limits, report.measured.speeds
-    step_s = speeds.decode_step_s
+    measured = report.measured
     return ReplicaSnapshot(
         id=last.id,
         url=last.url,
         models=last.models,
         taken_at=heard_at,
-        max_sequences=limits.max_sequences or 1,
-        max_context_tokens=limits.max_model_len or last.max_context_tokens,
-        kv_capacity_tokens=limits.kv_capacity_tokens or last.kv_capacity_tokens,
-        step_tokens=limits.chunk_tokens or 1,
-        prefill_tokens_per_s=speeds.prefill_tokens_per_s or GUESSED_SPEED,
-        decode_tokens_per_s=max(load.num_running, 1) / step_s if step_s else GUESSED_SPEED,
-        waiting=load.num_queued,
-        running=load.num_running,
-        prefill_tokens=load.queued_tokens,
-        kv_active_tokens=load.kv_active_tokens,
-        host_share=host_share(speeds),
-        steps=load.steps,
-        state=state,
+        limits=measured.limits if measured.limits.kv_capacity_tokens else last.limits,
+        load=measured.load,
         adapters=frozenset([one.name for one in report.adapters]) if report.adapters else frozenset(),
         warm_adapters=frozenset([one.name for one in report.adapters if one.is_on_device]),
+        prefill_tokens_per_s=measured.speeds.prefill_tokens_per_s or GUESSED_SPEED,
+        decode_tokens_per_s=decode_speed(measured),
+        host_share=host_share(measured.speeds),
+        state=state,
     )
+
+
+def decode_speed(measured: EngineMeasurements) -> float:
+    """Tokens per second of its whole batch, as large as it is now."""
+    step_s = measured.speeds.decode_step_s
+    return max(measured.load.num_running, 1) / step_s if step_s else GUESSED_SPEED
 
 
 def host_share(speeds: EngineSpeeds) -> float:

@@ -21,9 +21,9 @@ from penstock.router.strategies import RoutingSettings
 
 # What the scarce number of a replica is at least, when it has no room for a request.
 _FULL: dict[str, Callable[[ReplicaSnapshot, Load], dict[str, int]]] = {
-    "prefill": lambda last, was: {"prefill_tokens": max(last.step_tokens, was.prefill_tokens)},
-    "sequences": lambda last, was: {"waiting": max(0, last.max_sequences - last.running)},
-    "kv": lambda last, was: {"kv_active_tokens": last.kv_capacity_tokens},
+    "prefill": lambda last, was: {"queued_tokens": max(last.limits.chunk_tokens, was.prefill_tokens)},
+    "sequences": lambda last, was: {"num_waiting": max(0, last.max_sequences - last.load.num_running)},
+    "kv": lambda last, was: {"kv_active_tokens": last.limits.kv_capacity_tokens},
 }
 
 
@@ -137,7 +137,7 @@ class OtherPolicy:
     def _full(self, recorded: Shown, as_it_was: World, now: float) -> list[ReplicaSnapshot]:
         """As they were last seen, but full."""
         return [
-            replace(last, **_FULL[why](last, as_it_was.load(last, now)))
+            replace(last, load=replace(last.load, **_FULL[why](last, as_it_was.load(last, now))))
             for name, why in recorded.full.items()
             if (last := self._last.get(name)) is not None
         ]

@@ -67,7 +67,7 @@ class World:
 
     def seen(self, replica: ReplicaSnapshot, hashes: Sequence[int], now: float, block_tokens: int) -> None:
         """It holds these, whoever sent them there."""
-        capacity = replica.kv_capacity_tokens
+        capacity = replica.limits.kv_capacity_tokens
         most = capacity // block_tokens if capacity < UNBOUNDED else UNKNOWN_CAPACITY_BLOCKS
         self._index.predicted(replica.id, hashes, now, most)
 

@@ -18,7 +18,7 @@ from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.core.request import TokenEvent
 from penstock.core.tiers import Tier
 from penstock.health.replica_health import ReplicaHealth
-from penstock.health.reports import GUESSED_SPEED, host_share
+from penstock.health.reports import GUESSED_SPEED, decode_speed, host_share
 from penstock.health.retries import RetryBudget
 from penstock.health.speeds import Speeds
 from penstock.router.learning import OutputLengths
@@ -143,26 +143,17 @@ class SimGateway:
 
     def _snapshot(self, followed: Followed) -> ReplicaSnapshot:
         """As the gateway makes it of a report."""
-        load, limits, speeds = followed.last.load, followed.last.limits, followed.last.speeds
-        now, name, step_s = self._events.now, followed.replica.name, speeds.decode_step_s
-        speed = self._speeds.seen(name, speeds.prefill_tokens_per_s, GUESSED_SPEED)
+        now, name, measured = self._events.now, followed.replica.name, followed.last
         return followed.health.mark(
             ReplicaSnapshot(
                 id=name,
                 models=(MODEL,),
                 taken_at=now,
-                max_sequences=limits.max_sequences,
-                max_context_tokens=limits.max_model_len,
-                kv_capacity_tokens=limits.kv_capacity_tokens,
-                step_tokens=limits.chunk_tokens,
-                prefill_tokens_per_s=speed,
-                decode_tokens_per_s=max(load.num_running, 1) / step_s if step_s else GUESSED_SPEED,
-                waiting=load.num_queued,
-                running=load.num_running,
-                prefill_tokens=load.queued_tokens,
-                kv_active_tokens=load.kv_active_tokens,
-                steps=load.steps,
-                host_share=host_share(speeds),
+                limits=measured.limits,
+                load=measured.load,
+                prefill_tokens_per_s=self._speeds.seen(name, measured.speeds.prefill_tokens_per_s, GUESSED_SPEED),
+                decode_tokens_per_s=decode_speed(measured),
+                host_share=host_share(measured.speeds),
             ),
             now,
         )

@@ -190,7 +190,7 @@ def test_a_model_that_has_too_much_to_do_leads_on(max_wait_s: float, reason: str
                 model=NAME, messages=MESSAGES, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
             )
             next(iter(stream))
-            eventually(lambda: gateway.app.replicas[urls[0]].snapshot.running == 1)
+            eventually(lambda: gateway.app.replicas[urls[0]].snapshot.load.num_running == 1)
             assert ask(gateway.openai, NAME) == ("from b", f"{NAME}->b; {reason}")
             assert gateway.app.admission.num_waiting(NAME) == 0
             stream.close()

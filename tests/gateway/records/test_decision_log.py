@@ -24,12 +24,13 @@ from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice, Router
 from tests.gateway.provider import providing
 from tests.gateway.running import running_gateway
+from tests.snapshots import snapshot
 
 CHAIN = (2**64 - 1, 2, 3)
 
 
 def replica(name: str, **facts: Any) -> ReplicaSnapshot:
-    return ReplicaSnapshot(id=name, models=("m",), kv_capacity_tokens=100_000, taken_at=4.5, **facts)
+    return snapshot(id=name, models=("m",), kv_capacity_tokens=100_000, taken_at=4.5, **facts)
 
 
 def over(id: str, replica: str = "", prompt: int = 0, cached: int = 0, output: int = 0, **times: Any) -> RequestFacts:
@@ -51,7 +52,7 @@ def choose(number: int, replicas: int = 3) -> tuple[EdgeRequest, Choice]:
     router = Router()
     router.index.reset("r1", CHAIN[:2])
     request = EdgeRequest(f"q{number}", "m", 900, 50, "acme", hashes=CHAIN, expected_output=40, session="secret")
-    candidates = [replica(f"r{i}", running=i, prefill_tokens=10 * i, sent_kv_tokens=30) for i in range(replicas)]
+    candidates = [replica(f"r{i}", num_running=i, queued_tokens=10 * i, sent_kv_tokens=30) for i in range(replicas)]
     return request, router.pick(request, [*candidates, replica("out", is_tripped=True)], now=5.0)
 
 

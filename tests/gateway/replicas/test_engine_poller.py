@@ -69,10 +69,10 @@ async def test_a_fake_meets_the_contract(kind: type[FakeServer]) -> None:
 @with_load
 async def test_how_busy_it_is_is_read_from_the_server(kind: type[FakeServer]) -> None:
     async with followed(kind(running=5, waiting=2)) as found:
-        await found.until(lambda: found.seen.running == 5)
-        assert found.seen.waiting == 2
-        assert 8000 <= found.seen.kv_active_tokens < 8100
-        assert found.seen.kv_capacity_tokens == 16_000
+        await found.until(lambda: found.seen.load.num_running == 5)
+        assert found.seen.load.num_waiting == 2
+        assert 8000 <= found.seen.load.kv_active_tokens < 8100
+        assert found.seen.limits.kv_capacity_tokens == 16_000
         assert found.seen.reports
 
 
@@ -80,11 +80,11 @@ async def test_how_busy_it_is_is_read_from_the_server(kind: type[FakeServer]) ->
 async def test_a_server_that_says_what_is_no_number_is_read_again_when_it_says_one(number: Any) -> None:
     fake = FakeVllm(running=2)
     async with followed(fake) as found:
-        await found.until(lambda: found.seen.running == 2)
+        await found.until(lambda: found.seen.load.num_running == 2)
         num_polls, fake.running = fake.num_polls, number
         await found.until(lambda: fake.num_polls > num_polls + 1)
         fake.running = 3
-        await found.until(lambda: found.seen.running == 3)
+        await found.until(lambda: found.seen.load.num_running == 3)
 
 
 async def test_a_server_that_cannot_say_how_busy_it_is_is_counted_by_what_was_sent() -> None:
@@ -98,25 +98,29 @@ async def test_a_server_without_metrics_is_used_and_counted_by_what_was_sent() -
     async with followed(FakeVllm(has_metrics=False)) as found:
         await found.until(lambda: found.state == "ready")
         assert not found.seen.reports
-        assert found.seen.max_context_tokens == 4096  # that it did say
+        assert found.seen.limits.max_model_len == 4096  # that it did say
 
 
 async def test_facts_come_from_where_each_server_keeps_them() -> None:
     async with followed(FakeSglang()) as found:
         await found.until(lambda: found.state == "ready")
-        assert (found.seen.max_context_tokens, found.seen.max_sequences, found.seen.step_tokens) == (4096, 48, 256)
+        assert (found.seen.limits.max_model_len, found.seen.max_sequences, found.seen.limits.chunk_tokens) == (
+            4096,
+            48,
+            256,
+        )
     async with followed(FakeTgi()) as found:
         await found.until(lambda: found.state == "ready")
-        assert (found.seen.max_context_tokens, found.seen.max_sequences) == (4096, 128)
+        assert (found.seen.limits.max_model_len, found.seen.max_sequences) == (4096, 128)
 
 
 async def test_metrics_that_stop_coming_mean_degraded_and_never_idle() -> None:
     fake = FakeVllm(running=5)
     async with followed(fake) as found:
-        await found.until(lambda: found.seen.running == 5)
+        await found.until(lambda: found.seen.load.num_running == 5)
         fake.has_metrics = False
         await found.until(lambda: found.state == "degraded")
-        assert found.seen.running == 5
+        assert found.seen.load.num_running == 5
         fake.has_metrics = True
         await found.until(lambda: found.state == "ready")
 
@@ -264,14 +268,14 @@ def llamacpp() -> Iterator[str]:
 async def test_llamacpp_meets_the_contract(llamacpp: str) -> None:
     async with following(llamacpp, model="smollm2") as found:
         await meets_the_contract(found, "llamacpp")
-        assert (found.seen.max_sequences, found.seen.max_context_tokens) == (2, 512)
+        assert (found.seen.max_sequences, found.seen.limits.max_model_len) == (2, 512)
         calls = [
             found.send("/v1/completions", b'{"model":"smollm2","prompt":"Once","max_tokens":200,"stream":true}')[0]
             for _ in range(3)
         ]
-        await found.until(lambda: (found.seen.running, found.seen.waiting) == (2, 1))
-        steps = found.seen.steps
-        await found.until(lambda: found.seen.steps > steps)
+        await found.until(lambda: (found.seen.load.num_running, found.seen.load.num_waiting) == (2, 1))
+        steps = found.seen.load.steps
+        await found.until(lambda: found.seen.load.steps > steps)
         for call in calls:
             call.cancel()
         await found.until(lambda: found.seen.sequences == 0)  # clients that leave end the work

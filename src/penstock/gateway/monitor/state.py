@@ -98,12 +98,12 @@ def _replica(replica: Replica, now: float) -> ReplicaView:
         share=seen.share,
         in_flight=len(replica.in_flight),
         streams=sum(request.is_stream for request in replica.in_flight),
-        running=seen.running,
-        waiting=seen.waiting,
-        prefill_tokens=seen.prefill_tokens,
-        kv_active_tokens=seen.kv_active_tokens,
-        kv_capacity_tokens=_bounded(seen.kv_capacity_tokens),
-        max_context_tokens=_bounded(seen.max_context_tokens),
+        running=seen.load.num_running,
+        waiting=seen.load.num_queued,
+        prefill_tokens=seen.load.queued_tokens,
+        kv_active_tokens=seen.load.kv_active_tokens,
+        kv_capacity_tokens=_bounded(seen.limits.kv_capacity_tokens),
+        max_context_tokens=_bounded(seen.limits.max_model_len),
         heard_s_ago=round(now - seen.taken_at, 3) if seen.reports and seen.taken_at else None,
     )
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.core.errors import ConfigError
-from penstock.core.replica import HOST_SHARE, ReplicaSnapshot
+from penstock.core.measurements import EngineLoad, ServingLimits
+from penstock.core.replica import HOST_SHARE, UNBOUNDED, ReplicaSnapshot
 from penstock.core.request import Priority
 from penstock.router.lots import lot_of
 from penstock.router.request import EdgeRequest
@@ -64,17 +65,22 @@ class Seen(msgspec.Struct, frozen=True, gc=False, array_like=True):
             id=self.id,
             models=(model,),
             taken_at=now - self.age_s,
-            max_sequences=self.max_sequences,
-            kv_capacity_tokens=self.kv_capacity_tokens,
+            limits=ServingLimits(
+                max_num_seqs=self.max_sequences,
+                chunk_tokens=self.step_tokens,
+                max_model_len=UNBOUNDED,
+                kv_capacity_tokens=self.kv_capacity_tokens,
+            ),
+            load=EngineLoad(
+                num_waiting=max(0, self.sequences - self.running),
+                num_running=self.running,
+                queued_tokens=self.prefill_queued,
+                kv_active_tokens=round(self.kv_used_tokens - growth),
+            ),
             prefill_tokens_per_s=self.prefill_tokens_per_s,
             decode_tokens_per_s=self.decode_tokens_per_s,
             mean_output_tokens=self.mean_output_tokens,
-            running=self.running,
-            waiting=max(0, self.sequences - self.running),
-            prefill_tokens=self.prefill_queued,
-            kv_active_tokens=round(self.kv_used_tokens - growth),
             share=self.share,
-            step_tokens=self.step_tokens,
             host_share=self.host_share,
         )
 
@@ -214,12 +220,12 @@ def _seen(choice: Choice, at: int, now: float) -> Seen:
         replica.prefill_tokens_per_s,
         replica.decode_tokens_per_s,
         replica.mean_output_tokens,
-        replica.running,
+        replica.load.num_running,
         replica.kv_used_tokens,
-        replica.kv_capacity_tokens,
+        replica.limits.kv_capacity_tokens,
         now - replica.taken_at,
         replica.share,
-        replica.step_tokens,
+        replica.limits.chunk_tokens,
         choice.on_host.get(replica.id, 0),
         replica.host_share,
     )

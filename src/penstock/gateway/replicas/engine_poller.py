@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.measurements import EngineLoad, EngineMeasurements, EngineSpeeds, ServingLimits
+from penstock.core.measurements import EngineMeasurements, EngineSpeeds
 from penstock.core.replica import GONE_AFTER_S, STALE_AFTER_S, ReplicaSnapshot, ReplicaState
 from penstock.dialects import detect, reading
 from penstock.dialects.dialect import Dialect, Document, Signal
@@ -257,7 +257,7 @@ class EnginePoller:
         replica, snapshot = self._replica, self._snapshot(dialect, values, sent_at)
         measured = self._measured(values, snapshot)
         is_lost = replica.health.hangs(measured, self._clock.now())
-        self._said = replace(snapshot, steps=measured.load.steps)
+        self._said = replace(snapshot, load=measured.load)
         replica.heard(self._said)
         if is_lost:
             _log.warning("%s has work and makes no step", replica.id)
@@ -274,8 +274,8 @@ class EnginePoller:
         """For the watchdog, which is more patient with one that has computed nothing yet."""
         speed = reading.prefill_rate(values, {}) or (2000.0 if self._has_worked(values) else None)
         return EngineMeasurements(
-            EngineLoad(num_waiting=snapshot.waiting, num_running=snapshot.running, steps=self._progress.steps(values)),
-            limits=ServingLimits(chunk_tokens=snapshot.step_tokens),
+            replace(snapshot.load, steps=self._progress.steps(values)),
+            limits=snapshot.limits,
             speeds=EngineSpeeds(speed),
         )
 

@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.api import relay
 from penstock.api.replica_report import ReplicaReport, decode
-from penstock.core.replica import GONE_AFTER_S, UNBOUNDED, ReplicaSnapshot, ReplicaState
+from penstock.core.replica import GONE_AFTER_S, UNBOUNDED_LIMITS, ReplicaSnapshot, ReplicaState
 from penstock.core.request import Priority
 from penstock.dialects.engines import DIALECTS
 from penstock.dialects.engines.openai import OPENAI
@@ -351,8 +351,7 @@ class Follower:
                 models=(replica.model,),
                 state=ReplicaState.READY,
                 reports=False,
-                max_sequences=UNBOUNDED,
-                step_tokens=UNBOUNDED,
+                limits=UNBOUNDED_LIMITS,
             )
         )
         self._look()

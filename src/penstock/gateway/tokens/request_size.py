@@ -52,8 +52,8 @@ class Pool:
         snapshot = replica.snapshot
         (self._ready.add if snapshot.state is ReplicaState.READY else self._ready.discard)(replica.id)
         self.num_ready = len(self._ready)
-        if snapshot.state is not ReplicaState.OUT and self._contexts.get(replica.id) != snapshot.max_context_tokens:
-            self._contexts[replica.id] = snapshot.max_context_tokens
+        if snapshot.state is not ReplicaState.OUT and self._contexts.get(replica.id) != snapshot.limits.max_model_len:
+            self._contexts[replica.id] = snapshot.limits.max_model_len
             self.least_context, self.most_context = min(self._contexts.values()), max(self._contexts.values())
         if self.tokens.prompt_tokenizer is not None:
             self.tokens.prompt_tokenizer.max_context = self.most_context
