@@ -65,8 +65,8 @@ class Prober:
         while True:
             await clocks.sleep(self._clock, _SOON_S)
             if health.is_in:
-                if replica.snapshot.steps != steps:
-                    steps, stepped_at = replica.snapshot.steps, self._clock.now()
+                if replica.snapshot.load.steps != steps:
+                    steps, stepped_at = replica.snapshot.load.steps, self._clock.now()
                 is_due = self._clock.now() - stepped_at >= self._deep_every_s > 0
                 if not is_due or replica.snapshot.state is not ReplicaState.READY:
                     continue
