@@ -78,9 +78,9 @@ class Shadows:
             seen
             for seen in admission.replicas(pool)
             if seen.state_at(now) is ReplicaState.READY
-            and not (seen.is_tripped or seen.waiting)
+            and not (seen.is_tripped or seen.load.num_queued)
             and 2 * seen.sequences < seen.max_sequences
-            and 2 * seen.kv_used_tokens < seen.kv_capacity_tokens
+            and 2 * seen.kv_used_tokens < seen.limits.kv_capacity_tokens
         ]
         copies = [copy.replica.id for copy in self._open]
         if not free:
