@@ -279,7 +279,7 @@ class Admission:
                 return self._refuse(queue, request, reason, retry_s, now)
         if is_promised or request.fingerprint:
             queue.redeem(request)
-        most_kv = max(replica.kv_capacity_tokens for replica in usable)
+        most_kv = max(replica.limits.kv_capacity_tokens for replica in usable)
         queue.push(request, now, now + patience_s, guess, is_promised=is_promised, most_kv=most_kv)
         heapq.heappush(self._deadlines, (now + patience_s, request.id, request.model))
         self._dispatch(model, now)

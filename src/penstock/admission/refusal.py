@@ -37,8 +37,8 @@ def why_not_wait(
     and small requests the last: it is not for them that others wait."""
     rules = settings.classes[request.priority]
     # A cache is full at most: what one request would fill in many turns is no reason to refuse the others.
-    asked = queue.kv_tokens + sum(min(replica.kv_used_tokens, replica.kv_capacity_tokens) for replica in usable)
-    capacity = sum(replica.kv_capacity_tokens for replica in usable)
+    asked = queue.kv_tokens + sum(min(replica.kv_used_tokens, replica.limits.kv_capacity_tokens) for replica in usable)
+    capacity = sum(replica.limits.kv_capacity_tokens for replica in usable)
     bearable = rules.kv_pressure * _standing(request, request.kv_tokens * len(usable) / capacity, settings)
     if asked / capacity > bearable:
         return ShedReason.KV_TIGHT
@@ -73,8 +73,8 @@ def first_guess(request: EdgeRequest, usable: Sequence[ReplicaSnapshot]) -> floa
     amount = expected_cost(request)
     rate = 0.0
     for replica in usable:
-        running = max(1, replica.running)
-        places = min(replica.max_sequences, replica.kv_capacity_tokens // request.kv_tokens, _MANY)
+        running = max(1, replica.load.num_running)
+        places = min(replica.max_sequences, replica.limits.kv_capacity_tokens // request.kv_tokens, _MANY)
         token_s = 1.0 / (replica.decode_tokens_per_s * math.sqrt(max(1.0, places / running)))
         rate += amount / (request.prompt_tokens / replica.prefill_tokens_per_s + request.output_tokens * token_s)
     return rate

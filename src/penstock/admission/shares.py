@@ -75,9 +75,9 @@ def blocked_by(
     places = part * replica.max_sequences - replica.sequences
     if places < 1.0:
         return "sequences"
-    kv_places = (part * replica.kv_capacity_tokens - replica.kv_used_tokens) / request.kv_tokens
+    kv_places = (part * replica.limits.kv_capacity_tokens - replica.kv_used_tokens) / request.kv_tokens
     if kv_places < 1.0:
         return "kv"
-    if replica.prefill_queued - saved_tokens >= part * replica.step_tokens:
+    if replica.prefill_queued - saved_tokens >= part * replica.limits.chunk_tokens:
         return "prefill"
     return FAIR_SHARE if places_kept and min(places, kv_places) < 1.0 + places_kept else None
