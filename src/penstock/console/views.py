@@ -163,7 +163,7 @@ def decision_row(at_s: float, request: EdgeRequest, choice: Choice, names: dict[
             [round(scores[i], 4) for scores in choice.scores.values()],
             request.tokens_of(choice.matched.get(candidates[i].id, 0)) if request.hashes else None,
             choice.on_host.get(candidates[i].id, 0) * request.block_tokens,
-            candidates[i].running,
+            candidates[i].load.num_running,
             candidates[i].prefill_queued,
         )
         for i in order[:_MOST_CANDIDATES]
