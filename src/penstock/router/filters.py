@@ -42,7 +42,7 @@ def that_fit_context(request: EdgeRequest, replicas: Replicas, now: float) -> Re
     tokens = request.context_tokens
     if tokens is None:
         tokens = request.prompt_tokens + request.max_tokens
-    return [r for r in replicas if tokens <= r.max_context_tokens and tokens <= r.kv_capacity_tokens]
+    return [r for r in replicas if tokens <= r.limits.max_model_len and tokens <= r.limits.kv_capacity_tokens]
 
 
 def that_are_allowed(request: EdgeRequest, replicas: Replicas, now: float) -> Replicas:

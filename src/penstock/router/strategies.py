@@ -61,7 +61,7 @@ def kv_aware(weights: Weights, index: PrefixIndex) -> Strategy:
     """The least time to a first token, by what each replica holds of the prompt, its queues and its KV cache."""
 
     def routed(request: EdgeRequest, replica: ReplicaSnapshot, now: float) -> None:
-        capacity = replica.kv_capacity_tokens
+        capacity = replica.limits.kv_capacity_tokens
         most = capacity // request.block_tokens if capacity < UNBOUNDED else UNKNOWN_CAPACITY_BLOCKS
         if request.hashes:
             index.predicted(replica.id, request.hashes, now, most)
