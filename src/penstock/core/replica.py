@@ -75,7 +75,8 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     def __post_init__(self) -> None:
         load, limits, running = self.load, self.limits, self.load.num_running
-        sequences = running + load.num_queued + self.sent_sequences
+        taken = running + load.num_waiting
+        sequences = (taken if taken > load.num_open else load.num_open) + self.sent_sequences  # as `num_queued` has it
         queued = load.queued_tokens + self.sent_prefill_tokens
         # With growth: prompts that wait take their blocks later, and a running sequence is half way through its output
         # on average.
@@ -98,32 +99,6 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             queue_s += excess * self.mean_output_tokens / self.decode_tokens_per_s
         force_setattr(self, "queue_s", queue_s)
         force_setattr(self, "fresh_until", self.taken_at + STALE_AFTER_S if self.reports else inf)
-
-    # Other names of the record's numbers, for those who still read them so.
-
-    @property
-    def max_context_tokens(self) -> int:
-        return self.limits.max_model_len
-
-    @property
-    def kv_capacity_tokens(self) -> int:
-        return self.limits.kv_capacity_tokens
-
-    @property
-    def step_tokens(self) -> int:
-        return self.limits.chunk_tokens
-
-    @property
-    def running(self) -> int:
-        return self.load.num_running
-
-    @property
-    def waiting(self) -> int:
-        return self.load.num_queued
-
-    @property
-    def steps(self) -> int:
-        return self.load.steps
 
     def state_at(self, now: float, stale_after_s: float = STALE_AFTER_S) -> ReplicaState:
         if not self.reports:
