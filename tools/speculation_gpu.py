@@ -39,7 +39,7 @@ from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.assemble import Assembly, assemble
 from penstock.sched.budget import StepBudget
 from penstock.sched.device_costs import DeviceCosts
-from penstock.sched.lookup import PromptLookup
+from penstock.sched.ngram import PromptLookup
 from penstock.sched.plan import Runner, SampleSpec, Slice, StepPlan
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.sequence import Sequence as LiveSequence

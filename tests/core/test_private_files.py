@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.core.private_files import make_private, open_private
-from penstock.hub.adapter_file import AdapterFile, StoredAdapter
 from penstock.hub.disk import locked
+from penstock.hub.lora_file import AdapterFile, StoredAdapter
 from penstock.hub.watermarks import WatermarkFile
 from penstock.tenancy.sqlite import SqliteDatabase
 

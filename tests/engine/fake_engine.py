@@ -22,17 +22,17 @@ import msgspec
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import ModelCorrupt
 from penstock.core.measurements import ServingLimits
-from penstock.engine.adapters import AdapterMail
 from penstock.engine.embedding import EmbedQueue
 from penstock.engine.fake import FakeRunner
 from penstock.engine.fake_embedder import FakeEmbedder
 from penstock.engine.loop import EngineLoop
+from penstock.engine.lora import LoraMailbox
 from penstock.engine.mailbox import Mailbox
 from penstock.engine.messages import EngineInfo, Failed, Loading, Ready
 from penstock.engine.ports import Guides
 from penstock.kv.cache import KVCache
-from penstock.sched.adapters import AdapterSlots
 from penstock.sched.budget import StepBudget
+from penstock.sched.lora import AdapterSlots
 from penstock.sched.plan import StepHandle, StepPlan
 from penstock.sched.scheduler import Scheduler
 
@@ -169,7 +169,7 @@ def run(options: Options, ours: socket.socket) -> None:
     guides = _guides(options) if options.is_guided else None
     mailbox.send(Ready(info))
     embeddings = EmbedQueue(FakeEmbedder(poison=POISON), MonotonicClock())
-    mail = AdapterMail(mailbox, FakeWeights(options), slots, max_host=options.max_cpu_loras)
+    mail = LoraMailbox(mailbox, FakeWeights(options), slots, max_host=options.max_cpu_loras)
     virtual = StepClock()
     clock = virtual if options.virtual_step_s else MonotonicClock()
     EngineLoop(scheduler, SlowRunner(options, virtual), mail, clock, guides=guides, embeddings=embeddings).run()

@@ -15,11 +15,11 @@ from penstock.kv.cache import KVCache
 from penstock.model.batch import Batch
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV, Ops
-from penstock.runner.adapters import RunnerAdapters
+from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover, PlainCopies
 from penstock.runner.runner import ModelRunner
-from penstock.sched.adapters import AdapterSlots
 from penstock.sched.budget import StepBudget
+from penstock.sched.lora import AdapterSlots
 from penstock.sched.plan import StepPlan
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.sequence import Sequence as LiveSequence

@@ -9,7 +9,7 @@ import torch
 
 from penstock.sched.sequence import Sequence
 from tests.equality.inprocess import InProcess
-from tests.equality.test_adapters_together import CONFIG, NUM_SLOTS, Adapted, adapted, requests
+from tests.equality.test_lora_together import CONFIG, NUM_SLOTS, Adapted, adapted, requests
 
 __all__ = ["adapted"]  # the fixture
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from penstock.hub.peft import read_peft
-from penstock.model.adapters import with_adapters
 from penstock.model.loading import load_model
+from penstock.model.lora import with_adapters
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.weights import Site
-from tests.model.test_adapters import logits_of
+from tests.model.test_lora import logits_of
 from tests.model.tiny import StateDictCheckpoint, hf_model
 
 PROMPT = torch.randint(0, 256, (30,), generator=torch.Generator().manual_seed(3)).tolist()

@@ -24,7 +24,7 @@ from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps
 from penstock.runner.runner import ModelRunner
 from penstock.sched.budget import StepBudget
-from penstock.sched.lookup import PromptLookup
+from penstock.sched.ngram import PromptLookup
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.sequence import Sequence
 from penstock.sched.speculation import Proposer

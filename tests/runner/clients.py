@@ -13,8 +13,8 @@ from penstock.engine.ports import Guides
 from penstock.kv.cache import KVCache
 from penstock.kv.host import HostBlocks
 from penstock.runner.assemble import Assembly
-from penstock.sched.adapters import AdapterSlots
 from penstock.sched.budget import StepBudget
+from penstock.sched.lora import AdapterSlots
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.speculation import Speculation
 

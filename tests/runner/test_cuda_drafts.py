@@ -14,7 +14,7 @@ from penstock.engine.draft_model import DraftModel
 from penstock.kv.cache import KVCache
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.assemble import Assembly
-from penstock.sched.lookup import PromptLookup
+from penstock.sched.ngram import PromptLookup
 from penstock.sched.speculation import Speculation
 from tests.devices import NEEDS_GPU
 from tests.runner.clients import Clients, one_after_the_other, serve

@@ -57,7 +57,7 @@ def test_a_text_that_needs_more_blocks_than_there_are_gets_them_for_once() -> No
     np.testing.assert_allclose(vectors(on_gpu.embed(TEXTS)), vectors(expected), atol=1e-6)
 
 
-class Mail(Clients):
+class MailboxPort(Clients):
     def __init__(self, script: Script) -> None:
         super().__init__(script)
         self.embedded: list[Embedded] = []
@@ -78,7 +78,7 @@ def everybody(_: Clients) -> Iterator[list[ToEngine]]:
 
 @pytest.mark.parametrize("device", ["cpu-overlapped", pytest.param("cuda", marks=NEEDS_GPU)])
 def test_texts_between_steps_that_are_under_way(device: str) -> None:
-    made, mail = assembled(CONFIG, device, block_size=16), Mail(everybody)
+    made, mail = assembled(CONFIG, device, block_size=16), MailboxPort(everybody)
     assert made.embedder is not None
     scheduler = Scheduler(KVCache(200, 16), StepBudget(96, target_s=None, floor=16), max_num_seqs=made.max_num_seqs)
     queue = EmbedQueue(made.embedder, TickingClock())

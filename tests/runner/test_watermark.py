@@ -12,8 +12,8 @@ from penstock.core.sampling import SamplingParams
 from penstock.core.watermark import Scheme, Seeding, Watermark
 from penstock.runner.sampler import sample
 from penstock.runner.watermark import apply_watermarks
-from penstock.sched.choosing import Continued
 from penstock.sched.plan import SampleSpec
+from penstock.sched.sample_specs import Continued
 from penstock.text.watermark import Verdict, detect
 from tests.runner.reference_sampling import assert_drawn_from, distribution
 from tests.runner.test_masks import Only

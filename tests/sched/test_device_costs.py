@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from penstock.sched.allotting import Outlook
 from penstock.sched.device_costs import DeviceCosts
+from penstock.sched.draft_budget import Outlook
 
 SLOWDOWN = 1.2
 

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.core.request import Request
 from penstock.kv.cache import KVCache
-from penstock.sched.allotting import capped, gain, worthwhile
 from penstock.sched.budget import StepBudget
+from penstock.sched.draft_budget import capped, gain, worthwhile
 from penstock.sched.drafting import Drafts
 from penstock.sched.plan import Sampled, StepPlan, StepResult
 from penstock.sched.scheduler import Scheduler

@@ -18,7 +18,7 @@ from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineClient
 from penstock.server.block_routes import BlockRoutes
 from penstock.server.drain import Drain
-from penstock.server.incoming import GatewayTrust
+from penstock.server.gateway_headers import GatewayTrust
 from tests.engine.expecting import no_pause
 from tests.engine.fake_engine import launcher
 from tests.server.replica import NAME, Replica, serving

@@ -15,14 +15,14 @@ from penstock.engine.messages import EngineInfo
 
 if TYPE_CHECKING:
     from penstock.cli.phases import Phases
-    from penstock.engine.ports import Mail
+    from penstock.engine.ports import MailboxPort
     from penstock.hub.encoder import EncoderCheckpoint
 
 _TEXTS = 512  # that a gateway may think are room for: texts wait in the engine, which needs no cache for them
 
 
 def build_encoder(
-    checkpoint: EncoderCheckpoint, settings: EngineSettings, mailbox: Mail, phases: Phases
+    checkpoint: EncoderCheckpoint, settings: EngineSettings, mailbox: MailboxPort, phases: Phases
 ) -> tuple[EncoderLoop, EngineInfo]:
     import torch
 

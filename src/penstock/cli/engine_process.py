@@ -26,19 +26,19 @@ from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.measurements import ServingLimits
 from penstock.core.settings import EngineSettings, Settings
 from penstock.core.speculating import kind_of
-from penstock.engine.adapters import AdapterMail
 from penstock.engine.embedding import EmbedQueue
 from penstock.engine.encoder_loop import EncoderLoop
 from penstock.engine.loop import EngineLoop
+from penstock.engine.lora import LoraMailbox
 from penstock.engine.mailbox import Disconnected, Mailbox
 from penstock.engine.messages import EngineInfo, Failed, Loading, Ready
-from penstock.engine.ports import Mail
+from penstock.engine.ports import MailboxPort
 from penstock.engine.step_log import StepLimits, StepLog
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.encoder import EncoderCheckpoint
 from penstock.kv.cache import KVCache
-from penstock.sched.adapters import AdapterSlots
 from penstock.sched.budget import StepBudget
+from penstock.sched.lora import AdapterSlots
 from penstock.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -129,10 +129,10 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop | EncoderLoo
     return loop, info
 
 
-def _mail(mailbox: Mailbox, assembly: Assembly, slots: AdapterSlots, settings: EngineSettings) -> Mail:
+def _mail(mailbox: Mailbox, assembly: Assembly, slots: AdapterSlots, settings: EngineSettings) -> MailboxPort:
     if assembly.adapters is None:
         return mailbox
-    return AdapterMail(mailbox, assembly.adapters, slots, max_host=settings.max_cpu_loras or 4 * slots.num_slots)
+    return LoraMailbox(mailbox, assembly.adapters, slots, max_host=settings.max_cpu_loras or 4 * slots.num_slots)
 
 
 def _step_log(settings: Settings, assembly: Assembly) -> StepLog | None:

@@ -42,7 +42,7 @@ def make_speculation(settings: EngineSettings, assembly: Assembly, cache: KVCach
     if kind == "off":
         return None, "off"
     from penstock.sched.device_costs import DeviceCosts
-    from penstock.sched.lookup import PromptLookup
+    from penstock.sched.ngram import PromptLookup
     from penstock.sched.step_costs import StepCosts
 
     proposer: Proposer = PromptLookup()

@@ -20,9 +20,9 @@ from penstock.core.errors import EngineFailed, EngineUnavailable, PenstockError,
 from penstock.core.measurements import EngineMeasurements
 from penstock.core.request import Request, TokenEvent
 from penstock.engine.accounts import Accounts
-from penstock.engine.adapter_desk import AdapterDesk
 from penstock.engine.cache_contents import CacheContents
 from penstock.engine.embedding_calls import EmbeddingCalls
+from penstock.engine.lora_client import LoraClient
 from penstock.engine.mailbox import FrameReader, frame
 from penstock.engine.memory_kills import count_memory_kills
 from penstock.engine.messages import (
@@ -93,7 +93,7 @@ class EngineClient:
         self.restarts = 0
         self.memory_kills = 0  # of its processes, by the kernel
         self.cache = CacheContents()
-        self.adapters = AdapterDesk(self._send, as_error)
+        self.adapters = LoraClient(self._send, as_error)
         self._accounts = Accounts()
         self.embeddings = EmbeddingCalls(self._send, self._check_ready)
         self._sent_tokens = 0  # of all prompts, to the process that runs

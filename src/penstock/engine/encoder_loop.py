@@ -10,13 +10,13 @@ from penstock.core.request import FinishReason, TokenEvent
 from penstock.engine.embedding import EmbedQueue
 from penstock.engine.mailbox import Disconnected
 from penstock.engine.messages import Abort, Embed, StepFigures, StepReport, Stop, Submit
-from penstock.engine.ports import Mail
+from penstock.engine.ports import MailboxPort
 
 log = logging.getLogger("penstock.engine")
 
 
 class EncoderLoop:
-    def __init__(self, queue: EmbedQueue, mailbox: Mail) -> None:
+    def __init__(self, queue: EmbedQueue, mailbox: MailboxPort) -> None:
         self._queue = queue
         self._mailbox = mailbox
         self._steps = 0

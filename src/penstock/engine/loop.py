@@ -32,7 +32,7 @@ from penstock.engine.messages import (
     Stop,
     Submit,
 )
-from penstock.engine.ports import Guides, Mail
+from penstock.engine.ports import Guides, MailboxPort
 from penstock.engine.step_log import StepLog
 from penstock.sched.cost import Work, split
 from penstock.sched.drafting import Drafts
@@ -61,7 +61,7 @@ class EngineLoop:
         self,
         scheduler: Scheduler,
         runner: Runner,
-        mailbox: Mail,
+        mailbox: MailboxPort,
         clock: Clock,
         work: Work = Work(),  # noqa: B008 (frozen)
         step_log: StepLog | None = None,

@@ -9,7 +9,7 @@ from penstock.engine.messages import FromEngine, ToEngine
 from penstock.sched.guiding import TokenGuide
 
 
-class Mail(Protocol):
+class MailboxPort(Protocol):
     """How requests come in and news go out: a socket's mailbox, or anything like it."""
 
     def receive(self, *, wait: bool) -> list[ToEngine]: ...

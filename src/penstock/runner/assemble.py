@@ -18,16 +18,16 @@ from penstock.core.settings import EngineSettings
 from penstock.core.speculating import most_drafts
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.encoder import Pooling, read_pooling
-from penstock.model.adapters import with_adapters
 from penstock.model.loading import load_model
+from penstock.model.lora import with_adapters
 from penstock.model.ops import KVShape, LayerKV, Ops
 from penstock.model.ops.native import NativeOps
 from penstock.model.weights import Site
 from penstock.quant import Quant
-from penstock.runner.adapters import RunnerAdapters
 from penstock.runner.draft import Drafting, load_small
 from penstock.runner.embedder import DecoderEmbedder
 from penstock.runner.kernels import choose_kernels, compiling_ahead, make_host_copies, make_runner
+from penstock.runner.lora import RunnerAdapters
 from penstock.runner.memory import blocks_on_cpu, blocks_on_gpu, blocks_on_host, free_bytes, staged
 from penstock.runner.moving import BlockMover
 from penstock.runner.precision import FP8, kv_scale_bytes, name

@@ -20,10 +20,10 @@ from penstock.model.ops import LayerKV
 from penstock.model.ops.triton import TritonOps
 from penstock.model.ops.triton.argmax import argmax
 from penstock.model.ops.triton.shared import pieces_wanted, sequences_per_tile
-from penstock.runner.adapters import RunnerAdapters
 from penstock.runner.decode_graphs import DecodeGraphs, coarse_ladder, graph_ladder, rung
 from penstock.runner.device_inputs import Inputs, Sizes, as_batch, write
 from penstock.runner.device_sampler import choose
+from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover
 from penstock.runner.pending import PendingStep, Scores, event, score
 from penstock.runner.rows import spread

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from penstock.model.batch import Batch
-from penstock.runner.adapters import slot_rows
+from penstock.runner.lora import slot_rows
 from penstock.sched.plan import Slice
 
 

@@ -17,9 +17,9 @@ from penstock.core.errors import ConfigError
 from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
 from penstock.hub.home import penstock_home
-from penstock.model.adapters import with_adapters
 from penstock.model.layers import CausalLM
 from penstock.model.loading import load_model
+from penstock.model.lora import with_adapters
 from penstock.model.ops import KVShape, LayerKV, Ops
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.formats import Format, choose_format
@@ -27,7 +27,7 @@ from penstock.model.ops.reference import ReferenceOps
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.weights import Quantize, Site
 from penstock.quant import Quant, as_stored, to_quant
-from penstock.runner.adapters import RunnerAdapters
+from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover, HostCopies, PlainCopies
 from penstock.runner.precision import fp8_obstacle, int8_kv_obstacle, name, resolve_kv_dtype, resolve_quant
 from penstock.runner.profile import Limits, adapted, decode_step, largest_step, rows_step

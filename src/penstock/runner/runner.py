@@ -8,8 +8,8 @@ import torch
 
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV, Ops
-from penstock.runner.adapters import RunnerAdapters
 from penstock.runner.inputs import build_batch
+from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover
 from penstock.runner.sampler import sample
 from penstock.runner.verify import choices, outcome

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from penstock.sched.choosing import choices_after
 from penstock.sched.plan import Slice, StepPlan
+from penstock.sched.sample_specs import choices_after
 from penstock.sched.sequence import Sequence as LiveSequence
 
 Drafts = Mapping[str, Sequence[int]]  # by request id

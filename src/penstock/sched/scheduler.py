@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from penstock.core.request import Request, TokenEvent
 from penstock.kv.cache import BlockTable, KVCache, PrefixMatch
-from penstock.sched import drafting, steady
-from penstock.sched.adapters import AdapterSlots
+from penstock.sched import drafting
+from penstock.sched import fast_forward as steady
 from penstock.sched.budget import StepBudget, StepRoom
 from penstock.sched.counters import SchedulerCounters
 from penstock.sched.drafting import Drafts
 from penstock.sched.fairness import Share, Shares
 from penstock.sched.guiding import TokenGuide
+from penstock.sched.lora import AdapterSlots
 from penstock.sched.plan import Sampled, Slice, StepPlan, StepResult
 from penstock.sched.queue import WaitingQueue
 from penstock.sched.ranking import Rank, Ranking

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.sched.choosing import choice_of
 from penstock.sched.plan import Slice, StepPlan
+from penstock.sched.sample_specs import choice_of
 from penstock.sched.sequence import Sequence
 
 

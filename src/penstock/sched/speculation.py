@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
-from penstock.sched.allotting import Costs, Outlook
+from penstock.sched.draft_budget import Costs, Outlook
 from penstock.sched.drafting import Drafts, room_of
 from penstock.sched.plan import StepPlan, StepResult
 from penstock.sched.sequence import Sequence as LiveSequence

@@ -12,9 +12,9 @@ from penstock.api.errors import ANTHROPIC
 from penstock.core.errors import ContextLengthExceeded
 from penstock.server.anthropic_answer import MessageAnswer
 from penstock.server.calling_answers import CallingMessage
-from penstock.server.exchange import Ask, Exchange
-from penstock.server.incoming import Incoming
-from penstock.server.prompts import PromptEncoder
+from penstock.server.exchange import Exchange, PreparedRequest
+from penstock.server.gateway_headers import GatewayHeaders
+from penstock.server.prompt_encoder import PromptEncoder
 from penstock.server.served_model import ServedModel
 from penstock.server.tool_calling import ToolCalling
 
@@ -38,7 +38,7 @@ class AnthropicRoutes:
         body = await self._exchange.reply(request, "count_tokens", self._count)
         await json_response(send, 200, body)
 
-    def _read(self, incoming: Incoming) -> Ask:
+    def _read(self, incoming: GatewayHeaders) -> PreparedRequest:
         wanted = parse_messages(incoming.body)
         self._model.check_name(wanted.model)
         chat = wanted.to_chat()
@@ -47,8 +47,8 @@ class AnthropicRoutes:
         head = MessageHead(f"msg_{incoming.origin.id}", wanted.model)
         calling = ToolCalling.of(chat, self._model)
         if calling is None:
-            return Ask(chat, prompts, partial(MessageAnswer, head, wanted.max_tokens), wanted.guide())
-        return Ask(chat, prompts, partial(CallingMessage, head, wanted.max_tokens), calling.guide, calling)
+            return PreparedRequest(chat, prompts, partial(MessageAnswer, head, wanted.max_tokens), wanted.guide())
+        return PreparedRequest(chat, prompts, partial(CallingMessage, head, wanted.max_tokens), calling.guide, calling)
 
     def _count(self, body: bytes) -> bytes:
         wanted = parse_count_tokens(body)

@@ -15,7 +15,7 @@ from penstock.api.asgi import Request, Route, Send, SseStream
 from penstock.api.kv_blocks import BlockNews, pack
 from penstock.engine.client import EngineClient
 from penstock.server.drain import Drain
-from penstock.server.incoming import GatewayTrust
+from penstock.server.gateway_headers import GatewayTrust
 
 _PERIOD_S = 0.05
 _MOST_PERIODS = 8  # without news: a gateway reconnects to a replica that is silent for a second

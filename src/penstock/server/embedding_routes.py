@@ -24,7 +24,7 @@ from penstock.core.request import Cost
 from penstock.engine.client import EngineClient
 from penstock.engine.messages import Embed
 from penstock.server.drain import Drain
-from penstock.server.incoming import GatewayTrust, Incoming
+from penstock.server.gateway_headers import GatewayHeaders, GatewayTrust
 from penstock.server.offload import Offload
 from penstock.server.recorder import Recorder, TextWork
 from penstock.server.served_model import MAX_CONTEXTS, ServedModel
@@ -73,7 +73,7 @@ class EmbeddingRoutes:
             Route("POST", "/v1/score", partial(self._serve, "score", self._score)),
         ]
 
-    async def _serve(self, route: str, read: Callable[[Incoming], Job], request: Request, send: Send) -> None:
+    async def _serve(self, route: str, read: Callable[[GatewayHeaders], Job], request: Request, send: Send) -> None:
         with self._recorder.request(route, request.id, request.convention) as record:
             record.context = request.trace_context
             incoming = self._trust.read(request, await request.body(self._max_body_bytes))
@@ -94,7 +94,7 @@ class EmbeddingRoutes:
 
     # -- what is asked
 
-    def _embed(self, incoming: Incoming) -> Job:
+    def _embed(self, incoming: GatewayHeaders) -> Job:
         wanted = parse_embedding(incoming.body)
         self._model.check_base_name(wanted.model)
         inputs, size = wanted.inputs(self._model.config.vocab_size), self._model.config.hidden_size
@@ -110,7 +110,7 @@ class EmbeddingRoutes:
             job, lambda found: embedding_list(wanted.model, shortened(found, wanted.dimensions), form, num_tokens)
         )
 
-    def _rerank(self, incoming: Incoming) -> Job:
+    def _rerank(self, incoming: GatewayHeaders) -> Job:
         wanted = parse_rerank(incoming.body)
         self._model.check_base_name(wanted.model)
         texts = wanted.texts()
@@ -124,7 +124,7 @@ class EmbeddingRoutes:
             lambda scores, num: tell([math.exp(one) for one in scores], num),
         )
 
-    def _score(self, incoming: Incoming) -> Job:
+    def _score(self, incoming: GatewayHeaders) -> Job:
         wanted = parse_score(incoming.body)
         self._model.check_base_name(wanted.model)
         pairs, origin = wanted.pairs(), incoming.origin

@@ -18,9 +18,9 @@ from penstock.core.errors import InvalidRequest, PenstockError, UnsupportedParam
 from penstock.engine.client import EngineClient
 from penstock.server.choices import Piece
 from penstock.server.drain import Drain
+from penstock.server.gateway_headers import GatewayHeaders, GatewayTrust
 from penstock.server.generation import Generation, Times, check_choices
 from penstock.server.guides import GuideTrials
-from penstock.server.incoming import GatewayTrust, Incoming
 from penstock.server.offload import Offload
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
@@ -42,7 +42,7 @@ class Answer(Protocol):
 
 
 @dataclass(frozen=True)
-class Ask:
+class PreparedRequest:
     """What a request comes down to."""
 
     wanted: GenerationRequest
@@ -80,41 +80,43 @@ class Exchange:
         self._max_open = max_open
         self._max_body_bytes = max_body_bytes
 
-    async def generate(self, request: Request, send: Send, route: str, read: Callable[[Incoming], Ask]) -> None:
+    async def generate(
+        self, request: Request, send: Send, route: str, read: Callable[[GatewayHeaders], PreparedRequest]
+    ) -> None:
         """`read` makes of the request what it comes down to, perhaps in another thread."""
         with self._recorder.request(route, request.id, request.convention) as record:
             times = Times(self._clock.now())
             record.context = request.trace_context
-            incoming = self._trust.read(request, await request.body(self._max_body_bytes))
+            headers = self._trust.read(request, await request.body(self._max_body_bytes))
             self._model.check_generates()
-            ask, asked, stops = await self._offload.run(len(incoming.body), partial(self._prepare, read, incoming))
-            guide = await self._guides.check(asked, incoming.tenancy.id) if asked is not None else None
-            watermark = await self._watermarks.of(incoming, ask.wanted)
+            prepared, asked, stops = await self._offload.run(len(headers.body), partial(self._prepare, read, headers))
+            guide = await self._guides.check(asked, headers.tenancy.id) if asked is not None else None
+            watermark = await self._watermarks.of(headers, prepared.wanted)
             times.tokenized_s = self._clock.now()
             # The client's id may repeat; what the engine calls the request must not.
             generation = Generation(
-                ask.wanted,
-                ask.prompts,
+                prepared.wanted,
+                prepared.prompts,
                 self._model,
                 new_id(request.id),
                 times,
                 stops=stops,
-                fallback_seed=incoming.origin.seed,
-                resume=incoming.resume,
-                namespace=incoming.namespace,
+                fallback_seed=headers.origin.seed,
+                resume=headers.resume,
+                namespace=headers.namespace,
                 guide=guide,
-                calling=ask.calling,
+                calling=prepared.calling,
                 watermark=watermark,
-                tenancy=incoming.tenancy,
+                tenancy=headers.tenancy,
             )
-            may_go = incoming.is_relayed and generation.options.stream
-            with generation, self._drain.admit(generation, incoming.origin.id if may_go else ""):
+            may_go = headers.is_relayed and generation.options.stream
+            with generation, self._drain.admit(generation, headers.origin.id if may_go else ""):
                 record.follow(generation)
                 generation.start(self._engine, max_open=self._max_open)
-                answer = ask.answer(generation)
+                answer = prepared.answer(generation)
                 news = generation.pieces(self._clock)
                 news = news if asked is None else _naming(news, asked.param)
-                await request.while_connected(self._answer(request, send, incoming, generation, answer, news))
+                await request.while_connected(self._answer(request, send, headers, generation, answer, news))
 
     async def reply(self, request: Request, route: str, read: Callable[[bytes], bytes]) -> bytes:
         """The answer to a request that needs no engine."""
@@ -123,18 +125,18 @@ class Exchange:
             return await self._offload.run(len(body), partial(read, body))
 
     def _prepare(
-        self, read: Callable[[Incoming], Ask], incoming: Incoming
-    ) -> tuple[Ask, GuideAsked | None, StopStrings]:
-        ask = read(incoming)
-        check_choices(ask.wanted, ask.prompts, max_open=self._max_open)
-        stops = StopStrings(ask.wanted.stops(), include=bool(ask.wanted.include_stop_str_in_output))
-        return ask, ask.guide or ask.wanted.guide(), stops
+        self, read: Callable[[GatewayHeaders], PreparedRequest], headers: GatewayHeaders
+    ) -> tuple[PreparedRequest, GuideAsked | None, StopStrings]:
+        prepared = read(headers)
+        check_choices(prepared.wanted, prepared.prompts, max_open=self._max_open)
+        stops = StopStrings(prepared.wanted.stops(), include=bool(prepared.wanted.include_stop_str_in_output))
+        return prepared, prepared.guide or prepared.wanted.guide(), stops
 
     async def _answer(
         self,
         request: Request,
         send: Send,
-        incoming: Incoming,
+        headers: GatewayHeaders,
         generation: Generation,
         answer: Answer,
         news: AsyncIterator[list[Piece]],
@@ -146,11 +148,11 @@ class Exchange:
         if not generation.options.stream:
             async for more in news:
                 pieces += more
-            cost = [(relay.COST_HEADER.encode(), relay.cost_value(generation.cost))] if incoming.is_from_gateway else []
+            cost = [(relay.COST_HEADER.encode(), relay.cost_value(generation.cost))] if headers.is_from_gateway else []
             whole = await self._offload.write(generation.answer_bytes, partial(answer.whole, pieces))
             await json_response(send, 200, whole, timing + cost)
             return
-        writer = _Relayed(answer, incoming, generation, request) if incoming.is_relayed else _Plain(answer)
+        writer = _Relayed(answer, headers, generation, request) if headers.is_relayed else _Plain(answer)
         async with SseStream(send, writer.error_event or request.error_event, timing) as stream:
             await stream.write(writer.opening() + writer.frame(pieces))
             async for pieces in news:
@@ -181,14 +183,14 @@ class _Plain:
 class _Relayed:
     """The same with what another replica needs to carry it on; or carried on, without what the client has."""
 
-    def __init__(self, answer: Answer, incoming: Incoming, generation: Generation, request: Request) -> None:
+    def __init__(self, answer: Answer, headers: GatewayHeaders, generation: Generation, request: Request) -> None:
         self._answer = answer
         self._request = request
         self._generation = generation
-        self._origin = msgspec.structs.replace(incoming.origin, prompt_tokens=generation.num_prompt_tokens)
-        self._is_resumed = incoming.resume is not None
+        self._origin = msgspec.structs.replace(headers.origin, prompt_tokens=generation.num_prompt_tokens)
+        self._is_resumed = headers.resume is not None
         self._replayed = generation.replayed
-        self._units = relay.UnitWriter(incoming.resume.num_events if incoming.resume else 0)
+        self._units = relay.UnitWriter(headers.resume.num_events if headers.resume else 0)
 
     def opening(self) -> bytes:
         events = self._answer.opening() if self._replayed is None else self._answer.events(self._replayed)

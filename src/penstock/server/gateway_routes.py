@@ -29,7 +29,7 @@ from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineClient, EngineState
 from penstock.server.devices import Devices
 from penstock.server.drain import Drain
-from penstock.server.incoming import GatewayTrust
+from penstock.server.gateway_headers import GatewayTrust
 from penstock.server.served_model import ServedAdapter, ServedModel
 
 _PERIOD_S = 0.05

@@ -17,10 +17,10 @@ from penstock.core.sampling import SamplingParams
 from penstock.engine.client import EngineClient, EngineState
 from penstock.engine.messages import Embed
 from penstock.observe.registry import CONTENT_TYPE
-from penstock.server.adapters import tally
 from penstock.server.devices import Devices
 from penstock.server.drain import Drain
-from penstock.server.incoming import GatewayTrust
+from penstock.server.gateway_headers import GatewayTrust
+from penstock.server.lora import tally
 from penstock.server.recorder import Recorder
 
 

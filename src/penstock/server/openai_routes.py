@@ -18,9 +18,9 @@ from penstock.api.relay import Origin
 from penstock.core.errors import InvalidRequest
 from penstock.server.answers import CHAT, COMPLETION, CompletionAnswer, Form
 from penstock.server.calling_answers import CallingChat
-from penstock.server.exchange import Ask, Exchange
-from penstock.server.incoming import Incoming
-from penstock.server.prompts import PromptEncoder
+from penstock.server.exchange import Exchange, PreparedRequest
+from penstock.server.gateway_headers import GatewayHeaders
+from penstock.server.prompt_encoder import PromptEncoder
 from penstock.server.served_model import ServedModel
 from penstock.server.tool_calling import ToolCalling
 
@@ -56,18 +56,18 @@ class OpenAIRoutes:
         self._model.check_name(request.path_param)
         await json_response(send, 200, model_object(self._card(request.path_param)))
 
-    def _read_chat(self, incoming: Incoming) -> Ask:
+    def _read_chat(self, incoming: GatewayHeaders) -> PreparedRequest:
         wanted = parse_chat(incoming.body)
         self._model.check_name(wanted.model)
         prompts = self._encoder.chat(wanted, incoming.prompt_ids)
         calling = ToolCalling.of(wanted, self._model)
         if calling is None:
             return self._ask(CHAT, incoming.origin, wanted, prompts)
-        return Ask(
+        return PreparedRequest(
             wanted, prompts, partial(CallingChat, self._head(CHAT, incoming.origin, wanted)), calling.guide, calling
         )
 
-    def _read_completion(self, incoming: Incoming) -> Ask:
+    def _read_completion(self, incoming: GatewayHeaders) -> PreparedRequest:
         wanted = parse_completion(incoming.body)
         self._model.check_name(wanted.model)
         prompts = self._encoder.completion(wanted, incoming.prompt_ids)
@@ -85,9 +85,11 @@ class OpenAIRoutes:
         wanted: GenerationRequest,
         prompts: list[list[int]],
         echoed: list[str] | None = None,
-    ) -> Ask:
+    ) -> PreparedRequest:
         openings = [text for text in echoed or [""] * len(prompts) for _ in range(wanted.n or 1)]
-        return Ask(wanted, prompts, partial(CompletionAnswer, form, self._head(form, origin, wanted), openings))
+        return PreparedRequest(
+            wanted, prompts, partial(CompletionAnswer, form, self._head(form, origin, wanted), openings)
+        )
 
     def _head(self, form: Form, origin: Origin, wanted: GenerationRequest) -> ResponseHead:
         return ResponseHead(f"{form.id_prefix}-{origin.id}", wanted.model, origin.created)

@@ -11,7 +11,7 @@ from penstock.core.errors import ConfigError, InvalidRequest, KeyNotFound, Penst
 from penstock.core.sampling import SamplingParams
 from penstock.core.watermark import Scheme, Watermark
 from penstock.hub.watermarks import WatermarkFile
-from penstock.server.incoming import Incoming
+from penstock.server.gateway_headers import GatewayHeaders
 
 log = logging.getLogger("penstock.server")
 
@@ -22,7 +22,7 @@ class Watermarks:
         self._default = default
         self._known: dict[str, Watermark] = {}
 
-    async def of(self, incoming: Incoming, wanted: GenerationRequest) -> Watermark | None:
+    async def of(self, incoming: GatewayHeaders, wanted: GenerationRequest) -> Watermark | None:
         asked, own = wanted.watermark, self._default
         if asked is not None and (incoming.is_from_gateway or own not in (None, asked)):
             raise UnsupportedParameter("watermark: is set by the operator of this server", param="watermark")

@@ -31,10 +31,10 @@ from penstock.core.errors import (
 )
 from penstock.observe.background import count_error
 from penstock.observe.redaction import redact
-from penstock.tenancy.adapters import AdapterBook
 from penstock.tenancy.admins import AdminBook, AdminKey, admins_changed
 from penstock.tenancy.database import Database, Execute, Row, Watch
 from penstock.tenancy.keys import ApiKey, NewKey, TenantState, new_key
+from penstock.tenancy.lora import AdapterBook
 from penstock.tenancy.migrations import migrate
 from penstock.tenancy.replicas import ReplicaBook, ReplicaRow, replicas_changed
 from penstock.tenancy.revisions import next_revision

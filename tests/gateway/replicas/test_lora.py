@@ -21,7 +21,7 @@ from tests.dialects.servers import FakeServer, FakeSglang, FakeTgi, FakeVllm, Re
 from tests.gateway.running import Notes, RunningGateway, running_gateway
 from tests.model.lora import write_adapter
 from tests.server.replica import NAME, Replica, serving
-from tests.server.test_adapters import CONFIG
+from tests.server.test_lora import CONFIG
 from tests.waiting import eventually
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from penstock.core.errors import ModelUnsupported
 from penstock.core.model_config import ModelConfig
 from penstock.hub.peft import read_peft
-from penstock.model.adapter_slots import AdaptedLinear, HostPair, HostPairs, PlainSlots
-from penstock.model.adapters import AdaptedModel, with_adapters
 from penstock.model.batch import Batch, SlotRows
 from penstock.model.loading import load_model
+from penstock.model.lora import AdaptedModel, with_adapters
+from penstock.model.lora_slots import AdaptedLinear, HostPair, HostPairs, PlainSlots
 from penstock.model.ops import LayerKV
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.ops.triton import TritonOps

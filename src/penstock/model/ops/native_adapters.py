@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.model.adapter_slots import HostPairs, Part, packed
 from penstock.model.batch import Batch
+from penstock.model.lora_slots import HostPairs, Part, packed
 from penstock.model.ops import Linear
 from penstock.model.ops import library as c
 from penstock.model.ops.library import ARITHMETICS

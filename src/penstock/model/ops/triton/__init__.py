@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.core.errors import ConfigError
-from penstock.model.adapter_slots import AdaptedLinear
 from penstock.model.batch import Batch
+from penstock.model.lora_slots import AdaptedLinear
 from penstock.model.ops import (
     Activation,
     AttentionSpec,

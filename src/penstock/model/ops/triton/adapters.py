@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ModelUnsupported
-from penstock.model.adapter_slots import HostPair, HostPairs
 from penstock.model.batch import Batch
+from penstock.model.lora_slots import HostPair, HostPairs
 from penstock.model.ops.triton import TritonOps
 from penstock.model.ops.triton.lowrank import MOST_PARTS, UNIT, Pairs, add_few, add_many, entries_of
 from penstock.model.weights import Site

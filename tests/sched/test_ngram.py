@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from penstock.core.request import Request
-from penstock.sched.lookup import PairChains, PromptLookup
+from penstock.sched.ngram import PairChains, PromptLookup
 from penstock.sched.sequence import Sequence
 
 

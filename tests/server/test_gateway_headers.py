@@ -6,7 +6,7 @@ from penstock.api import relay
 from penstock.api.asgi import Request
 from penstock.core.errors import InvalidRequest, PermissionDenied, Unauthenticated
 from penstock.core.request import Priority
-from penstock.server.incoming import GatewayTrust
+from penstock.server.gateway_headers import GatewayTrust
 
 
 def request(client: str | None, path: str = "/", **headers: str) -> Request:

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.errors import ModelMissing
 from penstock.core.request import AdapterRef, FinishReason, Request
-from penstock.engine.adapters import AdapterMail
+from penstock.engine.lora import LoraMailbox
 from penstock.engine.messages import (
     Abort,
     AdapterAnswer,
@@ -23,7 +23,7 @@ from penstock.engine.messages import (
     ToEngine,
     UnloadAdapter,
 )
-from penstock.sched.adapters import AdapterSlots
+from penstock.sched.lora import AdapterSlots
 from penstock.sched.sequence import Sequence
 from tests.waiting import GIVE_UP_S, eventually
 
@@ -72,7 +72,7 @@ class Weights:
 class Engine:
     def __init__(self, max_host: int = 2, num_slots: int = 2) -> None:
         self.box, self.weights, self.slots = Box(), Weights(), AdapterSlots(num_slots)
-        self.mail = AdapterMail(self.box, self.weights, self.slots, max_host=max_host)
+        self.mail = LoraMailbox(self.box, self.weights, self.slots, max_host=max_host)
 
     def hear(self, *messages: ToEngine) -> list[ToEngine]:
         self.box.incoming += messages

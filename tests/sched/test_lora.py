@@ -13,8 +13,8 @@ from penstock.core.request import AdapterRef, Request
 from penstock.core.sampling import SamplingParams
 from penstock.engine.fake import FakeRunner
 from penstock.kv.cache import KVCache
-from penstock.sched.adapters import AdapterSlots
 from penstock.sched.budget import StepBudget
+from penstock.sched.lora import AdapterSlots
 from penstock.sched.plan import StepPlan
 from penstock.sched.scheduler import Scheduler
 from tests.examples import examples

@@ -14,13 +14,13 @@ from penstock.core.model_config import ModelConfig
 from penstock.core.request import AdapterRef, Request
 from penstock.core.sampling import SamplingParams
 from penstock.hub.peft import read_peft
-from penstock.model.adapters import AdaptedModel, with_adapters
 from penstock.model.loading import load_model
+from penstock.model.lora import AdaptedModel, with_adapters
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.weights import Site
-from penstock.runner.adapters import RunnerAdapters
+from penstock.runner.lora import RunnerAdapters
 from tests.equality.inprocess import InProcess
 from tests.model.lora import ATTENTION, EVERY_LINEAR, write_adapter
 

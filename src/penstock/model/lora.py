@@ -22,9 +22,9 @@ from penstock.core.errors import ModelUnsupported
 from penstock.core.model_config import ModelConfig
 from penstock.hub.peft import MOST_RANK, LowRank, PeftAdapter
 from penstock.hub.stored import StoredTensor
-from penstock.model.adapter_slots import AdaptedLinear, HostPair, PlainSlots, Slots
 from penstock.model.batch import Batch
 from penstock.model.layers import CausalLM
+from penstock.model.lora_slots import AdaptedLinear, HostPair, PlainSlots, Slots
 from penstock.model.ops import LayerKV, Ops
 from penstock.model.ops.native import NativeOps
 from penstock.model.ops.native_adapters import NativeSlots

@@ -22,9 +22,9 @@ from penstock.core.errors import (
     ModelUnsupported,
     PenstockError,
 )
-from penstock.engine.adapter_desk import AdapterDesk
 from penstock.engine.client import EngineClient
-from penstock.hub.adapter_file import AdapterFile, StoredAdapter
+from penstock.engine.lora_client import LoraClient
+from penstock.hub.lora_file import AdapterFile, StoredAdapter
 from penstock.hub.peft import read_peft
 from penstock.observe import catalog
 from penstock.observe.registry import Registry
@@ -126,7 +126,7 @@ def _tell_failure(task: asyncio.Future[None]) -> None:
         log.warning("an adapter that was replaced could not be dropped: %s", error)
 
 
-def tally(tallies: Registry, desk: AdapterDesk) -> None:
+def tally(tallies: Registry, desk: LoraClient) -> None:
     """Take down how things stand."""
     for place, number in {"loaded": desk.num_loaded, "host": len(desk.host), "device": len(desk.device)}.items():
         tallies.count(catalog.LORA_ADAPTERS, place).value = number

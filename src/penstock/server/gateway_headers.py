@@ -23,7 +23,7 @@ _PUBLIC = ("/health", "/ready")  # for whoever restarts the process, or sends it
 
 
 @dataclass(frozen=True)
-class Incoming:
+class GatewayHeaders:
     body: bytes  # the client's request
     origin: relay.Origin
     is_from_gateway: bool = False
@@ -69,22 +69,24 @@ class GatewayTrust:
         elif not _is_loopback(request.client):
             raise PermissionDenied("this is for gateways on this machine; for others set gateway_secret")
 
-    def read(self, request: Request, body: bytes) -> Incoming:
+    def read(self, request: Request, body: bytes) -> GatewayHeaders:
         named = (relay.HEADER, relay.NAMESPACE_HEADER, relay.WATERMARK_HEADER, relay.TENANT_HEADER)
         mode, namespace, mark, tenant = (request.headers.get(name) for name in named)
         if mode is None and namespace is None and mark is None and tenant is None:
-            return Incoming(body, new_origin())
+            return GatewayHeaders(body, new_origin())
         self.check(request)
         namespace = namespace or ""
         tenancy = relay.read_tenant(tenant) if tenant is not None else relay.Tenancy(namespace)
         if mode is None or mode == relay.STREAM:
             is_relayed = mode is not None
-            return Incoming(body, new_origin(), True, is_relayed, namespace=namespace, watermark=mark, tenancy=tenancy)
+            return GatewayHeaders(
+                body, new_origin(), True, is_relayed, namespace=namespace, watermark=mark, tenancy=tenancy
+            )
         if mode != relay.ENVELOPE:
             raise InvalidRequest(f"{relay.HEADER}: expected '{relay.STREAM}' or '{relay.ENVELOPE}'")
         envelope = relay.open_envelope(body)
         origin = envelope.resume.origin if envelope.resume else new_origin()
-        return Incoming(
+        return GatewayHeaders(
             bytes(envelope.request),
             origin,
             True,

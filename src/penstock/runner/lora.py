@@ -12,8 +12,8 @@ import torch
 
 from penstock.core.errors import ModelCorrupt
 from penstock.hub.peft import read_peft
-from penstock.model.adapters import AdapterBank, HostAdapter
 from penstock.model.batch import SlotRows
+from penstock.model.lora import AdapterBank, HostAdapter
 from penstock.sched.plan import Slice
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.hub.adapter_file import AdapterFile, StoredAdapter
+from penstock.hub.lora_file import AdapterFile, StoredAdapter
 
 
 def test_what_is_put_is_there_until_it_is_removed(tmp_path: Path) -> None:

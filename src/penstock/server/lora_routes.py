@@ -14,8 +14,8 @@ from msgspec import Meta
 from penstock.api.asgi import Request, Route, Send, respond
 from penstock.api.decoding import WireStruct, decode
 from penstock.core.errors import ModelError
-from penstock.server.adapters import Adapters, as_refusal
-from penstock.server.incoming import GatewayTrust
+from penstock.server.gateway_headers import GatewayTrust
+from penstock.server.lora import Adapters, as_refusal
 
 _MOST_BYTES = 64 << 10
 Text = Annotated[str, Meta(min_length=1, max_length=4096)]

@@ -12,7 +12,7 @@ from penstock.engine.messages import AdapterAnswer, AdapterState, LoadAdapter, T
 log = logging.getLogger("penstock.engine")
 
 
-class AdapterDesk:
+class LoraClient:
     """Adapters are known by the digest of their content; what clients call them is the server's affair."""
 
     def __init__(self, send: Callable[[ToEngine], None], as_error: Callable[[str, str], PenstockError]) -> None:

@@ -16,9 +16,9 @@ from penstock.core.errors import ModelUnsupported
 from penstock.core.model_config import ModelConfig
 from penstock.hub.peft import LowRank, PeftAdapter, read_peft
 from penstock.hub.stored import StoredTensor
-from penstock.model.adapters import AdaptedModel, with_adapters
 from penstock.model.batch import SlotRows
 from penstock.model.loading import load_model
+from penstock.model.lora import AdaptedModel, with_adapters
 from penstock.model.ops import Ops
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps

@@ -27,8 +27,8 @@ from penstock.engine.messages import (
     ToEngine,
     UnloadAdapter,
 )
-from penstock.engine.ports import Mail
-from penstock.sched.adapters import AdapterSlots
+from penstock.engine.ports import MailboxPort
+from penstock.sched.lora import AdapterSlots
 
 log = logging.getLogger("penstock.engine")
 
@@ -50,8 +50,8 @@ class AdapterWeights(Protocol):
         """Off the device."""
 
 
-class AdapterMail:
-    def __init__(self, mail: Mail, weights: AdapterWeights, slots: AdapterSlots, *, max_host: int) -> None:
+class LoraMailbox:
+    def __init__(self, mail: MailboxPort, weights: AdapterWeights, slots: AdapterSlots, *, max_host: int) -> None:
         self._mail = mail
         self._weights = weights
         self._slots = slots
