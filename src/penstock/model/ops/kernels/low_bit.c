@@ -45,7 +45,8 @@ static const char *minimums_at(const char *step, struct layout f, int group)
 
 #define QUADS (GROUP / 4)
 #define QUAD_BYTES (4 * PANEL) /* of the codes that a quad meets, one to a byte */
-#define WIDE_BYTES (QUADS * QUAD_BYTES)
+#define STEP_CODES (QUADS * QUAD_BYTES)
+#define BATCH 4 /* rows that take turns: as many sums as there are registers for */
 /* Bits of the first digit where there is a second. Codes of 4 bits leave room in their bytes to be shifted by 4. */
 #define DIGIT(bits) ((bits) == 4 ? 4 : 7)
 
@@ -58,27 +59,37 @@ struct group {
     int32_t centre; /* the sum, without the scale, times what the codes count from, less than nothing */
 };
 
-/* Of four vectors, quad by quad: in lane l, value i is `fold` of the four values in lane l of vector i. */
-#define FOLD(name, fold)                                                                        \
-    INLINE __m512i name##_of_quads(const __m512i x[4])                                          \
-    {                                                                                           \
-        __m512i a = fold(_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[0], x[1])); \
-        __m512i b = fold(_mm512_unpacklo_epi32(x[2], x[3]), _mm512_unpackhi_epi32(x[2], x[3])); \
-        return fold(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));                  \
-    }                                                                                           \
-    INLINE __m128i name##_of_lanes(__m512i x)                                                   \
-    {                                                                                           \
-        x = fold(x, _mm512_shuffle_i32x4(x, x, 0xb1));                                          \
-        return _mm512_castsi512_si128(fold(x, _mm512_shuffle_i32x4(x, x, 0x4e)));               \
-    }
-
-FOLD(largest, _mm512_max_epi32)
-FOLD(sum, _mm512_add_epi32)
-
-/* The largest of a group's eight keys, two groups side by side. */
-INLINE __m128i largest_of_groups(__m512i keys)
+/* The largest of four vectors, quad by quad: in lane l, value i is that of lane l of vector i. */
+INLINE __m512i largest_of_quads(const __m512i x[4])
 {
-    return largest_of_lanes(_mm512_max_epi32(keys, _mm512_shuffle_epi32(keys, 0xb1)));
+    __m512i a = _mm512_max_epi32(_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[0], x[1]));
+    __m512i b = _mm512_max_epi32(_mm512_unpacklo_epi32(x[2], x[3]), _mm512_unpackhi_epi32(x[2], x[3]));
+    return _mm512_max_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+}
+
+/* The largest of a group's eight keys, two groups side by side in every lane. */
+INLINE __m512i largest_of_groups(__m512i keys)
+{
+    keys = _mm512_max_epi32(keys, _mm512_shuffle_epi32(keys, 0xb1));
+    keys = _mm512_max_epi32(keys, _mm512_shuffle_i32x4(keys, keys, 0xb1));
+    return _mm512_max_epi32(keys, _mm512_shuffle_i32x4(keys, keys, 0x4e));
+}
+
+/* The sums of the halves of two groups, given as 16-bit integers, in every lane. */
+INLINE __m512i sums_of_halves(const __m512i x[2])
+{
+    const __m512i ones = _mm512_set1_epi16(1);
+    __m512 a = (__m512)_mm512_madd_epi16(x[0], ones), b = (__m512)_mm512_madd_epi16(x[1], ones);
+    __m512i sums = _mm512_add_epi32((__m512i)_mm512_shuffle_ps(a, b, 0x88), (__m512i)_mm512_shuffle_ps(a, b, 0xdd));
+    sums = _mm512_add_epi32(sums, _mm512_shuffle_i32x4(sums, sums, 0xb1));
+    return _mm512_add_epi32(sums, _mm512_shuffle_i32x4(sums, sums, 0x4e));
+}
+
+/* 16-bit integers as bytes in the order of the values, which packing twice leaves in turns. */
+INLINE void store_bytes(int8_t to[2 * GROUP], const __m512i x[2])
+{
+    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, _mm512_packs_epi16(x[0], x[1])));
 }
 
 /* Two groups, of which the first `groups` are kept, to the nearest multiples of their scales. The quad with a group's
@@ -87,35 +98,37 @@ INLINE __m128i largest_of_groups(__m512i keys)
 INLINE void round_two(const __m512 x[4], struct group *out, const int groups, const int bits)
 {
     const __m512i numbers = _mm512_set_epi32(7, 3, 7, 3, 6, 2, 6, 2, 5, 1, 5, 1, 4, 0, 4, 0);
-    const __m512i nearest = _mm512_set1_epi32(1 << (DIGIT(bits) - 1));
-    __m512i v[4];
+    const __m512i number = _mm512_set1_epi32(QUADS - 1), nearest = _mm512_set1_epi16(1 << (DIGIT(bits) - 1));
+    __m512i v[4], firsts[2], seconds[2];
     UNROLL for (int i = 0; i < 4; i++) v[i] = _mm512_castps_si512(_mm512_abs_ps(x[i]));
-    __m512i keys = _mm512_ternarylogic_epi32(largest_of_quads(v), numbers, _mm512_set1_epi32(QUADS - 1), 0xd8);
-    __m128i top = largest_of_groups(keys);
-    __m128i rest = largest_of_groups(_mm512_maskz_mov_epi32(_mm512_cmpneq_epi32_mask(keys, _mm512_broadcast_i32x4(top)), keys));
-    __m128 scale = _mm_max_ps(_mm_mul_ps(_mm_castsi128_ps(rest), _mm_set1_ps(1.0f / 127)),
-                              _mm_mul_ps(_mm_castsi128_ps(top), _mm_set1_ps(1.0f / (127 << DIGIT(bits)))));
-    __m128 inverse = _mm_and_ps(_mm_div_ps(_mm_set1_ps(1.0f), scale), _mm_cmpge_ps(scale, _mm_set1_ps(FLT_MIN)));
-    __m512 inverses = _mm512_broadcast_f32x4(inverse);
+    __m512i keys = _mm512_ternarylogic_epi32(largest_of_quads(v), numbers, number, 0xd8);
+    __m512i top = largest_of_groups(keys);
+    __m512i rest = largest_of_groups(_mm512_maskz_mov_epi32(_mm512_cmpneq_epi32_mask(keys, top), keys));
+    __m512 scale = _mm512_max_ps(_mm512_mul_ps((__m512)rest, _mm512_set1_ps(1.0f / 127)),
+                                 _mm512_mul_ps((__m512)top, _mm512_set1_ps(1.0f / (127 << DIGIT(bits)))));
+    __m512 inverse = _mm512_maskz_div_ps(_mm512_cmp_ps_mask(scale, _mm512_set1_ps(FLT_MIN), _CMP_GE_OQ),
+                                         _mm512_set1_ps(1.0f), scale);
     UNROLL for (int i = 0; i < 4; i++)
-        v[i] = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], _mm512_permute_ps(inverses, i < 2 ? 0x00 : 0xaa)));
+        v[i] = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], _mm512_permute_ps(inverse, i < 2 ? 0x00 : 0xaa)));
+    UNROLL for (int i = 0; i < 2; i++) {
+        v[i] = _mm512_packs_epi32(v[2 * i], v[2 * i + 1]);
+        seconds[i] = _mm512_srai_epi16(_mm512_add_epi16(v[i], nearest), DIGIT(bits));
+        firsts[i] = _mm512_sub_epi16(v[i], _mm512_slli_epi16(seconds[i], DIGIT(bits)));
+    }
+    int8_t values[2 * GROUP], first_digits[2 * GROUP], second_digits[2 * GROUP];
     int32_t wide[4], sums[4];
     float scales[4];
-    _mm_storeu_si128((__m128i *)wide, _mm_and_si128(top, _mm_set1_epi32(QUADS - 1)));
-    _mm_storeu_si128((__m128i *)sums, sum_of_lanes(sum_of_quads(v)));
-    _mm_storeu_ps(scales, scale);
+    store_bytes(values, v);
+    store_bytes(first_digits, firsts);
+    store_bytes(second_digits, seconds);
+    _mm_storeu_si128((__m128i *)wide, _mm512_castsi512_si128(_mm512_and_si512(top, number)));
+    _mm_storeu_si128((__m128i *)sums, _mm512_castsi512_si128(sums_of_halves(v)));
+    _mm_storeu_ps(scales, _mm512_castps512_ps128(scale));
     UNROLL for (int g = 0; g < groups; g++, out++) {
         int quad = wide[2 * g], first = sums[2 * g], sum = first + sums[2 * g + 1];
-        int8_t seconds[GROUP];
-        UNROLL for (int half = 0; half < 2; half++) {
-            __mmask16 in_quad = (__mmask16)(15u << 4 * quad >> 16 * half);
-            __m512i whole = v[2 * g + half];
-            __m512i second = _mm512_maskz_srai_epi32(in_quad, _mm512_add_epi32(whole, nearest), DIGIT(bits));
-            __m512i value = _mm512_sub_epi32(whole, _mm512_slli_epi32(second, DIGIT(bits)));
-            _mm_storeu_si128((__m128i *)(seconds + 16 * half), _mm512_cvtepi32_epi8(second));
-            _mm_storeu_si128((__m128i *)(out->values + 16 * half), _mm512_cvtepi32_epi8(value));
-        }
-        memcpy(out->seconds, seconds + 4 * quad, 4);
+        memcpy(out->values, values + GROUP * g, GROUP);
+        memcpy(out->values + 4 * quad, first_digits + GROUP * g + 4 * quad, 4);
+        memcpy(out->seconds, second_digits + GROUP * g + 4 * quad, 4);
         out->wide = QUAD_BYTES * quad;
         out->scale = scales[2 * g];
         out->sum = out->scale * (float)sum;
@@ -147,105 +160,121 @@ INLINE __m512i splat_four(const int8_t *values)
 
 INLINE vf halves(const char *at) { return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)); }
 
-INLINE void load_codes(const char *w, const int bits, __m512i codes[QUADS])
+/* One step of a panel, in registers. */
+struct step {
+    __m512i codes[QUADS];
+    vf scales[2], minimums[2];
+    const char *wide; /* the codes that second digits meet, [QUADS] of QUAD_BYTES */
+};
+
+/* Codes of 4 bits meet second digits shifted, in `shifted`; others where they are. */
+INLINE struct step load_step(const char *w, char shifted[STEP_CODES], const struct layout f)
 {
-    if (bits == 8) {
-        UNROLL for (int i = 0; i < 8; i++) codes[i] = _mm512_loadu_si512(w + 64 * i);
-        return;
-    }
+    struct step s = {.wide = f.bits == 4 ? shifted : w};
     const __m512i lower = _mm512_set1_epi8(15);
-    UNROLL for (int i = 0; i < 4; i++) {
-        __m512i both = _mm512_loadu_si512(w + 64 * i);
-        codes[2 * i] = _mm512_and_si512(both, lower);
-        codes[2 * i + 1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), lower);
+    UNROLL for (int i = 0; i < QUADS; i++)
+        if (f.bits == 8) s.codes[i] = _mm512_loadu_si512(w + QUAD_BYTES * i);
+        else {
+            __m512i both = _mm512_loadu_si512(w + QUAD_BYTES * (i / 2)), others = _mm512_andnot_si512(lower, both);
+            s.codes[i] = i % 2 ? _mm512_srli_epi16(others, 4) : _mm512_and_si512(both, lower);
+            _mm512_store_si512(shifted + QUAD_BYTES * i, i % 2 ? others : _mm512_slli_epi16(s.codes[i], DIGIT(4)));
+        }
+    UNROLL for (int g = 0; g < f.groups; g++) {
+        s.scales[g] = halves(scales_at(w, f, g));
+        if (f.minimums) s.minimums[g] = halves(minimums_at(w, f, g));
     }
+    return s;
 }
 
-/* Second digits times their codes, added to `start`. The codes of 4 bits are shifted already. */
-INLINE __m512i add_seconds(__m512i start, const struct group *x, const char *wide, const int bits)
+#define FOR_STEPS UNROLL for (int p = 0; p < panels; p++)
+
+/* Second digits times their codes, added to the sum of their group. */
+INLINE void add_seconds(__m512i sums[2], const struct group *x, const char *wide, const struct layout f)
 {
     __m512i codes = _mm512_loadu_si512(wide + x->wide), four = splat_four(x->seconds);
-    if (bits == 4) return _mm512_dpbusd_epi32(start, codes, four);
-    __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, four);
-    return _mm512_add_epi32(start, _mm512_slli_epi32(sum, DIGIT(8)));
+    if (f.bits == 4) {
+        sums[0] = _mm512_dpbusd_epi32(sums[0], codes, four);
+        return;
+    }
+    __m512i sum = _mm512_slli_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, four), DIGIT(8));
+    __mmask16 is_second = f.groups == 2 && x->wide >= STEP_CODES / 2 ? 0xffff : 0;
+    if (f.groups == 2) sums[1] = _mm512_mask_add_epi32(sums[1], is_second, sums[1], sum);
+    sums[0] = _mm512_mask_add_epi32(sums[0], ~is_second, sums[0], sum);
 }
 
-/* One step of a few rows, quad by quad in turns: a product waits for the one before it in its row. */
-INLINE void step_product(const struct group *const *x, vf *acc, const int rows, const __m512i codes[QUADS],
-                         const vf scales[2], const vf minimums[2], const char *wide, const struct layout f)
+/* One step of a few rows, quad by quad in turns, since a product waits for the one before it in its sum. A quad is loaded
+ * once for all panels. */
+INLINE void step_product(const char *x, const size_t stride, vf (*acc)[MOST_PANELS], const int rows,
+                         const struct step *steps, const int panels, const struct layout f)
 {
-    const __m512i zero = _mm512_setzero_si512();
-    __m512i sums[2][MOST_ROWS];
+    const struct group *row[BATCH];
+    __m512i sums[BATCH][MOST_PANELS][2];
     UNROLL for (int r = 0; r < rows; r++) {
-        __m512i start = f.minimums ? zero : _mm512_set1_epi32(x[r]->centre);
-        sums[0][r] = add_seconds(start, x[r], wide, f.bits);
-        if (f.groups == 2) {
-            int is_second = x[r]->wide >= WIDE_BYTES / 2;
-            sums[1][r] = is_second ? sums[0][r] : zero;
-            if (is_second) sums[0][r] = zero;
-        }
+        row[r] = (const struct group *)(x + r * stride);
+        FOR_STEPS sums[r][p][0] = _mm512_set1_epi32(f.minimums ? 0 : row[r]->centre);
+        FOR_STEPS sums[r][p][1] = _mm512_setzero_si512();
     }
     UNROLL for (int i = 0; i < QUADS; i++)
         UNROLL for (int r = 0; r < rows; r++) {
-            __m512i *sum = &sums[f.groups == 2 && i >= QUADS / 2][r];
-            *sum = _mm512_dpbusd_epi32(*sum, codes[i], splat_four(x[r]->values + 4 * i));
+            __m512i four = splat_four(row[r]->values + 4 * i);
+            FOR_STEPS
+            {
+                __m512i *sum = &sums[r][p][i * f.groups / QUADS];
+                *sum = _mm512_dpbusd_epi32(*sum, steps[p].codes[i], four);
+            }
         }
-    UNROLL for (int g = 0; g < f.groups; g++)
-        UNROLL for (int r = 0; r < rows; r++) {
-            acc[r] = vfma((vf)_mm512_cvtepi32_ps(sums[g][r]) * splat(x[r]->scale), scales[g], acc[r]);
-            float part = f.groups == 1 ? x[r]->sum : g ? x[r]->sum - x[r]->first : x[r]->first;
-            if (f.minimums) acc[r] = vfma(splat(part), minimums[g], acc[r]);
-        }
-}
-
-INLINE void panel_product(const struct product *t, const int panel, const int rows, const int panels,
-                          const struct layout f)
-{
-    const int batch = rows <= 8 ? rows : 6; /* as many sums as there are registers for */
-    vf acc[MOST_ROWS];
-    FOR_ROWS acc[r] = splat(0.0f);
-    const char *base[ROW_GROUPS];
-    FOR_ROW_GROUPS base[g] = (const char *)t->x + 3 * g * t->x_stride;
-    const char *w = t->panels[panel], *ahead = NULL;
-    for (int k = 0, run = 0, left = 0; k < t->depth; k++, left--) {
-        if (!left) {
-            ahead = t->ahead[run++ * panels + panel];
-            left = t->ahead_steps;
-        }
-        __m512i codes[QUADS];
-        load_codes(w, f.bits, codes);
-        char shifted[WIDE_BYTES] __attribute__((aligned(64)));
-        if (f.bits == 4)
-            UNROLL for (int i = 0; i < QUADS; i++)
-                _mm512_store_si512(shifted + QUAD_BYTES * i, _mm512_slli_epi16(codes[i], DIGIT(4)));
-        vf scales[2], minimums[2];
+    UNROLL for (int r = 0; r < rows; r++) FOR_STEPS add_seconds(sums[r][p], row[r], steps[p].wide, f);
+    UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int g = 0; g < f.groups; g++) {
-            scales[g] = halves(scales_at(w, f, g));
-            if (f.minimums) minimums[g] = halves(minimums_at(w, f, g));
+            float part = f.groups == 1 ? row[r]->sum : g ? row[r]->sum - row[r]->first : row[r]->first;
+            FOR_STEPS
+            {
+                vf sum = (vf)_mm512_cvtepi32_ps(sums[r][p][g]) * splat(row[r]->scale);
+                acc[r][p] = vfma(sum, steps[p].scales[g], acc[r][p]);
+                if (f.minimums) acc[r][p] = vfma(splat(part), steps[p].minimums[g], acc[r][p]);
+            }
         }
-        UNROLL for (int i = 0; i < STEP(f); i += 64) __builtin_prefetch(ahead + i, 0, 2);
-        const struct group *x[MOST_ROWS];
-        FOR_ROWS x[r] = ROW(struct group, r);
-        UNROLL for (int r = 0; r < rows; r += batch)
-            step_product(x + r, acc + r, rows - r < batch ? rows - r : batch, codes, scales, minimums,
-                         f.bits == 4 ? shifted : w, f);
-        w += STEP(f);
-        ahead += STEP(f);
-        FOR_ROW_GROUPS base[g] += sizeof(struct group);
-    }
-    float *y = t->y + panel * PANEL;
-    FOR_ROWS
-    {
-        acc[r] *= splat(t->unit);
-        if (t->bias) acc[r] += load(t->bias + panel * PANEL);
-        store(y, acc[r]);
-        y += t->y_stride;
-    }
 }
 
 INLINE void product_low_bit(const struct product *t, const int rows, const int panels, const struct layout f)
 {
-    for (int panel = 0; panel < panels; panel++) panel_product(t, panel, rows, panels, f);
+    const int whole = rows / BATCH * BATCH;
+    vf acc[MOST_ROWS][MOST_PANELS];
+    FOR_ROWS FOR_STEPS acc[r][p] = splat(0.0f);
+    const char *x = t->x, *w[MOST_PANELS], *ahead[MOST_PANELS];
+    FOR_STEPS w[p] = t->panels[p];
+    for (int k = 0, run = 0, left = 0; k < t->depth; k++, left--) {
+        if (!left) {
+            FOR_STEPS ahead[p] = t->ahead[run * panels + p];
+            run++;
+            left = t->ahead_steps;
+        }
+        struct step steps[MOST_PANELS];
+        char shifted[MOST_PANELS][STEP_CODES] __attribute__((aligned(64)));
+        FOR_STEPS
+        {
+            steps[p] = load_step(w[p], shifted[p], f);
+            UNROLL for (int i = 0; i < STEP(f); i += 64) __builtin_prefetch(ahead[p] + i, 0, 2);
+            w[p] += STEP(f);
+            ahead[p] += STEP(f);
+        }
+        const char *from = x;
+        _Pragma("GCC unroll 1") for (int r = 0; r < whole; r += BATCH, from += BATCH * t->x_stride)
+            step_product(from, t->x_stride, acc + r, BATCH, steps, panels, f);
+        if (rows > whole) step_product(from, t->x_stride, acc + whole, rows - whole, steps, panels, f);
+        x += sizeof(struct group);
+    }
+    float *y = t->y;
+    FOR_ROWS
+    {
+        FOR_STEPS
+        {
+            acc[r][p] *= splat(t->unit);
+            if (t->bias) acc[r][p] += load(t->bias + p * PANEL);
+            store(y + p * PANEL, acc[r][p]);
+        }
+        y += t->y_stride;
+    }
 }
 
 #define product_int4(t, rows, panels) product_low_bit(t, rows, panels, (struct layout){4, 1, 1})
