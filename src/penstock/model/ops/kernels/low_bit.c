@@ -1,4 +1,5 @@
-/* The kernels of low_bit.h. A group's codes stay in registers while every row passes by. */
+/* The kernels of low_bit.h. The codes of two panels stay in registers while every row passes by, and four values of a
+ * row are loaded once for both: loads are what such products wait for. */
 #include "low_bit.h"
 
 #include "variants.h"
@@ -202,8 +203,7 @@ INLINE void add_seconds(__m512i sums[2], const struct group *x, const char *wide
     sums[0] = _mm512_mask_add_epi32(sums[0], ~is_second, sums[0], sum);
 }
 
-/* One step of a few rows, quad by quad in turns, since a product waits for the one before it in its sum. A quad is loaded
- * once for all panels. */
+/* One step of a few rows, quad by quad in turns, since a product waits for the one before it in its sum. */
 INLINE void step_product(const char *x, const size_t stride, vf (*acc)[MOST_PANELS], const int rows,
                          const struct step *steps, const int panels, const struct layout f)
 {
