@@ -29,43 +29,43 @@ def step(number: int, preemptions: int = 0) -> StepReport:
     return StepReport([], EngineMeasurements(load, totals), StepFigures(cost_s=0.002))
 
 
-def seen(tally: EngineTally, tallies: Registry, info: EngineInfo | None = INFO) -> dict[str, float]:
+def seen(tally: EngineTally, registry: Registry, info: EngineInfo | None = INFO) -> dict[str, float]:
     tally.look(info)
-    families = text_string_to_metric_families(tallies.exposition().decode())
+    families = text_string_to_metric_families(registry.exposition().decode())
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
 def tally() -> tuple[EngineTally, Registry]:
-    tallies = Registry((*CATALOG, *DEVICE_CATALOG))
-    return EngineTally(tallies), tallies
+    registry = Registry((*CATALOG, *DEVICE_CATALOG))
+    return EngineTally(registry), registry
 
 
 def test_totals_go_on_when_an_engine_starts_again_from_zero() -> None:
-    counting, tallies = tally()
+    counting, registry = tally()
     for report in (step(5, preemptions=3), step(9, preemptions=4), StepReport([]), step(2, preemptions=1)):
         counting.take(report)
-    metrics = seen(counting, tallies)
+    metrics = seen(counting, registry)
     assert metrics["penstock_preemptions_total"] == 5
     assert metrics["penstock_busy_seconds_total"] == pytest.approx(0.022)
     assert metrics["penstock_step_seconds_count"] == 3, "what reports no step is none"
 
 
 def test_the_bandwidth_used_is_weights_and_context_over_the_time_of_the_steps() -> None:
-    counting, tallies = tally()
+    counting, registry = tally()
     for number in range(1, 200):
         counting.take(step(number))
-    assert seen(counting, tallies)["penstock_mbu_ratio"] == pytest.approx((1000 + 50 * 10) / 0.002 / 1e6)
+    assert seen(counting, registry)["penstock_mbu_ratio"] == pytest.approx((1000 + 50 * 10) / 0.002 / 1e6)
 
 
 def test_the_room_in_the_cache_is_told_with_its_number_format() -> None:
-    counting, tallies = tally()
+    counting, registry = tally()
     counting.take(step(1))
-    assert seen(counting, tallies)["penstock_kv_capacity_tokens"] == 160
-    assert seen(counting, tallies)["penstock_kv_usage_ratio"] == 0.25
-    assert b'penstock_kv_capacity_tokens{format="bfloat16"} 160' in tallies.exposition()
+    assert seen(counting, registry)["penstock_kv_capacity_tokens"] == 160
+    assert seen(counting, registry)["penstock_kv_usage_ratio"] == 0.25
+    assert b'penstock_kv_capacity_tokens{format="bfloat16"} 160' in registry.exposition()
 
 
 def test_it_is_absent_where_nobody_has_measured_the_device() -> None:
-    counting, tallies = tally()
+    counting, registry = tally()
     counting.take(step(1))
-    assert "penstock_mbu_ratio" not in seen(counting, tallies, None)
+    assert "penstock_mbu_ratio" not in seen(counting, registry, None)

@@ -132,7 +132,7 @@ async def _serve(
 
 def _look(replica: Replica, recorder: Recorder) -> list[Registry]:
     replica.look()
-    return [recorder.tallies]
+    return [recorder.registry]
 
 
 async def _load(

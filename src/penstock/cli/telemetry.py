@@ -68,7 +68,7 @@ def replica_traces(found: Telemetry, recorder: Recorder) -> Iterator[None]:
         found.traces, found.resource, lambda one: at_replica.spans(one, ids.span_id)
     ) as out:
         _say("traces", found.traces, f"{found.sampling.ratio:.3g} of those that do not say")
-        traces = at_replica.Traces(roots, out, recorder.tallies.count(catalog.TRACES_LOST))
+        traces = at_replica.Traces(roots, out, recorder.registry.count(catalog.TRACES_LOST))
         recorder.listeners.append(traces.ended)
         yield
 

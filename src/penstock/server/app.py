@@ -47,7 +47,7 @@ class Replica:
         pages = PageGuard(settings.host, settings.allowed_hosts)
         self.trust = GatewayTrust(settings.gateway_secret, settings.metrics_token, pages)
         self._guides: GuideTrials | None = None
-        self.devices = Devices(recorder.tallies, clock, recorder.model, self.drain.begin)
+        self.devices = Devices(recorder.registry, clock, recorder.model, self.drain.begin)
         self._gateway = GatewayRoutes(engine, self.drain, self.devices, self.trust, self._state, settings)
         health = HealthRoutes(
             engine,
@@ -86,7 +86,7 @@ class Replica:
         self._gateway.open(model, pool)
         encoder, offload = PromptEncoder(model), Offload(pool)
         self._guides = GuideTrials(
-            self._gateway.encoded_text, model.config.eos_token_ids, self._recorder.tallies, self._clock
+            self._gateway.encoded_text, model.config.eos_token_ids, self._recorder.registry, self._clock
         )
         exchange = Exchange(
             model,

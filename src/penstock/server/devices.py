@@ -37,8 +37,8 @@ _ECC = {"corrected": "ecc_corrected", "uncorrected": "ecc_uncorrected"}
 class Devices:
     """Belongs to the event loop's thread."""
 
-    def __init__(self, tallies: Registry, clock: Clock, model: str, on_fault: Callable[[str], None]) -> None:
-        self._tallies = tallies
+    def __init__(self, registry: Registry, clock: Clock, model: str, on_fault: Callable[[str], None]) -> None:
+        self._registry = registry
         self._clock = clock
         self._model = model
         self._on_fault = on_fault
@@ -60,7 +60,7 @@ class Devices:
         for reading in self._readings:
             for xid in reading.xids:
                 log.error("the GPU %s reports Xid %d", reading.device, xid)
-                self._tallies.count(catalog.XID_ERRORS, reading.device, str(xid)).value += 1
+                self._registry.count(catalog.XID_ERRORS, reading.device, str(xid)).value += 1
             was_well = reading.device not in self._faults.found
             fault = self._faults.take(reading)
             if fault is not None and was_well:
@@ -69,7 +69,7 @@ class Devices:
 
     def look(self) -> None:
         """Takes down how things stand."""
-        replace, readings = self._tallies.replace, self.readings
+        replace, readings = self._registry.replace, self.readings
         found = self._faults.found
         replace(catalog.HEALTHY, {(r.device,): int(r.device not in found) for r in readings})
         replace(catalog.INFO, {(r.device, r.name, r.model): 1 for r in readings})

@@ -41,11 +41,11 @@ _KEEP = 0.98  # of what was known of bandwidth, at every step
 
 
 class EngineTally:
-    def __init__(self, tallies: Registry) -> None:
-        self._tallies = tallies
-        self._step_time = tallies.spread(catalog.STEP_TIME)
-        self._batch_size = tallies.spread(catalog.BATCH_SIZE)
-        self._step_tokens = tallies.spread(catalog.STEP_TOKENS)
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._step_time = registry.spread(catalog.STEP_TIME)
+        self._batch_size = registry.spread(catalog.BATCH_SIZE)
+        self._step_tokens = registry.spread(catalog.STEP_TOKENS)
         self._last = EngineMeasurements()
         self._before = dict.fromkeys(_TOTALS, 0.0)  # of engines that are no more
         self._recent_s = self._recent_steps = self._recent_reads = 0.0  # of recent steps, the newest most
@@ -66,7 +66,7 @@ class EngineTally:
 
     def look(self, info: EngineInfo | None) -> None:
         """Takes down how things stand."""
-        count, measured = self._tallies.count, self._last
+        count, measured = self._registry.count, self._last
         if info is not None:
             measured = replace(measured, limits=info.limits)
             count(catalog.KV_CAPACITY, info.kv_dtype).value = info.limits.kv_capacity_tokens
@@ -81,4 +81,4 @@ class EngineTally:
         if peak is None or self._recent_s <= 0:
             return
         read_bytes = self._recent_steps * info.weight_bytes + self._recent_reads * info.kv_token_bytes
-        self._tallies.count(device_catalog.MBU, info.device_name).value = read_bytes / self._recent_s / peak
+        self._registry.count(device_catalog.MBU, info.device_name).value = read_bytes / self._recent_s / peak

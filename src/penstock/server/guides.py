@@ -44,10 +44,10 @@ class _Turns:
 
 class GuideTrials:
     def __init__(
-        self, encoded_text: Callable[[], Awaitable[bytes]], eos_ids: Sequence[int], tallies: Registry, clock: Clock
+        self, encoded_text: Callable[[], Awaitable[bytes]], eos_ids: Sequence[int], registry: Registry, clock: Clock
     ) -> None:
         """`encoded_text`: the model's ModelText."""
-        self._tallies = tallies
+        self._registry = registry
         self._clock = clock
         self._encoded_text = encoded_text
         self._eos_ids = list(eos_ids)
@@ -73,7 +73,7 @@ class GuideTrials:
         else:
             self._kept.move_to_end(key)
         outcome = "refused" if verdict.guide is None else "known" if is_known else "new"
-        self._tallies.count(catalog.GUIDED_REQUESTS, guide.kind, outcome).value += 1
+        self._registry.count(catalog.GUIDED_REQUESTS, guide.kind, outcome).value += 1
         if verdict.guide is None:
             kind = UnsupportedParameter if verdict.is_unsupported else InvalidRequest
             raise kind(f"{param}: {verdict.problem}", param=param)
@@ -126,7 +126,7 @@ class GuideTrials:
                     process.kill()
                 raise EngineUnavailable("the guide could not be tried in time", retry_after_s=1.0)
         verdict: Verdict = answer.result()
-        self._tallies.spread(catalog.GUIDE_TRIAL_TIME).observe(self._clock.now() - started_s)
+        self._registry.spread(catalog.GUIDE_TRIAL_TIME).observe(self._clock.now() - started_s)
         return verdict
 
     async def _running(self) -> Process:

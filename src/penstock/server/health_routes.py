@@ -103,7 +103,7 @@ class HealthRoutes:
         """Takes down how things stand now; what it returns makes the text of it."""
         is_ready = self._state() is EngineState.READY
         self._devices.look()
-        tally(self._recorder.tallies, self._engine.adapters)
+        tally(self._recorder.registry, self._engine.adapters)
         return self._recorder.exposition(is_ready=is_ready, restarts=self._engine.restarts, info=self._engine.info)
 
     async def metrics(self, request: Request, send: Send) -> None:

@@ -126,12 +126,12 @@ def _tell_failure(task: asyncio.Future[None]) -> None:
         log.warning("an adapter that was replaced could not be dropped: %s", error)
 
 
-def tally(tallies: Registry, desk: LoraClient) -> None:
+def tally(registry: Registry, desk: LoraClient) -> None:
     """Take down how things stand."""
     for place, number in {"loaded": desk.num_loaded, "host": len(desk.host), "device": len(desk.device)}.items():
-        tallies.count(catalog.LORA_ADAPTERS, place).value = number
-    tallies.count(catalog.LORA_SWAPS).value = desk.swaps
-    tallies.count(catalog.LORA_READS).value = desk.reads
+        registry.count(catalog.LORA_ADAPTERS, place).value = number
+    registry.count(catalog.LORA_SWAPS).value = desk.swaps
+    registry.count(catalog.LORA_READS).value = desk.reads
 
 
 def as_refusal(error: ModelError) -> InvalidRequest:

@@ -101,15 +101,15 @@ class Recorder:
         self._clock = clock
         self.model = model
         self._slo = slo
-        self.tallies = Registry((*catalog.CATALOG, *DEVICE_CATALOG))
-        self._engine = EngineTally(self.tallies)
+        self.registry = Registry((*catalog.CATALOG, *DEVICE_CATALOG))
+        self._engine = EngineTally(self.registry)
         self.engine_report = self._engine.take  # the engine's news after a step
-        self._open = self.tallies.count(catalog.REQUESTS_OPEN)
+        self._open = self.registry.count(catalog.REQUESTS_OPEN)
         self._ttft, self._tpot, self._total = (
-            self.tallies.spread(metric, model) for metric in (catalog.TTFT, catalog.TPOT, catalog.REQUEST_LATENCY)
+            self.registry.spread(metric, model) for metric in (catalog.TTFT, catalog.TPOT, catalog.REQUEST_LATENCY)
         )
         self._texts, self._text_tokens = (
-            self.tallies.count(metric, model) for metric in (catalog.EMBEDDED_TEXTS, catalog.EMBEDDED_TOKENS)
+            self.registry.count(metric, model) for metric in (catalog.EMBEDDED_TEXTS, catalog.EMBEDDED_TOKENS)
         )
         self._tenants: dict[str, tuple[Counter, Counter]] = {}
         self.listeners: list[Callable[[Finished], None]] = []  # told of every request, at its end
@@ -131,7 +131,7 @@ class Recorder:
             raise
         finally:
             self._open.value -= 1
-            self.tallies.count(catalog.REQUESTS, route, str(status), outcome).value += 1
+            self.registry.count(catalog.REQUESTS, route, str(status), outcome).value += 1
             total_s = self._clock.now() - started_s
             self._finish(record, route, request_id, outcome, total_s)
             if self.listeners:
@@ -154,14 +154,14 @@ class Recorder:
 
     def exposition(self, *, is_ready: bool, restarts: int, info: EngineInfo | None) -> Callable[[], bytes]:
         """Makes the text of how things stand now."""
-        count = self.tallies.count
+        count = self.registry.count
         count(catalog.ENGINE_READY).value = float(is_ready)
         count(catalog.ENGINE_RESTARTS).value = restarts
         if info is not None:
             what = (self.model, info.device, info.device_name, info.number_format, info.quant, __version__)
-            self.tallies.replace(catalog.REPLICA_INFO, {what: 1})
+            self.registry.replace(catalog.REPLICA_INFO, {what: 1})
         self._engine.look(info)
-        return self.tallies.exposition
+        return self.registry.exposition
 
     # -- inside
 
@@ -173,7 +173,7 @@ class Recorder:
         if generation is None:
             log.info("id=%s route=%s outcome=%s total_ms=%.1f", request_id, route, outcome, 1e3 * total_s)
             return
-        ttft_s, tokens, spread = generation.times.ttft_s, generation.num_made_here, self.tallies.spread
+        ttft_s, tokens, spread = generation.times.ttft_s, generation.num_made_here, self.registry.spread
         if ttft_s is not None:
             self._observe_times(generation, ttft_s)
         self._total.observe(total_s)
@@ -221,7 +221,7 @@ class Recorder:
         self._ttft.observe(ttft_s)
         self._judge(Objective.TTFT, ttft_s)
         for part, seconds in times.parts.items():
-            self.tallies.spread(catalog.TTFT_PART, self.model, part).observe(seconds)
+            self.registry.spread(catalog.TTFT_PART, self.model, part).observe(seconds)
         per_choice = generation.num_made_here / generation.num_choices
         if per_choice > 1:
             tpot_s = (times.last_token_s - times.first_token_s) / (per_choice - 1)
@@ -232,12 +232,12 @@ class Recorder:
         target_s = self._slo.target(objective)
         if target_s is not None:
             met = str(seconds <= target_s).lower()
-            self.tallies.count(catalog.SLO_REQUESTS, self.model, objective, met).value += 1
+            self.registry.count(catalog.SLO_REQUESTS, self.model, objective, met).value += 1
 
     def _tenant(self, tenant: str) -> tuple[Counter, Counter]:
         """What has a name keeps it: a series that moved to the others and back would be no counter."""
         name = tenant if len(self._tenants) < _MAX_TENANTS else _OTHERS
-        count = self.tallies.count
+        count = self.registry.count
         found = count(catalog.DEVICE_SECONDS, self.model, name), count(catalog.KV_BLOCK_SECONDS, self.model, name)
         if name is not _OTHERS:
             self._tenants[tenant] = found

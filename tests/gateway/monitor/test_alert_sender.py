@@ -22,35 +22,35 @@ async def test_what_is_not_taken_is_tried_again_and_in_order() -> None:
     with sinking() as sink:
         sink.statuses = [503, 429]
         clock = ManualClock()
-        courier = AlertSender("webhook", f"{sink.url}/hook?team=1", payload, clock)
-        courier.take(notice("a"))
-        courier.take(notice("b"))
+        sender = AlertSender("webhook", f"{sink.url}/hook?team=1", payload, clock)
+        sender.take(notice("a"))
+        sender.take(notice("b"))
         for pause_s in (1.0, 2.0):
             await eventually_async(lambda: clock.waits_s, lambda waits_s: pause_s in waits_s)  # noqa: B023
             clock.advance(pause_s)
-        await eventually_async(lambda: courier.view, lambda view: view == CourierView("webhook", 2, 0, 0, 0))
+        await eventually_async(lambda: sender.view, lambda view: view == CourierView("webhook", 2, 0, 0, 0))
         assert sink.taken == [("/hook?team=1", {"name": "a"}), ("/hook?team=1", {"name": "b"})]
         assert sink.num_asked == 4
-        courier.close()
+        sender.close()
 
 
 async def test_what_is_refused_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     with sinking() as sink:
         sink.statuses = [404]
-        courier = AlertSender("slack", sink.url, payload, ManualClock())
-        courier.take(notice("a"))
-        await eventually_async(lambda: courier.view.failed, lambda num_failed: num_failed == 1)
+        sender = AlertSender("slack", sink.url, payload, ManualClock())
+        sender.take(notice("a"))
+        await eventually_async(lambda: sender.view.failed, lambda num_failed: num_failed == 1)
         assert sink.num_asked == 1
         assert "could not be delivered by slack: status 404" in caplog.text
-        courier.close()
+        sender.close()
 
 
 async def test_an_address_that_is_not_there_keeps_nobody_waiting_and_loses_the_oldest() -> None:
-    courier = AlertSender("webhook", "http://127.0.0.1:9", payload, ManualClock())
+    sender = AlertSender("webhook", "http://127.0.0.1:9", payload, ManualClock())
     for number in range(150):
-        courier.take(notice(str(number)))
-    assert (courier.view.waiting, courier.view.lost) == (100, 50)
-    courier.close()
+        sender.take(notice(str(number)))
+    assert (sender.view.waiting, sender.view.lost) == (100, 50)
+    sender.close()
 
 
 async def test_a_message_that_cannot_be_put_into_words_is_lost_alone() -> None:
@@ -60,9 +60,9 @@ async def test_a_message_that_cannot_be_put_into_words_is_lost_alone() -> None:
         return payload(told)
 
     with sinking() as sink:
-        courier = AlertSender("webhook", sink.url, picky, ManualClock())
-        courier.take(notice("a"))
-        courier.take(notice("b"))
-        await eventually_async(lambda: courier.view, lambda view: view == CourierView("webhook", 1, 1, 0, 0))
+        sender = AlertSender("webhook", sink.url, picky, ManualClock())
+        sender.take(notice("a"))
+        sender.take(notice("b"))
+        await eventually_async(lambda: sender.view, lambda view: view == CourierView("webhook", 1, 1, 0, 0))
         assert [body for _, body in sink.taken] == [{"name": "b"}]
-        courier.close()
+        sender.close()

@@ -23,12 +23,12 @@ def asked(
     async def ask() -> dict[tuple[str, str], list[str]]:
         watch = Watch({model: Slo() for model in models}, gateway.app.now())
         probes = ProbeSettings(every_s=0.01, **settings)  # type: ignore[arg-type]
-        questioner = AnswerProber(watch, probes, gateway.clock)
-        gateway.app.replicas.subscribe(questioner)
+        prober = AnswerProber(watch, probes, gateway.clock)
+        gateway.app.replicas.subscribe(prober)
         for _ in range(rounds):
-            await questioner.round()
+            await prober.round()
         found: dict[tuple[str, str], list[str]] = {}
-        for view in questioner.views():
+        for view in prober.views():
             found.setdefault((view.model, view.adapter), []).append(view.state)
         return found
 
@@ -72,13 +72,13 @@ def test_a_replica_that_is_lost_is_asked_nothing_more() -> None:
 
         async def ask() -> bool:
             watch = Watch({"m": Slo()}, gateway.app.now())
-            questioner = AnswerProber(watch, ProbeSettings(every_s=0.01), gateway.clock)
-            questioner.replica_added(replica)
-            round = asyncio.create_task(questioner.round())
+            prober = AnswerProber(watch, ProbeSettings(every_s=0.01), gateway.clock)
+            prober.replica_added(replica)
+            round = asyncio.create_task(prober.round())
             await eventually_async(lambda: hung.asked)
             replica.send_away()
             await round
-            return questioner.views() == [] and not replica.in_flight  # nobody's answer, and nothing is left there
+            return prober.views() == [] and not replica.in_flight  # nobody's answer, and nothing is left there
 
         assert asyncio.run_coroutine_threadsafe(ask(), gateway.loop).result(GIVE_UP_S)
         eventually(lambda: replica.upstream.num_open - replica.upstream.num_idle, lambda num_used: num_used == 0)

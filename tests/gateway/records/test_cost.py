@@ -159,11 +159,11 @@ def test_an_estimate_is_the_mean_of_what_was_measured() -> None:
 
 
 def test_what_a_rule_saves_counts_device_time_the_other_models_by_its_mean() -> None:
-    times, tallies = DeviceTime(), Registry(GATEWAY_CATALOG)
+    times, registry = DeviceTime(), Registry(GATEWAY_CATALOG)
     times.learn("big", TokenUsage(50, 50), Cost(2.0, 0.0))
     prices = {"small": Price(replica_hour=3600.0), "big": Price(replica_hour=7200.0)}
-    rules = RuleTally(tallies)
+    rules = RuleTally(registry)
     ruling = Ruling("auto", Verdict("short", "small"), False, "big", "big", "small")
     rules.ended(ruling, "small", TokenUsage(10, 10, work=Cost(0.1, 0.0)), prices, times)
-    (saved,) = dict(dict(tallies.series())[RULE_SAVINGS]).values()
+    (saved,) = dict(dict(registry.series())[RULE_SAVINGS]).values()
     assert saved == pytest.approx(0.4 * 2.0 - 0.1 * 1.0)

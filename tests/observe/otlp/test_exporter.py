@@ -140,15 +140,15 @@ def test_metrics_arrive_at_the_interval_and_once_more_at_the_end(protocol: str) 
     counter = Metric("penstock_things_total", "counter", "Things.", ("kind",))
     gauge = Metric("penstock_level", "gauge", "A level.")
     waits = Metric("penstock_wait_seconds", "histogram", "Waits.", (), (0.1, 1.0))
-    tallies = Registry((counter, gauge, waits))
-    tallies.count(counter, "a").value = 3
-    tallies.count(gauge).value = 0.5
+    registry = Registry((counter, gauge, waits))
+    registry.count(counter, "a").value = 3
+    registry.count(gauge).value = 0.5
     for value in (0.05, 0.5, 3.0):
-        tallies.spread(waits).observe(value)
+        registry.spread(waits).observe(value)
     with SINKS[protocol]() as sink:
-        with MetricExporter(target_of_metrics(sink.url, protocol), WHO, lambda: [tallies], 0.05, times=PATIENT):
+        with MetricExporter(target_of_metrics(sink.url, protocol), WHO, lambda: [registry], 0.05, times=PATIENT):
             eventually(lambda: sink.metrics)
-            tallies.count(counter, "a").value = 4
+            registry.count(counter, "a").value = 4
         found = sink.metrics
         ((said, point),) = points(found["test penstock.things"])
         assert (said, point.as_double) == ({"penstock.kind": "a"}, 4)

@@ -25,19 +25,19 @@ _OBJECTIVES = (
 
 class WatchMetrics:
     def __init__(self) -> None:
-        self.tallies = Registry(catalog.WATCH_CATALOG)
+        self.registry = Registry(catalog.WATCH_CATALOG)
         self._found: dict[Metric, dict[Labels, float]] = {metric: {} for metric in _OBJECTIVES}
         self._num_looks = 0
 
-    def look(self, watch: Watch, probes: Iterable[ProbeView], couriers: Iterable[CourierView], now: float) -> None:
+    def look(self, watch: Watch, probes: Iterable[ProbeView], senders: Iterable[CourierView], now: float) -> None:
         for number, model in enumerate(watch.models):
             if (number + self._num_looks) % _TURNS == 0 or not self._num_looks:
                 self._count_events(watch, model)
                 self._objectives(watch, model, now)
         for metric, values in self._found.items():
-            self.tallies.replace(metric, values)
+            self.registry.replace(metric, values)
         self._num_looks += 1
-        replace = self.tallies.replace
+        replace = self.registry.replace
         firing: dict[Labels, float] = {
             (one.alert, one.severity, one.model, one.replica, one.labels.get("objective", "")): 1
             for one in watch.board.firing
@@ -45,7 +45,7 @@ class WatchMetrics:
         replace(catalog.ALERTS_FIRING, firing)
         replace(
             catalog.ALERT_MESSAGES,
-            {(one.to, what): getattr(one, what) for one in couriers for what in ("sent", "failed", "lost")},
+            {(one.to, what): getattr(one, what) for one in senders for what in ("sent", "failed", "lost")},
         )
         speeds = watch.speeds()
         replace(
@@ -60,7 +60,7 @@ class WatchMetrics:
         for objective in objectives.kept:
             events = objectives.events(objective)
             for met, number in (("true", events.good), ("false", events.bad)):
-                self.tallies.count(catalog.SLO_EVENTS, model, objective, met).value = number
+                self.registry.count(catalog.SLO_EVENTS, model, objective, met).value = number
 
     def _objectives(self, watch: Watch, model: str, now: float) -> None:
         found = self._found
@@ -90,5 +90,5 @@ class WatchMetrics:
             }
             if one.drift is not None:
                 drift[key] = one.drift
-        self.tallies.replace(catalog.PROBES, asked)
-        self.tallies.replace(catalog.PROBE_DRIFT, drift)
+        self.registry.replace(catalog.PROBES, asked)
+        self.registry.replace(catalog.PROBE_DRIFT, drift)

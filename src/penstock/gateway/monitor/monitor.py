@@ -56,17 +56,17 @@ class Monitor(Subscriber):
         self._notices = Notices(
             wait_s=alerts.group_wait_s, interval_s=alerts.group_interval_s, repeat_s=alerts.repeat_every_s
         )
-        self._couriers = _couriers(alerts, slack, gateway.clock)
+        self._senders = _senders(alerts, slack, gateway.clock)
         self._metrics = WatchMetrics()
         gateway.recorder.listeners.append(self)
-        gateway.recorder.exports.append(self._metrics.tallies)
-        self._questioner = AnswerProber(self.watch, settings.probes, gateway.clock)
-        for subscriber in (self, self._reader, self._questioner):
+        gateway.recorder.exports.append(self._metrics.registry)
+        self._prober = AnswerProber(self.watch, settings.probes, gateway.clock)
+        for subscriber in (self, self._reader, self._prober):
             gateway.replicas.subscribe(subscriber)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._run())]
         if settings.probes.every_s:
-            self._tasks.append(loop.create_task(self._questioner.run()))
+            self._tasks.append(loop.create_task(self._prober.run()))
         self._workers = [
             Worker.of_task(name, task) for name, task in zip(("watch", "known questions"), self._tasks, strict=False)
         ]
@@ -76,8 +76,8 @@ class Monitor(Subscriber):
             worker.stop()
         for task in self._tasks:
             task.cancel()
-        for courier in self._couriers:
-            courier.close()
+        for sender in self._senders:
+            sender.close()
 
     def replica_removed(self, replica: Replica) -> None:
         self.watch.replica_removed(replica.model, redact(replica.id))
@@ -102,10 +102,10 @@ class Monitor(Subscriber):
     def alerts(self) -> object:
         at = self._settings.alerts.runbooks
         shown = [replace(one, runbook=payloads.runbook(one, at)) for one in self.watch.board.shown(time.time())]
-        return {"alerts": shown, "delivery": [one.view for one in self._couriers]}
+        return {"alerts": shown, "delivery": [one.view for one in self._senders]}
 
     def probes(self) -> object:
-        return {"probes": self._questioner.views()}
+        return {"probes": self._prober.views()}
 
     def speeds(self) -> object:
         return {"speeds": self.watch.speeds()}
@@ -127,16 +127,16 @@ class Monitor(Subscriber):
                 _say(alert)
         self._notices.take(changed, now)
         for notice in self._notices.due(now):
-            for courier in self._couriers:
-                courier.take(notice)
+            for sender in self._senders:
+                sender.take(notice)
         if self._settings.penalties:
             penalties = self.watch.penalties()
             for replica in self._gateway.replicas.values():
                 replica.health.penalty = penalties.get((replica.model, self._reader.names[replica.id]), 1.0)
-        self._metrics.look(self.watch, self._questioner.views(), [one.view for one in self._couriers], now)
+        self._metrics.look(self.watch, self._prober.views(), [one.view for one in self._senders], now)
 
 
-def _couriers(settings: AlertSettings, slack: str | None, clock: TimerClock) -> list[AlertSender]:
+def _senders(settings: AlertSettings, slack: str | None, clock: TimerClock) -> list[AlertSender]:
     found = []
     if settings.webhook:
         found.append(

@@ -41,8 +41,8 @@ class _Counts(NamedTuple):
 class RuleTally:
     """By rule: requests, tokens, and the money that is saved, or in a dry run would be, as against the default."""
 
-    def __init__(self, tallies: Registry) -> None:
-        self._tallies = tallies
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
         self._counts: dict[tuple[str, str], _Counts] = {}
 
     def ended(
@@ -82,7 +82,7 @@ class RuleTally:
     def _of(self, model: str, rule: str, to: str, dry_run: bool) -> _Counts:
         found = self._counts.get((model, rule))
         if found is None:
-            count = self._tallies.count
+            count = self._registry.count
             found = self._counts[model, rule] = _Counts(
                 count(catalog.RULES, model, rule, to, "dry_run" if dry_run else "live"),
                 count(catalog.RULE_TOKENS, model, rule, "input"),

@@ -117,14 +117,14 @@ class GatewayRecorder:
         self.traces = traces or Traces()
         self.usage_lost: Callable[[], Mapping[str, int]] = dict  # by reason, as the ledger counts it
         self.listeners: list[Listener] = []
-        self._tallies = Registry(catalog.GATEWAY_CATALOG)
-        self.exports = [self._tallies]  # and metrics that are kept elsewhere
+        self._registry = Registry(catalog.GATEWAY_CATALOG)
+        self.exports = [self._registry]  # and metrics that are kept elsewhere
         self._ended: dict[tuple[str, str, str, str], Counter] = {}
         self._models: dict[str, _Model] = {}
         self._tenants: dict[str, _Used] = {}
         self._silent: set[tuple[str, str]] = set()  # models and replicas whose answers came without a usage
-        self.rules = RuleTally(self._tallies)
-        self.shadows = ShadowTally(self._tallies)
+        self.rules = RuleTally(self._registry)
+        self.shadows = ShadowTally(self._registry)
         self._version_of: Mapping[str, str] = {}
         self.versions = Comparison()
 
@@ -139,7 +139,7 @@ class GatewayRecorder:
         key = (facts.model, facts.surface, facts.ending, facts.reason)
         count = self._ended.get(key)
         if count is None:
-            count = self._ended[key] = self._tallies.count(catalog.REQUESTS, *map(str, key))
+            count = self._ended[key] = self._registry.count(catalog.REQUESTS, *map(str, key))
         count.value += 1
         if facts.queue_s is not None:  # it was sent to a replica
             self._measure(facts)
@@ -200,26 +200,26 @@ class GatewayRecorder:
 
     def refused(self, error: PenstockError) -> None:
         if isinstance(error, RateLimited | BudgetExhausted):
-            self._tallies.count(catalog.LIMIT_REFUSALS, error.reason or error.code).value += 1
+            self._registry.count(catalog.LIMIT_REFUSALS, error.reason or error.code).value += 1
 
     def retried(self, model: str) -> None:
-        self._tallies.count(catalog.RETRIES, model).value += 1
+        self._registry.count(catalog.RETRIES, model).value += 1
 
     def carried_on(self, model: str) -> None:
-        self._tallies.count(catalog.CARRIED_ON, model).value += 1
+        self._registry.count(catalog.CARRIED_ON, model).value += 1
 
     def quarantined(self, model: str, tenant: str, fingerprint: str, lost: Iterable[str]) -> None:
         """A request that replicas were lost with is refused from now on."""
-        self._tallies.count(catalog.QUARANTINED, model).value += 1
+        self._registry.count(catalog.QUARANTINED, model).value += 1
         replicas = ", ".join(map(redact, sorted(lost)))
         log.error("%s: request %s of tenant %s is refused: %s lost with it", model, fingerprint, tenant, replicas)
 
     def fell_back(self, model: str, to: str, reason: str) -> None:
-        self._tallies.count(catalog.FALLBACKS, model, to, reason).value += 1
+        self._registry.count(catalog.FALLBACKS, model, to, reason).value += 1
 
     def usage_missing(self, model: str, replica: str) -> None:
         """An answer came without its usage, so what is charged for it is an estimate."""
-        count = self._tallies.count(catalog.USAGE_MISSING, model)
+        count = self._registry.count(catalog.USAGE_MISSING, model)
         count.value += 1
         if (model, replica) not in self._silent:
             self._silent.add((model, replica))
@@ -234,13 +234,13 @@ class GatewayRecorder:
         self._silent.discard((model, replica))
 
     def has_certificate(self, expires_at: float) -> None:
-        self._tallies.count(catalog.TLS_EXPIRY).value = expires_at
+        self._registry.count(catalog.TLS_EXPIRY).value = expires_at
 
     # -- what can be seen without counting
 
     def look(self, state: GatewayState) -> None:
         """Takes down how things stand, before `render`."""
-        replace, named = self._tallies.replace, {(one.model, one.id): one for one in state.replicas}
+        replace, named = self._registry.replace, {(one.model, one.id): one for one in state.replicas}
         of_model = {queue.model: [one for one in state.replicas if one.model == queue.model] for queue in state.queues}
         replace(catalog.REQUESTS_OPEN, {(model,): sum(one.in_flight for one in of_model[model]) for model in of_model})
         replace(catalog.STREAMS_OPEN, {(model,): sum(one.streams for one in of_model[model]) for model in of_model})
@@ -257,16 +257,16 @@ class GatewayRecorder:
             {(*key, str(state)): int(state == one.breaker) for key, one in named.items() for state in BreakerState},
         )
         if self._log is not None:
-            self._tallies.count(catalog.LOG_LINES_LOST).value = self._log.num_lost
+            self._registry.count(catalog.LOG_LINES_LOST).value = self._log.num_lost
         if self._decisions is not None:
-            self._tallies.count(catalog.DECISIONS_LOST).value = self._decisions.num_lost
-        self._tallies.count(catalog.TRACES_LOST).value = self.traces.num_lost
+            self._registry.count(catalog.DECISIONS_LOST).value = self._decisions.num_lost
+        self._registry.count(catalog.TRACES_LOST).value = self.traces.num_lost
         replace(catalog.USAGE_LOST, {(reason,): count for reason, count in self.usage_lost().items()})
         replace(catalog.BACKGROUND_ERRORS, {(work,): count for work, count in background.errors().items()})
         replace(catalog.BACKGROUND_DEAD, {(work,): 1 for work in background.dead()})
 
     def render(self) -> bytes:
-        return b"".join([tallies.exposition() for tallies in self.exports])
+        return b"".join([registry.exposition() for registry in self.exports])
 
     # -- inside
 
@@ -290,7 +290,7 @@ class GatewayRecorder:
             tenant.add(facts)
 
     def _open(self, model: str) -> _Model:
-        spread, count = self._tallies.spread, self._tallies.count
+        spread, count = self._registry.spread, self._registry.count
         return _Model(
             spread(catalog.TTFT, model),
             spread(catalog.REQUEST_LATENCY, model),
@@ -303,7 +303,7 @@ class GatewayRecorder:
     def _tenant(self, tenant: str) -> _Used:
         """What has a name keeps it: a series that moved to the others and back would be no counter."""
         name = tenant if len(self._tenants) < _MAX_TENANTS else _OTHERS
-        count = self._tallies.count
+        count = self._registry.count
         tokens = (count(catalog.TENANT_TOKENS, name, kind) for kind in _KINDS)
         found = _Used(count(catalog.TENANT_DEVICE_SECONDS, name), *tokens)
         if name is not _OTHERS:

@@ -18,14 +18,14 @@ class _Pool(NamedTuple):
 
 
 class ShadowTally:
-    def __init__(self, tallies: Registry) -> None:
-        self._tallies = tallies
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
         self._pools: dict[str, _Pool] = {}
 
     def ended(
         self, pool: str, outcome: str, usage: TokenUsage | None, ttft_s: float | None, total_s: float | None
     ) -> None:
-        self._tallies.count(catalog.SHADOWS, pool, outcome).value += 1
+        self._registry.count(catalog.SHADOWS, pool, outcome).value += 1
         found = self._pools.get(pool) or self._open(pool)
         if ttft_s is not None:
             found.ttft.observe(ttft_s)
@@ -37,7 +37,7 @@ class ShadowTally:
             found.output.value += usage.output_tokens
 
     def _open(self, pool: str) -> _Pool:
-        spread, count = self._tallies.spread, self._tallies.count
+        spread, count = self._registry.spread, self._registry.count
         found = self._pools[pool] = _Pool(
             spread(catalog.SHADOW_TTFT, pool),
             spread(catalog.SHADOW_LATENCY, pool),

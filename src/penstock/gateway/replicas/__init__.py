@@ -1,6 +1,8 @@
 """The replicas that a gateway knows.
 
-roster              all of them, and the pool of each model
+replica_set         all of them, and who is told when one comes or goes
+following           the connections that keep a gateway informed of each
+snapshots           what admission is told of each
 replica             one: how to reach it and what it last reported, if it is penstock's own
 silence, probe      a replica that reports nothing any more; health checks
 engine_poller       the state of a server of another make

@@ -126,8 +126,8 @@ class MetricExporter(Recurring):
         self._sender = Sender(self._way, target.timeout_s, self._stopping, times)
         self._look = look
         resource, began_ns = messages.resource(who), time.time_ns()
-        self._encode: Callable[[Iterable[Registry]], bytes] = lambda tallies: messages.metrics_request(
-            resource, tallies, began_ns, time.time_ns()
+        self._encode: Callable[[Iterable[Registry]], bytes] = lambda registry: messages.metrics_request(
+            resource, registry, began_ns, time.time_ns()
         )
         self.num_failed = 0
 

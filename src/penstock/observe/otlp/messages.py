@@ -48,11 +48,11 @@ def refused(answer: bytes) -> str:
     return f"{said.rejected_spans} spans: {said.error_message}" if said.rejected_spans else ""
 
 
-def metrics_request(who: Resource, tallies: Iterable[Registry], began_ns: int, now_ns: int) -> bytes:
+def metrics_request(who: Resource, registry: Iterable[Registry], began_ns: int, now_ns: int) -> bytes:
     request = ExportMetricsServiceRequest()
     scope = _scope(request.resource_metrics.add(resource=who).scope_metrics)
     found: dict[str, metrics.Metric] = {}  # by name: several of ours may be one of theirs
-    for one in tallies:
+    for one in registry:
         for metric, series in one.series():
             name = named(metric)
             for labels, value in series:
