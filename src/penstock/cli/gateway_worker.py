@@ -205,7 +205,7 @@ class GatewayWorker:
         self,
         look: Callable[[], Sequence[Registry]],
         num_ready: Callable[[], Awaitable[int]],
-        reload: Callable[[], None],
+        reload: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[None]:
         async def metrics() -> bytes:
             registries = look()
