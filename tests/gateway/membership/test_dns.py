@@ -29,7 +29,8 @@ class Stand(NamedTuple):
     clock: ManualClock
 
     async def until(self, *urls: str) -> None:
-        """Looks again, and waits until these are the replicas."""
+        """Looks again as soon as the last look is over, and waits until these are the replicas."""
+        await eventually_async(lambda: self.clock.waits_s == [5.0])
         asked = self.server.num_asked
         self.clock.advance(5.0)
         await eventually_async(lambda: self.server.num_asked > asked)
