@@ -63,6 +63,20 @@ def test_commands_add_drain_and_remove_replicas_on_every_gateway(tmp_path: Path,
         assert "a gateway's file" in refused.value.stderr
 
 
+def test_a_replica_of_the_file_is_drained_by_the_store(tmp_path: Path, replicas: list[Replica]) -> None:
+    one, two = replicas
+    with real_gateway(tmp_path, one, two) as gateway:
+        gateway.command("replicas", "add", NAME, url(two), "--draining")
+        eventually(lambda: known(gateway)[url(two)], lambda state: state == "draining")
+        sources = {row["source"] for row in gateway.ask("GET", "/admin/v1/replicas")[1]["replicas"]}
+        assert sources == {"file"}
+        gateway.command("replicas", "remove", url(two))
+        eventually(lambda: known(gateway)[url(two)], lambda state: state == "ready")
+        wrong = {"model": NAME, "url": url(two), "options": {"dialect": "klingon"}}
+        code, answer = gateway.ask("POST", "/admin/v1/replicas", wrong)
+        assert (code, answer["error"]["param"]) == (422, "dialect")
+
+
 def test_a_model_appears_with_its_first_replica_and_goes_with_its_last(tmp_path: Path, replicas: list[Replica]) -> None:
     one, two = replicas
     with real_gateway(tmp_path, one) as gateway:

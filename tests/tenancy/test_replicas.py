@@ -29,6 +29,12 @@ def test_a_replica_is_added_drained_and_removed(store: Store) -> None:
     assert store.replicas.all() == []
 
 
+def test_a_replica_may_be_added_drained_and_the_same_again_ends_it(store: Store) -> None:
+    assert store.replicas.add("chat", URL, is_draining=True).is_draining
+    store.replicas.add("chat", URL)
+    assert [row.is_draining for row in store.replicas.all()] == [False]
+
+
 def test_a_url_may_be_in_several_pools(store: Store) -> None:
     for model in ("a", "b"):
         store.replicas.add(model, URL)

@@ -139,11 +139,10 @@ async def serve(
                 configuration = Configuration(settings, routes, membership, gateway.pools, admission, prices)
                 configuration.read = read
                 configuration.apply(settings)
-                added.changed = membership.refresh
-                membership.add_source(added)
                 names = DnsSource(settings.dns)
-                names.changed = membership.refresh
-                membership.add_source(names)
+                for source in (names, added):  # the store can drain what the configuration names, and add to it
+                    source.changed = membership.refresh
+                    membership.add_source(source)
                 certificates = Certificates(tls, gateway.replicas, membership, recorder)
                 tower = Monitor(gateway, slos, settings.watch, slack=slack)
                 configuration.follow(tower.watch, gateway.now)

@@ -36,6 +36,8 @@ def add_replicas(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
                 metavar="NAME=VALUE",
                 help=f"a setting that is not its model's: {', '.join(OPTIONS)}",
             )
+            drained = "it is sent nothing: drains one that a gateway's file or DNS names, until `remove`"
+            command.add_argument("--draining", action="store_true", help=drained)
         elif verb != "list":
             command.add_argument("--model", metavar="MODEL", help="in this pool only")
         add_store_flags(command)
@@ -50,7 +52,8 @@ def run_replicas(arguments: argparse.Namespace) -> None:
             case "add":
                 options = dict(arguments.option)
                 check_options(options)
-                rows = [book.add(arguments.model, arguments.url, options, by=_BY)]
+                row = book.add(arguments.model, arguments.url, options, is_draining=arguments.draining, by=_BY)
+                rows = [row]
             case "remove":
                 rows = book.remove(arguments.url, arguments.model)
             case verb:

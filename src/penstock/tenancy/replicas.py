@@ -37,11 +37,19 @@ class ReplicaBook:
         self._database = database
         self._clock = clock
 
-    def add(self, model: str, url: str, options: Mapping[str, Any] | None = None, *, by: str = "") -> ReplicaRow:
-        """The same again changes its options, and ends a drain."""
+    def add(
+        self,
+        model: str,
+        url: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        is_draining: bool = False,
+        by: str = "",
+    ) -> ReplicaRow:
+        """The same again changes its options and whether it drains."""
         if not model or len(model) > _MAX_NAME or not model.isprintable():
             raise InvalidValue(f"a model's name has 1 to {_MAX_NAME} printable characters", param="model")
-        row = ReplicaRow(model, normal_url(url), False, dict(options or {}), by, self._clock())
+        row = ReplicaRow(model, normal_url(url), is_draining, dict(options or {}), by, self._clock())
         with self._writing() as execute:
             _write(execute, row)
         return row

@@ -157,12 +157,34 @@ async def test_a_row_that_cannot_be_used_is_told_of_and_leaves_the_others(
         assert complaint in caplog.text
 
 
-async def test_any_protocol_of_discovery_is_one_more_source(membership: Membership, log: Log) -> None:
+async def test_a_replica_is_of_the_first_source_that_names_it(membership: Membership, replicas: ReplicaSet) -> None:
+    store = StoreSource()
+    store.changed = membership.refresh
+    membership.configure(pools(A))
+    membership.add_source(store)
+
+    def sources() -> dict[str, tuple[str, bool]]:
+        return {replica.id: (replica.source, replica.is_draining) for replica in replicas.values()}
+
+    store.apply([ReplicaRow("m", A, is_draining=True), ReplicaRow("m", B)])
+    assert sources() == {A: ("file", True), B: ("store", False)}
+    membership.configure(pools(B))
+    assert sources() == {A: ("store", True), B: ("file", False)}
+    store.apply([])
+    assert sources() == {B: ("file", False)}
+
+
+async def test_any_protocol_of_discovery_is_one_more_source(
+    membership: Membership, replicas: ReplicaSet, log: Log
+) -> None:
     class Mine:
+        name = "mine"
+
         def members(self, pools: Mapping[str, ModelSettings]) -> Iterator[Member]:
             yield Member("m", C, pools["m"])
 
     membership.configure(pools(A))
     membership.add_source(Mine())
     assert log.told() == [f"+{A}", f"+{C}"]
+    assert replicas[C].source == "mine"
     await asyncio.sleep(0)

@@ -15,6 +15,7 @@ class ReplicaAsked(Struct, forbid_unknown_fields=True):
     model: str
     url: str
     options: dict[str, Any] = field(default_factory=dict)
+    draining: bool = False  # drains one that a gateway's file or DNS names, until it is removed from the store
 
 
 class WhichReplica(Struct, forbid_unknown_fields=True):
@@ -29,7 +30,8 @@ class DrainAsked(WhichReplica, forbid_unknown_fields=True):
 def _add(store: Store, call: AdminCall) -> Answer:
     asked = call.body(ReplicaAsked)
     check_options(asked.options)
-    return Answer(201, store.replicas.add(asked.model, asked.url, asked.options, by=call.admin))
+    row = store.replicas.add(asked.model, asked.url, asked.options, is_draining=asked.draining, by=call.admin)
+    return Answer(201, row)
 
 
 def _drain(store: Store, call: AdminCall) -> Answer:

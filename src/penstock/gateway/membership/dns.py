@@ -52,6 +52,8 @@ class Query(NamedTuple):
 class DnsSource:
     """Looks every name up again and again, from `start` to `close`."""
 
+    name = "dns"
+
     def __init__(self, settings: DnsSettings, clock: TimerClock = LOOP_CLOCK) -> None:
         self._settings = settings
         self._clock = clock

@@ -17,6 +17,7 @@ from penstock.gateway.settings.gateway import ModelSettings, from_environment, p
 from penstock.health.settings import HealthSettings
 from penstock.http.clock import LOOP_CLOCK, TimerClock
 
+DIALECT_NAMES = ("auto", *DIALECTS)
 _PAID_PROBE_S = 60.0  # a server that wants a key is somebody else's, and asked rarely
 
 
@@ -34,8 +35,7 @@ class ReplicaFactory:
 
     def make(self, name: str, pool: ModelSettings, url: str, replica_id: str) -> Replica:
         """Raises ConfigError. `name` is the pool's."""
-        if pool.dialect not in ("auto", *DIALECTS):
-            raise ConfigError(f"'{pool.dialect}' is no dialect: auto, {', '.join(DIALECTS)}", param="dialect")
+        check_dialect(pool.dialect)
         if pool.kv_events is not None and pool.dialect != "auto" and not DIALECTS[pool.dialect].has_kv_events:
             raise ConfigError(f"a server that speaks {pool.dialect} publishes no KV events", param="kv_events")
         key, secret = from_environment(pool.key_env, "key_env"), from_environment(pool.secret_env, "secret_env")
@@ -59,6 +59,12 @@ class ReplicaFactory:
             dialect="openai" if key and pool.dialect == "auto" else pool.dialect,  # a paid one is not asked around
             id=replica_id,
         )
+
+
+def check_dialect(name: str) -> None:
+    """Raises ConfigError."""
+    if name not in DIALECT_NAMES:
+        raise ConfigError(f"'{name}' is no dialect: {', '.join(DIALECT_NAMES)}", param="dialect")
 
 
 def replicas_of(

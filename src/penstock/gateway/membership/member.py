@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from penstock.gateway.settings.gateway import ModelSettings
 
+FILE = "file"
 _OF_A_REPLICA = (
     "served_as",
     "dialect",
@@ -29,6 +30,7 @@ class Member:
     url: str
     settings: ModelSettings  # of its pool, with what is its own
     is_draining: bool = False
+    source: str = FILE  # the name of the first that has it
 
     def is_reached_as(self, other: Member) -> bool:
         """Whether a replica that was made for one of them will do for the other."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from penstock.core.config import within
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 class Source(Protocol):
     """A place that says which replicas there are, besides the file."""
+
+    name: str  # as operators see it
 
     def members(self, pools: Mapping[str, ModelSettings]) -> Iterable[Member]:
         """The members that it knows now. `pools`: the file's, by name."""
@@ -81,11 +84,12 @@ class Membership:
             self._replicas.remove(self._members.pop(key)[1].id)
         for key, (member, replica) in new.items():
             self._members[key] = member, replica
-            replica.is_draining = member.is_draining
+            replica.is_draining, replica.source = member.is_draining, member.source
             self._replicas.add(replica)
         for key, (had, replica) in kept.items():
             now = wanted[key]
             self._members[key] = now, replica
+            replica.source = now.source
             if (had.is_draining, had.settings.adapters) != (now.is_draining, now.settings.adapters):
                 replica.is_draining = now.is_draining
                 replica.configure_adapters(now.settings.adapters)
@@ -99,9 +103,9 @@ class Membership:
             for member in source.members(pools):
                 known = found.get(member.key)
                 if known is None:
-                    found[member.key] = member
+                    found[member.key] = replace(member, source=source.name)
                 elif member.is_draining and not known.is_draining:
-                    found[member.key] = Member(known.pool, known.url, known.settings, is_draining=True)
+                    found[member.key] = replace(known, is_draining=True)
         return found
 
     def _make(self, member: Member, replica_id: str, *, is_strict: bool) -> Replica | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.core.config import build
 from penstock.core.errors import ConfigError, InvalidValue
+from penstock.gateway.membership.factory import check_dialect
 from penstock.gateway.membership.member import Member
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.observe.redaction import redact
@@ -21,6 +22,8 @@ OPTIONS = ("served_as", "dialect", "key_env", "secret_env", "ca_file", "client_c
 
 class StoreSource:
     """Belongs to the event loop's thread; the follower's thread hands rows over there."""
+
+    name = "store"
 
     def __init__(self) -> None:
         self._rows: tuple[ReplicaRow, ...] = ()
@@ -42,7 +45,7 @@ class StoreSource:
 def check_options(options: Mapping[str, Any]) -> None:
     """Raises InvalidValue."""
     try:
-        settings_of(ReplicaRow("m", "", options=dict(options)), None)
+        check_dialect(settings_of(ReplicaRow("m", "", options=dict(options)), None).dialect)
     except ConfigError as error:
         raise InvalidValue(error.message, param=error.param) from None
 

@@ -34,6 +34,8 @@ class ReplicaView(Struct, frozen=True):
     kv_capacity_tokens: int | None
     max_context_tokens: int | None
     heard_s_ago: float | None
+    source: str  # that names it: file, store, dns
+    is_draining: bool  # an operator said so; a replica may drain by itself too
 
 
 class QueueView(Struct, frozen=True):
@@ -105,6 +107,8 @@ def _replica(replica: Replica, now: float) -> ReplicaView:
         kv_capacity_tokens=_bounded(seen.limits.kv_capacity_tokens),
         max_context_tokens=_bounded(seen.limits.max_model_len),
         heard_s_ago=round(now - seen.taken_at, 3) if seen.reports and seen.taken_at else None,
+        source=replica.source,
+        is_draining=replica.is_draining,
     )
 
 

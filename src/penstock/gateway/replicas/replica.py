@@ -107,6 +107,7 @@ class Replica:
         self.has_key = key is not None  # it is somebody else's, and paid for
         self.in_flight: set[InFlightRequest] = set()
         self.is_draining = False  # this gateway sends it nothing new
+        self.source = "file"  # that names it; `gateway.membership` knows others
         self._left: Callable[[Replica], None] | None = None
         self.report: ReplicaReport | None = None  # the last; None: it makes none
         self.prefill_speed: float | None = None  # as it measured it
