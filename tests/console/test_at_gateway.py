@@ -91,7 +91,8 @@ def test_the_state_has_replicas_queues_models_and_tenants(gateway: RunningGatewa
     talk(gateway)
     hello = hello_of(gateway, page)
     state = hello["state"]
-    assert [one["state"] for one in state["replicas"]] == ["ready", "ready"]
+    assert [(one["state"], one["source"]) for one in state["replicas"]] == [("ready", "file")] * 2
+    assert not any(one["is_draining"] for one in state["replicas"])
     assert all(one["kv_capacity"] > 1 and one["max_sequences"] and one["version"] for one in state["replicas"])
     (queue,) = state["queues"]
     assert queue["waiting"] == {"interactive": 0, "standard": 0, "batch": 0}

@@ -295,6 +295,64 @@ def test_a_replica_that_is_out_is_grey_and_its_last_figures_are_not_shown(browse
         assert contrast(page, "tr.out .pill") >= 4.5
 
 
+def test_an_operator_adds_drains_and_removes_a_replica(browser: Any, tmp_path: Path) -> None:
+    with serving() as one, serving() as two, real_gateway(tmp_path, one) as gateway:
+        with open_store(gateway.store) as store:
+            admin = store.admins.add("root").secret
+        eventually(lambda: gateway.ask("GET", "/console/v1/session")[1]["needs_key"])
+        with opened(browser, f"{gateway.url}/#/fleet") as page:
+            page.get_by_label("Admin key").fill(admin)
+            page.keyboard.press("Enter")
+            rows = page.get_by_role("table", name="Replicas").locator("tbody tr")
+            row, pill = rows.filter(has_text=f":{two.port}"), rows.filter(has_text=f":{two.port}").locator(".pill")
+            expect(rows).to_have_count(1)
+
+            page.get_by_role("button", name="Add replica").click()
+            page.get_by_label("URL").fill("nowhere")
+            page.keyboard.press("Enter")
+            dialog = page.get_by_role("dialog", name="Add a replica")
+            expect(dialog.get_by_role("alert")).to_contain_text("a replica's address is http://HOST:PORT")
+            page.get_by_label("URL").fill(f"http://{two.host}:{two.port}/")
+            page.get_by_label("Dialect").select_option("penstock")
+            page.keyboard.press("Enter")
+            expect(dialog).to_be_hidden()
+            expect(pill).to_have_text("healthy")
+            expect(row.locator("td[data-name=Source]")).to_contain_text("Store")
+
+            row.get_by_role("button", name="Drain").click()
+            expect(pill).to_have_text("draining")
+            row.get_by_role("button", name="Undrain").click()
+            expect(pill).to_have_text("healthy")
+
+            page.route("**/admin/v1/replicas", lambda route: route.abort("connectionrefused"))
+            row.get_by_role("button", name="Drain").click()
+            expect(page.get_by_role("alert")).to_contain_text("The server does not answer.")
+            page.unroute("**/admin/v1/replicas")
+
+            row.get_by_role("button", name="Remove").click()
+            page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+            expect(row).to_be_visible()
+            row.get_by_role("button", name="Remove").click()
+            page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+            expect(rows).to_have_count(1)
+            expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_a_replica_of_the_gateways_file_can_be_drained_and_not_removed(browser: Any, tmp_path: Path) -> None:
+    with serving() as one, real_gateway(tmp_path, one) as gateway, opened(browser, f"{gateway.url}/#/fleet") as page:
+        row = page.get_by_role("table", name="Replicas").locator("tbody tr")
+        expect(row.locator("td[data-name=Source]")).to_contain_text("File")
+        expect(row.get_by_role("button", name="Remove")).to_have_count(0)
+        expect(page.get_by_label("Replicas", exact=True).first).to_contain_text("they are removed there")
+        row.get_by_role("button", name="Drain").click()
+        expect(row.locator(".pill")).to_have_text("draining")
+        expect(row.locator("td[data-name=Source]")).to_contain_text("File")
+        row.get_by_role("button", name="Undrain").click()
+        expect(row.locator(".pill")).to_have_text("healthy")
+        with open_store(gateway.store) as store:
+            assert store.replicas.all() == []
+
+
 def test_cached_tokens_are_the_replicas_and_the_routers_estimate_is_called_one(browser: Any, fleet: str) -> None:
     with opened(browser, fleet) as page:
         told = Told(page, fleet)

@@ -39,10 +39,15 @@ export function authorization(key: string): Record<string, string> {
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
-export async function ask(path: string, signal?: AbortSignal): Promise<Response> {
-  const response = await fetch(path, { headers: authorization(adminKey.get()), signal, cache: "no-store" });
+export async function ask(path: string, signal?: AbortSignal, options?: RequestInit): Promise<Response> {
+  const headers = { ...authorization(adminKey.get()), "content-type": "application/json" };
+  const response = await fetch(path, { headers, signal, cache: "no-store", ...options });
   if (!response.ok) throw await refusal(response);
   return response;
+}
+
+export async function change(method: "POST" | "PATCH" | "DELETE", path: string, body: object): Promise<void> {
+  await ask(path, undefined, { method, body: JSON.stringify(body) });
 }
 
 export async function session(): Promise<Session> {

@@ -6,6 +6,7 @@ export interface Session {
   needs_key: boolean;
   needs_tenant_key: boolean;
   closed?: string;
+  dialects?: string[]; // of a gateway: what its replicas may speak
 }
 
 export interface Replica {
@@ -28,6 +29,8 @@ export interface Replica {
   heard_s_ago: number | null;
   restarts: number;
   version: string;
+  source: "file" | "store" | "dns" | "";
+  is_draining: boolean;
 }
 
 export interface Queue {

@@ -1,7 +1,7 @@
 """The console as a gateway serves it: the page for everybody, what it shows for admins.
 
 GET /                            the page
-GET /console/v1/session          whether a key is needed; says nothing else
+GET /console/v1/session          whether a key is needed, and which dialects there are; says nothing else
 GET /console/v1/feed             server-sent events: `hello` with the last quarter of an hour, then a `tick` a second
 GET /console/v1/requests/ID      one request that is over, with the choices made for it
 """
@@ -15,6 +15,7 @@ from penstock.console.feed import Feed
 from penstock.console.pages import load_pages
 from penstock.core.errors import MethodNotAllowed, NotFound
 from penstock.gateway.admin.guard import Guard
+from penstock.gateway.membership.factory import DIALECT_NAMES
 from penstock.http.exchange import Exchange
 from penstock.http.message import JSON, render
 from penstock.tenancy.keys import KeyRing
@@ -51,6 +52,7 @@ class ConsoleAtGateway:
                 "version": __version__,
                 "needs_key": not self._guard.is_open,
                 "needs_tenant_key": self._keys.has_had_tenants,
+                "dialects": DIALECT_NAMES,
             }
             exchange.respond(200, JSON + _NO_STORE, msgspec.json.encode(session))
         elif path == b"/console/v1/feed":

@@ -149,6 +149,8 @@ class GatewaySource(Subscriber):
             kv_capacity=None if is_out else view.kv_capacity_tokens,
             hit_rate=hits.rate if hits is not None else None,
             heard_s_ago=view.heard_s_ago,
+            source=view.source,
+            is_draining=view.is_draining,
         )
         if report is None:
             return row

@@ -32,6 +32,8 @@ class ReplicaRow(Struct, frozen=True):
     heard_s_ago: float | None = None
     restarts: int = 0
     version: str = ""  # of its software
+    source: str = ""  # that names it: file, store, dns; empty: it is the server itself
+    is_draining: bool = False  # an operator said so
 
 
 class QueueRow(Struct, frozen=True):

@@ -1,4 +1,5 @@
 import type { ComponentChildren } from "preact";
+import { useLayoutEffect, useRef } from "preact/hooks";
 
 const TONES: Record<string, string> = {
   healthy: "good", ok: "good", closed: "good", resolved: "good",
@@ -42,12 +43,33 @@ export function Problem({ title, children }: { title: string; children?: Compone
   );
 }
 
-export function Card({ title, aside, children }: { title: string; aside?: ComponentChildren; children: ComponentChildren }) {
+export function Modal({ title, onClose, children }: { title: string; onClose: () => void; children: ComponentChildren }) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  useLayoutEffect(() => {
+    const shown = dialog.current!;
+    shown.showModal();
+    return () => shown.close(); // the focus goes back to where it was
+  }, []);
+  return (
+    <dialog ref={dialog} aria-label={title} onClose={onClose}>
+      <h3>{title}</h3>
+      {children}
+    </dialog>
+  );
+}
+
+export function Card({ title, aside, action, children }: {
+  title: string;
+  aside?: ComponentChildren;
+  action?: ComponentChildren;
+  children: ComponentChildren;
+}) {
   return (
     <section class="card" aria-label={title}>
       <header>
         <h3>{title}</h3>
         {aside && <span class="hint">{aside}</span>}
+        {action}
       </header>
       {children}
     </section>

@@ -79,13 +79,15 @@ function details(one: Replica): string[] {
   const report = one.heard_s_ago != null ? `last report ${duration(one.heard_s_ago)} ago` : one.kind === "penstock" ? "this server" : "checked by probes";
   return [
     report,
+    ...(one.is_draining && one.state !== "draining" ? ["drained"] : []),
     ...(one.share < 1 ? [`weight ${digits(one.share)}`] : []),
     ...(one.restarts ? [`${count(one.restarts)} ${one.restarts === 1 ? "restart" : "restarts"}`] : []),
   ];
 }
 
-export function Replicas({ rows, isShort }: { rows: Replica[]; isShort?: boolean }) {
-  return <Table label="Replicas" columns={isShort ? SHORT : LONG} rows={rows} id={(one) => one.id} tone={(one) => (one.state === "out" ? "out" : "")} />;
+export function Replicas({ rows, isShort, source }: { rows: Replica[]; isShort?: boolean; source?: Column<Replica> }) {
+  const columns = isShort ? SHORT : source ? [...LONG.slice(0, 3), source, ...LONG.slice(3)] : LONG;
+  return <Table label="Replicas" columns={columns} rows={rows} id={(one) => one.id} tone={(one) => (one.state === "out" ? "out" : "")} />;
 }
 
 const CLASSES: Record<string, string> = { engine: "in the engine" };
