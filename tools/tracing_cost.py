@@ -10,8 +10,9 @@ import time
 from timeit import repeat
 
 from penstock.core.replica import ReplicaSnapshot
-from penstock.gateway.records.recorder import Ending, RequestFacts
-from penstock.gateway.records.tracing import Trace, Traced, Traces, spans
+from penstock.gateway.records.facts import Ending, RequestFacts
+from penstock.gateway.records.trace import Trace
+from penstock.gateway.records.tracing import Traced, Traces, spans
 from penstock.observe.backlog import Backlog
 from penstock.observe.otlp import messages
 from penstock.observe.spans import Roots, Sampling

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.console.history import COLUMNS
 from penstock.console.views import TenantRow
-from penstock.gateway.records.recorder import Ending, RequestFacts
+from penstock.gateway.records.facts import Ending, RequestFacts
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.http.clock import LOOP_CLOCK
 from penstock.tenancy.admins import new_admin_key

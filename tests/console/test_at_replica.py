@@ -17,7 +17,7 @@ from penstock.console.replica_source import facts_of
 from penstock.core.errors import PermissionDenied
 from penstock.core.settings import ServerSettings
 from penstock.core.slo import Slo
-from penstock.gateway.records.recorder import Ending
+from penstock.gateway.records.facts import Ending
 from penstock.server.recorder import Finished
 from tests.console.at_gateway import Console
 from tests.server.replica import NAME, Replica, serving

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.console.history import ALL, COLUMNS, Backlog, History, Row
-from penstock.gateway.records.recorder import Ending, RequestFacts
+from penstock.gateway.records.facts import Ending, RequestFacts
 
 ENDINGS = {"ok": Ending.OK, "refused": Ending.REFUSED, "failed": Ending.FAILED, "gone": Ending.CLIENT_GONE}
 

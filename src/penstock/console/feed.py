@@ -18,7 +18,7 @@ import msgspec
 from penstock import __version__
 from penstock.console.history import COLUMNS, Backlog, History
 from penstock.console.views import DecisionRow, RequestRow, State, decision_row, request_row
-from penstock.gateway.records.recorder import Ending, RequestFacts
+from penstock.gateway.records.facts import Ending, RequestFacts
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 

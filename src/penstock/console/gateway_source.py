@@ -15,7 +15,7 @@ from penstock.console.views import ModelRow, QueueRow, ReplicaRow, State, Tenant
 from penstock.core.replica import ReplicaState
 from penstock.gateway.app import Gateway
 from penstock.gateway.monitor.state import ReplicaView, state_of
-from penstock.gateway.records.recorder import Ending, RequestFacts
+from penstock.gateway.records.facts import Ending, RequestFacts
 from penstock.gateway.replicas.replica import Replica
 from penstock.gateway.replicas.replica_set import Subscriber
 from penstock.gateway.tenant_services import ANYBODY

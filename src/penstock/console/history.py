@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from math import ceil, exp, log
 from typing import NamedTuple
 
-from penstock.gateway.records.recorder import Ending, RequestFacts
+from penstock.gateway.records.facts import Ending, RequestFacts
 
 ALL = ""  # the series of all models together
 SECONDS = 900

@@ -11,7 +11,7 @@ from penstock.console.history import Backlog
 from penstock.console.reports import CacheHits, Production
 from penstock.console.views import ModelRow, QueueRow, ReplicaRow, State
 from penstock.core.slo import Slo
-from penstock.gateway.records.recorder import Ending, RequestFacts
+from penstock.gateway.records.facts import Ending, RequestFacts
 from penstock.server.recorder import Finished
 
 _NAME = "engine"  # what its one replica is called

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.api.replica_report import ReplicaReport
-from penstock.gateway.records.recorder import RequestFacts
+from penstock.gateway.records.facts import RequestFacts
 
 
 class Production:

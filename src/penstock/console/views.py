@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from penstock.api import server_timing
-from penstock.gateway.records.recorder import RequestFacts
+from penstock.gateway.records.facts import RequestFacts
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 

@@ -49,8 +49,9 @@ class Tries:
         """Before the client has seen anything."""
         return len(self.replicas) < _MOST_TRIES and budget.take()
 
-    def backoff_s(self, draw: float) -> float:
-        return _BACKOFF_S * (1 << len(self.replicas) - 1) * draw
+    @property
+    def max_backoff_s(self) -> float:
+        return _BACKOFF_S * (1 << len(self.replicas) - 1)
 
     @property
     def may_move(self) -> bool:

@@ -18,7 +18,8 @@ from penstock.gateway.records.decisions import (
     read_decisions,
     read_entries,
 )
-from penstock.gateway.records.recorder import Ending, GatewayRecorder, RequestFacts
+from penstock.gateway.records.facts import Ending, RequestFacts
+from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice, Router

@@ -13,7 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.gateway.monitor.state import GatewayState, state_of
-from penstock.gateway.records.recorder import Ending, GatewayRecorder, RequestFacts
+from penstock.gateway.records.facts import Ending, RequestFacts
+from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.records.request_log import RequestLog
 from tests.gateway.running import RunningGateway, running_gateway, slow_and_fast
 from tests.server.replica import NAME, Replica

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError
+from penstock.gateway.records.facts import Ending, RequestFacts
 from penstock.gateway.records.prompt_log import PromptSettings, PromptText
-from penstock.gateway.records.recorder import Ending, RequestFacts
 from penstock.gateway.records.request_log import LogSettings, RequestLog
 from penstock.gateway.records.tenant_files import TenantFiles
-from penstock.gateway.records.tracing import PassedOn
+from penstock.gateway.records.trace import PassedOn
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"my card is 4111 1111 1111 1111, ann@example.org"}]}'
 

@@ -20,6 +20,7 @@ from penstock.gateway.monitor.alert_sender import AlertSender
 from penstock.gateway.monitor.answer_prober import AnswerProber
 from penstock.gateway.monitor.fleet_reader import FleetReader
 from penstock.gateway.monitor.metrics import WatchMetrics
+from penstock.gateway.records.facts import RequestFacts
 from penstock.gateway.replicas.replica import Replica
 from penstock.gateway.replicas.replica_set import Subscriber
 from penstock.http import clock as clocks
@@ -36,7 +37,6 @@ from penstock.watch.watch import Watch
 
 if TYPE_CHECKING:
     from penstock.gateway.app import Gateway
-    from penstock.gateway.records.recorder import RequestFacts
 
 log = logging.getLogger("penstock.alerts")
 

@@ -5,7 +5,8 @@ tenant_access       what its tenant may use
 routed_request      the request with its route: one object that never changes
 rule_facts, rule_routing    which model, where routing rules say so
 rate_limit          tokens and requests reserved from the tenant's limits
-proxied_request     queue, replica, answer, failover
+journey             the state machine of one request: queue, replica, answer, failover, end
+proxied_request     the same over HTTP: what the journey says is done here
 replica_attempt     one attempt at one replica
 transcript          what is kept of the answer, so that another replica can carry it on
 stranded            streams that wait for a replica to come back

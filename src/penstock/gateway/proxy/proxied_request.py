@@ -23,7 +23,7 @@ from penstock.gateway.proxy.replica_attempt import ReplicaAttempt, is_lost, is_r
 from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.proxy.transcript import Transcript
 from penstock.gateway.records.accounting import RequestAccounting
-from penstock.gateway.records.recorder import Ending, ending_of
+from penstock.gateway.records.facts import Ending, ending_of
 from penstock.gateway.records.token_usage import TokenUsage
 from penstock.gateway.replicas.replica import Replica
 from penstock.gateway.tokens.request_size import Size
@@ -281,7 +281,7 @@ class ProxiedRequest:
         if replica is not None:
             self._gateway.recorder.retried(self.request.model)
             self._exchange.watcher = self
-            backoff_s = self._tries.backoff_s(self._gateway.random.random())
+            backoff_s = self._tries.max_backoff_s * self._gateway.random.random()
             self._gateway.clock.call_later(backoff_s, self._send, replica)
         elif self._fall_back(Failure.ERROR):
             pass

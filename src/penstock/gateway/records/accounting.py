@@ -9,7 +9,7 @@ from penstock.api.relay import StreamRecord
 from penstock.gateway.proxy.rate_limit import RateLimitReservation
 from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.records.charge import RequestCharge
-from penstock.gateway.records.recorder import Ending
+from penstock.gateway.records.facts import Ending
 from penstock.gateway.records.timeline import RequestTimeline
 from penstock.gateway.records.token_usage import TokenUsage
 from penstock.router.request import EdgeRequest

@@ -12,18 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, NamedTuple
 
 import msgspec
 
 from penstock.core.private_files import make_private, open_private
 from penstock.gateway.records.decisions import LENGTH, MAGIC, NUM_FILES, decided, ended, file_names
+from penstock.gateway.records.facts import RequestFacts
 from penstock.observe.backlog import Backlog
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
-
-if TYPE_CHECKING:
-    from penstock.gateway.records.recorder import RequestFacts
 
 _MOST_WAITING = 20_000  # entries
 _BATCH = 64  # entries of one block

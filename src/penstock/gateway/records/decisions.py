@@ -15,7 +15,6 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,12 +22,10 @@ from penstock.core.errors import ConfigError
 from penstock.core.measurements import EngineLoad, ServingLimits
 from penstock.core.replica import HOST_SHARE, UNBOUNDED, ReplicaSnapshot
 from penstock.core.request import Priority
+from penstock.gateway.records.facts import RequestFacts
 from penstock.router.lots import lot_of
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
-
-if TYPE_CHECKING:
-    from penstock.gateway.records.recorder import RequestFacts
 
 MAGIC = b"penstock.decisions.1\n"
 NUM_FILES = 4

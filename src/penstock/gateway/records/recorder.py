@@ -9,20 +9,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from penstock.api.errors import http_error
 from penstock.core.errors import BudgetExhausted, PenstockError, RateLimited
 from penstock.core.replica import ReplicaState
 from penstock.gateway.monitor.state import STARTING, GatewayState
 from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.proxy.ruling import RuleTally
 from penstock.gateway.records.decision_log import DecisionLog
+from penstock.gateway.records.facts import Ending, RequestFacts, ending_of
 from penstock.gateway.records.request_log import RequestLog
 from penstock.gateway.records.shadow_counts import ShadowTally
 from penstock.gateway.records.token_usage import TokenUsage
-from penstock.gateway.records.tracing import PassedOn, Trace, Traces
+from penstock.gateway.records.tracing import Traces
 from penstock.gateway.records.version_comparison import Comparison
 from penstock.health.breaker import BreakerState
 from penstock.observe import background
@@ -39,41 +38,6 @@ _OTHERS = "other"
 NO_HEADERS: Mapping[bytes, bytes] = {}
 _STATES = (*ReplicaState, STARTING)
 _KINDS = ("input", "cached", "output")  # of tokens
-
-
-class Ending(StrEnum):
-    OK = "ok"
-    REFUSED = "refused"  # by the gateway, or by a replica that says the request is wrong
-    FAILED = "failed"
-    CLIENT_GONE = "client_gone"
-
-
-class RequestFacts(NamedTuple):
-    """One request, over. Times are in seconds from its arrival; None: it did not get so far."""
-
-    id: str
-    surface: str
-    ending: Ending
-    reason: str = ""  # of what is not ok; from a fixed set, never a client's words
-    tenant: str = ""
-    key_id: str = ""
-    model: str = ""
-    replica: str = ""
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    queue_s: float | None = None
-    ttft_s: float | None = None  # of streams
-    total_s: float | None = None
-    num_tries: int = 0
-    rule: str = ""  # what sent it to this model, where that is for rules to say
-    parts: bytes = b""  # of the time to the first token, as the replica said: `api.server_timing`
-    route: str = ""  # the model that was asked for; `model` is the pool that this led to
-    cost: float | None = None  # None: it has no price
-    trace: Trace | PassedOn | None = None
-    device_s: float | None = None  # what it took, as its replica measured it; None: it did not say
-    kv_block_s: float | None = None
-    fingerprint: str = ""  # of a request that was put into quarantine
 
 
 class Listener(Protocol):
@@ -309,9 +273,3 @@ class GatewayRecorder:
         if name is not _OTHERS:
             self._tenants[tenant] = found
         return found
-
-
-def ending_of(error: PenstockError) -> tuple[Ending, str]:
-    """How a request ended that was answered with this error, and why."""
-    is_ours = http_error(error).status >= 500
-    return Ending.FAILED if is_ours else Ending.REFUSED, error.reason or error.code

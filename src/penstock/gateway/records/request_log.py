@@ -12,19 +12,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from penstock.core.settings import setting
+from penstock.gateway.records.facts import RequestFacts
 from penstock.gateway.records.prompt_log import PromptSettings, PromptText
 from penstock.gateway.records.tenant_files import TenantFiles
 from penstock.observe.backlog import Backlog
 from penstock.observe.redaction import redact
-
-if TYPE_CHECKING:
-    from penstock.gateway.records.recorder import RequestFacts
 
 log = logging.getLogger("penstock.gateway.request")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from penstock.gateway.proxy.routed_request import RoutedRequest
-from penstock.gateway.records.recorder import Ending, RequestFacts
+from penstock.gateway.records.facts import Ending, RequestFacts
 from penstock.gateway.records.token_usage import TokenUsage
-from penstock.gateway.records.tracing import PassedOn, Trace
+from penstock.gateway.records.trace import PassedOn, Trace
 from penstock.router.router import Choice
 
 

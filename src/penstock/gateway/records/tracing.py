@@ -14,84 +14,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from penstock.api import server_timing
+from penstock.gateway.records.facts import RequestFacts
+from penstock.gateway.records.trace import PassedOn, Trace, Visit
 from penstock.observe.backlog import Backlog
 from penstock.observe.otlp.names import PROVIDER
 from penstock.observe.redaction import redact
-from penstock.observe.spans import Attributes, Kind, Root, Roots, Span, Value
+from penstock.observe.spans import Attributes, Kind, Roots, Span, Value
 from penstock.observe.trace_context import PARENT, STATE, parse
 from penstock.router.router import Choice
-
-if TYPE_CHECKING:
-    from penstock.gateway.records.recorder import RequestFacts
 
 # By surface; all others are chats.
 _OPERATIONS = {"completions": "text_completion"} | dict.fromkeys(("embeddings", "rerank", "score"), "embeddings")
 _MOST_CANDIDATES = 16  # of a pick; of more, the best
-
-
-class _Visit:
-    """At a replica. Times are the gateway's."""
-
-    __slots__ = ("has_failed", "left_at", "replica", "sent_at", "span_id")
-
-    def __init__(self, replica: str, span_id: str, sent_at: float) -> None:
-        self.replica = replica
-        self.span_id = span_id
-        self.sent_at = sent_at
-        self.left_at: float | None = None
-        self.has_failed = False
-
-
-class Trace:
-    __slots__ = ("_roots", "began", "picks", "root", "visits")
-
-    def __init__(self, roots: Roots, root: Root, now: float) -> None:
-        self._roots = roots
-        self.root = root
-        self.began = now
-        self.picks: list[tuple[float, Choice]] = []
-        self.visits: list[_Visit] = []
-
-    @property
-    def trace_id(self) -> str:
-        return self.root.trace_id
-
-    def chose(self, choice: Choice, now: float) -> None:
-        self.picks.append((now, choice))
-
-    def sent(self, replica: str, now: float) -> bytes:
-        """The headers that the replica is to be sent."""
-        span_id = self._roots.span_id()
-        self.visits.append(_Visit(replica, span_id, now))
-        return self.root.child(span_id).headers()
-
-    def left(self, now: float, *, has_failed: bool) -> None:
-        if self.visits:
-            visit = self.visits[-1]
-            visit.left_at, visit.has_failed = now, has_failed
-
-
-class PassedOn:
-    """A client's context, of a gateway that has no spans of its own."""
-
-    __slots__ = ("_headers", "trace_id")
-
-    def __init__(self, trace_id: str, headers: bytes) -> None:
-        self.trace_id = trace_id
-        self._headers = headers
-
-    def chose(self, choice: Choice, now: float) -> None:
-        pass
-
-    def sent(self, replica: str, now: float) -> bytes:
-        return self._headers
-
-    def left(self, now: float, *, has_failed: bool) -> None:
-        pass
 
 
 class Traced(NamedTuple):
@@ -246,7 +184,7 @@ def _of_pick(choice: Choice) -> dict[str, Value]:
     return found
 
 
-def _of_visit(visit: _Visit, number: int) -> dict[str, Value]:
+def _of_visit(visit: Visit, number: int) -> dict[str, Value]:
     return {"penstock.try": number, **_address(visit.replica)}
 
 

@@ -1,0 +1,67 @@
+"""One request's trace as it is taken down: where it was sent, when, and why there. `tracing` makes spans of it."""
+
+from __future__ import annotations
+
+from penstock.observe.spans import Root, Roots
+from penstock.router.router import Choice
+
+
+class Visit:
+    """At a replica. Times are the gateway's."""
+
+    __slots__ = ("has_failed", "left_at", "replica", "sent_at", "span_id")
+
+    def __init__(self, replica: str, span_id: str, sent_at: float) -> None:
+        self.replica = replica
+        self.span_id = span_id
+        self.sent_at = sent_at
+        self.left_at: float | None = None
+        self.has_failed = False
+
+
+class Trace:
+    __slots__ = ("_roots", "began", "picks", "root", "visits")
+
+    def __init__(self, roots: Roots, root: Root, now: float) -> None:
+        self._roots = roots
+        self.root = root
+        self.began = now
+        self.picks: list[tuple[float, Choice]] = []
+        self.visits: list[Visit] = []
+
+    @property
+    def trace_id(self) -> str:
+        return self.root.trace_id
+
+    def chose(self, choice: Choice, now: float) -> None:
+        self.picks.append((now, choice))
+
+    def sent(self, replica: str, now: float) -> bytes:
+        """The headers that the replica is to be sent."""
+        span_id = self._roots.span_id()
+        self.visits.append(Visit(replica, span_id, now))
+        return self.root.child(span_id).headers()
+
+    def left(self, now: float, *, has_failed: bool) -> None:
+        if self.visits:
+            visit = self.visits[-1]
+            visit.left_at, visit.has_failed = now, has_failed
+
+
+class PassedOn:
+    """A client's context, of a gateway that has no spans of its own."""
+
+    __slots__ = ("_headers", "trace_id")
+
+    def __init__(self, trace_id: str, headers: bytes) -> None:
+        self.trace_id = trace_id
+        self._headers = headers
+
+    def chose(self, choice: Choice, now: float) -> None:
+        pass
+
+    def sent(self, replica: str, now: float) -> bytes:
+        return self._headers
+
+    def left(self, now: float, *, has_failed: bool) -> None:
+        pass
