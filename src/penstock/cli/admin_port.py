@@ -64,7 +64,7 @@ async def administered(
             guard,
             gateway.recorder,
             lambda: state_of(gateway.replicas.values(), gateway.admission, gateway.now()),
-            {**RouteDesk(gateway).views(), **watch_views(tower)},
+            {**RouteDesk(lambda: gateway.routes, gateway.prices, gateway.recorder).views(), **watch_views(tower)},
             reload=reload,
             has_own_port=has_own_port,
             merge=None if worker is None else worker.merge_metrics,

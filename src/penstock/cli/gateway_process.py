@@ -144,7 +144,15 @@ async def serve(
                     source.changed = membership.refresh
                     membership.add_source(source)
                 certificates = Certificates(tls, gateway.replicas, membership, recorder)
-                tower = Monitor(gateway, slos, settings.watch, slack=slack)
+                tower = Monitor(
+                    gateway.replicas,
+                    gateway.admission,
+                    gateway.recorder,
+                    gateway.clock,
+                    slos,
+                    settings.watch,
+                    slack=slack,
+                )
                 configuration.follow(tower.watch, gateway.now)
                 feed = Feed(GatewaySource(gateway, keys, budgets))
                 try:

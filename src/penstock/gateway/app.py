@@ -12,8 +12,9 @@ from functools import partial
 from random import Random
 from zlib import crc32
 
-from penstock.admission.admission import Admission, Used
-from penstock.api.errors import OPENAI, Convention, error_headers
+from penstock.admission.admission import Admission
+from penstock.api.errors import OPENAI
+from penstock.api.openai.models import ModelCard
 from penstock.core.config import shown
 from penstock.core.errors import (
     InvalidRequest,
@@ -23,19 +24,21 @@ from penstock.core.errors import (
     RequestAborted,
 )
 from penstock.core.replica import ReplicaState
-from penstock.gateway.proxy import public_endpoints as notices
-from penstock.gateway.proxy.body_reader import BodyReader
+from penstock.gateway.proxy import public_endpoints, refusals
+from penstock.gateway.proxy.admission_queue import AdmissionQueue
+from penstock.gateway.proxy.answer_headers import AnswerHeaders, id_header
+from penstock.gateway.proxy.body_reader import LONG_BYTES, BodyReader
 from penstock.gateway.proxy.fallback import Chain
-from penstock.gateway.proxy.proxied_request import ProxiedRequest
+from penstock.gateway.proxy.proxied_request import ProxiedRequest, ProxyServices
 from penstock.gateway.proxy.rate_limit import ENTRY, RateLimitReservation
 from penstock.gateway.proxy.request_view import SURFACES, RequestView, Surface, expected_output, prepare
-from penstock.gateway.proxy.routed_request import Arrival, RoutedRequest
+from penstock.gateway.proxy.routed_request import Arrival, RoutedRequest, body_for
 from penstock.gateway.proxy.rule_facts import with_facts
 from penstock.gateway.proxy.rule_routing import ruled
 from penstock.gateway.proxy.shadow import Shadows
 from penstock.gateway.proxy.stranded import WAIT_S, StrandedStreams
 from penstock.gateway.proxy.tenant_access import TenantAccess, TenantAccesses
-from penstock.gateway.records.device_time import DeviceTime
+from penstock.gateway.records.accounting import AccountingServices
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.replicas.following import Following
 from penstock.gateway.replicas.lora_routes import LearnedAdapters
@@ -44,24 +47,20 @@ from penstock.gateway.replicas.replica_set import ReplicaSet, Subscriber
 from penstock.gateway.replicas.snapshots import Snapshots
 from penstock.gateway.tenant_services import TenantServices
 from penstock.gateway.tokens.pools import Pools
-from penstock.gateway.tokens.request_size import Size, body_for
+from penstock.gateway.tokens.request_size import Size
 from penstock.health.quarantine import Quarantine
 from penstock.health.retries import RetryBudget
-from penstock.http.clock import LOOP_CLOCK, Timer, TimerClock
+from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.http.exchange import Exchange
-from penstock.http.message import JSON, Request, render
-from penstock.router.explanation import replica_header, route_header
-from penstock.router.learning import OutputLengths
+from penstock.http.message import JSON, Request
 from penstock.router.lots import lot_of
 from penstock.router.request import EdgeRequest
-from penstock.router.router import Choice
 from penstock.router.routes import Route, RouteTable
 from penstock.router.rules import Facts
 from penstock.tenancy.limits.quota import NOBODY
 from penstock.tenancy.tenants import Tenant
 
 _LARGE_BYTES = 16 << 10  # of a body: to read it, count it and name its blocks is no work worth speaking of
-_POLL_S = 0.05  # how often the queues are looked at while somebody waits
 
 
 class Gateway(Subscriber):
@@ -79,7 +78,6 @@ class Gateway(Subscriber):
         """`explains`: answers say which replica they come from, and why it was picked."""
         self.admission = admission
         self.recorder = recorder or GatewayRecorder()
-        self._explains = explains
         self.prices = services.prices
         self.bodies = BodyReader()
         self.replicas, self.pools = ReplicaSet(), Pools(self.bodies.threads)
@@ -87,19 +85,35 @@ class Gateway(Subscriber):
         self._following = Following(self.replicas, admission.router.index, services.adapters)
         self.retries = RetryBudget()
         self.quarantine = Quarantine()
-        self.lengths = OutputLengths()
-        self.device_time = DeviceTime()
         self.random = Random()  # names requests and draws for picks: no secret hangs on it
         self.clock = clock
         self.now = clock.now
         self._learned = LearnedAdapters()
         self.services = services
-        self._waiting: dict[str, ProxiedRequest] = {}
         self.stranded = StrandedStreams(clock, resume_wait_s)
-        self.shadows = Shadows(self)
+        self.shadows = Shadows(self.replicas, self.pools, admission, self.recorder, clock)
+        self.queue = AdmissionQueue(admission, clock, self.shadows.give_way)
+        accounting = AccountingServices(clock, self.queue, self.recorder, services.ledger, services.prices)
+        self.lengths = accounting.lengths
+        self._proxy = ProxyServices(
+            clock=clock,
+            random=self.random,
+            admission=admission,
+            queue=self.queue,
+            replicas=self.replicas,
+            pools=self.pools,
+            snapshots=self.snapshots,
+            tenants=services,
+            accounting=accounting,
+            recorder=self.recorder,
+            headers=AnswerHeaders(self.replicas, explains=explains),
+            stranded=self.stranded,
+            shadows=self.shadows,
+            retries=self.retries,
+            quarantine=self.quarantine,
+        )
         self.use(routes)
-        self._timer: Timer | None = None
-        self.started_s = int(time.time())
+        self._started_s = int(time.time())
         for subscriber in (self.snapshots, self.pools, self._following, self):
             self.replicas.subscribe(subscriber)
 
@@ -117,8 +131,7 @@ class Gateway(Subscriber):
         self.shadows.close()
         self._following.close()
         self.bodies.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        self.queue.close()
 
     # -- requests
 
@@ -131,7 +144,7 @@ class Gateway(Subscriber):
     def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
         """Answers a request whose body was not read."""
         surface, request_id = SURFACES[exchange.request.path], f"{self.random.getrandbits(96):024x}"
-        self.refuse(exchange, surface.convention, error, request_id)
+        refusals.respond(exchange, surface.convention, error, request_id)
         self.recorder.turned_away(request_id, surface.name, error, exchange.request.headers)
 
     def __call__(self, exchange: Exchange) -> None:
@@ -141,13 +154,14 @@ class Gateway(Subscriber):
         request_id = f"{self.random.getrandbits(96):024x}"
         try:
             if surface is None:
-                notices.show(self, exchange, JSON + self.id_header(request_id))
+                headers = JSON + id_header(request_id)
+                public_endpoints.show(exchange, headers, self.replicas.values(), self.now(), self._models)
             elif request.method != b"POST":
                 raise MethodNotAllowed(f"{request.path.decode(errors='replace')} takes POST")
             else:
                 self._enter(exchange, surface, request_id)
         except PenstockError as error:
-            self.refuse(exchange, convention, error, request_id)
+            refusals.respond(exchange, convention, error, request_id)
             if surface is not None:
                 self.recorder.turned_away(request_id, surface.name, error, request.headers)
 
@@ -157,7 +171,10 @@ class Gateway(Subscriber):
         arrival = Arrival(request_id, exchange, surface, caller, self._accesses.of(caller.tenant))
         quota = arrival.access.quota
         if quota is None or len(body) <= _LARGE_BYTES:
-            self._go_on(arrival, self._read_body)
+            try:
+                self._read_body(arrival)
+            except PenstockError as error:
+                self._turn_away(arrival, error)
             return
 
         def paid(error: PenstockError | None) -> None:
@@ -171,11 +188,7 @@ class Gateway(Subscriber):
     def _read_body(self, arrival: Arrival) -> None:
         path, body = arrival.surface.path, arrival.exchange.request.body
         self.quarantine.check(arrival.caller.tenant.id, path, body, self.now())
-
-        def was_read(view: RequestView | None, error: PenstockError | None) -> None:
-            self._go_on(arrival, self._find_route, view, error=error)
-
-        self.bodies.run(body, partial(prepare, path, body), was_read)
+        self._work(arrival, body, partial(prepare, path, body), self._find_route)
 
     def _turn_away(self, asker: Arrival | RoutedRequest, error: PenstockError) -> None:
         """Refuses a request. One that cannot be served as it is costs a request of the rate limit all the same."""
@@ -188,7 +201,7 @@ class Gateway(Subscriber):
                 self.services.limiter, self.clock, quota, tenant.id, ENTRY, NOBODY, lambda _: reservation.settle(0)
             )
             reservation.pay()
-        self.refuse(exchange, surface.convention, error, asker.id)
+        refusals.respond(exchange, surface.convention, error, asker.id)
         headers = exchange.request.headers
         self.recorder.turned_away(asker.id, surface.name, error, headers, tenant.id, asker.caller.key_id)
 
@@ -219,13 +232,8 @@ class Gateway(Subscriber):
         surface, view = routed.surface, routed.view
         pool = self.pools[routed.route.pool(routed.lot)]
         output = self.output_tokens(access.tenant, surface, view)
-
-        def sized(size: Size | None, error: PenstockError | None) -> None:
-            self._go_on(routed, self._count, access, size, error=error)
-
-        namespace = access.tenant.namespace
-        make = partial(Size, pool, surface.path, routed.body, view, output, namespace)
-        self.bodies.run(routed.body, make, sized)
+        make = partial(Size, pool, surface.path, routed.body, view, output, access.tenant.namespace)
+        self._work(routed, routed.body, make, self._count, access)
 
     def _count(self, routed: RoutedRequest, access: TenantAccess, size: Size) -> None:
         limits = access.tenant.limits
@@ -246,6 +254,22 @@ class Gateway(Subscriber):
         else:
             self._let_in(routed, access, size)
 
+    def _work(
+        self,
+        asker: Arrival | RoutedRequest,
+        body: bytes,
+        function: Callable[[], object],
+        step: Callable[..., None],
+        *arguments: object,
+    ) -> None:
+        """A function that takes as long as the body is large, and the next step with its result."""
+        if len(body) <= LONG_BYTES:
+            step(asker, *arguments, function())
+        else:
+            self.bodies.run(
+                body, function, lambda found, error: self._go_on(asker, step, *arguments, found, error=error)
+            )
+
     def _go_on(
         self,
         asker: Arrival | RoutedRequest,
@@ -265,11 +289,7 @@ class Gateway(Subscriber):
 
     def _let_in(self, routed: RoutedRequest, access: TenantAccess, size: Size) -> None:
         size.check(access.tenant.limits.max_input)
-
-        def written(found: tuple[bytes, int] | None, error: PenstockError | None) -> None:
-            self._go_on(routed, self._send_in, access, size, found, error=error)
-
-        self.bodies.run(routed.body, partial(_written, routed, size), written)
+        self._work(routed, routed.body, partial(_written, routed, size), self._send_in, access, size)
 
     def _send_in(self, routed: RoutedRequest, access: TenantAccess, size: Size, found: tuple[bytes, int]) -> None:
         tenant, view, route, pool = access.tenant, routed.view, routed.route, routed.route.pool(routed.lot)
@@ -295,12 +315,16 @@ class Gateway(Subscriber):
             adapter=route.adapter,
         )
         self.retries.earn()
-        chain = Chain(self, routed, access.models, size.output) if route.fallbacks else None
-        ProxiedRequest(self, routed, request, size, body, access.quota, chain).begin()
+        chain = None
+        if route.fallbacks:
+            chain = Chain(self.routes, self.pools, self.admission, self.clock, routed, access.models, size.output)
+        ProxiedRequest(self._proxy, routed, request, size, body, access.quota, chain).begin()
 
-    def visible_models(self, exchange: Exchange) -> list[str]:
-        """To whoever asks."""
-        return self._accesses.of(self.services.caller(exchange.request.headers).tenant).models
+    def _models(self, exchange: Exchange) -> list[ModelCard]:
+        """The models that whoever asks may use."""
+        access = self._accesses.of(self.services.caller(exchange.request.headers).tenant)
+        routes = [self.routes.find(name) for name in access.models]
+        return [ModelCard(id=route.name, created=self._started_s, parent=route.adapter_of) for route in routes]
 
     def _route(self, access: TenantAccess, name: str) -> Route:
         """What a tenant may not use does not exist for it."""
@@ -312,56 +336,20 @@ class Gateway(Subscriber):
     @staticmethod
     def output_tokens(tenant: Tenant, surface: Surface, view: RequestView) -> int | None:
         """Of one choice; None: nobody has set a limit, so it is what the context leaves."""
-        most = tenant.limits.max_output
-        wanted = view.output_limit or surface.default_output
+        most, limit = tenant.limits.max_output, view.output_limit
+        wanted = limit or surface.default_output
         if wanted is None:
             return most
         if most is not None and wanted > most:
-            if view.output_limit is None:
+            if limit is None:
                 return most
             raise InvalidRequest(f"max_tokens is {wanted}; this tenant's limit is {most}", param="max_tokens")
         return wanted
-
-    # -- what passages need
-
-    def waits(self, proxied: ProxiedRequest) -> None:
-        self.shadows.give_way(proxied.request.model)
-        self._waiting[proxied.request.id] = proxied
-        if self._timer is None:
-            self._timer = self.clock.call_later(_POLL_S, self._poll)
-
-    def finished(self, request_id: str, used: Used | None) -> None:
-        self._waiting.pop(request_id, None)
-        self.admission.finished(request_id, self.now(), used)
-        if self._waiting:
-            self._decide()
-
-    @staticmethod
-    def id_header(request_id: str) -> bytes:
-        return b"x-request-id: %b\r\n" % request_id.encode()
-
-    def route_headers(self, choice: Choice, tenant: Tenant) -> bytes:
-        """Why a replica was picked tells how busy the others are: that is for tenants that may know."""
-        if not self._explains:
-            return b""
-        where = f"x-penstock-replica: {replica_header(choice, self._called)}\r\n"
-        why = f"x-penstock-route: {route_header(choice, self._called)}\r\n" if tenant.route_headers else ""
-        return (where + why).encode()
-
-    def _called(self, replica_id: str) -> str:
-        replica = self.replicas.get(replica_id)
-        return replica.name if replica is not None else "removed"
 
     @property
     def _own_replicas(self) -> frozenset[str]:
         """Penstock's: only they watermark answers."""
         return frozenset(replica.id for replica in self.replicas.values() if replica.relays)
-
-    def refuse(self, exchange: Exchange, convention: Convention, error: PenstockError, request_id: str) -> None:
-        headers = JSON + render(
-            [*error_headers(error), *((name, request_id.encode()) for name in convention.id_headers)]
-        )
-        exchange.respond(convention.status(error), headers, convention.body(error, request_id))
 
     # -- the replicas and the queues
 
@@ -373,25 +361,13 @@ class Gateway(Subscriber):
             self.use(self._configured)
         if self.stranded:
             self.stranded.replica_changed(replica)
-        if self._waiting:
-            self._decide()
+        if self.queue:
+            self.queue.decide()
 
     def replica_removed(self, replica: Replica) -> None:
         self.recorder.replica_removed(replica.model, replica.id)
         if self._learned.forget(replica.id):
             self.use(self._configured)
-
-    def _poll(self) -> None:
-        self._timer = None
-        self._decide()
-        if self._waiting:
-            self._timer = self.clock.call_later(_POLL_S, self._poll)
-
-    def _decide(self) -> None:
-        for decision in self.admission.poll(self.now()):
-            proxied = self._waiting.pop(decision.request.id, None)
-            if proxied is not None:
-                proxied.decided(decision)
 
 
 def _written(routed: RoutedRequest, size: Size) -> tuple[bytes, int]:

@@ -38,9 +38,6 @@ class Tries:
         self.replicas: set[str] = set()  # where it has been since one last answered
         self._num_moves = 0
 
-    def sent(self, replica_id: str) -> None:
-        self.replicas.add(replica_id)
-
     def answered(self, replica_id: str) -> None:
         if len(self.replicas) > 1:
             self.replicas = {replica_id}

@@ -28,6 +28,19 @@ class Watcher(Protocol):
     def resume(self) -> None: ...
 
 
+class Sink(Protocol):
+    """Where an answer is written: started once, then written to until a piece is the last. An exchange is one."""
+
+    is_started: bool  # the status can no longer change
+    watcher: Watcher | None
+
+    def start(
+        self, status: int, headers: bytes, *, length: int | None = None, data: bytes = b"", is_last: bool = False
+    ) -> None: ...
+
+    def write(self, data: bytes, is_last: bool = False) -> None: ...
+
+
 class Channel(Protocol):
     """The connection's side of an exchange."""
 

@@ -1,4 +1,4 @@
-"""A client's exchange joined to an upstream's answer: bytes go through as they come, and one outcome is told at last.
+"""An upstream's answer written to a client's exchange: bytes go through as they come, and one outcome is told at last.
 
 The answer's head is held until its first body bytes are here: until then the client has seen nothing, and the request
 can go elsewhere. Of server-sent events only whole ones are passed on, so a stream that breaks can be carried on, or
@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from penstock.http.call import Call, Failure
-from penstock.http.exchange import Exchange
+from penstock.http.exchange import Sink
 from penstock.http.message import ResponseHead
 from penstock.http.upstream import Upstream
 
@@ -48,6 +48,7 @@ class Outcome(NamedTuple):
 
 Done = Callable[[Outcome], None]
 Tap = Callable[[bytes], None]
+Started = Callable[[], object]
 Wanted = Callable[[ResponseHead], bool]
 IsWhole = Callable[[bytes], bool]
 
@@ -58,7 +59,6 @@ class Forwarding:
     __slots__ = (
         "_call",
         "_done",
-        "_exchange",
         "_extra_headers",
         "_first_byte_s",
         "_has_events",
@@ -68,6 +68,8 @@ class Forwarding:
         "_is_whole",
         "_now",
         "_num_bytes",
+        "_sink",
+        "_started",
         "_started_s",
         "_tail",
         "_tap",
@@ -77,20 +79,22 @@ class Forwarding:
 
     def __init__(
         self,
-        exchange: Exchange,
+        sink: Sink,
         upstream: Upstream,
         done: Done,
         *,
         extra_headers: bytes,
         wanted: Wanted | None,
+        started: Started | None,
         tap: Tap | None,
         is_whole: IsWhole | None,
     ) -> None:
-        self._exchange = exchange
+        self._sink = sink
         self._upstream = upstream
         self._done: Done | None = done
         self._extra_headers = extra_headers
         self._wanted = wanted
+        self._started = started
         self._tap = tap
         self._is_whole = is_whole
         self._call: Call | None = None
@@ -105,7 +109,7 @@ class Forwarding:
         self._started_s = self._now()
 
     def begin(self, method: bytes, target: bytes, headers: bytes, body: bytes) -> None:
-        self._exchange.watcher = self
+        self._sink.watcher = self
         self._call = self._upstream.send(method, target, headers, body, self)
 
     def cancel(self) -> None:
@@ -143,21 +147,21 @@ class Forwarding:
                     self._tap(data)
         if is_last:
             self._call = None
-            exchange = self._exchange
-            exchange.watcher = None
+            sink = self._sink
+            sink.watcher = None
             if self._is_declined:
                 self._end(End.DECLINED)
                 return
             is_whole = self._is_whole is None or self._is_whole(b"".join(self._tail))
-            self._pass_on(exchange, data, is_last=is_whole)
+            self._pass_on(sink, data, is_last=is_whole)
             self._end(End.COMPLETED if is_whole else End.UNFINISHED)
         elif data:
-            self._pass_on(self._exchange, data, is_last=False)
+            self._pass_on(self._sink, data, is_last=False)
 
     def failed(self, failure: Failure) -> None:
         self._call = None
-        self._exchange.watcher = None
-        self._end(End.FAILED_AFTER if self._exchange.is_started else End.FAILED_BEFORE, failure)
+        self._sink.watcher = None
+        self._end(End.FAILED_AFTER if self._sink.is_started else End.FAILED_BEFORE, failure)
 
     # -- what the client does
 
@@ -175,16 +179,18 @@ class Forwarding:
 
     # -- inside
 
-    def _pass_on(self, exchange: Exchange, data: bytes, is_last: bool) -> None:
+    def _pass_on(self, sink: Sink, data: bytes, is_last: bool) -> None:
         self._num_bytes += len(data)
-        if exchange.is_started:
-            exchange.write(data, is_last)
+        if sink.is_started:
+            sink.write(data, is_last)
             return
         head = self._head
         assert head is not None
         headers = _passed_on(head) + self._extra_headers
         length = head.headers.get(b"content-length")
-        exchange.start(head.status, headers, length=None if length is None else int(length), data=data, is_last=is_last)
+        sink.start(head.status, headers, length=None if length is None else int(length), data=data, is_last=is_last)
+        if self._started is not None:
+            self._started()
 
     def _whole_events(self, data: bytes) -> bytes:
         """What may go on now; the rest waits for the end of its event."""
@@ -200,8 +206,8 @@ class Forwarding:
 
     def _over(self) -> None:
         call, self._call = self._call, None
-        if self._exchange.watcher is self:
-            self._exchange.watcher = None
+        if self._sink.watcher is self:
+            self._sink.watcher = None
         if call is not None:
             call.cancel()
 
@@ -229,7 +235,7 @@ def _passed_on(head: ResponseHead) -> bytes:
 
 
 def forward(
-    exchange: Exchange,
+    sink: Sink,
     upstream: Upstream,
     *,
     target: bytes,
@@ -239,17 +245,19 @@ def forward(
     method: bytes = b"POST",
     extra_headers: bytes = b"",
     wanted: Wanted | None = None,
+    started: Started | None = None,
     tap: Tap | None = None,
     is_whole: IsWhole | None = None,
 ) -> Forwarding:
     """Sends `body` to `upstream` and its answer to the exchange's client; `done` is told once, when that has ended.
 
-    An exchange that has started already is carried on: the new answer's body follows what was written before.
-    `wanted` may decline an answer by its head (an overloaded replica's 429), `tap` sees every byte that is passed on,
+    One that has started already is carried on: the new answer's body follows what was written before. `wanted` may
+    decline an answer by its head (an overloaded replica's 429), `started` is told when the client's answer begins, if
+    it had not, `tap` sees every byte that is passed on,
     `is_whole` is shown the last few reads of an answer that has ended and says whether that was all of it.
     """
     forwarding = Forwarding(
-        exchange, upstream, done, extra_headers=extra_headers, wanted=wanted, tap=tap, is_whole=is_whole
+        sink, upstream, done, extra_headers=extra_headers, wanted=wanted, started=started, tap=tap, is_whole=is_whole
     )
     forwarding.begin(method, target, headers, body)
     return forwarding

@@ -63,7 +63,7 @@ def test_requests_are_told_to_come_back_while_every_replica_loads() -> None:
         assert replica.snapshot.state == "out"
         (view,) = gateway.call(lambda: state_of([replica], gateway.app.admission, gateway.app.now())).replicas
         assert view.state == "starting"
-        reader = FleetReader(gateway.app)
+        reader = FleetReader(gateway.app.replicas, gateway.app.admission)
         gateway.call(lambda: gateway.app.replicas.subscribe(reader))
         (reading,) = gateway.call(lambda: reader.read(gateway.app.now())).replicas
         assert (reading.is_starting, reading.is_usable) == (True, False)

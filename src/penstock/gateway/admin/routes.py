@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from penstock.core.errors import Conflict, ModelNotFound
 from penstock.gateway.admin.resources import Action, AdminCall, Answer, Shape
 from penstock.gateway.monitor.state import RouteView, route_shown
-from penstock.router.routes import Route
+from penstock.gateway.records.recorder import GatewayRecorder
+from penstock.router.routes import Route, RouteTable
 from penstock.tenancy.documents import route_document
+from penstock.tenancy.prices import Price
 from penstock.tenancy.routes import SharesAsked
 from penstock.tenancy.store import Store
 from penstock.tenancy.times import moment
-
-if TYPE_CHECKING:
-    from penstock.gateway.app import Gateway
 
 View = Callable[[AdminCall], object]
 _HOUR_S = 3600.0
@@ -35,8 +34,13 @@ class RollbackAsked(Struct, forbid_unknown_fields=True):
 class RouteDesk:
     """What this gateway can say of its routes, read on the event loop."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(
+        self, routes: Callable[[], RouteTable], prices: Mapping[str, Price], recorder: GatewayRecorder
+    ) -> None:
+        """`routes`: those in force now; `prices`: by pool."""
+        self._routes = routes
+        self._prices = prices
+        self._recorder = recorder
 
     def views(self) -> Mapping[Shape, View]:
         return {
@@ -47,27 +51,27 @@ class RouteDesk:
         }
 
     def _list(self, call: AdminCall) -> object:
-        return {"routes": [self._show(route) for route in self._gateway.routes.routes.values()]}
+        return {"routes": [self._show(route) for route in self._routes().routes.values()]}
 
     def _show(self, route: Route) -> RouteView:
-        return route_shown(route, self._gateway.prices)
+        return route_shown(route, self._prices)
 
     def _compare(self, call: AdminCall) -> object:
         route, query = self._find(call.name), call.query("since")
         if not route.versions:
             raise Conflict(f"'{route.name}' has no versions to compare")
         since_s = moment(query["since"]) if "since" in query else time.time() - _HOUR_S
-        versions = self._gateway.recorder.versions.since(route.versions, since_s)
+        versions = self._recorder.versions.since(route.versions, since_s)
         return {"name": route.name, "since": since_s, "revision": route.revision, "versions": versions}
 
     def _rules(self, call: AdminCall) -> object:
         route = self._find(call.name)
         if route.rules is None:
             raise Conflict(f"'{route.name}' has no rules")
-        return self._gateway.recorder.rules.document(route.name, route.rules)
+        return self._recorder.rules.document(route.name, route.rules)
 
     def _find(self, name: str) -> Route:
-        route = self._gateway.routes.routes.get(name)
+        route = self._routes().routes.get(name)
         if route is None:
             raise ModelNotFound(f"no model '{name}'")
         return route

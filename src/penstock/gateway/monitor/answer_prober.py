@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
 
 import msgspec
 from msgspec import Struct
 
 from penstock.core.replica import ReplicaState
-from penstock.dialects.liveness import Answer
-from penstock.gateway.replicas.fetch import fetch
+from penstock.gateway.proxy.direct_request import Collected, DirectRequest
+from penstock.gateway.records.facts import Ending
 from penstock.gateway.replicas.replica import Replica
 from penstock.gateway.replicas.replica_set import Subscriber
 from penstock.http import clock as clocks
-from penstock.http.call import Failure
 from penstock.http.clock import TimerClock
+from penstock.http.forward import Outcome
 from penstock.observe.background import outliving
 from penstock.observe.redaction import redact
 from penstock.watch.answers import KnownAnswers, Said, SaidToken
@@ -31,6 +30,7 @@ from penstock.watch.watch import Watch
 _QUESTION = "Count from one to twenty in words, separated by commas."
 _USABLE = (ReplicaState.READY, ReplicaState.DEGRADED)
 _BUSY = (429, 503, 529)  # or draining
+_PATH = b"/v1/chat/completions"
 _TOP = 5
 _MOST_BYTES = 1 << 20
 
@@ -152,66 +152,49 @@ class AnswerProber(Subscriber):
                 "top_logprobs": _TOP,
             }
         )
-        answer = await _at(
-            replica,
-            fetch(
-                replica.upstream,
-                b"/v1/chat/completions",
-                replica.headers,
-                timeout_s=self._settings.timeout_s,
-                body=body,
-                most_bytes=_MOST_BYTES,
-            ),
-        )
+        answer = await self._answer(replica, body)
         if answer is None:
-            return _NotAsked()
-        if isinstance(answer, Failure):
             return None
-        if answer.status in _BUSY:
+        status, text = answer
+        if not status or status in _BUSY:
             return _NotAsked()
-        said = _read(answer.body) if answer.status == 200 else None
+        said = _read(text) if status == 200 else None
         if said is not None:
             self._able.add(replica.id)
-        elif answer.status < 500 and not adapter and replica.id not in self._able:
+        elif status < 500 and not adapter and replica.id not in self._able:
             self._mute.add(replica.id)
             return _NotAsked()
         return said
 
+    async def _answer(self, replica: Replica, body: bytes) -> tuple[int, bytes] | None:
+        """Status and body; no status: the replica was lost meanwhile. None: there is no answer."""
+        sink = Collected(_MOST_BYTES)
+        ended: asyncio.Future[tuple[Ending, Outcome | None]] = asyncio.get_running_loop().create_future()
+
+        def tell(ending: Ending, outcome: Outcome | None) -> None:
+            if not ended.done():
+                ended.set_result((ending, outcome))
+
+        request = DirectRequest(sink, tell)
+        replica.attach(request)
+        try:
+            request.send(replica.id, replica.upstream, _PATH, replica.headers, body)
+            async with clocks.timeout(self._clock, self._settings.timeout_s):
+                ending, outcome = await ended
+        except TimeoutError:
+            return None
+        finally:
+            replica.detach(request)
+            request.cancel()
+        if ending is Ending.CLIENT_GONE:
+            return 0, b""
+        if outcome is None or outcome.status is None or outcome.failure is not None or sink.num_bytes > _MOST_BYTES:
+            return None
+        return outcome.status, sink.body
+
 
 class _NotAsked:
     """Nothing can be told from this."""
-
-
-class _Question:
-    """A rider like any other: of a replica that hangs or is gone, it asks nothing more."""
-
-    is_stream = False
-
-    def __init__(self, answer: asyncio.Task[Answer | Failure]) -> None:
-        self._answer = answer
-        self.is_given_up = False
-
-    def id_to_move(self) -> None:
-        """It is about this replica."""
-
-    def replica_lost(self) -> None:
-        self.is_given_up = True
-        self._answer.cancel()
-
-
-async def _at(replica: Replica, asking: Coroutine[None, None, Answer | Failure]) -> Answer | Failure | None:
-    """None: the replica was lost meanwhile."""
-    answer = asyncio.create_task(asking)
-    question = _Question(answer)
-    replica.attach(question)
-    try:
-        return await answer
-    except asyncio.CancelledError:
-        if not question.is_given_up:
-            raise
-        return None
-    finally:
-        replica.detach(question)
 
 
 def _read(body: bytes) -> Said | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from penstock.admission.admission import Admission
 from penstock.admission.settings import CLASS_NAMES
 from penstock.core.devices import DeviceReading
 from penstock.core.replica import ReplicaState
@@ -14,15 +15,13 @@ from penstock.gateway.replicas.replica_set import Subscriber
 from penstock.observe.redaction import redact
 from penstock.watch.readings import FleetReading, ReplicaReading
 
-if TYPE_CHECKING:
-    from penstock.gateway.app import Gateway
-
 _USABLE = (ReplicaState.READY, ReplicaState.DEGRADED)
 
 
 class FleetReader(Subscriber):
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, replicas: Mapping[str, Replica], admission: Admission) -> None:
+        self._replicas = replicas
+        self._admission = admission
         self.names: dict[str, str] = {}  # of replicas, as they may be shown
         self._devices: dict[tuple[str, str], DeviceReading] = {}
 
@@ -36,7 +35,7 @@ class FleetReader(Subscriber):
 
     def listen(self) -> None:
         """Several times a second: a device's errors are in one report, and the next one has replaced it."""
-        for replica in self._gateway.replicas.values():
+        for replica in self._replicas.values():
             for device in replica.report.measured.device.devices if replica.report is not None else ():
                 key, name = (replica.id, device.device), self.names[replica.id]
                 last = self._devices.get(key)
@@ -46,7 +45,7 @@ class FleetReader(Subscriber):
 
     def read(self, now: float) -> FleetReading:
         """How it stands, and the errors since the last time."""
-        admission, replicas = self._gateway.admission, self._gateway.replicas.values()
+        admission, replicas = self._admission, self._replicas.values()
         devices = list(self._devices.values())
         gone = {replica.id for replica in replicas if replica.snapshot.state_at(now) is ReplicaState.OUT}
         self._devices = {  # of one that is gone, only the errors that it had were worth telling

@@ -11,18 +11,19 @@ import itertools
 import logging
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from penstock.admission.admission import Admission
 from penstock.core.slo import Slo
 from penstock.gateway.monitor.alert_sender import AlertSender
 from penstock.gateway.monitor.answer_prober import AnswerProber
 from penstock.gateway.monitor.fleet_reader import FleetReader
 from penstock.gateway.monitor.metrics import WatchMetrics
 from penstock.gateway.records.facts import RequestFacts
+from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.replicas.replica import Replica
-from penstock.gateway.replicas.replica_set import Subscriber
+from penstock.gateway.replicas.replica_set import ReplicaSet, Subscriber
 from penstock.http import clock as clocks
 from penstock.http.clock import TimerClock
 from penstock.observe.background import Worker, outliving
@@ -35,9 +36,6 @@ from penstock.watch.notices import Notices
 from penstock.watch.settings import AlertSettings, WatchSettings
 from penstock.watch.watch import Watch
 
-if TYPE_CHECKING:
-    from penstock.gateway.app import Gateway
-
 log = logging.getLogger("penstock.alerts")
 
 _LISTEN_S, _TICK = 0.25, 4  # a tick is every fourth time
@@ -45,24 +43,33 @@ _LISTEN_S, _TICK = 0.25, 4  # a tick is every fourth time
 
 class Monitor(Subscriber):
     def __init__(
-        self, gateway: Gateway, slos: Mapping[str, Slo], settings: WatchSettings, *, slack: str | None = None
+        self,
+        replicas: ReplicaSet,
+        admission: Admission,
+        recorder: GatewayRecorder,
+        clock: TimerClock,
+        slos: Mapping[str, Slo],
+        settings: WatchSettings,
+        *,
+        slack: str | None = None,
     ) -> None:
         """`slos`: by pool. `slack`: an address; it may be a secret."""
-        self._gateway = gateway
+        self._replicas = replicas
+        self._clock = clock
         self._settings = settings
-        self._reader = FleetReader(gateway)
+        self._reader = FleetReader(replicas, admission)
         alerts = settings.alerts
-        self.watch = Watch(slos, gateway.now(), sample_s=settings.sample_s, hold_s=alerts.hold_s)
+        self.watch = Watch(slos, clock.now(), sample_s=settings.sample_s, hold_s=alerts.hold_s)
         self._notices = Notices(
             wait_s=alerts.group_wait_s, interval_s=alerts.group_interval_s, repeat_s=alerts.repeat_every_s
         )
-        self._senders = _senders(alerts, slack, gateway.clock)
+        self._senders = _senders(alerts, slack, clock)
         self._metrics = WatchMetrics()
-        gateway.recorder.listeners.append(self)
-        gateway.recorder.exports.append(self._metrics.registry)
-        self._prober = AnswerProber(self.watch, settings.probes, gateway.clock)
+        recorder.listeners.append(self)
+        recorder.exports.append(self._metrics.registry)
+        self._prober = AnswerProber(self.watch, settings.probes, clock)
         for subscriber in (self, self._reader, self._prober):
-            gateway.replicas.subscribe(subscriber)
+            replicas.subscribe(subscriber)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._run())]
         if settings.probes.every_s:
@@ -87,7 +94,7 @@ class Monitor(Subscriber):
     def ended(self, facts: RequestFacts) -> None:
         name = self._reader.names.get(facts.replica, "")
         if facts.fingerprint:
-            self.watch.quarantined(facts.model, facts.tenant, facts.fingerprint, self._gateway.now())
+            self.watch.quarantined(facts.model, facts.tenant, facts.fingerprint, self._clock.now())
         self.watch.ended(facts if name == facts.replica else facts._replace(replica=name))
 
     def chose(self, request: EdgeRequest, choice: Choice) -> None:
@@ -96,7 +103,7 @@ class Monitor(Subscriber):
     # -- shown
 
     def slo(self) -> object:
-        now = self._gateway.now()
+        now = self._clock.now()
         return {"models": [self.watch.objectives(model).status(now) for model in self.watch.models]}
 
     def alerts(self) -> object:
@@ -114,11 +121,11 @@ class Monitor(Subscriber):
 
     async def _run(self) -> None:
         for number in itertools.count(1):
-            await clocks.sleep(self._gateway.clock, _LISTEN_S)
+            await clocks.sleep(self._clock, _LISTEN_S)
             with outliving("watch"):
                 self._reader.listen()
                 if number % _TICK == 0:
-                    self._tick(self._gateway.now())
+                    self._tick(self._clock.now())
 
     def _tick(self, now: float) -> None:
         changed = self.watch.tick(self._reader.read(now), now, time.time())
@@ -131,7 +138,7 @@ class Monitor(Subscriber):
                 sender.take(notice)
         if self._settings.penalties:
             penalties = self.watch.penalties()
-            for replica in self._gateway.replicas.values():
+            for replica in self._replicas.values():
                 replica.health.penalty = penalties.get((replica.model, self._reader.names[replica.id]), 1.0)
         self._metrics.look(self.watch, self._prober.views(), [one.view for one in self._senders], now)
 

@@ -12,7 +12,7 @@ from penstock.core.errors import Overloaded, PenstockError, RequestAborted
 from penstock.core.memory import trimming
 
 _THREADS = 2
-_LONG_BYTES = 128 << 10
+LONG_BYTES = 128 << 10
 _MAX_AWAY_BYTES = 256 << 20  # of bodies that threads are to read
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class BodyReader:
     ) -> None:
         """A function that takes as long as the body is large. `then` is told its result, or what is wrong with the
         request."""
-        if len(body) <= _LONG_BYTES:
+        if len(body) <= LONG_BYTES:
             then(function(), None)
             return
         if self._away_bytes + len(body) > _MAX_AWAY_BYTES:

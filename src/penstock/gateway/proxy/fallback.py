@@ -7,21 +7,19 @@ only while the client has seen nothing. What is wrong with the request itself ne
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from penstock.admission.admission import Admission
 from penstock.admission.decision import ShedReason
 from penstock.core.replica import ReplicaState
-from penstock.gateway.proxy.routed_request import RoutedRequest
-from penstock.gateway.tokens.request_size import Size, body_for
-from penstock.http.clock import Timer
+from penstock.gateway.proxy.routed_request import RoutedRequest, body_for
+from penstock.gateway.tokens.request_size import Pool, Size
+from penstock.http.clock import Timer, TimerClock
 from penstock.router.request import EdgeRequest
-from penstock.router.routes import Failure, Route
-
-if TYPE_CHECKING:
-    from penstock.gateway.app import Gateway
+from penstock.router.routes import Failure, Route, RouteTable
 
 HEADER = b"x-penstock-fallback"
 _OURS_TO_FIX = (401, 402, 404, 408)  # from a provider: our key, our bill, our name for the model, its patience
@@ -38,10 +36,22 @@ class Move(NamedTuple):
 
 
 class Chain:
-    def __init__(self, gateway: Gateway, routed: RoutedRequest, models: Collection[str], output: int | None) -> None:
+    def __init__(
+        self,
+        routes: RouteTable,
+        pools: Mapping[str, Pool],
+        admission: Admission,
+        clock: TimerClock,
+        routed: RoutedRequest,
+        models: Collection[str],
+        output: int | None,
+    ) -> None:
         """`models`: those the tenant may use; `output`: the limit of one choice."""
         self.header = b""
-        self._gateway = gateway
+        self._routes = routes
+        self._pools = pools
+        self._admission = admission
+        self._clock = clock
         self._routed = routed
         self._route = routed.route
         self._models = models
@@ -63,7 +73,7 @@ class Chain:
     def watch(self, is_slow: Callable[[], None]) -> None:
         """From now on the present model has so long for its first byte."""
         if self._route.slow_after_s is not None and self._next(Failure.SLOW) is not None:
-            self._timer = self._gateway.clock.call_later(self._route.slow_after_s, is_slow)
+            self._timer = self._clock.call_later(self._route.slow_after_s, is_slow)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -78,7 +88,7 @@ class Chain:
     def _next(self, failure: Failure) -> Route | None:
         """Past those that the tenant may not use and, where the present model is only slow, those without a replica."""
         skipped = list(self._tried)
-        while (route := self._gateway.routes.next_after(failure, skipped)) is not None:
+        while (route := self._routes.next_after(failure, skipped)) is not None:
             if route.model in self._models and (failure is not Failure.SLOW or self._is_ready(route)):
                 return route
             skipped.append(route.name)
@@ -88,7 +98,7 @@ class Chain:
         """Another model counts otherwise. It is not counted here again: whether it fits is for its replica to say."""
         routed, pool = self._routed, route.pool(self._routed.lot)
         path, namespace = routed.surface.path, routed.caller.tenant.namespace
-        size = Size(self._gateway.pools[pool], path, routed.body, routed.view, self._output, namespace)
+        size = Size(self._pools[pool], path, routed.body, routed.view, self._output, namespace)
         moved = replace(
             request,
             model=pool,
@@ -101,7 +111,7 @@ class Chain:
         return Move(moved, size, body_for(routed, size, route))
 
     def _is_ready(self, route: Route) -> bool:
-        admission, now = self._gateway.admission, self._gateway.now()
+        admission, now = self._admission, self._clock.now()
         replicas = [replica for share in route.pools for replica in admission.replicas(share.pool)]
         return any(r.state_at(now) is ReplicaState.READY and not r.is_tripped for r in replicas)
 

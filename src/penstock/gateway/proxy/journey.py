@@ -7,15 +7,15 @@
                             |                     -> STRANDED -> PICKING    or, while there is none, a wait for one
                             +---------- FALLING_BACK                        the next model
 
-A shell tells it what happened and does what it answers: the HTTP exchange (`proxied_request`), copies (`shadow`), the
-simulator. The journey does no I/O and reads no clock. An event that comes when it cannot matter any more, or twice, is
-answered with nothing; whatever the order of events, there is one `Settle`, and nothing is sent or written after it.
+A shell tells it what happened and does what it answers: clients' requests over HTTP (`proxied_request`), the gateway's
+own (`direct_request`), the simulator. The journey does no I/O and reads no clock; a timer is an event. An event that
+comes when it cannot matter any more, or twice, is answered with nothing; whatever the order of events, there is one
+`Settle`, and nothing is sent or written after it.
 """
 
 from __future__ import annotations
 
 from enum import Enum, StrEnum, auto
-from typing import NamedTuple
 
 import msgspec
 
@@ -47,7 +47,7 @@ class Role(StrEnum):
     WHOLE = "whole"
 
 
-class Leg(NamedTuple):
+class Leg(msgspec.Struct, frozen=True, gc=False):
     role: Role
     replica: str
 
@@ -62,66 +62,66 @@ class Charge(Enum):
     PART = auto()  # what has come so far, if it is of use
 
 
-class Action(msgspec.Struct, frozen=True, gc=False):
+class Action(msgspec.Struct, frozen=True):
     pass
 
 
-class Reserve(Action, frozen=True, gc=False):
-    """From the tenant's limits; answered with `reserved` or `refused`."""
+class Reserve(Action, frozen=True):
+    """Reserves from the tenant's limits; answered with `reserved` or `refused`."""
 
 
-class Submit(Action, frozen=True, gc=False):
-    """To admission; answered with `admitted`, `queued` or `shed`, the last two perhaps later."""
+class Submit(Action, frozen=True):
+    """Asks admission; answered with `admitted` or `shed`, at once or after a wait in its queue."""
 
 
-class Pick(Action, frozen=True, gc=False):
-    """Another replica; answered with `picked`."""
+class Pick(Action, frozen=True):
+    """Asks the router for another replica; answered with `picked`."""
 
 
-class Send(Action, frozen=True, gc=False):
+class Send(Action, frozen=True):
     legs: tuple[Leg, ...]
     is_rest: bool  # a part is written, and this asks for what is left
 
 
-class SendLater(Action, frozen=True, gc=False):
-    """After a random part of so many seconds, told to `backed_off` with the same legs."""
+class SendLater(Action, frozen=True):
+    """Sets a timer to a random part of `max_s`, which tells `backed_off` the same legs."""
 
     legs: tuple[Leg, ...]
     max_s: float
 
 
-class Strand(Action, frozen=True, gc=False):
-    """A wait for a replica; ended by `replica_back` or `waited_enough`."""
+class Strand(Action, frozen=True):
+    """Waits for a replica; answered with `replica_back` or `waited_enough`."""
 
 
-class FallBack(Action, frozen=True, gc=False):
-    """To the next model; answered with `fell_back` or `has_no_fallback`."""
+class FallBack(Action, frozen=True):
+    """Asks for the next model; answered with `fell_back` or `has_no_fallback`."""
 
     failure: Failure
 
 
-class Quarantine(Action, frozen=True, gc=False):
-    """The request's body is refused from now on."""
+class Quarantine(Action, frozen=True):
+    """Has the same body refused from now on."""
 
 
-class Refuse(Action, frozen=True, gc=False):
+class Refuse(Action, frozen=True):
     """Writes the error as the whole answer."""
 
     error: PenstockError
 
 
-class PassOn(Action, frozen=True, gc=False):
+class PassOn(Action, frozen=True):
     """Writes the answer that was declined last as the whole answer."""
 
 
-class BreakOff(Action, frozen=True, gc=False):
+class BreakOff(Action, frozen=True):
     """Writes the error as the stream's last event."""
 
     error: PenstockError
 
 
-class Settle(Action, frozen=True, gc=False):
-    """The end: reservation, admission, bill and records are closed."""
+class Settle(Action, frozen=True):
+    """Closes reservation, admission, bill and records: the end."""
 
     charge: Charge
     ending: Ending = Ending.OK
@@ -181,13 +181,13 @@ class Journey:
         return _SUBMIT
 
     def refused(self, error: PenstockError) -> Actions:
-        """By its tenant's limits, or by a server that must not be sent it."""
+        """Its tenant's limits have no room for it, or its server must not be sent it."""
         if self.state is State.ENDED:
             return _NOTHING
         return self._break_off() if self.is_begun else self._end(_refusal(error))
 
     def admitted(self, leg: Leg) -> Actions:
-        """To this replica; a request that nobody admits is told so where it is sent at once."""
+        """It has this replica. One of the gateway's own, which asks nobody, begins with this event."""
         if self.state is not State.SUBMITTED and self.state is not State.NEW:
             return _NOTHING
         return self._send((leg,))
@@ -297,7 +297,7 @@ class Journey:
         return self._fall_back(Failure.SLOW, _NOTHING)
 
     def fell_back(self) -> Actions:
-        """To another model, as if that had been asked for."""
+        """It goes to another model, as if that had been asked for."""
         if self.state is not State.FALLING_BACK:
             return _NOTHING
         self.state = State.SUBMITTED
@@ -315,7 +315,7 @@ class Journey:
     def _send(self, legs: tuple[Leg, ...]) -> Actions:
         self.state, self.legs = State.SENT, legs
         for leg in legs:
-            self.tries.sent(leg.replica)
+            self.tries.replicas.add(leg.replica)
         return (Send(legs, self.is_begun),)
 
     def _go_elsewhere(self, *, is_resumable: bool) -> Actions:

@@ -1,46 +1,75 @@
-"""One request on its way through the gateway: rate limits, the queue, a replica, the answer, the bill.
+"""One client's request over HTTP: what its journey says is done here, and what happens to it is told to its journey.
 
-Everything here is called back from the event loop and returns at once. Whatever the end, `_close` runs once: the toll
-is settled, the admission's entry closed, the usage recorded.
+Everything here is called back from the event loop and returns at once. When the journey ends, `_settle` runs, once: the
+reservation is settled, the admission's entry closed, the usage recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from random import Random
+from typing import Any
 from zlib import crc32
 
 from msgspec.structs import replace
 
+from penstock.admission.admission import Admission
 from penstock.admission.decision import Admit, Decision, Queued
 from penstock.api import server_timing
 from penstock.api.sse import error_event
-from penstock.core.errors import EngineFailed, EngineUnavailable, PenstockError
+from penstock.core.errors import EngineFailed, PenstockError
+from penstock.gateway.proxy import journey as on
 from penstock.gateway.proxy import refusals
+from penstock.gateway.proxy.admission_queue import AdmissionQueue
+from penstock.gateway.proxy.answer_headers import AnswerHeaders
 from penstock.gateway.proxy.fallback import Chain, failure_of_answer, failure_of_shed
+from penstock.gateway.proxy.journey import Actions, Charge, Journey, Leg, Role, State
 from penstock.gateway.proxy.rate_limit import RateLimitReservation
 from penstock.gateway.proxy.replica_attempt import ReplicaAttempt, is_lost, is_replicas_fault
 from penstock.gateway.proxy.routed_request import RoutedRequest
+from penstock.gateway.proxy.shadow import Shadows
+from penstock.gateway.proxy.stranded import StrandedStreams
 from penstock.gateway.proxy.transcript import Transcript
-from penstock.gateway.records.accounting import RequestAccounting
-from penstock.gateway.records.facts import Ending, ending_of
+from penstock.gateway.records.accounting import AccountingServices, RequestAccounting
+from penstock.gateway.records.facts import Ending
+from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.records.token_usage import TokenUsage
-from penstock.gateway.replicas.replica import Replica
+from penstock.gateway.replicas.replica_set import ReplicaSet
+from penstock.gateway.replicas.snapshots import Snapshots
+from penstock.gateway.tenant_services import TenantServices
+from penstock.gateway.tokens.pools import Pools
 from penstock.gateway.tokens.request_size import Size
-from penstock.health import quarantine
-from penstock.health.retries import Tries
+from penstock.health.quarantine import Quarantine
+from penstock.health.retries import RetryBudget
+from penstock.http.clock import TimerClock
+from penstock.http.exchange import Sink
 from penstock.http.forward import End, Forwarding, Outcome, forward
 from penstock.http.message import ResponseHead
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
-from penstock.router.routes import Failure
 from penstock.tenancy.limits.quota import Quota
 
-if TYPE_CHECKING:
-    from penstock.gateway.app import Gateway
 
-_BUSY = 429
-_TRY_ELSEWHERE = (429, 500, 502, 503, 504, 529)  # from a replica: another may do better
+@dataclass(frozen=True)
+class ProxyServices:
+    """Objects of a gateway that its requests share."""
+
+    clock: TimerClock
+    random: Random
+    admission: Admission
+    queue: AdmissionQueue
+    replicas: ReplicaSet
+    pools: Pools
+    snapshots: Snapshots
+    tenants: TenantServices
+    accounting: AccountingServices
+    recorder: GatewayRecorder
+    headers: AnswerHeaders
+    stranded: StrandedStreams
+    shadows: Shadows
+    retries: RetryBudget
+    quarantine: Quarantine
 
 
 class ProxiedRequest:
@@ -49,25 +78,24 @@ class ProxiedRequest:
         "_attempt",
         "_chain",
         "_choice",
-        "_declined",
         "_doubted",
-        "_exchange",
         "_forwarding",
-        "_gateway",
-        "_is_open",
+        "_journey",
+        "_outcome",
         "_reservation",
         "_routed",
+        "_services",
+        "_sink",
         "_size",
         "_tokens_before",
         "_transcript",
-        "_tries",
         "is_stream",
         "request",
     )
 
     def __init__(
         self,
-        gateway: Gateway,
+        services: ProxyServices,
         routed: RoutedRequest,
         request: EdgeRequest,
         size: Size,
@@ -78,87 +106,100 @@ class ProxiedRequest:
         """`body`: as its replicas are sent it; `chain`: of models, where its route has fallbacks."""
         self.request = request
         self.is_stream = bool(routed.view.stream)
-        self._gateway = gateway
+        self._services = services
         self._routed = routed
-        self._exchange = routed.exchange
+        self._sink: Sink = routed.exchange
         self._size = size
         self._transcript = Transcript(body, size, is_stream=self.is_stream)
         self._chain = chain
         self._reservation = None
         if quota is not None:
-            services, tenant = gateway.services, routed.caller.tenant.id
+            tenant = routed.caller.tenant.id
             fingerprint = crc32(routed.body) | 1  # as at its entry: what it comes back with after a refusal
             self._reservation = RateLimitReservation(
-                services.limiter, gateway.clock, quota, tenant, size, fingerprint, self._paid
+                services.tenants.limiter, services.clock, quota, tenant, size, fingerprint, self._reserved
             )
-        self._account = RequestAccounting(gateway, routed, self._reservation)
-        self._is_open = True
-        self._choice: Choice | None = None  # of that replica, and why
+        self._account = RequestAccounting(services.accounting, routed, self._reservation)
+        self._journey = Journey(services.retries, has_fallbacks=chain is not None)
+        self._choice: Choice | None = None  # of its replica, and why
         self._attempt: ReplicaAttempt | None = None  # at a replica
         self._tokens_before = 0  # that others had made when it was sent there
-        self._tries = Tries()
         self._forwarding: Forwarding | None = None
-        self._declined: Outcome | None = None
-        self._doubted: list[
-            ReplicaAttempt
-        ] = []  # at replicas that answered with an error, perhaps by this request's own fault
+        self._outcome: Outcome | None = None  # of the last attempt, where there was an answer
+        self._doubted: list[ReplicaAttempt] = []  # at replicas that answered with an error, perhaps by its own fault
+
+    def begin(self) -> None:
+        self._sink.watcher = self
+        if self._routed.entry is not None:
+            self._routed.entry.settle(None)
+        self._run(self._journey.begin(has_limits=self._reservation is not None))
+
+    def _run(self, actions: Actions) -> None:
+        for action in actions:
+            _RUN[type(action)](self, action)
 
     # -- in
 
-    def begin(self) -> None:
-        self._exchange.watcher = self
-        if self._routed.entry is not None:
-            self._routed.entry.settle(None)
-        self._submit() if self._reservation is None else self._reservation.pay()
+    def _reserve(self, _: on.Reserve) -> None:
+        assert self._reservation is not None
+        self._reservation.pay()
 
-    def _paid(self, error: PenstockError | None) -> None:
+    def _reserved(self, error: PenstockError | None) -> None:
         if error is not None:
-            self._refuse(error)
+            self._run(self._journey.refused(error))
             return
         if (size := self._size).exact is not None:
             self.request = replace(self.request, prompt_tokens=size.prompt, context_tokens=size.context_tokens)
-        self._submit()
+        self._run(self._journey.reserved())
 
-    def _submit(self) -> None:
+    def _submit(self, _: on.Submit) -> None:
         if self._chain is not None:
             self._chain.watch(self._too_slow)
-        self.decided(self._gateway.admission.submit(self.request, self._gateway.now()))
+        self.decided(self._services.admission.submit(self.request, self._services.clock.now()))
 
     def decided(self, decision: Decision) -> None:
         if isinstance(decision, Admit):
-            self._choose(decision.choice)
-            self._send(self._gateway.replicas[decision.replica_id])
+            self._choice = decision.choice
+            self._account.chose(self.request, decision.choice)
+            self._run(self._journey.admitted(Leg(Role.WHOLE, decision.replica_id)))
         elif isinstance(decision, Queued):
-            self._gateway.waits(self)
-        elif not self._fall_back(failure_of_shed(decision.reason)):
-            self._refuse(refusals.shed(decision, self._size))
+            self._services.queue.add(self)
+        else:
+            error = refusals.shed(decision, self._size)
+            self._run(self._journey.shed(failure_of_shed(decision.reason), error))
 
     # -- to a replica and back
 
-    def _choose(self, choice: Choice) -> None:
-        self._choice = choice
-        self._account.chose(self.request, choice)
-
-    def _send(self, replica: Replica, rest: tuple[bytes, bytes] | None = None) -> None:
-        """`rest`: the stream has begun elsewhere, and this asks for what is left of it."""
-        if not self._is_open:  # the client left before the next try
+    def _send(self, action: on.Send) -> None:
+        services, transcript = self._services, self._transcript
+        try:
+            replica = services.replicas[action.legs[0].replica]
+        except KeyError:  # it was removed before the next try
+            self._run(self._failed(has_lost=False))
             return
-        tenant, transcript, target = self._routed.caller.tenant, self._transcript, self._routed.surface.path
-        relayed, body = rest or transcript.letter(replica)
+        tenant, target = self._routed.caller.tenant, self._routed.surface.path
+        letter = transcript.rest_letter(replica) if action.is_rest else transcript.letter(replica)
+        if letter is None:
+            self._run(self._journey.refused(EngineFailed("nobody can know what is left of the answer")))
+            return
+        relayed, body = letter
         try:
             way = replica.way(tenant, target, body, self.request.adapter)
         except PenstockError as error:  # such a server must not be sent it, which says nothing about the replica
-            self._refuse(error)
+            self._run(self._journey.refused(error))
             return
-        now = self._gateway.now()
-        self._attempt = ReplicaAttempt(replica, self, now, self._source)
+        now = services.clock.now()
+        # Failures have a source, for the breaker: the tenant; before there are tenants, the request itself.
+        source = tenant.id if services.tenants.keys.has_had_tenants else str(self.request.fingerprint)
+        self._attempt = ReplicaAttempt(replica, self, now, source)
         trace = self._account.timeline.sent(replica.id, now)
-        self._tries.sent(replica.id)
-        self._tokens_before = transcript.num_tokens if rest is not None else 0
-        if rest is None and transcript.record is not None:
+        self._tokens_before = transcript.num_tokens if action.is_rest else 0
+        if action.is_rest:
+            services.recorder.carried_on(self.request.model)
+        elif transcript.record is not None:
             self._account.follow(transcript.record, self.request)
         self._forwarding = forward(
-            self._exchange,
+            self._sink,
             way,
             target=target,
             headers=replica.headers_for(tenant, relayed=relayed) + trace,
@@ -166,220 +207,166 @@ class ProxiedRequest:
             done=self._done,
             extra_headers=self._headers(),
             wanted=self._wanted,
+            started=self._journey.bytes_came,
             tap=transcript.tap,
             is_whole=transcript.is_whole,
         )
 
-    @property
-    def _source(self) -> str:
-        """The source of failures for the breaker: the tenant; before there are tenants, the request itself."""
-        tenants, caller = self._gateway.services.keys.has_had_tenants, self._routed.caller
-        return caller.tenant.id if tenants else str(self.request.fingerprint)
-
     def _wanted(self, head: ResponseHead) -> bool:
-        """An answer of an overloaded or broken replica is kept back while another can be tried."""
-        is_of_use = head.status == 200 or not (self._exchange.is_started or head.status in _TRY_ELSEWHERE)
-        if not is_of_use or (self._chain is not None and self._chain.holds_back(head.status)):
+        is_held_back = self._chain is not None and self._chain.holds_back(head.status)
+        if not self._journey.head(head.status, is_held_back=is_held_back):
             return False
-        if self._attempt is not None:
-            self._tries.answered(self._attempt.replica.id)
+        services = self._services
+        now = services.clock.now()
         self._transcript.answered(head)
-        now = self._gateway.now()
-        doubted, self._doubted = self._doubted, []
-        for attempt in doubted:
-            if attempt.prove(now):
-                self._gateway.replicas.changed(attempt.replica)
+        if self._doubted:
+            doubted, self._doubted = self._doubted, []
+            for attempt in doubted:
+                if attempt.prove(now):
+                    services.replicas.changed(attempt.replica)
         self._account.timeline.answered(now, head.headers.get(server_timing.HEADER, b""))
-        self._gateway.admission.started(self.request.id, now)
+        services.admission.started(self.request.id, now)
         return True
 
     def _done(self, outcome: Outcome) -> None:
-        self._forwarding = None
-        replica = self._leave_replica(is_replicas_fault(outcome), is_doubtful=outcome.end is End.DECLINED)
-        if replica is not None and is_lost(outcome, relays=replica.relays) and self._is_culprit(replica):
+        self._forwarding, self._outcome, end = None, outcome, outcome.end
+        if end is End.COMPLETED:
+            self._leave_replica(is_blamed=False)
+            self._run(self._journey.completed(outcome.status or 0))
             return
-        match outcome.end:
-            case End.COMPLETED if outcome.status is not None and 200 <= outcome.status < 300:
-                usage = self._transcript.usage(outcome)
-                if usage is not None and self.is_stream and replica is not None:
-                    self._gateway.snapshots.answered(replica, usage, outcome)
-                if usage is None and replica is not None:
-                    self._gateway.recorder.usage_missing(self.request.model, replica.id)
-                self._close(usage or self._transcript.guess_whole())
-            case End.COMPLETED:
-                self._pay_for_refusal(outcome.status)
-                self._close(None, Ending.REFUSED, f"replica_{outcome.status}")
-            case End.CLIENT_GONE:
-                has_all = self._routed.surface.last_event in outcome.tail  # many do not wait for the end in form
-                usage = self._transcript.usage(outcome) or self._transcript.guess()
-                self._close(usage, Ending.OK if has_all else Ending.CLIENT_GONE)
-            case End.FAILED_AFTER | End.UNFINISHED:
-                self._carry_on()
-            case _:
-                self._declined = outcome if outcome.end is End.DECLINED else None
-                if self._exchange.is_started:
-                    self._carry_on()
-                elif self._chain is not None and self._chain.holds_back(outcome.status):
-                    self._turned_down(outcome)
-                else:
-                    self._try_again()
+        relays = self._attempt is not None and self._attempt.replica.relays
+        self._leave_replica(is_replicas_fault(outcome), is_doubtful=end is End.DECLINED)
+        if end is End.CLIENT_GONE:
+            has_all = self._routed.surface.last_event in outcome.tail  # many do not wait for the end in form
+            self._run(self._journey.client_gone(has_all=has_all))
+        elif end is End.DECLINED:
+            status, failure = outcome.status or 0, None
+            if self._chain is not None:
+                failure = failure_of_answer(status, outcome.tail)
+            is_lost_with = is_lost(outcome, relays=relays)
+            self._run(self._journey.declined(status, failure, is_lost=is_lost_with, **self._progress()))
+        else:
+            self._run(self._failed(has_lost=is_lost(outcome, relays=relays)))
+
+    def _failed(self, *, has_lost: bool) -> Actions:
+        self._outcome = None
+        return self._journey.failed(is_lost=has_lost, **self._progress())
+
+    def _progress(self) -> dict[str, Any]:
+        made = self._transcript.num_tokens - self._tokens_before
+        return {"num_tokens": made, "is_resumable": self._transcript.record is not None}
 
     def id_to_move(self) -> str | None:
-        record, gateway = self._transcript.record, self._gateway
-        if record is None or not (self._exchange.is_started and self._tries.may_move):
+        record, journey, services = self._transcript.record, self._journey, self._services
+        if record is None or not (journey.is_begun and journey.tries.may_move):
             return None
-        has_other = gateway.admission.has_other(self.request.id, gateway.now(), self._avoided())
-        return record.stream_id if has_other else None
+        now = services.clock.now()
+        return record.stream_id if services.admission.has_other(self.request.id, now, self._avoided()) else None
 
     def replica_lost(self) -> None:
         """Its replica hangs, or is gone without its connection saying so."""
-        replica = self._attempt.replica if self._attempt is not None else None
-        if self._stop_forwarding(is_blamed=True) and not (replica is not None and self._is_culprit(replica)):
-            self._carry_on() if self._exchange.is_started else self._try_again()
+        if self._stop_forwarding(is_blamed=True):
+            self._run(self._journey.replica_lost(**self._progress()))
 
     def _stop_forwarding(self, is_blamed: bool | None) -> bool:
         if self._forwarding is None:
             return False
         self._forwarding.cancel()
         self._forwarding = None
-        self._exchange.watcher = self
+        self._sink.watcher = self
         self._leave_replica(is_blamed)
         return True
 
-    def _leave_replica(self, is_blamed: bool | None, *, is_doubtful: bool = False) -> Replica | None:
-        attempt, self._attempt, now = self._attempt, None, self._gateway.now()
-        self._account.timeline.left(now, is_blamed)
-        if attempt is not None and attempt.end(is_blamed, now, is_doubtful=is_doubtful):
-            self._gateway.replicas.changed(attempt.replica)
-        if attempt is not None and is_blamed and is_doubtful:
+    def _leave_replica(self, is_blamed: bool | None, *, is_doubtful: bool = False) -> None:
+        attempt, self._attempt, now = self._attempt, None, self._services.clock.now()
+        if (trace := self._account.timeline.trace) is not None:
+            trace.left(now, has_failed=bool(is_blamed))
+        if attempt is None:
+            return
+        if attempt.end(is_blamed, now, is_doubtful=is_doubtful):
+            self._services.replicas.changed(attempt.replica)
+        if is_blamed and is_doubtful:
             self._doubted.append(attempt)
-        return attempt.replica if attempt is not None else None
 
-    def _is_culprit(self, lost: Replica) -> bool:
-        """A replica was lost with this request. If that is one too many, the request ends here, and pays for what it
-        used, or might have."""
-        losses, gateway = self._tries.losses, self._gateway
-        losses.add(lost.id, self._transcript.num_tokens - self._tokens_before)
-        if not losses.is_culprit:
-            return False
-        tenant, error = self._routed.caller.tenant.id, quarantine.refusal()
-        fingerprint = gateway.quarantine.add(tenant, self._routed.surface.path, self._routed.body, gateway.now())
-        gateway.recorder.quarantined(self.request.model, tenant, fingerprint, losses.replicas)
-        self._account.timeline.quarantined(fingerprint)
-        usage = self._transcript.usage(None) or self._transcript.guess()
-        if self._exchange.is_started:
-            self._end_stream(error)
-        else:
-            gateway.refuse(self._exchange, self._routed.surface.convention, error, self.request.id)
-        self._close(usage, *ending_of(error))
-        return True
+    # -- to another replica
 
-    def _try_again(self) -> None:
-        """The client has seen nothing yet."""
-        may_retry = self._tries.retry(self._gateway.retries)
-        replica = self._next_replica(self.request.prompt_tokens) if may_retry else None
-        if replica is not None:
-            self._gateway.recorder.retried(self.request.model)
-            self._exchange.watcher = self
-            backoff_s = self._tries.max_backoff_s * self._gateway.random.random()
-            self._gateway.clock.call_later(backoff_s, self._send, replica)
-        elif self._fall_back(Failure.ERROR):
-            pass
-        elif self._declined is not None and self._declined.status is not None:
-            self._pass_on_declined(self._declined)
-        else:
-            self._refuse(EngineUnavailable("no replica could take this request", retry_after_s=1.0))
-
-    def _carry_on(self) -> None:
-        """The client has seen a part: the rest must follow it without a gap, or the stream ends with an error."""
-        if not self._is_open or self._transcript.record is None or not self._tries.move():
-            self.break_off()
-        elif not self.resume_elsewhere():
-            self._exchange.watcher = self
-            self._gateway.stranded.add(self, self._gateway.replicas)
-
-    def resume_elsewhere(self) -> bool:
-        replica = self._next_replica(self.request.kv_tokens)
-        if replica is None:
-            return False
-        rest = self._transcript.rest_letter(replica)
-        if rest is None:
-            self.break_off()
-        else:
-            self._gateway.recorder.carried_on(self.request.model)
-            self._send(replica, rest)
-        return True
-
-    def forget_tries(self, lost: Set[str]) -> None:
-        self._tries.replicas -= lost
-
-    def break_off(self) -> None:
-        error = EngineFailed("the replica failed in the middle of the answer")
-        self._end_stream(error)
-        self._close(self._transcript.usage(None) or self._transcript.guess_part(), *ending_of(error))
-
-    def _end_stream(self, error: PenstockError) -> None:
-        self._exchange.write(error_event(error, self.request.id, self._routed.surface.convention), is_last=True)
-
-    def _next_replica(self, known_tokens: int) -> Replica | None:
-        if not self._is_open:
-            return None
-        gateway, is_begun = self._gateway, self._exchange.is_started
-        avoid = self._avoided()
-        choice, losses = None, self._tries.losses
+    def _pick(self, _: on.Pick) -> None:
+        services, losses, avoid = self._services, self._journey.tries.losses, self._avoided()
+        choice = None
         if losses.replicas:
-            usable = gateway.pools[self.request.model].ready_replicas - avoid
+            usable = services.pools[self.request.model].ready_replicas - avoid
             if apart := losses.apart(usable):
-                choice = self._reroute(avoid | apart, known_tokens, is_begun)
-        choice = choice or self._reroute(avoid, known_tokens, is_begun)
+                choice = self._reroute(avoid | apart)
+        choice = choice or self._reroute(avoid)
         if choice is None or choice.replica is None:
-            return None
-        self._choose(choice)
-        return gateway.replicas[choice.replica.id]
+            self._run(self._journey.picked(None))
+        else:
+            self._choice = choice
+            self._account.chose(self.request, choice)
+            self._run(self._journey.picked(Leg(Role.WHOLE, choice.replica.id)))
 
     def _avoided(self) -> frozenset[str]:
         """Replicas that it must not go to next."""
-        replicas, avoid = self._gateway.replicas, frozenset(self._tries.replicas)
-        if self._exchange.is_started:  # only a penstock replica carries on what another began
+        replicas, tries = self._services.replicas, self._journey.tries
+        avoid = frozenset(tries.replicas)
+        if self._journey.is_begun:  # only a penstock replica carries on what another began
             avoid |= {replica.id for replica in replicas.values() if not replica.relays}
-        return avoid | self._tries.losses.forbidden(replicas) if self._tries.losses.replicas else avoid
+        return avoid | tries.losses.forbidden(replicas) if tries.losses.replicas else avoid
 
-    def _reroute(self, avoid: frozenset[str], known_tokens: int, is_begun: bool) -> Choice | None:
-        gateway = self._gateway
-        return gateway.admission.reroute(self.request.id, gateway.now(), avoid, known_tokens, is_begun=is_begun)
+    def _reroute(self, avoid: frozenset[str]) -> Choice | None:
+        request, is_begun = self.request, self._journey.is_begun
+        known_tokens, now = request.kv_tokens if is_begun else request.prompt_tokens, self._services.clock.now()
+        return self._services.admission.reroute(request.id, now, avoid, known_tokens, is_begun=is_begun)
+
+    def _send_later(self, action: on.SendLater) -> None:
+        services = self._services
+        services.recorder.retried(self.request.model)
+        self._sink.watcher = self
+        services.clock.call_later(action.max_s * services.random.random(), self._backed_off, action.legs)
+
+    def _backed_off(self, legs: tuple[Leg, ...]) -> None:
+        self._run(self._journey.backed_off(legs))
+
+    def _strand(self, _: on.Strand) -> None:
+        self._sink.watcher = self
+        self._services.stranded.add(self, self._services.replicas)
+
+    def forget_tries(self, lost: Set[str]) -> None:
+        self._journey.tries.replicas -= lost
+
+    def replica_back(self) -> bool:
+        self._run(self._journey.replica_back())
+        return self._journey.state is not State.STRANDED
+
+    def waited_enough(self) -> None:
+        self._run(self._journey.waited_enough())
 
     # -- to another model
 
-    def _turned_down(self, outcome: Outcome) -> None:
-        """An answer that no other replica of this model would change, but the next model might."""
-        failure = failure_of_answer(outcome.status, outcome.tail)
-        if failure is None or not self._fall_back(failure):
-            self._pass_on_declined(outcome)
-
     def _too_slow(self) -> None:
-        if self._is_open and not self._exchange.is_started:
-            self._fall_back(Failure.SLOW)
+        self._run(self._journey.too_slow())
 
-    def _fall_back(self, failure: Failure) -> bool:
+    def _fall_back(self, action: on.FallBack) -> None:
         """On to the next model of the chain, if there is one, as if that had been asked for. What is reserved stays."""
-        move = self._chain.move(failure, self.request) if self._chain is not None else None
+        assert self._chain is not None
+        move = self._chain.move(action.failure, self.request)
         if move is None:
-            return False
+            self._run(self._journey.has_no_fallback())
+            return
         self._stop_forwarding(is_blamed=None)
         self._account.start_over(self.request.id, self.request.prompt_tokens)
-        self._gateway.recorder.fell_back(self.request.model, move.request.model, failure.value)
+        self._services.recorder.fell_back(self.request.model, move.request.model, action.failure.value)
         self.request, self._size, body = move
-        self._transcript = Transcript(body, self._size, is_stream=self.is_stream)
-        self._tries, self._declined = Tries(self._tries.losses), None
-        self._submit()
-        return True
+        self._transcript, self._outcome = Transcript(body, self._size, is_stream=self.is_stream), None
+        self._run(self._journey.fell_back())
 
     # -- the client
 
     def client_gone(self) -> None:
         """It left while nothing was forwarded: waiting for the limiter, for a place, or for another replica."""
-        usage = self._transcript.usage(None) or self._transcript.guess() if self._exchange.is_started else None
-        self._close(usage, Ending.CLIENT_GONE)
+        self._outcome = None
+        self._services.stranded.discard(self)
+        self._run(self._journey.client_gone())
 
     def pause(self) -> None:
         """Nothing is being written."""
@@ -389,37 +376,78 @@ class ProxiedRequest:
     # -- out
 
     def _headers(self) -> bytes:
-        headers = self._gateway.id_header(self.request.id)
-        if self._choice is not None:
-            headers += self._gateway.route_headers(self._choice, self._routed.caller.tenant)
+        headers = self._services.headers.of(self.request.id, self._choice, self._routed.caller.tenant)
         if self._routed.ruling is not None:
             headers += self._routed.ruling.header
         return headers if self._chain is None else headers + self._chain.header
 
-    def _refuse(self, error: PenstockError) -> None:
-        self._gateway.refuse(self._exchange, self._routed.surface.convention, error, self.request.id)
-        self._gateway.recorder.refused(error)
-        self._close(None, *ending_of(error))
+    def _refuse(self, action: on.Refuse) -> None:
+        refusals.respond(self._sink, self._routed.surface.convention, action.error, self.request.id)
+        self._services.recorder.refused(action.error)
 
-    def _pass_on_declined(self, outcome: Outcome) -> None:
+    def _break_off(self, action: on.BreakOff) -> None:
+        event = error_event(action.error, self.request.id, self._routed.surface.convention)
+        self._sink.write(event, is_last=True)
+
+    def _pass_on(self, _: on.PassOn) -> None:
         """Every replica said no: the client gets the last one's answer."""
+        outcome = self._outcome
+        assert outcome is not None
         assert outcome.status is not None
-        self._exchange.respond(outcome.status, outcome.headers + self._headers(), outcome.tail)
-        self._pay_for_refusal(outcome.status)
-        self._close(None, Ending.FAILED if outcome.status >= 500 else Ending.REFUSED, f"replica_{outcome.status}")
+        headers, body = outcome.headers + self._headers(), outcome.tail
+        self._sink.start(outcome.status, headers, length=len(body), data=body, is_last=True)
 
-    def _pay_for_refusal(self, status: int | None) -> None:
-        """A request that its replica calls wrong has cost one, though no tokens."""
-        if self._reservation is not None and status is not None and 400 <= status < 500 and status != _BUSY:
-            self._reservation.settle(0)
+    def _quarantine(self, _: on.Quarantine) -> None:
+        self._outcome = None
+        services, routed, losses = self._services, self._routed, self._journey.tries.losses
+        tenant, now = routed.caller.tenant.id, services.clock.now()
+        fingerprint = services.quarantine.add(tenant, routed.surface.path, routed.body, now)
+        services.recorder.quarantined(self.request.model, tenant, fingerprint, losses.replicas)
+        self._account.timeline.quarantined(fingerprint)
 
-    def _close(self, usage: TokenUsage | None, ending: Ending = Ending.OK, reason: str = "") -> None:
-        if not self._is_open:
-            return
-        self._is_open, self._exchange.watcher = False, None
-        self._gateway.stranded.discard(self)
+    def _settle(self, end: on.Settle) -> None:
+        self._sink.watcher = None
         if self._chain is not None:
             self._chain.close()
-        self._account.close(self.request, usage, ending, reason)
-        if ending is Ending.OK:
-            self._gateway.shadows.mirror(self._routed, self.request.model, self._size.output)
+        usage = self._used_by_whole() if end.charge is Charge.WHOLE else self._used(end.charge)
+        self._account.close(self.request, usage, end.ending, end.reason)
+        if end.ending is Ending.OK:
+            self._services.shadows.mirror(self._routed, self.request.model, self._size.output)
+
+    def _used(self, charge: Charge) -> TokenUsage | None:
+        transcript = self._transcript
+        match charge:
+            case Charge.SEEN:
+                return transcript.usage(self._outcome) or transcript.guess()
+            case Charge.PART:
+                return transcript.usage(None) or transcript.guess_part()
+            case Charge.REQUEST if self._reservation is not None:
+                self._reservation.settle(0)
+        return None
+
+    def _used_by_whole(self) -> TokenUsage:
+        outcome, services, replica_id = self._outcome, self._services, self._journey.legs[0].replica
+        assert outcome is not None
+        usage = self._transcript.usage(outcome)
+        if usage is None:
+            services.recorder.usage_missing(self.request.model, replica_id)
+            return self._transcript.guess_whole()
+        if self.is_stream and (replica := services.replicas.get(replica_id)) is not None:
+            services.snapshots.answered(replica, usage, outcome)
+        return usage
+
+
+_RUN: dict[type[on.Action], Callable[[ProxiedRequest, Any], None]] = {
+    on.Reserve: ProxiedRequest._reserve,
+    on.Submit: ProxiedRequest._submit,
+    on.Pick: ProxiedRequest._pick,
+    on.Send: ProxiedRequest._send,
+    on.SendLater: ProxiedRequest._send_later,
+    on.Strand: ProxiedRequest._strand,
+    on.FallBack: ProxiedRequest._fall_back,
+    on.Quarantine: ProxiedRequest._quarantine,
+    on.Refuse: ProxiedRequest._refuse,
+    on.PassOn: ProxiedRequest._pass_on,
+    on.BreakOff: ProxiedRequest._break_off,
+    on.Settle: ProxiedRequest._settle,
+}

@@ -1,4 +1,4 @@
-"""What a client is told when its request is not let in: the limiter's and the admission's reasons as typed errors."""
+"""Refusals: the limiter's and the admission's reasons as typed errors, and how a client is told an error."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from typing import Protocol
 
 from penstock.admission.decision import Shed, ShedReason
+from penstock.api.errors import Convention, error_headers
 from penstock.core.errors import (
     ContextLengthExceeded,
     EngineUnavailable,
@@ -15,6 +16,8 @@ from penstock.core.errors import (
     TooLargeForLimit,
 )
 from penstock.gateway.tokens.request_size import Size
+from penstock.http.exchange import Sink
+from penstock.http.message import JSON, render
 from penstock.router.filters import ADAPTER, CONTEXT
 from penstock.tenancy.limits.quota import Reason, Refusal
 
@@ -27,6 +30,13 @@ class Reserved(Protocol):
 
     @property
     def reserved(self) -> int: ...
+
+
+def respond(sink: Sink, convention: Convention, error: PenstockError, request_id: str) -> None:
+    """Writes an error as the whole answer."""
+    named = ((name, request_id.encode()) for name in convention.id_headers)
+    headers, body = JSON + render([*error_headers(error), *named]), convention.body(error, request_id)
+    sink.start(convention.status(error), headers, length=len(body), data=body, is_last=True)
 
 
 def limited(refusal: Refusal, size: Reserved) -> PenstockError:

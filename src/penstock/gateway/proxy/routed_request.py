@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from penstock.gateway.proxy.request_view import RequestView, Surface
+from penstock.gateway.proxy.rate_limit import RateLimitReservation
+from penstock.gateway.proxy.request_view import RequestView, Surface, with_model, with_output_limit
 from penstock.gateway.proxy.ruling import Ruling
+from penstock.gateway.proxy.tenant_access import TenantAccess
+from penstock.gateway.tokens.request_size import Size
 from penstock.http.exchange import Exchange
 from penstock.router.routes import Route
 from penstock.tenancy.keys import Caller
-
-if TYPE_CHECKING:
-    from penstock.gateway.proxy.rate_limit import RateLimitReservation
-    from penstock.gateway.proxy.tenant_access import TenantAccess
 
 
 @dataclass(slots=True)
@@ -32,6 +30,7 @@ class RoutedRequest:
     """A request that was read: who asks what of whom."""
 
     __slots__ = (
+        "body",
         "caller",
         "draw",
         "entry",
@@ -61,6 +60,7 @@ class RoutedRequest:
     ) -> None:
         self.id = id
         self.exchange = exchange
+        self.body = exchange.request.body  # as the client sent it
         self.surface = surface
         self.caller = caller
         self.view = view
@@ -92,7 +92,11 @@ class RoutedRequest:
         """The operator's name for the model, before rules and versions."""
         return self.route.name if self.ruling is None else self.ruling.model
 
-    @property
-    def body(self) -> bytes:
-        """As the client sent it."""
-        return self.exchange.request.body
+
+def body_for(routed: RoutedRequest, size: Size, route: Route) -> bytes:
+    """A client's request as the replicas of the size's pool, which the route led to, are sent it."""
+    body, view = routed.body, routed.view
+    if view.output_limit is None and size.output not in (None, routed.surface.default_output):
+        body = with_output_limit(body, size.fitting_output)
+    name = route.adapter or size.pool.served_as
+    return body if view.model == name else with_model(body, name)

@@ -23,10 +23,10 @@ class Stream(Protocol):
     def forget_tries(self, lost: Set[str]) -> None:
         """Replicas that were lost since it tried them are worth another try when they are back."""
 
-    def resume_elsewhere(self) -> bool:
-        """Whether a replica has it now, or it has ended."""
+    def replica_back(self) -> bool:
+        """Looks for a replica again. Returns whether one has it now, or it has ended."""
 
-    def break_off(self) -> None:
+    def waited_enough(self) -> None:
         """Ends it with an error."""
 
 
@@ -40,6 +40,8 @@ class StrandedStreams:
         return len(self._timers)
 
     def add(self, stream: Stream, replicas: Mapping[str, Replica]) -> None:
+        if stream in self._timers:
+            return
         now = self._clock.now()
         stream.forget_tries({one.id for one in replicas.values() if one.snapshot.state_at(now) is ReplicaState.OUT})
         self._timers[stream] = self._clock.call_later(self._wait_s, self._give_up, stream)
@@ -53,9 +55,9 @@ class StrandedStreams:
         for stream in [one for one in self._timers if one.request.model == replica.model]:
             if is_out:
                 stream.forget_tries({replica.id})
-            elif stream.resume_elsewhere():
+            elif stream.replica_back():
                 self.discard(stream)
 
     def _give_up(self, stream: Stream) -> None:
         del self._timers[stream]
-        stream.break_off()
+        stream.waited_enough()

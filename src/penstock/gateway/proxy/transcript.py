@@ -19,7 +19,7 @@ _MOST_BYTES = 1 << 20  # of a request and its ids; a replica may refuse what is 
 class Transcript:
     """Of an answer that begins, at whichever replica; `carried_on` by others, it is still the same."""
 
-    __slots__ = ("_body", "_cost", "_is_stream", "_size", "_tally", "record")
+    __slots__ = ("_body", "_cost", "_is_stream", "_size", "_tally", "is_whole", "record", "tap")
 
     def __init__(self, body: bytes, size: Size, *, is_stream: bool) -> None:
         """`body`: as replicas are sent it."""
@@ -29,15 +29,19 @@ class Transcript:
         self.record: StreamRecord | None = None  # of a stream that another replica could carry on
         self._tally: StreamTally | None = None  # of one that none could
         self._cost: Cost | None = None  # of an answer that is no stream
+        self.tap: Tap | None = None  # for the bytes that are passed on
+        self.is_whole: IsWhole | None = None  # for a stream's end
 
     def letter(self, replica: Replica) -> tuple[bytes, bytes]:
         """Headers and body of the request, from its beginning. A replica that would get the same ids is sent them."""
-        self.record = self._tally = None
+        self.record = self._tally = self.tap = self.is_whole = None
         if self._is_stream:
             if replica.relays:
                 self.record = StreamRecord()
+                self.tap, self.is_whole = self.record.append, is_whole
             else:
                 self._tally = StreamTally()
+                self.tap = self._tally.append
         if replica.relays:
             ids = self._size.ids_for(replica.text)
             if ids and len(ids) + len(self._body) <= _MOST_BYTES:
@@ -54,15 +58,6 @@ class Transcript:
     def answered(self, head: ResponseHead) -> None:
         """An answer begins that will be passed on."""
         self._cost = read_cost(head.headers.get(_COST_HEADER, b""))
-
-    @property
-    def tap(self) -> Tap | None:
-        seen = self.record or self._tally
-        return seen.append if seen is not None else None
-
-    @property
-    def is_whole(self) -> IsWhole | None:
-        return is_whole if self.record is not None else None
 
     @property
     def num_tokens(self) -> int:
@@ -88,7 +83,8 @@ class Transcript:
         if found is None:
             return None
         self._size.learn(found.input_tokens)
-        return found._replace(work=self._cost if record is None else record.cost)
+        work = self._cost if record is None else record.cost
+        return found if work is None else found._replace(work=work)
 
     def guess(self) -> TokenUsage:
         """Charge for an answer whose client left before its usage came: the events that passed, or all it might get."""

@@ -6,15 +6,14 @@ from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.records.facts import Ending, RequestFacts
 from penstock.gateway.records.token_usage import TokenUsage
 from penstock.gateway.records.trace import PassedOn, Trace
-from penstock.router.router import Choice
 
 
 class RequestTimeline:
-    __slots__ = ("_began", "_fingerprint", "_first_at", "_num_sent", "_parts", "_sent_at", "_sent_to", "_trace")
+    __slots__ = ("_began", "_fingerprint", "_first_at", "_num_sent", "_parts", "_sent_at", "_sent_to", "trace")
 
     def __init__(self, now: float, trace: Trace | PassedOn | None = None) -> None:
         self._began = now
-        self._trace = trace
+        self.trace = trace
         self._sent_at: float | None = None  # to its first replica
         self._sent_to = ""  # the last one
         self._num_sent = 0
@@ -22,21 +21,13 @@ class RequestTimeline:
         self._fingerprint = ""
         self._parts = b""  # of the time until then, as its replica said
 
-    def chose(self, choice: Choice, now: float) -> None:
-        if self._trace is not None:
-            self._trace.chose(choice, now)
-
     def sent(self, replica_id: str, now: float) -> bytes:
         """The headers that tell the replica which trace this is part of."""
         if self._sent_at is None:
             self._sent_at = now
         self._sent_to = replica_id
         self._num_sent += 1
-        return self._trace.sent(replica_id, now) if self._trace is not None else b""
-
-    def left(self, now: float, is_blamed: bool | None) -> None:
-        if self._trace is not None:
-            self._trace.left(now, has_failed=bool(is_blamed))
+        return self.trace.sent(replica_id, now) if self.trace is not None else b""
 
     def answered(self, now: float, parts: bytes) -> None:
         if self._first_at is None:
@@ -81,7 +72,7 @@ class RequestTimeline:
             self._parts,
             routed.asked_for,
             cost,
-            self._trace,
+            self.trace,
             work.device_s if work is not None else None,
             work.kv_block_s if work is not None else None,
             self._fingerprint,

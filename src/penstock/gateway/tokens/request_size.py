@@ -14,14 +14,12 @@ from concurrent.futures import Executor
 from penstock.core.errors import ContextLengthExceeded, Overloaded, PenstockError, RequestAborted
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.replica import UNBOUNDED, ReplicaState
-from penstock.gateway.proxy.request_view import RequestView, with_model, with_output_limit
-from penstock.gateway.proxy.routed_request import RoutedRequest
+from penstock.gateway.proxy.request_view import RequestView
 from penstock.gateway.replicas.replica import Replica
 from penstock.gateway.tokens.byte_hashes import BLOCK_BYTES, byte_names
 from penstock.gateway.tokens.prompt_tokenizer import CHAT, COMPLETION, EMBEDDINGS, MESSAGES, HashedPrompt
 from penstock.gateway.tokens.prompt_tokens import PromptTokens
 from penstock.gateway.tokens.tokenizer_source import ModelTexts
-from penstock.router.routes import Route
 
 _UNKNOWN_OUTPUT = 4096  # tokens, where neither a client nor a context limits it
 _GENERATES = (CHAT, COMPLETION, MESSAGES)
@@ -119,8 +117,9 @@ class Size:
         self._path = path
         self._body = body
         # Where the context does not leave so much: cut to what it does, and not refused.
-        self._is_cut = view.output_limit is None or path == MESSAGES
-        self._is_put_in = view.output_limit is None and output is not None and path != COMPLETION
+        has_limit = view.output_limit is not None
+        self._is_cut = not has_limit or path == MESSAGES
+        self._is_put_in = not has_limit and output is not None and path != COMPLETION
         most = (
             len(body)
             if prompt_tokenizer is None
@@ -291,15 +290,6 @@ class Size:
     def learn(self, prompt_tokens: int) -> None:
         if not self._num_texts:  # they say nothing about prompts
             self.pool.tokens.learn(len(self._body), prompt_tokens)
-
-
-def body_for(routed: RoutedRequest, size: Size, route: Route) -> bytes:
-    """A client's request as the replicas of the size's pool, which the route led to, are sent it."""
-    body, view = routed.body, routed.view
-    if view.output_limit is None and size.output not in (None, routed.surface.default_output):
-        body = with_output_limit(body, size.fitting_output)
-    name = route.adapter or size.pool.served_as
-    return body if view.model == name else with_model(body, name)
 
 
 def _told(error: BaseException) -> PenstockError | None:

@@ -1,0 +1,100 @@
+"""A request of the gateway's own to one replica: a copy of a client's, or a question whose answer is known.
+
+It passes by limits, queue and bills, and has one try; whoever sent it is told once how it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.gateway.proxy.journey import Actions, Journey, Leg, Role, Send, Settle
+from penstock.gateway.records.facts import Ending
+from penstock.health.retries import RetryBudget
+from penstock.http.exchange import Watcher
+from penstock.http.forward import End, Forwarding, Outcome, Tap, forward
+from penstock.http.upstream import Upstream
+
+_NO_RETRIES = RetryBudget(most=0.0)
+
+Ended = Callable[[Ending, Outcome | None], None]
+
+
+class Collected:
+    """A sink that keeps what is written, up to a limit; with none, it only counts."""
+
+    def __init__(self, max_bytes: int = 0) -> None:
+        self.is_started = False
+        self.watcher: Watcher | None = None
+        self.body = b""
+        self.num_bytes = 0
+        self._max_bytes = max_bytes
+
+    def start(
+        self, status: int, headers: bytes, *, length: int | None = None, data: bytes = b"", is_last: bool = False
+    ) -> None:
+        self.is_started = True
+        self.write(data)
+
+    def write(self, data: bytes, is_last: bool = False) -> None:
+        self.num_bytes += len(data)
+        if self.num_bytes <= self._max_bytes:
+            self.body += data
+
+
+class DirectRequest:
+    """An `InFlightRequest` at its replica, where it is attached."""
+
+    __slots__ = ("_ended", "_forwarding", "_journey", "_letter", "_outcome", "_sink", "_tap", "_way")
+
+    is_stream = False
+
+    def __init__(self, sink: Collected, ended: Ended, tap: Tap | None = None) -> None:
+        """`ended` is told `client_gone` if it was cancelled."""
+        self._sink = sink
+        self._ended = ended
+        self._tap = tap
+        self._journey = Journey(_NO_RETRIES)
+        self._forwarding: Forwarding | None = None
+        self._outcome: Outcome | None = None
+
+    def send(self, replica_id: str, way: Upstream, target: bytes, headers: bytes, body: bytes) -> None:
+        self._way, self._letter = way, (target, headers, body)
+        self._run(self._journey.admitted(Leg(Role.WHOLE, replica_id)))
+
+    def cancel(self) -> None:
+        if self._forwarding is not None:
+            self._forwarding.cancel()
+        self._run(self._journey.client_gone())
+
+    def id_to_move(self) -> None:
+        """It is about this replica."""
+
+    replica_lost = cancel
+
+    def _run(self, actions: Actions) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                target, headers, body = self._letter
+                self._forwarding = forward(
+                    self._sink,
+                    self._way,
+                    target=target,
+                    headers=headers,
+                    body=body,
+                    done=self._done,
+                    wanted=lambda head: self._journey.head(head.status),
+                    started=self._journey.bytes_came,
+                    tap=self._tap,
+                )
+            elif isinstance(action, Settle):  # all others are words for a client
+                self._ended(action.ending, self._outcome)
+
+    def _done(self, outcome: Outcome) -> None:
+        self._forwarding, self._outcome = None, outcome
+        journey, status = self._journey, outcome.status or 0
+        if outcome.end is End.COMPLETED:
+            self._run(journey.completed(status))
+        elif outcome.end is End.DECLINED:
+            self._run(journey.declined(status, None, is_lost=False, num_tokens=0, is_resumable=False))
+        else:
+            self._run(journey.failed(is_lost=False, num_tokens=0, is_resumable=False))
