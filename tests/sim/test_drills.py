@@ -60,6 +60,20 @@ def test_replicas_killed_cost_no_request() -> None:
     assert {f"r{number}" for number in range(FLEET // 10)} <= set(late)  # they take part again
 
 
+def test_streams_that_lose_every_replica_end_as_lost() -> None:
+    """The second replica dies before the first one's streams have arrived there."""
+    seen = Seen()
+    sim = Simulation(PROFILE, 2, ended=seen)
+    for number in range(2):
+        sim.events.at(2.0, sim.kill, f"r{number}")
+        sim.events.at(4.0, sim.revive, f"r{number}")
+    sim.run(steady(6.0, 20.0))
+    assert len(seen.flights) == 120
+    lost = [flight for flight in seen.flights if flight.shed == "lost"]
+    assert lost
+    assert all(flight.ask.at_s <= 2.0 == flight.ended_s for flight in lost)
+
+
 def test_a_replica_that_hangs_gets_no_more_work_and_loses_what_it_has() -> None:
     """Its server still answers: the steps that stand still give it away, after ten seconds."""
     seen = Seen()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.core.request import Priority
+from penstock.gateway.proxy.journey import Journey
 from penstock.router.request import EdgeRequest
 
 
@@ -29,6 +30,7 @@ class Flight:
     ask: Ask
     number: int
     request: EdgeRequest
+    journey: Journey
     replica: str = ""  # where it is; empty: at the gateway
     first_s: float | None = None  # when its first token came
     cached_tokens: int = 0

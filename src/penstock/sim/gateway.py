@@ -1,7 +1,8 @@
 """The gateway's side: the real admission, router, index and health, told of replicas as a gateway hears of them.
 
 A report comes when something changed, at most every 50 ms, and every 250 ms anyway; news of what the caches hold come
-with it. What is lost with a replica goes on elsewhere. Nothing here tokenizes, limits or bills.
+with it. A request's life is the gateway's own `journey`. Nothing here tokenizes, limits or bills, no client leaves, no
+request is suspected of having killed its replica, and one that finds no other replica does not wait for one.
 """
 
 from __future__ import annotations
@@ -13,10 +14,24 @@ from msgspec.structs import replace
 from penstock.admission.admission import Admission, Used
 from penstock.admission.decision import Admit, Decision, Shed
 from penstock.admission.settings import AdmissionSettings
+from penstock.core.errors import Overloaded
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.core.request import TokenEvent
 from penstock.core.tiers import Tier
+from penstock.gateway.proxy.journey import (
+    Actions,
+    Journey,
+    Leg,
+    Pick,
+    Role,
+    Send,
+    SendLater,
+    Settle,
+    Strand,
+    Submit,
+)
+from penstock.gateway.records.facts import Ending
 from penstock.health.replica_health import ReplicaHealth
 from penstock.health.reports import GUESSED_SPEED, decode_speed, host_share
 from penstock.health.retries import RetryBudget
@@ -25,6 +40,7 @@ from penstock.router.learning import OutputLengths
 from penstock.router.prefix_index import PrefixIndex
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice, Router
+from penstock.router.routes import Failure
 from penstock.router.strategies import RoutingSettings
 from penstock.sim.events import Events
 from penstock.sim.flight import Ask, Flight
@@ -37,6 +53,7 @@ MODEL = "m"
 _REPORT_S = 0.05
 _MOST_SILENT = 5  # reports that may be left out while nothing changes
 _POLL_S = 0.05
+_OK = 200
 _GOLDEN = 0.6180339887498949
 _LEAST_LIMIT = 1024  # tokens of output that a client allows at least, as most do
 _LEAST_DRAW = 2.0**-53  # with none at all, a decision log is taken for one of before draws were kept
@@ -165,44 +182,38 @@ class SimGateway:
 
     def _move(self, flight: Flight, left: Followed) -> None:
         """What its client has stays; the rest is made elsewhere."""
-        now, is_begun = self._events.now, flight.first_s is not None
-        if is_begun:
-            flight.generated = max(flight.generated, left.replica.num_generated(flight.request.id))
-        if left.speaks:
-            left.replica.abort(flight.request.id)
+        replica, request_id = left.replica, flight.request.id
+        if replica.has(request_id):
+            if flight.journey.is_begun:
+                flight.generated = max(flight.generated, replica.num_generated(request_id))
+            if left.speaks:
+                replica.abort(request_id)
         flight.moves += 1
-        known = flight.ask.prompt_tokens + flight.generated
         if flight.generated >= flight.ask.output_tokens:
-            self._close(flight)  # its last token was on the way
-            return
-        choice = None
-        if is_begun or self._retries.take():
-            avoid = frozenset([left.replica.name])
-            choice = self.admission.reroute(flight.request.id, now, avoid, known, is_begun=is_begun)
-        if choice is None or choice.replica is None:
-            flight.shed = "lost"
-            self._close(flight)
+            self._run(flight, flight.journey.completed(_OK))  # its last token was on the way
         else:
-            self._send(flight, choice.replica.id, choice)
+            self._run(flight, flight.journey.failed(is_lost=False, num_tokens=0, is_resumable=True))
 
     # -- requests
 
     def submit(self, ask: Ask) -> Flight:
         flight = self._new_flight(ask)
         self._retries.earn()
-        self._decided(flight, self.admission.submit(flight.request, self._events.now))
+        self._run(flight, flight.journey.begin(has_limits=False))
         return flight
 
     def place(self, ask: Ask, replica: str) -> Flight:
         """There at once, whatever admission would say: the next one is placed by what this one makes of it."""
         flight, followed = self._new_flight(ask), self.followed[replica]
+        flight.journey.admitted(Leg(Role.WHOLE, replica))
         flight.replica = replica
         followed.riders[flight.number] = flight
         self._arrive(flight, followed)
         return flight
 
     def _new_flight(self, ask: Ask) -> Flight:
-        flight = Flight(ask, self.num_flights, self._edge_request(ask, self.num_flights))
+        request = self._edge_request(ask, self.num_flights)
+        flight = Flight(ask, self.num_flights, request, Journey(self._retries))
         self.num_flights += 1
         self.num_open += 1
         self._flights[flight.request.id] = flight
@@ -225,12 +236,30 @@ class SimGateway:
             expected_output=self._lengths.expected(ask.tenant, MODEL, limit),
         )
 
+    def _run(self, flight: Flight, actions: Actions) -> None:
+        journey = flight.journey
+        for action in actions:
+            match action:
+                case Submit():
+                    self._decided(flight, self.admission.submit(flight.request, self._events.now))
+                case Send(legs):
+                    self._send(flight, legs[0].replica)
+                case Pick():
+                    self._pick(flight)
+                case SendLater(legs):
+                    self._run(flight, journey.backed_off(legs))
+                case Strand():
+                    self._run(flight, journey.waited_enough())
+                case Settle(ending=ending):
+                    self._close(flight, ending)
+
     def _decided(self, flight: Flight, decision: Decision) -> None:
         if isinstance(decision, Admit):
-            self._send(flight, decision.replica_id, decision.choice)
+            self._chose(flight, decision.choice)
+            self._run(flight, flight.journey.admitted(Leg(Role.WHOLE, decision.replica_id)))
         elif isinstance(decision, Shed):
             flight.shed = decision.reason.value
-            self._close(flight)
+            self._run(flight, flight.journey.shed(Failure.ERROR, Overloaded(flight.shed)))
         else:
             self._waiting[flight.request.id] = flight
             if not self._is_polling:
@@ -250,10 +279,22 @@ class SimGateway:
             if flight is not None:
                 self._decided(flight, decision)
 
-    def _send(self, flight: Flight, name: str, choice: Choice) -> None:
-        followed = self.followed[name]
+    def _pick(self, flight: Flight) -> None:
+        journey, known_tokens = flight.journey, flight.ask.prompt_tokens + flight.generated
+        avoid, is_begun = frozenset(journey.tries.replicas), journey.is_begun
+        choice = self.admission.reroute(flight.request.id, self._events.now, avoid, known_tokens, is_begun=is_begun)
+        if choice is None or choice.replica is None:
+            self._run(flight, journey.picked(None))
+        else:
+            self._chose(flight, choice)
+            self._run(flight, journey.picked(Leg(Role.WHOLE, choice.replica.id)))
+
+    def _chose(self, flight: Flight, choice: Choice) -> None:
         if self._chosen is not None:
             self._chosen(flight, choice, self._events.now)
+
+    def _send(self, flight: Flight, name: str) -> None:
+        followed = self.followed[name]
         flight.replica = name
         followed.riders[flight.number] = flight
         self._events.after(followed.replica.profile.request_s, self._arrive, flight, followed)
@@ -273,19 +314,22 @@ class SimGateway:
         if flight is None or flight.number not in followed.riders:
             return
         now = self._events.now
+        if flight.first_s is None or event.timings is not None:
+            flight.journey.head(_OK)
+            flight.journey.bytes_came()
+            self.admission.started(event.request_id, now)
         if flight.first_s is None:
             flight.first_s = now
             flight.cached_tokens = event.cached_tokens or 0
-            self.admission.started(event.request_id, now)
-        elif event.timings is not None:
-            self.admission.started(event.request_id, now)
         if event.finish is not None:
             del followed.riders[flight.number]
             flight.generated = flight.ask.output_tokens
-            self._close(flight)
+            self._run(flight, flight.journey.completed(_OK))
 
-    def _close(self, flight: Flight) -> None:
+    def _close(self, flight: Flight, ending: Ending) -> None:
         now, ask = self._events.now, flight.ask
+        if ending is not Ending.OK:
+            flight.shed = flight.shed or "lost"
         del self._flights[flight.request.id]
         self.num_open -= 1
         flight.ended_s = now

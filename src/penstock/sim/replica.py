@@ -175,6 +175,10 @@ class SimReplica:
         """Of all that are open, prompts and what was generated so far."""
         return sum(map(len, self._runs.values()))
 
+    def has(self, request_id: str) -> bool:
+        """Whether it has arrived."""
+        return request_id in self._runs
+
     def num_generated(self, request_id: str) -> int:
         """Tokens of its output so far, those made elsewhere included."""
         run = self._runs[request_id]
