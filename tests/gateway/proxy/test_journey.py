@@ -37,7 +37,8 @@ from penstock.health.retries import RetryBudget
 from penstock.router.routes import Failure
 
 REPLICAS = tuple("abcd")
-STATUSES = st.sampled_from((200, 204, 400, 404, 429, 500, 503))
+STATUSES = st.sampled_from((200, 200, 200, 204, 400, 404, 429, 500, 503))
+RARELY = st.sampled_from((False, False, False, False, False, True))
 TOKENS = st.sampled_from((0, 1, ALIBI_TOKENS))
 WRITES = Refuse, PassOn, BreakOff
 
@@ -49,8 +50,20 @@ def leg(replica: str) -> Leg:
 class FakeWorld(RuleBasedStateMachine):
     """A shell that does what a journey says, at a limiter, an admission, replicas and a client that do as they like."""
 
-    @initialize(has_limits=st.booleans(), num_models=st.integers(1, 3), tries=st.integers(0, 3))
-    def start(self, has_limits: bool, num_models: int, tries: int) -> None:
+    @initialize(
+        has_limits=st.booleans(),
+        num_models=st.integers(1, 3),
+        tries=st.sampled_from((0, 2, 20)),
+        leaves_after=st.integers(0, 40),
+        slow_after=st.integers(0, 40),
+        ends_after=st.integers(0, 20),
+    )
+    def start(
+        self, has_limits: bool, num_models: int, tries: int, leaves_after: int, slow_after: int, ends_after: int
+    ) -> None:
+        """The client leaves, the model is slow and an answer ends after so many events, if ever: any one would do, and
+        most of what can happen comes before."""
+        self.num_events, self.leaves_after, self.slow_after, self.ends_after = 0, leaves_after, slow_after, ends_after
         self.journey = Journey(RetryBudget(most=float(tries)), has_fallbacks=num_models > 1)
         self.fallbacks_left = num_models - 1
         self.reserving = self.holds_reservation = self.is_entered = self.is_flying = self.is_passed_on = False
@@ -66,6 +79,7 @@ class FakeWorld(RuleBasedStateMachine):
     # -- what it says is done
 
     def do(self, actions: Actions) -> None:
+        self.num_events += 1
         for action in actions:
             assert not self.settled, "nothing comes after the end"
             self.do_one(action)
@@ -128,17 +142,22 @@ class FakeWorld(RuleBasedStateMachine):
             self.num_finished += 1
         self.is_entered = self.is_stranded = self.is_flying = False
 
+    @property
+    def is_asked(self) -> bool:
+        """It waits for an answer that comes before anything else can happen."""
+        return self.journey.state in (State.PICKING, State.FALLING_BACK)
+
     # -- what happens
 
     @precondition(lambda self: self.reserving)
-    @rule(is_refused=st.booleans())
+    @rule(is_refused=RARELY)
     def limiter_answers(self, is_refused: bool) -> None:
         self.reserving = False
         self.holds_reservation = not is_refused
         self.do(self.journey.refused(RateLimited("")) if is_refused else self.journey.reserved())
 
     @precondition(lambda self: self.journey.state is State.SUBMITTED)
-    @rule(replica=st.sampled_from(REPLICAS), is_shed=st.booleans(), failure=st.sampled_from(Failure))
+    @rule(replica=st.sampled_from(REPLICAS), is_shed=RARELY, failure=st.sampled_from(Failure))
     def admission_decides(self, replica: str, is_shed: bool, failure: Failure) -> None:
         forbidden = self.journey.tries.losses.forbidden(REPLICAS)
         if is_shed or replica in forbidden:
@@ -146,8 +165,8 @@ class FakeWorld(RuleBasedStateMachine):
         else:
             self.do(self.journey.admitted(leg(replica)))
 
-    @precondition(lambda self: self.is_flying and not self.is_passed_on)
-    @rule(status=STATUSES, is_held_back=st.booleans(), failure=st.sampled_from((*Failure, None)), is_lost=st.booleans())
+    @precondition(lambda self: self.is_flying and not (self.is_asked or self.is_passed_on))
+    @rule(status=STATUSES, is_held_back=RARELY, failure=st.sampled_from((*Failure, None)), is_lost=st.booleans())
     def head_comes(self, status: int, is_held_back: bool, failure: Failure | None, is_lost: bool) -> None:
         if self.journey.head(status, is_held_back=is_held_back and self.fallbacks_left > 0):
             self.is_passed_on = True
@@ -156,7 +175,7 @@ class FakeWorld(RuleBasedStateMachine):
             self.declined = status
             self.do(self.journey.declined(status, failure, is_lost=is_lost, num_tokens=0, is_resumable=True))
 
-    @precondition(lambda self: self.is_flying and self.is_passed_on)
+    @precondition(lambda self: self.is_flying and self.is_passed_on and not self.is_asked)
     @rule()
     def bytes_come(self) -> None:
         assert not self.is_answered, "nothing is written after the end"
@@ -165,7 +184,8 @@ class FakeWorld(RuleBasedStateMachine):
         self.is_begun = True
         self.journey.bytes_came()
 
-    @precondition(lambda self: self.is_flying and self.is_passed_on)
+    @precondition(lambda self: self.is_flying and self.is_passed_on and not self.is_asked)
+    @precondition(lambda self: self.num_events >= self.ends_after)
     @rule(status=STATUSES)
     def upstream_ends(self, status: int) -> None:
         self.is_flying, self.is_answered = False, True
@@ -173,7 +193,7 @@ class FakeWorld(RuleBasedStateMachine):
             status = 200
         self.do(self.journey.completed(status))
 
-    @precondition(lambda self: self.is_flying)
+    @precondition(lambda self: self.is_flying and not self.is_asked)
     @rule(is_lost=st.booleans(), num_tokens=TOKENS, is_resumable=st.booleans(), hangs=st.booleans())
     def upstream_fails(self, is_lost: bool, num_tokens: int, is_resumable: bool, hangs: bool) -> None:
         self.leave(is_lost or hangs)
@@ -189,7 +209,7 @@ class FakeWorld(RuleBasedStateMachine):
             self.lost.add(self.journey.legs[-1].replica)
 
     @precondition(lambda self: self.journey.state is State.PICKING)
-    @rule(replica=st.sampled_from((*REPLICAS, None)))
+    @rule(replica=st.sampled_from((*REPLICAS, *REPLICAS, None)))
     def router_picks(self, replica: str | None) -> None:
         if replica in self.journey.tries.losses.forbidden(REPLICAS):
             replica = None
@@ -207,27 +227,33 @@ class FakeWorld(RuleBasedStateMachine):
         self.declined = None
         self.do(self.journey.fell_back())
 
-    @precondition(lambda self: bool(self.timers))
+    @precondition(lambda self: bool(self.timers) and not self.is_asked)
     @rule()
     def backoff_is_over(self) -> None:
         self.do(self.journey.backed_off(self.timers.pop()))
 
-    @precondition(lambda self: self.is_stranded)
-    @rule(is_enough=st.booleans())
+    @precondition(lambda self: self.is_stranded and not self.is_asked)
+    @rule(is_enough=RARELY)
     def stranded_wait_ends(self, is_enough: bool) -> None:
         self.do(self.journey.waited_enough() if is_enough else self.journey.replica_back())
 
+    @precondition(lambda self: self.num_events >= self.slow_after and not (self.is_asked or self.settled))
     @rule()
     def model_is_slow(self) -> None:
         self.do(self.journey.too_slow())
 
+    @precondition(lambda self: self.num_events >= self.leaves_after and not (self.is_asked or self.is_answered))
     @precondition(lambda self: not self.is_gone)
     @rule(has_all=st.booleans())
     def client_leaves(self, has_all: bool) -> None:
-        if not self.is_answered:
-            self.is_gone = True
-            self.is_flying = False
-            self.do(self.journey.client_gone(has_all=has_all))
+        self.is_gone = True
+        self.is_flying = False
+        self.do(self.journey.client_gone(has_all=has_all))
+
+    @precondition(lambda self: bool(self.settled))
+    @rule()
+    def nothing_more_happens(self) -> None:
+        assert self.journey.client_gone() == self.journey.replica_back() == self.journey.reserved() == ()
 
     # -- what holds
 
@@ -276,7 +302,7 @@ class FakeWorld(RuleBasedStateMachine):
 
 
 TestJourneyInAnyWorld = FakeWorld.TestCase
-TestJourneyInAnyWorld.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestJourneyInAnyWorld.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 FAILS = {"num_tokens": TOKENS, "is_resumable": st.booleans()}
 EVENTS = st.one_of(
@@ -345,6 +371,40 @@ def test_a_backoff_from_before_a_fallback_sends_nothing() -> None:
     assert journey.backed_off(later.legs) == ()
     assert journey.admitted(leg("c")) == (Send((leg("c"),), is_rest=False),)
     assert journey.backed_off(later.legs) == ()
+    journey.failed(is_lost=False, num_tokens=0, is_resumable=False)
+    (next_later,) = journey.picked(leg("d"))
+    assert journey.backed_off(later.legs) == ()
+    assert isinstance(next_later, SendLater)
+    assert journey.backed_off(next_later.legs) == (Send((leg("d"),), is_rest=False),)
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_request_that_lost_two_replicas_is_quarantined(is_begun: bool) -> None:
+    journey = sent()
+    assert journey.failed(is_lost=True, num_tokens=0, is_resumable=True) == (Pick(),)
+    (later,) = journey.picked(leg("b"))
+    assert isinstance(later, SendLater)
+    journey.backed_off(later.legs)
+    if is_begun:
+        journey.head(200)
+        journey.bytes_came()
+    put_away, told, end = journey.failed(is_lost=True, num_tokens=ALIBI_TOKENS - 1, is_resumable=True)
+    assert isinstance(put_away, Quarantine)
+    assert isinstance(told, BreakOff if is_begun else Refuse)
+    assert end == Settle(Charge.SEEN, Ending.REFUSED, "request_quarantined")
+    assert journey.tries.losses.replicas == {"a", "b"}
+
+
+def test_a_stream_is_moved_ten_times_and_no_more() -> None:
+    journey = sent()
+    journey.head(200)
+    journey.bytes_came()
+    for number in range(10):
+        assert journey.failed(is_lost=False, num_tokens=0, is_resumable=True) == (Pick(),)
+        assert journey.picked(leg(f"r{number}")) == (Send((leg(f"r{number}"),), is_rest=True),)
+    told, end = journey.failed(is_lost=False, num_tokens=0, is_resumable=True)
+    assert isinstance(told, BreakOff)
+    assert end == Settle(Charge.PART, Ending.FAILED, "engine_failed")
 
 
 def test_a_slow_model_without_a_next_one_is_waited_for() -> None:

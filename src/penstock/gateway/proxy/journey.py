@@ -75,7 +75,7 @@ class Submit(Action, frozen=True):
 
 
 class Pick(Action, frozen=True):
-    """Asks the router for another replica; answered with `picked`."""
+    """Asks the router for another replica; answered at once, with `picked`."""
 
 
 class Send(Action, frozen=True):
@@ -95,7 +95,7 @@ class Strand(Action, frozen=True):
 
 
 class FallBack(Action, frozen=True):
-    """Asks for the next model; answered with `fell_back` or `has_no_fallback`."""
+    """Asks for the next model; answered at once, with `fell_back` or `has_no_fallback`."""
 
     failure: Failure
 
