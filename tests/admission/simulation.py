@@ -141,20 +141,20 @@ class Simulation:
         output: tuple[int, int] = (50, 150),
     ) -> None:
         """Poisson; the output limit is the most that outputs come to."""
-        at, draw = since, self.random
-        while (at := at + draw.expovariate(rate)) < until:
+        at, random01 = since, self.random
+        while (at := at + random01.expovariate(rate)) < until:
             name = f"q{next(self._ids)}"
             request = EdgeRequest(
                 name,
                 "m",
-                draw.randint(*prompt),
+                random01.randint(*prompt),
                 output[1],
                 tenant,
                 priority,
-                draw=draw.random(),
-                fingerprint=draw.getrandbits(60) | 1,
+                random01=random01.random(),
+                fingerprint=random01.getrandbits(60) | 1,
             )
-            job = Job(request, draw.randint(*output), at)
+            job = Job(request, random01.randint(*output), at)
             event: tuple[float, int, Callable[[], None]] = (at, next(self._ids), partial(self._ask, job))
             heapq.heappush(self._events, event)
 

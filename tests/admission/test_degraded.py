@@ -30,9 +30,9 @@ sick = st.one_of(
 )
 
 
-def request(draw: float, session: str | None = None, number: int = 0) -> EdgeRequest:
+def request(random01: float, session: str | None = None, number: int = 0) -> EdgeRequest:
     return EdgeRequest(
-        id=f"r{number}", model="m", prompt_tokens=100, max_tokens=100, draw=draw, session=session, tenant="t"
+        id=f"r{number}", model="m", prompt_tokens=100, max_tokens=100, random01=random01, session=session, tenant="t"
     )
 
 
@@ -43,25 +43,25 @@ def request(draw: float, session: str | None = None, number: int = 0) -> EdgeReq
     st.none() | st.text(max_size=3),
 )
 def test_a_degraded_replica_gets_nothing_while_a_ready_one_has_room(
-    old: ReplicaSnapshot, ready: list[ReplicaSnapshot], draw: float, session: str | None
+    old: ReplicaSnapshot, ready: list[ReplicaSnapshot], random01: float, session: str | None
 ) -> None:
     alone, together = Admission(), Admission()
     for replica in ready:
         alone.replica_changed(replica)
         together.replica_changed(replica)
     together.replica_changed(old)
-    decision = together.submit(request(draw, session), NOW)
-    if isinstance(alone.submit(request(draw, session), NOW), Admit):
+    decision = together.submit(request(random01, session), NOW)
+    if isinstance(alone.submit(request(random01, session), NOW), Admit):
         assert isinstance(decision, Admit)
         assert decision.replica_id != "a"
 
 
 @given(sick, st.floats(0, 0.999))
-def test_it_takes_over_what_has_no_room_elsewhere(old: ReplicaSnapshot, draw: float) -> None:
+def test_it_takes_over_what_has_no_room_elsewhere(old: ReplicaSnapshot, random01: float) -> None:
     admission = Admission()
     admission.replica_changed(old)
     admission.replica_changed(snapshot(id="b", models=("m",), taken_at=NOW, num_running=8, max_num_seqs=8))
-    decision = admission.submit(request(draw), NOW)
+    decision = admission.submit(request(random01), NOW)
     assert isinstance(decision, Admit)
     assert decision.replica_id == "a"
 

@@ -73,7 +73,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         prompt=st.integers(1, 300),
         output=st.integers(1, 300),
         fingerprint=st.integers(0, 3),
-        draw=st.floats(0, 1, exclude_max=True),
+        random01=st.floats(0, 1, exclude_max=True),
         patience=st.none() | st.floats(0.01, 10),
     )
     def ask(
@@ -83,13 +83,15 @@ class AdmissionMachine(RuleBasedStateMachine):
         prompt: int,
         output: int,
         fingerprint: int,
-        draw: float,
+        random01: float,
         patience: float | None,
     ) -> None:
         self.tick()
         self.count += 1
         deadline = None if patience is None else self.now + patience
-        request = EdgeRequest(str(self.count), "m", prompt, output, tenant, priority, None, deadline, draw, fingerprint)
+        request = EdgeRequest(
+            str(self.count), "m", prompt, output, tenant, priority, None, deadline, random01, fingerprint
+        )
         self.record(self.admission.submit(request, self.now))
         self.poll()
 

@@ -67,7 +67,7 @@ def traffic(
             f"q{number}",
             rng.randrange(1300, 3000),
             [10 * family + block for block in range(5)],
-            draw=rng.random(),
+            random01=rng.random(),
             expected_output=rng.randrange(1, 50),
         )
         choice = past.choose(wanted, replicas, at_s)

@@ -18,7 +18,7 @@ STEP = 2048
 
 
 def shown(*replicas: ReplicaSnapshot, full: dict[str, str] | None = None, prompt: int = 400) -> Shown:
-    return Shown(request("q", prompt, draw=0.3), replicas, {}, full or {})
+    return Shown(request("q", prompt, random01=0.3), replicas, {}, full or {})
 
 
 def other(strategy: StrategyName = "least_connections") -> tuple[OtherPolicy, World]:
@@ -34,13 +34,13 @@ def names(of: Shown) -> list[str]:
 def test_a_choice_is_shown_again_as_it_was_made() -> None:
     router = Router()
     router.index.reset("b", CHAIN[:3])
-    wanted = request("q", 2000, CHAIN[:7], draw=0.625, session="somebody")
+    wanted = request("q", 2000, CHAIN[:7], random01=0.625, session="somebody")
     full = [replica(name, taken_at=NOW, chunk_tokens=512, num_running=i) for i, name in enumerate("abc")]
     choice = router.pick_among(wanted, full[:2], NOW, {"c": "prefill", "d": "breaker_open"})
     entry = decided(NOW + 0.5, wanted, choice, NOW, "m", "", "")
     entry = msgspec.msgpack.decode(msgspec.msgpack.encode(entry), type=Decided)
     found = as_recorded(entry)
-    assert (found.request.draw, found.matched, found.full) == (0.625, {"b": 3}, {"c": "prefill"})
+    assert (found.request.random01, found.matched, found.full) == (0.625, {"b": 3}, {"c": "prefill"})
     assert [(one.limits.chunk_tokens, one.load.num_running) for one in found.replicas] == [(512, 0), (512, 1)]
     assert found.request.session not in (None, "somebody")
     assert found.missing_tokens(found.replicas[1]) == 2000 - 3 * BLOCK
@@ -52,7 +52,7 @@ def test_what_was_in_host_memory_is_shown_again_too() -> None:
     router.index.reset("a", CHAIN[:2])
     router.index.reset("b", CHAIN[:1])
     router.index.stored_on_host("b", CHAIN[1:5])
-    wanted = request("q", 2000, CHAIN[:7], draw=0.625)
+    wanted = request("q", 2000, CHAIN[:7], random01=0.625)
     for share, winner in ((0.1, "b"), (1.0, "a")):
         fleet = [replica(name, taken_at=NOW, host_share=share) for name in "ab"]
         choice = router.pick_among(wanted, fleet, NOW, {})
@@ -71,7 +71,7 @@ def test_a_log_from_before_draws_were_kept_still_has_chance_in_it() -> None:
     for number in range(5):
         wanted = request(f"q{number}")
         choice = Router().pick_among(wanted, [replica("a")], NOW, {})
-        draws.add(as_recorded(decided(NOW, wanted, choice, NOW, "m", "", "")).request.draw)
+        draws.add(as_recorded(decided(NOW, wanted, choice, NOW, "m", "", "")).request.random01)
     assert len(draws) == 5
 
 
@@ -124,6 +124,6 @@ def test_a_match_lets_wait_where_the_strategy_goes_by_matches() -> None:
     for strategy, expected in (("kv_aware", ["a", "b"]), ("round_robin", ["b"])):
         policy, world = other(strategy)  # type: ignore[arg-type]
         world.sent(request("p", 2100), replica("a"), STEP + 52, NOW)
-        wanted = replace(request("q", 2100, CHAIN), draw=0.1)
+        wanted = replace(request("q", 2100, CHAIN), random01=0.1)
         was = Shown(wanted, [replica("a"), replica("b")], {"a": 4})
         assert names(policy.shown(was, World(), NOW)) == expected

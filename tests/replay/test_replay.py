@@ -83,11 +83,11 @@ def test_carried_along_a_request_weighs_where_it_would_have_gone() -> None:
     """The first went to a in one log, though an equal draw would have had it at b: there it weighs from then on."""
     past = Past("round_robin")
     idle = [replica("a"), replica("b")]
-    first = past.choose(request("q0", 600, draw=0.9), idle, 1000.0)  # equal, so by the draw: b
+    first = past.choose(request("q0", 600, random01=0.9), idle, 1000.0)  # equal, so by the draw: b
     busy = [replica(one.id, num_waiting=1, queued_tokens=600) if one.id == first.picked else one for one in idle]
-    second = past.choose(request("q1", 600, draw=0.1), busy, 1000.1)
+    second = past.choose(request("q1", 600, random01=0.1), busy, 1000.1)
     third = past.choose(
-        request("q2", 600, draw=0.1), [replica(n, num_waiting=1, queued_tokens=600) for n in "ab"], 1000.2
+        request("q2", 600, random01=0.1), [replica(n, num_waiting=1, queued_tokens=600) for n in "ab"], 1000.2
     )
     assert (first.picked, second.picked) == ("b", "a")
 
@@ -115,7 +115,9 @@ def test_of_a_request_that_was_sent_on_no_time_is_judged() -> None:
 
 def test_a_session_stays_together_though_the_log_does_not_name_it() -> None:
     past, idle = Past(), [replica(name) for name in "abcd"]
-    choices = [past.choose(request(f"q{n}", session=f"user {n % 5}", draw=n / 40), idle, 1000.0 + n) for n in range(40)]
+    choices = [
+        past.choose(request(f"q{n}", session=f"user {n % 5}", random01=n / 40), idle, 1000.0 + n) for n in range(40)
+    ]
     replay = against("session", *choices)
     homes: dict[float | None, set[str]] = {}
     for found in replay._open.values():

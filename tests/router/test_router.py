@@ -106,9 +106,9 @@ def test_stale_replicas_are_used_only_when_no_fresh_one_is_left() -> None:
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_a_replica_in_slow_start_gets_its_share_of_an_equal_part(share: float) -> None:
     replicas = [replica("a"), replica("b"), replica("c"), replica("new", share=share)]
-    count = sum(picked(replicas, draw=i / 4000) == "new" for i in range(4000))
+    count = sum(picked(replicas, random01=i / 4000) == "new" for i in range(4000))
     assert count / 1000 == pytest.approx(share, abs=0.1)
-    assert picked([replica("new", share=share)], draw=0.99) == "new"
+    assert picked([replica("new", share=share)], random01=0.99) == "new"
 
 
 def test_equal_replicas_share_by_the_draw() -> None:
@@ -116,10 +116,10 @@ def test_equal_replicas_share_by_the_draw() -> None:
     assert counts == {1: 100, 2: 100, 3: 100}
 
 
-@given(totals=st.lists(st.floats(0, 3), min_size=1, max_size=20), draw=draws)
-def test_every_picker_picks_one_that_is_there(totals: list[float], draw: float) -> None:
-    assert totals[best(totals, draw)] == max(totals)
-    assert 0 <= power_of_two(totals, draw) < len(totals)
+@given(totals=st.lists(st.floats(0, 3), min_size=1, max_size=20), random01=draws)
+def test_every_picker_picks_one_that_is_there(totals: list[float], random01: float) -> None:
+    assert totals[best(totals, random01)] == max(totals)
+    assert 0 <= power_of_two(totals, random01) < len(totals)
 
 
 def test_power_of_two_draws_every_pair_alike_and_takes_the_better() -> None:

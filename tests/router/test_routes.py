@@ -31,7 +31,7 @@ def after(failure: Failure, *tried: str) -> str | None:
 
 def test_a_model_is_found_by_name_alias_and_version() -> None:
     assert TABLE.find("chat") is TABLE.find("gpt-4o")
-    assert {TABLE.find("chat@v2").pool(draw) for draw in (0.0, 0.5, 0.99)} == {"chat-v2"}
+    assert {TABLE.find("chat@v2").pool(random01) for random01 in (0.0, 0.5, 0.99)} == {"chat-v2"}
 
 
 def test_a_name_that_is_none_gets_a_hint_from_what_may_be_seen() -> None:

@@ -37,7 +37,7 @@ def router(strategy: StrategyName = "kv_aware", **weights: Any) -> Router:
 def picks(route: Router, replicas: list[ReplicaSnapshot], count: int, **facts: Any) -> Counter[str]:
     counts: Counter[str] = Counter()
     for i in range(count):
-        asked = request(draw=i / count, **facts)
+        asked = request(random01=i / count, **facts)
         choice = route.pick(asked, replicas, 0.0)
         route.routed(asked, choice, 0.0)
         assert choice.replica is not None
@@ -116,7 +116,7 @@ def test_a_prompt_that_nobody_holds_goes_by_load_and_equals_share() -> None:
     route.index.reset("a", range(1000, 3000))  # a large tree attracts nobody, and a small one neither
     counts = Counter[str]()
     for i in range(300):
-        choice = route.pick(request(hashes=tuple(range(9000 + 40 * i, 9032 + 40 * i)), draw=i / 300), [*ABC], 0.0)
+        choice = route.pick(request(hashes=tuple(range(9000 + 40 * i, 9032 + 40 * i)), random01=i / 300), [*ABC], 0.0)
         counts[choice.replica.id if choice.replica else ""] += 1
     assert all(count == 100 for count in counts.values())
     busy_a = replica("a", queued_tokens=100)
@@ -136,7 +136,7 @@ def test_siblings_of_a_burst_land_together_before_any_event() -> None:
 def test_a_replica_that_publishes_nothing_is_believed_to_hold_what_it_was_sent() -> None:
     route = router()
     first = picks(route, ABC, 1, hashes=CHAIN)
-    choice = route.pick(request(hashes=CHAIN, draw=0.9), ABC, 0.5)
+    choice = route.pick(request(hashes=CHAIN, random01=0.9), ABC, 0.5)
     assert choice.replica is not None
     assert choice.replica.id in first
     assert choice.is_approximate
@@ -236,8 +236,8 @@ def test_the_header_says_who_and_why_and_who_was_next() -> None:
 
 def test_a_strange_id_does_not_break_a_header() -> None:
     replicas = [replica('a"\r\nx: y'), replica("é")]
-    for draw in (0.0, 0.9):
-        choice = router().pick(request(draw=draw), replicas, 0.0)
+    for random01 in (0.0, 0.9):
+        choice = router().pick(request(random01=random01), replicas, 0.0)
         for line in (route_header(choice), replica_header(choice)):
             assert line.isascii()
             assert line.isprintable()
@@ -245,7 +245,7 @@ def test_a_strange_id_does_not_break_a_header() -> None:
 
 @given(
     name=st.sampled_from(list(STRATEGIES)),
-    draw=st.floats(0, 1, exclude_max=True),
+    random01=st.floats(0, 1, exclude_max=True),
     queues=st.lists(st.integers(0, 10**5), min_size=1, max_size=6),
     held=st.integers(0, 32),
     priority=st.sampled_from(Priority),
@@ -253,12 +253,18 @@ def test_a_strange_id_does_not_break_a_header() -> None:
     hashed=st.booleans(),
 )
 def test_every_strategy_picks_one_of_those_who_can_and_scores_in_range(
-    name: StrategyName, draw: float, queues: list[int], held: int, priority: Priority, session: str | None, hashed: bool
+    name: StrategyName,
+    random01: float,
+    queues: list[int],
+    held: int,
+    priority: Priority,
+    session: str | None,
+    hashed: bool,
 ) -> None:
     route = router(name)
     replicas = [replica(f"r{i}", queued_tokens=queue) for i, queue in enumerate(queues)]
     route.index.reset("r0", CHAIN[:held])
-    asked = request(draw=draw, priority=priority, session=session, hashes=CHAIN if hashed else ())
+    asked = request(random01=random01, priority=priority, session=session, hashes=CHAIN if hashed else ())
     for _ in range(2):
         choice = route.pick(asked, replicas, 0.0)
         assert choice.replica in replicas

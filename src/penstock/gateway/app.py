@@ -53,10 +53,10 @@ from penstock.health.retries import RetryBudget
 from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.http.exchange import Exchange
 from penstock.http.message import JSON, Request
-from penstock.router.lots import lot_of
 from penstock.router.request import EdgeRequest
 from penstock.router.routes import Route, RouteTable
 from penstock.router.rules import Facts
+from penstock.router.sticky import session_bucket
 from penstock.tenancy.limits.quota import NOBODY
 from penstock.tenancy.tenants import Tenant
 
@@ -210,15 +210,15 @@ class Gateway(Subscriber):
         route = self._route(access, view.model)
         if tenant.budget.is_bounded:
             self.services.budgets.check(tenant, time.time())
-        draw = self.random.random()
-        lot = lot_of(f"{tenant.id}/{view.session}") if view.session else self.random.random()
+        random01 = self.random.random()
+        bucket = session_bucket(f"{tenant.id}/{view.session}") if view.session else self.random.random()
         hint = expected_output(exchange.request.headers)
         surface, caller, entry = arrival.surface, arrival.caller, arrival.entry
-        routed = RoutedRequest(arrival.id, exchange, surface, caller, view, route, draw, lot, hint, entry=entry)
+        routed = RoutedRequest(arrival.id, exchange, surface, caller, view, route, random01, bucket, hint, entry=entry)
         if route.rules is None:
             self._measure(routed, access)
         else:
-            tokens = self.pools[self.routes.find(route.rules.default).pool(lot)].tokens
+            tokens = self.pools[self.routes.find(route.rules.default).pool(bucket)].tokens
 
             def known(facts: Facts | None, error: PenstockError | None) -> None:
                 self._go_on(routed, self._rule, access, facts, error=error)
@@ -230,7 +230,7 @@ class Gateway(Subscriber):
 
     def _measure(self, routed: RoutedRequest, access: TenantAccess) -> None:
         surface, view = routed.surface, routed.view
-        pool = self.pools[routed.route.pool(routed.lot)]
+        pool = self.pools[routed.route.pool(routed.bucket)]
         output = self.output_tokens(access.tenant, surface, view)
         make = partial(Size, pool, surface.path, routed.body, view, output, access.tenant.namespace)
         self._work(routed, routed.body, make, self._count, access)
@@ -244,7 +244,7 @@ class Gateway(Subscriber):
 
     def _name(self, routed: RoutedRequest, access: TenantAccess, size: Size) -> None:
         """Where it pays: which replica holds the prompt's beginning can then be told."""
-        if size.is_worth_naming and self.admission.router.goes_by_prefixes(routed.route.pool(routed.lot)):
+        if size.is_worth_naming and self.admission.router.goes_by_prefixes(routed.route.pool(routed.bucket)):
             size.name(
                 routed.view,
                 access.tenant.namespace,
@@ -292,7 +292,7 @@ class Gateway(Subscriber):
         self._work(routed, routed.body, partial(_written, routed, size), self._send_in, access, size)
 
     def _send_in(self, routed: RoutedRequest, access: TenantAccess, size: Size, found: tuple[bytes, int]) -> None:
-        tenant, view, route, pool = access.tenant, routed.view, routed.route, routed.route.pool(routed.lot)
+        tenant, view, route, pool = access.tenant, routed.view, routed.route, routed.route.pool(routed.bucket)
         body, fingerprint = found
         hint = routed.expected_output * size.choices if routed.expected_output is not None else None
         expected = self.lengths.expected(tenant.id, pool, size.max_tokens, hint)
@@ -305,7 +305,7 @@ class Gateway(Subscriber):
             tenant=tenant.id,
             priority=tenant.priority.priority,
             session=view.session,
-            draw=routed.draw,
+            random01=routed.random01,
             fingerprint=fingerprint,
             context_tokens=size.context_tokens,
             hashes=size.hashes,

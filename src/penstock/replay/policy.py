@@ -13,10 +13,10 @@ from penstock.gateway.records.decisions import Decided
 from penstock.health.reports import GUESSED_SPEED
 from penstock.replay.world import Load, World
 from penstock.router.load import saved_tokens
-from penstock.router.lots import lot_of
 from penstock.router.prefix_index import PrefixIndex
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice, Router
+from penstock.router.sticky import session_bucket
 from penstock.router.strategies import RoutingSettings
 
 # What the scarce number of a replica is at least, when it has no room for a request.
@@ -73,8 +73,8 @@ def as_recorded(decided: Decided) -> Shown:
     # As of the moment of the choice: how old the numbers were decided who is among the candidates, and is over.
     replicas = [seen.snapshot(decided.model, decided.at_s + seen.age_s) for seen in decided.candidates]
     request = decided.request()
-    if not request.draw:  # of a log from before draws were kept
-        request = replace(request, draw=lot_of(decided.id))
+    if not request.random01:  # of a log from before draws were kept
+        request = replace(request, random01=session_bucket(decided.id))
     matched = {seen.id: seen.matched for seen in decided.candidates if seen.matched}
     full = {name: why for name, why in decided.dropped.items() if why in _FULL}
     on_host = {seen.id: seen.on_host for seen in decided.candidates if seen.on_host}

@@ -73,16 +73,16 @@ def prefer_ready(replicas: Replicas, now: float) -> Replicas:
     return [r for r in replicas if r.state is _READY and now <= r.fresh_until] or replicas
 
 
-def prefer_warm(replicas: Replicas, draw: float) -> Replicas:
+def prefer_warm(replicas: Replicas, random01: float) -> Replicas:
     """Slow start: a replica with a share of 0.3 takes part in three picks of ten, unless nobody else is left."""
-    luck = (draw * 997.0) % 1.0  # the tie-break reads the same draw: the multiple keeps the two independent
+    luck = (random01 * 997.0) % 1.0  # the tie-break reads the same draw: the multiple keeps the two independent
     return [r for r in replicas if r.share > luck] or replicas
 
 
 def narrowed(request: EdgeRequest, replicas: Replicas, index: PrefixIndex) -> Replicas:
     """Of very many: those who hold most of the prompt, and a drawn part of the others to spread the load over."""
     step = len(replicas) // _DRAWN
-    first = int(request.draw * 991.0 % 1.0 * step)
+    first = int(request.random01 * 991.0 % 1.0 * step)
     holders = set(index.holders(request.hashes, _HOLDERS))
     drawn = replicas[first::step]
     if not holders:

@@ -7,20 +7,20 @@ from collections.abc import Callable, Sequence
 Picker = Callable[[Sequence[float], float], int]
 
 
-def best(totals: Sequence[float], draw: float) -> int:
+def best(totals: Sequence[float], random01: float) -> int:
     """The highest; among equals the draw decides, so that equal replicas share."""
     highest = max(totals)
     if totals.count(highest) == 1:
         return totals.index(highest)
     equals = [index for index, total in enumerate(totals) if total == highest]
-    return equals[int(draw * len(equals))]
+    return equals[int(random01 * len(equals))]
 
 
-def power_of_two(totals: Sequence[float], draw: float) -> int:
+def power_of_two(totals: Sequence[float], random01: float) -> int:
     """The better of two drawn replicas: gateways that see the same stale numbers do not all pick the same one."""
     count = len(totals)
     if count < 2:
         return 0
-    first, second = divmod(int(draw * count * (count - 1)), count - 1)
+    first, second = divmod(int(random01 * count * (count - 1)), count - 1)
     second += second >= first
     return first if totals[first] >= totals[second] else second

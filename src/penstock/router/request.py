@@ -19,7 +19,7 @@ class EdgeRequest(msgspec.Struct, frozen=True, gc=False):
     priority: Priority = Priority.NORMAL
     session: str | None = None
     deadline: float | None = None  # when it is of no use to wait any longer; None: the class's patience
-    draw: float = 0.0  # in [0, 1): all the randomness the policies get
+    random01: float = 0.0  # in [0, 1): all the randomness the policies get
     fingerprint: int = 0  # equal for a request and its retry, so that who was told to come back is known again
     allowed: frozenset[str] | None = None  # replica ids; None: all
     avoid: frozenset[str] = frozenset()  # replica ids that were tried already

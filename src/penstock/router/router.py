@@ -118,7 +118,7 @@ class Router:
         if index is not None:
             index.expire(now)
         usable = self.narrowed(request, usable, now)
-        usable = prefer_warm(prefer_ready(usable, now), request.draw)
+        usable = prefer_warm(prefer_ready(usable, now), request.random01)
         scores: dict[str, list[float]] = {}
         totals: list[float] = []
         for name, weight, scorer in strategy.scorers:
@@ -132,7 +132,7 @@ class Router:
                 totals = [weight * value for value in values]
         if not totals:
             totals = [0.0] * len(usable)
-        picked = usable[strategy.picker(totals, request.draw)]
+        picked = usable[strategy.picker(totals, request.random01)]
         choice = Choice(picked, usable, scores, totals, dropped, strategy.name)
         if index is not None and (matched := index.held(request.hashes, usable)):
             choice.matched, choice.on_host = matched, index.on_host(request.hashes, matched)

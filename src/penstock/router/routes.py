@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from penstock.core.config import nearest, shown
 from penstock.core.errors import ConfigError, ModelNotFound
-from penstock.router.lots import is_among, race
 from penstock.router.rules import RuleSet
+from penstock.router.sticky import is_among, race
 
 
 class Failure(enum.StrEnum):
@@ -63,15 +63,15 @@ class Route:
         """The name that a tenant must be allowed."""
         return self.name if self.version_of is None else self.version_of
 
-    def pool(self, lot: float) -> str:
+    def pool(self, bucket: float) -> str:
         """The pool that a lot in [0, 1) falls to, always the same while the weights are: a session has one lot."""
         pools = self.pools
-        return pools[0].pool if len(pools) == 1 else race(lot, [(share.pool, share.weight) for share in pools])
+        return pools[0].pool if len(pools) == 1 else race(bucket, [(share.pool, share.weight) for share in pools])
 
-    def shadows(self, lot: float, pool: str) -> list[str]:
+    def shadows(self, bucket: float, pool: str) -> list[str]:
         """The pools that are sent a copy of what `pool` answered."""
         shares = self.pools
-        return [s.pool for s in shares if s.shadow and s.pool != pool and is_among(lot, s.pool, s.shadow)]
+        return [s.pool for s in shares if s.shadow and s.pool != pool and is_among(bucket, s.pool, s.shadow)]
 
     def with_shares(self, weights: Mapping[str, float], shadows: Mapping[str, float], revision: int) -> Route:
         """By version. What is not named stays, what is not known is nobody's; weights that come to nothing are none."""

@@ -92,8 +92,8 @@ def by_priority(load: Load) -> Scorer:
         scores = base(request, replicas)
         if request.priority is Priority.HIGH:
             return scores
-        draw = request.draw
-        return [score * _SPREAD_LOW * ((draw + i * _GOLDEN) % 1.0) for i, score in enumerate(scores)]
+        random01 = request.random01
+        return [score * _SPREAD_LOW * ((random01 + i * _GOLDEN) % 1.0) for i, score in enumerate(scores)]
 
     return score
 

@@ -230,7 +230,7 @@ class SimGateway:
             tenant=ask.tenant,
             priority=ask.priority,
             session=ask.session,
-            draw=number * _GOLDEN % 1.0 or _LEAST_DRAW,
+            random01=number * _GOLDEN % 1.0 or _LEAST_DRAW,
             context_tokens=ask.prompt_tokens + ask.output_tokens,
             hashes=run.routing_hashes() if self._by_prefix else (),
             expected_output=self._lengths.expected(ask.tenant, MODEL, limit),

@@ -96,7 +96,7 @@ class Chain:
 
     def _to_route(self, route: Route, request: EdgeRequest) -> Move:
         """Another model counts otherwise. It is not counted here again: whether it fits is for its replica to say."""
-        routed, pool = self._routed, route.pool(self._routed.lot)
+        routed, pool = self._routed, route.pool(self._routed.bucket)
         path, namespace = routed.surface.path, routed.caller.tenant.namespace
         size = Size(self._pools[pool], path, routed.body, routed.view, self._output, namespace)
         moved = replace(

@@ -31,13 +31,13 @@ class RoutedRequest:
 
     __slots__ = (
         "body",
+        "bucket",
         "caller",
-        "draw",
         "entry",
         "exchange",
         "expected_output",
         "id",
-        "lot",
+        "random01",
         "route",
         "ruling",
         "surface",
@@ -52,8 +52,8 @@ class RoutedRequest:
         caller: Caller,
         view: RequestView,
         route: Route,
-        draw: float,
-        lot: float,
+        random01: float,
+        bucket: float,
         expected_output: int | None = None,
         ruling: Ruling | None = None,
         entry: RateLimitReservation | None = None,
@@ -65,8 +65,8 @@ class RoutedRequest:
         self.caller = caller
         self.view = view
         self.route = route
-        self.draw = draw  # in [0, 1): all the chance there is in the picks of its replicas
-        self.lot = lot  # in [0, 1): which version it falls to; a session's requests have the same
+        self.random01 = random01  # in [0, 1): all the chance there is in the picks of its replicas
+        self.bucket = bucket  # in [0, 1): which version it falls to; a session's requests have the same
         self.expected_output = expected_output  # tokens of one answer, if the client has said so
         self.entry = entry  # what it paid before it was read, if it was large
         self.ruling = ruling  # why this route, where that was for rules to say
@@ -80,8 +80,8 @@ class RoutedRequest:
             self.caller,
             self.view,
             route,
-            self.draw,
-            self.lot,
+            self.random01,
+            self.bucket,
             self.expected_output,
             ruling,
             self.entry,

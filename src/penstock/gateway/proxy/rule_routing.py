@@ -26,6 +26,6 @@ def ruled(routed: RoutedRequest, facts: Facts, routes: RouteTable, models: Conta
     taken = default if rules.dry_run else chosen
     if taken.model not in models:
         raise ModelNotFound(f"no model '{shown(routed.view.model)}'", param="model")
-    lot = routed.lot
-    ruling = Ruling(routed.route.name, verdict, rules.dry_run, rules.default, default.pool(lot), chosen.pool(lot))
+    bucket = routed.bucket
+    ruling = Ruling(routed.route.name, verdict, rules.dry_run, rules.default, default.pool(bucket), chosen.pool(bucket))
     return routed.ruled(taken, ruling)

@@ -54,7 +54,7 @@ class Shadows:
 
     def mirror(self, routed: RoutedRequest, pool: str, output: int | None) -> None:
         """What `pool` has answered; `output`: the limit of one choice."""
-        for other in routed.route.shadows(routed.lot, pool):
+        for other in routed.route.shadows(routed.bucket, pool):
             replica = self._free_replica(other) if len(routed.body) <= MAX_BODY_BYTES else None
             if replica is None:
                 self._recorder.shadowed(other, time.time(), "dropped", None, None, None)

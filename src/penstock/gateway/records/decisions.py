@@ -23,9 +23,9 @@ from penstock.core.measurements import EngineLoad, ServingLimits
 from penstock.core.replica import HOST_SHARE, UNBOUNDED, ReplicaSnapshot
 from penstock.core.request import Priority
 from penstock.gateway.records.facts import RequestFacts
-from penstock.router.lots import lot_of
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
+from penstock.router.sticky import session_bucket
 
 MAGIC = b"penstock.decisions.1\n"
 NUM_FILES = 4
@@ -119,7 +119,7 @@ class Decided(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="d"):
             self.tenant,
             Priority(self.priority),
             session=None if self.session is None else repr(self.session),
-            draw=self.draw,
+            random01=self.draw,
             hashes=struct.unpack(f"<{len(self.hashes) // 8}Q", self.hashes),
             block_tokens=self.block_tokens,
             expected_output=self.expected_output,
@@ -182,8 +182,8 @@ def decided(
         len(totals),
         [_seen(choice, i, now) for i in shown],
         choice.dropped,
-        request.draw,
-        lot_of(request.session) if request.session is not None else None,
+        request.random01,
+        session_bucket(request.session) if request.session is not None else None,
         route,
         version,
         rule,

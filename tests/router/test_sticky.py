@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.router.lots import is_among, lot_of, race
+from penstock.router.sticky import is_among, race, session_bucket
 
 _random = Random(7)
 LOTS = [_random.random() for _ in range(40_000)]
@@ -20,7 +20,7 @@ def runners(weights: list[float]) -> list[tuple[str, float]]:
 
 
 def shares(weights: list[float]) -> list[float]:
-    won = [race(lot, runners(weights)) for lot in LOTS]
+    won = [race(bucket, runners(weights)) for bucket in LOTS]
     return [won.count(name) / len(won) for name, _ in runners(weights)]
 
 
@@ -39,40 +39,42 @@ def test_of_two_the_shares_are_exact(percent: int) -> None:
 @given(lots, weights)
 @example(0.5, [0.0, 5e-324])
 @example(0.5, [0.0, 0.0, 5e-324])
-def test_the_same_lot_falls_to_the_same_one_and_never_to_one_without_weight(lot: float, weights: list[float]) -> None:
-    winner = race(lot, runners(weights))
-    assert winner == race(lot, runners(weights))
+def test_the_same_lot_falls_to_the_same_one_and_never_to_one_without_weight(
+    bucket: float, weights: list[float]
+) -> None:
+    winner = race(bucket, runners(weights))
+    assert winner == race(bucket, runners(weights))
     assert dict(runners(weights))[winner] > 0
 
 
 @given(lots, weights, st.data())
-def test_who_is_raised_takes_and_nobody_else_moves(lot: float, weights: list[float], data: st.DataObject) -> None:
+def test_who_is_raised_takes_and_nobody_else_moves(bucket: float, weights: list[float], data: st.DataObject) -> None:
     number = data.draw(st.integers(0, len(weights) - 1))
     raised = [*weights[:number], weights[number] + data.draw(st.floats(0.1, 1000)), *weights[number + 1 :]]
-    before, after = race(lot, runners(weights)), race(lot, runners(raised))
+    before, after = race(bucket, runners(weights)), race(bucket, runners(raised))
     assert after in (before, f"m@v{number + 1}")
 
 
 @given(lots, st.lists(st.integers(0, 100), min_size=2, max_size=8))
-def test_a_canary_that_grows_lets_nobody_go(lot: float, percents: list[int]) -> None:
+def test_a_canary_that_grows_lets_nobody_go(bucket: float, percents: list[int]) -> None:
     """Of two versions, in steps up and down: who is with the canary at some share is with it at every larger one."""
-    with_canary = [race(lot, runners([100 - percent, percent])) == "m@v2" for percent in sorted(percents)]
+    with_canary = [race(bucket, runners([100 - percent, percent])) == "m@v2" for percent in sorted(percents)]
     assert all(now <= then for now, then in pairwise(with_canary))
 
 
 @given(lots, weights)
-def test_a_version_that_is_added_moves_nobody_until_it_has_weight(lot: float, weights: list[float]) -> None:
-    assert race(lot, runners([*weights, 0.0])) == race(lot, runners(weights))
+def test_a_version_that_is_added_moves_nobody_until_it_has_weight(bucket: float, weights: list[float]) -> None:
+    assert race(bucket, runners([*weights, 0.0])) == race(bucket, runners(weights))
 
 
 def test_sessions_are_spread_evenly_and_each_has_its_lot() -> None:
-    found = [lot_of(f"acme/{number}") for number in range(10_000)]
-    assert [lot_of(f"acme/{number}") for number in range(10_000)] == found
-    assert sum(lot < 0.1 for lot in found) == pytest.approx(1000, abs=100)
-    assert all(0 <= lot < 1 for lot in found)
+    found = [session_bucket(f"acme/{number}") for number in range(10_000)]
+    assert [session_bucket(f"acme/{number}") for number in range(10_000)] == found
+    assert sum(bucket < 0.1 for bucket in found) == pytest.approx(1000, abs=100)
+    assert all(0 <= bucket < 1 for bucket in found)
 
 
 def test_a_sample_is_independent_of_who_won() -> None:
-    won = [lot for lot in LOTS if race(lot, runners([50, 50])) == "m@v1"]
-    assert sum(is_among(lot, "m@v2", 0.05) for lot in won) / len(won) == pytest.approx(0.05, abs=0.006)
-    assert all(is_among(lot, "m@v2", 1.0) and not is_among(lot, "m@v2", 0.0) for lot in LOTS[:1000])
+    won = [bucket for bucket in LOTS if race(bucket, runners([50, 50])) == "m@v1"]
+    assert sum(is_among(bucket, "m@v2", 0.05) for bucket in won) / len(won) == pytest.approx(0.05, abs=0.006)
+    assert all(is_among(bucket, "m@v2", 1.0) and not is_among(bucket, "m@v2", 0.0) for bucket in LOTS[:1000])

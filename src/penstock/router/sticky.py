@@ -18,22 +18,26 @@ _SHADOW = 0x5AD0
 _UNIT = 2.0**-64  # of length: over the least of weights it is still a number
 
 
-def lot_of(session: str) -> float:
+def session_bucket(session: str) -> float:
     """The same for the same session, everywhere."""
     digest = blake2b(session.encode(errors="surrogatepass"), digest_size=8).digest()
     return (int.from_bytes(digest) >> (64 - _BITS)) / (1 << _BITS)
 
 
-def race(lot: float, runners: Sequence[tuple[str, float]]) -> str:
+def race(bucket: float, runners: Sequence[tuple[str, float]]) -> str:
     """The winner of runners by name and weight, the same whatever becomes of the weights of the rest.
 
     The lengths are exponentially distributed and independent. Of the first two the lot is the ratio, which makes the
     shares of two pools exact, and not only on average.
     """
-    lengths = [lot, 1.0 - lot]
+    lengths = [bucket, 1.0 - bucket]
     if len(runners) > 2:
-        both = -log(_luck(lot, 1)) - log(_luck(lot, 2))
-        lengths = [both * lot, both * (1.0 - lot), *(-log(_luck(lot, crc32(name.encode()))) for name, _ in runners[2:])]
+        both = -log(_luck(bucket, 1)) - log(_luck(bucket, 2))
+        lengths = [
+            both * bucket,
+            both * (1.0 - bucket),
+            *(-log(_luck(bucket, crc32(name.encode()))) for name, _ in runners[2:]),
+        ]
     winner, best = runners[0][0], inf
     for length, (name, weight) in zip(lengths, runners, strict=False):
         if weight and (took := length * _UNIT / weight) < best:
@@ -41,14 +45,14 @@ def race(lot: float, runners: Sequence[tuple[str, float]]) -> str:
     return winner
 
 
-def is_among(lot: float, name: str, share: float) -> bool:
+def is_among(bucket: float, name: str, share: float) -> bool:
     """Whether a lot is among the share of all that has something else done with it, apart from who wins its race."""
-    return _luck(lot, crc32(name.encode()) ^ _SHADOW) < share
+    return _luck(bucket, crc32(name.encode()) ^ _SHADOW) < share
 
 
-def _luck(lot: float, salt: int) -> float:
+def _luck(bucket: float, salt: int) -> float:
     """In (0, 1), and for another salt independent: the finalizer of splitmix64."""
-    mixed = (int(lot * (1 << _BITS)) + salt * 0x9E3779B97F4A7C15) & _MASK
+    mixed = (int(bucket * (1 << _BITS)) + salt * 0x9E3779B97F4A7C15) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
     return (((mixed ^ (mixed >> 31)) >> (64 - _BITS)) + 0.5) / (1 << _BITS)
