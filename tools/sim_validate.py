@@ -34,7 +34,7 @@ from penstock.sim.workload import replay, speed_for, that_fit
 from penstock.workload.trace import Arrival, read_trace
 
 ENGINE = ["--threads", "1", "--device", "cpu", "--speculate", "off"]  # the simulator does not guess
-MOST_OFF = 0.15
+MAX_OFF = 0.15
 _START_S = 120.0
 _REQUEST_S = 0.004  # what HTTP, the gateway and the client take on such a machine
 
@@ -204,9 +204,9 @@ def agrees(simulated: Result, measured: dict[str, Any], num_answers: int) -> boo
     is_right = True
     for name, (said, seen, is_promised) in pairs.items():
         off = said / seen - 1.0 if seen else 0.0
-        is_right &= not is_promised or abs(off) <= MOST_OFF
+        is_right &= not is_promised or abs(off) <= MAX_OFF
         print(f"{name:16} {said:10.4f} {seen:10.4f} {off:+8.1%}{'' if is_promised else '  (not promised)'}")
-    print(f"promised within {MOST_OFF:.0%}: {'kept' if is_right else 'NOT kept'}")
+    print(f"promised within {MAX_OFF:.0%}: {'kept' if is_right else 'NOT kept'}")
     return is_right
 
 

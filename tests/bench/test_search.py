@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench.search import MOST_TRIES, Search, Try, slo_edge, up_edge
+from penstock.bench.search import MAX_TRIES, Search, Try, slo_edge, up_edge
 
 
 def searched(search: Search, slo_limit: float, up_limit: float) -> list[Try]:
@@ -21,7 +21,7 @@ def test_both_edges_are_found_as_well_as_asked_and_the_answer_is_confirmed(
     slo = times * start
     tries = searched(Search(start, precision), slo, slo * more)
     found, failed = slo_edge(tries)
-    assert len(tries) < MOST_TRIES
+    assert len(tries) < MAX_TRIES
     assert found is not None
     assert failed is not None
     assert found <= slo < failed
@@ -37,7 +37,7 @@ def test_both_edges_are_found_as_well_as_asked_and_the_answer_is_confirmed(
 def test_clients_are_whole_and_found_to_the_last_one_where_precision_asks(slo: int, more: int) -> None:
     tries = searched(Search(1, 0.001, is_whole=True), slo, slo + more)
     assert all(one.load == int(one.load) for one in tries)
-    assert slo_edge(tries).passed == slo or len(tries) == MOST_TRIES
+    assert slo_edge(tries).passed == slo or len(tries) == MAX_TRIES
 
 
 def test_a_server_that_never_keeps_the_slo_is_given_up() -> None:
@@ -62,4 +62,4 @@ def test_the_number_of_loads_to_come_is_known_better_and_better(times: float, mo
     tries = searched(search, 2 * times, 2 * times * more)
     guesses = [number + len(search.expected_loads(tries[:number])) for number in range(len(tries) + 1)]
     assert guesses[-1] == guesses[-2] == len(tries)
-    assert all(number < guess <= MOST_TRIES for number, guess in enumerate(guesses[:-1]))
+    assert all(number < guess <= MAX_TRIES for number, guess in enumerate(guesses[:-1]))

@@ -72,5 +72,5 @@ async def test_clients_that_do_not_read_hold_nobody_and_those_who_leave_are_canc
     assert report.wrong == []
     assert report.cancelled_s <= 1.0
     assert report.dripping_s <= slow_clients.HEAD_TIMEOUT_S + 1.0
-    assert max(report.gateway_bytes, report.replica_bytes) < slow_clients.MOST_BYTES
+    assert max(report.gateway_bytes, report.replica_bytes) < slow_clients.MAX_BYTES
     assert report.during_ms < 20 * report.before_ms

@@ -30,7 +30,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 GUIDE = Guide("json_schema", json.dumps(SCHEMA))
-MOST_STEPS = 5000
+MAX_STEPS = 5000
 
 Guess = Callable[[Sequence], list[int]]
 
@@ -41,7 +41,7 @@ def run(request: Request, guess: Guess, guides: Guides) -> tuple[list[TokenEvent
     runner = FakeRunner(128, 4, vocab_size=tokenizer().vocab_size)
     scheduler.submit(request, 0.0, guides.open(request))
     events: list[TokenEvent] = []
-    for step in range(MOST_STEPS):
+    for step in range(MAX_STEPS):
         if not scheduler.has_work:
             break
         plan = scheduler.plan(float(step), {s.request.id: guess(s) for s in scheduler.decoding})

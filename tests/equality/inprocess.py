@@ -25,7 +25,7 @@ from penstock.sched.scheduler import Scheduler
 from penstock.sched.sequence import Sequence as LiveSequence
 from tests.model.paged import kv_shape
 
-MOST_STEPS = 2000
+MAX_STEPS = 2000
 
 
 class Recorder:
@@ -111,7 +111,7 @@ class InProcess:
             self.submit(request)
             for _ in range(apart):
                 self.step()
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             if not self.scheduler.has_work:
                 return
             self.step()

@@ -37,7 +37,7 @@ from tests.model.paged import kv_shape
 
 pytestmark = pytest.mark.slow
 
-BLOCK, MOST_STEPS, DRAFTS = 8, 4000, 5
+BLOCK, MAX_STEPS, DRAFTS = 8, 4000, 5
 CROWDED = 22  # blocks, of which all sequences together want many more
 SCHEMA = {
     "type": "object",
@@ -107,7 +107,7 @@ class World:
             guide = self.guides.open(request) if request.guide is not None else None
             scheduler.submit(request, 0.0, guide)
         events: dict[str, list[TokenEvent]] = defaultdict(list)
-        for step in range(MOST_STEPS):
+        for step in range(MAX_STEPS):
             if not scheduler.has_work:
                 break
             plan = scheduler.plan(float(step), drafts_for(scheduler.decoding, proposer))

@@ -16,7 +16,7 @@ from penstock.hub.stored import FloatArray
 from penstock.model.families import FAMILIES
 from penstock.model.loading import load_model, random_model
 from penstock.model.ops.reference import ReferenceOps
-from penstock.model.random_weights import MOST_DRAWN_BY_CPU, RandomCheckpoint
+from penstock.model.random_weights import MAX_DRAWN_BY_CPU, RandomCheckpoint
 from tests.model.paged import PagedDriver
 from tests.model.tiny import ArrayCheckpoint
 
@@ -87,7 +87,7 @@ def test_random_weights_follow_the_seed_and_the_name() -> None:
 
 
 def test_large_random_tensors_are_drawn_in_bfloat16_and_repeat() -> None:
-    rows = MOST_DRAWN_BY_CPU // TINY.hidden_size
+    rows = MAX_DRAWN_BY_CPU // TINY.hidden_size
     name, cpu = "model.embed_tokens.weight", torch.device("cpu")
     drawn = RandomCheckpoint(replace(TINY, vocab_size=rows)).draw(name, cpu)
     assert drawn.dtype is torch.bfloat16

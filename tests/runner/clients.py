@@ -18,7 +18,7 @@ from penstock.sched.lora import AdapterSlots
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.speculation import Speculation
 
-MOST_IDLE_TURNS = 1000  # of the engine's loop, without a step
+MAX_IDLE_TURNS = 1000  # of the engine's loop, without a step
 TICK_S = 0.002
 
 
@@ -59,7 +59,7 @@ class Clients:
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
         self._idle_turns += 1
-        assert self._idle_turns < MOST_IDLE_TURNS, f"the engine does nothing, and {len(self.open)} wait for it"
+        assert self._idle_turns < MAX_IDLE_TURNS, f"the engine does nothing, and {len(self.open)} wait for it"
         messages = next(self._turns, None)
         if messages is None:
             return [Stop()] if wait else []

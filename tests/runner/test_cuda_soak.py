@@ -22,7 +22,7 @@ from tests.runner.devices import assembled
 from tests.runner.judge import Judge
 from tests.runner.traffic import Limits, Traffic
 
-LEAST_TURNS = 500  # so that everything happens even on a machine that is slow
+MIN_TURNS = 500  # so that everything happens even on a machine that is slow
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Soak:
 
     def is_over(self) -> Callable[[int], bool]:
         end_s = time.monotonic() + self.seconds
-        return lambda turns: turns >= LEAST_TURNS and time.monotonic() >= end_s
+        return lambda turns: turns >= MIN_TURNS and time.monotonic() >= end_s
 
 
 def on_cpu(device: str, block_size: int) -> Soak:

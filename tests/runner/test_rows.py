@@ -7,7 +7,7 @@ import torch
 from penstock.core.sampling import SamplingParams
 from penstock.runner.device_inputs import Inputs, Sizes, as_batch, write
 from penstock.runner.inputs import build_batch
-from penstock.runner.rows import MOST_TOKENS, spread
+from penstock.runner.rows import MAX_TOKENS, spread
 from penstock.runner.verify import choices, newest_rows
 from penstock.sched.plan import SampleSpec, Slice
 
@@ -38,7 +38,7 @@ def test_tokens_stand_one_by_one_where_they_stood_together() -> None:
 
 def test_what_is_long_or_too_much_is_left_together() -> None:
     assert spread(SLICES, 5) is None
-    assert spread([Slice("p", 0, MOST_TOKENS + 1, [0] * (MOST_TOKENS + 1), [1] * 9, spec(33), 0)], 1000) is None
+    assert spread([Slice("p", 0, MAX_TOKENS + 1, [0] * (MAX_TOKENS + 1), [1] * 9, spec(33), 0)], 1000) is None
 
 
 def test_the_newest_token_of_who_has_drafts_is_on_no_row() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runner.sharing import LEAST_MEMBERS, Room, SharedViews, find_groups, share, write_shared
+from penstock.runner.sharing import MIN_MEMBERS, Room, SharedViews, find_groups, share, write_shared
 
 BLOCK_SIZE = 64
 
@@ -42,7 +42,7 @@ def test_members_share_full_blocks_and_are_in_one_group(drawn: tuple[np.ndarray,
     found, full = drawn
     seen: set[int] = set()
     for group in find_groups(found, full):
-        assert len(group.members) >= LEAST_MEMBERS
+        assert len(group.members) >= MIN_MEMBERS
         assert group.num_blocks >= 1
         assert (full[group.members] >= group.num_blocks).all()
         begins = found[group.members, : group.num_blocks]
@@ -60,7 +60,7 @@ def test_no_single_cut_of_the_tree_saves_more(drawn: tuple[np.ndarray, np.ndarra
         for row, length in zip(found.tolist(), full.tolist(), strict=True):
             if length >= depth:
                 counts[tuple(row[:depth])] = counts.get(tuple(row[:depth]), 0) + 1
-        assert saved >= sum((n - 1) * depth for n in counts.values() if n >= LEAST_MEMBERS)
+        assert saved >= sum((n - 1) * depth for n in counts.values() if n >= MIN_MEMBERS)
 
 
 @given(tables(), st.integers(1, 64), st.integers(1, 40))
@@ -107,7 +107,7 @@ def test_long_prefix_of_many_fills_the_device_in_one_wave() -> None:
 
 
 def test_short_prefix_or_few_members_do_not_pay() -> None:
-    for blocks, count, pays in ((2, 256, True), (1, 256, False), (0, 256, False), (100, LEAST_MEMBERS - 1, False)):
+    for blocks, count, pays in ((2, 256, True), (1, 256, False), (0, 256, False), (100, MIN_MEMBERS - 1, False)):
         tables, positions = decodes(blocks, count, 3)
         assert share(tables, positions, BLOCK_SIZE, views(Room(256, 16, 33))) == pays
 

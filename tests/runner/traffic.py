@@ -12,7 +12,7 @@ from penstock.engine.messages import Abort, Submit, ToEngine
 from tests.runner.clients import Answer, Clients
 
 GREEDY_SHARE = 0.6
-MOST_FAMILIES = 6
+MAX_FAMILIES = 6
 GROUP = (8, 30)  # sequences that come together with one prefix
 
 
@@ -91,7 +91,7 @@ class Traffic:
         longest = self._limits.prefix_len
         trunk = trunk[: draw.randint(0, longest // 2)]
         family = trunk + self._tokens(draw.randint(longest // 4, longest - len(trunk)))
-        self._families = [*self._families, family][-MOST_FAMILIES:]
+        self._families = [*self._families, family][-MAX_FAMILIES:]
         return family
 
     def _member(self, family: list[int]) -> list[int]:

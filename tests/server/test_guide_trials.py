@@ -64,7 +64,7 @@ async def test_two_tenants_do_not_wait_for_the_same_trial() -> None:
 
 async def test_a_tenant_with_many_new_guides_waits_for_its_own_and_others_do_not() -> None:
     trials = Held()
-    many = [asyncio.create_task(trials.check(asked(f"many{i}"), "one")) for i in range(guides._MOST_OPEN)]
+    many = [asyncio.create_task(trials.check(asked(f"many{i}"), "one")) for i in range(guides._MAX_OPEN)]
     await turn()
     with pytest.raises(Overloaded):
         await trials.check(asked("one more"), "one")

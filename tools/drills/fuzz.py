@@ -29,7 +29,7 @@ _SILENCE_S = 0.15  # after which a request that is none is taken to be unanswere
 _GAP_S = 0.001
 _WARM_UP = 500  # attacks, after which a process has what it keeps: caches, and the allocator's arenas
 MAX_GROWTH_BYTES = 256 << 20  # of a process under attack; a leak of large bodies is gigabytes
-_MOST_AT_ONCE = 40
+_MAX_AT_ONCE = 40
 _OVERLOADED = 529  # Anthropic's 429: some ask for a great deal
 _FROM_UVICORN = b"Invalid HTTP request received."  # a replica's, to what is not HTTP
 
@@ -51,7 +51,7 @@ class Fuzz:
                 with contextlib.suppress(OSError):  # it may cut us off
                     await self._attack(attack)
 
-        await asyncio.gather(*(one_after_another() for _ in range(_MOST_AT_ONCE)))
+        await asyncio.gather(*(one_after_another() for _ in range(_MAX_AT_ONCE)))
 
     async def _attack(self, attack: Attack) -> None:
         reader, writer = await asyncio.open_connection(self._host, self._port)

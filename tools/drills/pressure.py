@@ -35,7 +35,7 @@ from tools.drills.survival import fault
 CONTEXT = 8192
 CACHE = 2 * CONTEXT  # what an engine on a CPU takes by itself
 REPLICA = ("--max-num-seqs", "128", "--max-open", "128", "--chunk-tokens", "1024")
-MOST_BYTES = 128 << 20  # more than on the quiet day: what a step takes and what clients have not read, no KV cache
+MAX_BYTES = 128 << 20  # more than on the quiet day: what a step takes and what clients have not read, no KV cache
 CHAT = 30  # tokens of a short prompt
 QUIET = 8  # streams at a time, on a quiet day
 LATE = 150  # requests that come when all places are taken
@@ -243,7 +243,7 @@ async def run(place: Stand, num_long: int, num_decodes: int) -> bool:
         found.append(await drill(door, under, bodies, num_late=num_late))
         show(name, found[-1])
     return not any(
-        report.wrong or report.left or report.shed_chats or report.num_restarts or report.more_bytes > MOST_BYTES
+        report.wrong or report.left or report.shed_chats or report.num_restarts or report.more_bytes > MAX_BYTES
         for report in found
     )
 

@@ -25,7 +25,7 @@ from tools.drills.call import Call, ask, begin, post
 from tools.drills.stand import MODEL, Process, Stand, stand
 
 REPLICA = ("--max-num-seqs", "512", "--max-open", "2048", "--chunk-tokens", "2048")
-MOST_BYTES = 400 << 10  # per client that does not read: what may be unsent, one read more, and Python's own
+MAX_BYTES = 400 << 10  # per client that does not read: what may be unsent, one read more, and Python's own
 HEAD_TIMEOUT_S = 10.0  # the gateway's, for a request's headers
 
 
@@ -43,7 +43,7 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        is_bounded = max(self.gateway_bytes, self.replica_bytes) < MOST_BYTES
+        is_bounded = max(self.gateway_bytes, self.replica_bytes) < MAX_BYTES
         is_quick = self.cancelled_s <= 1.0 and self.dripping_s <= HEAD_TIMEOUT_S + 1.0
         return is_bounded and is_quick and not self.wrong
 

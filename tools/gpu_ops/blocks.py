@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.model.ops import Linear
 from penstock.model.ops.triton import fine, grouped_linear
-from penstock.model.ops.triton.grouped import MOST_ROWS
+from penstock.model.ops.triton.grouped import MAX_ROWS
 from penstock.model.quantized.grouped import Bits, GroupedWeight, packed
 from penstock.quant import Quant
 
@@ -51,10 +51,10 @@ def blocks() -> None:
         chain = Blocks("8B", kind)
         for rows in (1, 8, 16, 32, 64):
             line = f"linears {chain.name:16} {rows:3} rows: {chain.rate(rows)}"
-            if rows > MOST_ROWS:
-                with patch.object(grouped_linear, "MOST_SLICED", 0):
+            if rows > MAX_ROWS:
+                with patch.object(grouped_linear, "MAX_SLICED", 0):
                     line += f", widened {chain.rate(rows)}"
-                with patch.object(grouped_linear, "MOST_SLICED", 64 * 8):
+                with patch.object(grouped_linear, "MAX_SLICED", 64 * 8):
                     line += f", in slices {chain.rate(rows)}"
             print(line)
 

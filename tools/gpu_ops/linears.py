@@ -94,7 +94,7 @@ def linears() -> None:
             chain = Chain(name, quant)
             for rows in (1, 2, 8, 16, 32, 64, 256):
                 line = f"linears {chain.name:7} {rows:3} rows: {chain.rate(rows)}"
-                if rows <= thin.MOST_ROWS and quant in ("none", "fp8"):
+                if rows <= thin.MAX_ROWS and quant in ("none", "fp8"):
                     with patch.object(thin, "fits", lambda *_: False):
                         line += f", cuBLAS {tried(chain.rate, rows)}"
                 print(line)

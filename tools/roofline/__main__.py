@@ -17,7 +17,7 @@ from penstock.capacity.step_cost import ENGINES, Constants
 
 GPU = hardware()["h200"]
 assert GPU.measured is not None
-MOST_BANDWIDTH = GPU.measured.bytes_per_s / GPU.bytes_per_s  # more than the best program reads would be no physics
+MAX_BANDWIDTH = GPU.measured.bytes_per_s / GPU.bytes_per_s  # more than the best program reads would be no physics
 START = (0.8, 0.6, 50e-6, 5e-6)
 
 
@@ -37,7 +37,7 @@ def fit(engine: str, seed: int = 0) -> Constants:
 
 
 def _badness(engine: str, values: list[float] | tuple[float, ...]) -> float:
-    if values[0] > MOST_BANDWIDTH:
+    if values[0] > MAX_BANDWIDTH:
         return math.inf
     errors = [abs(math.log(cell.ratio)) for cell in predict(engine, Constants(*values))]
     return max(errors) + math.sqrt(sum(error * error for error in errors) / len(errors))

@@ -21,7 +21,7 @@ from penstock.admission.decision import Admit, Decision, Queued, Shed, ShedReaso
 from penstock.admission.ledger import Entry, Ledger, cost, expected_cost
 from penstock.admission.loads import ReplicaLoads
 from penstock.admission.queue import Line, ModelQueue
-from penstock.admission.refusal import LEAST_RETRY_S, dead_end, first_guess, retry_after_s, why_not_wait
+from penstock.admission.refusal import MIN_RETRY_S, dead_end, first_guess, retry_after_s, why_not_wait
 from penstock.admission.settings import AdmissionSettings
 from penstock.admission.shares import FAIR_SHARE, Shares, blocked_by
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
@@ -320,7 +320,7 @@ class Admission:
         """Refuse one that waits, if it still does."""
         item = queue.remove(request_id)
         if item is not None:
-            retry_s = max(LEAST_RETRY_S, queue.clear_s(item.request.priority, now) / 2)
+            retry_s = max(MIN_RETRY_S, queue.clear_s(item.request.priority, now) / 2)
             self._news.append(self._refuse(queue, item.request, reason, retry_s, now))
 
     def _leave_replica(self, entry: Entry, now: float, used: Used | None) -> None:

@@ -13,7 +13,7 @@ from penstock.core.replica import ReplicaSnapshot
 from penstock.router.filters import that_fit_context
 from penstock.router.request import EdgeRequest
 
-LEAST_RETRY_S = 1.0
+MIN_RETRY_S = 1.0
 _MANY = 256  # sequences side by side, of a replica that does not say how many it takes
 _RECOVERY_S = 5.0  # when to ask again for a model that no replica serves now
 
@@ -61,7 +61,7 @@ def retry_after_s(wait_s: float, clear_s: float, patience_s: float) -> float:
 
     `wait_s` counts the places already kept for others, so each who is refused is told a later time than the last.
     """
-    return max(LEAST_RETRY_S, wait_s - min(clear_s, patience_s) / 2)
+    return max(MIN_RETRY_S, wait_s - min(clear_s, patience_s) / 2)
 
 
 def first_guess(request: EdgeRequest, usable: Sequence[ReplicaSnapshot]) -> float:

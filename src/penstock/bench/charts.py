@@ -11,7 +11,7 @@ from penstock.bench.serve import Report
 from penstock.bench.serve_text import ms
 from penstock.bench.spread import Spread
 
-LEAST_ANSWERS = 40  # for a rate over time: fewer make a picture of their ends
+MIN_ANSWERS = 40  # for a rate over time: fewer make a picture of their ends
 
 
 def plots(report: Report) -> Iterator[Plot]:
@@ -26,7 +26,7 @@ def plots(report: Report) -> Iterator[Plot]:
         yield _distribution("How many were at least as fast", [("TTFT", _ttfts(point)), ("end to end", _e2es(point))])
         yield _timeline(report, point)
         yield _in_flight(point)
-        if point.num_answers >= LEAST_ANSWERS:
+        if point.num_answers >= MIN_ANSWERS:
             yield _throughput(point)
 
 

@@ -9,7 +9,7 @@ from html import escape
 
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 26, 14, 44
-MOST_DOTS = 2000
+MAX_DOTS = 2000
 TINY = 1e-9  # of any axis: what is smaller is nothing
 COLOURS = 6  # that the page defines as --c0 to --c5
 
@@ -126,7 +126,7 @@ def _drawn(line: Line, x_axis: _Axis, y_axis: _Axis, colour: str) -> str:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(f'<polyline points="{path}" style="stroke:{colour}"/>')
     if line.is_dots or line.titles:
-        stride = max(1, math.ceil(len(places) / MOST_DOTS))
+        stride = max(1, math.ceil(len(places) / MAX_DOTS))
         for index in range(0, len(places), stride):
             x, y = places[index]
             title = f"<title>{escape(line.titles[index])}</title>" if line.titles else ""

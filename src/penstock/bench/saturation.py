@@ -16,7 +16,7 @@ from penstock.core.errors import ConfigError
 
 ALONE = LoadShape(concurrency=1)
 BASELINE_REQUESTS = 4
-LEAST_REQUESTS = 20  # of a load: fewer say nothing of a tail
+MIN_REQUESTS = 20  # of a load: fewer say nothing of a tail
 LONGEST_S = 120.0
 GROWTH = 0.1  # of the arrivals: a backlog that grows faster is a server that does not keep up
 NOISE = 3  # requests that a backlog grows by, for no reason
@@ -103,7 +103,7 @@ async def _search(
 
 
 def _window_s(load: float, seconds: float, *, is_again: bool) -> float:
-    return min(max(seconds * (2 if is_again else 1), LEAST_REQUESTS / load), LONGEST_S)
+    return min(max(seconds * (2 if is_again else 1), MIN_REQUESTS / load), LONGEST_S)
 
 
 def keeps_up(point: Point) -> bool:

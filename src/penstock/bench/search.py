@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
-MOST_TRIES = 24
-MOST_HALVINGS = 6  # below the start; a server that cannot keep the SLO then cannot keep it at all
+MAX_TRIES = 24
+MAX_HALVINGS = 6  # below the start; a server that cannot keep the SLO then cannot keep it at all
 
 
 class Try(NamedTuple):
@@ -38,7 +38,7 @@ class Search:
         """None: it is known."""
         if not tries:
             return self._round(self.start)
-        if len(tries) >= MOST_TRIES:
+        if len(tries) >= MAX_TRIES:
             return None
         slo, up = slo_edge(tries), up_edge(tries)
         if slo.passed is None:
@@ -72,7 +72,7 @@ class Search:
 
     def _lower(self, failed: float) -> float | None:
         lower = self._round(failed / 2)
-        return None if lower < 0.99 * self.start / 2**MOST_HALVINGS or lower == failed else lower
+        return None if lower < 0.99 * self.start / 2**MAX_HALVINGS or lower == failed else lower
 
     def _round(self, load: float) -> float:
         return max(1, round(load)) if self.is_whole else float(f"{load:.3g}")

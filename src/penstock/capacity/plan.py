@@ -19,7 +19,7 @@ from penstock.capacity.step_cost import ENGINES, Parallelism, StepCost
 from penstock.core.model_config import ModelConfig
 
 HOURS_PER_MONTH = 730
-MOST_STAGES = 16
+MAX_STAGES = 16
 ONE_GPU = frozenset({"penstock"})  # engines whose replicas have one GPU each
 
 
@@ -104,7 +104,7 @@ def _parallelisms(case: Case, setup: Setup) -> Iterator[Parallelism]:
     tensor = 1
     while tensor <= case.hardware[setup.gpu].per_node and case.config.num_heads % tensor == 0:
         stages = 1
-        while stages <= min(MOST_STAGES, case.config.num_layers):
+        while stages <= min(MAX_STAGES, case.config.num_layers):
             each = Parallelism(tensor, stages)
             kv_tokens = _memory(case, setup, each).kv_tokens
             if kv_tokens or stages == 1:

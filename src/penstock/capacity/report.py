@@ -11,7 +11,7 @@ from penstock.capacity.hardware import Gpu
 from penstock.capacity.memory import MEMORY_FRACTION
 from penstock.capacity.model_bytes import ModelBytes
 from penstock.capacity.plan import HOURS_PER_MONTH, Case, Layout
-from penstock.capacity.steady import MOST_UTILISATION
+from penstock.capacity.steady import MAX_UTILISATION
 from penstock.core.model_config import ModelConfig
 
 GIB = 2**30
@@ -31,7 +31,7 @@ BOUNDS = {
     "sequences": "the batch (--max-num-seqs)",
     "ttft": "TTFT",
     "tpot": "TPOT",
-    "utilisation": f"utilisation (at most {100 * MOST_UTILISATION:.0f} %)",
+    "utilisation": f"utilisation (at most {100 * MAX_UTILISATION:.0f} %)",
 }
 
 

@@ -18,7 +18,7 @@ from statistics import NormalDist
 from penstock.capacity.demand import Profile, Target
 from penstock.capacity.step_cost import StepCost
 
-MOST_UTILISATION = 0.9  # of the device's time; beyond it no queue is short, and these formulas flatter
+MAX_UTILISATION = 0.9  # of the device's time; beyond it no queue is short, and these formulas flatter
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Engine:
 
     def max_rate(self) -> tuple[float, str]:
         """The most requests a second that keep the target, and what stands against more; (0, why) if none do."""
-        low, high = 0.0, self._saturation * MOST_UTILISATION
+        low, high = 0.0, self._saturation * MAX_UTILISATION
         if (reason := self.obstacle(high * 1e-6)) is not None:
             return 0.0, reason
         if self.obstacle(high) is None:

@@ -22,7 +22,7 @@ from penstock.core.settings import EngineSettings
 from penstock.hub.home import penstock_home
 
 _GIB = 1 << 30
-_LEAST_FILES, _ENOUGH_FILES = 1024, 8192  # a gateway has two for each stream
+_MIN_FILES, _ENOUGH_FILES = 1024, 8192  # a gateway has two for each stream
 _LITTLE_DISK, _ENOUGH_DISK = _GIB, 10 * _GIB
 
 
@@ -35,7 +35,7 @@ def open_files() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     says = f"a process may have {soft:,} files and connections open (at most {hard:,})"
     hint = f"ulimit -n {min(max(hard, _ENOUGH_FILES), 65536)}, or LimitNOFILE= in the unit: a stream takes two"
-    if soft < _LEAST_FILES:
+    if soft < _MIN_FILES:
         yield fail("open files", says, hint)
     elif soft < _ENOUGH_FILES:
         yield warn("open files", says, hint)

@@ -31,7 +31,7 @@ from penstock.runner.assemble import assemble
 PROMPT, OUTPUT = 32, 96  # tokens of a request whose speed is measured
 REQUESTS = (1, 8)  # at once
 ROUNDS = 2
-MOST_NAMED = 4  # experts, in a line
+MAX_NAMED = 4  # experts, in a line
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Starved:
     of: int  # experts in all
 
     def text(self) -> str:
-        shown = ", ".join(self.experts[:MOST_NAMED]) + (", …" if len(self.experts) > MOST_NAMED else "")
+        shown = ", ".join(self.experts[:MAX_NAMED]) + (", …" if len(self.experts) > MAX_NAMED else "")
         return (
             f"{len(self.experts)} of {self.of} experts saw too little of the text and were rounded to the nearest "
             f"({shown}); more --samples, or a --calibration like what the model will read, reaches them"

@@ -23,7 +23,7 @@ from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 
 PERIOD_S = 1.0
-_MOST_REQUESTS, _MOST_TROUBLES, _MOST_DECISIONS = 1000, 200, 500  # kept
+_MAX_REQUESTS, _MAX_TROUBLES, _MAX_DECISIONS = 1000, 200, 500  # kept
 _SHOWN_REQUESTS, _SHOWN_DECISIONS = 150, 60  # told to who comes
 _NEW_REQUESTS, _NEW_DECISIONS = 40, 15  # told each second; of more, the last
 
@@ -70,11 +70,11 @@ class Feed:
         self._history = history or History()
         self._period_s = period_s
         self._began_s = time.time()
-        self._requests: deque[_Ended] = deque(maxlen=_MOST_REQUESTS)
-        self._troubles: deque[_Ended] = deque(maxlen=_MOST_TROUBLES)  # kept longer: they are what people look for
-        self._decisions: deque[_Chosen] = deque(maxlen=_MOST_DECISIONS)
-        self._new_requests: deque[_Ended] = deque(maxlen=_MOST_REQUESTS)  # since the last tick
-        self._new_decisions: deque[_Chosen] = deque(maxlen=_MOST_DECISIONS)
+        self._requests: deque[_Ended] = deque(maxlen=_MAX_REQUESTS)
+        self._troubles: deque[_Ended] = deque(maxlen=_MAX_TROUBLES)  # kept longer: they are what people look for
+        self._decisions: deque[_Chosen] = deque(maxlen=_MAX_DECISIONS)
+        self._new_requests: deque[_Ended] = deque(maxlen=_MAX_REQUESTS)  # since the last tick
+        self._new_decisions: deque[_Chosen] = deque(maxlen=_MAX_DECISIONS)
         self._viewers: dict[Viewer, Callable[[], None]] = {}
         self._hello: bytes | None = None  # what who comes now is told first; until the next tick
         self._timer: asyncio.TimerHandle | None = None

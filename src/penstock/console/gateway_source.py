@@ -25,7 +25,7 @@ from penstock.tenancy.prices import FREE, NANOS
 from penstock.tenancy.tenants import Tenant
 from penstock.tenancy.usage import periods
 
-_MOST_TENANTS = 1000  # counted by name
+_MAX_TENANTS = 1000  # counted by name
 _SHOWN_TENANTS = 50
 _TENANTS_S = 5.0  # how often the tenants are gone through: there may be thousands
 _QUEUE_LIMITS = {name: AdmissionSettings().classes[priority].max_length for name, priority in CLASS_NAMES.items()}
@@ -73,7 +73,7 @@ class GatewaySource(Subscriber):
             return
         used = self._used.get(facts.tenant)
         if used is None:
-            if len(self._used) >= _MOST_TENANTS:
+            if len(self._used) >= _MAX_TENANTS:
                 return
             used = self._used[facts.tenant] = _Used()
         used.requests += 1

@@ -17,7 +17,7 @@ from penstock.gateway.records.facts import Ending, RequestFacts
 ALL = ""  # the series of all models together
 SECONDS = 900
 _WINDOW = 15  # seconds that a quantile is over
-_MOST_MODELS = 16  # with series of their own; the others count among all
+_MAX_MODELS = 16  # with series of their own; the others count among all
 _BIN = log(1.02)
 _LEAST = round(log(1e-6) / _BIN)
 _OTHERS = (Ending.REFUSED, Ending.FAILED, Ending.CLIENT_GONE)
@@ -150,7 +150,7 @@ class History:
 
     def _name(self, model: str) -> str:
         """Of the series that it counts in."""
-        if model not in self._series and len(self._series) <= _MOST_MODELS:
+        if model not in self._series and len(self._series) <= _MAX_MODELS:
             self._series[model] = _Series(self._seconds)
         return model if model in self._series else ALL
 

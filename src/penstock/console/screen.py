@@ -20,7 +20,7 @@ Row = TypeVar("Row")
 
 _NAME, _BAR = 18, 10  # characters, in eighty columns
 _BAR_GROWS = 30  # at most, where there are more
-_MOST_TENANTS, _MOST_ALERTS = 5, 5
+_MAX_TENANTS, _MAX_ALERTS = 5, 5
 _GOOD, _FAIR, _BAD, _DIM, _BOLD, _PLAIN = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _COLOURS = {"ready": _GOOD, "degraded": _FAIR, "draining": _FAIR, "starting": _FAIR, "restarting": _FAIR, "out": _DIM}
 
@@ -173,11 +173,11 @@ def _alerts(shown: _Lines, view: View) -> None:
         shown.add("no alerts", _GOOD if all(map(_is_healthy, view.state.replicas)) else "")
         return
     shown.title(f"ALERTS {len(firing)}")
-    for one in firing[:_MOST_ALERTS]:
+    for one in firing[:_MAX_ALERTS]:
         since = _span(view.at_s - one.since) if one.since else ""
         shown.add(f" {one.severity:<7} {since:>6}  {one.summary}", _BAD if one.severity == "page" else _FAIR)
-    if len(firing) > _MOST_ALERTS:
-        shown.add(f" and {len(firing) - _MOST_ALERTS} more", _DIM)
+    if len(firing) > _MAX_ALERTS:
+        shown.add(f" and {len(firing) - _MAX_ALERTS} more", _DIM)
 
 
 def _models(shown: _Lines, view: View) -> None:
@@ -269,7 +269,7 @@ def _tenants(shown: _Lines, tenants: Sequence[TenantRow]) -> None:
         return
     shown.table(
         "TENANT",
-        sorted(tenants, key=lambda one: (-one.today_tokens, -one.requests))[:_MOST_TENANTS],
+        sorted(tenants, key=lambda one: (-one.today_tokens, -one.requests))[:_MAX_TENANTS],
         lambda one: one.id,
         [
             _Column("REQUESTS", 9, lambda one: f"{one.requests:,}"),
@@ -286,8 +286,8 @@ def _tenants(shown: _Lines, tenants: Sequence[TenantRow]) -> None:
             _Column("NAME", 24, lambda one: _fit(one.name, 24), True),
         ],
     )
-    if len(tenants) > _MOST_TENANTS:
-        shown.add(f" and {len(tenants) - _MOST_TENANTS} more", _DIM)
+    if len(tenants) > _MAX_TENANTS:
+        shown.add(f" and {len(tenants) - _MAX_TENANTS} more", _DIM)
 
 
 def _is_healthy(replica: ReplicaRow) -> bool:

@@ -9,7 +9,7 @@ from penstock.gateway.records.facts import RequestFacts
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 
-_MOST_CANDIDATES = 12  # of a decision; of more, the best
+_MAX_CANDIDATES = 12  # of a decision; of more, the best
 
 
 class ReplicaRow(Struct, frozen=True):
@@ -168,7 +168,7 @@ def decision_row(at_s: float, request: EdgeRequest, choice: Choice, names: dict[
             candidates[i].load.num_running,
             candidates[i].prefill_queued,
         )
-        for i in order[:_MOST_CANDIDATES]
+        for i in order[:_MAX_CANDIDATES]
     ]
     return DecisionRow(
         request.id,

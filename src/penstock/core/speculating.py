@@ -9,7 +9,7 @@ from penstock.core.settings import EngineSettings
 
 Kind = Literal["off", "ngram", "draft"]
 
-_MOST_TOKENS: dict[Kind, int] = {"off": 0, "ngram": 16, "draft": 6}  # unless told otherwise
+_MAX_TOKENS: dict[Kind, int] = {"off": 0, "ngram": 16, "draft": 6}  # unless told otherwise
 
 
 def kind_of(settings: EngineSettings, *, overlaps: bool) -> Kind:
@@ -29,4 +29,4 @@ def kind_of(settings: EngineSettings, *, overlaps: bool) -> Kind:
 def most_drafts(settings: EngineSettings, *, overlaps: bool) -> int:
     """For a sequence in a step; 0: none."""
     kind = kind_of(settings, overlaps=overlaps)
-    return (settings.draft_tokens or _MOST_TOKENS[kind]) if kind != "off" else 0
+    return (settings.draft_tokens or _MAX_TOKENS[kind]) if kind != "off" else 0

@@ -11,7 +11,7 @@ from penstock.core.errors import InvalidValue
 from penstock.dialects.kv_blocks import Changes, EngineBlocks
 from penstock.dialects.kv_events import Batch, decode
 
-_MOST_HELD = 20_000  # messages that wait for a replay; engines keep 10,000
+_MAX_HELD = 20_000  # messages that wait for a replay; engines keep 10,000
 
 
 class _Message(NamedTuple):
@@ -83,7 +83,7 @@ class KvStream:
             self.blocks.apply(batch, changes)
 
     def _hold(self, message: _Message) -> None:
-        if len(self._held) < _MOST_HELD:
+        if len(self._held) < _MAX_HELD:
             self._held.append(message)
 
 

@@ -32,7 +32,7 @@ _PROMPT_TOKENS = 512.0  # of a prompt, of a server that has seen none
 _PREFILL_RATE = _DECODE_RATE = 2000.0  # tokens per second, of one that has measured nothing
 _STEP_TOKENS = 2048
 _MAX_VALUE = 2.0**53  # what is more, or no number, says nothing
-_LEAST_TOKENS = 16.0  # below it, two readings say nothing about speed
+_MIN_TOKENS = 16.0  # below it, two readings say nothing about speed
 
 
 class _Card(msgspec.Struct):
@@ -166,9 +166,9 @@ def _ratio(values: Values, before: Values, amount: Signal, per: Signal) -> float
         return None
     amounts, pers = values[amount], values[per]
     since, over = amounts - before.get(amount, 0.0), pers - before.get(per, 0.0)
-    if since >= _LEAST_TOKENS and over > 0:
+    if since >= _MIN_TOKENS and over > 0:
         return since / over
-    return amounts / pers if amounts >= _LEAST_TOKENS and pers > 0 else None
+    return amounts / pers if amounts >= _MIN_TOKENS and pers > 0 else None
 
 
 def _capacity(values: Values) -> int:

@@ -45,7 +45,7 @@ log = logging.getLogger("penstock.engine")
 _LOOK_S = 0.1  # how often what takes a look at every sequence is looked at
 _NO_STEP = StepFigures()
 _GUIDE_WAIT_S = 0.002  # for guides, when there is nothing else to do; then the mail is looked at again
-_MOST_FAILED_STEPS = 3  # in a row; a device that fails again and again is left to a fresh process
+_MAX_FAILED_STEPS = 3  # in a row; a device that fails again and again is left to a fresh process
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class EngineLoop:
         """A step failed: those in it get an error, everybody else goes on."""
         log.exception("a step with %d sequences and %d tokens failed", len(plan.slices), plan.num_tokens)
         self._failed_steps += 1
-        if self._failed_steps >= _MOST_FAILED_STEPS:
+        if self._failed_steps >= _MAX_FAILED_STEPS:
             raise RuntimeError(f"{self._failed_steps} steps in a row failed")
         ended = [s.request_id for s in plan.slices if self._scheduler.abort(s.request_id)]
         message = "the engine failed while running this request"

@@ -7,9 +7,9 @@ from penstock.health.quarantine import Losses
 
 _SHARE = 0.2
 _MOST = 512.0  # in hand: a replica that dies takes all its requests with it
-_MOST_TRIES = 3
+_MAX_TRIES = 3
 _BACKOFF_S = 0.05  # at most, before the second try; doubled for the third
-_MOST_MOVES = 10  # of a stream that has begun: replicas that drain are not lost (`quarantine`), and are no end either
+_MAX_MOVES = 10  # of a stream that has begun: replicas that drain are not lost (`quarantine`), and are no end either
 
 
 class RetryBudget:
@@ -44,7 +44,7 @@ class Tries:
 
     def retry(self, budget: RetryBudget) -> bool:
         """Before the client has seen anything."""
-        return len(self.replicas) < _MOST_TRIES and budget.take()
+        return len(self.replicas) < _MAX_TRIES and budget.take()
 
     @property
     def max_backoff_s(self) -> float:
@@ -52,7 +52,7 @@ class Tries:
 
     @property
     def may_move(self) -> bool:
-        return self._num_moves < _MOST_MOVES
+        return self._num_moves < _MAX_MOVES
 
     def move(self) -> bool:
         """After that. No budget has a say: hundreds of streams may lose their replica at once."""

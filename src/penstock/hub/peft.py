@@ -23,7 +23,7 @@ from penstock.hub.stored import StoredTensor
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-MOST_RANK = 256
+MAX_RANK = 256
 
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<linear>.+)\.lora_(?P<part>[AB])\.weight")
 # How a model that also sees images calls the part that speaks: as in `hub.hf`.
@@ -139,8 +139,8 @@ def _pair(
     rank, alpha = (_number(patterns[key], config, key, name, path) for key in _PATTERNS)
     if a.shape[0] != rank:
         raise ModelCorrupt(f"{path}: {name} has rank {a.shape[0]}, and {CONFIG} says {rank:g}")
-    if rank > MOST_RANK:
-        raise ModelUnsupported(f"{path}: {name} has rank {rank:g}; the most is {MOST_RANK}")
+    if rank > MAX_RANK:
+        raise ModelUnsupported(f"{path}: {name} has rank {rank:g}; the most is {MAX_RANK}")
     return LowRank(parts["A"], parts["B"], alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 

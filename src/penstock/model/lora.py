@@ -20,7 +20,7 @@ from torch import Tensor
 
 from penstock.core.errors import ModelUnsupported
 from penstock.core.model_config import ModelConfig
-from penstock.hub.peft import MOST_RANK, LowRank, PeftAdapter
+from penstock.hub.peft import MAX_RANK, LowRank, PeftAdapter
 from penstock.hub.stored import StoredTensor
 from penstock.model.batch import Batch
 from penstock.model.layers import CausalLM
@@ -47,7 +47,7 @@ class HostAdapter:
 class AdapterBank:
     """The adapters of one model: made to fit it, and put into slots."""
 
-    def __init__(self, ops: Ops, sites: Sequence[Site], num_slots: int, max_rank: int = MOST_RANK) -> None:
+    def __init__(self, ops: Ops, sites: Sequence[Site], num_slots: int, max_rank: int = MAX_RANK) -> None:
         self.num_slots = num_slots
         self.slots = _slots(ops, sites, num_slots, max_rank)
         self._sites = sites
@@ -100,7 +100,7 @@ class AdaptedModel:
 
 
 def with_adapters(
-    model: CausalLM, sites: Sequence[Site], ops: Ops, num_slots: int, *, max_rank: int = MOST_RANK
+    model: CausalLM, sites: Sequence[Site], ops: Ops, num_slots: int, *, max_rank: int = MAX_RANK
 ) -> AdaptedModel:
     """`sites`: the linear layers as the model was loaded with. Those that are no field of its layers stay as they are,
     and no adapter may name them. `max_rank`: what a slot has room for, on devices where that is set aside."""

@@ -15,7 +15,7 @@ from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
 from penstock.hub.families import FAMILY_FILES
 from penstock.hub.stored import FloatArray, StoredTensor
 
-MOST_DRAWN_BY_CPU = 1 << 22  # numbers of one matrix
+MAX_DRAWN_BY_CPU = 1 << 22  # numbers of one matrix
 SMALL_MODEL = 1 << 30  # parameters: matrices of a larger one are not drawn by the CPU, however small each expert is
 
 
@@ -69,7 +69,7 @@ class RandomCheckpoint:
         kind of device has its own numbers then.
         """
         shape = self._shapes[name]
-        is_large = math.prod(shape) >= MOST_DRAWN_BY_CPU or (len(shape) == 2 and self._is_large)
+        is_large = math.prod(shape) >= MAX_DRAWN_BY_CPU or (len(shape) == 2 and self._is_large)
         source = device if is_large else torch.device("cpu")
         # Not the seed beside the name: of a seed, torch's generator for the CPU takes the lower 32 bits.
         dice = torch.Generator(source).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))

@@ -20,8 +20,8 @@ _STATE_MEMBER = re.compile(
     rb"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
     rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 )
-_MOST_MEMBERS = 32
-_MOST_STATE = 2048  # bytes; the least that must be passed on are 512
+_MAX_MEMBERS = 32
+_MAX_STATE = 2048  # bytes; the least that must be passed on are 512
 
 
 class TraceContext(NamedTuple):
@@ -61,9 +61,9 @@ def parse(parent: bytes, state: bytes = b"") -> TraceContext | None:
 def _checked(state: bytes) -> bytes:
     """All of it or, if it breaks the rules anywhere, nothing; of too many members the first."""
     members = [member for member in (part.strip(b" \t") for part in state.split(b",")) if member]
-    if len(state) > _MOST_STATE or not all(map(_STATE_MEMBER.fullmatch, members)):
+    if len(state) > _MAX_STATE or not all(map(_STATE_MEMBER.fullmatch, members)):
         return b""
     keys = [member.partition(b"=")[0] for member in members]
     if len(set(keys)) < len(keys):
         return b""
-    return b",".join(members[:_MOST_MEMBERS])
+    return b",".join(members[:_MAX_MEMBERS])

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 _MEMORY = 50  # requests that a mean goes back
-_MOST_TENANTS = 10_000  # of each model; then the longest unseen is forgotten
+_MAX_TENANTS = 10_000  # of each model; then the longest unseen is forgotten
 _TRUST = 5  # requests of a tenant's own that count as much as the model's mean
 _FIRST_OUTPUT = 256.0
 
@@ -39,7 +39,7 @@ class OutputLengths:
         own = self._tenants.get((tenant, model))
         if own is None:
             own = self._tenants[tenant, model] = DecayingMean()
-            if len(self._tenants) > _MOST_TENANTS:
+            if len(self._tenants) > _MAX_TENANTS:
                 self._tenants.popitem(last=False)
         else:
             self._tenants.move_to_end((tenant, model))

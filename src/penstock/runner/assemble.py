@@ -36,7 +36,7 @@ from penstock.sched.plan import Runner
 
 log = logging.getLogger("penstock.runner")
 
-_MOST_ROWS = 160  # of a step with drafts, where there are not as many sequences: more would hardly pay
+_MAX_ROWS = 160  # of a step with drafts, where there are not as many sequences: more would hardly pay
 
 Phase = Callable[[str, int, int], None]  # (name, parts done, parts in all; 0: unknown)
 
@@ -201,7 +201,7 @@ def _with_drafts(limits: Limits, settings: EngineSettings, device: torch.device)
     num_drafts = most_drafts(settings, overlaps=True) if device.type == "cuda" else 0
     if not num_drafts:
         return limits
-    most_rows = min(limits.max_num_seqs * (1 + num_drafts), _MOST_ROWS)
+    most_rows = min(limits.max_num_seqs * (1 + num_drafts), _MAX_ROWS)
     return replace(limits, most_rows=max(most_rows, limits.max_num_seqs))
 
 

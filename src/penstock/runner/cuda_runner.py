@@ -27,7 +27,7 @@ from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover
 from penstock.runner.pending import PendingStep, Scores, event, score
 from penstock.runner.rows import spread
-from penstock.runner.sharing import LEAST_MEMBERS, Room, SharedViews, share
+from penstock.runner.sharing import MIN_MEMBERS, Room, SharedViews, share
 from penstock.runner.verify import choices, newest_rows
 from penstock.sched.plan import SampleSpec, Slice, StepPlan
 
@@ -172,7 +172,7 @@ class CudaRunner:
     def _room(self, num_sequences: int) -> Room | None:
         """For prefixes that are shared. A window may begin after a prefix: with one every sequence is on its own."""
         config = self._model.config
-        if num_sequences < LEAST_MEMBERS or any(config.windows):
+        if num_sequences < MIN_MEMBERS or any(config.windows):
             return None
         tile = sequences_per_tile(config.num_heads, config.num_kv_heads)
         return Room(num_sequences, tile, self._wanted_pieces)

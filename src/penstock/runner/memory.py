@@ -17,7 +17,7 @@ _GPU_FRACTION = 0.9  # of all memory
 # Steps of changing sizes leave holes in the allocator's memory, and a kernel that is compiled later takes some.
 _GPU_MARGIN_BYTES = 256 << 20
 _STAGED = 64  # one block in so many is memory for blocks on their way to the host and back
-_LEAST_STAGED = 4  # two for each way: while one is filled the other is emptied
+_MIN_STAGED = 4  # two for each way: while one is filled the other is emptied
 _GIB = 1 << 30
 
 
@@ -73,7 +73,7 @@ def blocks_on_host(wanted_gib: float | None, block_bytes: int) -> int:
 
 def staged(num_blocks: int) -> int:
     """How many of a GPU's blocks are not for the cache, if it has more of it on the host."""
-    count = max(num_blocks // _STAGED, _LEAST_STAGED)
+    count = max(num_blocks // _STAGED, _MIN_STAGED)
     if count >= num_blocks:
         message = f"there is room for {num_blocks} KV blocks, too few to share them with copies to and from the host"
         raise ConfigError(message, param="host_kv_gib")

@@ -17,7 +17,7 @@ from penstock.model.ops import LayerKV, Ops
 
 Pair = tuple[int, int]  # source, destination
 
-_MOST_BLOCKS = 64  # in one copy between devices: it takes as much memory again, for a moment
+_MAX_BLOCKS = 64  # in one copy between devices: it takes as much memory again, for a moment
 
 
 class HostCopies(Protocol):
@@ -61,7 +61,7 @@ class BlockMover:
     def measure(self) -> float:
         """Seconds to copy a block to the host and back, among others, while nothing hides it."""
         assert self._host is not None
-        count = min(_MOST_BLOCKS, self._first_host, self._host.num_blocks)
+        count = min(_MAX_BLOCKS, self._first_host, self._host.num_blocks)
         pairs = [(block, block) for block in range(count)]
         return (
             sum(min(self._seconds(copy, pairs) for _ in range(3)) for copy in (self._host.save, self._host.load))
@@ -101,8 +101,8 @@ class PlainCopies:
 
     @staticmethod
     def _copy(sources: list[Tensor], destinations: list[Tensor], pairs: Sequence[Pair]) -> None:
-        for first in range(0, len(pairs), _MOST_BLOCKS):
-            ids = torch.tensor(pairs[first : first + _MOST_BLOCKS], dtype=torch.int64)
+        for first in range(0, len(pairs), _MAX_BLOCKS):
+            ids = torch.tensor(pairs[first : first + _MAX_BLOCKS], dtype=torch.int64)
             for source, destination in zip(sources, destinations, strict=True):
                 chosen = source[ids[:, 0].to(source.device)].to(destination.device)
                 destination[ids[:, 1].to(destination.device)] = chosen

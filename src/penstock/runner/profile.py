@@ -17,7 +17,7 @@ import torch
 from penstock.core.errors import ConfigError
 from penstock.core.sampling import SamplingParams
 from penstock.runner.memory import GpuMemory
-from penstock.runner.rows import MOST_TOKENS
+from penstock.runner.rows import MAX_TOKENS
 from penstock.sched.plan import SampleSpec, Slice, StepPlan
 from penstock.sched.scheduler import ADMISSION_SCAN
 
@@ -75,7 +75,7 @@ def _slice(request_id: str, start: int, num_tokens: int, limits: Limits) -> Slic
 
 
 def _drafted(request_id: str, num_tokens: int, limits: Limits) -> Slice:
-    num_tokens = min(num_tokens, MOST_TOKENS)
+    num_tokens = min(num_tokens, MAX_TOKENS)
     start = max(0, min(limits.max_model_len, _DECODE_CONTEXT) - num_tokens)
     planned = _slice(request_id, start, num_tokens, limits)
     assert planned.sample is not None

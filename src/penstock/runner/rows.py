@@ -10,12 +10,12 @@ from itertools import chain
 
 from penstock.sched.plan import Slice
 
-MOST_TOKENS = 32  # of a slice: a longer one is a prompt
+MAX_TOKENS = 32  # of a slice: a longer one is a prompt
 
 
 def spread(slices: Sequence[Slice], most: int) -> list[Slice] | None:
     """All tokens one by one, or None where there are more than `most`."""
-    if max(s.num_tokens for s in slices) > MOST_TOKENS or sum(s.num_tokens for s in slices) > most:
+    if max(s.num_tokens for s in slices) > MAX_TOKENS or sum(s.num_tokens for s in slices) > most:
         return None
     return list(chain.from_iterable((s,) if s.num_tokens == 1 else _singles(s) for s in slices))
 

@@ -14,10 +14,10 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.intp]
 
-LEAST_MEMBERS = 8  # of a group: a tile of fewer leaves most of its rows empty
-_LEAST_GROUP_SAVES = 1024  # tokens: handing over partial results costs what reading some dozens of tokens does
-_LEAST_STEP_SAVES = 16_384  # tokens: in a layer of 8B, what can be read in the time that one more launch takes
-_LEAST_PIECE = 256  # tokens: partial results are to stay small beside what they are made of
+MIN_MEMBERS = 8  # of a group: a tile of fewer leaves most of its rows empty
+_MIN_GROUP_SAVES = 1024  # tokens: handing over partial results costs what reading some dozens of tokens does
+_MIN_STEP_SAVES = 16_384  # tokens: in a layer of 8B, what can be read in the time that one more launch takes
+_MIN_PIECE = 256  # tokens: partial results are to stay small beside what they are made of
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ def _parts(tables: Ints, full: Ints, members: Rows, depth: int, *, must_save: in
     """The best groups of those that share more than `depth` blocks; none if they cannot save more than `must_save`."""
     members = members[full[members] > depth]
     column = tables[members, depth]
-    if len(column) - len(set(column.tolist())) < LEAST_MEMBERS - 1:  # as in most steps: the rest is dearer
+    if len(column) - len(set(column.tolist())) < MIN_MEMBERS - 1:  # as in most steps: the rest is dearer
         return []
     blocks, counts = np.unique(column, return_counts=True)
-    blocks, counts = blocks[counts >= LEAST_MEMBERS], counts[counts >= LEAST_MEMBERS]
+    blocks, counts = blocks[counts >= MIN_MEMBERS], counts[counts >= MIN_MEMBERS]
     if (counts - 1).sum() * full[members].max(initial=0) <= must_save:
         return []
     parts = [group for block in blocks for group in _best(tables, full, members[column == block], depth + 1)]
@@ -72,7 +72,7 @@ class Room:
     @property
     def tiles(self) -> int:
         """Each group may leave one that is not full."""
-        return self.sequences // self.tile + self.sequences // LEAST_MEMBERS
+        return self.sequences // self.tile + self.sequences // MIN_MEMBERS
 
     @property
     def pieces(self) -> int:
@@ -95,8 +95,8 @@ class SharedViews:
 
 def share(tables: Ints, positions: Ints, block_size: int, views: SharedViews) -> bool:
     """Write what the decodes at `positions` share; False if it does not pay. A block being written is never shared."""
-    groups = [g for g in find_groups(tables, positions // block_size) if g.saves * block_size >= _LEAST_GROUP_SAVES]
-    pays = sum(group.saves for group in groups) * block_size >= _LEAST_STEP_SAVES
+    groups = [g for g in find_groups(tables, positions // block_size) if g.saves * block_size >= _MIN_GROUP_SAVES]
+    pays = sum(group.saves for group in groups) * block_size >= _MIN_STEP_SAVES
     if pays:
         write_shared(groups, block_size, views)
     return pays
@@ -113,7 +113,7 @@ def write_shared(groups: list[Group], block_size: int, views: SharedViews) -> No
     tile = piece = 0
     for group in groups:
         num_tiles = -(-len(group.members) // size)
-        num_pieces = min(wanted * group.num_blocks // to_read, group.num_blocks * block_size // _LEAST_PIECE)
+        num_pieces = min(wanted * group.num_blocks // to_read, group.num_blocks * block_size // _MIN_PIECE)
         length = -(-group.num_blocks // max(num_pieces, 1))  # in blocks: no tile of keys may span two
         begins = np.arange(0, group.num_blocks, length)
         num_pieces = len(begins)

@@ -19,8 +19,8 @@ _FORGET = 0.97  # of what was seen of drafts, when more is
 # believed of that.
 _PRIOR = (0.15, 0.05, 0.05)
 _FAITH = (1.0, 2.0, 4.0)
-_LEAST_GAIN = 1.03  # times the tokens per second: for less nobody waits
-_MOST_CHANCE = 0.9  # where a draft must be surer than this to be worth its row, nobody looks for one
+_MIN_GAIN = 1.03  # times the tokens per second: for less nobody waits
+_MAX_CHANCE = 0.9  # where a draft must be surer than this to be worth its row, nobody looks for one
 
 Vector = tuple[float, float, float]
 
@@ -43,7 +43,7 @@ class DeviceCosts:
         return batch.bit_length() in self._fits
 
     def can_pay(self, batch: int) -> bool:
-        return self._shares(batch)[2] < _MOST_CHANCE
+        return self._shares(batch)[2] < _MAX_CHANCE
 
     def see(self, batch: int, counts: Sequence[int], seconds: float, *, is_ahead: bool) -> None:
         about = _about(batch)
@@ -64,7 +64,7 @@ class DeviceCosts:
         """All up to one depth, where each row is worth its own time: that depth at which most tokens are made."""
         wait, deeper, row = self._shares(batch)
         likely = [worthwhile(one.chance, row, one.most) for one in outlooks]
-        best, best_rate = [0] * len(outlooks), _LEAST_GAIN * batch
+        best, best_rate = [0] * len(outlooks), _MIN_GAIN * batch
         for depth in range(1, max(likely, default=0) + 1):
             counts = capped([min(count, depth) for count in likely], self.room(batch))
             gains = [one.weight * gain(one.chance, count) for one, count in zip(outlooks, counts, strict=True)]

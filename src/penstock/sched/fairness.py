@@ -23,7 +23,7 @@ from penstock.sched.counters import SchedulerCounters
 from penstock.sched.sequence import Sequence
 
 DECODE_COST = 2  # of one token that follows another
-_MOST_STEPS = 4
+_MAX_STEPS = 4
 _MANY = 1024  # tenants that are remembered
 
 
@@ -102,14 +102,12 @@ class Shares:
         if not self._here:
             return self._clock
         step = self._step_tokens / weight
-        return min(
-            self._clock - step, max(self._clock - _MOST_STEPS * step, min(share.virtual for share in self._here))
-        )
+        return min(self._clock - step, max(self._clock - _MAX_STEPS * step, min(share.virtual for share in self._here)))
 
     def _limit_credit(self) -> None:
         """Who could not use its turns, for want of places, does not get them all at once before the one that comes."""
         for share in self._here:
-            share.lift += max(0.0, self._clock - _MOST_STEPS * self._step_tokens / share.weight - share.virtual)
+            share.lift += max(0.0, self._clock - _MAX_STEPS * self._step_tokens / share.weight - share.virtual)
 
     def _read_clock(self) -> None:
         """Whoever was here alone is charged with all that was done since: it was not counted one by one."""

@@ -11,11 +11,11 @@ from weakref import WeakKeyDictionary
 
 from penstock.sched.sequence import Sequence as LiveSequence
 
-_MOST_PLACES = 16  # to look at
-_MOST_AGREEMENT = 16  # tokens; a place that agrees so far back is as good as any
+_MAX_PLACES = 16  # to look at
+_MAX_AGREEMENT = 16  # tokens; a place that agrees so far back is as good as any
 _ID_BITS = 32
 # Of how many tokens agree, for what they are worth: two, three, four, …, eight or more.
-_KINDS = (0, 0, 0, 1, 2, 2, 3, 3, *[4] * (_MOST_AGREEMENT - 7))
+_KINDS = (0, 0, 0, 1, 2, 2, 3, 3, *[4] * (_MAX_AGREEMENT - 7))
 
 
 class PromptLookup:
@@ -51,19 +51,19 @@ class PairChains:
         end = len(token_ids) - 1
         place = self._before[end] if end >= 0 else -1
         best = 0
-        for _ in range(_MOST_PLACES):
+        for _ in range(_MAX_PLACES):
             if place < 0:
                 break
             agreement = 2
             while (
-                agreement < _MOST_AGREEMENT
+                agreement < _MAX_AGREEMENT
                 and agreement <= place
                 and token_ids[place - agreement] == token_ids[end - agreement]
             ):
                 agreement += 1
             if agreement > best:
                 best, self._found = agreement, place
-                if best == _MOST_AGREEMENT:
+                if best == _MAX_AGREEMENT:
                     break
             place = self._before[place]
         return best

@@ -27,9 +27,9 @@ _FAITH = 4.0  # as if so many drafts had been seen with it
 _KEEP = 0.95  # of what is known of drafts, when others are seen
 _FADE = 0.995  # of what is known of a kind that is not tried, at every look at it: so it is tried again
 _PATIENCE = 32  # steps without drafts before it is measured again what they would cost; doubles while nothing comes
-_MOST_PATIENCE = 4096
+_MAX_PATIENCE = 4096
 _PROBE_TOKENS = 2  # for one in eight, then
-_MOST_SLOWDOWN = 1.2  # of the sequence that gains least
+_MAX_SLOWDOWN = 1.2  # of the sequence that gains least
 
 
 class Proposer(Protocol):
@@ -135,7 +135,7 @@ class Speculation:
             return
         self._costs.see(len(plan.slices), counts, seconds, is_ahead=is_ahead)
         if counts and self._idle_steps >= self._patience:
-            self._idle_steps, self._patience = 0, min(2 * self._patience, _MOST_PATIENCE)
+            self._idle_steps, self._patience = 0, min(2 * self._patience, _MAX_PATIENCE)
 
     def _hope(self, sequence: LiveSequence) -> Hope | None:
         most = min(self._most_tokens, room_of(sequence))
@@ -148,7 +148,7 @@ class Speculation:
 
     def _wanted(self, hopes: Sequence[Hope], batch: int, is_early: bool) -> list[tuple[Hope, int]]:
         outlooks = [Outlook(hope.chance, hope.most, hope.chance if is_early else 1.0) for hope in hopes]
-        counts = self._costs.allot(outlooks, batch, _MOST_SLOWDOWN)
+        counts = self._costs.allot(outlooks, batch, _MAX_SLOWDOWN)
         untried = [hope for hope, count in zip(hopes, counts, strict=True) if not count]
         for kind in {hope.kind for hope in untried}:
             self._overall[kind].fade()

@@ -11,10 +11,10 @@ _KEEP = 0.9  # of what was known, at every step
 _KEEP_RARE = 0.5  # of what was known of steps without drafts, where they have become rare
 _SPIKE = 2.0  # what takes so many times as long as usual is something else that the machine did
 # Of a sequence's share of a step:
-_LEAST_SHARE = 0.05  # no draft costs less
+_MIN_SHARE = 0.05  # no draft costs less
 _FIRST_SHARE = 0.2  # what one costs, before it was ever measured
 _FAITH = 4.0  # as if so many had been
-_MOST_CHANCE = 0.9  # where a draft must be surer than this to pay, nobody looks for one
+_MAX_CHANCE = 0.9  # where a draft must be surer than this to pay, nobody looks for one
 _PLAIN_EVERY = 32  # steps with drafts; then one without, to know what they are measured against
 
 
@@ -62,7 +62,7 @@ class StepCosts:
         return int((slowdown - 1) * known.plain_s / self._draft_s(batch, known.plain_s))
 
     def can_pay(self, batch: int) -> bool:
-        return self.threshold(batch) < _MOST_CHANCE
+        return self.threshold(batch) < _MAX_CHANCE
 
     def allot(self, outlooks: Sequence[Outlook], batch: int, slowdown: float) -> list[int]:
         """Twice: what a step brings, and so what its time is worth, depends on how many drafts it has."""
@@ -96,4 +96,4 @@ class StepCosts:
         size, share_s = batch.bit_length(), plain_s / batch
         if size not in self._drafts:
             return _FIRST_SHARE * share_s
-        return max(_LEAST_SHARE * share_s, self._longer_s[size] / self._drafts[size])
+        return max(_MIN_SHARE * share_s, self._longer_s[size] / self._drafts[size])

@@ -18,7 +18,7 @@ from penstock.server.drain import Drain
 from penstock.server.gateway_headers import GatewayTrust
 
 _PERIOD_S = 0.05
-_MOST_PERIODS = 8  # without news: a gateway reconnects to a replica that is silent for a second
+_MAX_PERIODS = 8  # without news: a gateway reconnects to a replica that is silent for a second
 
 
 class BlockRoutes:
@@ -44,7 +44,7 @@ class BlockRoutes:
                 await asyncio.sleep(_PERIOD_S)
                 age += 1
                 cache = self._engine.cache
-                if (cache.boot, cache.seq) != (last.boot, last.seq) or age >= _MOST_PERIODS:
+                if (cache.boot, cache.seq) != (last.boot, last.seq) or age >= _MAX_PERIODS:
                     last, age = self._news(last), 0
                     await stream.write(sse.event(kv_blocks.encode(last)))
 

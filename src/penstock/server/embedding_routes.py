@@ -29,7 +29,7 @@ from penstock.server.offload import Offload
 from penstock.server.recorder import Recorder, TextWork
 from penstock.server.served_model import MAX_CONTEXTS, ServedModel
 
-_MOST_WAITING = 16_384  # texts; beyond it requests are refused
+_MAX_WAITING = 16_384  # texts; beyond it requests are refused
 MAX_TOKENS = 1 << 20  # of all texts of a request, a query once per document; OpenAI allows 300,000
 _VALUE_BYTES = 16  # of a number in JSON
 _ASKING = "Passage: {}\nPlease write a question based on this passage.\nQuestion:"
@@ -80,7 +80,7 @@ class EmbeddingRoutes:
             self._model.check_embeds()
             job = await self._offload.run(len(incoming.body), partial(read, incoming))
             self._drain.check()
-            if self._engine.embeddings.num_texts + len(job.texts) > _MOST_WAITING:
+            if self._engine.embeddings.num_texts + len(job.texts) > _MAX_WAITING:
                 raise Overloaded(f"{self._engine.embeddings.num_texts} texts are waiting already", retry_after_s=1.0)
             work = record.texts = TextWork(len(job.texts), job.num_tokens, incoming.namespace)
             answer = await request.while_connected(

@@ -33,8 +33,8 @@ from penstock.server.gateway_headers import GatewayTrust
 from penstock.server.served_model import ServedAdapter, ServedModel
 
 _PERIOD_S = 0.05
-_MOST_GIVE_BACK_BYTES = 1 << 20
-_MOST_PERIODS = 5  # without news: a gateway takes a replica that is silent for a second for a sick one
+_MAX_GIVE_BACK_BYTES = 1 << 20
+_MAX_PERIODS = 5  # without news: a gateway takes a replica that is silent for a second for a sick one
 
 
 class GatewayRoutes:
@@ -110,7 +110,7 @@ class GatewayRoutes:
     async def give_back(self, request: Request, send: Send) -> None:
         self._trust.check(request)
         request.check_is_json()
-        asked = relay.read_give_back(await request.body(_MOST_GIVE_BACK_BYTES))
+        asked = relay.read_give_back(await request.body(_MAX_GIVE_BACK_BYTES))
         self._drain.give_back(frozenset(asked.ids))
         await json_response(send, 200, encode(self.now()))
 
@@ -120,7 +120,7 @@ class GatewayRoutes:
             while True:
                 is_last = self._drain.is_over
                 report = self.now()
-                if report != last or age >= _MOST_PERIODS:
+                if report != last or age >= _MAX_PERIODS:
                     await stream.write(sse.event(encode(report)))
                     last, age = report, 0
                 if is_last:

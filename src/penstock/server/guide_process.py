@@ -26,11 +26,11 @@ from penstock.server.guide_protocol import Model, Trial, Verdict
 from penstock.text.grammars import Vocabulary, Words, as_lark, try_out
 from penstock.text.tokenizer import Tokenizer
 
-MOST_CPU_S = 1  # of one trial
-MOST_WALL_S = 20.0  # where it stands still; a trial that others leave little of the processor is no worse for it
-MOST_MEMORY_BYTES = 1 << 30  # on top of the vocabulary
+MAX_CPU_S = 1  # of one trial
+MAX_WALL_S = 20.0  # where it stands still; a trial that others leave little of the processor is no worse for it
+MAX_MEMORY_BYTES = 1 << 30  # on top of the vocabulary
 _STACK_BYTES = 4 << 20  # half of what the engine's threads have: what does not overflow here does not there
-_MOST_AT_ONCE = 2
+_MAX_AT_ONCE = 2
 _KIND = 10  # how nice: those who generate go first
 
 _INPUT, _OUTPUT = 0, 1
@@ -72,7 +72,7 @@ class Trials:
         self._begin_waiting()
 
     def _begin_waiting(self) -> None:
-        while self._waiting and len(self._running) < _MOST_AT_ONCE:
+        while self._waiting and len(self._running) < _MAX_AT_ONCE:
             self._begin(self._waiting.popleft())
 
     def _begin(self, trial: Trial) -> None:
@@ -83,7 +83,7 @@ class Trials:
             _write(theirs, msgspec.msgpack.encode(_try(self._vocabulary, trial)))
             os._exit(0)
         os.close(theirs)
-        self._running[ours] = _Attempt(trial.number, process_id, time.monotonic() + MOST_WALL_S)
+        self._running[ours] = _Attempt(trial.number, process_id, time.monotonic() + MAX_WALL_S)
         self._selector.register(ours, selectors.EVENT_READ)
 
     def _read(self, descriptor: int, data: bytes) -> None:
@@ -120,10 +120,10 @@ def _died(number: int) -> Verdict:
 
 
 def _limit() -> None:
-    limits = {resource.RLIMIT_CPU: MOST_CPU_S, resource.RLIMIT_STACK: _STACK_BYTES, resource.RLIMIT_CORE: 0}
+    limits = {resource.RLIMIT_CPU: MAX_CPU_S, resource.RLIMIT_STACK: _STACK_BYTES, resource.RLIMIT_CORE: 0}
     with contextlib.suppress(OSError):  # only Linux says how much there is already
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MOST_MEMORY_BYTES
+        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MAX_MEMORY_BYTES
     for kind, most in limits.items():
         resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
 

@@ -28,8 +28,8 @@ from penstock.observe import catalog
 from penstock.observe.registry import Registry
 from penstock.server.guide_protocol import Model, Trial, Verdict
 
-_MOST_KEPT = 512
-_MOST_OPEN = 64  # of one tenant
+_MAX_KEPT = 512
+_MAX_OPEN = 64  # of one tenant
 _MAX_AT_PROCESS = 2  # of one tenant
 _PATIENCE_S = 30.0  # for the next answer to anybody, the start of the process included; it has its own limits
 
@@ -90,7 +90,7 @@ class GuideTrials:
         """Who asks for the same at the same time waits for the same."""
         if key not in self._open:
             turns = self._turns.setdefault(tenant, _Turns())
-            if turns.num_open >= _MOST_OPEN:
+            if turns.num_open >= _MAX_OPEN:
                 raise Overloaded("too many new guides are being tried", retry_after_s=1.0)
             turns.num_open += 1
             self._open[key] = asyncio.create_task(self._in_turn(turns, guide))
@@ -109,7 +109,7 @@ class GuideTrials:
             del self._turns[tenant]
         if not task.cancelled() and task.exception() is None:
             self._kept[key] = task.result()
-            if len(self._kept) > _MOST_KEPT:
+            if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
 
     async def _ask(self, guide: Guide) -> Verdict:

@@ -17,7 +17,7 @@ from penstock.core.errors import ModelError
 from penstock.server.gateway_headers import GatewayTrust
 from penstock.server.lora import Adapters, as_refusal
 
-_MOST_BYTES = 64 << 10
+_MAX_BYTES = 64 << 10
 Text = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
@@ -50,7 +50,7 @@ class AdapterRoutes:
     async def load(self, request: Request, send: Send) -> None:
         self._trust.check(request)
         request.check_is_json()
-        asked = decode(_LOAD, await request.body(_MOST_BYTES))
+        asked = decode(_LOAD, await request.body(_MAX_BYTES))
         try:
             await self._adapters.load(
                 asked.lora_name, asked.lora_path, pinned=asked.pinned, in_place=asked.load_inplace
@@ -62,7 +62,7 @@ class AdapterRoutes:
     async def unload(self, request: Request, send: Send) -> None:
         self._trust.check(request)
         request.check_is_json()
-        asked = decode(_UNLOAD, await request.body(_MOST_BYTES))
+        asked = decode(_UNLOAD, await request.body(_MAX_BYTES))
         await request.while_connected(self._adapters.unload(asked.lora_name))
         await _say(send, f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
 

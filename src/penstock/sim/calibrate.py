@@ -24,7 +24,7 @@ from penstock.sim.profile import Profile
 
 _FEWEST = 50  # steps: below that a fit says nothing
 _FAR_OFF = 3.0  # times the usual error: an outlier
-_MOST_LEFT_OUT = 0.1  # of all steps
+_MAX_LEFT_OUT = 0.1  # of all steps
 _CORNERS = np.geomspace(1.0, 4096.0, 25)  # tokens
 
 Matrix = NDArray[np.float64]
@@ -90,7 +90,7 @@ def calibrate(steps: Sequence[tuple[StepShape, float]]) -> Fit:
         errors = _errors(cost, steps, seconds)
         usual = max(float(np.median(np.abs(errors))), 0.01)
         far_off = -_FAR_OFF * usual / (1 + _FAR_OFF * usual)  # the model says far less than it took
-        kept = errors > min(far_off, float(np.quantile(errors, _MOST_LEFT_OUT)))
+        kept = errors > min(far_off, float(np.quantile(errors, _MAX_LEFT_OUT)))
         cost = _fit(shapes[kept], seconds[kept])
     chosen = [step for step, is_kept in zip(steps, kept, strict=True) if is_kept]
     errors = _errors(cost, chosen, seconds[kept])

@@ -51,12 +51,12 @@ Chosen = Callable[[Flight, Choice, float], None]
 
 MODEL = "m"
 _REPORT_S = 0.05
-_MOST_SILENT = 5  # reports that may be left out while nothing changes
+_MAX_SILENT = 5  # reports that may be left out while nothing changes
 _POLL_S = 0.05
 _OK = 200
 _GOLDEN = 0.6180339887498949
-_LEAST_LIMIT = 1024  # tokens of output that a client allows at least, as most do
-_LEAST_DRAW = 2.0**-53  # with none at all, a decision log is taken for one of before draws were kept
+_MIN_LIMIT = 1024  # tokens of output that a client allows at least, as most do
+_MIN_DRAW = 2.0**-53  # with none at all, a decision log is taken for one of before draws were kept
 
 
 class Followed:
@@ -137,7 +137,7 @@ class SimGateway:
             return
         measured = followed.replica.measured()
         followed.silent += 1
-        if measured != followed.last or followed.silent >= _MOST_SILENT:
+        if measured != followed.last or followed.silent >= _MAX_SILENT:
             followed.last, followed.silent = measured, 0
             self._heard(followed)
 
@@ -220,7 +220,7 @@ class SimGateway:
         return flight
 
     def _edge_request(self, ask: Ask, number: int) -> EdgeRequest:
-        limit = max(ask.output_tokens, _LEAST_LIMIT)
+        limit = max(ask.output_tokens, _MIN_LIMIT)
         run = TokenRun(number, ask.prompt_tokens, ask.names, ROUTING_TOKENS)
         return EdgeRequest(
             id=str(number),
@@ -230,7 +230,7 @@ class SimGateway:
             tenant=ask.tenant,
             priority=ask.priority,
             session=ask.session,
-            random01=number * _GOLDEN % 1.0 or _LEAST_DRAW,
+            random01=number * _GOLDEN % 1.0 or _MIN_DRAW,
             context_tokens=ask.prompt_tokens + ask.output_tokens,
             hashes=run.routing_hashes() if self._by_prefix else (),
             expected_output=self._lengths.expected(ask.tenant, MODEL, limit),

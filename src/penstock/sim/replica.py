@@ -31,7 +31,7 @@ from penstock.sim.steady_run import SteadyRun
 
 _TOKEN = 0
 _SAMPLED = Sampled([_TOKEN])
-_MOST_STEADY = 512  # steps at once: so that what nobody interrupts need not be reckoned far ahead
+_MAX_STEADY = 512  # steps at once: so that what nobody interrupts need not be reckoned far ahead
 
 
 class _InFlight(NamedTuple):
@@ -276,7 +276,7 @@ class SimReplica:
         return self._steady.num_done(self._events.now) if self._steady is not None else 0
 
     def _begin_steady(self) -> bool:
-        steps = min(self.scheduler.steady_steps, _MOST_STEADY)
+        steps = min(self.scheduler.steady_steps, _MAX_STEADY)
         if steps < 2:
             return False
         running = self.scheduler.num_running

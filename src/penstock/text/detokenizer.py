@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from penstock.text.tokenizer import Tokenizer
 
-_MOST_BYTES_OF_A_CHARACTER = 4
+_MAX_BYTES_OF_A_CHARACTER = 4
 
 
 class Detokenizer:
@@ -32,7 +32,7 @@ class Detokenizer:
             self._skipped -= kept_ids
         self._pending = b""
         self._drops_space = tokenizer.drops_leading_space and all(token_id in self._skipped for token_id in prompt_ids)
-        self.push(prompt_ids[-_MOST_BYTES_OF_A_CHARACTER:])
+        self.push(prompt_ids[-_MAX_BYTES_OF_A_CHARACTER:])
 
     def copy(self) -> Detokenizer:
         """Another text that goes on from the same prompt, which is not read again."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Bits = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 _NUM_TRIED = 4  # tokens, or runs of forced ones
-_MOST_ERROR = 300  # characters of what the library says
+_MAX_ERROR = 300  # characters of what the library says
 _MARK = "\x02"  # before a text that is to be encoded as one that goes on; no vocabulary joins it with anything
 
 
@@ -203,4 +203,4 @@ def _without(mask: bytes | Bits, token_ids: Sequence[int]) -> Bits:
 
 def _clip(text: str) -> str:
     line = " ".join(text.replace("<non-verbose/>", "").split())
-    return line if len(line) <= _MOST_ERROR else f"{line[:_MOST_ERROR]}…"
+    return line if len(line) <= _MAX_ERROR else f"{line[:_MAX_ERROR]}…"

@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, pre_tokenizers
 
-_MOST_GROWTH = 18  # of any normalizer that is known; U+FDFA grows to 33 bytes from 3 under NFKC
+_MAX_GROWTH = 18  # of any normalizer that is known; U+FDFA grows to 33 bytes from 3 under NFKC
 _GROWTH = {"NFC": 3, "NFD": 3, "Prepend": 1, "Strip": 1, "StripAccents": 1}
 
 
@@ -27,8 +27,8 @@ def _growth(step: dict[str, Any]) -> int:
         case {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}:
             return 1  # the mark is a word of every vocabulary that uses it
         case {"type": kind}:
-            return _GROWTH.get(kind, _MOST_GROWTH)
-    return _MOST_GROWTH
+            return _GROWTH.get(kind, _MAX_GROWTH)
+    return _MAX_GROWTH
 
 
 def _steps(backend: tokenizers.Tokenizer) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ from penstock.watch.kinds import AlertKind, Severity
 About = tuple[str, str]  # a model, and an objective of it
 HOLD_S = 60.0  # what has stopped for so long is over
 _AFTERMATH_S = 3600.0  # objectives look back as far: what explained a ticket does so for as long after its end
-_MOST_KEPT = 200
+_MAX_KEPT = 200
 _KEPT_S = 86400.0
 
 
@@ -79,7 +79,7 @@ class AlertBoard:
     def __init__(self, hold_s: float = HOLD_S) -> None:
         self._hold_s = hold_s
         self._cases: dict[str, _Case] = {}
-        self._resolved: deque[Alert] = deque(maxlen=_MOST_KEPT)
+        self._resolved: deque[Alert] = deque(maxlen=_MAX_KEPT)
         self._explained_at: dict[About, float] = {}
 
     @property

@@ -17,7 +17,7 @@ from penstock.watch.samples import Reading, Signal
 SLOT_S = 1800.0
 _WEEK, _DAY = 336, 48  # slots
 _WEEKS = 4  # that a season is the median of
-_LEAST_SLOTS = 4  # of the past, before anything can be said
+_MIN_SLOTS = 4  # of the past, before anything can be said
 _SMOOTH = 5  # readings
 _IN_A_ROW = 3
 _FAR, _NEAR = 5.0, 2.5  # deviations: to begin, and to end
@@ -98,7 +98,7 @@ class Baseline:
         return median(before) + (place - first) * (median(after) - median(before))
 
     def _judge(self, expected: float, at_s: float) -> None:
-        if len(self._past) < _LEAST_SLOTS or len(self._last) < _SMOOTH:
+        if len(self._past) < _MIN_SLOTS or len(self._last) < _SMOOTH:
             return
         value = median([value for value, _ in self._last])
         count = sum(count for _, count in self._last)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from penstock.watch.history import DAY_S, HOUR_S
 from penstock.watch.kinds import Severity
 
-LEAST_BAD = 10  # events within the long window: fewer say little, however small the budget
-LEAST_TIMES = 100  # requests within the long window: a few slow ones are no traffic that a quantile is promised for
+MIN_BAD = 10  # events within the long window: fewer say little, however small the budget
+MIN_TIMES = 100  # requests within the long window: a few slow ones are no traffic that a quantile is promised for
 
 
 class BurnRule(NamedTuple):
@@ -71,7 +71,7 @@ def burning(windows: Mapping[float, Events], allowed: float, covered_s: float, l
     for rule in BURN_RULES:
         long, short = windows[rule.long_s], windows[rule.short_s]
         seen = min(1.0, max(covered_s, HOUR_S) / rule.long_s)
-        is_enough = long.bad >= LEAST_BAD and long.total >= least_total
+        is_enough = long.bad >= MIN_BAD and long.total >= least_total
         is_long = is_enough and seen * burn_rate(long, allowed) >= rule.factor
         if is_long and burn_rate(short, allowed) >= rule.factor:
             return rule

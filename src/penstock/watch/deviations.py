@@ -14,7 +14,7 @@ from penstock.watch.mishaps import ANOMALIES
 from penstock.watch.samples import Sample, Signal
 
 _THE_MODEL = ""
-_MOST_SERIES = 4096  # replicas come and go
+_MAX_SERIES = 4096  # replicas come and go
 
 
 class Deviations:
@@ -65,7 +65,7 @@ class Deviations:
         for signal, reading in sample.readings(self._period_s, is_model=name == _THE_MODEL).items():
             baseline = self._baselines.get((name, signal))
             if baseline is None:
-                if len(self._baselines) >= _MOST_SERIES:
+                if len(self._baselines) >= _MAX_SERIES:
                     self._baselines.clear()
                 baseline = self._baselines[name, signal] = Baseline(signal)
             baseline.feed(reading, at_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from penstock.core.slo import TIMED, Objective, Slo
-from penstock.watch.burn import BURN_RULES, LEAST_TIMES, WINDOWS, BurnRule, Events, burn_rate, burning
+from penstock.watch.burn import BURN_RULES, MIN_TIMES, WINDOWS, BurnRule, Events, burn_rate, burning
 from penstock.watch.history import HOUR, HOUR_S, History
 from penstock.watch.quantiles import NUM_BINS, bin_of, quantile
 
@@ -93,7 +93,7 @@ class ModelObjectives:
         for objective in self.kept:
             allowed = self.slo.allowed(objective)
             windows = {span: self._within(objective, span, counts) for span, counts in added.items()}
-            least_total = LEAST_TIMES if objective in TIMED else 0
+            least_total = MIN_TIMES if objective in TIMED else 0
             rule = burning(windows, allowed, now - self._events.began_at, least_total)
             if rule is not None:
                 found.append(Burning(objective, rule, burn_rate(windows[rule.long_s], allowed)))

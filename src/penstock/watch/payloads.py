@@ -10,7 +10,7 @@ from penstock.watch.alerts import Alert
 from penstock.watch.notices import Notice
 
 _NEVER = "0001-01-01T00:00:00Z"  # Alertmanager's: it has not ended
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 def alertmanager(notice: Notice, runbooks: str) -> bytes:
@@ -38,10 +38,10 @@ def slack(notice: Notice, runbooks: str) -> bytes:
     first = notice.alerts[0]
     mark = {"resolved": "resolved", "firing": first.severity}[notice.status]
     lines = [f"*[{mark}] {first.alert}*"]
-    for alert in notice.alerts[:_MOST_SHOWN]:
+    for alert in notice.alerts[:_MAX_SHOWN]:
         lines.append(f"• {'' if alert.is_firing else 'over: '}{_escaped(alert.summary)}")
-    if len(notice.alerts) > _MOST_SHOWN:
-        lines.append(f"… and {len(notice.alerts) - _MOST_SHOWN} more")
+    if len(notice.alerts) > _MAX_SHOWN:
+        lines.append(f"… and {len(notice.alerts) - _MAX_SHOWN} more")
     if notice.status == "firing":
         lines.append(f"what to do: {runbook(first, runbooks)}")
     return msgspec.json.encode({"text": "\n".join(lines)})

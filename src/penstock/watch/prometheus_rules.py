@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from penstock.core.slo import TIMED
 from penstock.watch import kinds
-from penstock.watch.burn import BURN_RULES, LEAST_BAD, LEAST_TIMES, WINDOWS, BurnRule
+from penstock.watch.burn import BURN_RULES, MIN_BAD, MIN_TIMES, WINDOWS, BurnRule
 from penstock.watch.burn import NAMES as WINDOW_NAMES
 from penstock.watch.kinds import AlertKind, Severity
 from penstock.watch.objectives import CRITICAL, WARNING
@@ -71,9 +71,9 @@ def _burn_alerts(runbooks: str) -> list[Rule]:
 
 def _burning(rule: BurnRule) -> str:
     long, short = WINDOW_NAMES[rule.long_s], WINDOW_NAMES[rule.short_s]
-    enough = f'sum {_BY} (increase(penstock_slo_events_total{{met="false"}}[{long}])) >= {LEAST_BAD}'
+    enough = f'sum {_BY} (increase(penstock_slo_events_total{{met="false"}}[{long}])) >= {MIN_BAD}'
     burns = f"penstock:slo_burn:{long} >= {rule.factor:g} and penstock:slo_burn:{short} >= {rule.factor:g}"
-    return f"(({burns} and {enough}) unless {_times(long)} < {LEAST_TIMES})"
+    return f"(({burns} and {enough}) unless {_times(long)} < {MIN_TIMES})"
 
 
 def _times(window: str) -> str:
@@ -85,7 +85,7 @@ def _direct(runbooks: str) -> list[Rule]:
     ttft = "penstock_gateway_ttft_seconds"
     p99 = f"histogram_quantile(0.99, sum by (model, le) (rate({ttft}_bucket[5m])))"
     target = 'max by (model) (penstock_slo_target_seconds{objective="ttft"})'
-    enough = f"sum by (model) (increase({ttft}_count[5m])) >= {LEAST_TIMES}"
+    enough = f"sum by (model) (increase({ttft}_count[5m])) >= {MIN_TIMES}"
     found = [
         _alert(GATEWAY_DOWN, "absent(penstock_slo_goal_ratio)", "no gateway can be scraped", runbooks),
         _alert(
@@ -101,8 +101,8 @@ def _direct(runbooks: str) -> list[Rule]:
             runbooks,
         ),
     ]
-    timed = f'max {_BY} (penstock_slo_used_ratio{{objective=~"{_TIMED}"}}) and {_times("1h")} >= {LEAST_TIMES}'
-    bad = f'sum {_BY} (penstock_slo_events_total{{met="false"}}) >= {LEAST_BAD}'
+    timed = f'max {_BY} (penstock_slo_used_ratio{{objective=~"{_TIMED}"}}) and {_times("1h")} >= {MIN_TIMES}'
+    bad = f'sum {_BY} (penstock_slo_events_total{{met="false"}}) >= {MIN_BAD}'
     budget = f'1 - min {_BY} (penstock_slo_budget_left_ratio{{objective!~"{_TIMED}"}}) and {bad}'
     for level, bounds in (
         ("warning", f">= {WARNING:g} < {CRITICAL:g}"),

@@ -6,7 +6,7 @@ from enum import StrEnum
 from statistics import median
 from typing import NamedTuple, Protocol
 
-_MOST_TIMES = 256  # kept of a period for its median: the first ones
+_MAX_TIMES = 256  # kept of a period for its median: the first ones
 
 
 class EndedRequest(Protocol):
@@ -73,7 +73,7 @@ class Sample:
         self.cached += request.cached_tokens
         self.output += request.output_tokens
         if request.ttft_s is not None:
-            if len(self.ttfts) < _MOST_TIMES:
+            if len(self.ttfts) < _MAX_TIMES:
                 self.ttfts.append(request.ttft_s)
             if request.total_s is not None and request.output_tokens > 1:
                 self.streams += 1

@@ -13,8 +13,8 @@ from penstock.watch.samples import Sample
 _SLOW, _WELL = 0.75, 0.88  # of the siblings' speed: to be called slow, and to be forgiven
 _IN_A_ROW = 3
 _POOLED = 3  # periods
-_LEAST_STREAMS = 3  # in a period: fewer say nothing
-LEAST_SHARE = 0.1  # of a slow one: it must have some work, or nobody would see it recover
+_MIN_STREAMS = 3  # in a period: fewer say nothing
+MIN_SHARE = 0.1  # of a slow one: it must have some work, or nobody would see it recover
 
 
 class Speed(NamedTuple):
@@ -26,7 +26,7 @@ class Speed(NamedTuple):
         """The factor on its share."""
         if not self.is_slow or self.beside_siblings is None:
             return 1.0
-        return min(1.0, max(LEAST_SHARE, self.beside_siblings))
+        return min(1.0, max(MIN_SHARE, self.beside_siblings))
 
 
 class _Replica:
@@ -51,7 +51,7 @@ class Siblings:
 
     def period(self, samples: Mapping[str, Sample]) -> None:
         """One is over; those that are not named have had no work."""
-        told = {name: one for name, one in samples.items() if one.streams >= _LEAST_STREAMS and one.decode_s > 0}
+        told = {name: one for name, one in samples.items() if one.streams >= _MIN_STREAMS and one.decode_s > 0}
         now = {name: one.decoded / one.decode_s for name, one in told.items()}
         for name, sample in told.items():
             self._replicas.setdefault(name, _Replica()).recent.append((sample.decoded, sample.decode_s))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from penstock.core.slo import TIMED, Objective
 from penstock.watch.alerts import Condition
-from penstock.watch.burn import LEAST_BAD, LEAST_TIMES, NAMES
+from penstock.watch.burn import MIN_BAD, MIN_TIMES, NAMES
 from penstock.watch.kinds import AT_RISK, BURNING, BURNING_FAST, TTFT_FAR_OVER, Severity
 from penstock.watch.objectives import WARNING, Burning, ModelObjectives, state_of
 
@@ -15,7 +15,7 @@ _FAR, _FAR_QUANTILE = 2.0, 0.99
 def slo_conditions(objectives: ModelObjectives, now: float) -> list[Condition]:
     found = [_burning(objectives.model, one) for one in objectives.burning(now)]
     part, count = objectives.recent(Objective.TTFT, _FAR_QUANTILE, now)
-    if part is not None and part > _FAR and count >= LEAST_TIMES:
+    if part is not None and part > _FAR and count >= MIN_TIMES:
         seconds = part * objectives.slo.ttft_s
         summary = f"{objectives.model}: TTFT p99 is {seconds:.2f} s, {part:.1f} times its target"
         found.append(
@@ -37,8 +37,8 @@ def slo_conditions(objectives: ModelObjectives, now: float) -> list[Condition]:
 def _says_something(objectives: ModelObjectives, objective: Objective, now: float) -> bool:
     """A time's quantile is of the last hour; a budget is of all its days, and a few failures early on use up none."""
     if objective in TIMED:
-        return objectives.last_hour(objective, now).total >= LEAST_TIMES
-    return objectives.events(objective).bad >= LEAST_BAD
+        return objectives.last_hour(objective, now).total >= MIN_TIMES
+    return objectives.events(objective).bad >= MIN_BAD
 
 
 def _burning(model: str, found: Burning) -> Condition:

@@ -20,7 +20,7 @@ from penstock.watch.mishaps import Mishaps, explained
 from penstock.watch.objectives import ModelObjectives
 from penstock.watch.readings import FleetReading
 from penstock.watch.samples import EndedRequest, Sample
-from penstock.watch.siblings import LEAST_SHARE, Siblings
+from penstock.watch.siblings import MIN_SHARE, Siblings
 from penstock.watch.slo_signs import slo_conditions
 
 _PROBES_IN_A_ROW = 2
@@ -157,7 +157,7 @@ class Watch:
         for (name, _), answers in self.answers.items():
             for replica, status in answers.statuses.items():
                 if answers.known is not None and status.state == "wrong" and status.row >= _PROBES_IN_A_ROW:
-                    found[name, replica] = LEAST_SHARE
+                    found[name, replica] = MIN_SHARE
         return found
 
     # -- inside

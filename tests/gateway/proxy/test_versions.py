@@ -15,7 +15,7 @@ from penstock.admission.settings import AdmissionSettings
 from penstock.core.errors import ConfigError
 from penstock.gateway.membership.factory import replicas_of
 from penstock.gateway.proxy.request_view import read
-from penstock.gateway.proxy.shadow import MOST_OPEN
+from penstock.gateway.proxy.shadow import MAX_OPEN
 from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, pools_of, routes_of
 from penstock.gateway.settings.route_board import RouteBoard
 from penstock.tenancy.prices import Price
@@ -208,9 +208,9 @@ def test_a_shadow_that_fails_or_dawdles_delays_nobody_and_is_bounded() -> None:
         eventually(lambda: counts(gateway, "penstock_gateway_shadow_requests_total", 'outcome="failed"') == 1)
         two.status = 200
         two.may_answer.clear()  # until the end: nobody waits for it
-        assert [ask(gateway) for _ in range(MOST_OPEN + 6)] == ["real"] * (MOST_OPEN + 6)
+        assert [ask(gateway) for _ in range(MAX_OPEN + 6)] == ["real"] * (MAX_OPEN + 6)
         eventually(lambda: counts(gateway, "penstock_gateway_shadow_requests_total", 'outcome="dropped"') == 6)
-        assert gateway.app.shadows.num_open == MOST_OPEN
+        assert gateway.app.shadows.num_open == MAX_OPEN
         gateway.call(gateway.app.shadows.close)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.model.ops.memory import CHUNK, HUGE_PAGE, MOST_SETTLED, Arena, pages, settle
+from penstock.model.ops.memory import CHUNK, HUGE_PAGE, MAX_SETTLED, Arena, pages, settle
 from tests.model.ops.residency import resident_bytes
 
 
@@ -60,7 +60,7 @@ def test_what_is_settled_is_in_memory_and_still_zero() -> None:
 
 
 def test_what_is_much_is_left_to_be_touched() -> None:
-    assert not settle([pages(MOST_SETTLED), pages(1)])
+    assert not settle([pages(MAX_SETTLED), pages(1)])
 
 
 def test_memory_of_others_is_left_as_it_is() -> None:

@@ -15,8 +15,8 @@ from penstock.model.loading import random_model
 from penstock.model.ops import KVShape, Norm, Stream
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.ops.triton import TritonOps, int8, thin
-from penstock.model.ops.triton.grouped import MOST_ROWS
-from penstock.model.ops.triton.grouped_linear import MOST_MANY, GroupedLinear
+from penstock.model.ops.triton.grouped import MAX_ROWS
+from penstock.model.ops.triton.grouped_linear import MAX_MANY, GroupedLinear
 from penstock.model.ops.triton.grouped_many import widened
 from penstock.model.ops.triton.linears import FloatLinear
 from penstock.model.ops.triton.rowwise import Quantization, quantize
@@ -89,7 +89,7 @@ def test_a_product_of_a_few_rows(shape: tuple[int, int, int], kind: str, bits: B
     weight, columns = integers(*shape, bits, kind), shape[1]
     linear, expected = TritonOps(DEVICE, dtype).linear(weight), weight.dequantized()
     assert isinstance(linear, GroupedLinear)
-    for count in matrix([1, 2, 8, 9, MOST_ROWS], [11]):
+    for count in matrix([1, 2, 8, 9, MAX_ROWS], [11]):
         x = rows_of(count, columns, dtype)
         assert relative_error(linear(x), x.float() @ expected.T) < TOLERANCES[dtype]
 
@@ -101,7 +101,7 @@ def test_a_product_of_a_few_rows(shape: tuple[int, int, int], kind: str, bits: B
 def test_a_product_of_many_rows(bits: Bits, kind: str, dtype: torch.dtype) -> None:
     weight = integers(matrix([96], [32])[0], 320, 320, bits, kind)
     linear, expected = TritonOps(DEVICE, dtype).linear(weight), weight.dequantized()
-    for count in matrix([MOST_ROWS + 1, 64, 65, 200, MOST_MANY + 1], [MOST_ROWS + 1]):
+    for count in matrix([MAX_ROWS + 1, 64, 65, 200, MAX_MANY + 1], [MAX_ROWS + 1]):
         x = rows_of(count, 320, dtype)
         assert relative_error(linear(x), x.float() @ expected.T) < TOLERANCES[dtype]
 

@@ -25,8 +25,8 @@ from penstock.watch.notices import Notice
 log = logging.getLogger("penstock.alerts")
 
 _NAME = "alert courier"
-_MOST_WAITING = 100
-_MOST_TRIES = 10
+_MAX_WAITING = 100
+_MAX_TRIES = 10
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _TIMEOUT_S = 10.0
 _BUSY = 429
@@ -59,7 +59,7 @@ class AlertSender:
         return CourierView(self._to, self._sent, self._failed, len(self._waiting), self._lost)
 
     def take(self, notice: Notice) -> None:
-        if len(self._waiting) >= _MOST_WAITING:
+        if len(self._waiting) >= _MAX_WAITING:
             self._waiting.popleft()
             self._lost += 1
         self._waiting.append(notice)
@@ -85,7 +85,7 @@ class AlertSender:
 
     async def _deliver(self, body: bytes) -> bool:
         pause_s, what = _FIRST_PAUSE_S, ""
-        for attempt in range(_MOST_TRIES):
+        for attempt in range(_MAX_TRIES):
             if attempt:
                 await clocks.sleep(self._clock, pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

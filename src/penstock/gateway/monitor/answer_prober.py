@@ -32,7 +32,7 @@ _USABLE = (ReplicaState.READY, ReplicaState.DEGRADED)
 _BUSY = (429, 503, 529)  # or draining
 _PATH = b"/v1/chat/completions"
 _TOP = 5
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 class ProbeView(Struct, frozen=True, kw_only=True):
@@ -168,7 +168,7 @@ class AnswerProber(Subscriber):
 
     async def _answer(self, replica: Replica, body: bytes) -> tuple[int, bytes] | None:
         """Status and body; no status: the replica was lost meanwhile. None: there is no answer."""
-        sink = Collected(_MOST_BYTES)
+        sink = Collected(_MAX_BYTES)
         ended: asyncio.Future[tuple[Ending, Outcome | None]] = asyncio.get_running_loop().create_future()
 
         def tell(ending: Ending, outcome: Outcome | None) -> None:
@@ -188,7 +188,7 @@ class AnswerProber(Subscriber):
             request.cancel()
         if ending is Ending.CLIENT_GONE:
             return 0, b""
-        if outcome is None or outcome.status is None or outcome.failure is not None or sink.num_bytes > _MOST_BYTES:
+        if outcome is None or outcome.status is None or outcome.failure is not None or sink.num_bytes > _MAX_BYTES:
             return None
         return outcome.status, sink.body
 

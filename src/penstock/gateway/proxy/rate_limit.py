@@ -49,7 +49,7 @@ ENTRY = _Entry()
 
 Paid = Callable[[PenstockError | None], None]
 
-_WAIT_S, _MOST_WAITS = 0.05, 200  # for what was promised
+_WAIT_S, _MAX_WAITS = 0.05, 200  # for what was promised
 
 
 class RateLimitReservation:
@@ -131,7 +131,7 @@ class RateLimitReservation:
                 self._limiter.release(answer)
         elif self._is_bound:
             self._look_closer(answer.reason)
-        elif answer.is_due and self._num_waits < _MOST_WAITS:  # it came as told, perhaps a moment early
+        elif answer.is_due and self._num_waits < _MAX_WAITS:  # it came as told, perhaps a moment early
             self._num_waits += 1
             self._clock.call_later(_WAIT_S, self.pay)
         elif self._is_open:

@@ -15,7 +15,7 @@ from penstock.api.errors import ANTHROPIC, OPENAI, Convention
 from penstock.core.errors import InvalidRequest
 
 EXPECTED_OUTPUT = b"x-penstock-expected-output"
-_MOST_DIGITS = 9
+_MAX_DIGITS = 9
 MAX_NAME = 256  # characters of a model's name; no route has a longer one
 _MAX_SESSION = 256  # characters; of a longer name its hash stands for it
 
@@ -196,7 +196,7 @@ def expected_output(headers: Mapping[bytes, bytes]) -> int | None:
     if said is None:
         return None
     said = said.strip()
-    if not said.isdigit() or len(said) > _MOST_DIGITS or not int(said):
+    if not said.isdigit() or len(said) > _MAX_DIGITS or not int(said):
         name = EXPECTED_OUTPUT.decode()
         raise InvalidRequest(f"{name}: expected a number of tokens, 1 or more", param=name)
     return int(said)

@@ -22,10 +22,10 @@ Then = Callable[[Facts | None, PenstockError | None], None]
 
 TASK = "x-penstock-task"  # a header, or a field of metadata
 _TASK_HEADER = TASK.encode()
-_MOST_TEXT = 4096  # characters from the beginning of a message, and as many from its end
-_MOST_BACK = 32  # messages that the last words of the user are looked for in
+_MAX_TEXT = 4096  # characters from the beginning of a message, and as many from its end
+_MAX_BACK = 32  # messages that the last words of the user are looked for in
 _FAR = 4  # an estimate that is so many times a bound is beyond it
-_MOST_COUNTING = 64
+_MAX_COUNTING = 64
 
 
 class _Format(msgspec.Struct):
@@ -82,7 +82,7 @@ def _prompt_tokens(rules: RuleSet, routed: RoutedRequest, tokens: PromptTokens) 
         return estimate
     if len(body) < bounds[0] and prompt_tokenizer.bound(body) < bounds[0]:  # it is never less than the body's length
         return estimate
-    if tokens.num_counting >= _MOST_COUNTING:
+    if tokens.num_counting >= _MAX_COUNTING:
         return estimate
     try:
         return tokens.count(routed.surface.path, body, routed.caller.tenant.namespace)
@@ -132,7 +132,7 @@ def _field(found: _Head, name: str) -> msgspec.Raw:
 def _last_words(found: _Whole) -> str:
     if not found.messages:
         return _bounded(_text(found.prompt))
-    for message in found.messages[: -_MOST_BACK - 1 : -1]:
+    for message in found.messages[: -_MAX_BACK - 1 : -1]:
         if message.role == "user" and (text := _text(message.content)):
             return _bounded(text)
     return ""
@@ -148,4 +148,4 @@ def _text(content: msgspec.Raw) -> str:
 
 
 def _bounded(text: str) -> str:
-    return text if len(text) <= 2 * _MOST_TEXT else f"{text[:_MOST_TEXT]}\n{text[-_MOST_TEXT:]}"
+    return text if len(text) <= 2 * _MAX_TEXT else f"{text[:_MAX_TEXT]}\n{text[-_MAX_TEXT:]}"

@@ -24,7 +24,7 @@ from penstock.gateway.tokens.request_size import Pool, Size
 from penstock.http.clock import TimerClock
 from penstock.http.forward import Outcome
 
-MOST_OPEN = 64
+MAX_OPEN = 64
 MAX_BODY_BYTES = 128 << 10  # a larger one takes too long to write anew on the event loop, for what is only a trial
 
 
@@ -38,7 +38,7 @@ class Shadows:
         admission: Admission,
         recorder: GatewayRecorder,
         clock: TimerClock,
-        most_open: int = MOST_OPEN,
+        most_open: int = MAX_OPEN,
     ) -> None:
         self._replicas = replicas
         self._pools = pools

@@ -13,7 +13,7 @@ from penstock.http.forward import IsWhole, Outcome, Tap
 from penstock.http.message import ResponseHead
 
 _COST_HEADER = COST_HEADER.encode()
-_MOST_BYTES = 1 << 20  # of a request and its ids; a replica may refuse what is longer than a request should be
+_MAX_BYTES = 1 << 20  # of a request and its ids; a replica may refuse what is longer than a request should be
 
 
 class Transcript:
@@ -44,7 +44,7 @@ class Transcript:
                 self.tap = self._tally.append
         if replica.relays:
             ids = self._size.ids_for(replica.text)
-            if ids and len(ids) + len(self._body) <= _MOST_BYTES:
+            if ids and len(ids) + len(self._body) <= _MAX_BYTES:
                 return ENVELOPE_HEADER, sealed(self._body, ids)
         return STREAM_HEADER if self.record is not None else b"", self._body
 

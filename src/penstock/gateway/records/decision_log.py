@@ -23,7 +23,7 @@ from penstock.observe.backlog import Backlog
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 
-_MOST_WAITING = 20_000  # entries
+_MAX_WAITING = 20_000  # entries
 _BATCH = 64  # entries of one block
 
 _encoder = msgspec.msgpack.Encoder()
@@ -43,7 +43,7 @@ class DecisionLog(Backlog["_Made | RequestFacts"]):
     """`decided` and `ended` belong to the event loop."""
 
     def __init__(self, path: Path, max_bytes: int = 256 << 20) -> None:
-        super().__init__("decision log", most=_MOST_WAITING, batch=_BATCH)
+        super().__init__("decision log", most=_MAX_WAITING, batch=_BATCH)
         self._path = path
         self._max_file_bytes = max_bytes // NUM_FILES
         self._file: IO[bytes] | None = None

@@ -30,7 +30,7 @@ from penstock.router.sticky import session_bucket
 MAGIC = b"penstock.decisions.1\n"
 NUM_FILES = 4
 LENGTH = struct.Struct("<I")
-_MOST_CANDIDATES = 16  # of one choice; of more, the best
+_MAX_CANDIDATES = 16  # of one choice; of more, the best
 
 
 class Seen(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -157,12 +157,12 @@ def decided(
     """`at_s` since 1970; `now` by the clock of the snapshots."""
     totals, hashes = choice.totals, request.hashes
     shown: Sequence[int] = range(len(totals))
-    if len(totals) > _MOST_CANDIDATES:
+    if len(totals) > _MAX_CANDIDATES:
         picked = next(
             i for i in shown if choice.candidates[i] is choice.replica
         )  # not the best of all with every picker
-        best = heapq.nlargest(_MOST_CANDIDATES, shown, totals.__getitem__)
-        shown = [picked, *(i for i in best if i != picked)][:_MOST_CANDIDATES]
+        best = heapq.nlargest(_MAX_CANDIDATES, shown, totals.__getitem__)
+        shown = [picked, *(i for i in best if i != picked)][:_MAX_CANDIDATES]
     return Decided(
         at_s,
         request.id,

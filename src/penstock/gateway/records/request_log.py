@@ -26,10 +26,10 @@ from penstock.observe.redaction import redact
 
 log = logging.getLogger("penstock.gateway.request")
 
-_MOST_WAITING = 50_000  # lines
+_MAX_WAITING = 50_000  # lines
 _BATCH = 100  # lines of one record: a third of a millisecond's work
 _RECORD_CHARS = 64 << 10
-_MOST_PROMPT_BYTES = 32 << 20  # of prompts that wait
+_MAX_PROMPT_BYTES = 32 << 20  # of prompts that wait
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class RequestLog(Backlog["tuple[float, RequestFacts | _Prompt]"]):
     time."""
 
     def __init__(self, logger: logging.Logger = log, settings: LogSettings | None = None) -> None:
-        super().__init__("request log", most=_MOST_WAITING, batch=_BATCH)
+        super().__init__("request log", most=_MAX_WAITING, batch=_BATCH)
         settings = settings or LogSettings()
         self._logger = logger
         self._is_json = settings.format == "json"
@@ -75,7 +75,7 @@ class RequestLog(Backlog["tuple[float, RequestFacts | _Prompt]"]):
         """What a client sent; nothing, unless prompts are wanted."""
         if self._prompt is None:
             return
-        if self._asked_bytes - self._told_bytes + len(body) > _MOST_PROMPT_BYTES:
+        if self._asked_bytes - self._told_bytes + len(body) > _MAX_PROMPT_BYTES:
             self._num_dropped += 1
             return
         self._asked_bytes += len(body)

@@ -13,7 +13,7 @@ from typing import IO
 
 from penstock.core.private_files import make_private, open_private
 
-_MOST_OPEN = 64
+_MAX_OPEN = 64
 
 
 class TenantFiles:
@@ -47,7 +47,7 @@ class TenantFiles:
         self._files[tenant] = file
         file.write(text)
         file.flush()
-        if len(self._files) > _MOST_OPEN:
+        if len(self._files) > _MAX_OPEN:
             self._files.pop(next(iter(self._files))).close()
 
     def _open(self, tenant: str) -> IO[bytes]:

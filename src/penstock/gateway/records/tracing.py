@@ -29,7 +29,7 @@ from penstock.router.router import Choice
 
 # By surface; all others are chats.
 _OPERATIONS = {"completions": "text_completion"} | dict.fromkeys(("embeddings", "rerank", "score"), "embeddings")
-_MOST_CANDIDATES = 16  # of a pick; of more, the best
+_MAX_CANDIDATES = 16  # of a pick; of more, the best
 
 
 class Traced(NamedTuple):
@@ -168,7 +168,7 @@ def _of_pick(choice: Choice) -> dict[str, Value]:
     order = sorted(
         range(len(choice.totals)), key=lambda i: (choice.candidates[i] is not choice.replica, -choice.totals[i])
     )
-    shown = order[:_MOST_CANDIDATES]
+    shown = order[:_MAX_CANDIDATES]
     found: dict[str, Value] = {
         "penstock.pick.strategy": choice.strategy,
         "penstock.pick.replica": redact(choice.replica.id) if choice.replica is not None else "",

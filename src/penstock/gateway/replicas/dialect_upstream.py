@@ -32,7 +32,7 @@ from penstock.http.upstream import Upstream
 _WITH_USAGE = RequestOptions(usage=True)
 _JSON = {b"content-type": b"application/json"}
 _EVENTS = {b"content-type": b"text/event-stream"}
-_MOST_BYTES = 32 << 20  # of an answer that is translated whole
+_MAX_BYTES = 32 << 20  # of an answer that is translated whole
 
 log = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ class _Translates:
             translated = self._answer.feed(data)
             self._receiver.data(translated + self._answer.end() if is_last else translated, is_last)
             return
-        if len(self._body) <= _MOST_BYTES:
+        if len(self._body) <= _MAX_BYTES:
             self._body += data
         if is_last:
             self._tell()

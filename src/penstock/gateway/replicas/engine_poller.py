@@ -31,7 +31,7 @@ from penstock.http.upstream import Upstream
 from penstock.observe.background import outliving
 
 _NAME = "replica follower"
-LEAST_POLL_S = 0.25
+MIN_POLL_S = 0.25
 _FACTS_EVERY_S = 30.0
 _MODELS = b"/v1/models"
 _SOON_S = 1.0  # a server that is not ready is looked at so often
@@ -71,7 +71,7 @@ class EnginePoller:
         changed: Callable[[], None],
         *,
         dialect: Dialect | None = None,
-        poll_every_s: float = LEAST_POLL_S,
+        poll_every_s: float = MIN_POLL_S,
         metrics: Upstream | None = None,
         is_plain: Callable[[], None] | None = None,
     ) -> None:
@@ -82,7 +82,7 @@ class EnginePoller:
         self.liveness: Liveness | None = None  # None: nobody has asked yet
         self._replica = replica
         self._changed = changed
-        self._poll_every_s = min(max(poll_every_s, LEAST_POLL_S), STALE_AFTER_S / 2)
+        self._poll_every_s = min(max(poll_every_s, MIN_POLL_S), STALE_AFTER_S / 2)
         self._metrics = metrics
         self._is_plain = is_plain
         self._others: dict[int, Upstream] = {}  # by port

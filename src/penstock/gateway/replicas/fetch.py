@@ -11,7 +11,7 @@ from penstock.http.call import Failure, FailureKind
 from penstock.http.message import ResponseHead
 from penstock.http.upstream import Upstream
 
-_MOST_BYTES = 8 << 20  # an exposition of a server with many adapters and ranks has a few
+_MAX_BYTES = 8 << 20  # an exposition of a server with many adapters and ranks has a few
 
 
 class _Receiver:
@@ -47,7 +47,7 @@ async def fetch(
     *,
     timeout_s: float,
     body: bytes | None = None,
-    most_bytes: int = _MOST_BYTES,
+    most_bytes: int = _MAX_BYTES,
 ) -> Answer | Failure:
     """GET, or POST where there is a body."""
     receiver = _Receiver(most_bytes)

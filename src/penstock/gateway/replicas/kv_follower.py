@@ -21,7 +21,7 @@ from penstock.http.clock import Timer
 from penstock.http.message import ResponseHead
 from penstock.http.upstream import Upstream
 
-_RETRY_S, _MOST_RETRY_S = 0.1, 0.5
+_RETRY_S, _MAX_RETRY_S = 0.1, 0.5
 _ABSENT_S = 10.0  # a server that has no such stream may be replaced by one that has
 _SILENT_S = 1.0  # the replica writes every 400 ms at least
 _SLICE_BYTES = 512 * HASH_BYTES  # so many at a time: the loop is never held for a millisecond
@@ -165,7 +165,7 @@ class KvFollower:
             self._index.lost_track(self._replica_id)
         self._disconnect()
         self._timer = self._clock.call_later(self._retry_s, self._connect)
-        self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)
+        self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
 
     def _disconnect(self) -> None:
         self._drop()

@@ -26,7 +26,7 @@ from penstock.http.call import Failure
 from penstock.observe.redaction import redact
 
 _LOAD_TIMEOUT_S = 120.0  # a large adapter comes from a slow disk
-_FIRST_PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
 _OWN_PATH = b"/v1/load_lora_adapter"
 _OWN_UNLOAD_PATH = b"/v1/unload_lora_adapter"
 _IS_THERE = b"already"  # in what vLLM and SGLang say of one that they have
@@ -167,7 +167,7 @@ class AdapterKeeper:
 
     def _put_off(self, name: str) -> float:
         """How long."""
-        pause_s = self._pauses_s[name] = min(2 * self._pauses_s.get(name, _FIRST_PAUSE_S / 2), _MOST_PAUSE_S)
+        pause_s = self._pauses_s[name] = min(2 * self._pauses_s.get(name, _FIRST_PAUSE_S / 2), _MAX_PAUSE_S)
         self._again_at[name] = self._replica.upstream.clock.now() + pause_s
         return pause_s
 

@@ -43,7 +43,7 @@ from penstock.tenancy.tenants import Tenant
 
 log = logging.getLogger("penstock.gateway")
 
-_RETRY_S, _MOST_RETRY_S = 0.25, 1.0
+_RETRY_S, _MAX_RETRY_S = 0.25, 1.0
 _ASK_BACK_S = 5.0
 _LOOK_S = 0.5  # how often a provider is looked at: its breaker and its share change by time alone
 _NEEDS_SECRET = b'"permission_denied"'  # so says a penstock replica to a gateway that does not know its secret
@@ -388,4 +388,4 @@ class Follower:
         if replica.report is None or not replica.report.is_draining:  # else their own connections tell how they end
             replica.send_away()
         self._timer = self._clock.call_later(self._retry_s, self._connect)
-        self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)
+        self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)

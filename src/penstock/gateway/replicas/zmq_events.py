@@ -26,7 +26,7 @@ from penstock.observe.background import Worker, outliving
 _NAME = "kv events"
 _POLL_MS = 100
 _REPLAY_S = 2.0  # without an answer for so long it is over
-_MOST_AT_ONCE = 16  # messages of one replica before the others, and the event loop, have their turn
+_MAX_AT_ONCE = 16  # messages of one replica before the others, and the event loop, have their turn
 _HWM = 100_000
 _END = -1
 
@@ -242,7 +242,7 @@ class _Reader:
 
     def _frames(self, socket: Any) -> list[list[bytes]]:
         found: list[list[bytes]] = []
-        while len(found) < _MOST_AT_ONCE:
+        while len(found) < _MAX_AT_ONCE:
             try:
                 found.append(socket.recv_multipart(self._zmq.NOBLOCK))
             except self._zmq.Again:

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from penstock.gateway.proxy.request_view import RequestView
 
 BLOCK_BYTES = 1024  # about a routing block of tokens
-_MOST_BLOCKS = 256
+_MAX_BLOCKS = 256
 
 
 def byte_names(asked: RequestView, tenant: str) -> tuple[int, ...]:
@@ -19,7 +19,7 @@ def byte_names(asked: RequestView, tenant: str) -> tuple[int, ...]:
     said = bytes(asked.system) + bytes(asked.messages) + bytes(asked.prompt)
     digest = tenant.encode()
     names = []
-    for start in range(0, min(len(said) // BLOCK_BYTES, _MOST_BLOCKS) * BLOCK_BYTES, BLOCK_BYTES):
+    for start in range(0, min(len(said) // BLOCK_BYTES, _MAX_BLOCKS) * BLOCK_BYTES, BLOCK_BYTES):
         digest = blake2b(digest + said[start : start + BLOCK_BYTES], digest_size=8, person=b"penstock.bytes").digest()
         names.append(int.from_bytes(digest, "little"))
     return tuple(names)

@@ -30,7 +30,7 @@ from penstock.text.tokenizer import Tokenizer
 _LONG = 4096  # characters; a shorter text is counted faster than its beginning is looked up
 _BATCH_CHARS = 1 << 20  # of several texts that are tokenized at a time
 _TURNS = 32  # how many turns back a conversation is looked for
-_LEAST_LONGEST = 32  # bytes of a token: some normalizers drop a few spaces
+_MIN_LONGEST = 32  # bytes of a token: some normalizers drop a few spaces
 _REMEMBERED = 10_000  # of each kind: about 2 MB
 _NAMED, _NAMED_BYTES = 2_000, 64 << 20  # the same, where ids are kept too: of 8k tokens about 40 kB
 
@@ -272,7 +272,7 @@ def _digests(text: str, ends: Sequence[int], root: int = 0) -> list[bytes]:
 
 
 def _longest_token(tokenizer: Tokenizer) -> int:
-    return max(_LEAST_LONGEST, *(len(tokenizer.token_bytes(number)) for number in range(tokenizer.vocab_size)))
+    return max(_MIN_LONGEST, *(len(tokenizer.token_bytes(number)) for number in range(tokenizer.vocab_size)))
 
 
 def _grown(start: _Start, ids: list[int], root: int) -> _Start:

@@ -25,8 +25,8 @@ _UNKNOWN_OUTPUT = 4096  # tokens, where neither a client nor a context limits it
 _GENERATES = (CHAT, COMPLETION, MESSAGES)
 _MARKS, _ASKING = 4, 80  # tokens around each of several texts; where it is read together with another
 _NAMED_BYTES = 1024  # of a body, from which on its prompt may have a whole routing block
-_MOST_NAMING = 16  # prompts of a model in the threads' queue; then requests rather go without names than wait
-_MOST_COUNTING = 64  # prompts of a model in the threads' queue; each may take a good part of a second
+_MAX_NAMING = 16  # prompts of a model in the threads' queue; then requests rather go without names than wait
+_MAX_COUNTING = 64  # prompts of a model in the threads' queue; each may take a good part of a second
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class Size:
         """Called back at once for a short prompt, from the event loop for a long one; with what is wrong with it."""
         tokens = self.pool.tokens
         self.is_final = True
-        if tokens.num_counting >= _MOST_COUNTING:
+        if tokens.num_counting >= _MAX_COUNTING:
             then(Overloaded("too many prompts wait to be counted", reason="counting", retry_after_s=1.0))
             return
         try:
@@ -185,7 +185,7 @@ class Size:
         pool, tokens = self.pool, self.pool.tokens
         if self._path not in _GENERATES:
             return False
-        return len(self._body) >= _NAMED_BYTES and pool.num_ready > 1 and tokens.num_counting < _MOST_NAMING
+        return len(self._body) >= _NAMED_BYTES and pool.num_ready > 1 and tokens.num_counting < _MAX_NAMING
 
     def name(self, view: RequestView, tenant: str, adapter: str, then: Callable[[PenstockError | None], None]) -> None:
         """Called back at once if it is remembered, else from the event loop. `tenant`: its namespace."""

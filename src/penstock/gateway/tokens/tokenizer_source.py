@@ -18,7 +18,7 @@ from penstock.http.call import Failure
 
 _PAUSE_S = 5.0  # after one that could not be had
 _TIMEOUT_S = 60.0
-_MOST_BYTES = 128 << 20  # the largest vocabularies come to a quarter of that
+_MAX_BYTES = 128 << 20  # the largest vocabularies come to a quarter of that
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class ModelTexts:
     async def _get(self, replica: Replica) -> None:
         try:
             path = model_text.PATH.encode()
-            answer = await fetch(replica.upstream, path, replica.headers, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
+            answer = await fetch(replica.upstream, path, replica.headers, timeout_s=_TIMEOUT_S, most_bytes=_MAX_BYTES)
             if isinstance(answer, Failure):
                 raise PenstockError(answer.message)
             if answer.status != 200:

@@ -22,7 +22,7 @@ CACHED_INT8 = (5, 6)  # and behind those: a cache of 8-bit integers, as fast as 
 LOW_BIT_CENTRED = {4: 7, 8: 8}  # weights that count from the middle, without minimums
 LOW_BIT_FINE = 9  # of 8 bits, with a scale and a minimum for every 16
 GROUP = 32  # columns of a low-bit weight that share a scale; a multiple of it, or half of it if need be
-MOST_HEAD_DIM = 256
+MAX_HEAD_DIM = 256
 
 
 class Layer(ctypes.Structure):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 HUGE_PAGE = 2 << 20
 CHUNK = 16 << 20
-MOST_SETTLED = 1 << 30
+MAX_SETTLED = 1 << 30
 _PAGE = 4096
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _POPULATE_WRITE = 23  # of Linux 5.14 and later; Python has no name for it
@@ -39,7 +39,7 @@ def pages(num_bytes: int, *, huge: bool = False) -> Tensor:
 def settle(parts: Sequence[Tensor]) -> bool:
     """Take the memory of untouched pages now, in huge ones, before it is waited for. False if some is left to be taken
     as it is touched: because it is much, or the system takes none ahead, or has no huge pages."""
-    if not _has_huge_pages() or sum(part.nbytes for part in parts) > MOST_SETTLED:
+    if not _has_huge_pages() or sum(part.nbytes for part in parts) > MAX_SETTLED:
         return False
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

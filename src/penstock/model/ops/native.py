@@ -36,7 +36,7 @@ from penstock.model.ops import library as c
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.experts import add_shared, route
 from penstock.model.ops.layer_call import LayerCall, NativeKV
-from penstock.model.ops.library import ARITHMETICS, CACHED_INT8, LOW_BIT, MOST_HEAD_DIM, load_library, pointer
+from penstock.model.ops.library import ARITHMETICS, CACHED_INT8, LOW_BIT, MAX_HEAD_DIM, load_library, pointer
 from penstock.model.ops.memory import Arena, pages, settle
 from penstock.model.ops.native_experts import NativeExperts
 from penstock.model.ops.panels import NativeLinear, NativeLookup, PackedWeight, packed_low_bit
@@ -156,8 +156,8 @@ class NativeOps:
         self.add_linear(stream, self.silu_mul(self.norm_linear(stream, norm, gate_up)), down)
 
     def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
-        if shape.head_dim % 8 or shape.head_dim > MOST_HEAD_DIM:
-            raise ModelUnsupported(f"head size {shape.head_dim} is no multiple of 8 up to {MOST_HEAD_DIM}")
+        if shape.head_dim % 8 or shape.head_dim > MAX_HEAD_DIM:
+            raise ModelUnsupported(f"head size {shape.head_dim} is no multiple of 8 up to {MAX_HEAD_DIM}")
         sizes = (self.kv_arithmetic, shape.block_size, shape.num_kv_heads, shape.head_dim)
         key_bytes, value_bytes = self.library.key_block_bytes(*sizes), self.library.value_block_bytes(*sizes)
 

@@ -10,7 +10,7 @@ from penstock.core.devices import DeviceReading
 from penstock.observe.gpu.throttling import reasons
 
 _TIMEOUT_S = 2.0
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 _SAMPLE = re.compile(r"^(DCGM_\w+)\{(.*)\} (\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -19,7 +19,7 @@ Fields = dict[str, float]
 
 def fetch(url: str) -> str:
     with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
-        return bytes(response.read(_MOST_BYTES)).decode(errors="replace")
+        return bytes(response.read(_MAX_BYTES)).decode(errors="replace")
 
 
 class DcgmSource:

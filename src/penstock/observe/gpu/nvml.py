@@ -12,7 +12,7 @@ from penstock.observe.gpu.throttling import reasons
 
 log = logging.getLogger("penstock.gpu")
 
-_MOST_EVENTS = 64  # of one reading; a GPU that fails for good may report without end
+_MAX_EVENTS = 64  # of one reading; a GPU that fails for good may report without end
 
 
 def open_nvml(uuids: Sequence[str] = ()) -> NvmlSource | None:
@@ -65,7 +65,7 @@ class NvmlSource:
     def _xids(self) -> dict[str, list[int]]:
         """Since the last call, without waiting for any."""
         nvml, found = self._nvml, dict[str, list[int]]()
-        for _ in range(_MOST_EVENTS if self._events is not None else 0):
+        for _ in range(_MAX_EVENTS if self._events is not None else 0):
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
                 uuid = _text(nvml.nvmlDeviceGetUUID(event.device))

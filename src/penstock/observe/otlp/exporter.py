@@ -23,7 +23,7 @@ from penstock.observe.spans import Span
 log = logging.getLogger("penstock.telemetry")
 T = TypeVar("T")
 
-_MOST_WAITING = 10_000  # requests
+_MAX_WAITING = 10_000  # requests
 _BATCH = 50  # requests: some 250 spans, and a few milliseconds' work
 
 
@@ -89,7 +89,7 @@ class TraceExporter(Backlog[T], Generic[T]):
         _check_installed()
         from penstock.observe.otlp import messages
 
-        super().__init__("trace export", most=_MOST_WAITING, batch=_BATCH)
+        super().__init__("trace export", most=_MAX_WAITING, batch=_BATCH)
         self._way = transport("traces", target)
         self._sender = Sender(self._way, target.timeout_s, self._stopping, times)
         self._spans = spans

@@ -23,7 +23,7 @@ _SERVICES = {
     "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
 }
 _BUSY = (429, 502, 503, 504)
-_MOST_ANSWER = 1 << 20  # bytes
+_MAX_ANSWER = 1 << 20  # bytes
 _AGENT = f"penstock/{__version__}"
 
 
@@ -88,7 +88,7 @@ class OverHttp:
             connection.sock.settimeout(timeout_s)
         connection.request("POST", self._path, message, self._headers)
         answer = connection.getresponse()
-        body = answer.read(_MOST_ANSWER)
+        body = answer.read(_MAX_ANSWER)
         if answer.status in _BUSY:
             raise Busy(f"status {answer.status}", _seconds(answer.headers.get("retry-after")))
         if answer.status >= 300:

@@ -13,7 +13,7 @@ from penstock.text.tools.call_object import ArgumentText, State
 from penstock.text.tools.json_scan import Scan
 
 _HEAD = re.compile(r"([\w.-]+)\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[ARGS\])?\s*")
-_MOST_HEAD = 256  # characters
+_MAX_HEAD = 256  # characters
 
 
 class NamedCall:
@@ -34,7 +34,7 @@ class NamedCall:
         if self.name is None:
             if character != "{":
                 self._head += character
-                return State.OPEN if len(self._head) <= _MOST_HEAD else State.BROKEN
+                return State.OPEN if len(self._head) <= _MAX_HEAD else State.BROKEN
             head = _HEAD.fullmatch(self._head)
             if head is None:
                 return State.BROKEN

@@ -48,7 +48,7 @@ from penstock.model.quantized.fp8 import Fp8Weight
 from penstock.model.quantized.grouped import GroupedWeight
 from penstock.model.quantized.int8 import Int8Weight
 
-LEAST_BLOCK_SIZE = 16  # what a matrix product takes; 64 and more is fast
+MIN_BLOCK_SIZE = 16  # what a matrix product takes; 64 and more is fast
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ class TritonOps:
             self.add_linear(stream, rowwise.silu_mul(halves), down)
 
     def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
-        if shape.block_size % LEAST_BLOCK_SIZE:
-            message = f"block_size is {shape.block_size}, but a GPU needs a multiple of {LEAST_BLOCK_SIZE}"
+        if shape.block_size % MIN_BLOCK_SIZE:
+            message = f"block_size is {shape.block_size}, but a GPU needs a multiple of {MIN_BLOCK_SIZE}"
             raise ConfigError(message, param="block_size")
         self._num_kv_heads = shape.num_kv_heads
         size = (shape.num_layers, 2, shape.num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)

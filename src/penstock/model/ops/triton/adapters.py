@@ -18,7 +18,7 @@ from penstock.core.errors import ModelUnsupported
 from penstock.model.batch import Batch
 from penstock.model.lora_slots import HostPair, HostPairs
 from penstock.model.ops.triton import TritonOps
-from penstock.model.ops.triton.lowrank import MOST_PARTS, UNIT, Pairs, add_few, add_many, entries_of
+from penstock.model.ops.triton.lowrank import MAX_PARTS, UNIT, Pairs, add_few, add_many, entries_of
 from penstock.model.weights import Site
 
 
@@ -31,7 +31,7 @@ class PackedAdapter:
 class TritonSlots:
     def __init__(self, ops: TritonOps, sites: Sequence[Site], num_slots: int, max_rank: int) -> None:
         self._shapes = [(site.inputs, tuple(site.outputs.values())) for site in sites]
-        assert all(len(outputs) <= MOST_PARTS for _, outputs in self._shapes)
+        assert all(len(outputs) <= MAX_PARTS for _, outputs in self._shapes)
         self._first_parts = _sums_before(len(outputs) for _, outputs in self._shapes)
         self._max_rank, self._is_pinned = max_rank, ops.device.type == "cuda"
         self._room = sum(

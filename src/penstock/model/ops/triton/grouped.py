@@ -28,7 +28,7 @@ from penstock.model.ops.triton.words import (
     zero_of,
 )
 
-MOST_ROWS = 16
+MAX_ROWS = 16
 
 
 class Tiling(NamedTuple):

@@ -27,7 +27,7 @@ from penstock.model.ops.triton.launch import let_next_start, overlaps, wait
 from penstock.model.ops.triton.thin import SHRINK, Ending, finish
 from penstock.model.ops.triton.words import Words
 
-_MOST_TURNS = 32  # of a warp, which are one straight run of instructions
+_MAX_TURNS = 32  # of a warp, which are one straight run of instructions
 _SHORT = 64  # chunks
 
 
@@ -44,7 +44,7 @@ def lane_tiling(weight: Words, ending: Ending) -> LaneTiling:
     tiles, chunks, _, _ = weight.values.shape
     is_short = chunks <= _SHORT
     wanted = (2048 if is_short else 4096) / tiles
-    turn = min(max(2 ** round(math.log2(wanted)), 2, triton.next_power_of_2(triton.cdiv(chunks, _MOST_TURNS))), 16)
+    turn = min(max(2 ** round(math.log2(wanted)), 2, triton.next_power_of_2(triton.cdiv(chunks, _MAX_TURNS))), 16)
     if turn == 2:
         return LaneTiling(4, 8, 3)
     gated = 2 if ending is Ending.SWIGLU else 1

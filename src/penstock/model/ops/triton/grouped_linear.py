@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.model.ops import Norm
 from penstock.model.ops.triton import grouped, grouped_lanes
-from penstock.model.ops.triton.grouped import MOST_ROWS, Tiling
+from penstock.model.ops.triton.grouped import MAX_ROWS, Tiling
 from penstock.model.ops.triton.grouped_many import ManyTiling, can_be_many, many_rows, widened
 from penstock.model.ops.triton.launch import assembles
 from penstock.model.ops.triton.thin import Ending
@@ -18,8 +18,8 @@ from penstock.model.ops.triton.words import Words, to_words
 from penstock.model.quantized.grouped import GroupedWeight
 
 _TILED = 32  # outputs of a program; with SwiGLU half of them are gates
-MOST_SLICED = 256  # rows times bits; by the bytes that are read. Not measured yet: `tools.gpu_ops blocks`
-MOST_MANY = 512  # rows; beyond, the weight is widened once. Not tuned: see docs/benchmarks.md
+MAX_SLICED = 256  # rows times bits; by the bytes that are read. Not measured yet: `tools.gpu_ops blocks`
+MAX_MANY = 512  # rows; beyond, the weight is widened once. Not tuned: see docs/benchmarks.md
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class GroupedLinear:
 
     def takes(self, num_rows: int, ending: Ending = Ending.NOTHING) -> bool:
         halves_fit = ending is not Ending.SWIGLU or self.weight.outputs % _TILED == 0
-        return num_rows <= MOST_ROWS and halves_fit
+        return num_rows <= MAX_ROWS and halves_fit
 
     def norms(self, num_rows: int) -> bool:
         return False
@@ -59,17 +59,17 @@ class GroupedLinear:
         num_rows = x.shape[0]
         if self.takes(num_rows):
             return self.few(x, ending=Ending.NOTHING)
-        if num_rows <= MOST_SLICED // self.weight.bits and not can_be_many(self.weight):
+        if num_rows <= MAX_SLICED // self.weight.bits and not can_be_many(self.weight):
             return self._in_slices(x)
         x = self._ordered(x)
-        if num_rows <= MOST_MANY and can_be_many(self.weight):
+        if num_rows <= MAX_MANY and can_be_many(self.weight):
             return many_rows(x, self.weight, _many_tiling(num_rows, self.weight))
         return F.linear(x, widened(self.weight, x.dtype), self.weight.bias)
 
     def _in_slices(self, x: Tensor) -> Tensor:
         """A few rows at a time: to read short groups twice or thrice is less than to widen them and read that."""
         out = x.new_empty(x.shape[0], self.weight.outputs)
-        for part, into in zip(torch.split(x, MOST_ROWS), torch.split(out, MOST_ROWS), strict=True):
+        for part, into in zip(torch.split(x, MAX_ROWS), torch.split(out, MAX_ROWS), strict=True):
             self.few(part, ending=Ending.NOTHING, into=into)
         return out
 

@@ -21,7 +21,7 @@ from penstock.model.ops.triton.launch import assembles, let_next_start, overlaps
 from penstock.model.ops.triton.rowwise import QuantizedRows
 from penstock.model.ops.triton.thin import Weight
 
-MOST_FEW = 32  # rows
+MAX_FEW = 32  # rows
 _CHUNK = 128  # columns of a turn
 
 
@@ -37,7 +37,7 @@ def product(rows: QuantizedRows, weight: Weight, dtype: torch.dtype) -> Tensor:
     """[rows, out], scaled, with the bias if there is one"""
     num_rows, columns = rows.values.shape
     out = torch.empty(num_rows, weight.values.shape[0], dtype=dtype, device=rows.values.device)
-    if num_rows <= MOST_FEW and columns % 16 == 0 and assembles():
+    if num_rows <= MAX_FEW and columns % 16 == 0 and assembles():
         _few_rows(rows, weight, out)
     else:
         _many_rows(rows, weight, out, tiling_of(num_rows))

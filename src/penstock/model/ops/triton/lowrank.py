@@ -20,13 +20,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.hub.peft import MOST_RANK
+from penstock.hub.peft import MAX_RANK
 from penstock.model.ops.triton.launch import let_next_start, overlaps, wait
 
-MOST_PARTS = 3
+MAX_PARTS = 3
 UNIT = 16  # numbers: where a matrix begins in a slot is told in these
 
-_RANKS = tl.constexpr(MOST_RANK)
+_RANKS = tl.constexpr(MAX_RANK)
 _UNIT = tl.constexpr(UNIT)
 _NO_SLOT = tl.constexpr(1 << 30)
 
@@ -86,7 +86,7 @@ def add_few(x: Tensor, y: Tensor, entries: Tensor, pairs: Pairs, tiling: FewTili
 def shrink_few(x: Tensor, entries: Tensor, pairs: Pairs, tiling: FewTiling) -> Tensor:
     """What A makes of x, in pieces yet to be summed: [rows, pieces, parts, ranks]"""
     rows, parts, pieces = x.shape[0], len(pairs.outputs), triton.cdiv(pairs.inputs, tiling.inputs)
-    hidden = torch.empty(rows, pieces, parts, MOST_RANK, device=x.device)
+    hidden = torch.empty(rows, pieces, parts, MAX_RANK, device=x.device)
     _shrink_few_kernel[(pieces, rows, parts)](
         x,
         entries,
@@ -131,7 +131,7 @@ def add_many(x: Tensor, y: Tensor, slots: Tensor, pairs: Pairs, tiling: ManyTili
     rows, parts = x.shape[0], len(pairs.outputs)
     tiles, precision = triton.cdiv(rows, tiling.rows), "ieee" if x.dtype is torch.float32 else "tf32"
     steps, pieces = _in_pieces(pairs.inputs, tiling.inputs, tiles * parts)
-    hidden = torch.empty(rows, pieces, parts, MOST_RANK, device=x.device)
+    hidden = torch.empty(rows, pieces, parts, MAX_RANK, device=x.device)
     _shrink_many_kernel[(tiles, parts, pieces)](
         x,
         slots,
@@ -185,7 +185,7 @@ def _column_tiles(outputs: tuple[int, ...], tile: int) -> int:
 
 
 def _sizes(outputs: tuple[int, ...]) -> dict[str, int]:
-    first, second, third = (*outputs, 0, 0)[:MOST_PARTS]
+    first, second, third = (*outputs, 0, 0)[:MAX_PARTS]
     return {"SIZE_0": first, "SIZE_1": second, "SIZE_2": third}
 
 

@@ -22,10 +22,10 @@ from penstock.model.ops import Norm
 from penstock.model.ops.triton.device import num_processors
 from penstock.model.ops.triton.launch import let_next_start, overlaps, wait
 
-MOST_ROWS = 16
+MAX_ROWS = 16
 # FP8 widens to float16 exactly, and fastest: rows that meet it become float16 too, and so much smaller that they can.
 SHRINK = tl.constexpr(0.0625)
-_MOST_BYTES = 32_768  # that a program holds of a weight's row
+_MAX_BYTES = 32_768  # that a program holds of a weight's row
 _WIDE = 4096  # more inputs and outputs than that
 
 
@@ -60,7 +60,7 @@ class Weight:
 def fits(num_rows: int, weight: Tensor) -> bool:
     if num_rows == 1:
         return True
-    if num_rows > MOST_ROWS or weight.dtype is torch.float32:
+    if num_rows > MAX_ROWS or weight.dtype is torch.float32:
         return False
     return _divides(_tiling(num_rows, weight), weight)
 
@@ -87,7 +87,7 @@ def _fp8_tiling(num_rows: int, num_programs: int) -> Tiling:
 
 def can_norm(num_rows: int, weight: Tensor) -> bool:
     """Whether the norm before a product can be part of it."""
-    return num_rows == 1 and not _is_wide(weight) and weight.shape[1] * weight.element_size() <= _MOST_BYTES
+    return num_rows == 1 and not _is_wide(weight) and weight.shape[1] * weight.element_size() <= _MAX_BYTES
 
 
 def _is_wide(weight: Tensor) -> bool:
@@ -119,7 +119,7 @@ def product(
 def _one_row(x: Tensor, weight: Weight, norm: Norm | None, ending: Ending, out: Tensor) -> None:
     outputs, columns = out.shape[1], weight.values.shape[1]
     width = weight.values.element_size()
-    tile = min(triton.next_power_of_2(columns), _MOST_BYTES // width)
+    tile = min(triton.next_power_of_2(columns), _MAX_BYTES // width)
     # In flight, the fastest on an H200: 4 rows of 16-bit weights at 128 bytes a thread, 8 of FP8 at 256; half if long.
     rows, bytes_per_thread = (4, 128) if width == 2 else (8, 256)
     rows //= 1 if tile * width <= 8192 else 2
