@@ -272,3 +272,13 @@ def test_every_strategy_picks_one_of_those_who_can_and_scores_in_range(
         assert all(0.0 <= score <= 1.0 for scores in choice.scores.values() for score in scores)
         assert route_header(choice).startswith(name)
         route.routed(asked, choice, 0.0)
+
+
+def test_a_hot_prefix_is_spread_before_the_answers_under_way_make_its_home_slow() -> None:
+    """No prompt waits anywhere: only the sequences tell."""
+    route = router()
+    route.index.reset("warm", CHAIN)
+    others = [replica(name, num_running=4) for name in "abc"]
+    even, crowded = replica("warm", num_running=8), replica("warm", num_running=20)
+    assert picks(route, [even, *others], 1, hashes=CHAIN) == {"warm": 1}
+    assert "warm" not in picks(route, [crowded, *others], 1, hashes=CHAIN)

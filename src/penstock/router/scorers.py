@@ -60,6 +60,8 @@ def by_prefix(index: PrefixIndex, load: Load) -> Scorer:
 
     With the score of the same load it adds up to that of the time that really remains: a match is worth what it saves,
     next to a long queue little, and a hot prefix gets a second home as soon as its first is busy for longer than that.
+    A replica with more than its share of sequences gains nothing: answers under way make every step there longer, which
+    no queue shows, so a hot prefix is spread before its home is slow.
     """
 
     base = by_load(load)
@@ -70,7 +72,9 @@ def by_prefix(index: PrefixIndex, load: Load) -> Scorer:
             return None
         on_host = index.on_host(request.hashes, found)
         scores = [0.0] * len(replicas)
-        at = [i for i, replica in enumerate(replicas) if replica.id in found]
+        loads = [replica.sequences for replica in replicas]
+        bound = bounded_load(loads)
+        at = [i for i, replica in enumerate(replicas) if replica.id in found and loads[i] < bound]
         for i, loaded in zip(at, base(request, [replicas[i] for i in at]), strict=True):
             replica = replicas[i]
             saved = saved_tokens(request, replica, found[replica.id], on_host.get(replica.id, 0))
@@ -98,12 +102,17 @@ def by_priority(load: Load) -> Scorer:
     return score
 
 
+def bounded_load(loads: Sequence[int], load_factor: float = 1.25, slack: int = 4) -> int:
+    """The number of sequences from which on a replica is passed over, though it would be the best for its cache:
+    `load_factor` times the mean, and `slack`, so that small numbers scatter nothing."""
+    return math.ceil(load_factor * (sum(loads) + 1) / len(loads)) + slack
+
+
 def session_affinity(load_factor: float = 1.25, slack: int = 4) -> Scorer:
     """Consistent hashing with bounded load: 1 for the session's replica, 0 for the others.
 
     By rendezvous: every replica has a hash with the session and the highest wins, so one that leaves moves only its own
-    sessions, and gateways agree without a shared ring. A replica that holds more than `load_factor` times the mean
-    number of sequences (and `slack`, so that small numbers do not scatter a session) is passed over for the next.
+    sessions, and gateways agree without a shared ring. A replica beyond `bounded_load` is passed over for the next.
     """
 
     def score(request: EdgeRequest, replicas: Sequence[ReplicaSnapshot]) -> list[float] | None:
@@ -112,7 +121,7 @@ def session_affinity(load_factor: float = 1.25, slack: int = 4) -> Scorer:
         scores = [0.0] * len(replicas)
         session = _stable_hash(request.session)
         loads = [replica.sequences for replica in replicas]
-        most = math.ceil(load_factor * (sum(loads) + 1) / len(loads)) + slack
+        most = bounded_load(loads, load_factor, slack)
         # the product's high bits hang on all bits of both hashes; their plain XOR would order replicas by a bit or two
         ranks = [(session ^ _stable_hash(replica.id)) * _SPREAD & _MASK for replica in replicas]
         for index, load in enumerate(loads):
