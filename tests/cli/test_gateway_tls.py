@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import signal
+import socket
 import ssl
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +21,7 @@ from tests.cli.real_gateway import RealGateway, real_gateway
 from tests.cli.real_server import tiny_server, write_tiny_model
 from tests.gateway.running import running_gateway
 from tests.server.replica import Replica, serving
-from tests.waiting import eventually
+from tests.waiting import GIVE_UP_S, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -116,3 +117,19 @@ def test_replica_with_tls_is_used_by_gateways_that_have_a_certificate(tmp_path: 
             answer = gateway.openai.completions.create(model="good", prompt="the fox", max_tokens=3)
             assert answer.usage is not None
             assert answer.usage.completion_tokens
+            before = presented(server.port, ca, own)
+            ca.issue("replica", days=60)
+            server.process.send_signal(signal.SIGHUP)
+            eventually(lambda: presented(server.port, ca, own), lambda now: now != before)
+            assert gateway.openai.completions.create(model="good", prompt="the fox", max_tokens=3).usage is not None
+
+
+def presented(port: int, ca: Certificate, own: Certificate) -> bytes | None:
+    """The certificate that a replica shows to a new client, which has one too."""
+    context = ca.context()
+    context.load_cert_chain(own.cert, own.key)
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=GIVE_UP_S) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+    ):
+        return connection.getpeercert(binary_form=True)
