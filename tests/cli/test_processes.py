@@ -249,11 +249,11 @@ def test_workers_that_are_told_to_end_finish_their_streams(gateway: SupervisedGa
 
 def test_first_worker_that_cannot_start_ends_the_command_with_its_words(tmp_path: Path) -> None:
     config = tmp_path / "gateway.yaml"
-    config.write_text("port: 0\nmodels: {}\n")
+    config.write_text("port: 0\nmodels:\n  m: {replicas: [http://127.0.0.1:9], dialect: klingon}\n")
     command = [sys.executable, "-m", "penstock.cli.main", "gateway", "--processes", "2", "--config", str(config)]
     ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PENSTOCK_HOME": str(tmp_path)})
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == f"penstock: {config}:2: the gateway has no models; name some under `models`\n"
+    assert ended.stderr.startswith(f"penstock: {config}:3: 'klingon' is no dialect: ")
 
 
 def test_replicas_of_serve_outlive_the_workers_in_front_of_them(tiny_model: Path) -> None:

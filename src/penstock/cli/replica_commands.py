@@ -6,8 +6,7 @@ import argparse
 from typing import Any
 
 from penstock.cli.store_flags import add_store_flags, print_json, print_table, show_time, store_from
-from penstock.gateway.membership.store import OPTIONS, check_options
-from penstock.tenancy.replicas import ReplicaRow
+from penstock.tenancy.replicas import OPTIONS, ReplicaRow
 
 _BY = "command"
 
@@ -51,6 +50,8 @@ def run_replicas(arguments: argparse.Namespace) -> None:
                 rows = book.all()
             case "add":
                 options = dict(arguments.option)
+                from penstock.gateway.membership.store import check_options  # the gateway is much to import
+
                 check_options(options)
                 row = book.add(arguments.model, arguments.url, options, is_draining=arguments.draining, by=_BY)
                 rows = [row]

@@ -16,6 +16,7 @@ from penstock.observe.background import count_error
 from penstock.tenancy.database import Database, Execute
 from penstock.tenancy.revisions import next_revision
 
+OPTIONS = ("served_as", "dialect", "key_env", "secret_env", "ca_file", "client_cert", "client_key")
 _MAX_NAME = 256
 
 

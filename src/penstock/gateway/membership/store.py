@@ -13,11 +13,9 @@ from penstock.gateway.membership.factory import check_dialect
 from penstock.gateway.membership.member import Member
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.observe.redaction import redact
-from penstock.tenancy.replicas import ReplicaRow
+from penstock.tenancy.replicas import OPTIONS, ReplicaRow
 
 log = logging.getLogger(__name__)
-
-OPTIONS = ("served_as", "dialect", "key_env", "secret_env", "ca_file", "client_cert", "client_key")
 
 
 class StoreSource:
