@@ -29,7 +29,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.private_files import make_private
 from penstock.gateway.app import Gateway
 from penstock.gateway.membership.dns import DnsSource
-from penstock.gateway.membership.factory import ReplicaFactory
+from penstock.gateway.membership.factory import ReplicaFactory, replicas_of
 from penstock.gateway.membership.membership import Membership
 from penstock.gateway.membership.store import StoreSource
 from penstock.gateway.monitor.monitor import Monitor
@@ -96,6 +96,7 @@ async def serve(
     log_the_uncaught()
     sys.setswitchinterval(_SWITCH_S)
     models, pushed = settings.pools(), telemetry_of(settings.telemetry, "penstock-gateway")
+    replicas_of(models, settings.health)  # raises what is wrong before a port or a store is opened
     routes, added = RouteBoard(routes_of(models)), StoreSource()
     loop = asyncio.get_running_loop()
     keys, admins, budgets = KeyRing(), AdminRing(), Budgets()
