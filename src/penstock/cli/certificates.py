@@ -34,7 +34,7 @@ class Certificates:
         return self._tls is not None or bool(self._contexts())
 
     def _contexts(self) -> dict[str, ssl.SSLContext]:
-        """By pool, of those that have certificates of their own."""
+        """TLS contexts of the pools that have certificates of their own, by name."""
         pools = self._membership.pools.items()
         return {name: context for name, pool in pools if (context := tls_of(name, pool)) is not None}
 

@@ -57,7 +57,7 @@ class Address(NamedTuple):
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
-    """What a supervisor tells a worker on its command line."""
+    """The message of a supervisor to a worker, on its command line."""
 
     slot: int
     directory: str  # of the workers' Unix sockets
@@ -86,7 +86,7 @@ def worker_socket(directory: Path, slot: int, process_id: int) -> Path:
 
 
 def worker_sockets(directory: Path) -> list[Path]:
-    """Of workers, alive or not, the first slot first."""
+    """The Unix sockets of workers, alive or not, the first slot first."""
     return sorted(directory.glob("*.sock"), key=lambda path: int(path.name.partition(".")[0]))
 
 

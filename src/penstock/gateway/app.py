@@ -327,7 +327,7 @@ class Gateway(Subscriber):
         return [ModelCard(id=route.name, created=self._started_s, parent=route.adapter_of) for route in routes]
 
     def _route(self, access: TenantAccess, name: str) -> Route:
-        """What a tenant may not use does not exist for it."""
+        """The route of a model that the tenant may use; any other does not exist for it."""
         route = self.routes.find(name, access.models)
         if route.model not in access.models:
             raise ModelNotFound(f"no model '{shown(name)}'", param="model")
@@ -335,7 +335,7 @@ class Gateway(Subscriber):
 
     @staticmethod
     def output_tokens(tenant: Tenant, surface: Surface, view: RequestView) -> int | None:
-        """Of one choice; None: nobody has set a limit, so it is what the context leaves."""
+        """The output limit of one choice; None: nobody has set one, so it is what the context leaves."""
         most, limit = tenant.limits.max_output, view.output_limit
         wanted = limit or surface.default_output
         if wanted is None:

@@ -1,4 +1,4 @@
-"""What is wrong, and how things stand.
+"""Monitoring: the state of the gateway and its replicas, alerts, answer probes.
 
 monitor             SLO burn rates, anomalies and alerts, evaluated once a second
 fleet_reader        the replicas as the monitor's rules see them

@@ -53,7 +53,7 @@ class Leg(msgspec.Struct, frozen=True, gc=False):
 
 
 class Charge(Enum):
-    """What an end costs the tenant."""
+    """The charge to the tenant at an end."""
 
     NOTHING = auto()  # nobody worked for it
     REQUEST = auto()  # one request and no tokens: its replica calls it wrong

@@ -4,7 +4,7 @@ What is reserved first is a bound, which costs nothing to know. Only if that is 
 limiter asked again, now as somebody for whom a place may be kept.
 
 A large body costs its request before anything is done with it: `ENTRY` is the size of a request that nobody has looked
-at yet. That toll is released when the whole one is paid, or settled with nothing used if it never comes to that.
+at yet. That reservation is released when the whole one is paid, or settled with nothing used if it never comes to that.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class RoutedRequest:
         self.ruling = ruling  # why this route, where that was for rules to say
 
     def ruled(self, route: Route, ruling: Ruling) -> RoutedRequest:
-        """The same inquiry, on the route that rules chose for it."""
+        """The same request, on the route that rules chose for it."""
         return RoutedRequest(
             self.id,
             self.exchange,

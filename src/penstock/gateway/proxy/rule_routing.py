@@ -1,4 +1,4 @@
-"""Puts an inquiry for a model that is chosen by rules on the route that the rules say."""
+"""Rule-based routing: a request for a model that is chosen by rules gets the route that the rules say."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Shadows:
         return len(self._open)
 
     def mirror(self, routed: RoutedRequest, pool: str, output: int | None) -> None:
-        """What `pool` has answered; `output`: the limit of one choice."""
+        """Sends copies of a request that `pool` has answered; `output`: the limit of one choice."""
         for other in routed.route.shadows(routed.bucket, pool):
             replica = self._free_replica(other) if len(routed.body) <= MAX_BODY_BYTES else None
             if replica is None:

@@ -1,8 +1,8 @@
 """How large the prompts of one model are, as well as it can be known at each moment, cheapest first.
 
-`estimate` is what such prompts come to, learnt from what was used: for the expected load. The lexicon's bound is never
-less than the truth: for limits, where nothing is in doubt. `count` is the truth, from the replica's own tokenizer; a
-provider hands over none, and a token for every byte is its bound.
+`estimate` is what such prompts come to, learnt from what was used: for the expected load. The tokenizer's bound is
+never less than the truth: for limits, where nothing is in doubt. `count` is the truth, from the replica's own
+tokenizer; a provider hands over none, and a token for every byte is its bound.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Size:
         self.exact: int | None = None
         self.hashes: tuple[int, ...] = ()  # of the prompt's routing blocks, once it is named
         self.block_tokens = ROUTING_TOKENS  # in each of them
-        self._ids = b""  # of the prompt, once it is named, as the lexicon of this digest has them
+        self._ids = b""  # of the prompt, once it is named, as the tokenizer of this digest has them
         self._text = ""
         prompt_tokenizer, n = pool.tokens.prompt_tokenizer, view.choices_per_prompt
         texts = 0 if path in _GENERATES else view.num_texts
