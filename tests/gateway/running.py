@@ -92,6 +92,11 @@ class RunningGateway:
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(GIVE_UP_S)
 
+    def metrics(self) -> str:
+        """All that was counted up to now, also for a request whose answer has just been written: the gateway's own
+        thread renders it, after it has done with that request."""
+        return str(self.call(self.app.recorder.render).decode())
+
     def advance(self, seconds: float) -> None:
         """Moves the gateway's clock."""
         self.call(lambda: self.clock.advance(seconds))

@@ -177,7 +177,7 @@ def test_wrong_key_is_answered_before_the_body_comes(gateway: RunningGateway, pa
     assert status == 401
     assert answer["error"]["type"] == "authentication_error"
     assert ("request_id" in answer) == (path == "/v1/messages")  # each family has its own words for it
-    rendered = gateway.call(gateway.app.recorder.render).decode()
+    rendered = gateway.metrics()
     assert re.search(r'_requests_total\{.*reason="unauthenticated".*\} 1', rendered), rendered
 
 

@@ -60,7 +60,7 @@ async def test_a_request_takes_two_replicas_with_it_and_is_refused_then(
     (usage,) = [one for one in gateway.ledger.usages if one.tenant_id == "attacker" and one.requests]
     assert usage.input_tokens > 0  # billed what it used, or might have
     assert any("attacker" in record.message and "lost with it" in record.message for record in caplog.records)
-    assert b'penstock_gateway_requests_quarantined_total{model="small"} 1' in gateway.app.recorder.render()
+    assert 'penstock_gateway_requests_quarantined_total{model="small"} 1' in gateway.metrics()
 
     again = await ask(gateway, "poison", attacker, stream=stream)
     assert (again.status, again.json()["error"]["code"]) == (422, "request_quarantined")

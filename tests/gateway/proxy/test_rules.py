@@ -115,7 +115,7 @@ def test_a_dry_run_takes_the_default_and_tells_what_it_would_save() -> None:
         assert rows["short"]["saved"] == pytest.approx(4 * 9e-6)
         assert rows["tools"]["saved"] == 0.0
         assert (document["dry_run"], document["saved"]) == (True, pytest.approx(4 * 9e-6))
-        text = gateway.call(gateway.app.recorder.render).decode()
+        text = gateway.metrics()
         assert 'penstock_gateway_rules_total{model="auto",rule="short",to="small",mode="dry_run"} 1' in text
 
 

@@ -65,7 +65,7 @@ def change(gateway: RunningGateway, **weights: float) -> None:
 
 def counts(gateway: RunningGateway, name: str, *labels: str) -> float:
     """A sample of the metrics."""
-    text = gateway.call(gateway.app.recorder.render).decode()
+    text = gateway.metrics()
     pairs = [line.rpartition(" ") for line in text.splitlines() if line.startswith(name + "{")]
     return sum(float(value) for head, _, value in pairs if all(label in head for label in labels))
 

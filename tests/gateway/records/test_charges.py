@@ -86,7 +86,7 @@ def test_a_server_that_says_no_usage_is_charged_by_the_events_of_a_stream(caplog
         prompt, output = charged(gateway)
         assert prompt >= len(STREAM["prompt"].split())  # type: ignore[attr-defined]
         assert output >= len(WORDS)
-        assert 'penstock_gateway_usage_missing_total{model="m"} 1' in gateway.app.recorder.render().decode()
+        assert 'penstock_gateway_usage_missing_total{model="m"} 1' in gateway.metrics()
         assert f"{server.url} does not say what its answers of m used" in caplog.text
 
 
