@@ -51,9 +51,9 @@ def batched(queue: EmbedQueue, texts: list[list[int]], *, at_once: bool, scored:
     for number, text in enumerate(texts):
         queue.add(Embed(str(number), [text], None if scored is None else [scored]))
         if not at_once:
-            answers += queue.step().answers
+            answers += queue.step(MonotonicClock()).answers
     while queue.has_work:
-        answers += queue.step().answers
+        answers += queue.step(MonotonicClock()).answers
     return b"".join(answer.values for answer in sorted(answers, key=lambda answer: int(answer.request_id)))
 
 
@@ -81,7 +81,7 @@ def padded(path: str, texts: list[list[int]]) -> Callable[[], bytes]:
 
 
 def embedding_ways(embedder: Embedder, texts: list[list[int]]) -> Ways:
-    queue = EmbedQueue(embedder, MonotonicClock())
+    queue = EmbedQueue(embedder)
     return {
         "one at a time": lambda: batched(queue, texts, at_once=False),
         "batched by tokens": lambda: batched(queue, texts, at_once=True),
@@ -113,7 +113,7 @@ def of_decoder(engine: Engine, count: int) -> tuple[list[list[int]], Ways]:
     embedder, texts = engine.made.embedder, random_texts(count, engine.vocab_size)
     assert embedder is not None
     ways = embedding_ways(embedder, texts)
-    queue = EmbedQueue(embedder, MonotonicClock())
+    queue = EmbedQueue(embedder)
     return texts, ways | {"scored, 6 tokens each": lambda: batched(queue, texts, at_once=True, scored=6)}
 
 

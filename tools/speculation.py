@@ -22,6 +22,7 @@ from penstock.core.clock import Clock, MonotonicClock
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.core.settings import EngineSettings
+from penstock.engine.engine import Engine
 from penstock.engine.loop import EngineLoop
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.resolve import resolve
@@ -140,13 +141,8 @@ class Bench:
         budget = StepBudget(self.assembly.chunk_tokens, target_s=None, floor=self.assembly.block_size)
         scheduler = Scheduler(self.cache, budget, max_num_seqs=self.assembly.max_num_seqs)
         mailbox = OfflineMailbox(list(requests))
-        loop = EngineLoop(
-            scheduler,
-            self.assembly.runner,
-            mailbox,
-            self.clock,
-            speculation=self.speculation if speculates else None,
-        )
+        engine = Engine(scheduler, self.assembly.runner, speculation=self.speculation if speculates else None)
+        loop = EngineLoop(engine, mailbox, self.clock)
         began_s = self.clock.now()
         loop.run()
         seconds = self.clock.now() - began_s

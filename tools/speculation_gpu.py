@@ -33,6 +33,7 @@ from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.core.settings import EngineSettings
 from penstock.engine.draft_model import DraftModel
+from penstock.engine.engine import Engine
 from penstock.engine.loop import EngineLoop
 from penstock.kv.cache import KVCache
 from penstock.model.random_weights import RandomCheckpoint
@@ -165,7 +166,7 @@ class Bench:
         budget = StepBudget(self.assembly.chunk_tokens, target_s=None, floor=self.assembly.block_size)
         scheduler = Scheduler(self.cache, budget, max_num_seqs=self.assembly.max_num_seqs)
         clock = MonotonicClock()
-        EngineLoop(scheduler, self.assembly.runner, mailbox, clock, speculation=speculation).run()
+        EngineLoop(Engine(scheduler, self.assembly.runner, speculation=speculation), mailbox, clock).run()
         said = {f"{i}": prompt[-1:] for i, prompt in enumerate(prompts)}
         for event in mailbox.events:
             said[event.request_id] += event.token_ids

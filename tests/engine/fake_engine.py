@@ -23,10 +23,11 @@ from penstock.core.clock import MonotonicClock
 from penstock.core.errors import ModelCorrupt
 from penstock.core.measurements import ServingLimits
 from penstock.engine.embedding import EmbedQueue
+from penstock.engine.engine import Engine
 from penstock.engine.fake import FakeRunner
 from penstock.engine.fake_embedder import FakeEmbedder
 from penstock.engine.loop import EngineLoop
-from penstock.engine.lora import LoraMailbox
+from penstock.engine.lora import LoraManager
 from penstock.engine.mailbox import Mailbox
 from penstock.engine.messages import EngineInfo, Failed, Loading, Ready
 from penstock.engine.ports import Guides
@@ -168,11 +169,15 @@ def run(options: Options, ours: socket.socket) -> None:
     )
     guides = _guides(options) if options.is_guided else None
     mailbox.send(Ready(info))
-    embeddings = EmbedQueue(FakeEmbedder(poison=POISON), MonotonicClock())
-    mail = LoraMailbox(mailbox, FakeWeights(options), slots, max_host=options.max_cpu_loras)
     virtual = StepClock()
-    clock = virtual if options.virtual_step_s else MonotonicClock()
-    EngineLoop(scheduler, SlowRunner(options, virtual), mail, clock, guides=guides, embeddings=embeddings).run()
+    engine = Engine(
+        scheduler,
+        SlowRunner(options, virtual),
+        guides=guides,
+        embeddings=EmbedQueue(FakeEmbedder(poison=POISON)),
+        lora=LoraManager(FakeWeights(options), slots, max_host=options.max_cpu_loras),
+    )
+    EngineLoop(engine, mailbox, virtual if options.virtual_step_s else MonotonicClock()).run()
 
 
 def _guides(options: Options) -> Guides:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.core.request import Cost, Priority, Request, TokenEvent
 from penstock.core.sampling import SamplingParams
 from penstock.engine.accounts import Accounts, Meter
+from penstock.engine.engine import Engine
 from penstock.engine.fake import FakeRunner
 from penstock.engine.loop import EngineLoop
 from penstock.engine.messages import Abort, FromEngine, StepReport, Stop, Submit, ToEngine
@@ -117,7 +118,7 @@ def run(
     office.accounts.begin(WORK, BLOCK)
     scheduler = Scheduler(KVCache(num_blocks, BLOCK), StepBudget(24, target_s=None, floor=BLOCK), max_num_seqs=6)
     runner = TimedRunner(FakeRunner(num_blocks, BLOCK, vocab_size=20, overlaps=overlaps), clock, dice)
-    EngineLoop(scheduler, runner, office, clock, WORK).run()
+    EngineLoop(Engine(scheduler, runner, WORK), office, clock).run()
     return office, scheduler
 
 
@@ -165,7 +166,7 @@ def test_a_prompt_found_in_the_cache_costs_less() -> None:
     for request in (first, again):
         office = Office([request], dice, 0.0)
         office.accounts.begin(WORK, BLOCK)
-        EngineLoop(scheduler, runner, office, clock, WORK).run()
+        EngineLoop(Engine(scheduler, runner, WORK), office, clock).run()
         costs.append(office.meters[request.id].cost.device_s)
     assert costs[1] < 0.1 * costs[0]
 
@@ -190,7 +191,7 @@ def test_nobody_pays_for_waiting() -> None:
     office.requests = [Request("waits", [1, 2, 3], 3), Request("runs", [9] * 4, 200)]
     scheduler = Scheduler(KVCache(64, BLOCK), StepBudget(24, target_s=None, floor=BLOCK), max_num_seqs=1)
     runner = _Steady(TimedRunner(FakeRunner(64, BLOCK), clock, random.Random(5)))
-    EngineLoop(scheduler, runner, office, clock, WORK).run()
+    EngineLoop(Engine(scheduler, runner, WORK), office, clock).run()
     assert len(alone.events) == 3
     assert office.meters["waits"].cost.device_s == pytest.approx(5e-3)  # three tokens of the prompt and two decodes
     assert office.charged_s == pytest.approx(office.busy_s)
@@ -201,7 +202,7 @@ def test_blocks_are_charged_for_the_time_they_are_held() -> None:
     office.accounts.begin(WORK, BLOCK)
     scheduler = Scheduler(KVCache(64, BLOCK), StepBudget(24, target_s=None, floor=BLOCK), max_num_seqs=1)
     runner = _Steady(TimedRunner(FakeRunner(64, BLOCK), clock, random.Random(1)))
-    EngineLoop(scheduler, runner, office, clock, WORK).run()
+    EngineLoop(Engine(scheduler, runner, WORK), office, clock).run()
     # 7 tokens in 2 blocks for 7 ms; then the 8th in 2 and the 9th in 3, for 1 ms each
     assert office.meters["a"].cost.kv_block_s == pytest.approx(2 * 7e-3 + 2 * 1e-3 + 3 * 1e-3)
 

@@ -10,8 +10,9 @@ from penstock.core.clock import MonotonicClock
 from penstock.core.errors import EngineFailed
 from penstock.core.request import FinishReason, Request
 from penstock.engine.embedding import EmbedQueue
-from penstock.engine.encoder_loop import EncoderLoop
+from penstock.engine.encoder import EncoderEngine
 from penstock.engine.fake_embedder import FakeEmbedder, fake_vector
+from penstock.engine.loop import EngineLoop
 from penstock.engine.mailbox import Disconnected
 from penstock.engine.messages import Abort, Embed, Embedded, FromEngine, StepReport, Stop, Submit, ToEngine
 from tests.engine.expecting import engine
@@ -27,7 +28,7 @@ def vectors(*texts: list[int]) -> bytes:
 def drained(queue: EmbedQueue) -> dict[str, Embedded]:
     found = {}
     while queue.has_work:
-        for answer in queue.step().answers:
+        for answer in queue.step(MonotonicClock()).answers:
             assert answer.request_id not in found
             found[answer.request_id] = answer
     assert queue.num_tokens == 0
@@ -38,7 +39,7 @@ def drained(queue: EmbedQueue) -> dict[str, Embedded]:
 @given(st.lists(st.lists(TEXT, min_size=1, max_size=6), min_size=1, max_size=6), st.integers(1, 30))
 def test_everybody_gets_the_vectors_of_its_own_texts_in_their_order(texts: list[list[list[int]]], most: int) -> None:
     embedder = FakeEmbedder(most)
-    queue = EmbedQueue(embedder, MonotonicClock())
+    queue = EmbedQueue(embedder)
     for number, own in enumerate(texts):
         queue.add(Embed(str(number), own, [1] * len(own) if number % 3 == 2 else None))
     answers = drained(queue)
@@ -52,7 +53,7 @@ def test_everybody_gets_the_vectors_of_its_own_texts_in_their_order(texts: list[
 @given(st.lists(TEXT, min_size=1, max_size=40))
 def test_batches_are_filled_by_tokens_and_never_beyond_them(texts: list[list[int]]) -> None:
     embedder = FakeEmbedder(24)
-    queue = EmbedQueue(embedder, MonotonicClock())
+    queue = EmbedQueue(embedder)
     for number, text in enumerate(texts):
         queue.add(Embed(str(number), [text]))
     drained(queue)
@@ -67,24 +68,24 @@ def test_batches_are_filled_by_tokens_and_never_beyond_them(texts: list[list[int
 
 def test_a_text_longer_than_a_batch_is_one_by_itself() -> None:
     embedder = FakeEmbedder(4)
-    queue = EmbedQueue(embedder, MonotonicClock())
+    queue = EmbedQueue(embedder)
     queue.add(Embed("a", [[1], list(range(9)), [2, 3]]))
     drained(queue)
     assert embedder.batches == [1, 1, 1]
 
 
 def test_time_is_shared_by_tokens() -> None:
-    queue = EmbedQueue(FakeEmbedder(), MonotonicClock())
+    queue = EmbedQueue(FakeEmbedder())
     queue.add(Embed("a", [[1] * 30]))
     queue.add(Embed("b", [[1] * 10]))
-    batch = queue.step()
+    batch = queue.step(MonotonicClock())
     one, other = batch.answers
     assert one.device_s == pytest.approx(3 * other.device_s)
     assert one.device_s + other.device_s == pytest.approx(batch.device_s)
 
 
 def test_who_is_in_a_batch_that_fails_is_told_and_nobody_else() -> None:
-    queue = EmbedQueue(FakeEmbedder(4, poison=POISON), MonotonicClock())
+    queue = EmbedQueue(FakeEmbedder(4, poison=POISON))
     queue.add(Embed("bad", [[1, 2, 3], [POISON] * 4, [5]]))
     queue.add(Embed("good", [[1, 2, 3, 4]]))
     answers = drained(queue)
@@ -93,11 +94,11 @@ def test_who_is_in_a_batch_that_fails_is_told_and_nobody_else() -> None:
 
 
 def test_what_is_aborted_is_forgotten_wherever_it_is() -> None:
-    queue = EmbedQueue(FakeEmbedder(2), MonotonicClock())
+    queue = EmbedQueue(FakeEmbedder(2))
     queue.add(Embed("a", [[1, 2], [3, 4]]))
     queue.add(Embed("b", [[5, 6]]))
     queue.add(Embed("c", [[7]]))
-    queue.step()
+    queue.step(MonotonicClock())
     queue.abort("a")
     queue.abort("c")
     queue.abort("nobody")
@@ -105,7 +106,7 @@ def test_what_is_aborted_is_forgotten_wherever_it_is() -> None:
 
 
 def test_without_an_embedder_everybody_is_refused() -> None:
-    queue = EmbedQueue(None, MonotonicClock())
+    queue = EmbedQueue(None)
     queue.add(Embed("a", [[1], [2]]))
     assert "embeds no texts" in (drained(queue)["a"].error or "")
 
@@ -130,7 +131,7 @@ class Letters:
 
 def test_an_encoder_answers_until_its_server_is_gone_and_generates_nothing() -> None:
     letters = Letters([Embed("a", [[1, 2], [3]]), Submit(Request("g", [1], 4))], [Embed("b", [[4]]), Abort("x")])
-    EncoderLoop(EmbedQueue(FakeEmbedder(), MonotonicClock()), letters).run()
+    EngineLoop(EncoderEngine(EmbedQueue(FakeEmbedder())), letters, MonotonicClock()).run()
     answers = {message.request_id: message for message in letters.sent if isinstance(message, Embedded)}
     assert answers["a"].values == vectors([1, 2], [3])
     assert answers["b"].values == vectors([4])
@@ -142,7 +143,7 @@ def test_an_encoder_answers_until_its_server_is_gone_and_generates_nothing() -> 
 
 def test_an_encoder_stops_when_it_is_told() -> None:
     letters = Letters([Stop()], [Embed("late", [[1]])])
-    EncoderLoop(EmbedQueue(FakeEmbedder(), MonotonicClock()), letters).run()
+    EngineLoop(EncoderEngine(EmbedQueue(FakeEmbedder())), letters, MonotonicClock()).run()
     assert letters.sent == []
 
 

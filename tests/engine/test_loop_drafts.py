@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from penstock.bench.offline import OfflineMailbox
 from penstock.core.request import Request, TokenEvent
 from penstock.engine.accounts import Accounts, Meter
+from penstock.engine.engine import Engine
 from penstock.engine.fake import FakeRunner, fake_token
 from penstock.engine.loop import EngineLoop
 from penstock.engine.messages import FromEngine, StepReport
@@ -72,7 +73,7 @@ def run(speculation: Speculation | None) -> Box:
     requests = [Request(name, [ord(name), 5, 6], 60) for name in "ab"]
     scheduler = Scheduler(KVCache(128, 4), StepBudget(64, target_s=None, floor=4), max_num_seqs=4)
     box = Box(requests)
-    EngineLoop(scheduler, FakeRunner(128, 4), box, Ticking(), speculation=speculation).run()
+    EngineLoop(Engine(scheduler, FakeRunner(128, 4), speculation=speculation), box, Ticking()).run()
     return box
 
 

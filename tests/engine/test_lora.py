@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from penstock.core.clock import MonotonicClock
 from penstock.core.errors import ModelMissing
-from penstock.core.request import AdapterRef, FinishReason, Request
-from penstock.engine.lora import LoraMailbox
+from penstock.core.request import AdapterRef, FinishReason, Request, TokenEvent
+from penstock.engine.engine import Engine as RealEngine
+from penstock.engine.fake import FakeRunner
+from penstock.engine.loop import EngineLoop
+from penstock.engine.lora import LoraManager
 from penstock.engine.messages import (
     Abort,
     AdapterAnswer,
@@ -23,25 +27,12 @@ from penstock.engine.messages import (
     ToEngine,
     UnloadAdapter,
 )
+from penstock.kv.cache import KVCache
+from penstock.sched.budget import StepBudget
 from penstock.sched.lora import AdapterSlots
+from penstock.sched.scheduler import Scheduler
 from penstock.sched.sequence import Sequence
 from tests.waiting import GIVE_UP_S, eventually
-
-
-class Box:
-    """A mailbox of lists."""
-
-    def __init__(self) -> None:
-        self.incoming: list[ToEngine] = []
-        self.sent: list[FromEngine] = []
-
-    def receive(self, *, wait: bool) -> list[ToEngine]:
-        assert self.incoming or not wait, "the engine would wait for ever"
-        messages, self.incoming = self.incoming, []
-        return messages
-
-    def send(self, message: FromEngine) -> None:
-        self.sent.append(message)
 
 
 class Weights:
@@ -69,28 +60,56 @@ class Weights:
         self.cleared.append(slot)
 
 
+class Mailbox:
+    """The messages of a list, all at once; it must not be waited for before the last answer has ended."""
+
+    def __init__(self, messages: list[ToEngine]) -> None:
+        self._messages = messages
+        self.events: list[TokenEvent] = []
+        self.answers: list[AdapterAnswer] = []
+
+    def receive(self, *, wait: bool) -> list[ToEngine]:
+        messages, self._messages = self._messages, []
+        if messages or not wait:
+            return messages
+        assert self.events, "the engine would wait for ever"
+        assert self.events[-1].finish is not None, "the engine would wait for ever"
+        return [Stop()]
+
+    def send(self, message: FromEngine) -> None:
+        match message:
+            case StepReport():
+                self.events += message.events
+            case AdapterAnswer():
+                self.answers.append(message)
+
+
 class Engine:
     def __init__(self, max_host: int = 2, num_slots: int = 2) -> None:
-        self.box, self.weights, self.slots = Box(), Weights(), AdapterSlots(num_slots)
-        self.mail = LoraMailbox(self.box, self.weights, self.slots, max_host=max_host)
+        self.weights, self.slots = Weights(), AdapterSlots(num_slots)
+        self.lora = LoraManager(self.weights, self.slots, max_host=max_host)
+        self.news: list[AdapterAnswer | AdapterState] = []
+        self.failures: list[TokenEvent] = []
 
     def hear(self, *messages: ToEngine) -> list[ToEngine]:
-        self.box.incoming += messages
-        return self.mail.receive(wait=False)
+        passed = self.lora.receive(messages)
+        self.news += self.lora.take_news()
+        self.failures += self.lora.take_failures()
+        return passed
 
     def until(self, condition: Callable[[], bool]) -> list[ToEngine]:
         """All that comes meanwhile."""
         found: list[ToEngine] = []
 
         def look() -> bool:
-            found.extend(self.mail.receive(wait=False))
+            found.extend(self.hear())
             return condition()
 
         eventually(look)
         return found
 
     def answers(self) -> list[AdapterAnswer]:
-        return [message for message in self.box.sent if isinstance(message, AdapterAnswer)]
+        return [message for message in self.news if isinstance(message, AdapterAnswer)]
 
     def load(self, *digests: str) -> None:
         for digest in digests:
@@ -131,9 +150,15 @@ def test_request_waits_for_an_adapter_that_is_being_read_and_nobody_waits_for_it
 
 
 def test_engine_that_is_idle_wakes_up_when_an_adapter_is_read() -> None:
-    engine = Engine()
-    engine.box.incoming = [LoadAdapter("a", "/a"), Submit(request("r", "a"))]
-    assert engine.mail.receive(wait=True) == [Submit(request("r", "a"))]
+    """The loop waits for the adapter, not for more mail: that would be for ever."""
+    requests: list[ToEngine] = [LoadAdapter("a", "/a"), Submit(request("r", "a"))]
+    box = Mailbox(requests)
+    slots = AdapterSlots(2)
+    scheduler = Scheduler(KVCache(32, 4), StepBudget(64, target_s=None, floor=4), max_num_seqs=4, adapters=slots)
+    lora = LoraManager(Weights(), slots, max_host=2)
+    EngineLoop(RealEngine(scheduler, FakeRunner(32, 4), lora=lora), box, MonotonicClock()).run()
+    assert [len(event.token_ids) for event in box.events] == [1, 1, 1, 1]
+    assert box.answers == [AdapterAnswer("a")]
 
 
 def test_aborted_request_does_not_come_when_its_adapter_does() -> None:
@@ -150,13 +175,11 @@ def test_adapter_that_cannot_be_read_fails_those_who_waited() -> None:
     engine.hear(LoadAdapter("a", "nowhere"), Submit(request("r", "a")))
     engine.until(lambda: bool(engine.answers()))
     assert engine.answers() == [AdapterAnswer("a", "model_missing", "there is no such directory")]
-    (report,) = [message for message in engine.box.sent if isinstance(message, StepReport)]
-    assert [(event.request_id, event.finish, event.error) for event in report.events] == [
+    assert [(event.request_id, event.finish, event.error) for event in engine.failures] == [
         ("r", FinishReason.ERROR, "there is no such directory")
     ]
     engine.hear(Submit(request("s", "a")))
-    assert isinstance(engine.box.sent[-1], StepReport)
-    assert engine.box.sent[-1].events[0].error == "its adapter is not loaded"
+    assert [event.error for event in engine.failures[1:]] == ["its adapter is not loaded"]
 
 
 def test_host_memory_holds_the_ones_that_were_used_last_and_the_others_are_read_again() -> None:
@@ -206,7 +229,7 @@ def test_adapter_may_be_unloaded_while_it_is_read(is_late: bool) -> None:
     if is_late:  # and loaded again before it was read
         engine.hear(LoadAdapter("a", "/a"))
     engine.weights.may_read["a"].set()
-    engine.until(lambda: not engine.mail._reading)
+    engine.until(lambda: not engine.lora._reading)
     assert engine.weights.kept == ({"a"} if is_late else set())
 
 
@@ -227,7 +250,7 @@ def test_where_adapters_are_is_told_when_it_changes() -> None:
     engine.run(request("r", "b"))
     engine.hear()
     engine.hear()
-    told = [message for message in engine.box.sent if isinstance(message, AdapterState)]
+    told = [message for message in engine.news if isinstance(message, AdapterState)]
     assert told == [
         AdapterState([], ["a"], 0, 1),
         AdapterState([], ["a", "b"], 0, 2),

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.bench.offline import OfflineMailbox
 from penstock.core.request import Request
+from penstock.engine.engine import Engine
 from penstock.engine.fake import FakeRunner, fake_token
 from penstock.engine.loop import EngineLoop
 from penstock.kv.cache import KVCache
@@ -114,7 +115,7 @@ def run(
         speculation = Speculation(Guesser(time, chance), 6, DeviceCosts(256))
     scheduler = Scheduler(KVCache(2048, 16), StepBudget(256, target_s=None, floor=16), max_num_seqs=64)
     box = OfflineMailbox([Request(f"r{i}", [i, 5, 6], num_tokens) for i in range(concurrency)])
-    EngineLoop(scheduler, device, box, time, speculation=speculation).run()
+    EngineLoop(Engine(scheduler, device, speculation=speculation), box, time).run()
     answers: dict[str, list[int]] = {}
     for event in box.events:
         answers.setdefault(event.request_id, []).extend(event.token_ids)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.core.measurements import EngineMeasurements
 from penstock.core.request import FinishReason, Request, TokenLogprobs
+from penstock.engine.engine import Engine
 from penstock.engine.loop import EngineLoop
 from penstock.engine.messages import Abort, FromEngine, StepReport, Stop, Submit, ToEngine
 from penstock.engine.ports import Guides
@@ -118,14 +119,9 @@ def serve(
     budget = StepBudget(assembly.chunk_tokens, target_s=None, floor=assembly.block_size)
     slots = AdapterSlots(assembly.adapters.num_slots if assembly.adapters is not None else 0)
     scheduler = Scheduler(cache, budget, max_num_seqs=assembly.max_num_seqs, adapters=slots)
-    EngineLoop(
-        scheduler,
-        assembly.runner,
-        clients,
-        TickingClock(),
-        guides=guides,
-        speculation=speculate(cache) if speculate is not None else None,
-    ).run()
+    speculation = speculate(cache) if speculate is not None else None
+    engine = Engine(scheduler, assembly.runner, guides=guides, speculation=speculation)
+    EngineLoop(engine, clients, TickingClock()).run()
     assert not clients.open
     assert not scheduler.has_work
     assert cache.pool.num_free == num_blocks, "a block is still held"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.engine.embedding import EmbedQueue
+from penstock.engine.engine import Engine
 from penstock.engine.loop import EngineLoop
 from penstock.engine.messages import Embed, Embedded, FromEngine, Submit, ToEngine
 from penstock.kv.cache import KVCache
@@ -81,8 +82,8 @@ def test_texts_between_steps_that_are_under_way(device: str) -> None:
     made, mail = assembled(CONFIG, device, block_size=16), MailboxPort(everybody)
     assert made.embedder is not None
     scheduler = Scheduler(KVCache(200, 16), StepBudget(96, target_s=None, floor=16), max_num_seqs=made.max_num_seqs)
-    queue = EmbedQueue(made.embedder, TickingClock())
-    EngineLoop(scheduler, made.runner, mail, TickingClock(), embeddings=queue).run()
+    engine = Engine(scheduler, made.runner, embeddings=EmbedQueue(made.embedder))
+    EngineLoop(engine, mail, TickingClock()).run()
 
     assert len(mail.finished) == len(mail.embedded) // 2 == 6
     Judge(RandomCheckpoint(CONFIG), longest=CONFIG.context_length).check_all(mail)

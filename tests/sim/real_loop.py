@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.request import Priority, Request
+from penstock.engine.engine import Engine
 from penstock.engine.loop import EngineLoop
 from penstock.engine.mailbox import Disconnected
 from penstock.engine.messages import FromEngine, StepReport, Submit, ToEngine
@@ -117,7 +118,7 @@ def run_engine(profile: Profile, asked: Sequence[Asked]) -> tuple[dict[str, Seen
         for i, one in enumerate(asked)
     ]
     mail = _Mail(sorted(messages, key=lambda pair: pair[0]), clock)
-    EngineLoop(scheduler, _Device(profile, clock), mail, clock).run()
+    EngineLoop(Engine(scheduler, _Device(profile, clock)), mail, clock).run()
     return mail.seen, scheduler
 
 

@@ -26,6 +26,7 @@ from penstock.core.request import Request, TokenEvent
 from penstock.core.sampling import SamplingParams
 from penstock.core.settings import EngineSettings
 from penstock.engine.accounts import Accounts, Meter
+from penstock.engine.engine import Engine
 from penstock.engine.loop import EngineLoop
 from penstock.engine.messages import FromEngine, StepReport
 from penstock.hub.checkpoint import Checkpoint
@@ -93,7 +94,7 @@ def _run(assembly: Assembly, requests: list[Request], work: Work) -> tuple[list[
     meters = {request.id: Meter() for request in requests}
     for request in requests:
         office.accounts.open(request, meters[request.id])
-    EngineLoop(make_scheduler(assembly), assembly.runner, office, MonotonicClock(), work).run()
+    EngineLoop(Engine(make_scheduler(assembly), assembly.runner, work), office, MonotonicClock()).run()
     return office.reports, meters
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock.core.clock import Clock
 from penstock.core.request import Request, TokenEvent
+from penstock.engine.engine import Engine
 from penstock.engine.loop import EngineLoop
 from penstock.engine.messages import FromEngine, StepReport, Stop, Submit, ToEngine
 from penstock.sched.plan import Runner
@@ -46,5 +47,5 @@ class OfflineRun:
 def run_offline(requests: list[Request], scheduler: Scheduler, runner: Runner, clock: Clock) -> OfflineRun:
     mailbox = OfflineMailbox(list(requests))
     started_s = clock.now()
-    EngineLoop(scheduler, runner, mailbox, clock).run()
+    EngineLoop(Engine(scheduler, runner), mailbox, clock).run()
     return OfflineRun(clock.now() - started_s, mailbox.events, mailbox.reports)

@@ -5,25 +5,23 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from penstock.core.clock import MonotonicClock
 from penstock.core.errors import ConfigError
 from penstock.core.measurements import ServingLimits
 from penstock.core.settings import EngineSettings
 from penstock.engine.embedding import EmbedQueue
-from penstock.engine.encoder_loop import EncoderLoop
+from penstock.engine.encoder import EncoderEngine
 from penstock.engine.messages import EngineInfo
 
 if TYPE_CHECKING:
     from penstock.cli.phases import Phases
-    from penstock.engine.ports import MailboxPort
     from penstock.hub.encoder import EncoderCheckpoint
 
 _TEXTS = 512  # that a gateway may think are room for: texts wait in the engine, which needs no cache for them
 
 
 def build_encoder(
-    checkpoint: EncoderCheckpoint, settings: EngineSettings, mailbox: MailboxPort, phases: Phases
-) -> tuple[EncoderLoop, EngineInfo]:
+    checkpoint: EncoderCheckpoint, settings: EngineSettings, phases: Phases
+) -> tuple[EncoderEngine, EngineInfo]:
     import torch
 
     from penstock.runner.embedder import encoder_embedder
@@ -61,4 +59,4 @@ def build_encoder(
         generates=False,
         embeds=True,
     )
-    return EncoderLoop(EmbedQueue(embedder, MonotonicClock()), mailbox), info
+    return EncoderEngine(EmbedQueue(embedder)), info

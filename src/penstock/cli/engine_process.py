@@ -27,12 +27,11 @@ from penstock.core.measurements import ServingLimits
 from penstock.core.settings import EngineSettings, Settings
 from penstock.core.speculating import kind_of
 from penstock.engine.embedding import EmbedQueue
-from penstock.engine.encoder_loop import EncoderLoop
+from penstock.engine.engine import Engine
 from penstock.engine.loop import EngineLoop
-from penstock.engine.lora import LoraMailbox
+from penstock.engine.lora import LoraManager
 from penstock.engine.mailbox import Disconnected, Mailbox
 from penstock.engine.messages import EngineInfo, Failed, Loading, Ready
-from penstock.engine.ports import MailboxPort
 from penstock.engine.step_log import StepLimits, StepLog
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.encoder import EncoderCheckpoint
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.runner.assemble import Assembly
 
 
-def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop | EncoderLoop, EngineInfo]:
+def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]:
     phases = Phases("import", lambda name, done, total: mailbox.send(Loading(name, done, total)))
     # Torch takes a second to import; the socket is already open, so the server knows we live.
     from penstock.hub.resolve import describe, resolve
@@ -62,7 +61,8 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop | EncoderLoo
     else:
         checkpoint = resolve(settings.model)
         if isinstance(checkpoint, EncoderCheckpoint):
-            return build_encoder(checkpoint, engine, mailbox, phases)
+            encoder, info = build_encoder(checkpoint, engine, phases)
+            return EngineLoop(encoder, mailbox, MonotonicClock()), info
         source = checkpoint.tokenizer_source
     guides = making_guides(checkpoint.config, source)
     assembly = assemble(checkpoint, engine, phases, draft_checkpoint(checkpoint, source, engine))
@@ -115,24 +115,22 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop | EncoderLoo
         max_loras=slots.num_slots,
         speculation=speculates,
     )
-    loop = EngineLoop(
+    made = Engine(
         scheduler,
         assembly.runner,
-        _mail(mailbox, assembly, slots, engine),
-        MonotonicClock(),
         work,
-        _step_log(settings, assembly),
-        guides.result(),
-        speculation,
-        EmbedQueue(assembly.embedder, MonotonicClock()),
+        guides=guides.result(),
+        speculation=speculation,
+        embeddings=EmbedQueue(assembly.embedder),
+        lora=_lora(assembly, slots, engine),
     )
-    return loop, info
+    return EngineLoop(made, mailbox, MonotonicClock(), _step_log(settings, assembly)), info
 
 
-def _mail(mailbox: Mailbox, assembly: Assembly, slots: AdapterSlots, settings: EngineSettings) -> MailboxPort:
+def _lora(assembly: Assembly, slots: AdapterSlots, settings: EngineSettings) -> LoraManager | None:
     if assembly.adapters is None:
-        return mailbox
-    return LoraMailbox(mailbox, assembly.adapters, slots, max_host=settings.max_cpu_loras or 4 * slots.num_slots)
+        return None
+    return LoraManager(assembly.adapters, slots, max_host=settings.max_cpu_loras or 4 * slots.num_slots)
 
 
 def _step_log(settings: Settings, assembly: Assembly) -> StepLog | None:

@@ -46,7 +46,9 @@ class _Waiting:
         return range(first, end)
 
 
-class Batch(NamedTuple):
+class EmbedBatch(NamedTuple):
+    """Texts that were computed together, and the requests that are answered by it."""
+
     answers: list[Embedded]
     num_texts: int
     num_tokens: int
@@ -54,10 +56,9 @@ class Batch(NamedTuple):
 
 
 class EmbedQueue:
-    def __init__(self, embedder: Embedder | None, clock: Clock) -> None:
+    def __init__(self, embedder: Embedder | None) -> None:
         """Without an embedder everything is refused."""
         self._embedder = embedder
-        self._clock = clock
         self._waiting: deque[_Waiting] = deque()
         self.num_tokens = 0  # that wait
 
@@ -77,22 +78,22 @@ class EmbedQueue:
         for one in [one for one in self._waiting if one.message.request_id == request_id]:
             self._leave(one)
 
-    def step(self) -> Batch:
-        """One batch: as many texts as fit, of as many requests as want the same."""
+    def step(self, clock: Clock) -> EmbedBatch:
+        """Compute one batch: as many texts as fit, of as many requests as want the same."""
         assert self._waiting
         batch = self._next_batch()
         texts = [one.message.texts[i] for one, part in batch for i in part]
         num_tokens = sum(map(len, texts))
         self.num_tokens -= num_tokens
-        began_s = self._clock.now()
+        began_s = clock.now()
         try:
             found = self._compute(batch, texts)
         except Exception as error:
             if self._embedder is not None:
                 log.exception("a batch of %d texts and %d tokens failed", len(texts), num_tokens)
             told = "this model embeds no texts here" if self._embedder is None else f"the engine failed: {error}"
-            return Batch([self._fail(one, told) for one, _ in batch], 0, 0, 0.0)
-        device_s = self._clock.now() - began_s
+            return EmbedBatch([self._fail(one, told) for one, _ in batch], 0, 0, 0.0)
+        device_s = clock.now() - began_s
         for one, part in batch:
             one.parts += found[: len(part)]
             del found[: len(part)]
@@ -100,8 +101,10 @@ class EmbedQueue:
         done = [one for one, _ in batch if len(one.parts) == len(one.message.texts)]
         for one in done:
             self._waiting.remove(one)
-        answers = [Embedded(one.message.request_id, b"".join(one.parts), one.device_s) for one in done]
-        return Batch(answers, len(texts), num_tokens, device_s)
+        answers = [
+            Embedded(one.message.request_id, b"".join(one.parts), one.device_s, model=one.message.model) for one in done
+        ]
+        return EmbedBatch(answers, len(texts), num_tokens, device_s)
 
     def _next_batch(self) -> list[tuple[_Waiting, range]]:
         room = self._embedder.most_tokens if self._embedder is not None else 0
@@ -127,7 +130,7 @@ class EmbedQueue:
 
     def _fail(self, one: _Waiting, error: str) -> Embedded:
         self._leave(one)
-        return Embedded(one.message.request_id, error=error)
+        return Embedded(one.message.request_id, error=error, model=one.message.model)
 
     def _leave(self, one: _Waiting) -> None:
         self._waiting.remove(one)

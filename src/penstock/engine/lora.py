@@ -1,5 +1,5 @@
-"""Mail in which a request comes when its adapter is in host memory: the engine's part in loading, keeping and dropping
-adapters. It knows digests, paths and counts; the weights are the runner's, the slots on the device the scheduler's.
+"""Adapters of one engine: they are loaded, kept and dropped, and requests are held back until theirs is in host memory.
+The manager knows digests, paths and counts; the weights are the runner's, the slots on the device the scheduler's.
 
 An adapter is read from disk by a thread, so no step waits for it. Host memory holds the most recently used ones; those
 that a sequence here needs stay in any case, and what finds no room because of them waits until there is some.
@@ -9,30 +9,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from penstock.core.errors import Conflict, PenstockError
-from penstock.core.measurements import EngineMeasurements
 from penstock.core.request import FinishReason, Request, TokenEvent
 from penstock.engine.messages import (
     Abort,
     AdapterAnswer,
     AdapterState,
-    FromEngine,
     LoadAdapter,
-    StepReport,
     Submit,
     ToEngine,
     UnloadAdapter,
 )
-from penstock.engine.ports import MailboxPort
 from penstock.sched.lora import AdapterSlots
 
 log = logging.getLogger("penstock.engine")
-
-_LOOK_S = 0.02  # how often the mail is looked at while an adapter is being read
 
 
 class AdapterWeights(Protocol):
@@ -50,12 +44,13 @@ class AdapterWeights(Protocol):
         """Off the device."""
 
 
-class LoraMailbox:
-    def __init__(self, mail: MailboxPort, weights: AdapterWeights, slots: AdapterSlots, *, max_host: int) -> None:
-        self._mail = mail
+class LoraManager:
+    def __init__(self, weights: AdapterWeights, slots: AdapterSlots, *, max_host: int, model: str = "") -> None:
+        """`model` is what news is marked with, where several engines share a process."""
         self._weights = weights
         self._slots = slots
         self._max_host = max_host
+        self._model = model
         self._known: dict[str, LoadAdapter] = {}  # by digest
         self._host: dict[str, None] = {}  # in host memory; who was used longest ago comes first
         self._wanted: dict[str, None] = {}  # to be read, in this order, once there is room
@@ -64,31 +59,36 @@ class LoraMailbox:
         self._leaving: set[str] = set()
         self._unanswered: set[str] = set()  # loads that somebody waits for
         self._reads = 0
-        self._measured = EngineMeasurements()
-        self._told = AdapterState()
+        self._told = AdapterState(model=model)
+        self._news: list[AdapterAnswer | AdapterState] = []
+        self._failures: list[TokenEvent] = []
         self._threads = ThreadPoolExecutor(1, "adapters")
         self._wake = threading.Event()
 
-    # -- the mailbox ---------------------------------------------------------------------------------------------------
+    def receive(self, messages: Sequence[ToEngine]) -> list[ToEngine]:
+        """Messages that are left for the engine, and before them requests whose adapter has come meanwhile."""
+        return [*self._settle(), *self._pass(messages), *self._settle()]
 
-    def receive(self, *, wait: bool) -> list[ToEngine]:
-        while True:
-            messages = self._settle()  # before the engine goes to sleep: what just ended may let others go
-            is_busy = bool(messages or self._reading or self._wanted)
-            messages += self._pass(self._mail.receive(wait=wait and not is_busy))
-            messages += self._settle()
-            if messages or not wait:
-                return messages
-            if self._reading or self._wanted:
-                self._wake.wait(_LOOK_S)
-                self._wake.clear()
+    @property
+    def is_busy(self) -> bool:
+        """Whether an adapter is being read, or is to be."""
+        return bool(self._reading or self._wanted)
 
-    def send(self, message: FromEngine) -> None:
-        if isinstance(message, StepReport):
-            self._measured = message.measured
-        self._mail.send(message)
+    def wait(self, timeout_s: float) -> None:
+        """Wait until an adapter may have been read."""
+        self._wake.wait(timeout_s)
+        self._wake.clear()
 
-    def _pass(self, messages: list[ToEngine]) -> Iterator[ToEngine]:
+    def take_news(self) -> list[AdapterAnswer | AdapterState]:
+        news, self._news = self._news, []
+        return news
+
+    def take_failures(self) -> list[TokenEvent]:
+        """Ends of requests that cannot have their adapter."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def _pass(self, messages: Sequence[ToEngine]) -> Iterator[ToEngine]:
         for message in messages:
             match message:
                 case LoadAdapter():
@@ -182,7 +182,7 @@ class LoraMailbox:
             self._slots.unpin(digest)
             self._fail(parked, message)
             self._unanswered.discard(digest)
-            self._mail.send(AdapterAnswer(digest, getattr(error, "code", PenstockError.code), message))
+            self._answer(digest, getattr(error, "code", PenstockError.code), message)
             return
         self._reads += 1
         self._host[digest] = None
@@ -198,7 +198,7 @@ class LoraMailbox:
         elif not self._slots.pin(digest):
             code = Conflict.code
             message = f"{self._slots.num_slots} adapters have room on the device, and one place must not be pinned"
-        self._mail.send(AdapterAnswer(digest, code, message))
+        self._answer(digest, code, message)
 
     def _make_room(self) -> bool:
         if len(self._host) + len(self._reading) < self._max_host:
@@ -221,16 +221,17 @@ class LoraMailbox:
         if slot is not None:
             self._weights.clear(slot)
         self._weights.forget(digest)
-        self._mail.send(AdapterAnswer(digest))
+        self._answer(digest)
+
+    def _answer(self, digest: str, code: str = "", message: str = "") -> None:
+        self._news.append(AdapterAnswer(digest, code, message, self._model))
 
     def _fail(self, requests: list[Request], message: str) -> None:
-        events = [TokenEvent(each.id, finish=FinishReason.ERROR, error=message) for each in requests]
-        if events:
-            self._mail.send(StepReport(events, self._measured))
+        self._failures += [TokenEvent(each.id, finish=FinishReason.ERROR, error=message) for each in requests]
 
     def _tell(self) -> None:
-        """Where the adapters are, if that has changed."""
-        state = AdapterState(self._slots.resident, list(self._host), self._slots.swaps, self._reads)
+        """Say where the adapters are, if that has changed."""
+        state = AdapterState(self._slots.resident, list(self._host), self._slots.swaps, self._reads, self._model)
         if state != self._told:
             self._told = state
-            self._mail.send(state)
+            self._news.append(state)

@@ -1,4 +1,7 @@
-"""Everything that is said between a server and its engine process. One union per direction; msgpack on the wire."""
+"""Everything that is said between a server and its engine process. One union per direction; msgpack on the wire.
+
+`model` names the engine that a message is for or from, where several share a process; a single one has no name.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from penstock.sched.cost import Work
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
     request: Request
+    model: str = ""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -25,12 +29,14 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
     digest: str
     path: str
     pinned: bool = False  # keep it on the device
+    model: str = ""
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
     """Answered when the last request that runs with it has ended."""
 
     digest: str
+    model: str = ""
 
 
 class Embed(msgspec.Struct, frozen=True, tag=True):
@@ -40,6 +46,7 @@ class Embed(msgspec.Struct, frozen=True, tag=True):
     request_id: str
     texts: list[list[int]]
     scored: list[int] | None = None
+    model: str = ""
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -83,10 +90,12 @@ class Loading(msgspec.Struct, frozen=True, tag=True):
     phase: str
     done: int = 0
     total: int = 0
+    model: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
     info: EngineInfo
+    model: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -94,6 +103,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
     code: str
     message: str
+    model: str = ""
 
 
 class StepFigures(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -130,6 +140,7 @@ class StepReport(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=
     step: StepFigures = StepFigures()
     cache: CacheChanges | None = None
     charges: list[Charge] = []
+    model: str = ""
 
 
 class AdapterAnswer(msgspec.Struct, frozen=True, tag=True):
@@ -138,6 +149,7 @@ class AdapterAnswer(msgspec.Struct, frozen=True, tag=True):
     digest: str
     code: str = ""  # of the error, if it could not be done
     message: str = ""
+    model: str = ""
 
 
 class AdapterState(msgspec.Struct, frozen=True, tag=True):
@@ -147,6 +159,7 @@ class AdapterState(msgspec.Struct, frozen=True, tag=True):
     host: list[str] = []
     swaps: int = 0  # put onto the device
     reads: int = 0  # from disk
+    model: str = ""
 
 
 class Embedded(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -156,6 +169,7 @@ class Embedded(msgspec.Struct, frozen=True, gc=False, tag=True):
     values: bytes = b""  # float32, text by text
     device_s: float = 0.0
     error: str | None = None
+    model: str = ""
 
 
 FromEngine = Loading | Ready | Failed | StepReport | Embedded | AdapterAnswer | AdapterState

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from penstock.core.tiers import Tier
-from penstock.kv.routing import RoutingChanges
+from penstock.engine.messages import CacheChanges
 
 
 class CacheNews:
     def __init__(self) -> None:
         self._places: dict[int, Tier | None] = {}
 
-    def add(self, changes: RoutingChanges) -> None:
+    def add(self, changes: CacheChanges) -> None:
         self._places.update(dict.fromkeys(changes.removed))
         self._places.update(dict.fromkeys(changes.stored, Tier.DEVICE))
         self._places.update(dict.fromkeys(changes.on_host, Tier.HOST))

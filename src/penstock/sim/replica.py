@@ -1,43 +1,35 @@
-"""One replica: the real scheduler and KV cache, driven as the engine's loop drives them, in simulated time.
+"""One replica: the real engine in simulated time, with a device that computes nothing and takes as long as it should.
 
-As in the loop, mail is read between steps, and on a device that overlaps the next step is planned before the one that
-runs is read. Steps of which the scheduler says that they decide nothing are taken in one commit; mail that comes in
-their midst ends them after the step that is running then.
+As in the engine's loop, mail is read between steps, and on a device that overlaps the next step is launched before the
+one that runs is read. Steps of which the scheduler says that they decide nothing are taken in one commit; mail that
+comes in their midst ends them after the step that is running then.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
 from msgspec.structs import replace
 
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.measurements import EngineLoad, EngineMeasurements, EngineSpeeds, ServingLimits
 from penstock.core.request import Request, TokenEvent
-from penstock.engine.messages import StepFigures
+from penstock.engine.engine import Engine, Step
+from penstock.engine.messages import Abort, CacheChanges, StepReport, Submit, ToEngine
 from penstock.engine.speed import StepSpeed
-from penstock.engine.step_log import StepShape, shape_of
+from penstock.engine.step_log import StepShape
 from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
-from penstock.sched.plan import Sampled, StepPlan, StepResult
+from penstock.sched.plan import StepPlan
 from penstock.sched.scheduler import Scheduler
+from penstock.sim.device import TOKEN, SimRunner, SimStep, shape_in
 from penstock.sim.events import Events
 from penstock.sim.news import CacheNews
 from penstock.sim.profile import Profile
 from penstock.sim.prompts import SimSequence, TokenRun
 from penstock.sim.steady_run import SteadyRun
 
-_TOKEN = 0
-_SAMPLED = Sampled([_TOKEN])
 _MAX_STEADY = 512  # steps at once: so that what nobody interrupts need not be reckoned far ahead
-
-
-class _InFlight(NamedTuple):
-    plan: StepPlan
-    shape: StepShape
-    submitted_s: float
 
 
 class Listener(Protocol):
@@ -89,16 +81,14 @@ class SimReplica:
             patience_s=profile.slo.patience_s,
             make_sequence=SimSequence,
         )
+        self._engine = Engine(self.scheduler, SimRunner(profile.overlaps))
         self.speed = StepSpeed()
         self.num_open = 0
         self._sent_tokens = self._received_tokens = 0  # of all prompts
         self._runs: dict[str, TokenRun] = {}
-        self._mail: list[Request] = []
-        self._aborts: list[str] = []
-        self._flying: deque[_InFlight] = deque()  # the first one is on the device
+        self._mail: list[ToEngine] = []
         self._steady: SteadyRun | None = None
         self._turn = 0  # of the device: what was foretold of another one no longer comes
-        self._last_commit_s = 0.0
         self._load = EngineLoad()  # as the engine last said, after a step
         self._told_tokens = 0  # of all prompts, likewise
         self.news = CacheNews()
@@ -109,13 +99,13 @@ class SimReplica:
         self.num_open += 1
         self._sent_tokens += len(request.prompt_ids)
         self._runs[request.id] = cast(TokenRun, request.prompt_ids)
-        self._mail.append(request)
+        self._mail.append(Submit(request))
         self._wake()
 
     def abort(self, request_id: str) -> None:
         self.num_open -= 1
         del self._runs[request_id]
-        self._aborts.append(request_id)
+        self._mail.append(Abort(request_id))
         self._wake()
 
     # -- what is done to it
@@ -167,7 +157,7 @@ class SimReplica:
     @property
     def queued_tokens(self) -> int:
         """Of prompts, and not computed yet: right now, as nobody outside can know."""
-        under_way = sum(step.shape.prefill_tokens for step in self._flying)
+        under_way = sum(shape_in(step).prefill_tokens for step in self._engine.in_flight)
         return self.scheduler.queued_tokens + self._sent_tokens - self._received_tokens + under_way
 
     @property
@@ -193,35 +183,28 @@ class SimReplica:
             if self._steady.keep(self._num_steady_done() + 1):
                 self._turn += 1
                 self._events.at(self._steady.end_s, self._steady_over, self._turn)
-        elif not self._flying:
+        elif not self._engine.in_flight:
             self._fill()
 
     def _read_mail(self) -> None:
-        now = self._events.now
-        for request in self._mail:
-            self.scheduler.submit(request, now)
+        self._engine.receive(self._mail, self._events.now)
         self._mail.clear()
         self._received_tokens = self._sent_tokens
-        for request_id in self._aborts:
-            self.scheduler.abort(request_id)
-        self._aborts.clear()
+        self._take_news()
 
     def _fill(self) -> None:
-        """Plan as far ahead as the device allows, and start it."""
-        if self._mail or self._aborts:
+        """Launch as far ahead as the device allows."""
+        if self._mail:
             self._read_mail()
-        flying, now = self._flying, self._events.now
-        depth = 2 if self.profile.overlaps else 1
-        if self._takes_many and len(flying) == depth - 1 and self._begin_steady():
+        engine, now = self._engine, self._events.now
+        if self._takes_many and len(engine.in_flight) == int(self.profile.overlaps) and self._begin_steady():
             return
-        while len(flying) < depth:
-            plan = self.scheduler.plan(now)
-            if plan is None:
-                break
-            flying.append(_InFlight(plan, shape_of(plan), now))
-        if flying:
+        while engine.may_launch and engine.launch(now):
+            pass
+        if engine.in_flight:
             self._turn += 1
-            seconds = self.profile.cost.seconds(flying[0].shape) + self.profile.copying_s(flying[0].plan.copies)
+            first = engine.in_flight[0]
+            seconds = self.profile.cost.seconds(shape_in(first)) + self.profile.copying_s(first.plan.copies)
             self._events.at(now + seconds * self.slowdown, self._step_over, self._turn)
         else:
             self._note_load()
@@ -231,42 +214,32 @@ class SimReplica:
             return
         if not self.profile.overlaps:  # the loop looks for mail when a step is done, and then at the step
             self._read_mail()
-        now, (plan, shape, submitted_s) = self._events.now, self._flying.popleft()
-        cost_s = now - max(submitted_s, self._last_commit_s)
-        self._last_commit_s = now
+        step = self._engine.in_flight[0]
+        report = self._engine.commit(step.handle.result(), self._events.now)
         self.steps += 1
-        self.busy_s += cost_s
-        self.work_s += self.profile.cost.work_s(shape)
-        num_tokens = shape.prefill_tokens + shape.decodes
-        self.scheduler.budget.observe(num_tokens, shape.decodes, now - submitted_s)
-        self.cache.observe(shape.prefill_tokens, cost_s, shape.decodes, plan.copies)
-        result = StepResult([_SAMPLED if piece.sample is not None else None for piece in plan.slices])
-        news = self.scheduler.commit(plan, result, now)
-        self.speed.observe(StepFigures(num_tokens, len(plan.slices), cost_s=cost_s))
-        self._tell(news)
+        self.busy_s += report.step.cost_s
+        self.work_s += self.profile.cost.work_s(shape_in(step))
+        self.speed.observe(report.step)
+        self._take_news()
         self._fill()
 
-    def _tell(self, news: Sequence[TokenEvent]) -> None:
-        self._note_load()
-        for event in news:
-            if event.finish is not None:
-                self.num_open -= 1
-                del self._runs[event.request_id]
-            if event.finish is not None or event.timings is not None:
-                self._listener.token(self, event)
+    def _take_news(self) -> None:
+        reports, self._engine.news = cast(list[StepReport], self._engine.news), []
+        for report in reports:
+            self._note(report.measured.load, report.cache)
+            for event in report.events:
+                if event.finish is not None:
+                    self.num_open -= 1
+                    del self._runs[event.request_id]
+                if event.finish is not None or event.timings is not None:
+                    self._listener.token(self, event)
 
     def _note_load(self) -> None:
-        scheduler = self.scheduler
-        ahead = sum(step.shape.prefill_tokens for step in self._flying)
-        self._load = EngineLoad(
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            queued_tokens=scheduler.queued_tokens + ahead,
-            kv_active_tokens=self.cache.held_tokens,
-        )
+        self._note(self._engine.load(), self._engine.cache_changes())
+
+    def _note(self, load: EngineLoad, changes: CacheChanges | None) -> None:
+        self._load = load
         self._told_tokens = self._received_tokens
-        routing = self.cache.routing
-        changes = routing.changes() if routing is not None else None
         if changes is not None:
             self.news.add(changes)
 
@@ -281,8 +254,8 @@ class SimReplica:
             return False
         running = self.scheduler.num_running
         shape = StepShape(0, 0, running, sum(map(len, self._runs.values())))  # nobody waits: all that are here run
-        if self._flying:
-            shape = self._flying[0].shape
+        if self._engine.in_flight:
+            shape = shape_in(self._engine.in_flight[0])
         if shape.prefill_tokens or shape.decodes != running:
             return False
         seconds = self.profile.cost.decode_seconds(shape.decodes, shape.decode_context, steps)
@@ -305,12 +278,13 @@ class SimReplica:
         if not run:
             return
         submitted_s = None
-        if self._flying:  # the first of them; after the last one its like is in flight
-            first = self._flying.popleft()
+        in_flight = self._engine.in_flight
+        if in_flight:  # the first of them; after the last one its like is in flight
+            first = in_flight.popleft()
             submitted_s = first.submitted_s
             plan = StepPlan([replace(piece, start=piece.start + len(run)) for piece in first.plan.slices])
-            self._flying.append(_InFlight(plan, run.following, run.last_begin_s))
-        self.scheduler.take_steady(len(run), _TOKEN)
+            in_flight.append(Step(plan, SimStep(plan, run.following), run.last_begin_s, first.is_ahead))
+        self.scheduler.take_steady(len(run), TOKEN)
         decodes = run.following.decodes
         for wait_s in run.waits(submitted_s):
             self.scheduler.budget.observe(decodes, decodes, wait_s)
@@ -319,4 +293,4 @@ class SimReplica:
         self.steps += len(run)
         self.busy_s += sum(costs)
         self.work_s += self.profile.cost.work_s(run.sum)
-        self._last_commit_s = run.end_s
+        self._engine.last_commit_s = run.end_s

@@ -1,0 +1,301 @@
+"""One model's engine: scheduler, KV cache, runner, guides, drafts, LoRA adapters and embeddings as one object.
+
+The engine is a fold. Messages are handed to it, the time is an argument, and what it has to say is taken from `news`:
+it reads no clock, no mailbox and no file. A step is launched, read and committed; on a device that overlaps, the next
+one is launched before the last is read. `loop` drives one or several engines in real time, `penstock.sim` in simulated
+time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.core.errors import UnsupportedParameter
+from penstock.core.measurements import (
+    EngineLoad,
+    EngineMeasurements,
+    EngineTotals,
+    PrefixCacheUse,
+    SpeculationTotals,
+)
+from penstock.core.request import FinishReason, Request, TokenEvent
+from penstock.engine.embedding import EmbedBatch, EmbedQueue
+from penstock.engine.lora import LoraManager
+from penstock.engine.messages import (
+    Abort,
+    CacheChanges,
+    Charge,
+    Embed,
+    FromEngine,
+    StepFigures,
+    StepReport,
+    Submit,
+    ToEngine,
+)
+from penstock.engine.ports import Guides
+from penstock.sched.cost import Work, split
+from penstock.sched.drafting import Drafts
+from penstock.sched.plan import Runner, StepHandle, StepPlan, StepResult
+from penstock.sched.scheduler import Scheduler
+from penstock.sched.speculation import Speculation
+
+log = logging.getLogger("penstock.engine")
+
+_LOOK_S = 0.1  # how often what takes a look at every sequence is looked at
+_NO_STEP = StepFigures()
+_MAX_FAILED_STEPS = 3  # in a row; a device that fails again and again is left to a fresh process
+
+
+class Step(NamedTuple):
+    """A step on the device."""
+
+    plan: StepPlan
+    handle: StepHandle
+    submitted_s: float
+    is_ahead: bool  # of the result of the step before
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens in it beyond one of each sequence."""
+        return self.plan.num_tokens - len(self.plan.slices)
+
+
+class Engine:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        work: Work = Work(),  # noqa: B008 (frozen)
+        *,
+        guides: Guides | None = None,
+        speculation: Speculation | None = None,
+        embeddings: EmbedQueue | None = None,
+        lora: LoraManager | None = None,
+        model: str = "",
+    ) -> None:
+        """`work` splits a step's time over its sequences. Requests for what is None are refused. `model` is what news
+        is marked with, where several engines share a process."""
+        self.scheduler = scheduler
+        self.runner = runner
+        self.guides = guides
+        self.embeddings = embeddings or EmbedQueue(None)
+        self.lora = lora
+        self.news: list[FromEngine] = []  # taken by whoever drives the engine
+        self.in_flight: deque[Step] = deque()  # the oldest first; at most two
+        self.last_commit_s = 0.0
+        self.failed_steps = 0  # in a row
+        self._model = model
+        self._work = work
+        self._speculation = speculation
+        self._steps = 0
+        self._busy_s = 0.0
+        self._read_tokens = 0
+        self._received_tokens = 0
+        self._fragmentation, self._looked_s = 0.0, 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.in_flight or self.scheduler.has_work or self.embeddings.has_work)
+
+    # -- requests
+
+    def receive(self, messages: Sequence[ToEngine], now: float) -> None:
+        """Take messages in. Also without any, requests go on whose adapter has been read meanwhile."""
+        if self.lora is not None:
+            messages = self.lora.receive(messages)
+            self._tell_of_adapters()
+        is_aborted = False
+        for message in messages:
+            match message:
+                case Submit(request):
+                    self._received_tokens += len(request.prompt_ids)
+                    self._begin(request, now)
+                case Abort(request_id):
+                    self.embeddings.abort(request_id)
+                    is_aborted |= self.scheduler.abort(request_id)
+                case Embed():
+                    self.embeddings.add(message)
+        if is_aborted and not self.scheduler.has_work:  # no step will report that the engine is idle now
+            self._report([])
+
+    def _begin(self, request: Request, now: float) -> None:
+        if request.guide is None:
+            self.scheduler.submit(request, now)
+        elif self.guides is not None:
+            self.scheduler.submit(request, now, self.guides.open(request))
+        else:
+            message = "this engine cannot keep an answer to a guide"
+            code = UnsupportedParameter.code
+            self._report([TokenEvent(request.id, finish=FinishReason.ERROR, error=message, error_code=code)])
+
+    def _tell_of_adapters(self) -> None:
+        assert self.lora is not None
+        if failures := self.lora.take_failures():
+            self._report(failures)
+        self.news += self.lora.take_news()
+
+    # -- steps
+
+    @property
+    def may_launch(self) -> bool:
+        """Whether a step may go out now. Behind one that is unread it may where the device allows it and no sequence
+        guesses what comes after its own."""
+        if not self.in_flight:
+            return True
+        return self.runner.overlaps and len(self.in_flight) == 1 and self._goes_ahead(self.in_flight[0])
+
+    def _goes_ahead(self, previous: Step) -> bool:
+        """Those who have drafts in flight cannot, and others had better stay with them."""
+        if self._speculation is None:
+            return True
+        if any(planned.ahead for planned in previous.plan.slices):
+            return False
+        try:
+            return not self._speculation.wants(self.scheduler.soon_decoding)
+        except Exception:
+            self._stop_guessing()
+            return True
+
+    def launch(self, now: float) -> bool:
+        """Plan the next step and give it to the device. False: there is none, or it failed."""
+        is_ahead = bool(self.in_flight)
+        plan = self.scheduler.plan(now, {} if is_ahead else self._drafts())
+        if plan is None:
+            return False
+        try:
+            handle = self.runner.submit(plan)
+        except Exception:
+            self._give_up(plan)
+            return False
+        self.in_flight.append(Step(plan, handle, now, is_ahead))
+        return True
+
+    def _drafts(self) -> Drafts:
+        """What may come next, for those for whom it pays to guess."""
+        if self._speculation is None:
+            return {}
+        try:
+            return self._speculation.drafts(self.scheduler.decoding)
+        except Exception:
+            self._stop_guessing()
+            return {}
+
+    def _stop_guessing(self) -> None:
+        log.exception("drafts could not be made; the engine goes on without")
+        self._speculation = None
+
+    def choose(self) -> None:
+        """Choose the newest step's tokens, where that had to wait for those of the step before."""
+        if self.guides is None or not self.in_flight:
+            return
+        try:
+            self.in_flight[-1].handle.choose()
+        except Exception:
+            self._give_up(self.in_flight.pop().plan)
+
+    def result(self) -> StepResult | None:
+        """Wait for the oldest step. None: it failed, and whoever was in it is told."""
+        try:
+            return self.in_flight[0].handle.result()
+        except Exception:
+            self._give_up(self.in_flight.popleft().plan)
+            return None
+
+    def commit(self, result: StepResult, now: float) -> StepReport:
+        """Take the tokens of the oldest step, which ended now."""
+        scheduler, speculation = self.scheduler, self._speculation
+        plan, _, submitted_s, is_ahead = self.in_flight.popleft()
+        cost_s = now - max(submitted_s, self.last_commit_s)
+        self.last_commit_s = now
+        self._steps += 1
+        self.failed_steps = 0
+        self._busy_s += cost_s
+        if speculation is not None:
+            speculation.observe(plan, result, cost_s, is_ahead=is_ahead)
+        held_tokens = scheduler.cache.held_tokens  # before those who end give their blocks back
+        events = scheduler.commit(plan, result, now)
+        if self.guides is not None:
+            self.guides.go()
+        shares = split(plan.slices, events, cost_s, self._work)
+        num_drafts = sum([len(planned.ahead) for planned in plan.slices]) if speculation is not None else 0
+        if not num_drafts:
+            prefill_tokens = shares.num_tokens - shares.num_decodes
+            scheduler.cache.observe(prefill_tokens, cost_s, shares.num_decodes, plan.copies)
+            scheduler.budget.observe(shares.num_tokens, shares.num_decodes, now - submitted_s)
+        self._read_tokens += min(shares.context, held_tokens)
+        if now - self._looked_s >= _LOOK_S:
+            self._looked_s, self._fragmentation = now, scheduler.fragmentation
+        charges = [Charge(one.request_id, one.seconds, one.num_blocks * cost_s) for one in shares.shares]
+        figures = StepFigures(shares.num_tokens, len(plan.slices), num_drafts, cost_s, shares.price)
+        return self._report(events, figures, charges)
+
+    def _give_up(self, plan: StepPlan) -> None:
+        """Those in a step that failed get an error; everybody else goes on."""
+        log.exception("a step with %d sequences and %d tokens failed", len(plan.slices), plan.num_tokens)
+        self.failed_steps += 1
+        if self.failed_steps >= _MAX_FAILED_STEPS:
+            raise RuntimeError(f"{self.failed_steps} steps in a row failed")
+        ended = [s.request_id for s in plan.slices if self.scheduler.abort(s.request_id)]
+        message = "the engine failed while running this request"
+        self.scheduler.adapters.undo(plan)
+        self.scheduler.cache.undo(plan.copies)
+        self._report([TokenEvent(request_id, finish=FinishReason.ERROR, error=message) for request_id in ended])
+
+    def embedded(self, batch: EmbedBatch) -> None:
+        """Answer for texts that were computed between two steps."""
+        self._busy_s += batch.device_s
+        self.news += batch.answers
+
+    # -- what it says
+
+    def _report(
+        self, events: list[TokenEvent], step: StepFigures = _NO_STEP, charges: list[Charge] | None = None
+    ) -> StepReport:
+        report = StepReport(events, self._measured(), step, self.cache_changes(), charges or [], self._model)
+        self.news.append(report)
+        return report
+
+    def cache_changes(self) -> CacheChanges | None:
+        """Routing blocks that the cache has taken in, moved or dropped since the last call."""
+        routing = self.scheduler.cache.routing
+        changes = routing.changes() if routing is not None else None
+        return CacheChanges(*changes) if changes is not None else None
+
+    def load(self) -> EngineLoad:
+        scheduler = self.scheduler
+        return EngineLoad(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            queued_tokens=scheduler.queued_tokens + sum([step.prompt_tokens for step in self.in_flight]),
+            kv_active_tokens=scheduler.cache.held_tokens,
+            kv_fragmentation=self._fragmentation if scheduler.num_running else 0.0,
+            budget_tokens=scheduler.budget.tokens,
+            steps=self._steps,
+        )
+
+    def _measured(self) -> EngineMeasurements:
+        counters, cache = self.scheduler.counters, self.scheduler.cache
+        return EngineMeasurements(
+            self.load(),
+            EngineTotals(
+                busy_s=self._busy_s,
+                generated_tokens=counters.generated_tokens,
+                received_tokens=self._received_tokens,
+                preemptions=counters.preemptions,
+                recomputed_tokens=counters.recomputed_tokens,
+                read_tokens=self._read_tokens,
+                forced_tokens=counters.forced_tokens,
+                mask_wait_s=self.guides.waited_s if self.guides is not None else 0.0,
+            ),
+            PrefixCacheUse(
+                prompt_tokens=counters.prompt_tokens,
+                cached_tokens=counters.cached_tokens,
+                loaded_tokens=cache.loaded_tokens,
+                evictions=cache.pool.counters.evictions,
+                cached_blocks=cache.pool.num_cached,
+            ),
+            SpeculationTotals(counters.drafted_tokens, counters.accepted_tokens),
+        )
