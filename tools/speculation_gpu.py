@@ -32,19 +32,19 @@ from penstock.core.clock import MonotonicClock
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.core.settings import EngineSettings
-from penstock.engine.draft_model import DraftModel
 from penstock.engine.engine import Engine
 from penstock.engine.loop import EngineLoop
 from penstock.kv.cache import KVCache
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.assemble import Assembly, assemble
 from penstock.sched.budget import StepBudget
-from penstock.sched.device_costs import DeviceCosts
-from penstock.sched.ngram import PromptLookup
 from penstock.sched.plan import Runner, SampleSpec, Slice, StepPlan
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.sequence import Sequence as LiveSequence
-from penstock.sched.speculation import Speculation
+from penstock.sched.speculation.device_costs import DeviceCosts
+from penstock.sched.speculation.draft_model import DraftModel
+from penstock.sched.speculation.ngram import PromptLookup
+from penstock.sched.speculation.speculation import Speculation
 
 GREEDY = SamplingParams(temperature=0.0)
 CONTEXT, PROMPT = 1024, 512  # tokens before a step that is timed alone; of a prompt

@@ -15,7 +15,7 @@ from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.sequence import Sequence as LiveSequence
-from penstock.sched.speculation import Speculation
+from penstock.sched.speculation.speculation import Speculation
 
 
 class Ticking:

@@ -16,11 +16,11 @@ from penstock.engine.fake import FakeRunner, fake_token
 from penstock.engine.loop import EngineLoop
 from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
-from penstock.sched.device_costs import DeviceCosts
 from penstock.sched.plan import StepHandle, StepPlan, StepResult
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.sequence import Sequence as LiveSequence
-from penstock.sched.speculation import Speculation
+from penstock.sched.speculation.device_costs import DeviceCosts
+from penstock.sched.speculation.speculation import Speculation
 
 HOST_S = 0.0005  # of planning and committing a step
 STEP_S, ROW_S = 0.004, 0.00001

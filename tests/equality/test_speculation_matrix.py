@@ -13,7 +13,6 @@ from penstock.core.guide import Guide
 from penstock.core.request import FinishReason, Request, TokenEvent
 from penstock.core.sampling import SamplingParams
 from penstock.core.watermark import Watermark
-from penstock.engine.draft_model import DraftModel
 from penstock.engine.guides import Guides
 from penstock.hub.resolve import resolve
 from penstock.kv.cache import KVCache
@@ -24,10 +23,11 @@ from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps
 from penstock.runner.runner import ModelRunner
 from penstock.sched.budget import StepBudget
-from penstock.sched.ngram import PromptLookup
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.sequence import Sequence
-from penstock.sched.speculation import Proposer
+from penstock.sched.speculation.draft_model import DraftModel
+from penstock.sched.speculation.ngram import PromptLookup
+from penstock.sched.speculation.speculation import Proposer
 from penstock.server.choices import ChoiceText
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.grammars import Vocabulary, Words

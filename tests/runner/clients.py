@@ -17,7 +17,7 @@ from penstock.runner.assemble import Assembly
 from penstock.sched.budget import StepBudget
 from penstock.sched.lora import AdapterSlots
 from penstock.sched.scheduler import Scheduler
-from penstock.sched.speculation import Speculation
+from penstock.sched.speculation.speculation import Speculation
 
 MAX_IDLE_TURNS = 1000  # of the engine's loop, without a step
 TICK_S = 0.002

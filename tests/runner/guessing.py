@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from penstock.sched.drafting import Drafts, room_of
 from penstock.sched.plan import StepPlan, StepResult
 from penstock.sched.sequence import Sequence as LiveSequence
-from penstock.sched.speculation import Proposer, Speculation
+from penstock.sched.speculation.drafting import Drafts, room_of
+from penstock.sched.speculation.speculation import Proposer, Speculation
 
 Answers = Mapping[str, Sequence[int]]  # by request id
 

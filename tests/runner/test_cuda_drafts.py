@@ -10,12 +10,12 @@ import pytest
 from penstock.core.guide import Guide
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
-from penstock.engine.draft_model import DraftModel
 from penstock.kv.cache import KVCache
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.assemble import Assembly
-from penstock.sched.ngram import PromptLookup
-from penstock.sched.speculation import Speculation
+from penstock.sched.speculation.draft_model import DraftModel
+from penstock.sched.speculation.ngram import PromptLookup
+from penstock.sched.speculation.speculation import Speculation
 from tests.devices import NEEDS_GPU
 from tests.runner.clients import Clients, one_after_the_other, serve
 from tests.runner.devices import assembled

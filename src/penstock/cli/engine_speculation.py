@@ -10,7 +10,7 @@ from penstock.core.speculating import kind_of, most_drafts
 from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
 from penstock.hub.checkpoint import Checkpoint
 from penstock.kv.cache import KVCache
-from penstock.sched.speculation import Proposer, Speculation
+from penstock.sched.speculation.speculation import Proposer, Speculation
 
 if TYPE_CHECKING:
     from penstock.runner.assemble import Assembly
@@ -41,13 +41,13 @@ def make_speculation(settings: EngineSettings, assembly: Assembly, cache: KVCach
     kind = kind_of(settings, overlaps=overlaps)
     if kind == "off":
         return None, "off"
-    from penstock.sched.device_costs import DeviceCosts
-    from penstock.sched.ngram import PromptLookup
-    from penstock.sched.step_costs import StepCosts
+    from penstock.sched.speculation.device_costs import DeviceCosts
+    from penstock.sched.speculation.ngram import PromptLookup
+    from penstock.sched.speculation.step_costs import StepCosts
 
     proposer: Proposer = PromptLookup()
     if kind == "draft":
-        from penstock.engine.draft_model import DraftModel
+        from penstock.sched.speculation.draft_model import DraftModel
 
         assert assembly.draft is not None
         proposer = DraftModel(

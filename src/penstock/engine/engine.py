@@ -37,10 +37,10 @@ from penstock.engine.messages import (
 )
 from penstock.engine.ports import Guides
 from penstock.sched.cost import Work, split
-from penstock.sched.drafting import Drafts
 from penstock.sched.plan import Runner, StepHandle, StepPlan, StepResult
 from penstock.sched.scheduler import Scheduler
-from penstock.sched.speculation import Speculation
+from penstock.sched.speculation.drafting import Drafts
+from penstock.sched.speculation.speculation import Speculation
 
 log = logging.getLogger("penstock.engine")
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from penstock.core.request import Request, TokenEvent
 from penstock.kv.cache import BlockTable, KVCache, PrefixMatch
-from penstock.sched import drafting
 from penstock.sched import fast_forward as steady
 from penstock.sched.budget import StepBudget, StepRoom
 from penstock.sched.counters import SchedulerCounters
-from penstock.sched.drafting import Drafts
 from penstock.sched.fairness import Share, Shares
 from penstock.sched.guiding import TokenGuide
 from penstock.sched.lora import AdapterSlots
@@ -22,6 +20,8 @@ from penstock.sched.queue import WaitingQueue
 from penstock.sched.ranking import Rank, Ranking
 from penstock.sched.sequence import Sequence
 from penstock.sched.slicing import cost_of, take_slice, withdraw
+from penstock.sched.speculation import drafting
+from penstock.sched.speculation.drafting import Drafts
 
 ADMISSION_SCAN = 64  # how deep to look past sequences that wait for a prefix another one is computing
 _NO_DRAFTS: Drafts = {}

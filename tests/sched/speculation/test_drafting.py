@@ -15,11 +15,11 @@ from penstock.core.sampling import SamplingParams
 from penstock.engine.fake import FakeRunner, fake_token
 from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
-from penstock.sched.drafting import Drafts
 from penstock.sched.guiding import Follow, Mask
 from penstock.sched.plan import StepPlan
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.sequence import Sequence
+from penstock.sched.speculation.drafting import Drafts
 from tests.examples import examples
 from tests.sched.test_properties import VOCAB, SchedulerMachine
 

@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from penstock.core.request import Request
-from penstock.sched.ngram import PairChains, PromptLookup
 from penstock.sched.sequence import Sequence
+from penstock.sched.speculation.ngram import PairChains, PromptLookup
 
 
 def sequence_of(token_ids: list[int]) -> Sequence:

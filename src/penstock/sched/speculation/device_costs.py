@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.sched.draft_budget import Outlook, capped, gain, worthwhile
+from penstock.sched.speculation.draft_budget import Outlook, capped, gain, worthwhile
 
 _KEEP = 0.9  # of what was known of a step without drafts, at every one
 _SPIKE = 2.0  # what takes so many times as long as expected is something else that the machine did

@@ -6,13 +6,13 @@ import pytest
 
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
-from penstock.engine.draft_model import DraftModel
 from penstock.engine.fake import FakeRunner, fake_token
 from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
 from penstock.sched.plan import StepHandle, StepPlan
 from penstock.sched.scheduler import Scheduler
-from penstock.sched.speculation import Speculation
+from penstock.sched.speculation.draft_model import DraftModel
+from penstock.sched.speculation.speculation import Speculation
 
 BLOCK = 4
 

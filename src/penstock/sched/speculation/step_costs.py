@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from penstock.sched.draft_budget import Outlook, capped, gain, worthwhile
+from penstock.sched.speculation.draft_budget import Outlook, capped, gain, worthwhile
 
 _KEEP = 0.9  # of what was known, at every step
 _KEEP_RARE = 0.5  # of what was known of steps without drafts, where they have become rare

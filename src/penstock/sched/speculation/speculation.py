@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
-from penstock.sched.draft_budget import Costs, Outlook
-from penstock.sched.drafting import Drafts, room_of
 from penstock.sched.plan import StepPlan, StepResult
 from penstock.sched.sequence import Sequence as LiveSequence
-from penstock.sched.step_costs import StepCosts
+from penstock.sched.speculation.draft_budget import Costs, Outlook
+from penstock.sched.speculation.drafting import Drafts, room_of
+from penstock.sched.speculation.step_costs import StepCosts
 
 _OPTIMISM = 0.6  # the chance that a draft holds, of which nothing is known yet
 _FAITH = 4.0  # as if so many drafts had been seen with it

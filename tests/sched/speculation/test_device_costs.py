@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from penstock.sched.device_costs import DeviceCosts
-from penstock.sched.draft_budget import Outlook
+from penstock.sched.speculation.device_costs import DeviceCosts
+from penstock.sched.speculation.draft_budget import Outlook
 
 SLOWDOWN = 1.2
 

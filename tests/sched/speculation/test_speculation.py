@@ -9,13 +9,13 @@ import pytest
 from penstock.core.request import Request
 from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
-from penstock.sched.draft_budget import capped, gain, worthwhile
-from penstock.sched.drafting import Drafts
 from penstock.sched.plan import Sampled, StepPlan, StepResult
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.sequence import Sequence as LiveSequence
-from penstock.sched.speculation import Speculation
-from penstock.sched.step_costs import StepCosts
+from penstock.sched.speculation.draft_budget import capped, gain, worthwhile
+from penstock.sched.speculation.drafting import Drafts
+from penstock.sched.speculation.speculation import Speculation
+from penstock.sched.speculation.step_costs import StepCosts
 
 MOST = 8
 
