@@ -158,7 +158,7 @@ def test_what_a_failed_step_was_to_place_is_placed_again() -> None:
     plan = device.scheduler.plan(1.0)
     assert plan is not None
     assert plan.placements == [(0, "a")]
-    device.scheduler.abort("r")  # the step failed: see EngineLoop._give_up
+    device.scheduler.abort("r")  # the step failed: see Engine._give_up
     device.slots.undo(plan)
     device.submit("again", "a")
     plan = device.scheduler.plan(2.0)

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.core.request import Priority, Request
+from penstock.engine.engine import Step
 from penstock.engine.fake import FakeRunner, fake_token
-from penstock.engine.loop import InFlight
 from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
 from penstock.sched.plan import StepPlan
@@ -36,7 +36,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.budget = StepBudget(CHUNK, target_s=0.05, floor=FLOOR)
         self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs=MAX_SEQS, aging_s=1.0)
         self.runner = FakeRunner(num_blocks, BLOCK, vocab_size=VOCAB, overlaps=overlaps, host_blocks=host_blocks)
-        self.in_flight: InFlight | None = None
+        self.in_flight: Step | None = None
         self.open: dict[str, Client] = {}
         self.block_namespace: dict[int, str] = {}  # whose tokens lie in each block
         self.count = 0
@@ -103,14 +103,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan = self.plan()
         if plan is not None:
             self.check_executable(plan)
-            self.in_flight = InFlight(plan, self.runner.submit(plan), self.now)
+            self.in_flight = Step(plan, self.runner.submit(plan), self.now, is_ahead=False)
         if previous is not None:
             self.commit(previous, elapsed_s)
 
     def plan(self) -> StepPlan | None:
         return self.scheduler.plan(self.now)
 
-    def commit(self, step: InFlight, elapsed_s: float) -> None:
+    def commit(self, step: Step, elapsed_s: float) -> None:
         self.now += elapsed_s
         decodes = sum(s.num_tokens == 1 for s in step.plan.slices)
         self.budget.observe(step.plan.num_tokens, decodes, elapsed_s)
