@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,9 +12,19 @@ from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.assemble import Assembly, assemble
+from penstock.runner.step_inputs import StepInputs, decode_choices, encode_choices
 from penstock.runner.verify import choices
 from penstock.sched.plan import Runner, Slice, StepHandle, StepPlan, StepResult
 from tests.equality.inprocess import soiled
+
+
+def through_bytes(runner: Any) -> Runner:
+    """The runner, with everything that a step needs sent through bytes, as to another rank: the inputs of the model,
+    and, once it is known, how each token is chosen."""
+    prepare, choose = runner.prepare, runner.choose
+    runner.prepare = lambda plan: StepInputs.decode(prepare(plan).encode())
+    runner.choose = lambda logits, specs, *rest: choose(logits, decode_choices(encode_choices(specs)), *rest)
+    return runner
 
 
 class Overlapped:
@@ -76,7 +86,8 @@ def assembled(
     speculate: Literal["off", "ngram", "draft"] = "off",
     draft_seed: int = 0,
 ) -> Assembly:
-    """On "cpu", "cpu-overlapped" or "cuda", in float32, with a cache full of numbers that show when they are read."""
+    """On "cpu", "cpu-overlapped" or "cuda", in float32, with a cache full of numbers that show when they are read. To
+    the overlapped runner every plan goes through bytes."""
     settings = EngineSettings(
         device="cuda" if device == "cuda" else "cpu",
         dtype="float32",
@@ -94,5 +105,6 @@ def assembled(
     soiled(made.runner._kv)  # type: ignore[attr-defined]
     if device != "cpu-overlapped":
         return made
-    overlapped = replace(made.draft, runner=Overlapped(made.draft.runner)) if made.draft is not None else None
-    return replace(made, runner=Overlapped(made.runner), draft=overlapped)
+    draft_runner = Overlapped(through_bytes(made.draft.runner)) if made.draft is not None else None
+    overlapped = replace(made.draft, runner=draft_runner) if made.draft is not None else None
+    return replace(made, runner=Overlapped(through_bytes(made.runner)), draft=overlapped)

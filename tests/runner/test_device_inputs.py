@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from penstock.core.sampling import SamplingParams
-from penstock.runner.device_inputs import Inputs, Sizes, as_batch, write
-from penstock.runner.inputs import build_batch
 from penstock.runner.sharing import Room
+from penstock.runner.step_inputs import Inputs, Sizes, as_batch, write
 from penstock.sched.plan import SampleSpec, Slice
+from tests.runner.reference_batch import reference_batch
 
 SPEC = SampleSpec(SamplingParams(), history=(), prompt_len=1, position=1)
 SAMPLED = torch.tensor([50, 51, 52], dtype=torch.int32)
@@ -36,7 +36,7 @@ SIZES = Sizes(tokens=5, sequences=3, rows=3, width=3, sharing=Room(8, tile=4, wa
 
 
 def test_batch_is_the_one_that_was_planned_also_with_tokens_in_flight() -> None:
-    expected = build_batch(SLICES, torch.device("cpu"))
+    expected = reference_batch(SLICES, torch.device("cpu"))
     for slices in (SLICES, IN_FLIGHT):
         buffer = torch.zeros(SIZES.total, dtype=torch.int32)
         num_decodes = write(Inputs.views(buffer.numpy(), SIZES), slices, {"b": 1, "c": 2})
@@ -79,7 +79,7 @@ def test_every_token_has_the_slot_of_its_sequence_and_padding_none() -> None:
     assert batch.slots is not None
     assert batch.slots.tolist() == [3, -1, 1, 1, 1, -1, -1]
     assert batch.shared is not None
-    found = build_batch(slices, torch.device("cpu"))
+    found = reference_batch(slices, torch.device("cpu"))
     assert [(group.slot, group.rows.tolist()) for group in found.adapters] == [(1, [2, 3, 4]), (3, [0])]
     plain = replace(sizes, adapted=False)
     assert Inputs.views(buffer, plain).slots is None

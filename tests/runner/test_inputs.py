@@ -3,14 +3,19 @@ from __future__ import annotations
 import torch
 
 from penstock.core.sampling import SamplingParams
-from penstock.runner.inputs import build_batch
-from penstock.sched.plan import SampleSpec, Slice
+from penstock.model.batch import Batch
+from penstock.runner.step_inputs import host_batch, pack
+from penstock.sched.plan import SampleSpec, Slice, StepPlan
 
 SPEC = SampleSpec(SamplingParams(), history=(), prompt_len=1, position=1)
 
 
 def planned(start: int, token_ids: list[int], block_ids: list[int], *, samples: bool) -> Slice:
     return Slice("r", start, len(token_ids), token_ids, block_ids, SPEC if samples else None, epoch=0)
+
+
+def build_batch(slices: list[Slice], device: torch.device) -> Batch:
+    return host_batch(pack(StepPlan(slices)), device)
 
 
 def test_chunks_and_decodes_lie_end_to_end_in_one_batch() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from penstock.core.sampling import SamplingParams
-from penstock.runner.device_inputs import Inputs, Sizes, as_batch, write
-from penstock.runner.inputs import build_batch
 from penstock.runner.rows import MAX_TOKENS, spread
+from penstock.runner.step_inputs import Inputs, Sizes, as_batch, write
 from penstock.runner.verify import choices, newest_rows
 from penstock.sched.plan import SampleSpec, Slice
+from tests.runner.reference_batch import reference_batch
 
 
 def spec(position: int) -> SampleSpec:
@@ -47,7 +47,7 @@ def test_the_newest_token_of_who_has_drafts_is_on_no_row() -> None:
 
 def test_batch_with_drafts_in_it_is_the_one_that_was_planned() -> None:
     slices = [PLAIN, DRAFTED, PROMPT]
-    expected = build_batch(slices, torch.device("cpu"))
+    expected = reference_batch(slices, torch.device("cpu"))
     sizes = Sizes(tokens=8, sequences=3, rows=4, width=2)
     buffer = torch.zeros(sizes.total, dtype=torch.int32)
     assert write(Inputs.views(buffer.numpy(), sizes), slices, {}) == 1

@@ -9,10 +9,10 @@ import torch
 
 from penstock.core.request import TokenLogprobs
 from penstock.core.sampling import SamplingParams
-from penstock.runner.inputs import build_batch
 from penstock.runner.sampler import sample
+from penstock.runner.step_inputs import host_batch, pack
 from penstock.runner.verify import choices, outcome
-from penstock.sched.plan import Sampled, SampleSpec, Slice
+from penstock.sched.plan import Sampled, SampleSpec, Slice, StepPlan
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -41,7 +41,7 @@ def test_rows_go_to_their_slices() -> None:
     planned = [drafted("a", 3, []), prompt, drafted("b", 8, [7])]
     assert [spec.position for spec in choices(planned)] == [4, 9, 10]
     assert [s and s.token_ids for s in outcome(planned, rows_of(1, 7, 2)).sampled] == [[1], None, [7, 2]]
-    assert build_batch(planned, torch.device("cpu")).logit_rows.tolist() == [0, 5, 6]
+    assert host_batch(pack(StepPlan(planned)), torch.device("cpu")).logit_rows.tolist() == [0, 5, 6]
 
 
 @pytest.mark.parametrize(

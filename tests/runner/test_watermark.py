@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.core.watermark import Scheme, Seeding, Watermark
 from penstock.runner.sampler import sample
 from penstock.runner.watermark import apply_watermarks
 from penstock.sched.plan import SampleSpec
-from penstock.sched.sample_specs import Continued
+from penstock.sched.sample_specs import choice_of, choices_after
+from penstock.sched.sequence import Sequence as LiveSequence
 from penstock.text.watermark import Verdict, detect
 from tests.runner.reference_sampling import assert_drawn_from, distribution
 from tests.runner.test_masks import Only
@@ -142,6 +144,7 @@ def test_marked_answers_are_found_by_their_own_key_only(mark: Watermark, params:
 @pytest.mark.parametrize("mark", [GREEN, SELF, GUMBEL])
 def test_a_token_after_drafts_is_marked_as_if_they_were_its_own(mark: Watermark) -> None:
     logits = torch.randn(1, VOCAB)
-    known, drafts = [*PROMPT, *OUTPUT[:2]], OUTPUT[2:]
-    ahead = SampleSpec(SamplingParams(watermark=mark), Continued(known, drafts, len(drafts)), len(PROMPT), 8)
+    request = Request("r", PROMPT, 99, SamplingParams(watermark=mark), output_ids=OUTPUT[:2])
+    sequence = LiveSequence(request, arrival_s=0.0, order=0, block_size=4)
+    (*_, ahead) = choices_after(sequence, choice_of(sequence), OUTPUT[2:])
     assert torch.equal(marked(logits, ahead), marked(logits, spec(mark)))

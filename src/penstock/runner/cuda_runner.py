@@ -21,13 +21,13 @@ from penstock.model.ops.triton import TritonOps
 from penstock.model.ops.triton.argmax import argmax
 from penstock.model.ops.triton.shared import pieces_wanted, sequences_per_tile
 from penstock.runner.decode_graphs import DecodeGraphs, coarse_ladder, graph_ladder, rung
-from penstock.runner.device_inputs import Inputs, Sizes, as_batch, write
 from penstock.runner.device_sampler import choose
 from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover
 from penstock.runner.pending import PendingStep, Scores, event, score
 from penstock.runner.rows import spread
 from penstock.runner.sharing import MIN_MEMBERS, Room, SharedViews, share
+from penstock.runner.step_inputs import Inputs, Sizes, StepInputs, as_batch, write
 from penstock.runner.verify import choices, newest_rows
 from penstock.sched.plan import SampleSpec, Slice, StepPlan
 
@@ -105,25 +105,18 @@ class CudaRunner:
     def submit(self, plan: StepPlan) -> PendingStep:
         started, done = event(), event()
         started.record()
-        if plan.copies:
-            self._mover.move(plan.copies)
-        if plan.placements and self._adapters is not None:
-            self._adapters.place(plan.placements)
-        singles = self._singles(plan.slices)
-        slices = singles or plan.slices
-        specs = [s.sample for s in slices if s.sample is not None] if singles else choices(slices)
-        launch = self._replay if singles and self._graphs else self._run
-        logits, best = launch(slices, len(specs), stores_first=slices is not plan.slices)
+        logits, best = self.forward(self.prepare(plan))
         self._rows = newest_rows(plan.slices)
+        specs = choices(plan.slices)
         answer = self._answers[self._num_steps % self._num_stages][: len(specs)]
         self._num_steps += 1
-        launch_choice = partial(self._choose, logits, best, specs, answer)
+        launch_choice = partial(self.choose, logits, specs, best, answer)
         step = PendingStep(plan, answer, started, done, self._add_busy, launch_choice)
         if all(spec.mask is None for spec in specs):  # else some may depend on tokens that nobody has read yet
             step.choose()
         return step
 
-    def _choose(self, logits: Tensor, best: Tensor, specs: list[SampleSpec], answer: Tensor) -> Scores:
+    def choose(self, logits: Tensor, specs: list[SampleSpec], best: Tensor, answer: Tensor) -> Scores:
         chosen = choose(logits, best, specs)
         self._sampled[: len(specs)] = chosen
         answer.copy_(chosen, non_blocking=True)
@@ -138,29 +131,43 @@ class CudaRunner:
             return slices
         return spread(slices, self._rows_ladder[-1]) if self._rows_ladder else None
 
-    def _run(self, slices: list[Slice], num_rows: int, *, stores_first: bool) -> tuple[Tensor, Tensor]:
-        """Any step, launched kernel by kernel."""
-        width = max(len(s.block_ids) for s in slices)
-        tokens = sum(s.num_tokens for s in slices)
-        room = self._room(len(slices))
-        sizes = Sizes(tokens, len(slices), num_rows, width, room, stores_first, self._are_adapted(slices))
+    def prepare(self, plan: StepPlan) -> StepInputs:
+        """What `forward` needs of a plan, here or on another rank, in the buffer that it is sent from."""
+        singles = self._singles(plan.slices)
+        slices = singles or plan.slices
+        num_rows = sum(1 + len(s.ahead) for s in plan.slices if s.sample is not None)
+        is_captured = bool(singles and self._graphs)
+        sizes = self._sizes(slices, num_rows, stores_first=slices is not plan.slices, is_captured=is_captured)
         if not self._stage(slices, sizes):
             sizes = replace(sizes, sharing=None)
-        self._send(sizes)
-        num_decodes = sum(s.num_tokens == 1 for s in slices)
-        logits = self._forward(sizes, num_decodes)
+        num_decodes = sizes.sequences if is_captured else sum(s.num_tokens == 1 for s in slices)
+        ints = self._stage_of_step[: sizes.total].numpy()
+        return StepInputs(sizes, ints, num_decodes, num_rows, is_captured, plan.copies, plan.placements)
+
+    @torch.inference_mode()
+    def forward(self, step: StepInputs) -> tuple[Tensor, Tensor]:
+        """The logits of every row that a token is chosen from, and the best token of each."""
+        if step.copies:
+            self._mover.move(step.copies)
+        if step.placements and self._adapters is not None:
+            self._adapters.place(step.placements)
+        self._send(step)
+        if step.is_captured:
+            graph = self._graphs[step.sizes]
+            graph.graph.replay()
+            return graph.logits[: step.num_rows], graph.best[: step.num_rows]
+        logits = self._forward(step.sizes, step.num_decodes)
         return logits, argmax(logits)
 
-    def _replay(self, slices: list[Slice], num_rows: int, *, stores_first: bool) -> tuple[Tensor, Tensor]:
-        ladder, adapted = self._rows_ladder if stores_first else self._ladder, self._are_adapted(slices)
-        size = rung(coarse_ladder(ladder[-1]) if adapted else ladder, len(slices))
-        sizes = self._graph_sizes(size, stores_first=stores_first, adapted=adapted)
-        if not self._stage(slices, sizes):
-            sizes = replace(sizes, sharing=None)
-        graph = self._graphs[sizes]
-        self._send(sizes)
-        graph.graph.replay()
-        return graph.logits[:num_rows], graph.best[:num_rows]
+    def _sizes(self, slices: list[Slice], num_rows: int, *, stores_first: bool, is_captured: bool) -> Sizes:
+        adapted = self._are_adapted(slices)
+        if is_captured:
+            ladder = self._rows_ladder if stores_first else self._ladder
+            size = rung(coarse_ladder(ladder[-1]) if adapted else ladder, len(slices))
+            return self._graph_sizes(size, stores_first=stores_first, adapted=adapted)
+        width = max(len(s.block_ids) for s in slices)
+        tokens = sum(s.num_tokens for s in slices)
+        return Sizes(tokens, len(slices), num_rows, width, self._room(len(slices)), stores_first, adapted)
 
     def _graph_sizes(self, size: int, *, stores_first: bool = False, adapted: bool = False) -> Sizes:
         room = None if adapted else self._room(size)  # only those of one adapter could share: not worth as many graphs
@@ -177,17 +184,23 @@ class CudaRunner:
         tile = sequences_per_tile(config.num_heads, config.num_kv_heads)
         return Room(num_sequences, tile, self._wanted_pieces)
 
+    @property
+    def _stage_of_step(self) -> Tensor:
+        return self._staging[self._num_steps % self._num_stages]
+
     def _stage(self, slices: list[Slice], sizes: Sizes) -> bool:
         """Write the step's integers where they are sent from. Returns whether prefixes are shared."""
-        host = Inputs.views(self._staging[self._num_steps % self._num_stages].numpy(), sizes)
+        host = Inputs.views(self._stage_of_step.numpy(), sizes)
         num_decodes = write(host, slices, self._rows)
         if not host.shared:
             return False
         return share(host.block_tables, host.positions[:num_decodes], self._kv[0].block_size, SharedViews(*host.shared))
 
-    def _send(self, sizes: Sizes) -> None:
-        stage = self._staging[self._num_steps % self._num_stages]
-        self._inputs[: sizes.total].copy_(stage[: sizes.total], non_blocking=True)
+    def _send(self, step: StepInputs) -> None:
+        stage, total = self._stage_of_step[: step.sizes.total], step.sizes.total
+        if step.ints.ctypes.data != stage.data_ptr():  # it was prepared elsewhere
+            stage.numpy()[:] = step.ints
+        self._inputs[:total].copy_(stage, non_blocking=True)
 
     def _forward(self, sizes: Sizes, num_decodes: int) -> Tensor:
         inputs = Inputs.views(self._inputs, sizes)

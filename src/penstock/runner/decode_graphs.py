@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.model.ops.triton.argmax import argmax
-from penstock.runner.device_inputs import Sizes
+from penstock.runner.step_inputs import Sizes
 
 
 @dataclass(frozen=True)

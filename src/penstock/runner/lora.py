@@ -1,4 +1,4 @@
-"""The adapters of a runner: those in host memory, by digest, and which rows of a step each of those on the device gets.
+"""The adapters of a runner that are in host memory, by digest.
 
 Which of them are kept, and who has a slot, is decided by others.
 """
@@ -8,13 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from penstock.core.errors import ModelCorrupt
 from penstock.hub.peft import read_peft
-from penstock.model.batch import SlotRows
 from penstock.model.lora import AdapterBank, HostAdapter
-from penstock.sched.plan import Slice
 
 
 class RunnerAdapters:
@@ -46,14 +42,3 @@ class RunnerAdapters:
     def place(self, placements: Sequence[tuple[int, str]]) -> None:
         for slot, digest in placements:
             self._bank.place(slot, self._kept[digest])
-
-
-def slot_rows(slices: Sequence[Slice], starts: Sequence[int], device: torch.device) -> tuple[SlotRows, ...]:
-    """`starts`: the first row of each slice."""
-    rows: dict[int, list[int]] = {}
-    for begin, planned in zip(starts, slices, strict=False):
-        if planned.slot is not None:
-            rows.setdefault(planned.slot, []).extend(range(begin, begin + planned.num_tokens))
-    return tuple(
-        SlotRows(slot, torch.tensor(found, dtype=torch.int64, device=device)) for slot, found in sorted(rows.items())
-    )

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV, Ops
-from penstock.runner.inputs import build_batch
 from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover
 from penstock.runner.sampler import sample
+from penstock.runner.step_inputs import StepInputs, host_batch, pack
 from penstock.runner.verify import choices, outcome
-from penstock.sched.plan import StepPlan, StepResult
+from penstock.sched.plan import Sampled, SampleSpec, StepPlan, StepResult
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,23 @@ class ModelRunner:
         self._kv = kv
         self._mover = mover or BlockMover(ops, kv)
 
-    @torch.inference_mode()
     def submit(self, plan: StepPlan) -> FinishedStep:
-        if plan.copies:
-            self._mover.move(plan.copies)
-        if plan.placements and self._adapters is not None:
-            self._adapters.place(plan.placements)
-        logits = self._model(build_batch(plan.slices, self._ops.device), self._kv).float()
-        return FinishedStep(outcome(plan.slices, sample(logits, choices(plan.slices))))
+        logits = self.forward(self.prepare(plan))
+        return FinishedStep(outcome(plan.slices, self.choose(logits, choices(plan.slices))))
+
+    def prepare(self, plan: StepPlan) -> StepInputs:
+        """What `forward` needs of a plan, here or on another rank."""
+        return pack(plan)
+
+    @torch.inference_mode()
+    def forward(self, step: StepInputs) -> Tensor:
+        """The logits of every row that a token is chosen from."""
+        if step.copies:
+            self._mover.move(step.copies)
+        if step.placements and self._adapters is not None:
+            self._adapters.place(step.placements)
+        return self._model(host_batch(step, self._ops.device), self._kv).float()
+
+    @torch.inference_mode()
+    def choose(self, logits: Tensor, specs: list[SampleSpec]) -> list[Sampled]:
+        return sample(logits, specs)

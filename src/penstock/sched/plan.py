@@ -21,7 +21,7 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     """How to choose the token that follows a slice."""
 
     params: SamplingParams
-    history: Sequence[int]  # every token known so far, prompt first
+    history: Sequence[int]  # every token known so far, prompt first; empty unless `params` look back
     prompt_len: int
     position: int  # of the token to choose; with the seed it keys the random number
     banned_ids: Sequence[int] = ()  # stop tokens that may not come yet

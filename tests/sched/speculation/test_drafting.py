@@ -152,7 +152,7 @@ def test_stop_tokens_are_banned_place_by_place_until_there_are_enough() -> None:
 
 def test_every_place_has_its_own_history_and_random_number() -> None:
     bench = Bench()
-    bench.submit("a", [7, 8, 9], sampling=SamplingParams(seed=3))
+    bench.submit("a", [7, 8, 9], sampling=SamplingParams(seed=3, repetition_penalty=1.1))
     bench.step(nothing)
     plan = bench.scheduler.plan(1.0, {s.request.id: right(s) for s in bench.scheduler.decoding})
     assert plan is not None
@@ -162,9 +162,6 @@ def test_every_place_has_its_own_history_and_random_number() -> None:
     known = [7, 8, 9, *bench.events[0].token_ids]
     for count, spec in enumerate(planned.ahead, 1):
         assert list(spec.history) == [*known, *drafts[:count]]
-        assert spec.history[3:] == [*known[3:], *drafts[:count]]
-        assert list(spec.history[-2:]) == [*known, *drafts[:count]][-2:]
-        assert spec.history[len(known)] == drafts[0]
         assert spec.position == len(known) + count
 
 

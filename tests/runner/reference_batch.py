@@ -1,18 +1,18 @@
-"""From a plan's slices to one flat batch of tensors."""
+"""The batch of a plan's slices, built slice by slice without a buffer: what packed inputs must come to."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
 import torch
 
-from penstock.model.batch import Batch
-from penstock.runner.lora import slot_rows
+from penstock.model.batch import Batch, SlotRows
 from penstock.sched.plan import Slice
 
 
-def build_batch(slices: list[Slice], device: torch.device) -> Batch:
+def reference_batch(slices: list[Slice], device: torch.device) -> Batch:
     lengths = [s.num_tokens for s in slices]
     starts = [0, *accumulate(lengths)]
     token_ids = np.empty(starts[-1], np.int32)
@@ -37,5 +37,15 @@ def build_batch(slices: list[Slice], device: torch.device) -> Batch:
         block_tables=torch.from_numpy(tables).to(device),
         logit_rows=torch.tensor(rows, dtype=torch.int64, device=device),
         num_decodes=sum(length == 1 for length in lengths),
-        adapters=slot_rows(slices, starts, device),
+        adapters=_slot_rows(slices, starts, device),
+    )
+
+
+def _slot_rows(slices: Sequence[Slice], starts: Sequence[int], device: torch.device) -> tuple[SlotRows, ...]:
+    rows: dict[int, list[int]] = {}
+    for begin, planned in zip(starts, slices, strict=False):
+        if planned.slot is not None:
+            rows.setdefault(planned.slot, []).extend(range(begin, begin + planned.num_tokens))
+    return tuple(
+        SlotRows(slot, torch.tensor(found, dtype=torch.int64, device=device)) for slot, found in sorted(rows.items())
     )

@@ -1,4 +1,9 @@
-"""A step's integers on their way to the device: written into one buffer, so that they travel in one copy."""
+"""A step's inputs: what a runner needs of a plan to run the model, packed into one buffer of integers.
+
+The buffer goes to the device in one copy, and could as well go to another rank: `StepInputs` holds no object of the
+scheduler and travels as bytes. How tokens are chosen is told apart (`encode_choices`), when it is known: a mask may
+depend on the step before, and only the rank that chooses needs it.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.model.batch import Batch, SharedPrefixes
+from penstock.core.sampling import SamplingParams
+from penstock.model.batch import Batch, SharedPrefixes, SlotRows
 from penstock.runner.sharing import Ints, Room
-from penstock.sched.plan import Slice
+from penstock.sched.plan import SampleSpec, Slice, StepPlan
 
 Array = TypeVar("Array", Tensor, Ints)  # on the device; on the host
 
@@ -63,6 +70,89 @@ class Inputs(Generic[Array]):
         token_ids, positions, sources, query_starts, context_lens, logit_rows, block_tables = parts[:7]
         slots, shared = (parts[7], tuple(parts[8:])) if sizes.adapted else (None, tuple(parts[7:]))
         return cls(token_ids, positions, sources, query_starts, context_lens, logit_rows, block_tables, slots, shared)
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """One step for any rank: plain numbers, and the buffer that `sizes` lays out."""
+
+    sizes: Sizes
+    ints: Ints  # [sizes.total]
+    num_decodes: int  # sequences that bring one token, padding included
+    num_rows: int  # of logits that a token is chosen from; the rest is padding
+    is_captured: bool = False  # it is replayed as a graph of its sizes
+    copies: Sequence[tuple[int, int]] = ()  # as in the plan
+    placements: Sequence[tuple[int, str]] = ()  # likewise
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(
+            _Message(
+                self.sizes,
+                self.ints.tobytes(),
+                self.num_decodes,
+                self.num_rows,
+                self.is_captured,
+                list(self.copies),
+                list(self.placements),
+            )
+        )
+
+    @classmethod
+    def decode(cls, message: bytes) -> StepInputs:
+        sizes, ints, *rest = msgspec.structs.astuple(_DECODER.decode(message))
+        return cls(sizes, np.frombuffer(ints, np.int32).copy(), *rest)
+
+
+class _Message(msgspec.Struct, array_like=True):
+    """`StepInputs` on the wire."""
+
+    sizes: Sizes
+    ints: bytes
+    num_decodes: int
+    num_rows: int
+    is_captured: bool
+    copies: list[tuple[int, int]]
+    placements: list[tuple[int, str]]
+
+
+_DECODER = msgspec.msgpack.Decoder(_Message)
+
+
+def pack(plan: StepPlan) -> StepInputs:
+    """A plan whose tokens are all known to the host, in a buffer that is no larger than it needs."""
+    slices = plan.slices
+    rows = sum(1 + len(s.ahead) for s in slices if s.sample is not None)
+    width = max(len(s.block_ids) for s in slices)
+    sizes = Sizes(plan.num_tokens, len(slices), rows, width, adapted=any(s.slot is not None for s in slices))
+    ints = np.zeros(sizes.total, np.int32)
+    write(Inputs.views(ints, sizes), slices, {})
+    num_decodes = sum(s.num_tokens == 1 for s in slices)
+    return StepInputs(sizes, ints, num_decodes, rows, copies=plan.copies, placements=plan.placements)
+
+
+def host_batch(step: StepInputs, device: torch.device) -> Batch:
+    """The batch of a device that shares the host's memory, or is sent every tensor by itself."""
+    inputs = Inputs.views(step.ints, step.sizes)
+
+    def tensor(values: Ints) -> Tensor:
+        return torch.from_numpy(values).to(device)
+
+    return Batch(
+        tensor(inputs.token_ids),
+        tensor(inputs.positions),
+        tensor(inputs.query_starts),
+        tensor(inputs.context_lens),
+        tensor(inputs.block_tables),
+        tensor(inputs.logit_rows).long(),
+        step.num_decodes,
+        adapters=_slot_rows(inputs.slots, device) if inputs.slots is not None else (),
+    )
+
+
+def _slot_rows(slots: Ints, device: torch.device) -> tuple[SlotRows, ...]:
+    """The rows of each slot that has some."""
+    used = [int(slot) for slot in np.unique(slots) if slot >= 0]
+    return tuple(SlotRows(slot, torch.from_numpy(np.flatnonzero(slots == slot)).to(device)) for slot in used)
 
 
 def as_batch(inputs: Inputs[Tensor], sampled: Tensor, num_decodes: int) -> Batch:
@@ -144,3 +234,57 @@ def _pad(host: Inputs[Ints], tokens: int, sequences: int, rows: int) -> None:
     host.logit_rows[rows:] = np.minimum(
         np.arange(tokens, tokens + len(host.logit_rows) - rows), len(host.token_ids) - 1
     )
+
+
+class _Choice(msgspec.Struct, array_like=True):
+    """`SampleSpec` on the wire."""
+
+    params: SamplingParams
+    history: list[int]
+    prompt_len: int
+    position: int
+    banned_ids: list[int]
+    mask: bytes | None
+
+
+class MaskBits(NamedTuple):
+    """A mask that has been made."""
+
+    value: bytes
+
+    def bits(self) -> bytes:
+        return self.value
+
+
+_CHOICES = msgspec.msgpack.Decoder(list[_Choice])
+
+
+def encode_choices(specs: Sequence[SampleSpec]) -> bytes:
+    """How each row's token is chosen. It waits for masks that are still being made."""
+    return msgspec.msgpack.encode(
+        [
+            _Choice(
+                spec.params,
+                list(spec.history),
+                spec.prompt_len,
+                spec.position,
+                list(spec.banned_ids),
+                spec.mask.bits() if spec.mask is not None else None,
+            )
+            for spec in specs
+        ]
+    )
+
+
+def decode_choices(message: bytes) -> list[SampleSpec]:
+    return [
+        SampleSpec(
+            one.params,
+            one.history,
+            one.prompt_len,
+            one.position,
+            one.banned_ids,
+            MaskBits(one.mask) if one.mask is not None else None,
+        )
+        for one in _CHOICES.decode(message)
+    ]
