@@ -19,7 +19,8 @@ async def none_ready() -> int:
 
 def worker(directory: Path, listeners: Listeners) -> GatewayWorker:
     descriptors = [os.dup(sock.fileno()) for sock in listeners.sockets]
-    spec = WorkerSpec(3, str(directory), ADDRESSES, descriptors, is_replacement=False, report=-1)
+    _, sent = os.pipe()
+    spec = WorkerSpec(3, str(directory), ADDRESSES, descriptors, is_replacement=False, report=-1, heartbeats=sent)
     return GatewayWorker(spec)
 
 

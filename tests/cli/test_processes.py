@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ BODY = {"model": "small", "prompt": "once upon a time", "max_tokens": 4, "ignore
 class SupervisedGateway:
     """A gateway of two workers; its supervisor may be another one later."""
 
-    def __init__(self, directory: Path, replica: Replica) -> None:
+    def __init__(self, directory: Path, replica: Replica, **settings: Any) -> None:
         self.log = directory / "gateway.log"
         self.config = directory / "gateway.yaml"
         self.settings: dict[str, Any] = {
@@ -42,7 +42,7 @@ class SupervisedGateway:
             "admin_port": 0,
             "store": f"sqlite:///{directory / 'tenants.db'}",
             "models": {"small": {"replicas": [f"http://{replica.host}:{replica.port}"]}},
-        }
+        } | settings
         self.configure()
         self._home = directory
         self.start()
@@ -161,6 +161,16 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SupervisedGatew
             found.close()
 
 
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SupervisedGateway]:
+    with serving(step_s=0.005) as replica:
+        found = SupervisedGateway(tmp_path_factory.mktemp("impatient"), replica, worker_timeout_s=5)
+        try:
+            yield found
+        finally:
+            found.close()
+
+
 @pytest.fixture
 def gateway(shared: SupervisedGateway) -> SupervisedGateway:
     """It runs, whatever the test before has done with it."""
@@ -195,6 +205,45 @@ def test_killed_worker_is_started_again_and_meanwhile_nobody_is_refused(gateway:
     )
     assert seen[0] == 200
     assert "it was ended by SIGKILL" in gateway.log.read_text()
+
+
+def stop(_: SupervisedGateway, process_id: int) -> None:
+    os.kill(process_id, signal.SIGSTOP)
+
+
+def block(gateway: SupervisedGateway, process_id: int) -> None:
+    """The worker is told to read its configuration, which for it is a pipe that says nothing."""
+    pipe = gateway.config.with_suffix(".pipe")
+    os.mkfifo(pipe)
+    pipe.replace(gateway.config)
+    os.kill(process_id, signal.SIGHUP)
+    opened: list[int] = []
+
+    def is_read() -> bool:
+        with contextlib.suppress(OSError):  # nobody reads it yet
+            opened.append(os.open(gateway.config, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(opened)
+
+    eventually(is_read)
+    gateway.config.unlink()
+    gateway.configure()
+
+
+@pytest.mark.parametrize(("hang", "is_told"), [(stop, ""), (block, "in read_config_file\n")])
+def test_worker_that_hangs_is_killed_and_started_again_and_the_other_serves_on(
+    impatient: SupervisedGateway, hang: Callable[[SupervisedGateway, int], None], is_told: str
+) -> None:
+    workers = impatient.all_workers()
+    hang(impatient, workers[1])
+    seen = eventually(
+        lambda: (impatient.get("/v1/models")[0], impatient.workers().get(1)),
+        lambda seen: seen[1] not in (None, workers[1]),
+    )
+    assert seen[0] == 200
+    log = impatient.log.read_text()
+    assert f"worker 1 hangs: process {workers[1]} has sent no heartbeat for 5 s, and is killed" in log
+    assert is_told in log  # where it hangs, unless it could not say
+    assert not psutil.pid_exists(workers[1])
 
 
 def test_rolling_restart_fails_no_request(gateway: SupervisedGateway) -> None:

@@ -111,7 +111,13 @@ def _supervise(arguments: argparse.Namespace, given: dict[str, Any]) -> None:
 
     with _settings(arguments.config, given) as settings, sole_supervisor(run_directory(arguments.config)) as directory:
         listeners = Listeners.take_over(addresses_of(settings), directory)
-        supervisor = Supervisor(_worker_command(arguments, given), listeners, directory, arguments.processes)
+        supervisor = Supervisor(
+            _worker_command(arguments, given),
+            listeners,
+            directory,
+            arguments.processes,
+            worker_timeout_s=settings.worker_timeout_s,
+        )
         uvloop.run(supervisor.run(lambda started: print(*started.lines, sep="\n", flush=True)))
 
 

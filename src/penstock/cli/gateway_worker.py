@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import os
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from penstock.cli.heartbeat import heartbeats_sent
 from penstock.cli.listening import listening_socket
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.engine.messages import Failed
@@ -65,6 +68,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     descriptors: list[int]  # of the sockets, in that order
     is_replacement: bool  # others accept meanwhile
     report: int  # the descriptor of the socket that is told how the start ended
+    heartbeats: int  # and of the pipe for heartbeats
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -152,6 +156,7 @@ class GatewayWorker:
         this worker, which ends."""
         for number in (signal.SIGHUP, signal.SIGUSR2):  # the latter may be sent to the whole group by mistake
             signal.signal(number, signal.SIG_IGN)
+        faulthandler.register(signal.SIGQUIT)  # writes the stacks of all threads: of a worker that hangs, say
         with socket.socket(fileno=self._spec.report) as starter:
 
             def tell(message: Started | Failed) -> None:
@@ -230,7 +235,8 @@ class GatewayWorker:
 
         server = await asyncio.start_unix_server(answer, str(self._path), limit=_MAX_WORD_BYTES)
         try:
-            yield
+            async with heartbeats_sent(FileIO(self._spec.heartbeats, "w")):
+                yield
         finally:
             server.close()
             self._path.unlink(missing_ok=True)

@@ -115,7 +115,14 @@ async def _supervise(
     level = logging.getLevelName(log.getEffectiveLevel()).lower()
     command = ["gateway", "--config", str(config), "--log-level", level]
     listeners = Listeners.take_over(addresses_of(gateway), directory)
-    supervisor = Supervisor(command, listeners, directory, num_processes, outlived_by_workers=False)
+    supervisor = Supervisor(
+        command,
+        listeners,
+        directory,
+        num_processes,
+        worker_timeout_s=gateway.worker_timeout_s,
+        outlived_by_workers=False,
+    )
 
     def opened(started: Started) -> None:
         print(*started.lines, sep="\n", flush=True)

@@ -1,8 +1,9 @@
 """Several gateway processes on one host: the supervisor holds the listening sockets and starts workers that accept.
 
 The supervisor carries no request, so the end of one worker costs what was open there and refuses nobody. A worker that
-dies is started again. On SIGUSR2 each worker is replaced by a new process, which reads code and configuration again and
-accepts before the old one stops to. SIGHUP goes on to all workers; SIGTERM and SIGINT drain and end them.
+dies is started again; one that hangs, and so sends no heartbeats, is killed first. On SIGUSR2 each worker is replaced
+by a new process, which reads code and configuration again and accepts before the old one stops to. SIGHUP goes on to
+all workers; SIGTERM and SIGINT drain and end them.
 
 Workers outlive a supervisor that is killed. The next one gets the listening sockets from them, and replaces them.
 """
@@ -21,6 +22,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from penstock.cli.gateway_worker import (
     worker_socket,
     worker_sockets,
 )
+from penstock.cli.heartbeat import heartbeat_pipe, is_silent
 from penstock.cli.start_report import read_line
 from penstock.core.errors import ConfigError, EngineFailed, PenstockError
 from penstock.core.private_files import make_private
@@ -50,6 +53,7 @@ log = logging.getLogger("penstock.gateway")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _START_S = 120.0
 _STOP_S = 40.0  # a gateway drains for 30
+_DUMP_S = 1.0  # for the stacks of a worker that is to be killed
 _PR_SET_PDEATHSIG = 1
 _LOCK = "supervisor.pid"
 
@@ -129,6 +133,7 @@ class _Worker:
     slot: int
     process: asyncio.subprocess.Process
     path: Path
+    heartbeats: FileIO
     started: Started
     began_s: float
 
@@ -141,13 +146,16 @@ class Supervisor:
         directory: Path,
         num_workers: int,
         *,
+        worker_timeout_s: float | None,
         outlived_by_workers: bool = True,
     ) -> None:
-        """`command`: the words of `penstock gateway …` for a worker."""
+        """`command`: the words of `penstock gateway …` for a worker; `worker_timeout_s`: one that sends no heartbeat
+        for so long hangs."""
         self._command = command
         self._listeners = listeners
         self._directory = directory
         self._num_workers = num_workers
+        self._worker_timeout_s = worker_timeout_s
         self._outlived = outlived_by_workers
         self._serving: dict[int, _Worker] = {}
         self._processes: set[asyncio.subprocess.Process] = set()  # all that have not ended
@@ -232,12 +240,13 @@ class Supervisor:
     async def _start(self, slot: int, *, is_replacement: bool) -> _Worker:
         """A worker that accepts. Raises why there is none."""
         began_s = asyncio.get_running_loop().time()
-        ours, theirs = socket.socketpair()
+        (ours, theirs), (heartbeats, sent) = socket.socketpair(), heartbeat_pipe()
         try:
-            with theirs:
-                process = await self._spawn(slot, is_replacement, theirs.fileno())
+            with theirs, sent:
+                process = await self._spawn(slot, is_replacement, theirs.fileno(), sent.fileno())
         except OSError as error:
             ours.close()
+            heartbeats.close()
             raise EngineFailed(f"no process can be started: {error.strerror}") from None
         self._processes.add(process)
         try:
@@ -247,16 +256,19 @@ class Supervisor:
             report = b""
         told = msgspec.json.decode(report, type=Started | Failed) if report else None
         if isinstance(told, Started):
-            return _Worker(slot, process, worker_socket(self._directory, slot, process.pid), told, began_s)
+            path = worker_socket(self._directory, slot, process.pid)
+            return _Worker(slot, process, path, heartbeats, told, began_s)
+        heartbeats.close()
         code = await process.wait()
         self._processes.discard(process)
         if isinstance(told, Failed):
             raise as_error(told.code, told.message)
         raise EngineFailed(f"a worker of the gateway {_how_ended(code)} before it was ready")
 
-    async def _spawn(self, slot: int, is_replacement: bool, report: int) -> asyncio.subprocess.Process:
+    async def _spawn(self, slot: int, is_replacement: bool, report: int, heartbeats: int) -> asyncio.subprocess.Process:
         descriptors = [sock.fileno() for sock in self._listeners.sockets]
-        spec = WorkerSpec(slot, str(self._directory), self._listeners.addresses, descriptors, is_replacement, report)
+        addresses = self._listeners.addresses
+        spec = WorkerSpec(slot, str(self._directory), addresses, descriptors, is_replacement, report, heartbeats)
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -268,7 +280,7 @@ class Supervisor:
             stdout=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C is for the supervisor
             preexec_fn=None if self._outlived else die_with_parent,
-            pass_fds=[*descriptors, report],
+            pass_fds=[*descriptors, report, heartbeats],
             env={name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"},
         )
 
@@ -278,6 +290,7 @@ class Supervisor:
         self._serving[worker.slot] = worker
         log.info("worker %d is process %d", worker.slot, worker.process.pid)
         self._task(self._watch(worker))
+        self._task(self._kill_if_silent(worker))
         if old is not None and old.process.returncode is None:
             self._task(self._retire(old))
 
@@ -290,6 +303,21 @@ class Supervisor:
                 self._waits_s[worker.slot] = 0.0
             self._back_off(worker.slot, f"it {_how_ended(code)}")
             await self._fill(worker.slot, instead_of=worker)
+
+    async def _kill_if_silent(self, worker: _Worker) -> None:
+        with worker.heartbeats:
+            if self._worker_timeout_s is None or not await is_silent(worker.heartbeats, self._worker_timeout_s):
+                return
+        log.error(
+            "worker %d hangs: process %d has sent no heartbeat for %.0f s, and is killed",
+            worker.slot,
+            worker.process.pid,
+            self._worker_timeout_s,
+        )
+        with contextlib.suppress(ProcessLookupError):
+            worker.process.send_signal(signal.SIGQUIT)
+            await asyncio.sleep(_DUMP_S)
+            worker.process.kill()
 
     async def _fill(self, slot: int, *, instead_of: _Worker | None = None) -> None:
         """Starts a worker, and tries again until there is one."""

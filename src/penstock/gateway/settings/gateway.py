@@ -124,6 +124,9 @@ class GatewaySettings:
     max_arriving_bytes: Annotated[int, Meta(ge=16 << 20)] = setting(
         1 << 30, "what bodies of requests may take together while they arrive; one tenant's at most half of it"
     )
+    worker_timeout_s: Annotated[float, Meta(ge=3)] | None = setting(
+        30.0, "with --processes: a worker that sends no heartbeat for so long is killed, and started again; none: never"
+    )
     request_log: bool = setting(True, "a line in the log for each request")
     route_headers: bool = setting(
         True,
