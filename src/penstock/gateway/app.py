@@ -28,6 +28,7 @@ from penstock.gateway.proxy import public_endpoints, refusals
 from penstock.gateway.proxy.admission_queue import AdmissionQueue
 from penstock.gateway.proxy.answer_headers import AnswerHeaders, id_header
 from penstock.gateway.proxy.body_reader import LONG_BYTES, BodyReader
+from penstock.gateway.proxy.failover import Failover
 from penstock.gateway.proxy.fallback import Chain
 from penstock.gateway.proxy.proxied_request import ProxiedRequest, ProxyServices
 from penstock.gateway.proxy.rate_limit import ENTRY, RateLimitReservation
@@ -38,6 +39,7 @@ from penstock.gateway.proxy.rule_routing import ruled
 from penstock.gateway.proxy.shadow import Shadows
 from penstock.gateway.proxy.stranded import WAIT_S, StrandedStreams
 from penstock.gateway.proxy.tenant_access import TenantAccess, TenantAccesses
+from penstock.gateway.proxy.upstream_request import UpstreamServices
 from penstock.gateway.records.accounting import AccountingServices
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.replicas.following import Following
@@ -49,7 +51,6 @@ from penstock.gateway.tenant_services import TenantServices
 from penstock.gateway.tokens.pools import Pools
 from penstock.gateway.tokens.request_size import Size
 from penstock.health.quarantine import Quarantine
-from penstock.health.retries import RetryBudget
 from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.http.exchange import Exchange
 from penstock.http.message import JSON, Request
@@ -83,34 +84,30 @@ class Gateway(Subscriber):
         self.replicas, self.pools = ReplicaSet(), Pools(self.bodies.threads)
         self.snapshots = Snapshots(admission, clock.now)
         self._following = Following(self.replicas, admission.router.index, services.adapters)
-        self.retries = RetryBudget()
         self.quarantine = Quarantine()
         self.random = Random()  # names requests and draws for picks: no secret hangs on it
         self.clock = clock
         self.now = clock.now
         self._learned = LearnedAdapters()
         self.services = services
-        self.stranded = StrandedStreams(clock, resume_wait_s)
+        self.stranded = StrandedStreams(self.replicas, clock, resume_wait_s)
+        self.failover = Failover(admission, self.replicas, self.pools, self.stranded, clock, self.random)
         self.shadows = Shadows(self.replicas, self.pools, admission, self.recorder, clock)
         self.queue = AdmissionQueue(admission, clock, self.shadows.give_way)
         accounting = AccountingServices(clock, self.queue, self.recorder, services.ledger, services.prices)
         self.lengths = accounting.lengths
         self._proxy = ProxyServices(
             clock=clock,
-            random=self.random,
-            admission=admission,
+            limiter=services.limiter,
             queue=self.queue,
-            replicas=self.replicas,
-            pools=self.pools,
-            snapshots=self.snapshots,
-            tenants=services,
-            accounting=accounting,
-            recorder=self.recorder,
             headers=AnswerHeaders(self.replicas, explains=explains),
-            stranded=self.stranded,
-            shadows=self.shadows,
-            retries=self.retries,
+            upstream=UpstreamServices(
+                clock, admission, self.replicas, self.snapshots, services.keys, self.failover, self.recorder
+            ),
+            failover=self.failover,
             quarantine=self.quarantine,
+            accounting=accounting,
+            shadows=self.shadows,
         )
         self.use(routes)
         self._started_s = int(time.time())
@@ -314,7 +311,7 @@ class Gateway(Subscriber):
             allowed=None if tenant.watermark is None else self._own_replicas,
             adapter=route.adapter,
         )
-        self.retries.earn()
+        self.failover.retries.earn()
         chain = None
         if route.fallbacks:
             chain = Chain(self.routes, self.pools, self.admission, self.clock, routed, access.models, size.output)

@@ -84,7 +84,7 @@ class _Bucket:
 class CircuitBreaker:
     def __init__(self, settings: BreakerSettings | None = None) -> None:
         self._settings = settings or BreakerSettings()
-        self._is_closed = True
+        self.is_closed = True
         self._epoch = 0  # of the state: what began in an earlier one tells nothing about this one
         self._window: deque[_Bucket] = deque()
         self._failures: deque[tuple[float, str | None]] = deque(maxlen=_MAX_FAILURES)  # in it; None: for certain
@@ -96,13 +96,13 @@ class CircuitBreaker:
         self._successes = 0
 
     def state(self, now: float) -> BreakerState:
-        if self._is_closed:
+        if self.is_closed:
             return BreakerState.CLOSED
         return BreakerState.HALF_OPEN if now >= self._opens_at else BreakerState.OPEN
 
     def is_tripped(self, now: float) -> bool:
         """Does it let nothing through now?"""
-        if self._is_closed:
+        if self.is_closed:
             return False
         return now < self._opens_at or self._trials >= self._settings.trials
 
@@ -110,14 +110,14 @@ class CircuitBreaker:
         """Let one request through, or not."""
         if self.is_tripped(now):
             return None
-        if not self._is_closed:
+        if not self.is_closed:
             self._trials += 1
         return Attempt(self, self._epoch, source)
 
     def ended(self, epoch: int, is_success: bool | None, now: float, doubtful_source: str | None = None) -> None:
         if epoch != self._epoch:
             return
-        if self._is_closed:
+        if self.is_closed:
             if is_success is not None:
                 self._count(is_success, now, doubtful_source)
             return
@@ -139,7 +139,7 @@ class CircuitBreaker:
     def proved(self, epoch: int, source: str, now: float) -> None:
         """A failure that was in doubt: nothing if others of another source did well here meanwhile."""
         _, at = self._well if self._well[0] != source else self._well_before
-        if epoch == self._epoch and self._is_closed and now - at >= self._settings.window_s:
+        if epoch == self._epoch and self.is_closed and now - at >= self._settings.window_s:
             doubt = next((one for one in self._failures if one[1] == source), None)
             if doubt is not None:
                 self._failures.remove(doubt)
@@ -174,13 +174,13 @@ class CircuitBreaker:
             self._trip(now, settings.open_s)
 
     def _trip(self, now: float, open_s: float) -> None:
-        self._is_closed = False
+        self.is_closed = False
         self._open_s = open_s
         self._opens_at = now + open_s
         self._begin_epoch()
 
     def _close(self) -> None:
-        self._is_closed = True
+        self.is_closed = True
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:

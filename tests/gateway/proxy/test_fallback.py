@@ -267,6 +267,30 @@ def test_a_client_that_leaves_ends_the_chain() -> None:
         assert len(two.asked) == 1  # that one
 
 
+def test_a_client_that_leaves_while_it_waits_for_the_next_model_gives_up_its_place() -> None:
+    with serving(max_num_seqs=1, step_s=0.2) as busy, providing(status=500) as one:
+        url = f"http://{busy.host}:{busy.port}"
+        pools = {
+            "a": ModelSettings(replicas=[one.url], fallback=[NAME]),
+            NAME: ModelSettings(replicas=[url]),
+        }
+        classes = {name: replace(rules, max_wait_s=600.0) for name, rules in AdmissionSettings().classes.items()}
+        with running_gateway(pools=pools, admission=AdmissionSettings(classes=classes)) as gateway:
+            stream = gateway.openai.chat.completions.create(
+                model=NAME, messages=MESSAGES, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+            )
+            next(iter(stream))
+            eventually(lambda: gateway.app.replicas[url].snapshot.load.num_running == 1)
+            client = http.client.HTTPConnection("127.0.0.1", gateway.port)
+            client.request("POST", "/v1/chat/completions", json.dumps({"model": "a", "messages": MESSAGES}))
+            eventually(lambda: gateway.app.admission.num_waiting(NAME), lambda num: num == 1)
+            client.close()
+            eventually(lambda: gateway.app.admission.num_waiting(NAME), lambda num: num == 0)
+            assert gateway.app.replicas[url].snapshot.load.num_running == 1  # what it waited for still goes on
+            stream.close()
+            eventually(gateway.is_idle)
+
+
 def test_models_of_one_provider_may_be_each_others_fallback() -> None:
     with providing(status=500) as only:
         pools = {

@@ -7,6 +7,8 @@ rule_facts, rule_routing    which model, where routing rules say so
 rate_limit          tokens and requests reserved from the tenant's limits
 journey             the state machine of one request: queue, replica, answer, failover, end
 proxied_request     the same over HTTP: what the journey says is done here
+upstream_request    the replica's side of it: what is sent, and how that ended
+failover            another replica, after a backoff or a wait
 direct_request      a request of the gateway's own: one replica, one try
 admission_queue     requests that wait
 answer_headers      request id, replica, and why it was picked

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.admission.admission import Admission, Used
-from penstock.admission.decision import Decision
+from penstock.admission.decision import Decision, Queued
 from penstock.http.clock import Timer, TimerClock
 from penstock.router.request import EdgeRequest
 
@@ -31,7 +31,12 @@ class AdmissionQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, waiting: Waiting) -> None:
+    def submit(self, waiting: Waiting) -> None:
+        """Asks admission, which decides now or, if the request must wait, later."""
+        decision = self._admission.submit(waiting.request, self._clock.now())
+        if not isinstance(decision, Queued):
+            waiting.decided(decision)
+            return
         self._give_way(waiting.request.model)
         self._waiting[waiting.request.id] = waiting
         if self._timer is None:

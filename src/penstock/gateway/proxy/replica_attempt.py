@@ -29,6 +29,9 @@ class ReplicaAttempt:
         self.replica.detach(self._request)
         if self._attempt is None:
             return False
+        if is_blamed is False and breaker.is_closed:
+            self._attempt.succeeded(now)
+            return False  # a success opens nothing
         was_tripped = breaker.is_tripped(now)
         if is_blamed is None:
             self._attempt.abandoned(now)

@@ -31,7 +31,8 @@ class Stream(Protocol):
 
 
 class StrandedStreams:
-    def __init__(self, clock: TimerClock, wait_s: float = WAIT_S) -> None:
+    def __init__(self, replicas: Mapping[str, Replica], clock: TimerClock, wait_s: float = WAIT_S) -> None:
+        self._replicas = replicas
         self._clock = clock
         self._wait_s = wait_s
         self._timers: dict[Stream, Timer] = {}
@@ -39,11 +40,11 @@ class StrandedStreams:
     def __len__(self) -> int:
         return len(self._timers)
 
-    def add(self, stream: Stream, replicas: Mapping[str, Replica]) -> None:
+    def add(self, stream: Stream) -> None:
         if stream in self._timers:
             return
-        now = self._clock.now()
-        stream.forget_tries({one.id for one in replicas.values() if one.snapshot.state_at(now) is ReplicaState.OUT})
+        replicas, now = self._replicas.values(), self._clock.now()
+        stream.forget_tries({one.id for one in replicas if one.snapshot.state_at(now) is ReplicaState.OUT})
         self._timers[stream] = self._clock.call_later(self._wait_s, self._give_up, stream)
 
     def discard(self, stream: Stream) -> None:

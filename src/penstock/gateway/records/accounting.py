@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from penstock.admission.admission import Used
 from penstock.api.relay import StreamRecord
+from penstock.core.errors import PenstockError
 from penstock.gateway.proxy.admission_queue import AdmissionQueue
 from penstock.gateway.proxy.rate_limit import RateLimitReservation
 from penstock.gateway.proxy.routed_request import RoutedRequest
@@ -62,11 +63,23 @@ class RequestAccounting:
         progress = self._reservation.progress if self._reservation is not None else None
         self._charge.follow(record, request.model, progress, request.adapter)
 
-    def start_over(self, request_id: str, prompt_tokens: int) -> None:
-        """The request leaves this model for another. What it has reserved stays."""
-        self._services.queue.finished(request_id, Used(prompt_tokens, 0))
+    def retried(self, model: str) -> None:
+        self._services.recorder.retried(model)
+
+    def start_over(self, request: EdgeRequest, model: str, reason: str) -> None:
+        """The request leaves its model for another. What it has reserved stays."""
+        self._services.queue.finished(request.id, Used(request.prompt_tokens, 0))
         self._charge.stop()
         self.timeline.starts_over()
+        self._services.recorder.fell_back(request.model, model, reason)
+
+    def refused(self, error: PenstockError) -> None:
+        self._services.recorder.refused(error)
+
+    def quarantined(self, request: EdgeRequest, fingerprint: str, lost: Iterable[str]) -> None:
+        """`lost`: the replicas that were lost with it."""
+        self._services.recorder.quarantined(request.model, request.tenant, fingerprint, lost)
+        self.timeline.quarantined(fingerprint)
 
     def close(self, request: EdgeRequest, usage: TokenUsage | None, ending: Ending, reason: str) -> None:
         """`usage`: None if nobody worked for it."""
