@@ -52,6 +52,9 @@ Paid = Callable[[PenstockError | None], None]
 _WAIT_S, _MAX_WAITS = 0.05, 200  # for what was promised
 
 
+def _tell_nobody(_: PenstockError | None) -> None: ...
+
+
 class RateLimitReservation:
     __slots__ = (
         "_clock",
@@ -110,6 +113,7 @@ class RateLimitReservation:
     def settle(self, used: int | None) -> None:
         """The request is over, wherever it was. None: nobody worked for it."""
         self._is_open = False
+        self._paid = _tell_nobody  # or the request and its reservation would hold each other
         held, self._held = self._held, None
         if held is None:
             return
