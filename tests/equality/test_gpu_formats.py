@@ -19,7 +19,7 @@ from penstock.model.loading import load_model
 from penstock.model.ops import Linear, Ops
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.ops.triton import TritonOps
-from penstock.model.ops.triton.grouped_linear import GroupedLinear
+from penstock.model.ops.triton.linear.w4a16_linear import W4A16Linear
 from penstock.model.quantized import Weight, plain
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.weights import Quantize
@@ -134,8 +134,8 @@ def test_a_gguf_stays_small_in_the_gpus_memory(name: str) -> None:
     ops = TritonOps(DEVICE, DTYPE)
     weight = FORMATS[name](torch.randn(64, 256, device=DEVICE))
     for linear in (ops.linear(weight), ops.head(weight)):
-        assert isinstance(linear, GroupedLinear)
+        assert isinstance(linear, W4A16Linear)
         assert linear.weight.num_bytes <= 1.25 * weight.shape.numel()
     embedding = ops.embedding(weight)
     assert isinstance(embedding, partial)
-    assert embedding.func.__name__ == GroupedLinear.rows.__name__
+    assert embedding.func.__name__ == W4A16Linear.rows.__name__

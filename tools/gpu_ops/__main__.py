@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from .adapters import adapters, sweep_adapters
 from .attention import decodes, prefills, shared, sweep_decode, sweep_plan, sweep_prefill
-from .blocks import blocks, sweep_fine
+from .blocks import blocks, sweep_q6k
 from .experts import mixtures, routers, sweep_experts
-from .linears import linears, products, small, sweep_grouped, sweep_thin
+from .linears import linears, products, small, sweep_gemv, sweep_w4a16
 
 PARTS: dict[str, Callable[[], None]] = {
     "small": small,
@@ -21,10 +21,10 @@ PARTS: dict[str, Callable[[], None]] = {
     "experts": mixtures,
     "routers": routers,
     "sweep-experts": sweep_experts,
-    "sweep-thin": sweep_thin,
+    "sweep-gemv": sweep_gemv,
     "sweep-adapters": sweep_adapters,
-    "sweep-grouped": sweep_grouped,
-    "sweep-fine": sweep_fine,
+    "sweep-w4a16": sweep_w4a16,
+    "sweep-q6k": sweep_q6k,
     "sweep-decode": sweep_decode,
     "sweep-plan": sweep_plan,
     "sweep-prefill": sweep_prefill,

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from penstock.model.ops.triton.lowrank import (
+from penstock.model.ops.triton.lora.shrink_expand import (
     UNIT,
     FewTiling,
     ManyTiling,

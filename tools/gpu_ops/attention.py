@@ -13,8 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from penstock.model.batch import Batch, SharedPrefixes
 from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Rope
-from penstock.model.ops.triton import TritonOps, decode, decode_plan, prefill
-from penstock.model.ops.triton.shared import pieces_wanted, sequences_per_tile
+from penstock.model.ops.triton import TritonOps
+from penstock.model.ops.triton.attention import decode, decode_plan, prefill
+from penstock.model.ops.triton.attention.shared_prefix import pieces_wanted, sequences_per_tile
 from penstock.runner.sharing import Room, SharedViews, find_groups, write_shared
 
 from .timing import DTYPE, FP8, MODELS, TIMED, bandwidth, each_us, graph_us, randn, throughput, tried

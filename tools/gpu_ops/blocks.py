@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from penstock.model.ops import Linear
-from penstock.model.ops.triton import fine, grouped_linear
-from penstock.model.ops.triton.grouped import MAX_ROWS
+from penstock.model.ops.triton.linear import q6k, w4a16_linear
+from penstock.model.ops.triton.linear.w4a16_tiles import MAX_ROWS
 from penstock.model.quantized.grouped import Bits, GroupedWeight, packed
 from penstock.quant import Quant
 
@@ -40,7 +40,7 @@ class Blocks(Chain):
         scales = torch.rand(out, columns // group, device=weight.device) * 0.01
         kept = GroupedWeight(packed(values) if bits == 4 else values, bits, scales, None, -scales if adds else None)
         linear = self.ops.linear(kept)
-        assert isinstance(linear, grouped_linear.GroupedLinear)
+        assert isinstance(linear, w4a16_linear.W4A16Linear)
         self.weight_bytes += linear.weight.num_bytes
         return linear
 
@@ -52,17 +52,17 @@ def blocks() -> None:
         for rows in (1, 8, 16, 32, 64):
             line = f"linears {chain.name:16} {rows:3} rows: {chain.rate(rows)}"
             if rows > MAX_ROWS:
-                with patch.object(grouped_linear, "MAX_SLICED", 0):
+                with patch.object(w4a16_linear, "MAX_SLICED", 0):
                     line += f", widened {chain.rate(rows)}"
-                with patch.object(grouped_linear, "MAX_SLICED", 64 * 8):
+                with patch.object(w4a16_linear, "MAX_SLICED", 64 * 8):
                     line += f", in slices {chain.rate(rows)}"
             print(line)
 
 
-def sweep_fine() -> None:
+def sweep_q6k() -> None:
     """Tilings of a few rows with groups of 16."""
     chain = Blocks("8B", "Q6_K")
     for numbers in ((1, 8, 16), (2, 8, 16), (2, 4, 8), (1, 16, 32), (1, 4, 8)):
-        with patch.object(fine, "TILING", fine.Tiling(*numbers)):
+        with patch.object(q6k, "TILING", q6k.Tiling(*numbers)):
             for rows in (1, 8, 16):
                 print(f"{chain.name} {rows} rows {numbers}: {tried(chain.rate, rows)}")

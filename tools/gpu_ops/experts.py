@@ -11,10 +11,12 @@ from torch import Tensor
 
 from penstock.model.ops import Norm, Stream
 from penstock.model.ops.experts import route
-from penstock.model.ops.triton import TritonOps, experts, grouped, routing
-from penstock.model.ops.triton.expert_products import Stack, Tiling
-from penstock.model.ops.triton.experts import GroupedExperts
-from penstock.model.ops.triton.grouped_many import ManyTiling
+from penstock.model.ops.triton import TritonOps
+from penstock.model.ops.triton.linear import w4a16_tiles
+from penstock.model.ops.triton.linear.w4a16_gemm import ManyTiling
+from penstock.model.ops.triton.moe import experts, routing
+from penstock.model.ops.triton.moe.experts import GroupedExperts
+from penstock.model.ops.triton.moe.grouped_gemm import Stack, Tiling
 from penstock.model.quantized import Weight
 from penstock.model.sparse import SparseMLP
 from penstock.quant import Quant, to_quant
@@ -50,7 +52,7 @@ class Mixture(NamedTuple):
 
     def choices(self, rows: int) -> list[tuple[Tensor, Tensor]]:
         noise = torch.rand(CALLS, rows, self.experts, device="cuda")
-        return [routing.choose(each, self.per_token, normalized=True) for each in noise]
+        return [routing.topk(each, self.per_token, normalized=True) for each in noise]
 
 
 MIXTURES = {"mixtral": Mixture(8, 2, 4096, 14336), "qwen3-30b": Mixture(128, 8, 2048, 768)}
@@ -97,10 +99,10 @@ def routers() -> None:
 def routing_us(mixture: Mixture, rows: int) -> str:
     logits, choices = randn(CALLS, rows, mixture.experts), mixture.choices(rows)
     made = randn(rows * mixture.per_token, mixture.hidden)
-    ours = each_us(lambda i: routing.choose(logits[i], mixture.per_token, normalized=True), CALLS)
+    ours = each_us(lambda i: routing.topk(logits[i], mixture.per_token, normalized=True), CALLS)
     theirs = each_us(lambda i: route(logits[i], mixture.per_token, normalized=True), CALLS)
     sort = each_us(lambda i: routing.blocks_of(choices[i][0], mixture.experts, 1), CALLS)
-    total = each_us(lambda i: routing.summed(made, choices[i][1]), CALLS)
+    total = each_us(lambda i: routing.combine(made, choices[i][1]), CALLS)
     return f"choice {ours:.1f} µs, torch's {theirs:.1f}; by experts {sort:.1f}; sum {total:.1f}"
 
 
@@ -112,7 +114,7 @@ class Case(NamedTuple):
     is_up: bool
     tokens: int
     block: int  # rows
-    tiling: Tiling | grouped.Tiling | ManyTiling
+    tiling: Tiling | w4a16_tiles.Tiling | ManyTiling
 
     def __str__(self) -> str:
         side = "gate_up" if self.is_up else "down"

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.model.ops import Linear, Norm, Scaled, Stream
-from penstock.model.ops.triton import TritonOps, grouped_lanes, rowwise, thin
-from penstock.model.ops.triton.argmax import argmax
+from penstock.model.ops.triton import TritonOps
+from penstock.model.ops.triton.common import rowwise
+from penstock.model.ops.triton.common.argmax import argmax
+from penstock.model.ops.triton.linear import gemv, w4a16_gemv
 from penstock.quant import Quant, to_quant
 
 from .timing import DTYPE, FP8, MODELS, TIMED, bandwidth, copies_of, each_us, graph_us, randn, throughput, tried
@@ -94,13 +96,13 @@ def linears() -> None:
             chain = Chain(name, quant)
             for rows in (1, 2, 8, 16, 32, 64, 256):
                 line = f"linears {chain.name:7} {rows:3} rows: {chain.rate(rows)}"
-                if rows <= thin.MAX_ROWS and quant in ("none", "fp8"):
-                    with patch.object(thin, "fits", lambda *_: False):
+                if rows <= gemv.MAX_ROWS and quant in ("none", "fp8"):
+                    with patch.object(gemv, "fits", lambda *_: False):
                         line += f", cuBLAS {tried(chain.rate, rows)}"
                 print(line)
 
 
-def sweep_thin() -> None:
+def sweep_gemv() -> None:
     numbers = [
         (16, 2, 256, 3),
         (16, 2, 256, 4),
@@ -117,17 +119,17 @@ def sweep_thin() -> None:
     for name in TIMED:
         for quant in ("none", "fp8"):
             chain = Chain(name, quant)
-            for tiling in (thin.Tiling(*each) for each in numbers):
-                with patch.object(thin, "_tiling", lambda *_, tiling=tiling: tiling):
+            for tiling in (gemv.Tiling(*each) for each in numbers):
+                with patch.object(gemv, "_tiling", lambda *_, tiling=tiling: tiling):
                     print(f"{chain.name:7} 8 rows {tiling}: {tried(chain.rate, 8)}")
 
 
-def sweep_grouped() -> None:
+def sweep_w4a16() -> None:
     """Tilings of a few rows with 4-bit integers, all linears of a model."""
     for numbers in ((4, 8, 3), (2, 8, 3), (2, 8, 4), (2, 16, 3), (2, 16, 4), (4, 16, 3)):
         chain = Chain("8B", "int4")
-        tiling = grouped_lanes.LaneTiling(*numbers)
-        with patch.object(grouped_lanes, "lane_tiling", lambda *_, tiling=tiling: tiling):
+        tiling = w4a16_gemv.LaneTiling(*numbers)
+        with patch.object(w4a16_gemv, "lane_tiling", lambda *_, tiling=tiling: tiling):
             for rows in (1, 8, 16):
                 print(f"{chain.name:7} {rows} rows {tiling}: {tried(chain.rate, rows)}")
 

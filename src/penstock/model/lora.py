@@ -117,7 +117,7 @@ def _slots(ops: Ops, sites: Sequence[Site], num_slots: int, max_rank: int) -> Sl
     if isinstance(ops, ReferenceOps):
         return PlainSlots(ops, num_slots)
     from penstock.model.ops.triton import TritonOps  # late: where there is no Triton, nothing asks for it
-    from penstock.model.ops.triton.adapters import TritonSlots
+    from penstock.model.ops.triton.lora.slots import TritonSlots
 
     assert isinstance(ops, TritonOps)
     return TritonSlots(ops, sites, num_slots, max_rank)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.model.ops import LayerKV
 from penstock.model.ops.triton import TritonKV
-from penstock.model.ops.triton.blocks import as_words, gather_blocks, scatter_blocks
+from penstock.model.ops.triton.attention.kv_copy import as_words, gather_blocks, scatter_blocks
 from penstock.runner.moving import Pair, stretches
 from penstock.runner.pinned import PinnedMemory
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV
 from penstock.model.ops.triton import TritonOps
-from penstock.model.ops.triton.argmax import argmax
-from penstock.model.ops.triton.shared import pieces_wanted, sequences_per_tile
+from penstock.model.ops.triton.attention.shared_prefix import pieces_wanted, sequences_per_tile
+from penstock.model.ops.triton.common.argmax import argmax
 from penstock.runner.decode_graphs import DecodeGraphs, coarse_ladder, graph_ladder, rung
 from penstock.runner.device_sampler import choose
 from penstock.runner.lora import RunnerAdapters

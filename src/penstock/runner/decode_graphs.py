@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.model.ops.triton.argmax import argmax
+from penstock.model.ops.triton.common.argmax import argmax
 from penstock.runner.step_inputs import Sizes
 
 

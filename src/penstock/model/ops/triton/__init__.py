@@ -31,18 +31,19 @@ from penstock.model.ops import (
     Stream,
     one_by_one,
 )
-from penstock.model.ops.triton import experts, routing, rowwise, thin
-from penstock.model.ops.triton.decode import attend_decodes
-from penstock.model.ops.triton.decode_plan import DecodePlan, plan_decodes
-from penstock.model.ops.triton.device import capability, num_processors
-from penstock.model.ops.triton.fine import FineLinear, can_be_fine
-from penstock.model.ops.triton.grouped_linear import GroupedLinear
-from penstock.model.ops.triton.linears import MULTIPLE, ByteLinear, FloatLinear, Fp8Linear, GpuLinear, Int8Linear
-from penstock.model.ops.triton.narrow import narrowed
-from penstock.model.ops.triton.prefill import attend_chunks
-from penstock.model.ops.triton.shared import attend_shared
-from penstock.model.ops.triton.store import store_chunks, store_singles
-from penstock.model.ops.triton.words import can_be_words
+from penstock.model.ops.triton.attention.decode import attend_decodes
+from penstock.model.ops.triton.attention.decode_plan import DecodePlan, plan_decodes
+from penstock.model.ops.triton.attention.kv_store import store_chunks, store_singles
+from penstock.model.ops.triton.attention.prefill import attend_chunks
+from penstock.model.ops.triton.attention.shared_prefix import attend_shared
+from penstock.model.ops.triton.common import rowwise
+from penstock.model.ops.triton.common.device import capability, num_processors
+from penstock.model.ops.triton.linear import gemv
+from penstock.model.ops.triton.linear.formats import MULTIPLE, ByteLinear, FloatLinear, Fp8Linear, GpuLinear, Int8Linear
+from penstock.model.ops.triton.linear.int4_pack import can_pack, narrowed
+from penstock.model.ops.triton.linear.q6k import Q6KLinear, can_be_q6k
+from penstock.model.ops.triton.linear.w4a16_linear import W4A16Linear
+from penstock.model.ops.triton.moe import experts, routing
 from penstock.model.quantized import Weight, plain
 from penstock.model.quantized.fp8 import Fp8Weight
 from penstock.model.quantized.grouped import GroupedWeight
@@ -97,7 +98,7 @@ class TritonOps:
         return experts.stacked(pairs, count, self.weight_dtype, self.device, keeps)
 
     def route(self, logits: Tensor, per_token: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
-        return routing.choose(logits, per_token, normalized=normalized)
+        return routing.topk(logits, per_token, normalized=normalized)
 
     def add_shared(self, found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
         return routing.add_shared(found, made, logits)
@@ -121,16 +122,16 @@ class TritonOps:
     def norm_linear(self, stream: Stream, norm: Norm, linear: Linear) -> Tensor:
         if isinstance(linear, AdaptedLinear):
             return linear(rowwise.rms_norm(stream, norm))
-        return self._norm_product(stream, norm, _on_gpu(linear), thin.Ending.NOTHING)
+        return self._norm_product(stream, norm, _on_gpu(linear), gemv.Epilogue.NONE)
 
     def add_linear(self, stream: Stream, x: Tensor, linear: Linear) -> None:
         if isinstance(linear, AdaptedLinear):
             self.add(stream, linear(x))
             return
         linear = _on_gpu(linear)
-        if linear.takes(x.shape[0]):
+        if linear.can_gemv(x.shape[0]):
             assert stream.pending is None
-            linear.few(x, ending=thin.Ending.ADD, into=stream.residual)
+            linear.gemv(x, epilogue=gemv.Epilogue.ADD, into=stream.residual)
         elif isinstance(linear, ByteLinear) and not linear.has_bias:
             stream.pending = linear.product(rowwise.quantize(x, linear.quantization), x.dtype)
         else:
@@ -141,11 +142,11 @@ class TritonOps:
             self.add_linear(stream, rowwise.silu_mul(self.norm_linear(stream, norm, gate_up)), down)
             return
         gate_up, down = _on_gpu(gate_up), _on_gpu(down)
-        if gate_up.takes(stream.residual.shape[0], thin.Ending.SWIGLU):
-            self.add_linear(stream, self._norm_product(stream, norm, gate_up, thin.Ending.SWIGLU), down)
+        if gate_up.can_gemv(stream.residual.shape[0], gemv.Epilogue.SWIGLU):
+            self.add_linear(stream, self._norm_product(stream, norm, gate_up, gemv.Epilogue.SWIGLU), down)
             return
         halves = self.norm_linear(stream, norm, gate_up)
-        if isinstance(down, ByteLinear) and not down.takes(halves.shape[0]):
+        if isinstance(down, ByteLinear) and not down.can_gemv(halves.shape[0]):
             stream.pending = down.product(rowwise.silu_mul(halves, down.quantization), halves.dtype)
         else:
             self.add_linear(stream, rowwise.silu_mul(halves), down)
@@ -193,13 +194,13 @@ class TritonOps:
         pool = first.pool.view(torch.int16)  # of any type: not every torch indexes FP8
         pool[:, :, destinations] = pool[:, :, sources]
 
-    def _norm_product(self, stream: Stream, norm: Norm, linear: GpuLinear, ending: thin.Ending) -> Tensor:
+    def _norm_product(self, stream: Stream, norm: Norm, linear: GpuLinear, epilogue: gemv.Epilogue) -> Tensor:
         num_rows = stream.residual.shape[0]
-        if linear.takes(num_rows, ending):
-            if stream.pending is None and linear.norms(num_rows):
-                return linear.few(stream.residual, norm=norm, ending=ending)
-            return linear.few(rowwise.rms_norm(stream, norm), ending=ending)
-        assert ending is thin.Ending.NOTHING
+        if linear.can_gemv(num_rows, epilogue):
+            if stream.pending is None and linear.can_fuse_norm(num_rows):
+                return linear.gemv(stream.residual, norm=norm, epilogue=epilogue)
+            return linear.gemv(rowwise.rms_norm(stream, norm), epilogue=epilogue)
+        assert epilogue is gemv.Epilogue.NONE
         if isinstance(linear, ByteLinear):
             rows = rowwise.rms_norm(stream, norm, linear.quantization)
             return linear.scaled_product(rows, stream.residual.dtype)
@@ -208,26 +209,26 @@ class TritonOps:
     def _linear(self, weight: Weight, bias: Tensor | None) -> GpuLinear:
         """In the weight's own format, if there is a kernel for it; others are widened, and take more memory."""
         if isinstance(weight, GroupedWeight) and self.weight_dtype is not torch.float32:
-            if can_be_words(weight):
-                return GroupedLinear.of(narrowed(weight), bias)
-            if can_be_fine(weight):
-                return FineLinear.of(narrowed(weight), bias)
+            if can_pack(weight):
+                return W4A16Linear.of(narrowed(weight), bias)
+            if can_be_q6k(weight):
+                return Q6KLinear.of(narrowed(weight), bias)
         if isinstance(weight, Fp8Weight) and self._has_fp8 and _multiplies(weight.shape):
             quantization = rowwise.Quantization(weight.input_scale)
             return Fp8Linear(self._bytes(weight, bias), quantization, torch.ones((), device=self.device))
         if isinstance(weight, Int8Weight) and self._has_int8 and _multiplies(weight.shape):
             return Int8Linear(self._bytes(weight, bias), rowwise.Quantization(None, torch.int8))
-        return FloatLinear(thin.Weight(self._store(plain(weight)), bias=bias))
+        return FloatLinear(gemv.Weight(self._store(plain(weight)), bias=bias))
 
     def _table(self, table: Weight) -> GpuLinear:
         """Of an embedding or a head: 8 bits with rows quantized would cost it precision."""
         return self._linear(table if isinstance(table, GroupedWeight) else plain(table), None)
 
-    def _bytes(self, weight: Fp8Weight | Int8Weight, bias: Tensor | None) -> thin.Weight:
-        return thin.Weight(weight.values.to(self.device), weight.scales.to(self.device, torch.float32), bias)
+    def _bytes(self, weight: Fp8Weight | Int8Weight, bias: Tensor | None) -> gemv.Weight:
+        return gemv.Weight(weight.values.to(self.device), weight.scales.to(self.device, torch.float32), bias)
 
     def _lookup(self, linear: GpuLinear) -> Linear:
-        if isinstance(linear, GroupedLinear):
+        if isinstance(linear, W4A16Linear):
             return partial(linear.rows, dtype=self.activation_dtype)
         assert isinstance(linear, FloatLinear)
         return partial(F.embedding, weight=linear.weight.values)
@@ -241,5 +242,5 @@ def _multiplies(shape: torch.Size) -> bool:
 
 
 def _on_gpu(linear: Linear) -> GpuLinear:
-    assert isinstance(linear, FloatLinear | ByteLinear | GroupedLinear)
+    assert isinstance(linear, FloatLinear | ByteLinear | W4A16Linear)
     return linear

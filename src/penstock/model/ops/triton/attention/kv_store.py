@@ -1,0 +1,210 @@
+"""Keys and values into the cache: of prefill chunks, and of single tokens where others of their step attend to them.
+
+And where in a step a chunk's tiles are.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.model.batch import Batch
+from penstock.model.ops import AttentionSpec, LayerKV, Rope
+from penstock.model.ops.triton.attention.rope import (
+    BATCH_NUMBERS,
+    BATCH_POINTERS,
+    Rotation,
+    Shape,
+    as_stored,
+    load_rotated,
+)
+
+_TOKENS = 32  # that one program stores
+_SINGLES = 4  # sequences of one token that one program stores
+
+
+def store_chunks(qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> None:
+    """Keys and values of every sequence that brings more than one token."""
+    grid = (batch.num_tokens // _TOKENS + batch.num_sequences, spec.num_kv_heads)
+    _store_chunks_kernel[grid](
+        qkv,
+        kv.keys,
+        kv.values,
+        kv.key_scale,
+        kv.value_scale,
+        Rotation.of(spec, rope),
+        batch.query_starts,
+        batch.context_lens,
+        batch.block_tables,
+        batch.block_tables.stride(0),
+        batch.num_sequences,
+        SHAPE=Shape.of(spec, kv, qkv.dtype),
+        TOKENS=_TOKENS,
+        num_warps=4,
+    )
+
+
+def store_singles(qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> None:
+    """Keys and values of every sequence that brings one token, where `decode` does not store them itself."""
+    _store_singles_kernel[(triton.cdiv(batch.num_sequences, _SINGLES), spec.num_kv_heads)](
+        qkv,
+        kv.keys,
+        kv.values,
+        kv.key_scale,
+        kv.value_scale,
+        Rotation.of(spec, rope),
+        batch.query_starts,
+        batch.context_lens,
+        batch.block_tables,
+        batch.block_tables.stride(0),
+        batch.num_sequences,
+        SHAPE=Shape.of(spec, kv, qkv.dtype),
+        SEQUENCES=_SINGLES,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def locate(tile, query_starts_ptr, num_sequences, QUERIES: tl.constexpr):
+    """(sequence, its first query in this tile): tiles of QUERIES tokens, no tile shared by two sequences.
+
+    Sequence s owns the tiles from query_starts[s] // QUERIES + s on: that leaves each enough, at times one to spare.
+    """
+    STEP: tl.constexpr = 256
+    sequence = -1
+    for base in range(0, num_sequences, STEP):
+        s = base + tl.arange(0, STEP)
+        starts = tl.load(query_starts_ptr + s, mask=s < num_sequences, other=0)
+        sequence += tl.sum(((s < num_sequences) & (starts // QUERIES + s <= tile)).to(tl.int32), axis=0)
+    first_tile = tl.load(query_starts_ptr + sequence) // QUERIES + sequence
+    return sequence, (tile - first_tile) * QUERIES
+
+
+@triton.jit
+def _store_tokens(
+    qkv_ptr,
+    row,
+    positions,
+    inside,
+    table_ptr,
+    kv_head,
+    keys_ptr,
+    values_ptr,
+    key_scale,
+    value_scale,
+    rotation,
+    SHAPE: tl.constexpr,
+):
+    """Of each row of qkv, one head's key and value, at its position. `table_ptr`: of one sequence, or of each row's."""
+    D: tl.constexpr = SHAPE.dim
+    key_heads = qkv_ptr + row.to(tl.int64) * SHAPE.qkv_width + (SHAPE.num_heads + kv_head) * D
+    d = tl.arange(0, SHAPE.block_dim)[None, :]
+    mask = inside[:, None] & (d < D)
+    keys = load_rotated(key_heads, positions, inside, rotation, rotation.k_norm, SHAPE)
+    values = tl.load(key_heads[:, None] + SHAPE.num_kv_heads * D + d, mask=mask)
+    blocks = tl.load(table_ptr + positions // SHAPE.block_size, mask=inside, other=0).to(tl.int64)
+    slots = (blocks * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + positions % SHAPE.block_size
+    at = slots[:, None] * D + d
+    tl.store(keys_ptr + at, as_stored(keys, key_scale, keys_ptr.dtype.element_ty), mask=mask)
+    tl.store(values_ptr + at, as_stored(values, value_scale, values_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=BATCH_NUMBERS, do_not_specialize_on_alignment=BATCH_POINTERS)
+def _store_chunks_kernel(
+    qkv_ptr,
+    keys_ptr,
+    values_ptr,
+    key_scale,
+    value_scale,
+    rotation,
+    query_starts_ptr,
+    context_lens_ptr,
+    block_tables_ptr,
+    table_stride,
+    num_sequences,
+    SHAPE: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    kv_head = tl.program_id(1)
+    sequence, first = locate(tl.program_id(0), query_starts_ptr, num_sequences, TOKENS)
+    begin = tl.load(query_starts_ptr + sequence)
+    query_len = tl.load(query_starts_ptr + sequence + 1) - begin
+    if (query_len == 1) | (first >= query_len):
+        return
+    context = tl.load(context_lens_ptr + sequence)
+    token = first + tl.arange(0, TOKENS)
+    inside = token < query_len
+    positions = context - query_len + token
+    table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
+    _store_tokens(
+        qkv_ptr,
+        begin + token,
+        positions,
+        inside,
+        table_ptr,
+        kv_head,
+        keys_ptr,
+        values_ptr,
+        key_scale,
+        value_scale,
+        rotation,
+        SHAPE,
+    )
+    if first + TOKENS >= query_len:
+        _clear_rest(values_ptr, table_ptr, context, kv_head, SHAPE, TOKENS)
+
+
+@triton.jit
+def _clear_rest(values_ptr, table_ptr, context, kv_head, SHAPE: tl.constexpr, SLOTS: tl.constexpr):
+    """Zero the values behind a context's end: they meet weights of zero, and zero times a stray NaN is NaN."""
+    BLOCK_D: tl.constexpr = SHAPE.block_dim
+    d = tl.arange(0, BLOCK_D)[None, :]
+    block = tl.load(table_ptr + (context - 1) // SHAPE.block_size).to(tl.int64)
+    nothing = tl.zeros([SLOTS, BLOCK_D], tl.float32).to(values_ptr.dtype.element_ty)
+    for base in range((context - 1) % SHAPE.block_size + 1, SHAPE.block_size, SLOTS):
+        slot = base + tl.arange(0, SLOTS)[:, None]
+        at = ((block * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + slot) * SHAPE.dim + d
+        tl.store(values_ptr + at, nothing, mask=(slot < SHAPE.block_size) & (d < SHAPE.dim))
+
+
+@triton.jit(do_not_specialize=BATCH_NUMBERS, do_not_specialize_on_alignment=BATCH_POINTERS)
+def _store_singles_kernel(
+    qkv_ptr,
+    keys_ptr,
+    values_ptr,
+    key_scale,
+    value_scale,
+    rotation,
+    query_starts_ptr,
+    context_lens_ptr,
+    block_tables_ptr,
+    table_stride,
+    num_sequences,
+    SHAPE: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+):
+    kv_head = tl.program_id(1)
+    sequence = tl.program_id(0) * SEQUENCES + tl.arange(0, SEQUENCES)
+    inside = sequence < num_sequences
+    row = tl.load(query_starts_ptr + sequence, mask=inside, other=0)
+    next_row = tl.load(query_starts_ptr + sequence + 1, mask=inside, other=0)
+    positions = tl.load(context_lens_ptr + sequence, mask=inside, other=0) - 1
+    inside &= (next_row - row == 1) & (positions >= 0)
+    table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
+    _store_tokens(
+        qkv_ptr,
+        row,
+        positions,
+        inside,
+        table_ptr,
+        kv_head,
+        keys_ptr,
+        values_ptr,
+        key_scale,
+        value_scale,
+        rotation,
+        SHAPE,
+    )

@@ -1,0 +1,246 @@
+"""Attention of prefill chunks: every sequence of a step that brings more than one token, over its blocks.
+
+A program takes some consecutive queries of one sequence, all the heads that share a KV head: row m of its tile is query
+m // group of head m % group. It walks the context in tiles that never span two blocks, so a tile is one piece of memory
+and comes through the tensor memory accelerator. Softmax is the online one of FlashAttention, in powers of two.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from penstock.model.batch import Batch
+from penstock.model.ops import AttentionSpec, LayerKV, Rope
+from penstock.model.ops.triton.attention.kv_store import locate
+from penstock.model.ops.triton.attention.online_softmax import LOG2_E, capped, nothing_yet
+from penstock.model.ops.triton.attention.rope import BATCH_NUMBERS, BATCH_POINTERS, Rotation, Shape, load_rotated
+
+
+@dataclass(frozen=True)
+class Tiling:
+    rows: int  # queries times heads of one program
+    keys: int  # of one turn of its loop; a block is a multiple of it
+    num_warps: int
+    num_stages: int
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, head_dim: int, block_size: int) -> Tiling:
+        if dtype is torch.float32:
+            return cls(32, keys_per_tile(block_size, 16), 4, 1)  # exact products: no tensor cores, and twice the bytes
+        # Two programs or more share a processor: one's softmax overlaps another's products.
+        return cls(64, keys_per_tile(block_size, 64 if head_dim <= 128 else 32), 4, 2 if head_dim <= 64 else 3)
+
+
+def keys_per_tile(block_size: int, most: int) -> int:
+    """The largest power of two that divides a block, up to `most`."""
+    return min(block_size & -block_size, most)
+
+
+def attend_chunks(
+    qkv: Tensor,
+    spec: AttentionSpec,
+    rope: Rope,
+    kv: LayerKV,
+    batch: Batch,
+    out: Tensor,
+    tiling: Tiling | None = None,
+) -> None:
+    tiling = tiling or Tiling.of(qkv.dtype, spec.head_dim, kv.block_size)
+    shape = Shape.of(spec, kv, qkv.dtype)
+    rows = max(tiling.rows, triton.next_power_of_2(shape.group))
+    queries = rows // shape.group
+    # The longest contexts start first: programs are started from the last tile down, all its heads together.
+    grid = (spec.num_kv_heads, batch.num_tokens // queries + batch.num_sequences)
+    _attend_chunks_kernel[grid](
+        qkv,
+        out,
+        tiles_of(kv.keys, tiling.keys, shape),
+        tiles_of(kv.values, tiling.keys, shape),
+        Rotation.of(spec, rope),
+        batch.query_starts,
+        batch.context_lens,
+        batch.block_tables,
+        batch.block_tables.stride(0),
+        batch.num_sequences,
+        spec.scale * kv.key_scale * LOG2_E,
+        kv.value_scale,
+        SHAPE=shape,
+        QUERIES=queries,
+        BLOCK_M=rows,
+        BLOCK_N=tiling.keys,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+    )
+
+
+def tiles_of(cache: Tensor, keys: int, shape: Shape) -> TensorDescriptor:
+    """The cache in tiles of `keys` slots, for the tensor memory accelerator."""
+    return TensorDescriptor.from_tensor(cache.view(-1, shape.dim), [keys, shape.block_dim])
+
+
+@triton.jit
+def attend_tiles(
+    acc,
+    total,
+    highest,
+    q,
+    positions,
+    begin,
+    end,
+    keys,
+    values,
+    table_ptr,
+    kv_head,
+    scale,
+    SHAPE: tl.constexpr,
+    MASKED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Fold the keys from `begin`, the start of a tile, to `end` into the running softmax."""
+    # A block's id is loaded one turn ahead: the pipeline of tiles must not wait for it.
+    block = tl.load(table_ptr + begin // SHAPE.block_size, mask=begin < end, other=0)
+    for start in tl.range(begin, end, BLOCK_N):
+        slot = (block * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + start % SHAPE.block_size
+        block = tl.load(table_ptr + (start + BLOCK_N) // SHAPE.block_size, mask=start + BLOCK_N < end, other=0)
+        k = keys.load([slot, 0]).to(q.dtype)
+        scores = tl.dot(q, k.T, input_precision=SHAPE.precision)
+        if SHAPE.cap > 0.0:
+            scores = capped(scores * scale, SHAPE.cap) / scale
+        if MASKED:
+            key = start + tl.arange(0, BLOCK_N)
+            seen = key[None, :] <= positions[:, None]
+            if SHAPE.window:
+                seen &= key[None, :] > positions[:, None] - SHAPE.window
+            scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, axis=1) * scale)
+        weights = tl.exp2(scores * scale - higher[:, None])
+        decay = tl.exp2(highest - higher)
+        total = total * decay + tl.sum(weights, axis=1)
+        acc = acc * decay[:, None]
+        v = values.load([slot, 0]).to(q.dtype)
+        acc = tl.dot(weights.to(q.dtype), v, acc, input_precision=SHAPE.precision)
+        highest = higher
+    return acc, total, highest
+
+
+@triton.jit(do_not_specialize=BATCH_NUMBERS, do_not_specialize_on_alignment=BATCH_POINTERS)
+def _attend_chunks_kernel(
+    qkv_ptr,
+    out_ptr,
+    keys,
+    values,
+    rotation,
+    query_starts_ptr,
+    context_lens_ptr,
+    block_tables_ptr,
+    table_stride,
+    num_sequences,
+    scale,
+    value_scale,
+    SHAPE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    D: tl.constexpr = SHAPE.dim
+    GROUP: tl.constexpr = SHAPE.group
+    WINDOW: tl.constexpr = SHAPE.window
+    kv_head = tl.program_id(0)
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    sequence, first = locate(tile, query_starts_ptr, num_sequences, QUERIES)
+    row = tl.load(query_starts_ptr + sequence)
+    query_len = tl.load(query_starts_ptr + sequence + 1) - row
+    if (query_len == 1) | (first >= query_len):
+        return
+    before = tl.load(context_lens_ptr + sequence) - query_len  # the context without this step's tokens
+
+    m = tl.arange(0, BLOCK_M)
+    query = first + m // GROUP
+    head = kv_head * GROUP + m % GROUP
+    inside = (m < QUERIES * GROUP) & (query < query_len)
+    positions = before + query
+    rows = (row + query).to(tl.int64)
+    d = tl.arange(0, SHAPE.block_dim)[None, :]
+    out = out_ptr + (rows * SHAPE.num_heads + head)[:, None] * D + d
+    mask = inside[:, None] & (d < D)
+    heads = qkv_ptr + rows * SHAPE.qkv_width + head * D
+    q = load_rotated(heads, positions, inside, rotation, rotation.q_norm, SHAPE)
+    # By way of memory that is this program's own: only an operand that was loaded is multiplied from shared memory.
+    tl.store(out, q, mask=mask)
+    tl.debug_barrier()
+    q = tl.load(out, mask=mask, other=0.0)
+
+    first_position = before + first
+    end = before + tl.minimum(first + QUERIES, query_len)
+    # Only tiles at the edges of what the queries see need a mask.
+    all_see_until = (first_position + 1) // BLOCK_N * BLOCK_N
+    begin = 0
+    all_see_from = 0
+    if WINDOW:
+        begin = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        all_see_from = tl.minimum(tl.cdiv(tl.maximum(end - WINDOW, 0), BLOCK_N) * BLOCK_N, end)
+
+    acc, total, highest = nothing_yet(BLOCK_M, SHAPE.block_dim)
+    table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
+    if WINDOW:
+        acc, total, highest = attend_tiles(
+            acc,
+            total,
+            highest,
+            q,
+            positions,
+            begin,
+            all_see_from,
+            keys,
+            values,
+            table_ptr,
+            kv_head,
+            scale,
+            SHAPE,
+            True,
+            BLOCK_N,
+        )
+    acc, total, highest = attend_tiles(
+        acc,
+        total,
+        highest,
+        q,
+        positions,
+        all_see_from,
+        all_see_until,
+        keys,
+        values,
+        table_ptr,
+        kv_head,
+        scale,
+        SHAPE,
+        False,
+        BLOCK_N,
+    )
+    acc, total, highest = attend_tiles(
+        acc,
+        total,
+        highest,
+        q,
+        positions,
+        tl.maximum(all_see_from, all_see_until),
+        end,
+        keys,
+        values,
+        table_ptr,
+        kv_head,
+        scale,
+        SHAPE,
+        True,
+        BLOCK_N,
+    )
+
+    tl.store(out, acc * (value_scale / total)[:, None], mask=mask)

@@ -1,0 +1,1 @@
+"""Products with weights: GEMV for a few rows in each number format, GEMM for many where cuBLAS has none."""

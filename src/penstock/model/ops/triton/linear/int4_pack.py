@@ -1,0 +1,211 @@
+"""Integers of 4 and 8 bits in 16-bit words, in the order in which the kernels of `w4a16_*` read them.
+
+A row of a weight is cut into chunks, and a chunk into parts of 32 columns: 4 of 4-bit integers, or 2 of 8-bit. A chunk
+is 32 words; word i holds one integer of every part, so that one shift and one mask take neighbours out of neighbouring
+words. The words of 16 outputs lie together, in the order in which a warp's threads take them as the left side of a
+matrix product: each reads 16 bytes, and has them where the tensor cores want them. The columns of a part are so ordered
+that a thread's share of the activations is 16 bytes in a row too. Nothing is rearranged while the model runs.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.model.quantized.grouped import Bits, GroupedWeight, packed
+
+SPAN = 32  # words of a chunk, and columns of a part
+OUTPUTS = 64  # a weight is filled up to a multiple: no program takes more
+COLUMNS = 8  # that a thread reads at once
+_ROWS = 4096  # packed at a time: on the way each integer takes some bytes
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    values: Tensor  # [out / 16, chunks, 2, 128] int32: two words each
+    scales: Tensor  # [groups, out, filled up and in the order of `by_tile`]
+    offsets: Tensor | None  # the same: what a group adds if its integers count from the middle
+    bits: Bits
+    outputs: int
+    columns: int
+    bias: Tensor | None = None
+
+    @property
+    def group_size(self) -> int:
+        return self.columns // int(self.scales.shape[0])
+
+    @property
+    def num_bytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
+
+
+def can_pack(weight: GroupedWeight) -> bool:
+    """Groups are whole parts, and chunks whole groups or the other way round; unless there is one group alone."""
+    columns, group, chunk = weight.shape[1], weight.group_size, SPAN * 16 // weight.bits
+    if columns % COLUMNS:
+        return False
+    return group == columns or group % chunk == 0 or (group % SPAN == 0 and chunk % group == 0)
+
+
+def pack(weight: GroupedWeight, bias: Tensor | None = None) -> PackedWeight:
+    offsets = weight.offsets()
+    if offsets is not None:
+        # Of 16 bits where the scales are: as exact as those, for a group adds a few steps at most.
+        offsets = by_tile(offsets.to(torch.float16 if weight.scales.dtype is torch.float16 else torch.float32))
+    rows = torch.split(torch.arange(weight.shape[0], device=weight.values.device), _ROWS)
+    values = torch.cat([_words(weight.rows(some).integers(), weight.bits) for some in rows])
+    return PackedWeight(values, by_tile(weight.scales), offsets, weight.bits, weight.shape[0], weight.shape[1], bias)
+
+
+def narrowed(weight: GroupedWeight) -> GroupedWeight:
+    """Nearly the same numbers, a few thousandths of a step away.
+
+    Scales that are products of a block's and a group's (GGUF's blocks of 256) become half precision. What a group adds
+    is to be small, for it will be half precision too: of integers that count from elsewhere than the middle of their
+    bits, as those of 2 bits and of 5 do, each output's are moved there.
+    """
+    scales = weight.scales.half() if weight.scales.dtype is torch.float32 else weight.scales
+    if not scales.isfinite().all():
+        return weight
+    if weight.minimums is None:
+        return replace(weight, scales=scales)
+    integers = weight.integers()
+    low, high = (found.int() for found in integers.aminmax(dim=1, keepdim=True))
+    shift = (1 << (weight.bits - 1)) - (low + high + 1) // 2  # [out, 1]
+    moved = integers + (shift % 256).to(torch.uint8)  # bytes count round
+    minimums = weight.minimums.float() - shift * scales.float()
+    return replace(weight, values=packed(moved) if weight.bits == 4 else moved, scales=scales, minimums=minimums)
+
+
+def by_tile(per_group: Tensor) -> Tensor:
+    """[out, groups] -> [groups, out]: of 16 outputs those lie together that one thread sums up, 0 and 8, 1 and 9, …"""
+    outputs, groups = per_group.shape
+    filled = per_group.new_zeros(-(-outputs // OUTPUTS) * OUTPUTS, groups)
+    filled[:outputs] = per_group
+    return filled.view(-1, 2, 8, groups).permute(3, 0, 2, 1).reshape(groups, -1)  # [groups, tile, g, r]
+
+
+def _words(integers: Tensor, bits: int) -> Tensor:
+    parts = 16 // bits
+    outputs, columns = integers.shape
+    filled = integers.new_zeros(-(-outputs // OUTPUTS) * OUTPUTS, -(-columns // (parts * SPAN)) * parts * SPAN)
+    filled[:outputs, :columns] = integers
+    by_part = filled.view(filled.shape[0], -1, parts, SPAN).int()  # [out, chunks, parts, columns]
+    words = by_part[:, :, 0]
+    for part in range(1, parts):
+        words = words | (by_part[:, :, part] << (bits * part))
+    # A thread (g, t) has of each half of the columns (k) two pairs (h) of neighbours (c), of two outputs (r).
+    tiles = words.to(torch.int16).view(-1, 2, 8, words.shape[1], 4, 2, 2, 2)  # [tile, r, g, chunk, t, k, h, c]
+    return tiles.permute(0, 3, 5, 2, 4, 6, 1, 7).reshape(tiles.shape[0], words.shape[1], 2, 256).view(torch.int32)
+
+
+# How tensors are laid out over threads follows from the order of their dimensions: those that are not contiguous are
+# taken in turn, first lanes, then warps. So whatever a warp has of its own comes first, or right behind the lanes.
+
+
+@triton.jit
+def tile_of(values, TILES: tl.constexpr, CHUNKS: tl.constexpr):
+    """[chunks, tiles, 2, 128, 2], as loaded -> [chunks, outputs, words], as multiplied. Nothing leaves its thread.
+
+    In which order the columns are multiplied is all the same. In this one Triton has a thread's four in a row.
+    """
+    split = tl.reshape(values, [CHUNKS, TILES, 2, 8, 4, 2, 2, 2])  # chunk, tile, k, g, t, h, r, c
+    return tl.reshape(tl.permute(split, [0, 1, 6, 3, 5, 4, 2, 7]), [CHUNKS, 16 * TILES, 32])
+
+
+@triton.jit
+def columns_of(x, ROWS: tl.constexpr, CHUNKS: tl.constexpr):
+    """[8, chunks, rows / 8, columns of a part] -> [chunks, columns in that order, rows], as multiplied"""
+    split = tl.reshape(x, [8, CHUNKS, ROWS // 8, 4, 2, 2, 2])  # row, chunk, rows, t, k, h, c
+    return tl.reshape(tl.permute(split, [1, 5, 3, 4, 6, 2, 0]), [CHUNKS, 32, ROWS])
+
+
+@triton.jit
+def wide_tile_of(pairs, TILES: tl.constexpr, BITS: tl.constexpr, BFLOAT16: tl.constexpr, PTX: tl.constexpr):
+    """[tiles, 2, 128] -> [outputs, columns of a chunk], in the order of `in_packed_order`: for a warp group."""
+    first = tl.join(part_of(pairs, 0, BITS, BFLOAT16, PTX), part_of(pairs, 1, BITS, BFLOAT16, PTX))
+    if BITS == 4:
+        second = tl.join(part_of(pairs, 2, BITS, BFLOAT16, PTX), part_of(pairs, 3, BITS, BFLOAT16, PTX))
+        split = tl.reshape(tl.join(first, second), [TILES, 2, 8, 4, 2, 2, 2, 2, 2])  # tile, k, g, t, h, r, c, part
+        ordered = tl.permute(split, [0, 5, 2, 8, 7, 1, 4, 3, 6])
+    else:
+        ordered = tl.permute(tl.reshape(first, [TILES, 2, 8, 4, 2, 2, 2, 2]), [0, 5, 2, 7, 1, 4, 3, 6])
+    return tl.reshape(ordered, [16 * TILES, 16 // BITS * 32])
+
+
+@triton.jit
+def halves(x):
+    """[8, chunks, rows, parts, columns], by the parts: the first half and the second."""
+    parts: tl.constexpr = x.shape[3] // 2
+    split = tl.reshape(x, [x.shape[0], x.shape[1], x.shape[2], 2, parts, x.shape[4]])
+    return tl.split(tl.permute(split, [0, 1, 2, 4, 5, 3]))
+
+
+def in_packed_order(x: Tensor) -> Tensor:
+    """[rows, in], with the columns of every part as the packed weight has them, and filled up to whole parts."""
+    if x.shape[1] % SPAN:
+        x = torch.nn.functional.pad(x, (0, -x.shape[1] % SPAN))
+    pairs = x.view(torch.int32).view(x.shape[0], -1, 4, 4)  # [rows, parts, t, k and h]
+    return pairs.transpose(2, 3).contiguous().view(x.dtype).view(x.shape)
+
+
+@triton.jit
+def read_per_output(line):
+    """What each chunk's group has for each output. line: [chunks, tiles] pointers"""
+    t, g, r = tl.arange(0, 4), tl.arange(0, 8), tl.arange(0, 2)
+    place = t[:, None, None, None, None] * 0 + g[None, :, None, None, None] * 2 + r[None, None, None, None, :]
+    return tl.load(line[None, None, :, :, None] + place)  # [t, g, chunks, tiles, r]
+
+
+@triton.jit
+def per_output(values, ROWS: tl.constexpr):
+    """The same as [chunks, outputs, rows] float32, as what was multiplied."""
+    CHUNKS: tl.constexpr = values.shape[2]
+    OUTPUTS: tl.constexpr = 16 * values.shape[3]
+    by_row = tl.reshape(tl.permute(values.to(tl.float32), [2, 3, 4, 1, 0]), [CHUNKS, OUTPUTS, 1, 4, 1])
+    return tl.reshape(tl.broadcast_to(by_row, [CHUNKS, OUTPUTS, ROWS // 8, 4, 2]), [CHUNKS, OUTPUTS, ROWS])
+
+
+@triton.constexpr_function
+def _instructions(bits, part, bfloat16):
+    """What turns two words into two floats: a shift, then a mask with which an exponent is put before the integer."""
+    mask = "0x000F000F" if bits == 4 else "0x00FF00FF"
+    exponent = "0x43004300" if bfloat16 else "0x64006400"
+    shift = f"shr.u32 t, $2, {bits * part};" if part else "mov.b32 t, $2;"
+    return f"{{ .reg .b32 t; {shift} lop3.b32 t, t, {mask}, {exponent}, 0xEA; mov.b32 {{$0, $1}}, t; }}"
+
+
+@triton.constexpr_function
+def zero_of(bits, bfloat16):
+    """What `part_of` makes of the middle: the exponent stands for 128 in bfloat16, for 1,024 in float16."""
+    return float((128 if bfloat16 else 1024) + (1 << (bits - 1)))
+
+
+@triton.jit
+def part_of(pairs, PART: tl.constexpr, BITS: tl.constexpr, BFLOAT16: tl.constexpr, PTX: tl.constexpr):
+    """[…] of two words each -> […, 2]: the integers of one part, exactly, but so much larger that the middle is
+    `zero_of`: whoever sums them up takes that away from the sum. 8 bits fit into float16 only."""
+    tl.static_assert(BITS == 4 or not BFLOAT16)
+    INSTRUCTIONS: tl.constexpr = _instructions(BITS, PART, BFLOAT16)
+    if not PTX:
+        low = (pairs >> (BITS * PART)) & ((1 << BITS) - 1)
+        high = (pairs >> (BITS * PART + 16)) & ((1 << BITS) - 1)
+        wide = tl.join(low, high).to(tl.float32) + (128.0 if BFLOAT16 else 1024.0)
+        result = wide.to(tl.bfloat16) if BFLOAT16 else wide.to(tl.float16)
+    elif BFLOAT16:
+        low, high = tl.inline_asm_elementwise(
+            INSTRUCTIONS, "=h,=h,r", [pairs], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=1
+        )
+        result = tl.join(low, high)
+    else:
+        low, high = tl.inline_asm_elementwise(
+            INSTRUCTIONS, "=h,=h,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=1
+        )
+        result = tl.join(low, high)
+    return result

@@ -1,0 +1,216 @@
+"""Weights in groups of 16 columns (GGUF's Q6_K, and what is joined with it), and products of a few rows with them.
+
+They lie as those in larger groups do (see `int4_pack`), where a product takes 32 columns at a time: two groups. So it
+is taken twice, each time with the columns of the other group at zero. Reading weights is what takes time, not that.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.model.ops.triton.common.device import has_ptx
+from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
+from penstock.model.ops.triton.linear.gemv import SHRINK, Epilogue, store_with_epilogue
+from penstock.model.ops.triton.linear.int4_pack import (
+    COLUMNS,
+    PackedWeight,
+    columns_of,
+    halves,
+    part_of,
+    per_output,
+    read_per_output,
+    tile_of,
+    zero_of,
+)
+from penstock.model.ops.triton.linear.w4a16_linear import W4A16Linear
+from penstock.model.ops.triton.linear.w4a16_tiles import read_rows, repeated, total_of
+from penstock.model.quantized.grouped import GroupedWeight
+
+GROUP = 16
+
+
+class Tiling(NamedTuple):
+    """What one program takes of a product."""
+
+    tiles: int  # of 16 outputs; with SwiGLU, of 16 gates and 16 others
+    warps: int  # which take turns at the chunks
+    chunks: int  # of a turn of all warps
+
+
+TILING = Tiling(1, 8, 16)
+
+
+def can_be_q6k(weight: GroupedWeight) -> bool:
+    return weight.group_size == GROUP and weight.shape[1] % COLUMNS == 0
+
+
+@dataclass(frozen=True)
+class Q6KLinear(W4A16Linear):
+    """A few rows meet the weight as it is; for more it is widened, as others are whose groups are short."""
+
+    def _gemv(self, x: Tensor, epilogue: Epilogue, out: Tensor) -> None:
+        few_rows(x, self.weight, epilogue, out, TILING)
+
+
+def few_rows(x: Tensor, weight: PackedWeight, epilogue: Epilogue, out: Tensor, tiling: Tiling) -> None:
+    """out [rows, out], or out with that added, from x [rows, in]."""
+    outputs = out.shape[1]
+    _q6k_gemv_kernel[(triton.cdiv(outputs, 16 * tiling.tiles),)](
+        x,
+        weight.values,
+        weight.scales,
+        weight.offsets,
+        weight.bias,
+        out,
+        x.shape[0],
+        outputs,
+        weight.scales.shape[1],
+        COLUMNS=weight.columns,
+        BITS=weight.bits,
+        HAS_OFFSETS=weight.offsets is not None,
+        HAS_BIAS=weight.bias is not None,
+        EPILOGUE=int(epilogue),
+        BLOCK_M=triton.next_power_of_2(max(x.shape[0], 8)),
+        TILES=tiling.tiles,
+        TURN=tiling.chunks,
+        PTX=has_ptx(),
+        PDL=has_pdl(),
+        num_warps=tiling.warps,
+        num_stages=1,
+        launch_pdl=has_pdl(),
+    )
+
+
+@triton.jit
+def _q6k_gemv_kernel(
+    x_ptr,
+    words_ptr,
+    scales_ptr,
+    offsets_ptr,
+    bias_ptr,
+    out_ptr,
+    num_rows,
+    outputs,
+    filled,
+    COLUMNS: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILES: tl.constexpr,
+    TURN: tl.constexpr,
+    PTX: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Sums [TURN, outputs, rows]: each warp has chunks of its own. PackedWeight are read a turn ahead."""
+    launch_dependents(PDL)
+    PARTS: tl.constexpr = 16 // BITS
+    CHUNKS: tl.constexpr = (COLUMNS + PARTS * 32 - 1) // (PARTS * 32)
+    chunk = tl.arange(0, TURN)
+    tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
+    up_tile = tile + outputs // 16
+    ahead = _read(words_ptr, chunk, tile, CHUNKS)
+    ahead_up = ahead
+    if EPILOGUE == 2:
+        ahead_up = _read(words_ptr, chunk, up_tile, CHUNKS)
+    acc = tl.zeros([TURN, 16 * TILES, BLOCK_M], tl.float32)
+    acc_up = tl.zeros([TURN, 16 * TILES, BLOCK_M], tl.float32)
+    wait_for_previous(PDL)
+    for _ in range(0, CHUNKS, TURN):
+        words, words_up = ahead, ahead_up
+        ahead = _read(words_ptr, chunk + TURN, tile, CHUNKS)
+        ahead_up = ahead
+        if EPILOGUE == 2:
+            ahead_up = _read(words_ptr, chunk + TURN, up_tile, CHUNKS)
+        x = read_rows(x_ptr, chunk, num_rows, BLOCK_M, COLUMNS, PARTS)
+        acc = _add(acc, words, x, chunk, tile, filled, scales_ptr, offsets_ptr, COLUMNS, BITS, HAS_OFFSETS, PTX)
+        if EPILOGUE == 2:
+            acc_up = _add(
+                acc_up,
+                words_up,
+                x,
+                chunk,
+                up_tile,
+                filled,
+                scales_ptr,
+                offsets_ptr,
+                COLUMNS,
+                BITS,
+                HAS_OFFSETS,
+                PTX,
+            )
+        chunk += TURN
+    m = tl.arange(0, BLOCK_M)
+    output = tl.program_id(0) * 16 * TILES + tl.arange(0, 16 * TILES)
+    total, total_up = total_of(acc, bias_ptr, output, outputs, BITS, HAS_BIAS, x_ptr), acc
+    if EPILOGUE == 2:
+        total_up = total_of(acc_up, bias_ptr, output + outputs, 2 * outputs, BITS, HAS_BIAS, x_ptr)
+    out = out_ptr + m[:, None] * outputs + output[None, :]
+    store_with_epilogue(total, total_up, out, (m < num_rows)[:, None] & (output < outputs)[None, :], EPILOGUE)
+
+
+@triton.jit
+def _read(words_ptr, chunk, tile, CHUNKS: tl.constexpr):
+    """[chunks, tiles, 2, 128]"""
+    place = tl.arange(0, 2)[None, None, :, None] * 128 + tl.arange(0, 128)[None, None, None, :]
+    line = words_ptr + tile.to(tl.int64)[None, :, None, None] * (CHUNKS * 256) + place
+    chunk = chunk[:, None, None, None]
+    return tl.load(line + chunk * 256, mask=chunk < CHUNKS, other=0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _add(
+    acc,
+    words,
+    x,
+    chunk,
+    tile,
+    filled,
+    scales_ptr,
+    offsets_ptr,
+    COLUMNS: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """acc [chunks, outputs, rows] and the products of words and rows, scaled. The rows' own sums are products too, with
+    ones: so they come where the others are."""
+    PARTS: tl.constexpr = 16 // BITS
+    BFLOAT16: tl.constexpr = BITS == 4 and x.dtype == tl.bfloat16
+    TURN: tl.constexpr = acc.shape[0]
+    ROWS: tl.constexpr = acc.shape[2]
+    TILES: tl.constexpr = acc.shape[1] // 16
+    if BITS == 8 and x.dtype != tl.float16:
+        x = (x.to(tl.float32) * SHRINK).to(tl.float16)
+    one = tl.full([TURN, 16, 16], 1.0, x.dtype)
+    ones = tl.reshape(tl.join(one, one), [TURN, 16, 32])  # joined as the integers are, for Triton to lay them out so
+    # Of the columns as `columns_of` has them (h, t, k, c), those of the first group are threads' 0 and 1 (t).
+    is_second = (tl.arange(0, 32) // 8 % 2)[None, :, None] == 1
+    first, second = halves(x)
+    for part in tl.static_range(PARTS):
+        if PARTS == 4:
+            some, others = halves(first if part < 2 else second)
+            columns = some if part % 2 == 0 else others
+        else:
+            columns = first if part == 0 else second
+        columns = columns_of(tl.reshape(columns, [8, TURN, ROWS // 8, 32]), ROWS, TURN)
+        integers = tile_of(part_of(words, part, BITS, BFLOAT16, PTX), TILES, TURN)
+        for half in tl.static_range(2):
+            own = tl.where(is_second == (half == 1), columns, tl.zeros_like(columns))
+            sums = repeated(tl.dot(ones, own), TILES)
+            raw = tl.dot(integers, own) - zero_of(BITS, BFLOAT16) * sums
+            # Behind the last group, where all sums are zero, any scale will do.
+            group = tl.minimum((chunk * PARTS + part) * 2 + half, COLUMNS // 16 - 1)
+            at = group[:, None] * filled + tile[None, :] * 16
+            acc += raw * per_output(read_per_output(scales_ptr + at), ROWS)
+            if HAS_OFFSETS:
+                acc += sums * per_output(read_per_output(offsets_ptr + at), ROWS)
+    return acc

@@ -1,0 +1,95 @@
+"""A weight of 4- or 8-bit integers in groups, on a GPU: which kernel multiplies how many rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.model.ops import Norm
+from penstock.model.ops.triton.common.device import has_ptx
+from penstock.model.ops.triton.linear import w4a16_gemv, w4a16_tiles
+from penstock.model.ops.triton.linear.gemv import Epilogue
+from penstock.model.ops.triton.linear.int4_pack import PackedWeight, pack
+from penstock.model.ops.triton.linear.w4a16_gemm import ManyTiling, dequantized, fits_gemm, many_rows
+from penstock.model.ops.triton.linear.w4a16_tiles import MAX_ROWS, Tiling
+from penstock.model.quantized.grouped import GroupedWeight
+
+_TILED = 32  # outputs of a program; with SwiGLU half of them are gates
+MAX_SLICED = 256  # rows times bits; by the bytes that are read. Not measured yet: `tools.gpu_ops blocks`
+MAX_MANY = 512  # rows; beyond, the weight is widened once. Not tuned: see docs/benchmarks.md
+
+
+@dataclass(frozen=True)
+class W4A16Linear:
+    weight: PackedWeight
+    order: Tensor | None  # of the columns, if they are not stored as they come
+
+    @classmethod
+    def of(cls, weight: GroupedWeight, bias: Tensor | None) -> W4A16Linear:
+        return cls(pack(weight, bias), weight.order)
+
+    @property
+    def has_bias(self) -> bool:
+        return self.weight.bias is not None
+
+    def can_gemv(self, num_rows: int, epilogue: Epilogue = Epilogue.NONE) -> bool:
+        halves_fit = epilogue is not Epilogue.SWIGLU or self.weight.outputs % _TILED == 0
+        return num_rows <= MAX_ROWS and halves_fit
+
+    def can_fuse_norm(self, num_rows: int) -> bool:
+        return False
+
+    def gemv(self, x: Tensor, *, norm: Norm | None = None, epilogue: Epilogue, into: Tensor | None = None) -> Tensor:
+        assert norm is None
+        outputs = self.weight.outputs // (2 if epilogue is Epilogue.SWIGLU else 1)
+        out = x.new_empty(x.shape[0], outputs) if into is None else into
+        self._gemv(self._ordered(x), epilogue, out)
+        return out
+
+    def _gemv(self, x: Tensor, epilogue: Epilogue, out: Tensor) -> None:
+        if has_ptx():
+            w4a16_gemv.few_rows(x, self.weight, epilogue, out, w4a16_gemv.lane_tiling(self.weight, epilogue))
+        else:
+            w4a16_tiles.few_rows(x, self.weight, epilogue, out, _tiling(self.weight))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        num_rows = x.shape[0]
+        if self.can_gemv(num_rows):
+            return self.gemv(x, epilogue=Epilogue.NONE)
+        if num_rows <= MAX_SLICED // self.weight.bits and not fits_gemm(self.weight):
+            return self._in_slices(x)
+        x = self._ordered(x)
+        if num_rows <= MAX_MANY and fits_gemm(self.weight):
+            return many_rows(x, self.weight, _many_tiling(num_rows, self.weight))
+        return F.linear(x, dequantized(self.weight, x.dtype), self.weight.bias)
+
+    def _in_slices(self, x: Tensor) -> Tensor:
+        """A few rows at a time: to read short groups twice or thrice is less than to widen them and read that."""
+        out = x.new_empty(x.shape[0], self.weight.outputs)
+        for part, into in zip(torch.split(x, MAX_ROWS), torch.split(out, MAX_ROWS), strict=True):
+            self.gemv(part, epilogue=Epilogue.NONE, into=into)
+        return out
+
+    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Of an embedding: the outputs of these numbers."""
+        assert self.order is None
+        return dequantized(self.weight, dtype, ids)
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        return x if self.order is None else x.index_select(1, self.order)
+
+
+def _tiling(weight: PackedWeight) -> Tiling:
+    """All of a program's chunks are one straight run of instructions: not more than eight turns."""
+    chunks = weight.values.shape[1]
+    warps = next(warps for warps in (4, 8, 16, 32) if chunks <= 8 * 2 * warps or warps == 32)
+    return Tiling(_TILED, warps, 2 * warps)
+
+
+def _many_tiling(num_rows: int, weight: PackedWeight) -> ManyTiling:
+    if num_rows <= 32:
+        return ManyTiling(32, 64, 4, 3)
+    return ManyTiling(64, 64, 4, 3) if num_rows <= 64 else ManyTiling(128, 64, 4, 3)

@@ -1,0 +1,103 @@
+"""The last product of a token's experts and their sum in one kernel: for one token, or a few that hardly share experts.
+
+Each expert has warps of its own, so all read at once, and nothing goes through memory between them.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
+from penstock.model.ops.triton.linear.gemv import SHRINK
+from penstock.model.ops.triton.moe.grouped_gemm import Stack, Tiling, grows, shrunk, widen_bytes
+
+
+def can_sum(weight: Stack, per_token: int, tiling: Tiling) -> bool:
+    """Whether `down_combine` can: every warp has as much to do as any other."""
+    outputs, columns = weight.values.shape[1:]
+    is_even = outputs % tiling.outputs == 0 and columns % (tiling.columns * tiling.groups) == 0
+    return is_even and triton.next_power_of_2(per_token) == per_token
+
+
+def down_combine(
+    x: Tensor, weight: Stack, ids: Tensor, shares: Tensor, tiling: Tiling, *, dtype: torch.dtype
+) -> Tensor:
+    """What each token's experts make of the rows of its pairs, weighed and summed: [tokens, out] from [pairs, in].
+
+    Tokens are not put together: for one of them, or for a few that hardly share an expert. `tiling.groups` warps have a
+    part each of what one expert is to sum up.
+    """
+    (tokens, per_token), outputs = ids.shape, weight.outputs
+    out = x.new_empty(tokens, outputs, dtype=dtype)
+    x = shrunk(x) if weight.is_bytes else x
+    _down_combine_kernel[(outputs // tiling.outputs, tokens)](
+        x,
+        ids,
+        shares,
+        weight.values,
+        weight.scales,
+        out,
+        OUTPUTS=outputs,
+        COLUMNS=weight.values.shape[2],
+        PER_TOKEN=per_token,
+        IS_BYTES=weight.is_bytes,
+        IS_SHRUNK=grows(weight, dtype),
+        BLOCK_N=tiling.outputs,
+        BLOCK_K=tiling.columns,
+        SPLIT=tiling.groups,
+        STAGES=tiling.stages,
+        PDL=has_pdl(),
+        num_warps=per_token * tiling.groups,
+        launch_pdl=has_pdl(),
+    )
+    return out
+
+
+@triton.jit
+def _down_combine_kernel(
+    x_ptr,
+    ids_ptr,
+    shares_ptr,
+    weight_ptr,
+    scales_ptr,
+    out_ptr,
+    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    IS_BYTES: tl.constexpr,
+    IS_SHRUNK: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Sums [experts and their warps, outputs, 8]: a product takes no fewer rows, and but the first are zero."""
+    launch_dependents(PDL)
+    group = tl.arange(0, PER_TOKEN * SPLIT)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = (group % SPLIT)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    is_first = tl.arange(0, 8)[None, None, :] + k[:, :, None] * 0 == 0
+    wait_for_previous(PDL)
+    pair = tl.program_id(1) * PER_TOKEN + group // SPLIT
+    line = tl.load(ids_ptr + pair).to(tl.int64)[:, None] * OUTPUTS + n[None, :]
+    share = tl.load(shares_ptr + pair)
+    weights = weight_ptr + line[:, :, None] * COLUMNS + k[:, None, :]
+    rows = x_ptr + (pair.to(tl.int64)[:, None] * COLUMNS + k)[:, :, None] + tl.arange(0, 8)[None, None, :] * 0
+    acc = tl.zeros([PER_TOKEN * SPLIT, BLOCK_N, 8], tl.float32)
+    for start in tl.range(0, COLUMNS, SPLIT * BLOCK_K, num_stages=STAGES):
+        weight = tl.load(weights + start, eviction_policy="evict_first")
+        x = tl.load(rows + start, mask=is_first, other=0.0)
+        acc = tl.dot(widen_bytes(weight, x.dtype), x, acc)
+    made = tl.sum(acc, axis=2)  # [groups, outputs]
+    if IS_BYTES:
+        made *= tl.load(scales_ptr + line)
+    if IS_SHRUNK:
+        made *= 1 / SHRINK
+    total = tl.sum(made * share[:, None], axis=0)
+    tl.store(out_ptr + tl.program_id(1) * OUTPUTS + n, total.to(out_ptr.dtype.element_ty))

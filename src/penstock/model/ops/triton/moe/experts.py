@@ -1,0 +1,220 @@
+"""The experts of a layer on a GPU, in any format: how they are stacked, and which kernel multiplies how many rows.
+
+A step is three launches, or four: gate_up with SwiGLU, down, and the sum of each token's experts; rows of more than a
+few tokens are put together by their experts first. Nothing is read on the host, so a CUDA graph may hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.core.errors import ModelCorrupt
+from penstock.model.ops.triton.common.device import capability
+from penstock.model.ops.triton.common.rowwise import silu_mul
+from penstock.model.ops.triton.linear import w4a16_tiles
+from penstock.model.ops.triton.linear.int4_pack import can_pack, narrowed, pack
+from penstock.model.ops.triton.linear.w4a16_gemm import ManyTiling
+from penstock.model.ops.triton.moe import grouped_gemm, w4a16_experts
+from penstock.model.ops.triton.moe.down_combine import can_sum, down_combine
+from penstock.model.ops.triton.moe.grouped_gemm import Stack, Tiling
+from penstock.model.ops.triton.moe.routing import FEW, Blocks, blocks_of, combine, reordered
+from penstock.model.ops.triton.moe.w4a16_experts import TILE, PackedStack
+from penstock.model.quantized import Weight, plain
+from penstock.model.quantized.fp8 import Fp8Weight
+from penstock.model.quantized.grouped import GroupedWeight
+from penstock.model.quantized.int8 import Int8Weight
+
+Pairs = Iterable[tuple[Weight, Weight]]  # gate_up and down of each
+
+
+ALONE = 4  # times as many experts as pairs: then each token sums up its own
+LONG = 4096  # columns: more are shared by more warps
+MANY = 256  # rows an expert: of long ones torch's product of groups is faster then, though rows are gathered for it
+
+
+@dataclass(frozen=True)
+class GroupedExperts:
+    gate_up: Stack | PackedStack
+    down: Stack | PackedStack
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        dtype, (count, mean) = x.dtype, self._load(ids)
+        blocks = blocks_of(ids, count, self._rows(ids.shape[0], mean, dtype))
+        if mean >= MANY and _torch_groups(self.gate_up, self.down):
+            return combine(self._by_torch(x, blocks), weights)
+        sums = self._sums(ids, dtype)
+        meets_bytes = isinstance(self.gate_up, Stack) and _is_bytes(self.down) and blocks.rows <= FEW
+        shrinks = meets_bytes and dtype is torch.bfloat16
+        gated = multiply(x, self.gate_up, blocks, swiglu=True, dtype=dtype, shrinks=shrinks)
+        if sums is not None:
+            assert isinstance(self.down, Stack)
+            return down_combine(gated, self.down, ids, weights, sums, dtype=dtype)
+        return combine(multiply(gated, self.down, blocks, swiglu=False, dtype=dtype), weights)
+
+    def _load(self, ids: Tensor) -> tuple[int, float]:
+        """How many experts there are, and rows for each."""
+        count = self.down.values.shape[0]
+        return count, ids.numel() / count
+
+    def _sums(self, ids: Tensor, dtype: torch.dtype) -> Tiling | None:
+        """If so few experts are named twice that reading them twice is the lesser evil: how a token sums up its own."""
+        (tokens, per_token), (count, _) = ids.shape, self._load(ids)
+        if isinstance(self.down, PackedStack) or dtype is torch.float32 or (tokens > 1 and ids.numel() * ALONE > count):
+            return None
+        tiling = summing_tiling(self.down, per_token)
+        return tiling if can_sum(self.down, per_token, tiling) else None
+
+    def _rows(self, tokens: int, mean: float, dtype: torch.dtype) -> int:
+        """Of a block: as many as most experts have, so that few read their weights twice."""
+        if dtype is torch.float32:
+            return 16 if tokens <= FEW or mean <= 16 else 64
+        if tokens <= 8 or (mean <= 4 and not _is_plain(self.gate_up)):  # rows that are not there are widened for too
+            return 8
+        if tokens <= FEW or any(isinstance(each, PackedStack) and not each.fits_gemm for each in self._both):
+            return FEW
+        return next((rows for rows, most in ((16, 10), (32, 24), (64, 56)) if mean <= most), 128)
+
+    @property
+    def _both(self) -> tuple[Stack | PackedStack, Stack | PackedStack]:
+        return self.gate_up, self.down
+
+    def _by_torch(self, x: Tensor, blocks: Blocks) -> Tensor:
+        """A row for every pair."""
+        assert blocks.order is not None
+        rows = x.index_select(0, blocks.order // blocks.ids.shape[1])
+        halves = F.grouped_mm(rows, self.gate_up.values.transpose(1, 2), offs=blocks.ends)
+        found = F.grouped_mm(silu_mul(halves), self.down.values.transpose(1, 2), offs=blocks.ends)
+        return torch.empty_like(found).index_copy_(0, blocks.order.long(), found)
+
+
+def _is_plain(weight: Stack | PackedStack) -> bool:
+    return isinstance(weight, Stack) and not weight.is_bytes
+
+
+def _is_bytes(weight: Stack | PackedStack) -> bool:
+    return isinstance(weight, Stack) and weight.is_bytes
+
+
+def _torch_groups(gate_up: Stack | PackedStack, down: Stack | PackedStack) -> bool:
+    """Whether torch has a kernel for it; where it has none, it asks the device whose rows are whose, and waits."""
+    weights = gate_up.values, down.values
+    return (
+        all(values.dtype is torch.bfloat16 for values in weights)
+        and all(size % 8 == 0 for values in weights for size in values.shape[1:])  # rows begin at 16 bytes
+        and down.values.shape[2] > LONG
+        and capability(down.values.device) >= (9, 0)
+    )
+
+
+def multiply(
+    x: Tensor, weight: Stack | PackedStack, blocks: Blocks, *, swiglu: bool, dtype: torch.dtype, shrinks: bool = False
+) -> Tensor:
+    if isinstance(weight, Stack):
+        tiling = tiling_of(weight, blocks.rows, swiglu)
+        return grouped_gemm.product(x, weight, blocks, tiling, swiglu=swiglu, dtype=dtype, shrinks=shrinks)
+    assert not shrinks
+    if weight.order is not None:
+        x = reordered(x, weight.order, blocks)
+    if blocks.rows <= FEW:
+        return w4a16_experts.few_rows(x, weight, blocks, words_tiling(weight), swiglu=swiglu)
+    return w4a16_experts.many_rows(x, weight, blocks, many_words_tiling(weight, blocks.rows), swiglu=swiglu)
+
+
+def tiling_of(weight: Stack, rows: int, swiglu: bool) -> Tiling:
+    """The fastest on an H200 of those that `tools.gpu_ops sweep-experts` tries, of Mixtral's and Qwen3-30B-A3B's."""
+    columns = weight.values.shape[2]
+    if weight.values.element_size() == 4:
+        return Tiling(64, 32, 1, 4, 2)
+    if rows <= FEW and weight.is_bytes:
+        return _fitted(Tiling(32, 128 if columns <= LONG else 256, 4, 4, 4), columns)
+    if rows <= FEW:
+        return _fitted(Tiling(32, 128, 2, 2, 4) if columns <= LONG else Tiling(32, 128, 4, 4, 3), columns)
+    long = 128 if weight.is_bytes else 64
+    if rows <= 64:
+        return Tiling(128, long, 1, 4, 4)
+    return Tiling(256, long, 1, 8, 3 if weight.is_bytes or columns > LONG else 4)
+
+
+def summing_tiling(weight: Stack, per_token: int) -> Tiling:
+    split = max(8 // per_token, 1)
+    columns = weight.values.shape[2]
+    return _fitted(Tiling(16, 256 if weight.is_bytes else 128, split, per_token * split, 4), columns)
+
+
+def _fitted(tiling: Tiling, columns: int) -> Tiling:
+    """Turns that the columns are a multiple of, if there are any that are not too short."""
+    groups, width = tiling.groups, tiling.columns
+    while columns % (groups * width) and (groups > 2 or width > 32):
+        groups, width = (groups // 2, width) if groups > 2 else (groups, width // 2)
+    if columns % (groups * width):
+        return tiling
+    return tiling._replace(columns=width, groups=groups, warps=tiling.warps * groups // tiling.groups)
+
+
+def words_tiling(weight: PackedStack) -> w4a16_tiles.Tiling:
+    """All of a program's chunks are one straight run of instructions: not more than eight turns."""
+    chunks = weight.values.shape[2]
+    warps = next(warps for warps in (4, 8, 16, 32) if chunks <= 8 * 2 * warps or warps == 32)
+    return w4a16_tiles.Tiling(2 * TILE, warps, 2 * warps)
+
+
+def many_words_tiling(weight: PackedStack, rows: int) -> ManyTiling:
+    outputs = 64 if weight.outputs % 128 == 0 else 2 * TILE
+    return ManyTiling(rows, outputs, 4, 3)
+
+
+def stacked(
+    pairs: Pairs, count: int, dtype: torch.dtype, device: torch.device, keeps: tuple[type, ...]
+) -> GroupedExperts:
+    """`keeps`: the formats that the device multiplies as they are. Others are widened to `dtype`, and take more memory.
+    Experts come one by one, and each is packed and put in its place before the next."""
+    stacks: list[Stack | PackedStack] = []
+    for expert, pair in enumerate(pairs):
+        for side, weight in enumerate(pair):
+            one = _stack_of_one(weight, dtype, keeps)
+            if len(stacks) == side:
+                stacks.append(_mapped(one, lambda tensor: tensor.new_empty(count, *tensor.shape[1:], device=device)))
+            _put(one, stacks[side], expert)
+    gate_up, down = stacks
+    return GroupedExperts(gate_up, down)
+
+
+def _stack_of_one(weight: Weight, dtype: torch.dtype, keeps: tuple[type, ...]) -> Stack | PackedStack:
+    if isinstance(weight, GroupedWeight) and GroupedWeight in keeps and can_pack(weight):
+        words = pack(narrowed(weight))
+        offsets = None if words.offsets is None else words.offsets[None]
+        order = None if weight.order is None else weight.order[None].int()
+        return PackedStack(
+            words.values[None], words.scales[None], offsets, order, words.bits, words.outputs, words.columns
+        )
+    if isinstance(weight, Fp8Weight | Int8Weight) and type(weight) in keeps:
+        return Stack(weight.values[None], weight.scales[None].float())
+    return Stack(plain(weight).to(dtype)[None])
+
+
+def _mapped(stack: Stack | PackedStack, change: Callable[[Tensor], Tensor]) -> Stack | PackedStack:
+    changed: dict[str, Any] = {name: change(tensor) for name, tensor in _tensors(stack).items()}
+    return replace(stack, **changed)
+
+
+def _put(one: Stack | PackedStack, stack: Stack | PackedStack, expert: int) -> None:
+    if _format(one) != _format(stack):
+        raise ModelCorrupt(f"expert {expert} of a layer is not in the format of the first")
+    places = _tensors(stack)
+    for name, tensor in _tensors(one).items():
+        places[name][expert] = tensor[0]
+
+
+def _format(stack: Stack | PackedStack) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape[1:], tensor.dtype) for name, tensor in _tensors(stack).items()}
+
+
+def _tensors(stack: Stack | PackedStack) -> dict[str, Tensor]:
+    found = {field.name: getattr(stack, field.name) for field in fields(stack)}
+    return {name: each for name, each in found.items() if isinstance(each, Tensor)}
