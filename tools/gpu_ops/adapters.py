@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.lora.shrink_expand import (
     UNIT,
-    FewTiling,
-    ManyTiling,
     Pairs,
+    Tilings,
     add_few,
     add_many,
     entries_of,
     expand_few,
-    few_tiling,
-    many_tiling,
+    few_tilings,
+    many_tilings,
     shrink_few,
 )
 
@@ -59,30 +60,30 @@ class Sites:
         """Of a layer's adapters."""
         return self.num_slots * self.rank * (self.inputs * len(self.outputs) + sum(self.outputs)) * DTYPE.itemsize
 
-    def few_us(self, tiling: FewTiling | None = None) -> float:
+    def few_us(self, tilings: Tilings | None = None) -> float:
         x, y, slots = self.rows(self.num_slots)
         entries = entries_of(self.table, slots)
-        return graph_us(lambda: [add_few(x[i], y[i], entries, self.pairs[i], tiling) for i in range(LAYERS)], LAYERS)
+        return graph_us(lambda: [add_few(x[i], y[i], entries, self.pairs[i], tilings) for i in range(LAYERS)], LAYERS)
 
     def few_rate(self) -> str:
         return bandwidth(self.num_bytes, self.few_us())
 
-    def shrink_rate(self, tiling: FewTiling) -> str:
+    def shrink_rate(self, tiling: Tiling) -> str:
         x, _, slots = self.rows(self.num_slots)
         entries = entries_of(self.table, slots)
         us = graph_us(lambda: [shrink_few(x[i], entries, self.pairs[i], tiling) for i in range(LAYERS)], LAYERS)
         return bandwidth(self.num_slots * self.rank * self.inputs * len(self.outputs) * DTYPE.itemsize, us)
 
-    def expand_rate(self, tiling: FewTiling) -> str:
+    def expand_rate(self, tiling: Tiling) -> str:
         x, y, slots = self.rows(self.num_slots)
         entries = entries_of(self.table, slots)
-        hidden = shrink_few(x[0], entries, self.pairs[0], tiling)
+        hidden = shrink_few(x[0], entries, self.pairs[0], few_tilings(self.num_slots).shrink)
         us = graph_us(lambda: [expand_few(hidden, y[i], entries, self.pairs[i], tiling) for i in range(LAYERS)], LAYERS)
         return bandwidth(self.num_slots * self.rank * sum(self.outputs) * DTYPE.itemsize, us)
 
-    def many_rate(self, count: int, tiling: ManyTiling) -> str:
+    def many_rate(self, count: int, tilings: Tilings) -> str:
         x, y, slots = self.rows(count)
-        us = graph_us(lambda: [add_many(x[i], y[i], slots, self.pairs[i], tiling) for i in range(LAYERS)], LAYERS)
+        us = graph_us(lambda: [add_many(x[i], y[i], slots, self.pairs[i], tilings) for i in range(LAYERS)], LAYERS)
         return throughput(2 * count * self.rank * (self.inputs * len(self.outputs) + sum(self.outputs)), us)
 
 
@@ -95,7 +96,7 @@ def adapters() -> None:
             print(f"adapters 8B {name:7} {rows:3} rows of as many: {tried(Sites(name, rows).few_rate)}")
     for count, slots in ((512, 1), (8192, 4)):
         for name in NAMES:
-            rate = tried(Sites(name, slots).many_rate, count, many_tiling(DTYPE))
+            rate = tried(Sites(name, slots).many_rate, count, many_tilings(DTYPE))
             print(f"adapters 8B {name:7} {count} rows of {slots}: {rate}")
 
 
@@ -103,10 +104,10 @@ def sweep_adapters() -> None:
     for name in ("qkv", "gate_up", "down"):
         sites, small = Sites(name, 50), Sites(name, 1)
         for inputs, warps in ((256, 2), (512, 2), (512, 4), (1024, 4), (1024, 8), (2048, 8)):
-            tiling = few_tiling(50)._replace(inputs=inputs, shrink_warps=warps)
+            tiling = replace(few_tilings(50).shrink, block_k=inputs, num_warps=warps)
             figures = "  ".join(tried(each.shrink_rate, tiling) for each in (sites, small))
             print(f"shrink {name:7} {inputs:5} {warps} warps, 50 and 1: {figures}")
         for outputs, warps in ((256, 1), (512, 2), (512, 4), (1024, 4), (1024, 8), (2048, 8)):
-            tiling = few_tiling(50)._replace(outputs=outputs, expand_warps=warps)
+            tiling = replace(few_tilings(50).expand, block_n=outputs, num_warps=warps)
             figures = "  ".join(tried(each.expand_rate, tiling) for each in (sites, small))
             print(f"expand {name:7} {outputs:5} {warps} warps, 50 and 1: {figures}")

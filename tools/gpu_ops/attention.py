@@ -16,6 +16,7 @@ from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Rope
 from penstock.model.ops.triton import TritonOps
 from penstock.model.ops.triton.attention import decode, decode_plan, prefill
 from penstock.model.ops.triton.attention.shared_prefix import pieces_wanted, sequences_per_tile
+from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.runner.sharing import Room, SharedViews, find_groups, write_shared
 
 from .timing import DTYPE, FP8, MODELS, TIMED, bandwidth, each_us, graph_us, randn, throughput, tried
@@ -168,12 +169,12 @@ def sweep_decode() -> None:
         for block_size, keys in ((16, 16), (32, 32), (64, 32), (64, 64)):
             cases = [Case(model, DECODES["1 x 400"], block_size), Case(model, DECODES["256 x 640"], block_size, 4)]
             for warps, stages in ((4, 2), (4, 3), (4, 4), (8, 3)):
-                tiling = decode.Tiling(keys, warps, stages)
+                tiling = Tiling(block_n=keys, num_warps=warps, num_stages=stages)
                 rates = "  ".join(tried(decode_rate, case, tiling) for case in cases)
                 print(f"{model} block {block_size:3} {tiling} {rates}")
 
 
-def decode_rate(case: Case, tiling: decode.Tiling) -> str:
+def decode_rate(case: Case, tiling: Tiling) -> str:
     out = randn(len(case.lengths), case.spec.num_heads * case.spec.head_dim)
 
     def run() -> None:
@@ -209,11 +210,12 @@ def sweep_prefill() -> None:
     ]
     for model in TIMED:
         cases = [Case(model, PREFILLS[name], 128, 4) for name in ("2 x 4096", "16 x 512", "64 x 128 on 2048")]
-        for tiling in (prefill.Tiling(*each) for each in numbers):
+        for rows, keys, warps, stages in numbers:
+            tiling = Tiling(block_m=rows, block_n=keys, num_warps=warps, num_stages=stages)
             print(f"{model} {tiling} {'  '.join(tried(prefill_rate, case, tiling) for case in cases)}")
 
 
-def prefill_rate(case: Case, tiling: prefill.Tiling) -> str:
+def prefill_rate(case: Case, tiling: Tiling) -> str:
     out = randn(case.batch.num_tokens, case.spec.num_heads * case.spec.head_dim)
     us = each_us(lambda i: prefill.attend_chunks(*case.layer(i), out, tiling), case.layers)
     return throughput(case.flops, us)

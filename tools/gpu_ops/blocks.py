@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.model.ops import Linear
+from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.linear import q6k, w4a16_linear
 from penstock.model.ops.triton.linear.w4a16_tiles import MAX_ROWS
 from penstock.model.quantized.grouped import Bits, GroupedWeight, packed
@@ -62,7 +63,8 @@ def blocks() -> None:
 def sweep_q6k() -> None:
     """Tilings of a few rows with groups of 16."""
     chain = Blocks("8B", "Q6_K")
-    for numbers in ((1, 8, 16), (2, 8, 16), (2, 4, 8), (1, 16, 32), (1, 4, 8)):
-        with patch.object(q6k, "TILING", q6k.Tiling(*numbers)):
+    for outputs, warps, split in ((16, 8, 16), (32, 8, 16), (32, 4, 8), (16, 16, 32), (16, 4, 8)):
+        tiling = Tiling(block_n=outputs, split_k=split, num_warps=warps)
+        with patch.object(q6k, "TILING", tiling):
             for rows in (1, 8, 16):
-                print(f"{chain.name} {rows} rows {numbers}: {tried(chain.rate, rows)}")
+                print(f"{chain.name} {rows} rows {tiling}: {tried(chain.rate, rows)}")

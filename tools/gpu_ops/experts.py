@@ -12,11 +12,10 @@ from torch import Tensor
 from penstock.model.ops import Norm, Stream
 from penstock.model.ops.experts import route
 from penstock.model.ops.triton import TritonOps
-from penstock.model.ops.triton.linear import w4a16_tiles
-from penstock.model.ops.triton.linear.w4a16_gemm import ManyTiling
+from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.moe import experts, routing
 from penstock.model.ops.triton.moe.experts import GroupedExperts
-from penstock.model.ops.triton.moe.grouped_gemm import Stack, Tiling
+from penstock.model.ops.triton.moe.grouped_gemm import Stack
 from penstock.model.quantized import Weight
 from penstock.model.sparse import SparseMLP
 from penstock.quant import Quant, to_quant
@@ -114,17 +113,17 @@ class Case(NamedTuple):
     is_up: bool
     tokens: int
     block: int  # rows
-    tiling: Tiling | w4a16_tiles.Tiling | ManyTiling
+    tiling: Tiling
 
     def __str__(self) -> str:
         side = "gate_up" if self.is_up else "down"
-        sizes = f"{self.tokens:4} tokens, {self.block:3} a block, {tuple(self.tiling)}"
+        sizes = f"{self.tokens:4} tokens, {self.block:3} a block, {self.tiling}"
         return f"{self.mixture:9} {self.quant:5} {side:7} {sizes}"
 
 
 FEW = [
-    Tiling(*each)
-    for each in (
+    Tiling(block_n=outputs, block_k=columns, split_k=split, num_warps=warps, num_stages=stages)
+    for outputs, columns, split, warps, stages in (
         (16, 256, 2, 2, 4),
         (16, 128, 4, 4, 4),
         (32, 128, 2, 2, 4),
@@ -137,8 +136,8 @@ FEW = [
     )
 ]
 FEW_BYTES = [
-    Tiling(*each)
-    for each in (
+    Tiling(block_n=outputs, block_k=columns, split_k=split, num_warps=warps, num_stages=stages)
+    for outputs, columns, split, warps, stages in (
         (32, 256, 4, 4, 4),
         (32, 256, 2, 2, 4),
         (32, 128, 4, 4, 4),
@@ -148,8 +147,8 @@ FEW_BYTES = [
     )
 ]
 MANY = [
-    Tiling(*each)
-    for each in (
+    Tiling(block_n=outputs, block_k=columns, split_k=split, num_warps=warps, num_stages=stages)
+    for outputs, columns, split, warps, stages in (
         (128, 64, 1, 4, 4),
         (128, 64, 1, 8, 4),
         (64, 128, 1, 4, 4),
@@ -167,7 +166,7 @@ def cases() -> Iterator[Case]:
             columns = mixture.hidden if is_up else mixture.ffn
             for quant, tilings in few:
                 for tokens, block in ((1, 8), (16, 16)):
-                    found = [each for each in tilings if columns % (each.columns * each.groups) == 0]
+                    found = [each for each in tilings if columns % (each.block_k * each.split_k) == 0]
                     yield from (Case(name, quant, is_up, tokens, block, each) for each in found)
             for tokens, blocks in ((256, (16, 32, 64)), (2048, (64, 128))):
                 for block in blocks:

@@ -13,6 +13,7 @@ from penstock.model.ops import Linear, Norm, Scaled, Stream
 from penstock.model.ops.triton import TritonOps
 from penstock.model.ops.triton.common import rowwise
 from penstock.model.ops.triton.common.argmax import argmax
+from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.linear import gemv, w4a16_gemv
 from penstock.quant import Quant, to_quant
 
@@ -119,17 +120,18 @@ def sweep_gemv() -> None:
     for name in TIMED:
         for quant in ("none", "fp8"):
             chain = Chain(name, quant)
-            for tiling in (gemv.Tiling(*each) for each in numbers):
+            for outputs, warps, columns, stages in numbers:
+                tiling = Tiling(block_n=outputs, block_k=columns, split_k=warps, num_warps=warps, num_stages=stages)
                 with patch.object(gemv, "_tiling", lambda *_, tiling=tiling: tiling):
                     print(f"{chain.name:7} 8 rows {tiling}: {tried(chain.rate, 8)}")
 
 
 def sweep_w4a16() -> None:
     """Tilings of a few rows with 4-bit integers, all linears of a model."""
-    for numbers in ((4, 8, 3), (2, 8, 3), (2, 8, 4), (2, 16, 3), (2, 16, 4), (4, 16, 3)):
+    for outputs, warps, stages in ((64, 8, 3), (32, 8, 3), (32, 8, 4), (32, 16, 3), (32, 16, 4), (64, 16, 3)):
         chain = Chain("8B", "int4")
-        tiling = w4a16_gemv.LaneTiling(*numbers)
-        with patch.object(w4a16_gemv, "lane_tiling", lambda *_, tiling=tiling: tiling):
+        tiling = Tiling(block_n=outputs, num_warps=warps, num_stages=stages)
+        with patch.object(w4a16_gemv, "tiling_of", lambda *_, tiling=tiling: tiling):
             for rows in (1, 8, 16):
                 print(f"{chain.name:7} {rows} rows {tiling}: {tried(chain.rate, rows)}")
 

@@ -14,9 +14,10 @@ from penstock.model.ops.triton import TritonKV, TritonOps
 from penstock.model.ops.triton.attention.kv_copy import as_words, gather_blocks, scatter_blocks
 from penstock.model.ops.triton.common.argmax import argmax
 from penstock.model.ops.triton.common.device import capability
+from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.linear.gemv import Epilogue
 from penstock.model.ops.triton.linear.int4_pack import pack
-from penstock.model.ops.triton.linear.w4a16_tiles import Tiling, few_rows
+from penstock.model.ops.triton.linear.w4a16_tiles import few_rows
 from penstock.model.ops.triton.lora.slots import TritonSlots
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.weights import Site
@@ -72,7 +73,7 @@ def as_tiles() -> None:
     """What only the interpreter launches where a GPU has instructions of its own."""
     words = pack(grouped(torch.randn(64, 256), 4, 64, has_zeros=True))
     x, out = torch.zeros(3, 256, dtype=HALF), torch.zeros(3, 64, dtype=HALF)
-    few_rows(x, words, Epilogue.NONE, out, Tiling(32, 4, 8))
+    few_rows(x, words, Epilogue.NONE, out, Tiling(block_n=32, split_k=8, num_warps=4))
 
 
 def attention(heads: Heads, dtype: torch.dtype, block_size: int, kv_dtype: torch.dtype | None = None) -> None:

@@ -8,8 +8,6 @@ as well as many short ones. Whichever program finishes last of a sequence's chun
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -30,19 +28,13 @@ from penstock.model.ops.triton.attention.online_softmax import (
 from penstock.model.ops.triton.attention.prefill import keys_per_tile
 from penstock.model.ops.triton.attention.rope import Rotation, Shape, as_stored, load_rotated
 from penstock.model.ops.triton.common.pdl import has_pdl, wait_for_previous
+from penstock.model.ops.triton.common.tiling import Tiling
 
 
-@dataclass(frozen=True)
-class Tiling:
-    keys: int  # of one turn of a program's loop; a block is a multiple of it
-    num_warps: int
-    num_stages: int
-
-    @classmethod
-    def of(cls, dtype: torch.dtype, head_dim: int, block_size: int) -> Tiling:
-        if dtype is torch.float32:
-            return cls(keys_per_tile(block_size, 16), 4, 2)
-        return cls(keys_per_tile(block_size, 64 if head_dim <= 128 else 32), 4, 3)
+def tiling_of(dtype: torch.dtype, head_dim: int, block_size: int) -> Tiling:
+    if dtype is torch.float32:
+        return Tiling(block_n=keys_per_tile(block_size, 16), num_warps=4, num_stages=2)
+    return Tiling(block_n=keys_per_tile(block_size, 64 if head_dim <= 128 else 32), num_warps=4, num_stages=3)
 
 
 def attend_decodes(
@@ -60,7 +52,7 @@ def attend_decodes(
     """`shared` is what `attend_shared` found in the prefixes that `batch.shared` tells of."""
     assert (shared is None) == (batch.shared is None)
     assert shared is None or spec.window is None, "a window may begin after a prefix"
-    tiling = tiling or Tiling.of(qkv.dtype, spec.head_dim, kv.block_size)
+    tiling = tiling or tiling_of(qkv.dtype, spec.head_dim, kv.block_size)
     shape = Shape.of(spec, kv, qkv.dtype)
     num_chunks = plan.chunks.shape[0]
     _attend_decodes_kernel[(spec.num_kv_heads, num_chunks)](
@@ -86,7 +78,7 @@ def attend_decodes(
         PDL=shared is not None and has_pdl(),  # with `attend_shared`; to start before the linears end costs more
         BLOCK_G=triton.next_power_of_2(shape.group),
         BLOCK_M=max(triton.next_power_of_2(shape.group + 1), 16),  # the least that a matrix product takes
-        BLOCK_N=tiling.keys,
+        BLOCK_N=tiling.block_n,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
         launch_pdl=shared is not None and has_pdl(),

@@ -9,8 +9,6 @@ and comes through the tensor memory accelerator. Softmax is the online one of Fl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -22,21 +20,15 @@ from penstock.model.ops import AttentionSpec, LayerKV, Rope
 from penstock.model.ops.triton.attention.kv_store import locate
 from penstock.model.ops.triton.attention.online_softmax import LOG2_E, capped, nothing_yet
 from penstock.model.ops.triton.attention.rope import BATCH_NUMBERS, BATCH_POINTERS, Rotation, Shape, load_rotated
+from penstock.model.ops.triton.common.tiling import Tiling
 
 
-@dataclass(frozen=True)
-class Tiling:
-    rows: int  # queries times heads of one program
-    keys: int  # of one turn of its loop; a block is a multiple of it
-    num_warps: int
-    num_stages: int
-
-    @classmethod
-    def of(cls, dtype: torch.dtype, head_dim: int, block_size: int) -> Tiling:
-        if dtype is torch.float32:
-            return cls(32, keys_per_tile(block_size, 16), 4, 1)  # exact products: no tensor cores, and twice the bytes
-        # Two programs or more share a processor: one's softmax overlaps another's products.
-        return cls(64, keys_per_tile(block_size, 64 if head_dim <= 128 else 32), 4, 2 if head_dim <= 64 else 3)
+def tiling_of(dtype: torch.dtype, head_dim: int, block_size: int) -> Tiling:
+    if dtype is torch.float32:  # exact products: no tensor cores, and twice the bytes
+        return Tiling(block_m=32, block_n=keys_per_tile(block_size, 16), num_warps=4, num_stages=1)
+    # Two programs or more share a processor: one's softmax overlaps another's products.
+    keys, stages = keys_per_tile(block_size, 64 if head_dim <= 128 else 32), 2 if head_dim <= 64 else 3
+    return Tiling(block_m=64, block_n=keys, num_warps=4, num_stages=stages)
 
 
 def keys_per_tile(block_size: int, most: int) -> int:
@@ -53,17 +45,17 @@ def attend_chunks(
     out: Tensor,
     tiling: Tiling | None = None,
 ) -> None:
-    tiling = tiling or Tiling.of(qkv.dtype, spec.head_dim, kv.block_size)
+    tiling = tiling or tiling_of(qkv.dtype, spec.head_dim, kv.block_size)
     shape = Shape.of(spec, kv, qkv.dtype)
-    rows = max(tiling.rows, triton.next_power_of_2(shape.group))
+    rows = max(tiling.block_m, triton.next_power_of_2(shape.group))
     queries = rows // shape.group
     # The longest contexts start first: programs are started from the last tile down, all its heads together.
     grid = (spec.num_kv_heads, batch.num_tokens // queries + batch.num_sequences)
     _attend_chunks_kernel[grid](
         qkv,
         out,
-        tiles_of(kv.keys, tiling.keys, shape),
-        tiles_of(kv.values, tiling.keys, shape),
+        tiles_of(kv.keys, tiling.block_n, shape),
+        tiles_of(kv.values, tiling.block_n, shape),
         Rotation.of(spec, rope),
         batch.query_starts,
         batch.context_lens,
@@ -75,7 +67,7 @@ def attend_chunks(
         SHAPE=shape,
         QUERIES=queries,
         BLOCK_M=rows,
-        BLOCK_N=tiling.keys,
+        BLOCK_N=tiling.block_n,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )

@@ -18,10 +18,11 @@ from torch import Tensor
 from penstock.model.batch import Batch
 from penstock.model.ops import AttentionSpec, LayerKV, Rope
 from penstock.model.ops.triton.attention.online_softmax import LOG2_E, Partials, nothing_yet, store_partial
-from penstock.model.ops.triton.attention.prefill import Tiling, attend_tiles, tiles_of
+from penstock.model.ops.triton.attention.prefill import attend_tiles, tiles_of, tiling_of
 from penstock.model.ops.triton.attention.rope import BATCH_POINTERS, Rotation, Shape, load_rotated
 from penstock.model.ops.triton.common.device import num_processors
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents
+from penstock.model.ops.triton.common.tiling import Tiling
 
 _ROWS = 64  # of a tile; a prefix is read once for each
 _PROGRAMS_PER_PROCESSOR = 2  # one's softmax overlaps another's products
@@ -38,8 +39,8 @@ def pieces_wanted(num_kv_heads: int, device: torch.device) -> int:
 
 def _tiling(dtype: torch.dtype, head_dim: int, block_size: int) -> Tiling:
     """Prefill's, which has fewer rows where products are exact and registers short: here more threads have to do."""
-    tiling = Tiling.of(dtype, head_dim, block_size)
-    return replace(tiling, rows=_ROWS, num_warps=tiling.num_warps * _ROWS // tiling.rows)
+    tiling = tiling_of(dtype, head_dim, block_size)
+    return replace(tiling, block_m=_ROWS, num_warps=tiling.num_warps * _ROWS // tiling.block_m)
 
 
 def attend_shared(
@@ -55,8 +56,8 @@ def attend_shared(
     _attend_shared_kernel[(spec.num_kv_heads, num_pieces)](
         qkv,
         out,
-        tiles_of(kv.keys, tiling.keys, shape),
-        tiles_of(kv.values, tiling.keys, shape),
+        tiles_of(kv.keys, tiling.block_n, shape),
+        tiles_of(kv.values, tiling.block_n, shape),
         Rotation.of(spec, rope),
         partials,
         batch.query_starts,
@@ -70,7 +71,7 @@ def attend_shared(
         SEQUENCES=sequences,
         PDL=has_pdl(),
         BLOCK_M=max(triton.next_power_of_2(sequences * shape.group), 16),
-        BLOCK_N=tiling.keys,
+        BLOCK_N=tiling.block_n,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )

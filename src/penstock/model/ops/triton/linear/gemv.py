@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
 
 import torch
 import triton
@@ -21,6 +20,7 @@ from torch import Tensor
 from penstock.model.ops import Norm
 from penstock.model.ops.triton.common.device import num_processors
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
+from penstock.model.ops.triton.common.tiling import Tiling
 
 MAX_ROWS = 16
 # FP8 widens to float16 exactly, and fastest: rows that meet it become float16 too, and so much smaller that they can.
@@ -29,16 +29,7 @@ _MAX_BYTES = 32_768  # that a program holds of a weight's row
 _WIDE = 4096  # more inputs and outputs than that
 
 
-class Tiling(NamedTuple):
-    """What one program takes of a product of several rows."""
-
-    outputs: int
-    groups: int  # warps, which take turns at the columns
-    columns: int  # that a warp multiplies at a time
-    stages: int  # how many turns ahead weights are read
-
-
-TILING = Tiling(16, 2, 256, 4)
+TILING = Tiling(block_n=16, block_k=256, split_k=2, num_warps=2, num_stages=4)
 FP8_OUTPUTS = 32
 
 
@@ -67,7 +58,7 @@ def fits(num_rows: int, weight: Tensor) -> bool:
 
 def _divides(tiling: Tiling, weight: Tensor) -> bool:
     outputs, columns = weight.shape
-    return outputs % tiling.outputs == 0 and columns % (tiling.groups * tiling.columns) == 0
+    return outputs % tiling.block_n == 0 and columns % (tiling.split_k * tiling.block_k) == 0
 
 
 def _tiling(num_rows: int, weight: Tensor) -> Tiling:
@@ -77,12 +68,12 @@ def _tiling(num_rows: int, weight: Tensor) -> Tiling:
 def _fp8_tiling(num_rows: int, num_programs: int) -> Tiling:
     """The more programs share a processor, the less each can read ahead."""
     if num_rows > 8:  # which take as much of the shared memory as the weights
-        return Tiling(FP8_OUTPUTS, 2, 256, 4)
+        return Tiling(block_n=FP8_OUTPUTS, block_k=256, split_k=2, num_warps=2, num_stages=4)
     if num_programs <= num_processors():
-        return Tiling(FP8_OUTPUTS, 4, 128, 6)
+        return Tiling(block_n=FP8_OUTPUTS, block_k=128, split_k=4, num_warps=4, num_stages=6)
     if num_programs <= 2 * num_processors():
-        return Tiling(FP8_OUTPUTS, 2, 256, 5)
-    return Tiling(FP8_OUTPUTS, 4, 128, 4)
+        return Tiling(block_n=FP8_OUTPUTS, block_k=256, split_k=2, num_warps=2, num_stages=5)
+    return Tiling(block_n=FP8_OUTPUTS, block_k=128, split_k=4, num_warps=4, num_stages=4)
 
 
 def can_norm(num_rows: int, weight: Tensor) -> bool:
@@ -151,7 +142,7 @@ def _few_rows(x: Tensor, weight: Weight, norm: Norm | None, epilogue: Epilogue, 
     assert norm is None
     outputs, columns = out.shape[1], weight.values.shape[1]
     tiling = _tiling(x.shape[0], weight.values)
-    per_program = tiling.outputs // (2 if epilogue is Epilogue.SWIGLU else 1)
+    per_program = tiling.block_n // (2 if epilogue is Epilogue.SWIGLU else 1)
     _skinny_gemm_kernel[(outputs // per_program,)](
         x,
         weight.values,
@@ -166,11 +157,11 @@ def _few_rows(x: Tensor, weight: Weight, norm: Norm | None, epilogue: Epilogue, 
         EPILOGUE=int(epilogue),
         BLOCK_M=8 if x.shape[0] <= 8 else 16,
         BLOCK_N=per_program,
-        BLOCK_K=tiling.columns,
-        GROUPS=tiling.groups,
-        STAGES=tiling.stages,
+        BLOCK_K=tiling.block_k,
+        SPLIT_K=tiling.split_k,
+        STAGES=tiling.num_stages,
         PDL=has_pdl(),
-        num_warps=tiling.groups,
+        num_warps=tiling.num_warps,
         launch_pdl=has_pdl(),
     )
 
@@ -275,13 +266,13 @@ def _skinny_gemm_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    GROUPS: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Products [GROUPS, outputs, rows]: each warp sums columns of its own."""
+    """Products [SPLIT_K, outputs, rows]: each warp sums columns of its own."""
     launch_dependents(PDL)
-    group = tl.arange(0, GROUPS)[:, None, None]
+    group = tl.arange(0, SPLIT_K)[:, None, None]
     k = tl.arange(0, BLOCK_K)
     m = tl.arange(0, BLOCK_M)
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -290,10 +281,10 @@ def _skinny_gemm_kernel(
     rows = x_ptr + m[None, None, :] * COLUMNS + column
     is_row = (m < num_rows)[None, None, :] & (column >= 0)
     to_up = tl.cast(outputs, tl.int64) * COLUMNS
-    acc = tl.zeros([GROUPS, BLOCK_N, BLOCK_M], tl.float32)
-    acc_up = tl.zeros([GROUPS, BLOCK_N, BLOCK_M], tl.float32)
+    acc = tl.zeros([SPLIT_K, BLOCK_N, BLOCK_M], tl.float32)
+    acc_up = tl.zeros([SPLIT_K, BLOCK_N, BLOCK_M], tl.float32)
     wait_for_previous(PDL)
-    for start in tl.range(0, COLUMNS, GROUPS * BLOCK_K, num_stages=STAGES):
+    for start in tl.range(0, COLUMNS, SPLIT_K * BLOCK_K, num_stages=STAGES):
         weight = tl.load(weights + start, eviction_policy="evict_first")
         x = tl.load(rows + start, mask=is_row, other=0.0)
         if SCALED:

@@ -9,7 +9,6 @@ is taken twice, each time with the columns of the other group at zero. Reading w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from penstock.model.ops.triton.common.device import has_ptx
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
+from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.linear.gemv import SHRINK, Epilogue, store_with_epilogue
 from penstock.model.ops.triton.linear.int4_pack import (
     COLUMNS,
@@ -36,15 +36,7 @@ from penstock.model.quantized.grouped import GroupedWeight
 GROUP = 16
 
 
-class Tiling(NamedTuple):
-    """What one program takes of a product."""
-
-    tiles: int  # of 16 outputs; with SwiGLU, of 16 gates and 16 others
-    warps: int  # which take turns at the chunks
-    chunks: int  # of a turn of all warps
-
-
-TILING = Tiling(1, 8, 16)
+TILING = Tiling(block_n=16, split_k=16, num_warps=8, num_stages=1)  # with SwiGLU as many gates and as many others
 
 
 def can_be_q6k(weight: GroupedWeight) -> bool:
@@ -62,7 +54,7 @@ class Q6KLinear(W4A16Linear):
 def few_rows(x: Tensor, weight: PackedWeight, epilogue: Epilogue, out: Tensor, tiling: Tiling) -> None:
     """out [rows, out], or out with that added, from x [rows, in]."""
     outputs = out.shape[1]
-    _q6k_gemv_kernel[(triton.cdiv(outputs, 16 * tiling.tiles),)](
+    _q6k_gemv_kernel[(triton.cdiv(outputs, tiling.block_n),)](
         x,
         weight.values,
         weight.scales,
@@ -78,12 +70,12 @@ def few_rows(x: Tensor, weight: PackedWeight, epilogue: Epilogue, out: Tensor, t
         HAS_BIAS=weight.bias is not None,
         EPILOGUE=int(epilogue),
         BLOCK_M=triton.next_power_of_2(max(x.shape[0], 8)),
-        TILES=tiling.tiles,
-        TURN=tiling.chunks,
+        TILES=tiling.block_n // 16,
+        TURN=tiling.split_k,
         PTX=has_ptx(),
         PDL=has_pdl(),
-        num_warps=tiling.warps,
-        num_stages=1,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
         launch_pdl=has_pdl(),
     )
 

@@ -9,8 +9,6 @@ up an embedding's rows.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 import triton
@@ -19,6 +17,7 @@ from torch import Tensor
 
 from penstock.model.ops.triton.common.device import has_ptx
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
+from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.linear.gemv import SHRINK
 from penstock.model.ops.triton.linear.int4_pack import (
     OUTPUTS,
@@ -32,28 +31,19 @@ from penstock.model.ops.triton.linear.int4_pack import (
 )
 
 
-class ManyTiling(NamedTuple):
-    """What one program takes of a product of many rows."""
-
-    rows: int
-    outputs: int
-    warps: int
-    stages: int
-
-
 def fits_gemm(weight: PackedWeight) -> bool:
     """A chunk must lie within a group."""
     return weight.group_size == weight.columns or weight.group_size % (SPAN * 16 // weight.bits) == 0
 
 
-def many_rows(x: Tensor, weight: PackedWeight, tiling: ManyTiling) -> Tensor:
+def many_rows(x: Tensor, weight: PackedWeight, tiling: Tiling) -> Tensor:
     """x [rows, in] times the weight: [rows, out]"""
-    assert OUTPUTS % tiling.outputs == 0
+    assert OUTPUTS % tiling.block_n == 0
     num_rows, outputs = x.shape[0], weight.outputs
     out = x.new_empty(num_rows, outputs)
     if weight.bits == 8 and x.dtype is torch.bfloat16:
         x = (x * SHRINK.value).to(torch.float16)
-    grid = (triton.cdiv(num_rows, tiling.rows) * triton.cdiv(outputs, tiling.outputs),)
+    grid = (triton.cdiv(num_rows, tiling.block_m) * triton.cdiv(outputs, tiling.block_n),)
     _w4a16_gemm_kernel[grid](
         in_packed_order(x),
         weight.values,
@@ -71,11 +61,11 @@ def many_rows(x: Tensor, weight: PackedWeight, tiling: ManyTiling) -> Tensor:
         BITS=weight.bits,
         HAS_OFFSETS=weight.offsets is not None,
         HAS_BIAS=weight.bias is not None,
-        BLOCK_M=tiling.rows,
-        TILES=tiling.outputs // 16,
-        STAGES=tiling.stages,
+        BLOCK_M=tiling.block_m,
+        TILES=tiling.block_n // 16,
+        STAGES=tiling.num_stages,
         PTX=has_ptx(),
-        num_warps=tiling.warps,
+        num_warps=tiling.num_warps,
     )
     return out
 

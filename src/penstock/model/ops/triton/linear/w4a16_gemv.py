@@ -11,7 +11,6 @@ epilogue is part of it. A short product is on its way before the rows are there;
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -25,6 +24,7 @@ from penstock.model.ops.triton.common.mma_ptx import (
     widen,
 )
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
+from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.linear.gemv import SHRINK, Epilogue, store_with_epilogue
 from penstock.model.ops.triton.linear.int4_pack import PackedWeight
 
@@ -32,30 +32,23 @@ _MAX_TURNS = 32  # of a warp, which are one straight run of instructions
 _SHORT = 64  # chunks
 
 
-class LaneTiling(NamedTuple):
-    """What one program takes of a product."""
-
-    tiles: int  # of 16 outputs; with SwiGLU half of them are gates
-    warps: int  # those of one tile take turns at its chunks
-    ahead: int  # turns whose weights are read ahead
-
-
-def lane_tiling(weight: PackedWeight, epilogue: Epilogue) -> LaneTiling:
-    """Chosen on an H200: some thousand warps in all, and not too few turns for each."""
+def tiling_of(weight: PackedWeight, epilogue: Epilogue) -> Tiling:
+    """Chosen on an H200: some thousand warps in all, and not too few turns for each. With SwiGLU half of the outputs
+    are gates."""
     tiles, chunks, _, _ = weight.values.shape
     is_short = chunks <= _SHORT
     wanted = (2048 if is_short else 4096) / tiles
     turn = min(max(2 ** round(math.log2(wanted)), 2, triton.next_power_of_2(triton.cdiv(chunks, _MAX_TURNS))), 16)
     if turn == 2:
-        return LaneTiling(4, 8, 3)
+        return Tiling(block_n=64, num_warps=8, num_stages=3)
     gated = 2 if epilogue is Epilogue.SWIGLU else 1
-    return LaneTiling(gated, gated * turn, 4 if is_short else 3)
+    return Tiling(block_n=16 * gated, num_warps=gated * turn, num_stages=4 if is_short else 3)
 
 
-def few_rows(x: Tensor, weight: PackedWeight, epilogue: Epilogue, out: Tensor, tiling: LaneTiling) -> None:
+def few_rows(x: Tensor, weight: PackedWeight, epilogue: Epilogue, out: Tensor, tiling: Tiling) -> None:
     """out [rows, out], or out with that added, from x [rows, in]."""
     outputs = out.shape[1]
-    per_program = 16 * tiling.tiles // (2 if epilogue is Epilogue.SWIGLU else 1)
+    per_program = tiling.block_n // (2 if epilogue is Epilogue.SWIGLU else 1)
     _w4a16_gemv_kernel[(triton.cdiv(outputs, per_program),)](
         x,
         weight.values,
@@ -74,11 +67,11 @@ def few_rows(x: Tensor, weight: PackedWeight, epilogue: Epilogue, out: Tensor, t
         HAS_BIAS=weight.bias is not None,
         EPILOGUE=int(epilogue),
         EIGHTS=triton.cdiv(x.shape[0], 8),
-        TILES=tiling.tiles,
-        WARPS=tiling.warps,
-        AHEAD=tiling.ahead,
+        TILES=tiling.block_n // 16,
+        WARPS=tiling.num_warps,
+        AHEAD=tiling.num_stages,
         PDL=has_pdl(),
-        num_warps=tiling.warps,
+        num_warps=tiling.num_warps,
         launch_pdl=has_pdl(),
     )
 

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from penstock.model.ops import Norm
 from penstock.model.ops.triton.common.device import has_ptx
+from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.linear import w4a16_gemv, w4a16_tiles
 from penstock.model.ops.triton.linear.gemv import Epilogue
 from penstock.model.ops.triton.linear.int4_pack import PackedWeight, pack
-from penstock.model.ops.triton.linear.w4a16_gemm import ManyTiling, dequantized, fits_gemm, many_rows
-from penstock.model.ops.triton.linear.w4a16_tiles import MAX_ROWS, Tiling
+from penstock.model.ops.triton.linear.w4a16_gemm import dequantized, fits_gemm, many_rows
+from penstock.model.ops.triton.linear.w4a16_tiles import MAX_ROWS
 from penstock.model.quantized.grouped import GroupedWeight
 
 _TILED = 32  # outputs of a program; with SwiGLU half of them are gates
@@ -51,7 +52,7 @@ class W4A16Linear:
 
     def _gemv(self, x: Tensor, epilogue: Epilogue, out: Tensor) -> None:
         if has_ptx():
-            w4a16_gemv.few_rows(x, self.weight, epilogue, out, w4a16_gemv.lane_tiling(self.weight, epilogue))
+            w4a16_gemv.few_rows(x, self.weight, epilogue, out, w4a16_gemv.tiling_of(self.weight, epilogue))
         else:
             w4a16_tiles.few_rows(x, self.weight, epilogue, out, _tiling(self.weight))
 
@@ -63,7 +64,7 @@ class W4A16Linear:
             return self._in_slices(x)
         x = self._ordered(x)
         if num_rows <= MAX_MANY and fits_gemm(self.weight):
-            return many_rows(x, self.weight, _many_tiling(num_rows, self.weight))
+            return many_rows(x, self.weight, _many_tiling(num_rows))
         return F.linear(x, dequantized(self.weight, x.dtype), self.weight.bias)
 
     def _in_slices(self, x: Tensor) -> Tensor:
@@ -86,10 +87,9 @@ def _tiling(weight: PackedWeight) -> Tiling:
     """All of a program's chunks are one straight run of instructions: not more than eight turns."""
     chunks = weight.values.shape[1]
     warps = next(warps for warps in (4, 8, 16, 32) if chunks <= 8 * 2 * warps or warps == 32)
-    return Tiling(_TILED, warps, 2 * warps)
+    return Tiling(block_n=_TILED, split_k=2 * warps, num_warps=warps)
 
 
-def _many_tiling(num_rows: int, weight: PackedWeight) -> ManyTiling:
-    if num_rows <= 32:
-        return ManyTiling(32, 64, 4, 3)
-    return ManyTiling(64, 64, 4, 3) if num_rows <= 64 else ManyTiling(128, 64, 4, 3)
+def _many_tiling(num_rows: int) -> Tiling:
+    rows = next((rows for rows in (32, 64) if num_rows <= rows), 128)
+    return Tiling(block_m=rows, block_n=64, num_warps=4, num_stages=3)

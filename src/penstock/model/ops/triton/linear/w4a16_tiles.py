@@ -9,14 +9,13 @@ is scaled: no precision is lost to 16-bit weights.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from penstock.model.ops.triton.common.device import has_ptx
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
+from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.linear.gemv import SHRINK, Epilogue, store_with_epilogue
 from penstock.model.ops.triton.linear.int4_pack import (
     PackedWeight,
@@ -32,18 +31,10 @@ from penstock.model.ops.triton.linear.int4_pack import (
 MAX_ROWS = 16
 
 
-class Tiling(NamedTuple):
-    """What one program takes of a product."""
-
-    outputs: int  # of 16 or 32
-    warps: int  # which take turns at the chunks
-    chunks: int  # of a turn of all warps; all that a program reads ahead
-
-
 def few_rows(x: Tensor, weight: PackedWeight, epilogue: Epilogue, out: Tensor, tiling: Tiling) -> None:
     """out [rows, out], or out with that added, from x [rows, in]."""
     outputs = out.shape[1]
-    per_program = tiling.outputs // (2 if epilogue is Epilogue.SWIGLU else 1)
+    per_program = tiling.block_n // (2 if epilogue is Epilogue.SWIGLU else 1)
     _w4a16_tiles_kernel[(triton.cdiv(outputs, per_program),)](
         x,
         weight.values,
@@ -62,10 +53,10 @@ def few_rows(x: Tensor, weight: PackedWeight, epilogue: Epilogue, out: Tensor, t
         EPILOGUE=int(epilogue),
         BLOCK_M=triton.next_power_of_2(max(x.shape[0], 8)),
         TILES=per_program // 16,
-        TURN=tiling.chunks,
+        TURN=tiling.split_k,
         PTX=has_ptx(),
         PDL=has_pdl(),
-        num_warps=tiling.warps,
+        num_warps=tiling.num_warps,
         launch_pdl=has_pdl(),
     )
 

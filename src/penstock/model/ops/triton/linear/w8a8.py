@@ -9,7 +9,6 @@ product in tiles. Either way a row's result is the same to the bit whatever is b
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import triton
@@ -20,18 +19,11 @@ from penstock.model.ops.triton.common.device import has_ptx
 from penstock.model.ops.triton.common.mma_ptx import mma_s8, read_rows, read_weights
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
 from penstock.model.ops.triton.common.rowwise import QuantizedRows
+from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.linear.gemv import Weight
 
 MAX_FEW = 32  # rows
 _CHUNK = 128  # columns of a turn
-
-
-class Tiling(NamedTuple):
-    rows: int
-    outputs: int
-    columns: int
-    warps: int
-    stages: int
 
 
 def product(rows: QuantizedRows, weight: Weight, dtype: torch.dtype) -> Tensor:
@@ -75,13 +67,15 @@ def _few_rows(rows: QuantizedRows, weight: Weight, out: Tensor) -> None:
 
 def tiling_of(num_rows: int) -> Tiling:
     if num_rows <= 64:
-        return Tiling(64, 64, 128, 4, 4)
-    return Tiling(128, 64, 128, 4, 4) if num_rows <= 128 else Tiling(128, 128, 128, 8, 4)
+        return Tiling(block_m=64, block_n=64, block_k=128, num_warps=4, num_stages=4)
+    if num_rows <= 128:
+        return Tiling(block_m=128, block_n=64, block_k=128, num_warps=4, num_stages=4)
+    return Tiling(block_m=128, block_n=128, block_k=128, num_warps=8, num_stages=4)
 
 
 def _many_rows(rows: QuantizedRows, weight: Weight, out: Tensor, tiling: Tiling) -> None:
     num_rows, outputs = out.shape
-    grid = (triton.cdiv(num_rows, tiling.rows) * triton.cdiv(outputs, tiling.outputs),)
+    grid = (triton.cdiv(num_rows, tiling.block_m) * triton.cdiv(outputs, tiling.block_n),)
     _w8a8_gemm_kernel[grid](
         rows.values,
         weight.values,
@@ -93,12 +87,12 @@ def _many_rows(rows: QuantizedRows, weight: Weight, out: Tensor, tiling: Tiling)
         outputs,
         COLUMNS=weight.values.shape[1],
         HAS_BIAS=weight.bias is not None,
-        BLOCK_M=tiling.rows,
-        BLOCK_N=tiling.outputs,
-        BLOCK_K=tiling.columns,
-        STAGES=tiling.stages,
+        BLOCK_M=tiling.block_m,
+        BLOCK_N=tiling.block_n,
+        BLOCK_K=tiling.block_k,
+        STAGES=tiling.num_stages,
         PDL=has_pdl(),
-        num_warps=tiling.warps,
+        num_warps=tiling.num_warps,
         launch_pdl=has_pdl(),
     )
 

@@ -22,9 +22,11 @@ from torch import Tensor
 
 from penstock.hub.peft import MAX_RANK
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
+from penstock.model.ops.triton.common.tiling import Tiling
 
 MAX_PARTS = 3
 UNIT = 16  # numbers: where a matrix begins in a slot is told in these
+_FEW_RANKS = 16  # at a time
 
 _RANKS = tl.constexpr(MAX_RANK)
 _UNIT = tl.constexpr(UNIT)
@@ -43,33 +45,26 @@ class Pairs:
     outputs: tuple[int, ...]  # of each part, side by side
 
 
-class FewTiling(NamedTuple):
-    """Of rows that each read a pair of their own."""
-
-    inputs: int  # that a program of A takes
-    outputs: int  # that a program of B takes
-    shrink_warps: int
-    expand_warps: int
+class Tilings(NamedTuple):
+    shrink: Tiling  # outputs are ranks
+    expand: Tiling  # columns are ranks
 
 
-class ManyTiling(NamedTuple):
-    """Of rows that come in long runs of one slot."""
-
-    rows: int
-    ranks: int  # at a time
-    inputs: int  # at a time
-    outputs: int  # that a program of B takes
-    warps: int
-    stages: int
+def few_tilings(num_rows: int) -> Tilings:
+    """Tilings of rows that each read a pair of their own. With few rows, smaller pieces: each processor is to have
+    some."""
+    inputs, outputs, warps = (512, 256, 1) if num_rows <= 8 else (1024, 512, 2)
+    shrink = Tiling(block_n=_FEW_RANKS, block_k=inputs, num_warps=4)
+    return Tilings(shrink, Tiling(block_n=outputs, block_k=_FEW_RANKS, num_warps=warps))
 
 
-def few_tiling(num_rows: int) -> FewTiling:
-    """With few rows, smaller pieces: each processor is to have some."""
-    return FewTiling(512, 256, 4, 1) if num_rows <= 8 else FewTiling(1024, 512, 4, 2)
-
-
-def many_tiling(dtype: torch.dtype) -> ManyTiling:
-    return ManyTiling(32, 16, 32, 64, 4, 1) if dtype is torch.float32 else ManyTiling(64, 32, 128, 128, 4, 3)
+def many_tilings(dtype: torch.dtype) -> Tilings:
+    """Tilings of rows that come in long runs of one slot."""
+    if dtype is torch.float32:
+        shrink = Tiling(block_m=32, block_n=16, block_k=32, num_warps=4, num_stages=1)
+        return Tilings(shrink, Tiling(block_m=32, block_n=64, block_k=16, num_warps=4, num_stages=3))
+    shrink = Tiling(block_m=64, block_n=32, block_k=128, num_warps=4, num_stages=3)
+    return Tilings(shrink, Tiling(block_m=64, block_n=128, block_k=32, num_warps=4, num_stages=3))
 
 
 def entries_of(table: Tensor, slots: Tensor) -> Tensor:
@@ -77,15 +72,15 @@ def entries_of(table: Tensor, slots: Tensor) -> Tensor:
     return table[slots]  # -1 is the last one
 
 
-def add_few(x: Tensor, y: Tensor, entries: Tensor, pairs: Pairs, tiling: FewTiling | None = None) -> None:
+def add_few(x: Tensor, y: Tensor, entries: Tensor, pairs: Pairs, tilings: Tilings | None = None) -> None:
     """y [rows, out] += what the pairs of the rows' entries make of x [rows, in]: each row by itself."""
-    tiling = tiling or few_tiling(x.shape[0])
-    expand_few(shrink_few(x, entries, pairs, tiling), y, entries, pairs, tiling)
+    shrink, expand = tilings or few_tilings(x.shape[0])
+    expand_few(shrink_few(x, entries, pairs, shrink), y, entries, pairs, expand)
 
 
-def shrink_few(x: Tensor, entries: Tensor, pairs: Pairs, tiling: FewTiling) -> Tensor:
+def shrink_few(x: Tensor, entries: Tensor, pairs: Pairs, tiling: Tiling) -> Tensor:
     """What A makes of x, in pieces yet to be summed: [rows, pieces, parts, ranks]"""
-    rows, parts, pieces = x.shape[0], len(pairs.outputs), triton.cdiv(pairs.inputs, tiling.inputs)
+    rows, parts, pieces = x.shape[0], len(pairs.outputs), triton.cdiv(pairs.inputs, tiling.block_k)
     hidden = torch.empty(rows, pieces, parts, MAX_RANK, device=x.device)
     _shrink_few_kernel[(pieces, rows, parts)](
         x,
@@ -95,18 +90,18 @@ def shrink_few(x: Tensor, entries: Tensor, pairs: Pairs, tiling: FewTiling) -> T
         entries.stride(0),
         pairs.first,
         pairs.inputs,
-        BLOCK_R=16,
-        BLOCK_K=tiling.inputs,
+        BLOCK_R=tiling.block_n,
+        BLOCK_K=tiling.block_k,
         PDL=has_pdl(),
-        num_warps=tiling.shrink_warps,
+        num_warps=tiling.num_warps,
         launch_pdl=has_pdl(),
     )
     return hidden
 
 
-def expand_few(hidden: Tensor, y: Tensor, entries: Tensor, pairs: Pairs, tiling: FewTiling) -> None:
+def expand_few(hidden: Tensor, y: Tensor, entries: Tensor, pairs: Pairs, tiling: Tiling) -> None:
     rows, pieces, parts, _ = hidden.shape
-    _expand_few_kernel[(_column_tiles(pairs.outputs, tiling.outputs), rows)](
+    _expand_few_kernel[(_column_tiles(pairs.outputs, tiling.block_n), rows)](
         hidden,
         entries,
         pairs.values,
@@ -116,21 +111,21 @@ def expand_few(hidden: Tensor, y: Tensor, entries: Tensor, pairs: Pairs, tiling:
         pieces,
         **_sizes(pairs.outputs),
         PARTS=parts,
-        BLOCK_R=16,
-        BLOCK_N=tiling.outputs,
+        BLOCK_R=tiling.block_k,
+        BLOCK_N=tiling.block_n,
         BLOCK_S=triton.next_power_of_2(pieces),
         PDL=has_pdl(),
-        num_warps=tiling.expand_warps,
+        num_warps=tiling.num_warps,
         launch_pdl=has_pdl(),
     )
 
 
-def add_many(x: Tensor, y: Tensor, slots: Tensor, pairs: Pairs, tiling: ManyTiling | None = None) -> None:
+def add_many(x: Tensor, y: Tensor, slots: Tensor, pairs: Pairs, tilings: Tilings | None = None) -> None:
     """The same for rows that come in runs: those of a tile that have one slot go together."""
-    tiling = tiling or many_tiling(x.dtype)
+    shrink, expand = tilings or many_tilings(x.dtype)
     rows, parts = x.shape[0], len(pairs.outputs)
-    tiles, precision = triton.cdiv(rows, tiling.rows), "ieee" if x.dtype is torch.float32 else "tf32"
-    steps, pieces = _in_pieces(pairs.inputs, tiling.inputs, tiles * parts)
+    tiles, precision = triton.cdiv(rows, shrink.block_m), "ieee" if x.dtype is torch.float32 else "tf32"
+    steps, pieces = _in_pieces(pairs.inputs, shrink.block_k, tiles * parts)
     hidden = torch.empty(rows, pieces, parts, MAX_RANK, device=x.device)
     _shrink_many_kernel[(tiles, parts, pieces)](
         x,
@@ -143,14 +138,14 @@ def add_many(x: Tensor, y: Tensor, slots: Tensor, pairs: Pairs, tiling: ManyTili
         rows,
         pairs.inputs,
         steps,
-        BLOCK_M=tiling.rows,
-        BLOCK_R=tiling.ranks,
-        BLOCK_K=tiling.inputs,
+        BLOCK_M=shrink.block_m,
+        BLOCK_R=shrink.block_n,
+        BLOCK_K=shrink.block_k,
         PRECISION=precision,
-        num_warps=tiling.warps,
-        num_stages=tiling.stages,
+        num_warps=shrink.num_warps,
+        num_stages=shrink.num_stages,
     )
-    _expand_many_kernel[(_column_tiles(pairs.outputs, tiling.outputs), tiles)](
+    _expand_many_kernel[(_column_tiles(pairs.outputs, expand.block_n), tiles)](
         hidden,
         slots,
         pairs.table,
@@ -162,11 +157,12 @@ def add_many(x: Tensor, y: Tensor, slots: Tensor, pairs: Pairs, tiling: ManyTili
         pieces,
         **_sizes(pairs.outputs),
         PARTS=parts,
-        BLOCK_M=tiling.rows,
-        BLOCK_R=tiling.ranks,
-        BLOCK_N=tiling.outputs,
+        BLOCK_M=expand.block_m,
+        BLOCK_R=expand.block_k,
+        BLOCK_N=expand.block_n,
         PRECISION=precision,
-        num_warps=tiling.warps,
+        num_warps=expand.num_warps,
+        num_stages=expand.num_stages,
     )
 
 

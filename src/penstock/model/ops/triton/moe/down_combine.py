@@ -13,14 +13,15 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
+from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.linear.gemv import SHRINK
-from penstock.model.ops.triton.moe.grouped_gemm import Stack, Tiling, grows, shrunk, widen_bytes
+from penstock.model.ops.triton.moe.grouped_gemm import Stack, grows, shrunk, widen_bytes
 
 
 def can_sum(weight: Stack, per_token: int, tiling: Tiling) -> bool:
     """Whether `down_combine` can: every warp has as much to do as any other."""
     outputs, columns = weight.values.shape[1:]
-    is_even = outputs % tiling.outputs == 0 and columns % (tiling.columns * tiling.groups) == 0
+    is_even = outputs % tiling.block_n == 0 and columns % (tiling.block_k * tiling.split_k) == 0
     return is_even and triton.next_power_of_2(per_token) == per_token
 
 
@@ -29,13 +30,13 @@ def down_combine(
 ) -> Tensor:
     """What each token's experts make of the rows of its pairs, weighed and summed: [tokens, out] from [pairs, in].
 
-    Tokens are not put together: for one of them, or for a few that hardly share an expert. `tiling.groups` warps have a
-    part each of what one expert is to sum up.
+    Tokens are not put together: for one of them, or for a few that hardly share an expert. `tiling.split_k` warps have
+    a part each of what one expert is to sum up.
     """
     (tokens, per_token), outputs = ids.shape, weight.outputs
     out = x.new_empty(tokens, outputs, dtype=dtype)
     x = shrunk(x) if weight.is_bytes else x
-    _down_combine_kernel[(outputs // tiling.outputs, tokens)](
+    _down_combine_kernel[(outputs // tiling.block_n, tokens)](
         x,
         ids,
         shares,
@@ -47,12 +48,12 @@ def down_combine(
         PER_TOKEN=per_token,
         IS_BYTES=weight.is_bytes,
         IS_SHRUNK=grows(weight, dtype),
-        BLOCK_N=tiling.outputs,
-        BLOCK_K=tiling.columns,
-        SPLIT=tiling.groups,
-        STAGES=tiling.stages,
+        BLOCK_N=tiling.block_n,
+        BLOCK_K=tiling.block_k,
+        SPLIT_K=tiling.split_k,
+        STAGES=tiling.num_stages,
         PDL=has_pdl(),
-        num_warps=per_token * tiling.groups,
+        num_warps=tiling.num_warps,
         launch_pdl=has_pdl(),
     )
     return out
@@ -73,24 +74,24 @@ def _down_combine_kernel(
     IS_SHRUNK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Sums [experts and their warps, outputs, 8]: a product takes no fewer rows, and but the first are zero."""
     launch_dependents(PDL)
-    group = tl.arange(0, PER_TOKEN * SPLIT)
+    group = tl.arange(0, PER_TOKEN * SPLIT_K)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = (group % SPLIT)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    k = (group % SPLIT_K)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
     is_first = tl.arange(0, 8)[None, None, :] + k[:, :, None] * 0 == 0
     wait_for_previous(PDL)
-    pair = tl.program_id(1) * PER_TOKEN + group // SPLIT
+    pair = tl.program_id(1) * PER_TOKEN + group // SPLIT_K
     line = tl.load(ids_ptr + pair).to(tl.int64)[:, None] * OUTPUTS + n[None, :]
     share = tl.load(shares_ptr + pair)
     weights = weight_ptr + line[:, :, None] * COLUMNS + k[:, None, :]
     rows = x_ptr + (pair.to(tl.int64)[:, None] * COLUMNS + k)[:, :, None] + tl.arange(0, 8)[None, None, :] * 0
-    acc = tl.zeros([PER_TOKEN * SPLIT, BLOCK_N, 8], tl.float32)
-    for start in tl.range(0, COLUMNS, SPLIT * BLOCK_K, num_stages=STAGES):
+    acc = tl.zeros([PER_TOKEN * SPLIT_K, BLOCK_N, 8], tl.float32)
+    for start in tl.range(0, COLUMNS, SPLIT_K * BLOCK_K, num_stages=STAGES):
         weight = tl.load(weights + start, eviction_policy="evict_first")
         x = tl.load(rows + start, mask=is_first, other=0.0)
         acc = tl.dot(widen_bytes(weight, x.dtype), x, acc)

@@ -17,12 +17,11 @@ from torch import Tensor
 from penstock.core.errors import ModelCorrupt
 from penstock.model.ops.triton.common.device import capability
 from penstock.model.ops.triton.common.rowwise import silu_mul
-from penstock.model.ops.triton.linear import w4a16_tiles
+from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.linear.int4_pack import can_pack, narrowed, pack
-from penstock.model.ops.triton.linear.w4a16_gemm import ManyTiling
 from penstock.model.ops.triton.moe import grouped_gemm, w4a16_experts
 from penstock.model.ops.triton.moe.down_combine import can_sum, down_combine
-from penstock.model.ops.triton.moe.grouped_gemm import Stack, Tiling
+from penstock.model.ops.triton.moe.grouped_gemm import Stack
 from penstock.model.ops.triton.moe.routing import FEW, Blocks, blocks_of, combine, reordered
 from penstock.model.ops.triton.moe.w4a16_experts import TILE, PackedStack
 from penstock.model.quantized import Weight, plain
@@ -130,43 +129,47 @@ def tiling_of(weight: Stack, rows: int, swiglu: bool) -> Tiling:
     """The fastest on an H200 of those that `tools.gpu_ops sweep-experts` tries, of Mixtral's and Qwen3-30B-A3B's."""
     columns = weight.values.shape[2]
     if weight.values.element_size() == 4:
-        return Tiling(64, 32, 1, 4, 2)
+        return Tiling(block_n=64, block_k=32, num_warps=4, num_stages=2)
     if rows <= FEW and weight.is_bytes:
-        return _fitted(Tiling(32, 128 if columns <= LONG else 256, 4, 4, 4), columns)
+        block_k = 128 if columns <= LONG else 256
+        return _fitted(Tiling(block_n=32, block_k=block_k, split_k=4, num_warps=4, num_stages=4), columns)
     if rows <= FEW:
-        return _fitted(Tiling(32, 128, 2, 2, 4) if columns <= LONG else Tiling(32, 128, 4, 4, 3), columns)
+        split, stages = (2, 4) if columns <= LONG else (4, 3)
+        return _fitted(Tiling(block_n=32, block_k=128, split_k=split, num_warps=split, num_stages=stages), columns)
     long = 128 if weight.is_bytes else 64
     if rows <= 64:
-        return Tiling(128, long, 1, 4, 4)
-    return Tiling(256, long, 1, 8, 3 if weight.is_bytes or columns > LONG else 4)
+        return Tiling(block_n=128, block_k=long, num_warps=4, num_stages=4)
+    stages = 3 if weight.is_bytes or columns > LONG else 4
+    return Tiling(block_n=256, block_k=long, num_warps=8, num_stages=stages)
 
 
 def summing_tiling(weight: Stack, per_token: int) -> Tiling:
     split = max(8 // per_token, 1)
-    columns = weight.values.shape[2]
-    return _fitted(Tiling(16, 256 if weight.is_bytes else 128, split, per_token * split, 4), columns)
+    block_k = 256 if weight.is_bytes else 128
+    tiling = Tiling(block_n=16, block_k=block_k, split_k=split, num_warps=per_token * split, num_stages=4)
+    return _fitted(tiling, weight.values.shape[2])
 
 
 def _fitted(tiling: Tiling, columns: int) -> Tiling:
     """Turns that the columns are a multiple of, if there are any that are not too short."""
-    groups, width = tiling.groups, tiling.columns
-    while columns % (groups * width) and (groups > 2 or width > 32):
-        groups, width = (groups // 2, width) if groups > 2 else (groups, width // 2)
-    if columns % (groups * width):
+    split, width = tiling.split_k, tiling.block_k
+    while columns % (split * width) and (split > 2 or width > 32):
+        split, width = (split // 2, width) if split > 2 else (split, width // 2)
+    if columns % (split * width):
         return tiling
-    return tiling._replace(columns=width, groups=groups, warps=tiling.warps * groups // tiling.groups)
+    return replace(tiling, block_k=width, split_k=split, num_warps=tiling.num_warps * split // tiling.split_k)
 
 
-def words_tiling(weight: PackedStack) -> w4a16_tiles.Tiling:
+def words_tiling(weight: PackedStack) -> Tiling:
     """All of a program's chunks are one straight run of instructions: not more than eight turns."""
     chunks = weight.values.shape[2]
     warps = next(warps for warps in (4, 8, 16, 32) if chunks <= 8 * 2 * warps or warps == 32)
-    return w4a16_tiles.Tiling(2 * TILE, warps, 2 * warps)
+    return Tiling(block_n=2 * TILE, split_k=2 * warps, num_warps=warps)
 
 
-def many_words_tiling(weight: PackedStack, rows: int) -> ManyTiling:
+def many_words_tiling(weight: PackedStack, rows: int) -> Tiling:
     outputs = 64 if weight.outputs % 128 == 0 else 2 * TILE
-    return ManyTiling(rows, outputs, 4, 3)
+    return Tiling(block_m=rows, block_n=outputs, num_warps=4, num_stages=3)
 
 
 def stacked(

@@ -12,7 +12,6 @@ there are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import triton
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
 from penstock.model.ops.triton.common.rowwise import Quantization, quantize
+from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.linear.gemv import SHRINK
 from penstock.model.ops.triton.moe.routing import Blocks, rows_of_block
 
@@ -44,23 +44,13 @@ class Stack:
         return self.values.element_size() == 1
 
 
-class Tiling(NamedTuple):
-    """What one program takes of a product. More than one group: for a few rows, and each is a warp."""
-
-    outputs: int
-    columns: int  # that a group multiplies at a time
-    groups: int
-    warps: int
-    stages: int  # how many turns ahead weights are read
-
-
 def product(
     x: Tensor, weight: Stack, blocks: Blocks, tiling: Tiling, *, swiglu: bool, dtype: torch.dtype, shrinks: bool = False
 ) -> Tensor:
     """A row for every pair, from its token's row of x [tokens, in] or from its own of [pairs, in]. With `swiglu` the
     first half of the product gates the second. Activations are of this type; x may be `shrunk`, and what comes of it is
-    if `shrinks`."""
-    (tokens, per_token), halves, is_few = blocks.ids.shape, 2 if swiglu else 1, tiling.groups > 1
+    if `shrinks`. Partial sums along the columns (`split_k`) are for a few rows, and each is a warp's."""
+    (tokens, per_token), halves, is_few = blocks.ids.shape, 2 if swiglu else 1, tiling.split_k > 1
     out = x.new_empty(blocks.pairs, weight.outputs // halves, dtype=torch.float16 if shrinks else dtype)
     row_scales = None
     if weight.is_bytes and is_few:
@@ -70,8 +60,8 @@ def product(
         x, row_scales = rows.values, rows.scales
     kernel, more = _grouped_gemm_kernel, {}
     if is_few:
-        kernel, more = _grouped_gemv_kernel, {"GROUPS": tiling.groups, "IS_SHRUNK": grows(weight, dtype)}
-    kernel[(triton.cdiv(weight.outputs, tiling.outputs) * blocks.count,)](
+        kernel, more = _grouped_gemv_kernel, {"SPLIT_K": tiling.split_k, "IS_SHRUNK": grows(weight, dtype)}
+    kernel[(triton.cdiv(weight.outputs, tiling.block_n) * blocks.count,)](
         x,
         row_scales,
         blocks.ids,
@@ -92,11 +82,11 @@ def product(
         SHRINKS=shrinks,
         SORTED=blocks.table is not None,
         BLOCK_M=blocks.rows,
-        BLOCK_N=tiling.outputs,
-        BLOCK_K=tiling.columns,
-        STAGES=tiling.stages,
+        BLOCK_N=tiling.block_n,
+        BLOCK_K=tiling.block_k,
+        STAGES=tiling.num_stages,
         PDL=has_pdl(),
-        num_warps=tiling.warps,
+        num_warps=tiling.num_warps,
         launch_pdl=has_pdl(),
         **more,
     )
@@ -197,17 +187,17 @@ def _grouped_gemv_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    GROUPS: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Sums [GROUPS, outputs, rows]: each warp has columns of its own."""
+    """Sums [SPLIT_K, outputs, rows]: each warp has columns of its own."""
     launch_dependents(PDL)
     PARTS: tl.constexpr = (OUTPUTS * (2 if SWIGLU else 1) + BLOCK_N - 1) // BLOCK_N
     part = tl.program_id(0) % PARTS
     n, is_output = output_rows(part, OUTPUTS, BLOCK_N, SWIGLU)
     k = tl.arange(0, BLOCK_K)
-    group = tl.arange(0, GROUPS)[:, None, None]
+    group = tl.arange(0, SPLIT_K)[:, None, None]
     wait_for_previous(PDL)
     expert, pair, is_row, is_used = rows_of_block(
         ids_ptr, table_ptr, order_ptr, tl.program_id(0) // PARTS, tokens, PER_TOKEN, TOP, BLOCK_M, SORTED
@@ -219,9 +209,9 @@ def _grouped_gemv_kernel(
     weights = weight_ptr + (first + n)[None, :, None] * COLUMNS + group * BLOCK_K + k[None, None, :]
     column = group * BLOCK_K + k[None, :, None]
     rows = x_ptr + row.to(tl.int64)[None, None, :] * COLUMNS + column
-    acc = tl.zeros([GROUPS, BLOCK_N, BLOCK_M], tl.float32)
-    for start in tl.range(0, COLUMNS, GROUPS * BLOCK_K, num_stages=STAGES):
-        if COLUMNS % (GROUPS * BLOCK_K) == 0 and OUTPUTS % (BLOCK_N // (2 if SWIGLU else 1)) == 0:
+    acc = tl.zeros([SPLIT_K, BLOCK_N, BLOCK_M], tl.float32)
+    for start in tl.range(0, COLUMNS, SPLIT_K * BLOCK_K, num_stages=STAGES):
+        if COLUMNS % (SPLIT_K * BLOCK_K) == 0 and OUTPUTS % (BLOCK_N // (2 if SWIGLU else 1)) == 0:
             weight = tl.load(weights + start, eviction_policy="evict_first")
             x = tl.load(rows + start, mask=is_row[None, None, :] & (column >= 0), other=0.0)
         else:

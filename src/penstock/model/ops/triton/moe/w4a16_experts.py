@@ -16,6 +16,7 @@ from torch import Tensor
 
 from penstock.model.ops.triton.common.device import has_ptx
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
+from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.linear.gemv import SHRINK
 from penstock.model.ops.triton.linear.int4_pack import (
     SPAN,
@@ -25,8 +26,8 @@ from penstock.model.ops.triton.linear.int4_pack import (
     wide_tile_of,
     zero_of,
 )
-from penstock.model.ops.triton.linear.w4a16_gemm import ManyTiling, sums_of
-from penstock.model.ops.triton.linear.w4a16_tiles import Tiling, add_turn, read_groups, read_words
+from penstock.model.ops.triton.linear.w4a16_gemm import sums_of
+from penstock.model.ops.triton.linear.w4a16_tiles import add_turn, read_groups, read_words
 from penstock.model.ops.triton.moe.grouped_gemm import shrunk, side_by_side, store_with_swiglu
 from penstock.model.ops.triton.moe.routing import Blocks, rows_of_block
 from penstock.model.quantized.grouped import Bits
@@ -64,7 +65,7 @@ def few_rows(x: Tensor, weight: PackedStack, blocks: Blocks, tiling: Tiling, *, 
     grow = 1.0
     if weight.bits == 8 and x.dtype is not torch.float16:
         x, grow = shrunk(x), 1 / SHRINK.value
-    _w4a16_grouped_gemv_kernel[(triton.cdiv(weight.outputs, tiling.outputs) * blocks.count,)](
+    _w4a16_grouped_gemv_kernel[(triton.cdiv(weight.outputs, tiling.block_n) * blocks.count,)](
         x,
         blocks.ids,
         blocks.table,
@@ -87,23 +88,23 @@ def few_rows(x: Tensor, weight: PackedStack, blocks: Blocks, tiling: Tiling, *, 
         SWIGLU=swiglu,
         SORTED=blocks.table is not None,
         BLOCK_M=blocks.rows,
-        TILES=tiling.outputs // TILE,
-        TURN=tiling.chunks,
+        TILES=tiling.block_n // TILE,
+        TURN=tiling.split_k,
         PTX=has_ptx(),
         PDL=has_pdl(),
-        num_warps=tiling.warps,
+        num_warps=tiling.num_warps,
         launch_pdl=has_pdl(),
     )
     return out
 
 
-def many_rows(x: Tensor, weight: PackedStack, blocks: Blocks, tiling: ManyTiling, *, swiglu: bool) -> Tensor:
+def many_rows(x: Tensor, weight: PackedStack, blocks: Blocks, tiling: Tiling, *, swiglu: bool) -> Tensor:
     tokens, per_token = blocks.ids.shape
     outputs = weight.outputs // (2 if swiglu else 1)
     out = x.new_empty(blocks.pairs, outputs)
     if weight.bits == 8:
         x = shrunk(x)
-    _w4a16_grouped_gemm_kernel[(triton.cdiv(weight.outputs, tiling.outputs) * blocks.count,)](
+    _w4a16_grouped_gemm_kernel[(triton.cdiv(weight.outputs, tiling.block_n) * blocks.count,)](
         in_packed_order(x),
         blocks.ids,
         blocks.table,
@@ -128,10 +129,10 @@ def many_rows(x: Tensor, weight: PackedStack, blocks: Blocks, tiling: ManyTiling
         SWIGLU=swiglu,
         SORTED=blocks.table is not None,
         BLOCK_M=blocks.rows,
-        TILES=tiling.outputs // TILE,
-        STAGES=tiling.stages,
+        TILES=tiling.block_n // TILE,
+        STAGES=tiling.num_stages,
         PTX=has_ptx(),
-        num_warps=tiling.warps,
+        num_warps=tiling.num_warps,
     )
     return out
 
