@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -80,6 +81,7 @@ def _type_name(kind: Any) -> str:
 
 
 def cli_page() -> str:
+    os.environ["COLUMNS"] = "102"  # argparse leaves two of them free
     root = parser()
     parts = ["# Command line\n", _help(root)]
     for action in root._actions:
@@ -89,7 +91,6 @@ def cli_page() -> str:
 
 
 def _help(command: argparse.ArgumentParser) -> str:
-    command.formatter_class = lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=100)
     return f"```\n{command.format_help().strip()}\n```\n"
 
 

@@ -9,9 +9,8 @@ from penstock.cli.store_flags import add_store_flags, print_json, print_table, s
 from penstock.tenancy.admins import AdminKey, NewAdminKey
 
 
-def add_admins(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    admins = commands.add_parser("admins", help="who may administer over HTTP")
-    verbs = admins.add_subparsers(dest="verb", required=True, metavar="VERB")
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     add = verbs.add_parser("add", help="a new admin and its key, which is printed once and kept only as a hash")
     add.add_argument("name", metavar="NAME", help="lower-case letters, digits, . _ -")
     listing = verbs.add_parser("list", help="admins, without their secrets")
@@ -21,7 +20,7 @@ def add_admins(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         add_store_flags(command)
 
 
-def run_admins(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     with store_from(arguments) as store:
         match arguments.verb:
             case "add":

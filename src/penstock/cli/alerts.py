@@ -10,11 +10,8 @@ from pathlib import Path
 from penstock.core.files import write_file
 
 
-def add_alerts(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    alerts = commands.add_parser(
-        "alerts", help="rules for Prometheus and a dashboard for Grafana; what each alert means"
-    )
-    verbs = alerts.add_subparsers(dest="verb", required=True, metavar="VERB")
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, text in {
         "rules": "the alerts as rules for Prometheus (YAML)",
         "dashboard": "a dashboard for Grafana (JSON)",
@@ -29,7 +26,7 @@ def add_alerts(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             )
 
 
-def run_alerts(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     if arguments.verb == "list":
         from penstock.watch.kinds import KINDS
 

@@ -15,9 +15,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.files import check_outputs, write_file, write_json
 
 
-def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    bench = commands.add_parser("bench", help="measure servers under load, or one device")
-    kinds = bench.add_subparsers(dest="bench", required=True, metavar="KIND")
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="bench", required=True, metavar="KIND")
     add_bench_serve(kinds.add_parser("serve", help="any OpenAI-compatible server under a load of your choice"))
     add_bench_saturation(kinds.add_parser("saturation", help="the highest load at which a server keeps an SLO"))
     cpu = kinds.add_parser("cpu", help="the four workloads of docs/benchmarks.md: a server of our own, and peers")
@@ -59,7 +58,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     add_section(parser, "engine", leave_out=("load", "prefix_cache"))
 
 
-def run_bench(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Each kind imports what it needs: a GPU machine may have no HTTP client, and a client's machine no torch."""
     if arguments.bench == "engine":
         from penstock.cli.bench_engine import bench_engine

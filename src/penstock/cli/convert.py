@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
-from penstock.hub.convert import convert_to_hf
-from penstock.hub.progress import ProgressBar
-from penstock.hub.resolve import resolve
-from penstock.hub.safetensors_file import DType
-from penstock.text.tokenizer import Tokenizer
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", metavar="MODEL", help="an alias, a .gguf file, a Hugging Face directory, or hf:org/name"
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="where to write")
+    parser.add_argument("--to", choices=["hf"], default="hf", help="the format: a Hugging Face directory")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
 
 
-def convert(spec: str, directory: Path, dtype: DType) -> None:
-    checkpoint = resolve(spec, progress=ProgressBar())
+def run(arguments: argparse.Namespace) -> None:
+    from penstock.hub.convert import convert_to_hf
+    from penstock.hub.progress import ProgressBar
+    from penstock.hub.resolve import resolve
+    from penstock.text.tokenizer import Tokenizer
+
+    directory, dtype = arguments.directory, arguments.dtype
+    checkpoint = resolve(arguments.model, progress=ProgressBar())
     tokenizer = Tokenizer.load(checkpoint.tokenizer_source)
     special_tokens = tokenizer.special_tokens()
     convert_to_hf(checkpoint, directory, tokenizer_json=tokenizer.to_json(), special_tokens=special_tokens, dtype=dtype)

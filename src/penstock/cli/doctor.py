@@ -13,17 +13,16 @@ if TYPE_CHECKING:
 _MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 
 
-def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser("doctor", help="check this installation, and say what to fix")
-    command.add_argument(
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="to be served here: are its files complete, does it fit"
     )
-    command.add_argument("--config", type=Path, metavar="FILE", help="YAML of `penstock serve` or `penstock gateway`")
-    command.add_argument("--store", metavar="URL", help="see `penstock gateway`")
-    command.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML of `penstock serve` or `penstock gateway`")
+    parser.add_argument("--store", metavar="URL", help="see `penstock gateway`")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
-def run_doctor(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Ends with 1 if something must be fixed."""
     from penstock.cli.doctor_checks import look_over
 

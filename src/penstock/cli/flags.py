@@ -15,6 +15,7 @@ from penstock.core.settings import Settings
 
 SECTIONS = ("engine", "server", "slo")
 MOST_USED = "most used"
+GATEWAY = "gateway in front of --replicas"
 TOPICS = {  # of `serve --help`, in its order
     MOST_USED: (
         "server.port",
@@ -70,6 +71,20 @@ def add_settings(parser: argparse.ArgumentParser) -> dict[str, argparse._Argumen
     groups[MOST_USED].add_argument(
         "--config", type=Path, metavar="FILE", help="YAML file with these settings; flags win over it"
     )
+    return groups
+
+
+def add_replica_flags(parser: argparse.ArgumentParser, examples: str) -> dict[str, argparse._ArgumentGroup]:
+    """Flags of a command that starts a replica: examples first, then what is used most, help at the end."""
+    parser.usage, parser.description = "%(prog)s [MODEL] [FLAGS]", examples
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.conflict_handler = "resolve"  # -h moves to the end
+    groups = add_settings(parser)
+    groups["logs and monitoring"].add_argument(
+        "--log-level", default="info", choices=["debug", "info", "warning", "error"], help="(default: info)"
+    )
+    groups[GATEWAY] = parser.add_argument_group(GATEWAY)  # without a flag it is not shown
+    parser.add_argument_group("help").add_argument("-h", "--help", action="help", help="show this page and end")
     return groups
 
 

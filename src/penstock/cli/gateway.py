@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 _URL = "http://127.0.0.1:8000"
 
 
-def add_gateway(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser("gateway", help="the public endpoint: keys, limits, queues, and replicas behind it")
+def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "action",
         nargs="?",
@@ -61,7 +60,7 @@ _SETTINGS = (
 )
 
 
-def run_gateway(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     given = {name: value for name in _SETTINGS if (value := getattr(arguments, name)) is not None}
     if arguments.action == "reload":
         _reload(arguments)

@@ -11,9 +11,8 @@ from penstock.tenancy.documents import key_document, new_key_document
 from penstock.tenancy.keys import ApiKey, NewKey, key_id_of
 
 
-def add_keys(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    keys = commands.add_parser("keys", help="create, list, revoke and rotate API keys")
-    verbs = keys.add_subparsers(dest="verb", required=True, metavar="VERB")
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     create = verbs.add_parser("create", help="a new key; it is printed once and kept only as a hash")
     create.add_argument("tenant", metavar="TENANT")
@@ -38,7 +37,7 @@ def add_keys(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         add_store_flags(command)
 
 
-def run_keys(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     with store_from(arguments) as store:
         match arguments.verb:
             case "create":

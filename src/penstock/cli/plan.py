@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 
-def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("plan", help="what hardware a model and a load need, what it costs, what costs less")
+def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         nargs="?",
@@ -59,7 +58,7 @@ def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
-def run_plan(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     from penstock.capacity import report
     from penstock.capacity.answer import as_json, text
     from penstock.cli.plan_inputs import answer_for, model_config, table_of

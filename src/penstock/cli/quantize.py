@@ -26,61 +26,60 @@ SAMPLES, SEQ_LEN = 64, 512
 VERSION = 2  # of what a run writes: one by another version does not go on with it
 
 
-def add_quantize(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser("quantize", help="make a model small, and report what it saves and costs")
-    command.add_argument(
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "model", metavar="MODEL", help="an alias, a .gguf file, a Hugging Face directory, or hf:org/name"
     )
-    command.add_argument(
+    parser.add_argument(
         "directory", type=Path, metavar="OUT", help="where to write; a run that was killed goes on there"
     )
-    command.add_argument(
+    parser.add_argument(
         "--method",
         choices=METHODS,
         default="gptq",
         help="gptq and awq: 4 bits in groups, fitted to a text; int8: 8 bits and activations in 8 bits (W8A8), or with "
         "--group weights alone; fp8: E4M3, activations too (default: gptq)",
     )
-    command.add_argument("--bits", type=int, metavar="N", help="4, or 8 for gptq (default: 4; int8 and fp8: 8)")
-    command.add_argument(
+    parser.add_argument("--bits", type=int, metavar="N", help="4, or 8 for gptq (default: 4; int8 and fp8: 8)")
+    parser.add_argument(
         "--group",
         type=int,
         metavar="N",
         help="columns with one scale (default: 128, or the largest half of it that divides the model's columns)",
     )
-    symmetry = command.add_mutually_exclusive_group()
+    symmetry = parser.add_mutually_exclusive_group()
     symmetry.add_argument(
         "--sym", dest="symmetric", action="store_true", default=None, help="no zero points (default, but for awq)"
     )
     symmetry.add_argument(
         "--asym", dest="symmetric", action="store_false", default=None, help="a zero point for each group"
     )
-    command.add_argument(
+    parser.add_argument(
         "--act-order", action="store_true", help="gptq: group columns by importance; serving it costs a gather"
     )
-    command.add_argument(
+    parser.add_argument(
         "--calibration", type=Path, metavar="FILE", help="text to fit to (default: Alice's Adventures in Wonderland)"
     )
-    command.add_argument(
+    parser.add_argument(
         "--samples", type=int, metavar="N", help=f"windows of that text (default: {SAMPLES}, or all there are)"
     )
-    command.add_argument(
+    parser.add_argument(
         "--seq-len", type=int, metavar="N", help=f"tokens of a window (default: {SEQ_LEN}, or the model's context)"
     )
-    command.add_argument(
+    parser.add_argument(
         "--evaluation", type=Path, metavar="FILE", help="text to judge by (default: As You Like It, two acts)"
     )
-    command.add_argument("--eval-windows", type=int, default=16, metavar="N", help="windows of that text (default: 16)")
-    command.add_argument(
+    parser.add_argument("--eval-windows", type=int, default=16, metavar="N", help="windows of that text (default: 16)")
+    parser.add_argument(
         "--report", choices=["full", "size"], default="full", help="size: without quality and speed (default: full)"
     )
-    command.add_argument("--json", type=Path, metavar="FILE", help="the report, for programs")
-    command.add_argument(
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the report, for programs")
+    parser.add_argument(
         "--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to compute (default: auto)"
     )
 
 
-def run_quantize(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     from penstock.cli.quantize_report import describe, make_report
     from penstock.hub.progress import ProgressBar
     from penstock.hub.resolve import resolve

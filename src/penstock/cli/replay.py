@@ -12,26 +12,25 @@ if TYPE_CHECKING:
     from penstock.router.strategies import RoutingSettings
 
 
-def add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    replay = commands.add_parser("replay", help="what another routing policy would have done, by a decision log")
-    replay.add_argument("log", type=Path, metavar="LOG", help="a gateway's, under PENSTOCK_HOME/decisions")
-    replay.add_argument("--policy", default="all", metavar="NAME,…", help="strategies of docs/router.md (default: all)")
-    replay.add_argument(
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("log", type=Path, metavar="LOG", help="a gateway's, under PENSTOCK_HOME/decisions")
+    parser.add_argument("--policy", default="all", metavar="NAME,…", help="strategies of docs/router.md (default: all)")
+    parser.add_argument(
         "--weights",
         type=_weights,
         default={},
         metavar="NAME=X,…",
         help="for them: prefix, session, priority, queue, kv_pressure, output; with --policy all, kv_aware with these",
     )
-    replay.add_argument(
+    parser.add_argument(
         "--alone", action="store_true", help="each choice by itself; else what a policy changes, it is shown later"
     )
-    replay.add_argument("--model", metavar="NAME", help="the requests of this model alone (default: all)")
-    replay.add_argument("--changes", type=int, default=5, metavar="N", help="show the N largest changes (default: 5)")
-    replay.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--model", metavar="NAME", help="the requests of this model alone (default: all)")
+    parser.add_argument("--changes", type=int, default=5, metavar="N", help="show the N largest changes (default: 5)")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
-def run_replay(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     from penstock.cli.store_flags import print_json
     from penstock.gateway.records.decisions import read_entries
     from penstock.replay.replay import Replay

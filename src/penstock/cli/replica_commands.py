@@ -11,9 +11,8 @@ from penstock.tenancy.replicas import OPTIONS, ReplicaRow
 _BY = "command"
 
 
-def add_replicas(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    replicas = commands.add_parser("replicas", help="add, drain and remove replicas while gateways run")
-    verbs = replicas.add_subparsers(dest="verb", required=True, metavar="VERB")
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, text in {
         "list": "the replicas in the store; those of a gateway's file are in `penstock top`",
         "add": "a replica for a model; a model that no gateway knows yet appears with its first replica",
@@ -42,7 +41,7 @@ def add_replicas(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         add_store_flags(command)
 
 
-def run_replicas(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     with store_from(arguments) as store:
         book = store.replicas
         match arguments.verb:

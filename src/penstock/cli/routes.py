@@ -12,9 +12,8 @@ from penstock.tenancy.store import Store
 _BY = "command"
 
 
-def add_routes(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    routes = commands.add_parser("routes", help="how a model's traffic is shared between its versions")
-    verbs = routes.add_subparsers(dest="verb", required=True, metavar="VERB")
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, text in {
         "list": "all models with versions, as gateways have declared them",
         "show": "one model: its shares, and every change to them",
@@ -42,7 +41,7 @@ def add_routes(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         add_store_flags(command)
 
 
-def run_routes(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     with store_from(arguments) as store:
         if arguments.verb == "list":
             _list(store.routes.all(), arguments.json)

@@ -23,11 +23,10 @@ _PROFILE = "h200-llama8b"
 _COMPARED = "kv_aware,round_robin,least_connections,session,oracle"
 
 
-def add_sim(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    sim = commands.add_parser("sim", help="a fleet under a trace, in simulated time")
-    kinds = sim.add_subparsers(dest="sim", required=True, metavar="KIND")
-    run = kinds.add_parser("run", help="one policy")
-    _add_trace(run, strategy="kv_aware", replicas="16")
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="sim", required=True, metavar="KIND")
+    one = kinds.add_parser("run", help="one policy")
+    _add_trace(one, strategy="kv_aware", replicas="16")
     compare = kinds.add_parser("compare", help="policies side by side, at several sizes")
     _add_trace(compare, strategy=_COMPARED, replicas="4,16,64")
     calibrate = kinds.add_parser("calibrate", help="a profile from the step log of an engine")
@@ -73,7 +72,7 @@ def _add_trace(parser: argparse.ArgumentParser, *, strategy: str, replicas: str)
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
 
 
-def run_sim(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     if arguments.sim == "calibrate":
         _calibrate(arguments)
     else:

@@ -26,9 +26,8 @@ _HELP = {
 }
 
 
-def add_tenants(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    tenants = commands.add_parser("tenants", help="who may use the service, and how much")
-    verbs = tenants.add_subparsers(dest="verb", required=True, metavar="VERB")
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, text in {
         "add": "a new tenant; it needs a key next: penstock keys create TENANT",
         "set": "change what is given, and leave the rest; 'none' takes a limit away",
@@ -82,7 +81,7 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
     )
 
 
-def run_tenants(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     with store_from(arguments) as store:
         match arguments.verb:
             case "add":

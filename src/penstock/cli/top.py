@@ -8,16 +8,13 @@ import os
 _URL = "http://127.0.0.1:8000"
 
 
-def add_top(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser(
-        "top", help="the fleet in a terminal: replicas, load, KV cache, queues, alerts, tenants"
-    )
-    command.add_argument("--url", metavar="URL", help=f"where the console is (default: $PENSTOCK_URL, or {_URL})")
-    command.add_argument("--key", metavar="KEY", help="an admin's key; better in $PENSTOCK_ADMIN_KEY")
-    command.add_argument("--once", action="store_true", help="print how things stand as plain text, and end")
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", metavar="URL", help=f"where the console is (default: $PENSTOCK_URL, or {_URL})")
+    parser.add_argument("--key", metavar="KEY", help="an admin's key; better in $PENSTOCK_ADMIN_KEY")
+    parser.add_argument("--once", action="store_true", help="print how things stand as plain text, and end")
 
 
-def run_top(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     from penstock.cli.top_screen import show
 
     url = arguments.url or os.environ.get("PENSTOCK_URL") or _URL

@@ -13,26 +13,25 @@ from penstock.tenancy.store import Store
 from penstock.tenancy.usage import NOTHING, Spent, UsageSum, periods
 
 
-def add_usage(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    usage = commands.add_parser("usage", help="what tenants used")
-    usage.add_argument(
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "tenant",
         metavar="TENANT",
         nargs="?",
         help="its id, that of a removed one too; `anonymous`: who had no key (default: all, today and this month)",
     )
-    usage.add_argument(
+    parser.add_argument(
         "--since",
         type=moment,
         metavar="WHEN",
         help="2026-11-15, 2026-11-15T12:00 (UTC), or how long ago: 24h, 7d; in whole hours (default: this month)",
     )
-    usage.add_argument("--until", type=moment, metavar="WHEN", help="in the same words (default: now)")
-    usage.add_argument("--by", choices=STEPS, help="one line per (default: day)")
-    add_store_flags(usage)
+    parser.add_argument("--until", type=moment, metavar="WHEN", help="in the same words (default: now)")
+    parser.add_argument("--by", choices=STEPS, help="one line per (default: day)")
+    add_store_flags(parser)
 
 
-def run_usage(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     with store_from(arguments) as store:
         if arguments.tenant is None:
             _show_all(store, arguments)

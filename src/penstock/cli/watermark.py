@@ -13,9 +13,8 @@ from penstock.core.watermark import Scheme, Seeding
 from penstock.hub.watermarks import WatermarkFile
 
 
-def add_watermark(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    watermark = commands.add_parser("watermark", help="mark what is generated, and find the marks again")
-    verbs = watermark.add_subparsers(dest="verb", required=True, metavar="VERB")
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     given: dict[str, Any] = {"default": argparse.SUPPRESS}
 
     add = verbs.add_parser("add", help="a new watermark with a secret of its own; its settings never change")
@@ -56,7 +55,7 @@ def add_watermark(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         command.add_argument("--json", action="store_true", help="for programs")
 
 
-def run_watermark(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     marks = WatermarkFile.at(arguments.watermark_file)
     match arguments.verb:
         case "add":

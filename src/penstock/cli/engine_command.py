@@ -1,0 +1,29 @@
+"""`penstock engine MODEL`: one replica that stands behind a gateway."""
+
+from __future__ import annotations
+
+import argparse
+
+from penstock.cli.flags import add_replica_flags, settings_from
+
+_EXAMPLES = """\
+examples:
+  penstock engine --port 9001                      # name http://127.0.0.1:9001 in a gateway's file
+  PENSTOCK_GATEWAY_SECRET=... penstock engine hf:Qwen/Qwen3-8B --host 0.0.0.0"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_replica_flags(parser, _EXAMPLES)
+    parser.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)  # for `serve --replicas`
+
+
+def run(arguments: argparse.Namespace) -> None:
+    settings = settings_from(arguments)
+    if arguments.report_fd is not None:
+        from penstock.cli.start_report import serve_and_report
+
+        serve_and_report(settings, arguments.report_fd)
+    else:
+        from penstock.cli.serve import serve
+
+        serve(settings, has_console=False)
