@@ -104,7 +104,7 @@ class QuantizedDirectory:
     ) -> None:
         shards = [SafetensorsFile(self.shard(index)) for index in range(self.num_layers + 1)]
         places = {name: shard.path.name for shard in shards for name in shard.tensors}
-        total = sum(info.end - info.start for shard in shards for info in shard.tensors.values())
+        total = sum(info.num_bytes for shard in shards for info in shard.tensors.values())
         _publish_json(self.path / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
         if isinstance(checkpoint.tokenizer_source, TokenizerMetadata):
             config = hf_config(checkpoint.config, dtype)
@@ -167,7 +167,7 @@ def tensor_bytes(path: Path) -> Iterator[tuple[str, int]]:
     """Of every tensor in a directory's files, by name."""
     for file in sorted(path.glob("*.safetensors")):
         for name, info in SafetensorsFile(file).tensors.items():
-            yield name, info.end - info.start
+            yield name, info.num_bytes
 
 
 def _publish_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,6 +1,8 @@
-"""The safetensors container: a JSON header, then the tensors' bytes. It knows the file format, not what a model is.
+"""The safetensors container, read through the `safetensors` library and written a tensor at a time. It knows the file
+format, not what a model is.
 
-Read and written here rather than with the library because numpy has neither bfloat16 nor float8.
+The library checks the header and its offsets. Tensors are views of the mapped file, as bits: numpy, in which the
+library would copy them, has neither bfloat16 nor float8.
 """
 
 from __future__ import annotations
@@ -8,15 +10,15 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, cast
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Meta
+from safetensors import SafetensorError, safe_open
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
 from penstock.hub.disk import written_whole
@@ -32,18 +34,15 @@ INTEGERS: dict[str, np.dtype[Any]] = {
 }
 HEADER_BYTES_PER_TENSOR = 256  # room kept for the header: a name, a type, two dimensions and two offsets
 COPY_BYTES = 1 << 26
-MAX_HEADER_BYTES = 100_000_000  # the library's own limit
 MAX_DIMENSIONS = 8
-
-_Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
 @dataclass(frozen=True)
 class TensorInfo:
     shape: tuple[int, ...]
     code: str
-    start: int
-    end: int
+    start: int  # in the file
+    num_bytes: int
 
 
 class SafetensorsFile:
@@ -59,12 +58,11 @@ class SafetensorsFile:
         except ValueError:  # an empty file cannot be mapped
             raise ModelCorrupt(f"{path} is empty; download it again") from None
         try:
-            self.notes, self.tensors = _read_header(self._bytes)
-        except (ValueError, RecursionError) as error:
-            raise ModelCorrupt(f"{path} has a damaged header ({error}); download it again") from None
-        end = max((info.end for info in self.tensors.values()), default=0)
-        if end > len(self._bytes):
-            raise ModelCorrupt(f"{path} is cut short: {len(self._bytes):,} of {end:,} bytes; download it again")
+            with safe_open(path, "numpy") as header:
+                self.notes: dict[str, str] = header.metadata() or {}
+                self.tensors = dict(_placed(header, 8 + int.from_bytes(self._bytes[:8], "little")))
+        except (SafetensorError, ValueError) as error:
+            raise ModelCorrupt(f"{path} is damaged or cut short ({error}); download it again") from None
 
     def stored(self, name: str) -> StoredTensor:
         info = self.tensors[name]
@@ -81,10 +79,25 @@ class SafetensorsFile:
 
     def _array(self, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         info = self.tensors[name]
-        count = math.prod(info.shape)
-        if count * dtype.itemsize != info.end - info.start:
-            raise ModelCorrupt(f"tensor {name} of {self.path} has the wrong size; download it again")
-        return np.frombuffer(self._bytes, dtype, count, info.start).reshape(info.shape)
+        return np.ndarray(info.shape, dtype, self._bytes, info.start)
+
+
+def _placed(header: Any, start: int) -> Iterator[tuple[str, TensorInfo]]:
+    """Tensors with their place in the file: they lie one behind the other, which the library has checked."""
+    for name in header.offset_keys():
+        tensor = header.get_slice(name)
+        shape, code = tuple(tensor.get_shape()), tensor.get_dtype()
+        if len(shape) > MAX_DIMENSIONS:
+            raise ValueError(f"tensor {name} has {len(shape)} dimensions")
+        num_bytes = math.prod(shape) * _bits(code) // 8
+        yield name, TensorInfo(shape, code, start, num_bytes)
+        start += num_bytes
+
+
+def _bits(code: str) -> int:
+    """Bits of a number: BF16 has 16, F8_E4M3 has 8."""
+    digits = re.match(r"[A-Z]+(\d+)", code)
+    return int(digits[1]) if digits else 8  # BOOL
 
 
 @dataclass(frozen=True)
@@ -128,38 +141,3 @@ def _write_values(file: BinaryIO, tensor: Written) -> None:
         if tensor.code == "BF16" and part.dtype == np.float32:
             part = narrow_bfloat16(part)
         file.write(part.astype(stored_as, copy=False).data)
-
-
-def _read_header(buffer: mmap.mmap) -> tuple[dict[str, str], dict[str, TensorInfo]]:
-    """What the writer noted, and the tensors."""
-    num_bytes = int.from_bytes(buffer[:8], "little")
-    data_start = 8 + num_bytes
-    if data_start > len(buffer):
-        raise ValueError("it runs past the end of the file")
-    if num_bytes > MAX_HEADER_BYTES:
-        raise ValueError(f"{num_bytes:,} bytes; the most is {MAX_HEADER_BYTES:,}")
-    entries = msgspec.json.decode(buffer[8:data_start], type=dict[str, msgspec.Raw])
-    noted = entries.pop("__metadata__", None)
-    notes = msgspec.json.decode(noted, type=dict[str, str] | None) if noted is not None else None
-    found = {name: _entries.decode(entry) for name, entry in entries.items()}
-    for name, entry in found.items():
-        if entry.data_offsets[0] > entry.data_offsets[1]:
-            raise ValueError(f"tensor {name} ends before it begins")
-    return notes or {}, {
-        name: TensorInfo(
-            shape=tuple(entry.shape),
-            code=entry.dtype,
-            start=data_start + entry.data_offsets[0],
-            end=data_start + entry.data_offsets[1],
-        )
-        for name, entry in found.items()
-    }
-
-
-class _Entry(msgspec.Struct, gc=False):
-    dtype: str
-    shape: Annotated[list[_Count], Meta(max_length=MAX_DIMENSIONS)]
-    data_offsets: tuple[_Count, _Count]
-
-
-_entries = msgspec.json.Decoder(_Entry)
