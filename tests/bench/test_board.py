@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from penstock.bench import board as module
 from penstock.bench.board import Board
+from penstock.bench.lag import LagWatch
 
 
 @pytest.fixture
@@ -35,3 +38,25 @@ def test_of_so_many_requests_the_time_left_is_by_their_pace(clock: list[float]) 
     assert board.line(0.0).endswith("  0:09 left")
     board.step = "step 1 of 2"
     assert board.line(0.0).endswith("  0:09 left of this step")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("kind", [Terminal, io.StringIO])
+async def test_how_it_ended_is_shown_last_with_a_bar_on_a_terminal_alone(
+    kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    stream = kind()
+    board = Board(stream)
+    board.begin("1 client", 2, None)
+    async with board.shown(LagWatch()):
+        board.begun()
+        board.ended(0.1, 5, None)
+        board.conversation_over()
+    last = [line for line in stream.getvalue().splitlines() if "1 client" in line][-1]
+    assert "1/2" in last
+    assert ("━" in last) == ("\x1b" in last) == (kind is Terminal)

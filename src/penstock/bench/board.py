@@ -6,13 +6,17 @@ import asyncio
 import sys
 from collections import Counter, deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from time import perf_counter
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from penstock.bench.lag import LagWatch
 from penstock.bench.spread import percentile
-from penstock.hub.progress import in_minutes
+from penstock.terminal.progress import in_minutes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
 
 BAR_WIDTH = 20
 REDRAW_EVERY_S = 0.25
@@ -25,7 +29,6 @@ class Board:
         self._stream = stream
         self.step = ""  # which of how many the next load is
         self.after_s: float | None = None  # how long the loads after it will take; None: not known, or there are none
-        self._redraws = stream is not None and stream.isatty()
         self.begin(None, None, None)
 
     @classmethod
@@ -60,8 +63,11 @@ class Board:
         self.num_over += 1
 
     def line(self, lag_s: float) -> str:
-        wall_s = max(perf_counter() - self._began_s, 1e-9)
-        parts = [self.step, self._label or "", self._bar(wall_s), f"{self.num_running} running"]
+        wall_s = self._wall_s()
+        return "  ".join(filter(None, [self.step, self._label, self._done(wall_s), self._counts(wall_s, lag_s)]))
+
+    def _counts(self, wall_s: float, lag_s: float) -> str:
+        parts = [f"{self.num_running} running"]
         parts += [f"{number} {kind}" for kind, number in self.errors.items()]
         parts += [f"{self.num_answered / wall_s:.1f} req/s", f"{self.num_tokens / wall_s:,.0f} tok/s"]
         if self._ttfts:
@@ -71,7 +77,7 @@ class Board:
             parts.append(f"{in_minutes(left_s + (self.after_s or 0.0))} left{of_step}")
         if lag_s > 0.005:
             parts.append(f"generator {1000 * lag_s:.0f} ms late")
-        return "  ".join(filter(None, parts))
+        return "  ".join(parts)
 
     @asynccontextmanager
     async def shown(self, watch: LagWatch) -> AsyncIterator[None]:
@@ -79,24 +85,42 @@ class Board:
         if self._stream is None or self._label is None:
             yield
             return
-        task = asyncio.ensure_future(self._show(watch))
-        try:
-            yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-            self._write(self.line(0.0), is_last=True)
+        with _bar_on(self._stream) if self._stream.isatty() else nullcontext() as live:
+            task = asyncio.ensure_future(self._show(live, watch))
+            try:
+                yield
+            finally:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+                self._tell(live, 0.0)
 
-    async def _show(self, watch: LagWatch) -> None:
+    async def _show(self, live: Live | None, watch: LagWatch) -> None:
         while True:
-            await asyncio.sleep(REDRAW_EVERY_S if self._redraws else LINE_EVERY_S)
-            self._write(self.line(watch.latest_s), is_last=False)
+            await asyncio.sleep(LINE_EVERY_S if live is None else REDRAW_EVERY_S)
+            self._tell(live, watch.latest_s)
 
-    def _write(self, line: str, *, is_last: bool) -> None:
-        assert self._stream is not None
-        self._stream.write(f"\r\x1b[2K{line}" + "\n" * is_last if self._redraws else f"{line}\n")
-        self._stream.flush()
+    def _tell(self, live: Live | None, lag_s: float) -> None:
+        if live is not None:
+            live.update(self._row(lag_s), refresh=True)
+        else:
+            print(self.line(lag_s), file=self._stream, flush=True)
+
+    def _row(self, lag_s: float) -> RenderableType:
+        """A bar, and the counts below it."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        wall_s = self._wall_s()
+        share = self._share(wall_s)
+        bar = [ProgressBar(1.0, share, width=BAR_WIDTH)] if share is not None else []
+        row = Table.grid(padding=(0, 2, 0, 0))
+        row.add_row(*filter(None, [self.step, self._label]), *bar, self._done(wall_s))
+        return Group(row, self._counts(wall_s, lag_s))
+
+    def _wall_s(self) -> float:
+        return max(perf_counter() - self._began_s, 1e-9)
 
     def _left_s(self, wall_s: float) -> float | None:
         """Seconds left of this load; None: not known."""
@@ -106,15 +130,20 @@ class Board:
             return wall_s * (self._total - self.num_over) / self.num_over
         return None
 
-    def _bar(self, wall_s: float) -> str:
-        done = f"{self.num_over}" if self._total is None else f"{self.num_over}/{self._total}"
-        share = None
+    def _share(self, wall_s: float) -> float | None:
         if self._total:
-            share = self.num_over / self._total
-        elif self._duration_s:
-            share = wall_s / self._duration_s
-            done += f" in {wall_s:.0f} of {self._duration_s:.0f} s"
-        if share is None or not self._redraws:
-            return done
-        filled = round(min(share, 1.0) * BAR_WIDTH)
-        return f"[{'#' * filled}{'-' * (BAR_WIDTH - filled)}] {done}"
+            return self.num_over / self._total
+        return min(1.0, wall_s / self._duration_s) if self._duration_s else None
+
+    def _done(self, wall_s: float) -> str:
+        if self._total is not None:
+            return f"{self.num_over}/{self._total}"
+        return f"{self.num_over}" + (f" in {wall_s:.0f} of {self._duration_s:.0f} s" if self._duration_s else "")
+
+
+def _bar_on(terminal: TextIO) -> Live:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(file=terminal, markup=False, highlight=False, emoji=False)
+    return Live(console=console, auto_refresh=False, redirect_stdout=False)

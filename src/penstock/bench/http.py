@@ -17,8 +17,8 @@ from penstock.bench.rounds import run_rounds
 from penstock.bench.servers import Server, attach, started
 from penstock.bench.workloads import Workload
 from penstock.core.errors import ConfigError
-from penstock.hub.progress import ProgressBar
 from penstock.hub.resolve import describe
+from penstock.terminal.progress import ProgressBar
 from penstock.text.tokenizer import Tokenizer
 from penstock.workload.words import single_token_words
 

@@ -14,8 +14,8 @@ from penstock.bench.answer import digest
 from penstock.bench.client import Client, RequestFailed
 from penstock.bench.speech import Speech
 from penstock.core.errors import ConfigError, ModelError
-from penstock.hub.progress import ProgressBar
 from penstock.hub.resolve import describe
+from penstock.terminal.progress import ProgressBar
 from penstock.text.tokenizer import Tokenizer
 from penstock.workload.conversations import Message, Turn
 from penstock.workload.words import COMMON, LONG, SHORT, Scale, single_token_words, text

@@ -13,6 +13,7 @@ from penstock.capacity.model_bytes import ModelBytes
 from penstock.capacity.plan import HOURS_PER_MONTH, Case, Layout
 from penstock.capacity.steady import MAX_UTILISATION
 from penstock.core.model_config import ModelConfig
+from penstock.terminal.tables import aligned
 
 GIB = 2**30
 SAME, SHOWN = (
@@ -190,16 +191,7 @@ def hardware_table(hardware: dict[str, Gpu]) -> str:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """First and last columns to the left, those between to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    last = len(widths) - 1
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i in (0, last) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append(("  " + "  ".join(cells)).rstrip())
-    return "\n".join(lines)
+    return "\n".join(f"  {line}" for line in aligned(rows, left=(0, len(rows[0]) - 1)))
 
 
 def _saving(outcome: Outcome, before: float) -> list[str]:

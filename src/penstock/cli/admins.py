@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from penstock.cli.store_flags import add_store_flags, print_json, print_table, show_time, store_from
+from penstock.cli.store_flags import add_store_flags, print_json, show_time, store_from
 from penstock.tenancy.admins import AdminKey, NewAdminKey
+from penstock.terminal.tables import print_table
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

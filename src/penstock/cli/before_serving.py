@@ -14,9 +14,9 @@ from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.encoder import EncoderCheckpoint
 from penstock.hub.hf_directory import HFDirectory
 from penstock.hub.peft import read_peft
-from penstock.hub.progress import ProgressBar
 from penstock.hub.resolve import describe, resolve
 from penstock.hub.watermarks import WatermarkFile
+from penstock.terminal.progress import ProgressBar
 
 ModelFiles = Checkpoint | HFDirectory  # of both, the config and the tokenizer are wanted
 

@@ -17,8 +17,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from penstock.hub.convert import convert_to_hf
-    from penstock.hub.progress import ProgressBar
     from penstock.hub.resolve import resolve
+    from penstock.terminal.progress import ProgressBar
     from penstock.text.tokenizer import Tokenizer
 
     directory, dtype = arguments.directory, arguments.dtype

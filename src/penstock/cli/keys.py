@@ -6,9 +6,10 @@ import argparse
 import sys
 import time
 
-from penstock.cli.store_flags import add_store_flags, duration, print_json, print_table, show_time, store_from
+from penstock.cli.store_flags import add_store_flags, duration, print_json, show_time, store_from
 from penstock.tenancy.documents import key_document, new_key_document
 from penstock.tenancy.keys import ApiKey, NewKey, key_id_of
+from penstock.terminal.tables import print_table
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

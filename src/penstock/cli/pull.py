@@ -10,7 +10,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from penstock.hub.progress import ProgressBar
     from penstock.hub.resolve import resolve
+    from penstock.terminal.progress import ProgressBar
 
     print(resolve(arguments.model, progress=ProgressBar()).path)

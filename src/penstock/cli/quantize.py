@@ -81,9 +81,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from penstock.cli.quantize_report import describe, make_report
-    from penstock.hub.progress import ProgressBar
     from penstock.hub.resolve import resolve
     from penstock.quant.recipe import make_recipe
+    from penstock.terminal.progress import ProgressBar
     from penstock.text.tokenizer import Tokenizer
 
     checkpoint = resolve(arguments.model, progress=ProgressBar())
@@ -224,7 +224,7 @@ class Steps:
         self._number = 0
 
     def begin(self, what: str, unit: str = "layers") -> Callable[[int, int], None]:
-        from penstock.hub.progress import ProgressBar
+        from penstock.terminal.progress import ProgressBar
 
         self._number += 1
         bar, label = ProgressBar(unit=unit), f"step {self._number} of {self._total}: {what}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from penstock.cli.store_flags import add_store_flags, print_json, print_table, show_time, store_from
+from penstock.cli.store_flags import add_store_flags, print_json, show_time, store_from
 from penstock.tenancy.replicas import OPTIONS, ReplicaRow
+from penstock.terminal.tables import print_table
 
 _BY = "command"
 

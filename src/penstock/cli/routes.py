@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.cli.store_flags import add_store_flags, print_json, print_table, show_time, store_from
+from penstock.cli.store_flags import add_store_flags, print_json, show_time, store_from
 from penstock.tenancy.documents import route_document
 from penstock.tenancy.routes import RouteInForce, RouteRevision, shares_asked
 from penstock.tenancy.store import Store
+from penstock.terminal.tables import print_table
 
 _BY = "command"
 

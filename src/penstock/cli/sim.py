@@ -112,24 +112,18 @@ def _run_one(
 ) -> Result:
     from penstock.sim.simulation import POLICIES, Simulation
     from penstock.sim.workload import replay, speed_for
+    from penstock.terminal.progress import ProgressBar
 
     if policy not in POLICIES:
         raise ConfigError(f"no policy '{policy}'; there are {', '.join(POLICIES)}", param="strategy")
     speed = given.speed or speed_for(arrivals, profile, num_replicas, given.utilisation, given.copies)
     simulation = Simulation(profile, num_replicas, "oracle" if policy == "oracle" else _routing(policy, given.weights))
     asks = replay(arrivals, speed, copies=given.copies, tenants=given.tenants, classes=_classes(given.classes))
-    total = len(arrivals) * given.copies
+    total, has_terminal = len(arrivals) * given.copies, sys.stderr.isatty()
 
-    def progress(now: float, count: int) -> None:
-        print(
-            f"\r{policy}, {num_replicas} replicas: {count:,} of {total:,} requests, {now:,.0f} s",
-            end="",
-            file=sys.stderr,
-        )
-
-    result = simulation.run(asks, progress=progress if sys.stderr.isatty() else None)
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr)
+    bar, label = ProgressBar(unit="requests"), f"{policy}, {num_replicas} replicas"
+    result = simulation.run(asks, progress=(lambda now, count: bar(label, count, total)) if has_terminal else None)
+    bar.close()
     print(
         f"{policy}, {num_replicas} replicas: {result.requests:,} requests, the trace {speed:.2f} times as fast, "
         f"{result.seconds:,.0f} s simulated in {result.cpu_s:.1f} s",

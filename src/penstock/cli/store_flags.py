@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,24 +48,6 @@ def print_json(value: Any) -> None:
     import msgspec
 
     print(msgspec.json.format(msgspec.json.encode(value)).decode())
-
-
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as they must be; numbers to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
-    is_number = [all(_looks_like_number(cell) for cell in column) for column in zip(*rows, strict=True)] or [
-        False
-    ] * len(head)
-    for row in (head, *rows):
-        cells = (
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, is_number, strict=True)
-        )
-        print("  ".join(cells).rstrip())
-
-
-def _looks_like_number(cell: str) -> bool:
-    return cell in ("", "-") or cell.replace(",", "").replace(".", "").isdecimal()
 
 
 def show_time(at_s: float | None) -> str:

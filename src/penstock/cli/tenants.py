@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.cli.flags import flag
-from penstock.cli.store_flags import add_store_flags, print_json, print_table, show_time, store_from
+from penstock.cli.store_flags import add_store_flags, print_json, show_time, store_from
 from penstock.tenancy.documents import tenant_document
 from penstock.tenancy.tenants import Budget, CacheScope, Limits, PriorityClass, Tenant
+from penstock.terminal.tables import aligned, print_table
 
 _HELP = {
     "requests_per_minute": "requests in any 60 seconds; all of them may come at once",
@@ -138,9 +139,7 @@ def _show(tenant: Tenant, as_json: bool) -> None:
     }
     for section in (tenant.limits, tenant.budget):
         rows |= {name.replace("_", " "): _number(getattr(section, name)) for name in section.__struct_fields__}
-    width = max(map(len, rows))
-    for label, value in rows.items():
-        print(f"{label.ljust(width)}  {value}".rstrip())
+    print(*aligned(rows.items(), left=(0, 1)), sep="\n")
 
 
 def _list(tenants: list[Tenant], as_json: bool) -> None:

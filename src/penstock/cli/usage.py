@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import time
 
-from penstock.cli.store_flags import add_store_flags, moment, print_json, print_table, store_from
+from penstock.cli.store_flags import add_store_flags, moment, print_json, store_from
 from penstock.core.errors import InvalidValue
 from penstock.tenancy.documents import STEPS, SUMMED, UsageReport
 from penstock.tenancy.prices import NANOS
 from penstock.tenancy.store import Store
 from penstock.tenancy.usage import NOTHING, Spent, UsageSum, periods
+from penstock.terminal.tables import print_table
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.store_flags import print_json, print_table, show_time
+from penstock.cli.store_flags import print_json, show_time
 from penstock.core.errors import InvalidValue
 from penstock.core.watermark import Scheme, Seeding
 from penstock.hub.watermarks import WatermarkFile
+from penstock.terminal.tables import print_table
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from penstock.replay.estimate import Spread
 from penstock.replay.report import Changed, Log, Outcome, Report
+from penstock.terminal.tables import aligned
 
 RECORDED = "recorded"
 
@@ -32,14 +33,6 @@ def lines(report: Report) -> Iterator[str]:
         yield f"- {limit}"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The first column to the left, numbers to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
-    for first, *rest in (head, *rows):
-        cells = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
-        yield "  ".join((first.ljust(widths[0]), *cells)).rstrip()
-
-
 def _log(log: Log) -> Iterator[str]:
     when = [time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at_s)) for at_s in (log.first_s, log.last_s)]
     yield f"{log.num_requests:,} requests for {', '.join(log.models)}, {when[0]} to {when[1]} UTC, by {_names(log)}"
@@ -63,7 +56,7 @@ def _estimate(report: Report) -> Iterator[str]:
             rows.append((name, *_times(found.estimated), ms(found.mean_error_s), f"{found.explained:.0%}"))
     rows.append(("the mean, for all", "", "", "", ms(judged.mean_alone_error_s), "0%"))
     yield f"Time to the first token of {judged.num_measured:,} requests, where they really went:"
-    yield from table(("", "MEAN", "P50", "P95", "MEAN ERROR", "EXPLAINS"), rows)
+    yield from aligned([("", "MEAN", "P50", "P95", "MEAN ERROR", "EXPLAINS"), *rows])
 
 
 def _policies(report: Report) -> Iterator[str]:
@@ -73,7 +66,7 @@ def _policies(report: Report) -> Iterator[str]:
     tokens = report.log.prompt_tokens
     rows = [_row(f"{RECORDED} ({_names(report.log)})", report.recorded, tokens, "")]
     rows += [_row(name, outcome, tokens, _more(outcome)) for name, outcome in report.others.items()]
-    yield from table(head, rows)
+    yield from aligned([head, *rows])
 
 
 def _row(name: str, outcome: Outcome, prompt_tokens: int, more: str) -> tuple[str, ...]:
@@ -95,7 +88,7 @@ def _shares(recorded: Outcome, name: str, other: Outcome) -> Iterator[str]:
             share = outcome.shares.get(replica)
             row += [f"{share.requests:.0%}", f"{share.computed:.0%}"] if share is not None else ["0%", "0%"]
         rows.append(row)
-    yield from table(("", "REQUESTS", "COMPUTED", name, "COMPUTED"), rows)
+    yield from aligned([("", "REQUESTS", "COMPUTED", name, "COMPUTED"), *rows])
 
 
 def _changed(changed: Changed) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from penstock.sim.result import Result
+from penstock.terminal.tables import aligned
 
 _COLUMNS: Sequence[tuple[str, Callable[[Result], str]]] = (
     ("replicas", lambda r: str(r.num_replicas)),
@@ -30,14 +31,7 @@ def table(results: Sequence[Result]) -> list[list[str]]:
 
 
 def plain(results: Sequence[Result]) -> str:
-    rows = table(results)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        numbers = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        numbers[1] = row[1].ljust(widths[1])
-        lines.append("  ".join(numbers).rstrip())
-    return "\n".join(lines)
+    return "\n".join(aligned(table(results), left=(1,)))
 
 
 def markdown(results: Sequence[Result]) -> str:
