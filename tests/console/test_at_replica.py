@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.cli.top_screen import Source
 from penstock.console.at_replica import with_console
 from penstock.console.feed import Feed
 from penstock.console.history import COLUMNS
 from penstock.console.replica_source import facts_of
+from penstock.console.top.client import Source
 from penstock.core.errors import PermissionDenied
 from penstock.core.settings import ServerSettings
 from penstock.core.slo import Slo

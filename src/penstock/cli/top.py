@@ -15,7 +15,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from penstock.cli.top_screen import show
+    from penstock.console.top.live import show
 
     url = arguments.url or os.environ.get("PENSTOCK_URL") or _URL
     show(url, arguments.key or os.environ.get("PENSTOCK_ADMIN_KEY"), once=arguments.once)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from penstock.console.history import COLUMNS
-from penstock.console.screen import AlertLine, Hello, Tick, View, lines
+from penstock.console.top import screen
+from penstock.console.top.view import AlertLine, Hello, Tick, View
 from penstock.console.views import QueueRow, ReplicaRow, State, TenantRow
 from tests.examples import examples
 
@@ -23,8 +27,20 @@ def view(state: State | None = None, **columns: float | None) -> View:
     return View("http://127.0.0.1:8000", hello)
 
 
+def lines(shown: View, width: int = 80) -> list[str]:
+    return screen.text(shown, width=width).splitlines()
+
+
 def text(shown: View) -> str:
-    return "\n".join(lines(shown))
+    return screen.text(shown, width=80)
+
+
+def coloured(shown: View) -> list[str]:
+    """Lines as a terminal gets them."""
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="standard", no_color=False)
+    with console.capture() as captured:
+        console.print(screen.screen(shown, 80))
+    return captured.get().splitlines()
 
 
 def test_a_replica_is_shown_with_its_load_and_a_bar_of_its_cache() -> None:
@@ -44,7 +60,7 @@ def test_a_replica_is_shown_with_its_load_and_a_bar_of_its_cache() -> None:
         heard_s_ago=0.12,
     )
     (line,) = [line for line in lines(view(State([], [replica], [], []))) if line.startswith("small-1f2a")]
-    assert line.split() == ["small-1f2a", "ready", "3/64", "2", "██░░░░░░░░", "25%", "123", "50%", "0.1s"]
+    assert line.split() == ["small-1f2a", "ready", "3/64", "2", "━━╸", "25%", "123", "50%", "0.1s"]
 
 
 def test_times_and_rates_of_a_model_are_shown_and_what_nobody_knows_is_a_dash() -> None:
@@ -106,13 +122,18 @@ def test_a_wide_terminal_shows_more_columns_and_whole_names() -> None:
 
 def test_a_replica_that_is_out_is_grey() -> None:
     replica = ReplicaRow("r", "small-1f2a", "small", "penstock", "out")
-    (line,) = [line for line in lines(view(State([], [replica], [], [])), has_colour=True) if "small-1f2a" in line]
+    (line,) = [line for line in coloured(view(State([], [replica], [], []))) if "small-1f2a" in line]
     assert line.startswith("\x1b[2m")
 
 
 def test_colours_are_for_terminals_only() -> None:
     assert "\x1b" not in text(view())
-    assert "\x1b" in "\n".join(lines(view(), has_colour=True))
+    assert "\x1b" in "\n".join(coloured(view()))
+
+
+def test_names_are_no_markup() -> None:
+    replica = ReplicaRow("r", "[red]small[/red]", "small", "penstock", "ready")
+    assert "[red]small[/red]" in text(view(State([], [replica], [], [])))
 
 
 @settings(max_examples=examples(25))
