@@ -24,11 +24,8 @@ from penstock.hub.peft import MAX_RANK, LowRank, PeftAdapter
 from penstock.hub.stored import StoredTensor
 from penstock.model.batch import Batch
 from penstock.model.layers import CausalLM
-from penstock.model.lora_slots import AdaptedLinear, HostPair, PlainSlots, Slots
+from penstock.model.lora_slots import AdaptedLinear, HostPair
 from penstock.model.ops import LayerKV, Ops
-from penstock.model.ops.native import NativeOps
-from penstock.model.ops.native_adapters import NativeSlots
-from penstock.model.ops.reference import ReferenceOps
 from penstock.model.weights import DTYPES, Site
 
 T = TypeVar("T")
@@ -49,7 +46,7 @@ class AdapterBank:
 
     def __init__(self, ops: Ops, sites: Sequence[Site], num_slots: int, max_rank: int = MAX_RANK) -> None:
         self.num_slots = num_slots
-        self.slots = _slots(ops, sites, num_slots, max_rank)
+        self.slots = ops.lora_slots(sites, num_slots, max_rank)
         self._sites = sites
         self._places = {name: place for place, site in enumerate(sites) for name in site.outputs}
 
@@ -109,18 +106,6 @@ def with_adapters(
     bank = AdapterBank(ops, reached, num_slots, max_rank)
     linears = {id(site.linear): AdaptedLinear(site.linear, place, bank.slots) for place, site in enumerate(reached)}
     return AdaptedModel(model, _replaced(model, linears), bank)
-
-
-def _slots(ops: Ops, sites: Sequence[Site], num_slots: int, max_rank: int) -> Slots:
-    if isinstance(ops, NativeOps):
-        return NativeSlots(ops, num_slots, len(sites))
-    if isinstance(ops, ReferenceOps):
-        return PlainSlots(ops, num_slots)
-    from penstock.model.ops.triton import TritonOps  # late: where there is no Triton, nothing asks for it
-    from penstock.model.ops.triton.lora.slots import TritonSlots
-
-    assert isinstance(ops, TritonOps)
-    return TritonSlots(ops, sites, num_slots, max_rank)
 
 
 def _fields(value: Any, wanted: set[int]) -> set[int]:

@@ -1,7 +1,7 @@
 """What lies in the slots of a device: adapters whose matrices are linears of the operations, by slot and site.
 
 `PlainSlots` is for any operations; those that compute all adapters of a step at once bring their own
-(`ops.native_adapters`, `ops.triton.adapters`).
+(`ops.native_adapters`, `ops.triton.lora.slots`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from penstock.hub.encoder import Pooling, read_pooling
 from penstock.model.loading import load_model
 from penstock.model.lora import with_adapters
 from penstock.model.ops import KVShape, LayerKV, Ops
-from penstock.model.ops.native import NativeOps
 from penstock.model.weights import Site
 from penstock.quant import Quant
 from penstock.runner.draft import Drafting, load_small
@@ -138,8 +137,7 @@ def assemble(
     limits = _within(limits, blocks)
     phase("cache", 0, 0)
     kv = _cache(ops, replace(shape, num_blocks=blocks), checkpoint)
-    if isinstance(ops, NativeOps):
-        ops.settle_kv(kv)
+    ops.settle_kv(kv)
     mover = None
     if host_blocks:
         mover = BlockMover(ops, kv, make_host_copies(kernels, ops, kv, host_blocks, staging_blocks))

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from penstock.model.layers import CausalLM
-from penstock.model.ops import LayerKV
-from penstock.model.ops.triton import TritonOps
+from penstock.model.ops import LayerKV, Ops
 from penstock.model.ops.triton.attention.shared_prefix import pieces_wanted, sequences_per_tile
 from penstock.model.ops.triton.common.argmax import argmax
 from penstock.runner.decode_graphs import DecodeGraphs, coarse_ladder, graph_ladder, rung
@@ -38,7 +37,7 @@ class CudaRunner:
     def __init__(
         self,
         model: CausalLM,
-        ops: TritonOps,
+        ops: Ops,
         kv: list[LayerKV],
         *,
         max_num_seqs: int,

@@ -175,10 +175,8 @@ def _triton_runner(
     adapters: RunnerAdapters | None = None,
     mover: BlockMover | None = None,
 ) -> CudaRunner:
-    from penstock.model.ops.triton import TritonOps
     from penstock.runner.cuda_runner import CudaRunner
 
-    assert isinstance(ops, TritonOps)
     table_width = -(-limits.max_model_len // limits.block_size)
     sizes = {
         "max_num_seqs": limits.max_num_seqs,

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from threading import Thread
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.model.batch import Batch
 from penstock.model.quantized import Weight
+
+if TYPE_CHECKING:
+    from penstock.model.lora_slots import Slots
+    from penstock.model.weights import Site
 
 
 @dataclass(frozen=True)
@@ -193,6 +198,9 @@ class Ops(Protocol):
     def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
         """Zeroed lazily by the operating system where possible: untouched blocks cost no memory."""
 
+    def settle_kv(self, kv: Sequence[LayerKV]) -> Thread | None:
+        """The cache that steps will use: an implementation may take its memory now, in a thread beside all else."""
+
     def begin(self, batch: Batch) -> None:
         """A step of all layers begins: prepare what they share. A captured graph must hold it."""
 
@@ -205,6 +213,9 @@ class Ops(Protocol):
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
         """All of a model, of the step that was begun: `one_by_one`, or together."""
+
+    def lora_slots(self, sites: Sequence[Site], num_slots: int, max_rank: int) -> Slots:
+        """Room for so many adapters of these linear layers, `max_rank` each where it is set aside beforehand."""
 
     def copy_blocks(self, kv: list[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination), in every layer: the copy of copy-on-write."""

@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +43,10 @@ from penstock.model.ops.native_experts import NativeExperts
 from penstock.model.ops.panels import NativeLinear, NativeLookup, PackedWeight, packed_low_bit
 from penstock.model.ops.program import Program
 from penstock.model.quantized import Weight, plain
+
+if TYPE_CHECKING:
+    from penstock.model.lora_slots import Slots
+    from penstock.model.weights import Site
 
 
 class NativeOps:
@@ -217,6 +222,11 @@ class NativeOps:
         stream.pending = pending = torch.empty_like(stream.residual)
         streams = stream.residual.data_ptr(), pending.data_ptr()
         self.library.layers_run(self.pool, program.structs, len(layers), self._batch_struct, *streams)
+
+    def lora_slots(self, sites: Sequence[Site], num_slots: int, max_rank: int) -> Slots:
+        from penstock.model.ops.native_adapters import NativeSlots  # late: it packs adapters with operations of its own
+
+        return NativeSlots(self, num_slots, len(sites))
 
     def copy_blocks(self, kv: list[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
         sources, destinations = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).unbind(1)

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.model.batch import Batch
+from penstock.model.lora_slots import PlainSlots, Slots
 from penstock.model.ops import (
     Activation,
     AttentionSpec,
@@ -31,6 +33,9 @@ from penstock.model.ops import (
 )
 from penstock.model.ops.experts import HostExperts, add_shared, route
 from penstock.model.quantized import Weight, plain
+
+if TYPE_CHECKING:
+    from penstock.model.weights import Site
 
 SCALE = torch.bfloat16  # of what is stored in int8
 
@@ -113,6 +118,9 @@ class ReferenceOps:
 
         return [LayerKV(zeros(), zeros(), shape.block_size) for _ in range(shape.num_layers)]
 
+    def settle_kv(self, kv: Sequence[LayerKV]) -> None:
+        pass
+
     def begin(self, batch: Batch) -> None:
         self._layout = BatchLayout(batch, self._block_size)
 
@@ -146,6 +154,9 @@ class ReferenceOps:
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
         one_by_one(layers, stream, kv, batch)
+
+    def lora_slots(self, sites: Sequence[Site], num_slots: int, max_rank: int) -> Slots:
+        return PlainSlots(self, num_slots)
 
     def copy_blocks(self, kv: list[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
         sources, destinations = torch.tensor(pairs, dtype=torch.int64, device=self.device).view(-1, 2).unbind(1)

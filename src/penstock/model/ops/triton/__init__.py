@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +49,10 @@ from penstock.model.quantized import Weight, plain
 from penstock.model.quantized.fp8 import Fp8Weight
 from penstock.model.quantized.grouped import GroupedWeight
 from penstock.model.quantized.int8 import Int8Weight
+
+if TYPE_CHECKING:
+    from penstock.model.lora_slots import Slots
+    from penstock.model.weights import Site
 
 MIN_BLOCK_SIZE = 16  # what a matrix product takes; 64 and more is fast
 
@@ -160,6 +165,9 @@ class TritonOps:
         pool = torch.zeros(size, dtype=self.kv_dtype, device=self.device)
         return [TritonKV(layer[0], layer[1], shape.block_size, pool) for layer in pool]
 
+    def settle_kv(self, kv: Sequence[LayerKV]) -> None:
+        pass
+
     def begin(self, batch: Batch) -> None:
         plan = plan_decodes(batch, self._num_kv_heads, self._num_processors) if batch.num_decodes else None
         self._step = Step(batch, plan)
@@ -181,6 +189,11 @@ class TritonOps:
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
         one_by_one(layers, stream, kv, batch)
+
+    def lora_slots(self, sites: Sequence[Site], num_slots: int, max_rank: int) -> Slots:
+        from penstock.model.ops.triton.lora.slots import TritonSlots  # late: it knows these operations
+
+        return TritonSlots(self, sites, num_slots, max_rank)
 
     def copy_blocks(self, kv: list[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
         if not pairs:
