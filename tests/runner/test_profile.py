@@ -9,7 +9,8 @@ from penstock.core.errors import ConfigError
 from penstock.model.loading import random_model
 from penstock.model.ops import KVShape
 from penstock.model.ops.reference import ReferenceOps
-from penstock.runner.profile import Limits, decode_step, largest_step, told_if_too_large
+from penstock.runner.limits import Limits
+from penstock.runner.profile import decode_step, largest_step, told_if_too_large
 from penstock.runner.runner import ModelRunner
 from penstock.sched.plan import StepPlan
 from penstock.sched.scheduler import ADMISSION_SCAN

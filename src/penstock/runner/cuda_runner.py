@@ -21,6 +21,7 @@ from penstock.model.ops.triton.attention.shared_prefix import pieces_wanted, seq
 from penstock.model.ops.triton.common.argmax import argmax
 from penstock.runner.decode_graphs import DecodeGraphs, coarse_ladder, graph_ladder, rung
 from penstock.runner.device_sampler import choose
+from penstock.runner.limits import Limits
 from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover
 from penstock.runner.pending import PendingStep, Scores, event, score
@@ -39,34 +40,28 @@ class CudaRunner:
         model: CausalLM,
         ops: Ops,
         kv: list[LayerKV],
-        *,
-        max_num_seqs: int,
-        chunk_tokens: int,
-        table_width: int,
-        most_rows: int = 0,
-        num_ahead: int = 1,
-        mover: BlockMover | None = None,
+        limits: Limits,
         adapters: RunnerAdapters | None = None,
+        mover: BlockMover | None = None,
     ) -> None:
-        """`most_rows`: tokens of a step in which sequences bring a few each, as they do with drafts; 0: none will.
-        `num_ahead`: steps that may be launched before the result of one is read."""
         self._model = model
         self._mover = mover or BlockMover(ops, kv)
         self._adapters = adapters
         self._ops = ops
         self._kv = kv
-        self._table_width = table_width
+        self._table_width = limits.table_width
         self._wanted_pieces = pieces_wanted(model.config.num_kv_heads, ops.device)
-        most_tokens = chunk_tokens + max_num_seqs  # decodes go even where prompts have filled the step
+        max_num_seqs, most_rows = limits.max_num_seqs, limits.most_rows
+        most_tokens = limits.chunk_tokens + max_num_seqs  # decodes go even where prompts have filled the step
         self._ladder = graph_ladder(max_num_seqs)
         self._rows_ladder = graph_ladder(most_rows)[1:] if most_rows else []
         rows = max_num_seqs + most_rows  # more than any graph has: drafts for some, and others beside them
-        mixed = Sizes(most_tokens, max_num_seqs, rows, table_width, self._room(max_num_seqs), adapted=True)
+        mixed = Sizes(most_tokens, max_num_seqs, rows, self._table_width, self._room(max_num_seqs), adapted=True)
         # Before graphs are captured, a step of drafts is run as it is, and its sequences may share and have adapters.
         decodes = replace(self._graph_sizes(max(max_num_seqs, most_rows)), adapted=True)
         most = max(mixed.total, decodes.total)
         # A step's inputs may still be on their way when those of others are written.
-        self._num_stages = num_ahead + 1
+        self._num_stages = limits.num_ahead + 1
         self._staging = [torch.empty(most, dtype=torch.int32, pin_memory=True) for _ in range(self._num_stages)]
         self._answers = [torch.empty(rows, dtype=torch.int32, pin_memory=True) for _ in range(self._num_stages)]
         self._inputs = torch.zeros(most, dtype=torch.int32, device=ops.device)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import msgspec
 import torch
 
 from penstock.core.errors import ConfigError
 from penstock.core.sampling import SamplingParams
+from penstock.runner.limits import Limits
 from penstock.runner.memory import GpuMemory
 from penstock.runner.rows import MAX_TOKENS
 from penstock.sched.plan import SampleSpec, Slice, StepPlan
@@ -24,18 +24,6 @@ from penstock.sched.scheduler import ADMISSION_SCAN
 # Nucleus sampling sorts the whole vocabulary, penalties copy the logits, and the API gives at most 20 logprobs.
 _DEAREST = SamplingParams(top_p=0.9, presence_penalty=0.1, num_logprobs=20)
 _DECODE_CONTEXT = 1024
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What bounds a step, and so the memory it takes."""
-
-    block_size: int
-    max_num_seqs: int
-    chunk_tokens: int
-    max_model_len: int
-    most_rows: int = 0  # tokens of a step in which sequences bring a few each, drafts mostly; 0: there are none
-    num_ahead: int = 1  # steps that are launched before the result of one is read
 
 
 def largest_step(limits: Limits) -> StepPlan:

@@ -1,0 +1,111 @@
+"""Load: from checkpoints to weights on the device, packed for kernels that are chosen for it. No cache yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from penstock.core.errors import ConfigError
+from penstock.core.settings import EngineSettings
+from penstock.core.speculating import most_drafts
+from penstock.hub.checkpoint import Checkpoint
+from penstock.hub.encoder import Pooling, read_pooling
+from penstock.model.loading import load_model
+from penstock.model.lora import with_adapters
+from penstock.model.weights import Site
+from penstock.runner.embedder import DecoderEmbedder
+from penstock.runner.kernels import choose_kernels
+from penstock.runner.limits import Limits, resolve_limits, resolve_max_loras
+from penstock.runner.loaded_model import LoadedModel
+from penstock.runner.lora import RunnerAdapters
+from penstock.runner.make_runner import compiling_ahead
+from penstock.runner.memory import free_bytes
+from penstock.runner.profile import told_if_too_large
+
+Phase = Callable[[str, int, int], None]  # (name, parts done, parts in all; 0: unknown)
+
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    """All weights of one engine."""
+
+    target: LoadedModel  # whose answers are given
+    draft: LoadedModel | None  # a small one that guesses for it, in the same blocks
+    embedder: DecoderEmbedder  # on a GPU it has its own blocks already, before the cache takes the rest
+    free_before_bytes: int  # of the device's memory, before this engine put anything there
+
+
+def load(
+    checkpoint: Checkpoint, settings: EngineSettings, phase: Phase, draft: Checkpoint | None = None
+) -> LoadedEngine:
+    device = _device(settings.device)
+    limits = resolve_limits(checkpoint.config, settings, device.type)
+    phase("kernels", 0, 0)
+    free_before_bytes = free_bytes(device)
+    target, embedder = _load_target(checkpoint, settings, device, limits, phase)
+    small = None
+    if draft is not None:
+        phase("draft", 0, 0)
+        with told_if_too_large("the model to draft with", "use a smaller one, or none"):
+            small = _load_draft(draft, settings, device, limits)
+    return LoadedEngine(target, small, embedder, free_before_bytes)
+
+
+def _load_target(
+    checkpoint: Checkpoint, settings: EngineSettings, device: torch.device, limits: Limits, phase: Phase
+) -> tuple[LoadedModel, DecoderEmbedder]:
+    """With slots for adapters, if there are to be any. Vectors are made without them."""
+    config = checkpoint.config
+    kernels = choose_kernels(config, settings, device)
+    ops = kernels.make_ops()
+    num_loras = resolve_max_loras(settings, device.type)
+    phase("weights", 0, config.num_layers)
+    sites: list[Site] = []
+    with (
+        told_if_too_large("the model", "use a smaller one, or quant int4"),
+        compiling_ahead(kernels, config, limits, adapts=num_loras > 0),
+    ):
+        model = load_model(
+            checkpoint,
+            ops,
+            quantize=kernels.quantize,
+            progress=lambda done, total: phase("weights", done, total),
+            max_context=limits.max_model_len,
+            sites=sites,
+        )
+    scales = tuple(checkpoint.kv_scales(layer) for layer in range(config.num_layers))
+    loaded = LoadedModel(kernels, ops, model, limits, kv_scales=scales)
+    if num_loras:
+        with told_if_too_large("what is set aside for adapters", "lower max_loras or max_lora_rank"):
+            adapted = with_adapters(model, sites, ops, num_loras, max_rank=settings.max_lora_rank)
+        loaded = replace(loaded, model=adapted, adapters=RunnerAdapters(adapted.bank))
+    pooling = _pooling(checkpoint, settings)
+    return loaded, DecoderEmbedder(model, ops, loaded.kv_shape(1), pooling, limits.chunk_tokens)
+
+
+def _load_draft(checkpoint: Checkpoint, settings: EngineSettings, device: torch.device, limits: Limits) -> LoadedModel:
+    """`settings` and `limits` are the large model's; how its weights are to be quantized is its own affair."""
+    kernels = choose_kernels(checkpoint.config, replace(settings, quant="auto", kv_dtype="auto"), device)
+    ops = kernels.make_ops()
+    longest = min(limits.max_model_len, checkpoint.config.context_length)
+    model = load_model(checkpoint, ops, quantize=kernels.quantize, max_context=longest)
+    # All guesses of a step are launched before one is read.
+    num_drafts = most_drafts(settings, overlaps=device.type == "cuda")
+    return LoadedModel(kernels, ops, model, replace(limits, max_model_len=longest, num_ahead=num_drafts))
+
+
+def _device(wanted: str) -> torch.device:
+    has_gpu = torch.cuda.is_available()
+    if wanted == "auto":
+        wanted = "cuda" if has_gpu else "cpu"
+    if wanted == "cuda" and not has_gpu:
+        raise ConfigError("device is cuda, but torch finds no GPU here", param="device")
+    return torch.device(wanted)
+
+
+def _pooling(checkpoint: Checkpoint, settings: EngineSettings) -> Pooling:
+    if settings.pooling != "auto":
+        return settings.pooling
+    return (read_pooling(checkpoint.path) if checkpoint.path.is_dir() else None) or "mean"

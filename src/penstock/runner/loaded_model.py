@@ -1,0 +1,40 @@
+"""A model whose weights lie on a device, packed for its kernels. It has no cache and no runner yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from penstock.model.layers import CausalLM
+from penstock.model.ops import KVShape, LayerKV, Ops
+from penstock.runner.kernels import Kernels
+from penstock.runner.limits import Limits
+from penstock.runner.lora import RunnerAdapters
+from penstock.runner.precision import FP8, kv_scale_bytes
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    kernels: Kernels
+    ops: Ops
+    model: CausalLM  # with adapters, where slots were set aside for them
+    limits: Limits
+    adapters: RunnerAdapters | None = None  # None: it cannot run any
+    kv_scales: tuple[tuple[float, float], ...] = ()  # of each layer's keys and values, as the model's files have them
+
+    def kv_shape(self, num_blocks: int) -> KVShape:
+        config = self.model.config
+        return KVShape(config.num_layers, num_blocks, self.limits.block_size, config.num_kv_heads, config.head_dim)
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory of one block of the cache, in all layers."""
+        dtype = self.ops.kv_dtype
+        return self.limits.block_size * self.model.config.kv_bytes_per_token(dtype.itemsize, kv_scale_bytes(dtype))
+
+    def allocate_kv(self, num_blocks: int) -> list[LayerKV]:
+        """A cache with the scales of the model's files, where what is stored is scaled by layer."""
+        layers = self.ops.allocate_kv(self.kv_shape(num_blocks))
+        if self.ops.kv_dtype is not FP8 or not self.kv_scales:
+            return layers
+        scaled = zip(layers, self.kv_scales, strict=True)
+        return [replace(kv, key_scale=key, value_scale=value) for kv, (key, value) in scaled]

@@ -1,0 +1,90 @@
+"""The runner of a loaded model on its device; a GPU's kernels are compiled and its graphs captured on the way.
+
+Whatever needs Triton is imported here, and late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.core.model_config import ModelConfig
+from penstock.model.loading import load_model
+from penstock.model.lora import with_adapters
+from penstock.model.ops import LayerKV
+from penstock.model.random_weights import RandomCheckpoint
+from penstock.model.weights import Site
+from penstock.quant import to_quant
+from penstock.runner.kernels import Kernels
+from penstock.runner.limits import Limits
+from penstock.runner.loaded_model import LoadedModel
+from penstock.runner.lora import RunnerAdapters
+from penstock.runner.moving import BlockMover
+from penstock.runner.profile import adapted, decode_step, largest_step, rows_step
+from penstock.runner.runner import ModelRunner
+from penstock.sched.plan import Runner
+
+if TYPE_CHECKING:
+    from penstock.runner.cuda_runner import CudaRunner
+
+_SMALL_VOCABULARY = 1024  # of the model that kernels are compiled with: a head of full size would take gigabytes
+
+
+def make_runner(loaded: LoadedModel, kv: list[LayerKV], mover: BlockMover | None = None) -> Runner:
+    """A GPU's has captured its graphs and done the largest step: it has taken all the memory it will ever need."""
+    limits = loaded.limits
+    if loaded.kernels.name == "triton":
+        captured = _triton_runner(loaded, kv, mover)
+        captured.capture()
+        captured.submit(largest_step(limits)).result()
+        if loaded.adapters is not None:
+            captured.submit(adapted(largest_step(limits))).result()
+        if limits.most_rows:
+            captured.submit(rows_step(limits)).result()
+        return captured
+    runner = ModelRunner(loaded.model, loaded.ops, kv, loaded.adapters, mover)
+    if loaded.ops.device.type == "cuda":
+        runner.submit(largest_step(limits))
+    return runner
+
+
+def _triton_runner(loaded: LoadedModel, kv: list[LayerKV], mover: BlockMover | None = None) -> CudaRunner:
+    from penstock.runner.cuda_runner import CudaRunner
+
+    return CudaRunner(loaded.model, loaded.ops, kv, loaded.limits, loaded.adapters, mover)
+
+
+@contextmanager
+def compiling_ahead(kernels: Kernels, config: ModelConfig, limits: Limits, *, adapts: bool = False) -> Iterator[None]:
+    """Meanwhile Triton compiles, in a thread: a new machine waits for its disk and for the compiler at once."""
+    if kernels.name != "triton":
+        yield
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="compile") as pool:
+        compiled = pool.submit(_compile, kernels, config, limits, adapts)
+        yield
+        compiled.result()
+
+
+def _compile(kernels: Kernels, config: ModelConfig, limits: Limits, adapts: bool) -> None:
+    """Steps of every kind on one layer of the model's shape. No graphs: capturing forbids all others to allocate."""
+    ops = kernels.make_ops()
+    experts = config.experts and replace(config.experts, count=config.experts.per_token)
+    single = replace(config, num_layers=1, windows=config.windows[:1], vocab_size=_SMALL_VOCABULARY, experts=experts)
+    sites: list[Site] = []
+    model = load_model(RandomCheckpoint(single), ops, quantize=partial(to_quant, kernels.quant), sites=sites)
+    loaded = LoadedModel(kernels, ops, model, limits)
+    if adapts:
+        single_slot = with_adapters(model, sites, ops, 1, max_rank=1)
+        loaded = replace(loaded, model=single_slot, adapters=RunnerAdapters(single_slot.bank))
+    runner = _triton_runner(loaded, loaded.allocate_kv(1))
+    few = min(16, limits.max_num_seqs)
+    with_drafts = [rows_step(limits)] if limits.most_rows else []
+    for step in (decode_step(1, limits), decode_step(few, limits), largest_step(limits), *with_drafts):
+        runner.submit(step).result()
+        if adapts:
+            runner.submit(adapted(step)).result()

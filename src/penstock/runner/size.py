@@ -1,0 +1,48 @@
+"""Size: how many blocks of KV cache the device and the host have room for, and so how long a sequence may become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.core.settings import EngineSettings
+from penstock.runner.limits import Limits
+from penstock.runner.load import LoadedEngine, Phase
+from penstock.runner.make_runner import make_runner
+from penstock.runner.memory import blocks_on_cpu, blocks_on_gpu, blocks_on_host, staged
+from penstock.runner.profile import profile, told_if_too_large
+
+
+@dataclass(frozen=True)
+class EngineSize:
+    limits: Limits
+    num_blocks: int
+    kv_bytes: int  # of these blocks; what a model to draft with adds to them is not counted
+    host_blocks: int = 0  # more of them, in host memory
+    staging_blocks: int = 0  # of the device's memory, for blocks on their way; only a GPU needs some
+
+
+def size(loaded: LoadedEngine, settings: EngineSettings, phase: Phase) -> EngineSize:
+    target, draft, limits = loaded.target, loaded.draft, loaded.target.limits
+    all_bytes = target.block_bytes + (draft.block_bytes if draft is not None else 0)
+    host_blocks = blocks_on_host(settings.host_kv_gib, target.block_bytes) if settings.prefix_cache else 0
+    staging_blocks = 0
+    if target.ops.device.type == "cuda":
+        phase("profile", 0, 0)
+        blocks = _blocks_on_gpu(loaded, all_bytes, settings.memory_fraction)
+        staging_blocks = staged(blocks) if host_blocks else 0
+        blocks -= staging_blocks
+    else:
+        context = target.model.config.context_length
+        blocks = blocks_on_cpu(context, limits.block_size, all_bytes, fraction=settings.memory_fraction)
+    return EngineSize(limits.within(blocks), blocks, blocks * target.block_bytes, host_blocks, staging_blocks)
+
+
+def _blocks_on_gpu(loaded: LoadedEngine, block_bytes: int, fraction: float | None) -> int:
+    models = [model for model in (loaded.target, loaded.draft) if model is not None]
+    with told_if_too_large("the largest step", "lower chunk_tokens or max_num_seqs"):
+        memory = profile(
+            lambda: [make_runner(model, model.allocate_kv(1)) for model in models],
+            loaded.target.ops.device,
+            loaded.free_before_bytes,
+        )
+    return blocks_on_gpu(memory, block_bytes, fraction=fraction)
