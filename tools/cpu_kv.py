@@ -141,7 +141,7 @@ def show_steps(model: str, sequences: int, context: int, steps: int, threads: in
         take_turns({name: partial(decode, assembly, prompts, at) for name, assembly in found.items()}, step_s)
     print(f"steps of {model}, {sequences} sequences of {context:,} tokens:")
     for name, made in found.items():
-        seconds, kib = step_s[name], made.kv_bytes / made.num_blocks / made.block_size / 1024
+        seconds, kib = step_s[name], made.size.kv_bytes / made.size.num_blocks / made.limits.block_size / 1024
         print(
             f"  {name:10} {1000 * seconds:6.1f} ms a step, {sequences / seconds:5,.0f} tok/s, "
             f"{step_s['bfloat16'] / seconds:.2f} x bfloat16; a prompt {1000 * prompt_s[name]:,.0f} ms, "
@@ -150,14 +150,14 @@ def show_steps(model: str, sequences: int, context: int, steps: int, threads: in
 
 
 def slice_of(assembly: Assembly, row: int, ids: Sequence[int], start: int, count: int) -> Slice:
-    end, width = start + count, -(-len(ids) // assembly.block_size)
+    end, width = start + count, -(-len(ids) // assembly.limits.block_size)
     spec = SampleSpec(GREEDY, history=ids[:end], prompt_len=end, position=end)
     return Slice(f"r{row}", start, count, ids[start:end], range(row * width, (row + 1) * width), spec, epoch=0)
 
 
 def prefill(assembly: Assembly, row: int, ids: Sequence[int], context: int) -> None:
-    for start in range(0, context, assembly.chunk_tokens):
-        count = min(assembly.chunk_tokens, context - start)
+    for start in range(0, context, assembly.limits.chunk_tokens):
+        count = min(assembly.limits.chunk_tokens, context - start)
         assembly.runner.submit(StepPlan([slice_of(assembly, row, ids, start, count)])).result()
 
 

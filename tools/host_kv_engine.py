@@ -44,7 +44,7 @@ class Engine:
 
     @property
     def block_bytes(self) -> int:
-        return self.made.kv_bytes // self.made.num_blocks
+        return self.made.size.kv_bytes // self.made.size.num_blocks
 
     @property
     def mover(self) -> BlockMover:
@@ -53,13 +53,13 @@ class Engine:
     def scheduler(self, num_tokens: int, *, has_host: bool) -> Scheduler:
         """With room for so many tokens on the device, of all that it has."""
         made = self.made
-        cache = KVCache(min(num_tokens // made.block_size, made.num_blocks), made.block_size)
+        cache = KVCache(min(num_tokens // made.limits.block_size, made.size.num_blocks), made.limits.block_size)
         if has_host:
             cache.pool.host = HostBlocks(
-                made.host_blocks, made.num_blocks, block_size=made.block_size, copy_s=made.copy_s
+                made.size.host_blocks, made.size.num_blocks, block_size=made.limits.block_size, copy_s=made.copy_s
             )
-        budget = StepBudget(made.chunk_tokens, target_s=None, floor=made.block_size)
-        return Scheduler(cache, budget, max_num_seqs=made.max_num_seqs)
+        budget = StepBudget(made.limits.chunk_tokens, target_s=None, floor=made.limits.block_size)
+        return Scheduler(cache, budget, max_num_seqs=made.limits.max_num_seqs)
 
     def run(self, scheduler: Scheduler, requests: list[Request]) -> OfflineRun:
         return run_offline(requests, scheduler, self.made.runner, MonotonicClock())
@@ -78,10 +78,13 @@ def start(name: str, host_gib: float | None, memory_fraction: float | None) -> E
     settings = EngineSettings(host_kv_gib=host_gib, memory_fraction=memory_fraction)
     config = shape(name)
     made = assemble(RandomCheckpoint(config), settings, phase)
-    print(f"{name} on {made.device_name or made.device}, started in {time.monotonic() - began_s:.1f} s")
+    print(f"{name} on {made.device.driver_name or made.device.name}, started in {time.monotonic() - began_s:.1f} s")
     print("  " + ", ".join(f"{named} at {at_s:.1f}" for named, at_s in phases))
-    print(f"  blocks of {made.block_size} tokens: {made.num_blocks} on the device, {made.host_blocks} on the host")
-    if made.host_blocks:
+    print(
+        f"  blocks of {made.limits.block_size} tokens: {made.size.num_blocks} on the device, "
+        f"{made.size.host_blocks} on the host"
+    )
+    if made.size.host_blocks:
         print(f"  a block there and back takes {made.copy_s * 1e6:.0f} µs")
     return Engine(made, config.vocab_size, random.Random(1))
 
@@ -92,21 +95,21 @@ def start(name: str, host_gib: float | None, memory_fraction: float | None) -> E
 def copies(engine: Engine) -> None:
     host, made = engine.mover._host, engine.made
     assert host is not None
-    count = min(64, made.num_blocks, made.host_blocks)
-    scattered = engine.rng.sample(range(made.host_blocks), count)
+    count = min(64, made.size.num_blocks, made.size.host_blocks)
+    scattered = engine.rng.sample(range(made.size.host_blocks), count)
     print(f"\n{count} blocks of {engine.block_bytes / 1024:.0f} KiB, GB/s")
     for name, copy, turned in (("to the host", host.save, False), ("to the device", host.load, True)):
         for there, how in ((list(range(count)), "in one piece"), (scattered, "scattered")):
             pairs = [(b, a) if turned else (a, b) for a, b in enumerate(there)]
             told(f"{name}, {how}", count * engine.block_bytes / 1e9 / best_s(partial(copy, pairs), host.wait))
-    if torch.device(made.device).type == "cuda":
+    if torch.device(made.device.name).type == "cuda":
         bus(engine)
 
 
 def bus(engine: Engine) -> None:
     """What one large copy of pinned memory reaches."""
     there = torch.empty(512 << 20, dtype=torch.uint8, pin_memory=True)
-    here = torch.empty_like(there, device=engine.made.device)
+    here = torch.empty_like(there, device=engine.made.device.name)
     for name, target, source in (("to the host", there, here), ("to the device", here, there)):
         copy = partial(target.copy_, source, non_blocking=True)
         told(f"the bus {name}, 512 MiB", there.numel() / 1e9 / best_s(copy, torch.cuda.synchronize))
@@ -133,13 +136,13 @@ def best_s(do: Callable[[], object], wait: Callable[[], object], rounds: int = 5
 
 def steps(engine: Engine, num_decodes: int = 64) -> None:
     made = engine.made
-    first_free = num_decodes * (CONTEXT // made.block_size)
-    most = min(made.num_blocks - first_free, made.host_blocks)
+    first_free = num_decodes * (CONTEXT // made.limits.block_size)
+    most = min(made.size.num_blocks - first_free, made.size.host_blocks)
     print(f"\na step of {num_decodes} decodes of {CONTEXT} tokens, ms")
     told("", "alone", "saving", "loading")
     for count in (1, 4, 16, 64):
         if count <= most:
-            saved = [(first_free + i, made.num_blocks + i) for i in range(count)]
+            saved = [(first_free + i, made.size.num_blocks + i) for i in range(count)]
             plans = [], saved, [(there, here) for here, there in saved]
             taken = [step_s(engine, num_decodes, pairs) * 1e3 for pairs in plans]
             told(f"with {count} blocks, {count * engine.block_bytes / 1e6:.0f} MB", *taken)
@@ -147,7 +150,7 @@ def steps(engine: Engine, num_decodes: int = 64) -> None:
 
 def step_s(engine: Engine, num_decodes: int, pairs: list[tuple[int, int]]) -> float:
     """The median time from one result to the next, with one step ahead if the device allows it."""
-    runner, size = engine.made.runner, engine.made.block_size
+    runner, size = engine.made.runner, engine.made.limits.block_size
     per_sequence = CONTEXT // size
     spec = SampleSpec(GREEDY, [0], 1, CONTEXT)
     slices = [
@@ -169,7 +172,7 @@ def step_s(engine: Engine, num_decodes: int, pairs: list[tuple[int, int]]) -> fl
 
 def again(engine: Engine, num_prompts: int, num_tokens: int) -> None:
     prompts = [engine.prompt(num_tokens) for _ in range(num_prompts)]
-    room = (num_prompts // 2) * (num_tokens + engine.made.block_size)
+    room = (num_prompts // 2) * (num_tokens + engine.made.limits.block_size)
     print(f"\n{num_prompts} prompts of {num_tokens} tokens, room for half; ms to the first token")
     told("", "first time", "again", "at once", "from host")
     for name, has_host in (("device alone", False), ("with host memory", True)):

@@ -61,7 +61,9 @@ def main() -> None:
     checkpoint = RandomCheckpoint(shape(arguments.shape)) if arguments.shape else resolve(arguments.model)  # type: ignore[assignment]
     begun_s = time.perf_counter()
     assembly = assemble(checkpoint, settings, lambda name, done, total: None)
-    formats = f"{assembly.number_format}, {assembly.quant}; start-up {time.perf_counter() - begun_s:.1f} s"
+    formats = (
+        f"{assembly.formats.number_format}, {assembly.formats.quant}; start-up {time.perf_counter() - begun_s:.1f} s"
+    )
     print(f"{arguments.shape or arguments.model}, {formats}; rank {arguments.rank}, contexts of {arguments.context}")
     fill(assembly)
     for targets in arguments.targets:
@@ -82,7 +84,7 @@ def place(assembly: Assembly, checkpoint: Checkpoint, rank: int, targets: str, c
     assert assembly.adapters is not None, "this engine runs no adapters"
     digests = []
     with tempfile.TemporaryDirectory() as directory:
-        for seed in range(1 if assembly.kernels == "triton" else count):
+        for seed in range(1 if assembly.formats.kernels == "triton" else count):
             path = write_adapter(
                 Path(directory) / "a",
                 checkpoint.config,
@@ -105,14 +107,14 @@ def place(assembly: Assembly, checkpoint: Checkpoint, rank: int, targets: str, c
 
 def fill(assembly: Assembly) -> None:
     """Nothing is timed on zeros."""
-    if assembly.kernels == "triton":
+    if assembly.formats.kernels == "triton":
         for layer in assembly.runner._kv:  # type: ignore[attr-defined]
             for cache in (layer.keys, layer.values):
                 cache[: min(len(cache), 4096)].normal_()
 
 
 def wait(assembly: Assembly) -> None:
-    if assembly.device.startswith("cuda"):
+    if assembly.device.name.startswith("cuda"):
         torch.cuda.synchronize()
 
 
@@ -120,9 +122,9 @@ def decodes(assembly: Assembly, batch: int, context: int, num_adapters: int = 0)
     """Each in blocks of its own. Greedy: what choosing a token costs otherwise depends on what there is to choose from,
     and that on the adapter."""
     sample = SampleSpec(SamplingParams(temperature=0.0), history=[0, 0], prompt_len=1, position=2)
-    width = -(-context // assembly.block_size)
+    width = -(-context // assembly.limits.block_size)
     first = batch * width if num_adapters else 0  # what one kind of step leaves there is not for the other to read
-    assert first + batch * width <= assembly.num_blocks, "the cache is too small"
+    assert first + batch * width <= assembly.size.num_blocks, "the cache is too small"
     slices = [
         Slice(f"{i}", context - 1, 1, [i], range(first + i * width, first + (i + 1) * width), sample, 0)
         for i in range(batch)

@@ -93,8 +93,8 @@ def perplexity(
     assert windows * length < len(token_ids), "the text is too short"
     settings = replace(settings, max_num_seqs=windows, chunk_tokens=windows * CHUNK, memory_fraction=0.1)
     assembly = assemble(checkpoint, settings, lambda *_: None)
-    blocks = -(-length // assembly.block_size)  # of a window
-    assert windows * blocks <= assembly.num_blocks
+    blocks = -(-length // assembly.limits.block_size)  # of a window
+    assert windows * blocks <= assembly.size.num_blocks
     cut = [
         Window(f"w{i}", token_ids[i * length : (i + 1) * length + 1], range(i * blocks, (i + 1) * blocks))
         for i in range(windows)

@@ -115,7 +115,7 @@ class Bench:
         small = draft_checkpoint(self.checkpoint, source, settings)
         self.assembly: Assembly = assemble(self.checkpoint, settings, _silent, small)
         # One for all runs, since the device has one; and what one run computed must not help the next.
-        self.cache = KVCache(self.assembly.num_blocks, self.assembly.block_size, share_prefixes=False)
+        self.cache = KVCache(self.assembly.size.num_blocks, self.assembly.limits.block_size, share_prefixes=False)
         self.speculation, self.name = make_speculation(settings, self.assembly, self.cache)
         assert self.speculation is not None, "there is nothing to measure"
 
@@ -138,8 +138,8 @@ class Bench:
         return self.tokenizer.encode(chat, add_special_tokens=False)
 
     def run(self, requests: list[Request], *, speculates: bool) -> Run:
-        budget = StepBudget(self.assembly.chunk_tokens, target_s=None, floor=self.assembly.block_size)
-        scheduler = Scheduler(self.cache, budget, max_num_seqs=self.assembly.max_num_seqs)
+        budget = StepBudget(self.assembly.limits.chunk_tokens, target_s=None, floor=self.assembly.limits.block_size)
+        scheduler = Scheduler(self.cache, budget, max_num_seqs=self.assembly.limits.max_num_seqs)
         mailbox = OfflineMailbox(list(requests))
         engine = Engine(scheduler, self.assembly.runner, speculation=self.speculation if speculates else None)
         loop = EngineLoop(engine, mailbox, self.clock)

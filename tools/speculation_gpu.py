@@ -129,14 +129,15 @@ class Bench:
         config, other = (replace(shape(name), tied_embeddings=False) for name in (large, small))
         made = assemble(Counting(config), self.settings, lambda *_: None, Counting(other))
         self.assembly: Assembly = made
-        self.cache = KVCache(made.num_blocks, made.block_size, share_prefixes=False)
+        self.cache = KVCache(made.size.num_blocks, made.limits.block_size, share_prefixes=False)
         self.vocab_size = config.vocab_size
         self.costs = {
-            kind: DeviceCosts(made.most_rows) for kind in ("draft", "ngram")
+            kind: DeviceCosts(made.limits.most_rows) for kind in ("draft", "ngram")
         }  # of a server that is up for long
+        formats = made.formats
         print(
-            f"{large} ({made.quant if made.quant != 'none' else made.number_format}) and {small} on "
-            f"{made.device_name}: {made.num_blocks * made.block_size:,} tokens of cache, ready in "
+            f"{large} ({formats.quant if formats.quant != 'none' else formats.number_format}) and {small} on "
+            f"{made.device.driver_name}: {made.size.num_blocks * made.limits.block_size:,} tokens of cache, ready in "
             f"{time.monotonic() - began_s:.1f} s",
             flush=True,
         )
@@ -148,8 +149,8 @@ class Bench:
             made.draft.runner,
             self.cache.pool,
             context_length=made.draft.context_length,
-            chunk_tokens=made.chunk_tokens,
-            reserve=made.max_num_seqs,
+            chunk_tokens=made.limits.chunk_tokens,
+            reserve=made.limits.max_num_seqs,
         )
         return Speculation(Erring(model, chance, self.vocab_size), 6, self.costs["draft"])
 
@@ -163,8 +164,8 @@ class Bench:
         tokens = range(half, self.vocab_size) if circles else range(half - num_tokens - 8)
         prompts = [dice.choices(tokens, k=PROMPT) for _ in range(concurrency)]
         mailbox = OfflineMailbox([Request(f"{i}", p, num_tokens, GREEDY) for i, p in enumerate(prompts)])
-        budget = StepBudget(self.assembly.chunk_tokens, target_s=None, floor=self.assembly.block_size)
-        scheduler = Scheduler(self.cache, budget, max_num_seqs=self.assembly.max_num_seqs)
+        budget = StepBudget(self.assembly.limits.chunk_tokens, target_s=None, floor=self.assembly.limits.block_size)
+        scheduler = Scheduler(self.cache, budget, max_num_seqs=self.assembly.limits.max_num_seqs)
         clock = MonotonicClock()
         EngineLoop(Engine(scheduler, self.assembly.runner, speculation=speculation), mailbox, clock).run()
         said = {f"{i}": prompt[-1:] for i, prompt in enumerate(prompts)}
@@ -252,8 +253,8 @@ def costs(bench: Bench) -> None:
     print("sequences   tokens of each:" + "".join(f" {tokens:6}" for tokens in TOKENS))
     for sequences in SEQUENCES:
         told = [
-            1e3 * seconds_of(made.runner, [rows_step(sequences, tokens, made.block_size)])
-            if sequences * tokens <= made.most_rows
+            1e3 * seconds_of(made.runner, [rows_step(sequences, tokens, made.limits.block_size)])
+            if sequences * tokens <= made.limits.most_rows
             else nan
             for tokens in TOKENS
         ]
@@ -261,7 +262,7 @@ def costs(bench: Bench) -> None:
     print("\nguesses of the small model, ms\nsequences          guesses:" + "".join(f" {n:6}" for n in GUESSES))
     for sequences in SEQUENCES:
         told = [
-            1e3 * seconds_of(made.draft.runner, list(guess_steps(sequences, count, made.block_size)))
+            1e3 * seconds_of(made.draft.runner, list(guess_steps(sequences, count, made.limits.block_size)))
             for count in GUESSES
         ]
         print(f"{sequences:9} {'':17}" + "".join(f" {ms:6.2f}" for ms in told), flush=True)

@@ -125,7 +125,7 @@ def true_positives(model: str, manual: Sequence[int], tokenizer: Tokenizer, num_
                 prompts[first : first + BATCH],
                 mark,
                 checkpoint.config.eos_token_ids,
-                assembly.block_size,
+                assembly.limits.block_size,
             )
             written += found
             steps.append(step_s)

@@ -100,7 +100,7 @@ def test_a_model_drafts_for_itself() -> None:
     phases: list[str] = []
     small = draft_checkpoint(checkpoint, checkpoint.tokenizer_source, settings)
     assembly = assemble(checkpoint, settings, lambda name, *_: phases.append(name), small)
-    cache = KVCache(assembly.num_blocks, assembly.block_size)
+    cache = KVCache(assembly.size.num_blocks, assembly.limits.block_size)
     speculation, described = make_speculation(settings, assembly, cache)
     assert described == "draft (smollm2), up to 4 tokens"
     assert speculation is not None

@@ -112,13 +112,15 @@ def serve(
 ) -> None:
     """The engine's own loop over the assembled runner, with so many of its blocks, until all is answered. What is on
     the host is always worth fetching."""
-    assert num_blocks <= assembly.num_blocks
-    cache = KVCache(num_blocks, assembly.block_size)
-    if assembly.host_blocks:  # they come after all of the device's, whether those are used or not
-        cache.pool.host = HostBlocks(assembly.host_blocks, assembly.num_blocks, block_size=assembly.block_size)
-    budget = StepBudget(assembly.chunk_tokens, target_s=None, floor=assembly.block_size)
+    assert num_blocks <= assembly.size.num_blocks
+    cache = KVCache(num_blocks, assembly.limits.block_size)
+    if assembly.size.host_blocks:  # they come after all of the device's, whether those are used or not
+        cache.pool.host = HostBlocks(
+            assembly.size.host_blocks, assembly.size.num_blocks, block_size=assembly.limits.block_size
+        )
+    budget = StepBudget(assembly.limits.chunk_tokens, target_s=None, floor=assembly.limits.block_size)
     slots = AdapterSlots(assembly.adapters.num_slots if assembly.adapters is not None else 0)
-    scheduler = Scheduler(cache, budget, max_num_seqs=assembly.max_num_seqs, adapters=slots)
+    scheduler = Scheduler(cache, budget, max_num_seqs=assembly.limits.max_num_seqs, adapters=slots)
     speculation = speculate(cache) if speculate is not None else None
     engine = Engine(scheduler, assembly.runner, guides=guides, speculation=speculation)
     EngineLoop(engine, clients, TickingClock()).run()

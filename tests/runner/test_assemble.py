@@ -22,19 +22,19 @@ def assembled(**settings: object) -> Assembly:
 
 def test_auto_is_resolved_to_what_the_model_and_the_machine_allow() -> None:
     made = assembled(dtype="float32", chunk_tokens=32)
-    assert made.max_model_len == CONFIG.context_length
-    assert made.num_blocks == 1024
-    assert made.max_num_seqs == 32  # never more sequences than tokens in a step
-    assert (made.number_format, made.quant, made.kv_dtype) == ("float32", "none", "float32")
-    assert made.kv_bytes == 1024 * 16 * CONFIG.kv_bytes_per_token(4)
+    assert made.limits.max_model_len == CONFIG.context_length
+    assert made.size.num_blocks == 1024
+    assert made.limits.max_num_seqs == 32  # never more sequences than tokens in a step
+    assert (made.formats.number_format, made.formats.quant, made.formats.kv_dtype) == ("float32", "none", "float32")
+    assert made.size.kv_bytes == 1024 * 16 * CONFIG.kv_bytes_per_token(4)
 
 
 def test_a_cache_in_int8_has_scales_and_runs() -> None:
     made = assembled(dtype="float32", kv_dtype="int8")
-    assert made.kv_dtype == "int8"
-    assert made.num_blocks == 1024
+    assert made.formats.kv_dtype == "int8"
+    assert made.size.num_blocks == 1024
     heads = 2 * CONFIG.num_layers * CONFIG.num_kv_heads
-    assert made.kv_bytes == 1024 * 16 * heads * (CONFIG.head_dim + 2)
+    assert made.size.kv_bytes == 1024 * 16 * heads * (CONFIG.head_dim + 2)
     spec = SampleSpec(SamplingParams(temperature=0.0), history=[1, 2, 3], prompt_len=3, position=3)
     sampled = made.runner.submit(StepPlan([Slice("a", 0, 3, [1, 2, 3], [0], spec, epoch=0)])).result().sampled
     assert sampled[0] is not None
@@ -42,7 +42,7 @@ def test_a_cache_in_int8_has_scales_and_runs() -> None:
 
 def test_a_model_stored_in_fp8_is_widened_on_a_cpu() -> None:
     checkpoint = RandomCheckpoint(replace(CONFIG, quantization="fp8"))
-    assert assemble(checkpoint, EngineSettings(device="cpu", dtype="float32"), lambda *_: None).quant == "none"
+    assert assemble(checkpoint, EngineSettings(device="cpu", dtype="float32"), lambda *_: None).formats.quant == "none"
 
 
 def test_adapters_have_eight_places_on_a_cpu_unless_it_is_said() -> None:
@@ -59,8 +59,8 @@ def test_a_context_that_the_cache_has_no_room_for_is_cut(
     block_bytes = 16 * CONFIG.kv_bytes_per_token(4)
     monkeypatch.setattr(memory, "free_bytes", lambda device: 1000 * block_bytes)
     made = assembled(dtype="float32", memory_fraction=0.0035)
-    assert made.num_blocks == 3
-    assert made.max_model_len == 48
+    assert made.size.num_blocks == 3
+    assert made.limits.max_model_len == 48
     assert "no room for more" in caplog.text
 
 

@@ -128,7 +128,7 @@ def test_every_token_is_that_of_the_adapters_own_model(
     assembly: Assembly, adapters: list[Path], judges: dict[str, Judge]
 ) -> None:
     watched = Watched(assembly.runner)
-    is_wide = assembly.max_num_seqs > 16
+    is_wide = assembly.limits.max_num_seqs > 16
     asked = requests(adapters, 48 if is_wide else 10)
     clients = Clients(one_after_the_other(asked, apart=0 if is_wide else 2))
     serve(replace(assembly, runner=watched), clients, num_blocks=600)
@@ -168,7 +168,7 @@ def kv_bytes(settings: EngineSettings) -> int:
     the device first: an engine counts it as taken."""
     gc.collect()
     torch.cuda.empty_cache()
-    return assemble(RandomCheckpoint(CONFIG), settings, lambda *_: None).kv_bytes
+    return assemble(RandomCheckpoint(CONFIG), settings, lambda *_: None).size.kv_bytes
 
 
 @NEEDS_GPU

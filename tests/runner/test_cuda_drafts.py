@@ -44,7 +44,7 @@ def assembly(request: pytest.FixtureRequest) -> Assembly:
 
 def drafted(assembly: Assembly, requests: list[Request], guess: Eager, *, num_tokens: int, apart: int) -> Clients:
     clients = Clients(one_after_the_other(requests, apart=apart))
-    serve(assembly, clients, num_blocks=num_tokens // assembly.block_size, speculate=lambda cache: guess)
+    serve(assembly, clients, num_blocks=num_tokens // assembly.limits.block_size, speculate=lambda cache: guess)
     assert len(clients.finished) == len(requests)
     assert clients.measured.speculation.drafted_tokens > clients.measured.speculation.accepted_tokens > 50
     assert guess.num_ahead > 0, "no step went ahead of the one before"
@@ -92,7 +92,7 @@ def guided_requests() -> list[Request]:
 def guided_answers(assembly: Assembly, speculate: Callable[[KVCache], Speculation] | None) -> Clients:
     clients = Clients(one_after_the_other(guided_requests(), apart=1))
     guides = TurnGuides(CONFIG.vocab_size)
-    serve(assembly, clients, num_blocks=TOKENS // assembly.block_size, speculate=speculate, guides=guides)
+    serve(assembly, clients, num_blocks=TOKENS // assembly.limits.block_size, speculate=speculate, guides=guides)
     return clients
 
 
@@ -126,7 +126,7 @@ def test_a_second_model_guesses_in_the_same_blocks(device: tuple[str, int], judg
                 draft.runner,
                 cache.pool,
                 context_length=draft.context_length,
-                chunk_tokens=assembly.chunk_tokens,
+                chunk_tokens=assembly.limits.chunk_tokens,
                 reserve=4,
             ),
             most=4,

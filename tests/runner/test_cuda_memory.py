@@ -53,9 +53,9 @@ def request(index: int, prompt: int, output: int, sampling: SamplingParams) -> R
 
 def run(engine: Assembly, requests: list[Request], num_blocks: int | None = None) -> tuple[OfflineRun, Scheduler]:
     """All of them finish, with all their tokens."""
-    budget = StepBudget(engine.chunk_tokens, target_s=None, floor=engine.block_size)
-    cache = KVCache(num_blocks or engine.num_blocks, engine.block_size)
-    scheduler = Scheduler(cache, budget, max_num_seqs=engine.max_num_seqs)
+    budget = StepBudget(engine.limits.chunk_tokens, target_s=None, floor=engine.limits.block_size)
+    cache = KVCache(num_blocks or engine.size.num_blocks, engine.limits.block_size)
+    scheduler = Scheduler(cache, budget, max_num_seqs=engine.limits.max_num_seqs)
     found = run_offline(requests, scheduler, engine.runner, MonotonicClock())
     finished = [event.finish for event in found.events if event.finish]
     assert finished == [FinishReason.LENGTH] * len(requests)
@@ -67,20 +67,20 @@ def run(engine: Assembly, requests: list[Request], num_blocks: int | None = None
 def test_a_cache_takes_most_of_the_share_that_weights_leave(engine: Assembly) -> None:
     total = torch.cuda.get_device_properties(0).total_memory
     weights = 2 * CONFIG.num_parameters
-    assert engine.kernels == "triton"
-    assert 0.7 * (FRACTION * total - weights) < engine.kv_bytes < FRACTION * total - weights
+    assert engine.formats.kernels == "triton"
+    assert 0.7 * (FRACTION * total - weights) < engine.size.kv_bytes < FRACTION * total - weights
 
 
 def test_a_prompt_as_long_as_the_context(engine: Assembly) -> None:
-    run(engine, [request(0, engine.max_model_len - 1, 1, DEAR)])
+    run(engine, [request(0, engine.limits.max_model_len - 1, 1, DEAR)])
 
 
 def test_many_prompts_as_long_as_the_context(engine: Assembly) -> None:
-    run(engine, [request(i, engine.max_model_len - 4, 4, DEAR) for i in range(12)])
+    run(engine, [request(i, engine.limits.max_model_len - 4, 4, DEAR) for i in range(12)])
 
 
 def test_the_most_sequences_with_the_dearest_sampling(engine: Assembly) -> None:
-    run(engine, [request(i, 64 + 7 * (i % 50), 24, DEAR) for i in range(engine.max_num_seqs)])
+    run(engine, [request(i, 64 + 7 * (i % 50), 24, DEAR) for i in range(engine.limits.max_num_seqs)])
 
 
 def test_steps_of_all_sizes_leave_no_holes_that_matter(engine: Assembly) -> None:
@@ -90,5 +90,5 @@ def test_steps_of_all_sizes_leave_no_holes_that_matter(engine: Assembly) -> None
 
 def test_a_pool_that_is_exhausted_preempts(engine: Assembly) -> None:
     requests = [request(i, 500, 200, SamplingParams(temperature=0.0)) for i in range(64)]
-    _, scheduler = run(engine, requests, num_blocks=64 * 600 // engine.block_size)
+    _, scheduler = run(engine, requests, num_blocks=64 * 600 // engine.limits.block_size)
     assert scheduler.counters.preemptions > 0

@@ -61,7 +61,7 @@ def assembly(request: pytest.FixtureRequest) -> Assembly:
     device, block_size = request.param
     made = assembled(CONFIG, device, block_size=block_size)
     assert made.runner.overlaps == (device != "cpu")
-    assert (made.kernels == "triton") == (device == "cuda")
+    assert (made.formats.kernels == "triton") == (device == "cuda")
     return made
 
 
@@ -110,7 +110,7 @@ def workload(seed: int, *, greedy: bool, short_prompts: bool = False) -> list[Re
 
 def answered(assembly: Assembly, requests: list[Request], *, num_tokens: int = TOKENS, apart: int = 0) -> Clients:
     clients = Clients(one_after_the_other(requests, apart=apart))
-    serve(assembly, clients, num_blocks=num_tokens // assembly.block_size)
+    serve(assembly, clients, num_blocks=num_tokens // assembly.limits.block_size)
     assert len(clients.finished) == len(requests)
     return clients
 
@@ -159,7 +159,7 @@ def test_a_prompt_that_is_cached_whole_is_continued_in_a_copy(assembly: Assembly
     for again in ("whole 1", "cut 1"):
         answer = clients.finished[again]
         assert answer.cached_tokens == len(answer.request.prompt_ids) - 1
-    assert clients.finished["other 0"].cached_tokens % assembly.block_size > 0
+    assert clients.finished["other 0"].cached_tokens % assembly.limits.block_size > 0
 
 
 def test_stop_tokens_end_an_answer_and_only_after_its_least_length(assembly: Assembly, judge: Judge) -> None:

@@ -104,7 +104,7 @@ def test_no_token_is_wrong_and_nothing_is_left_behind(soak: Soak) -> None:
     clients = Clients(Traffic(soak.limits, soak.is_over(), seed=int(os.environ.get("SOAK_SEED", "0"))))
     serve(assembly, clients, num_blocks=soak.num_blocks)
 
-    judge = Judge(RandomCheckpoint(soak.config), longest=soak.config.context_length, device=assembly.device)
+    judge = Judge(RandomCheckpoint(soak.config), longest=soak.config.context_length, device=assembly.device.name)
     undecided = judge.check_all(clients)
     copied = sum(answer.cached_tokens % soak.block_size > 0 for answer in clients.finished.values())
     load, totals, cache = clients.measured.load, clients.measured.totals, clients.measured.cache

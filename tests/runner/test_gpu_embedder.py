@@ -81,7 +81,9 @@ def everybody(_: Clients) -> Iterator[list[ToEngine]]:
 def test_texts_between_steps_that_are_under_way(device: str) -> None:
     made, mail = assembled(CONFIG, device, block_size=16), MailboxPort(everybody)
     assert made.embedder is not None
-    scheduler = Scheduler(KVCache(200, 16), StepBudget(96, target_s=None, floor=16), max_num_seqs=made.max_num_seqs)
+    scheduler = Scheduler(
+        KVCache(200, 16), StepBudget(96, target_s=None, floor=16), max_num_seqs=made.limits.max_num_seqs
+    )
     engine = Engine(scheduler, made.runner, embeddings=EmbedQueue(made.embedder))
     EngineLoop(engine, mail, TickingClock()).run()
 

@@ -90,7 +90,7 @@ def test_choices_are_the_same_after_they_travel() -> None:
 
 def answers(assembly: Assembly, requests: list[Request]) -> dict[str, list[int]]:
     clients = Clients(one_after_the_other(requests, apart=2))
-    serve(assembly, clients, num_blocks=TOKENS // assembly.block_size)
+    serve(assembly, clients, num_blocks=TOKENS // assembly.limits.block_size)
     return {name: answer.token_ids for name, answer in clients.finished.items()}
 
 

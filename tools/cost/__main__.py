@@ -63,8 +63,8 @@ def main() -> None:
     checkpoint: Checkpoint
     checkpoint = RandomCheckpoint(shape(arguments.shape)) if arguments.shape else resolve(arguments.model)
     assembly = assemble(checkpoint, EngineSettings(threads=arguments.threads), lambda *_: None)
-    kv_token_bytes = assembly.kv_bytes // (assembly.num_blocks * assembly.block_size)
-    work = work_of(checkpoint.config, assembly.device, kv_token_bytes, peaks_of(assembly.device_name))
+    kv_token_bytes = assembly.size.kv_bytes // (assembly.size.num_blocks * assembly.limits.block_size)
+    work = work_of(checkpoint.config, assembly.device.name, kv_token_bytes, peaks_of(assembly.device.driver_name))
     _add_up(assembly, checkpoint.config, work)
     _fit(assembly, checkpoint.config, work)
 
@@ -90,7 +90,7 @@ def _time_split() -> None:
 
 def _run(assembly: Assembly, requests: list[Request], work: Work) -> tuple[list[StepReport], dict[str, Meter]]:
     office = Office(list(requests))
-    office.accounts.begin(work, assembly.block_size)
+    office.accounts.begin(work, assembly.limits.block_size)
     meters = {request.id: Meter() for request in requests}
     for request in requests:
         office.accounts.open(request, meters[request.id])

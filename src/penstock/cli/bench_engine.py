@@ -47,19 +47,19 @@ def bench_engine(arguments: argparse.Namespace) -> None:
         shape=arguments.shape,
         device=device,
         versions=_versions(),
-        number_format=assembly.number_format,
-        quant=assembly.quant,
-        kv_dtype=assembly.kv_dtype,
-        max_num_seqs=assembly.max_num_seqs,
-        chunk_tokens=assembly.chunk_tokens,
-        block_size=assembly.block_size,
-        num_blocks=assembly.num_blocks,
-        kv_bytes=assembly.kv_bytes,
+        number_format=assembly.formats.number_format,
+        quant=assembly.formats.quant,
+        kv_dtype=assembly.formats.kv_dtype,
+        max_num_seqs=assembly.limits.max_num_seqs,
+        chunk_tokens=assembly.limits.chunk_tokens,
+        block_size=assembly.limits.block_size,
+        num_blocks=assembly.size.num_blocks,
+        kv_bytes=assembly.size.kv_bytes,
         weight_bytes=roofline.weight_bytes if roofline else None,
         startup_s=startup_s,
         figures=[],
     )
-    _print_head(report, assembly.kernels)
+    _print_head(report, assembly.formats.kernels)
     _run(replace(workload(WARM_UP, None), name="warm-up"), config, assembly, num_rounds=1)
     for work in workloads:
         rounds = _run(work, config, assembly, num_rounds=arguments.rounds)
@@ -95,8 +95,10 @@ def _assemble(config: ModelConfig, settings: EngineSettings) -> tuple[Assembly, 
 
 def make_scheduler(assembly: Assembly) -> Scheduler:
     """A cache that holds nothing yet: every round starts cold."""
-    budget = StepBudget(assembly.chunk_tokens, target_s=None, floor=assembly.block_size)
-    return Scheduler(KVCache(assembly.num_blocks, assembly.block_size), budget, max_num_seqs=assembly.max_num_seqs)
+    budget = StepBudget(assembly.limits.chunk_tokens, target_s=None, floor=assembly.limits.block_size)
+    return Scheduler(
+        KVCache(assembly.size.num_blocks, assembly.limits.block_size), budget, max_num_seqs=assembly.limits.max_num_seqs
+    )
 
 
 def _device_name(assembly: Assembly) -> str:
@@ -104,14 +106,16 @@ def _device_name(assembly: Assembly) -> str:
 
     from penstock.bench.machine import cpu_name
 
-    return torch.cuda.get_device_name() if assembly.device.startswith("cuda") else cpu_name()
+    return torch.cuda.get_device_name() if assembly.device.name.startswith("cuda") else cpu_name()
 
 
 def _roofline(config: ModelConfig, assembly: Assembly, device: str) -> Roofline | None:
     gpu = by_driver_name(device)
     if gpu is None or gpu.measured is None:
         return None
-    return Roofline(config, assembly.number_format, assembly.quant, assembly.kv_dtype, gpu.measured)
+    return Roofline(
+        config, assembly.formats.number_format, assembly.formats.quant, assembly.formats.kv_dtype, gpu.measured
+    )
 
 
 def _versions() -> dict[str, str]:

@@ -68,49 +68,49 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
     assembly = assemble(checkpoint, engine, phases, draft_checkpoint(checkpoint, source, engine))
     phases("guides", 0, 0)
     guides.result()
-    floor = max(assembly.block_size, assembly.chunk_tokens // 8)
-    budget = StepBudget(assembly.chunk_tokens, target_s=settings.slo.tpot_s, floor=floor)
+    floor = max(assembly.limits.block_size, assembly.limits.chunk_tokens // 8)
+    budget = StepBudget(assembly.limits.chunk_tokens, target_s=settings.slo.tpot_s, floor=floor)
     cache = KVCache(
-        assembly.num_blocks,
-        assembly.block_size,
+        assembly.size.num_blocks,
+        assembly.limits.block_size,
         share_prefixes=engine.prefix_cache,
         routing_tokens=ROUTING_TOKENS,
-        host_blocks=assembly.host_blocks,
+        host_blocks=assembly.size.host_blocks,
         copy_s=assembly.copy_s,
     )
     speculation, speculates = make_speculation(engine, assembly, cache)
     phases.close()
     slots = AdapterSlots(assembly.adapters.num_slots if assembly.adapters is not None else 0)
     scheduler = Scheduler(
-        cache, budget, max_num_seqs=assembly.max_num_seqs, patience_s=settings.slo.patience_s, adapters=slots
+        cache, budget, max_num_seqs=assembly.limits.max_num_seqs, patience_s=settings.slo.patience_s, adapters=slots
     )
-    kv_token_bytes = assembly.kv_bytes // (assembly.num_blocks * assembly.block_size)
-    peaks = peaks_of(assembly.device_name)
-    work = work_of(checkpoint.config, assembly.device, kv_token_bytes, peaks)
+    kv_token_bytes = assembly.size.kv_bytes // (assembly.size.num_blocks * assembly.limits.block_size)
+    peaks = peaks_of(assembly.device.driver_name)
+    work = work_of(checkpoint.config, assembly.device.name, kv_token_bytes, peaks)
     info = EngineInfo(
-        device=assembly.device,
-        number_format=assembly.number_format,
-        quant=assembly.quant,
-        kv_dtype=assembly.kv_dtype,
-        kernels=assembly.kernels,
+        device=assembly.device.name,
+        number_format=assembly.formats.number_format,
+        quant=assembly.formats.quant,
+        kv_dtype=assembly.formats.kv_dtype,
+        kernels=assembly.formats.kernels,
         limits=ServingLimits(
-            max_num_seqs=assembly.max_num_seqs,
-            chunk_tokens=assembly.chunk_tokens,
-            max_model_len=assembly.max_model_len,
-            block_size=assembly.block_size,
-            kv_capacity_tokens=assembly.num_blocks * assembly.block_size,
+            max_num_seqs=assembly.limits.max_num_seqs,
+            chunk_tokens=assembly.limits.chunk_tokens,
+            max_model_len=assembly.limits.max_model_len,
+            block_size=assembly.limits.block_size,
+            kv_capacity_tokens=assembly.size.num_blocks * assembly.limits.block_size,
         ),
-        kv_bytes=assembly.kv_bytes,
-        host_blocks=assembly.host_blocks,
-        host_tokens_per_s=assembly.block_size / assembly.copy_s if assembly.copy_s else None,
+        kv_bytes=assembly.size.kv_bytes,
+        host_blocks=assembly.size.host_blocks,
+        host_tokens_per_s=assembly.limits.block_size / assembly.copy_s if assembly.copy_s else None,
         startup_s=phases.seconds,
         routing_tokens=cache.routing.size if cache.routing is not None else 0,
         work=work,
-        weight_bytes=weight_bytes(checkpoint.config, assembly.number_format, assembly.quant),
+        weight_bytes=weight_bytes(checkpoint.config, assembly.formats.number_format, assembly.formats.quant),
         kv_token_bytes=kv_token_bytes,
         read_bytes_per_s=peaks.bytes_per_s if peaks is not None else None,
-        device_name=assembly.device_name,
-        device_uuid=assembly.device_uuid,
+        device_name=assembly.device.driver_name,
+        device_uuid=assembly.device.uuid,
         embeds=assembly.embedder is not None,
         max_loras=slots.num_slots,
         speculation=speculates,
@@ -137,11 +137,11 @@ def _step_log(settings: Settings, assembly: Assembly) -> StepLog | None:
     if settings.engine.step_log is None:
         return None
     limits = StepLimits(
-        kv_tokens=assembly.num_blocks * assembly.block_size,
-        block_tokens=assembly.block_size,
-        max_sequences=assembly.max_num_seqs,
-        chunk_tokens=assembly.chunk_tokens,
-        max_context_tokens=assembly.max_model_len,
+        kv_tokens=assembly.size.num_blocks * assembly.limits.block_size,
+        block_tokens=assembly.limits.block_size,
+        max_sequences=assembly.limits.max_num_seqs,
+        chunk_tokens=assembly.limits.chunk_tokens,
+        max_context_tokens=assembly.limits.max_model_len,
         overlaps=assembly.runner.overlaps,
     )
     return StepLog(Path(settings.engine.step_log), limits)

@@ -54,12 +54,12 @@ def make_speculation(settings: EngineSettings, assembly: Assembly, cache: KVCach
             assembly.draft.runner,
             cache.pool,
             context_length=assembly.draft.context_length,
-            chunk_tokens=assembly.chunk_tokens,
-            reserve=assembly.max_num_seqs,
+            chunk_tokens=assembly.limits.chunk_tokens,
+            reserve=assembly.limits.max_num_seqs,
         )
     most = most_drafts(settings, overlaps=overlaps)
     described = f"{kind} ({settings.draft})" if kind == "draft" else kind
-    costs = DeviceCosts(assembly.most_rows) if overlaps else StepCosts()
+    costs = DeviceCosts(assembly.limits.most_rows) if overlaps else StepCosts()
     return Speculation(proposer, most, costs), f"{described}, up to {most} tokens"
 
 

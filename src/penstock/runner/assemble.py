@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from penstock.core.settings import EngineSettings
 from penstock.hub.checkpoint import Checkpoint
-from penstock.runner.build import Assembly, build
+from penstock.runner.assembly import Assembly
+from penstock.runner.build import build
 from penstock.runner.load import Phase, load
 from penstock.runner.size import size
 
