@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.model.ops import Linear
 from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.linear import q6k, w4a16_linear
-from penstock.model.ops.triton.linear.w4a16_tiles import MAX_ROWS
+from penstock.model.ops.triton.linear.w4a16_linear import MAX_ROWS
 from penstock.model.quantized.grouped import Bits, GroupedWeight, packed
 from penstock.quant import Quant
 

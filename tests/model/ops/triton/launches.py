@@ -14,16 +14,11 @@ from penstock.model.ops.triton import TritonKV, TritonOps
 from penstock.model.ops.triton.attention.kv_copy import as_words, gather_blocks, scatter_blocks
 from penstock.model.ops.triton.common.argmax import argmax
 from penstock.model.ops.triton.common.device import capability
-from penstock.model.ops.triton.common.tiling import Tiling
-from penstock.model.ops.triton.linear.gemv import Epilogue
-from penstock.model.ops.triton.linear.int4_pack import pack
-from penstock.model.ops.triton.linear.w4a16_tiles import few_rows
 from penstock.model.ops.triton.lora.slots import TritonSlots
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.weights import Site
 from tests.equality.formats import FORMATS
 from tests.model.family_configs import CONFIGS
-from tests.model.ops.low_bit import grouped
 from tests.model.ops.triton.pair import Both, Heads
 from tests.model.ops.triton.test_triton_drafts import spread
 from tests.model.ops.triton.test_triton_shared_prefix import MIXED
@@ -67,13 +62,6 @@ def experts(name: str, dtype: torch.dtype = HALF) -> None:
         ids, shares = ops.route(logits, 2, normalized=True)
         made(torch.zeros(tokens, 256, dtype=dtype), ids, shares)
     ops.add_shared(*torch.zeros(2, 3, 256, dtype=dtype), torch.zeros(3, 1, dtype=dtype))
-
-
-def as_tiles() -> None:
-    """What only the interpreter launches where a GPU has instructions of its own."""
-    words = pack(grouped(torch.randn(64, 256), 4, 64, has_zeros=True))
-    x, out = torch.zeros(3, 256, dtype=HALF), torch.zeros(3, 64, dtype=HALF)
-    few_rows(x, words, Epilogue.NONE, out, Tiling(block_n=32, split_k=8, num_warps=4))
 
 
 def attention(heads: Heads, dtype: torch.dtype, block_size: int, kv_dtype: torch.dtype | None = None) -> None:
@@ -132,7 +120,6 @@ def launch_all() -> None:
     experts("plain", torch.float32)
     for dtype in (torch.float32, HALF):
         adapters(dtype)
-    as_tiles()
     attention(Heads(8, 2, 128), HALF, 64)
     attention(Heads(9, 3, 64, norm=True), HALF, 16)
     if capability() >= (8, 9):  # others are refused an FP8 cache: `runner.precision`

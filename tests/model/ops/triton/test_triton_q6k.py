@@ -15,8 +15,8 @@ from penstock.hub.gguf_blocks import grouped as read_blocks
 from penstock.model.ops import Norm, Stream
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.ops.triton import TritonOps
+from penstock.model.ops.triton.linear import q6k
 from penstock.model.ops.triton.linear.int4_pack import narrowed
-from penstock.model.ops.triton.linear.q6k import Q6KLinear
 from penstock.model.ops.triton.linear.w4a16_gemm import dequantized
 from penstock.model.ops.triton.linear.w4a16_linear import W4A16Linear
 from penstock.model.quantized import joined
@@ -89,7 +89,8 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
 def test_a_product_with_groups_of_16(bits: Bits, kind: str, size: tuple[int, int], dtype: torch.dtype) -> None:
     columns, weight = size[1], fine(*size, bits, kind)
     linear, expected = TritonOps(DEVICE, dtype).linear(weight), weight.dequantized()
-    assert isinstance(linear, Q6KLinear)
+    assert isinstance(linear, W4A16Linear)
+    assert linear.weight.group_size == q6k.GROUP
     for count in matrix([1, 2, 8, 9, 16, 17, 600], [11]):
         x = rows_of(count, columns, dtype)
         assert relative_error(linear(x), x.float() @ expected.T) < TOLERANCES[dtype]
@@ -159,7 +160,8 @@ def test_blocks_of_several_types_join_and_stay_small() -> None:
     together = joined(parts)
     assert isinstance(together, GroupedWeight)
     linear = TritonOps(DEVICE, torch.float16).linear(together)
-    assert isinstance(linear, Q6KLinear)
+    assert isinstance(linear, W4A16Linear)
+    assert linear.weight.group_size == q6k.GROUP
     assert linear.weight.num_bytes / together.shape.numel() <= 1.25
     x = rows_of(3, 512, torch.float16)
     expected = torch.cat([x.float() @ part.dequantized().T for part in parts], dim=1)

@@ -20,8 +20,7 @@ from penstock.model.ops.triton.linear import gemv, w8a8
 from penstock.model.ops.triton.linear.formats import FloatLinear
 from penstock.model.ops.triton.linear.int4_pack import pack
 from penstock.model.ops.triton.linear.w4a16_gemm import dequantized
-from penstock.model.ops.triton.linear.w4a16_linear import MAX_MANY, W4A16Linear
-from penstock.model.ops.triton.linear.w4a16_tiles import MAX_ROWS
+from penstock.model.ops.triton.linear.w4a16_linear import MAX_MANY, MAX_ROWS, W4A16Linear
 from penstock.model.quantized import Weight, plain
 from penstock.model.quantized.grouped import Bits, GroupedWeight, packed
 from penstock.quant import Quant, to_quant

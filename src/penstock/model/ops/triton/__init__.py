@@ -41,8 +41,7 @@ from penstock.model.ops.triton.common import rowwise
 from penstock.model.ops.triton.common.device import capability, num_processors
 from penstock.model.ops.triton.linear import gemv
 from penstock.model.ops.triton.linear.formats import MULTIPLE, ByteLinear, FloatLinear, Fp8Linear, GpuLinear, Int8Linear
-from penstock.model.ops.triton.linear.int4_pack import can_pack, narrowed
-from penstock.model.ops.triton.linear.q6k import Q6KLinear, can_be_q6k
+from penstock.model.ops.triton.linear.int4_pack import narrowed
 from penstock.model.ops.triton.linear.w4a16_linear import W4A16Linear
 from penstock.model.ops.triton.moe import experts, routing
 from penstock.model.quantized import Weight, plain
@@ -221,11 +220,9 @@ class TritonOps:
 
     def _linear(self, weight: Weight, bias: Tensor | None) -> GpuLinear:
         """In the weight's own format, if there is a kernel for it; others are widened, and take more memory."""
-        if isinstance(weight, GroupedWeight) and self.weight_dtype is not torch.float32:
-            if can_pack(weight):
-                return W4A16Linear.of(narrowed(weight), bias)
-            if can_be_q6k(weight):
-                return Q6KLinear.of(narrowed(weight), bias)
+        is_half = self.weight_dtype is not torch.float32
+        if is_half and isinstance(weight, GroupedWeight) and W4A16Linear.supports(weight):
+            return W4A16Linear.of(narrowed(weight), bias)
         if isinstance(weight, Fp8Weight) and self._has_fp8 and _multiplies(weight.shape):
             quantization = rowwise.Quantization(weight.input_scale)
             return Fp8Linear(self._bytes(weight, bias), quantization, torch.ones((), device=self.device))

@@ -7,6 +7,8 @@ And where in a step a chunk's tiles are.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,28 +30,19 @@ _SINGLES = 4  # sequences of one token that one program stores
 
 def store_chunks(qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> None:
     """Keys and values of every sequence that brings more than one token."""
-    grid = (batch.num_tokens // _TOKENS + batch.num_sequences, spec.num_kv_heads)
-    _store_chunks_kernel[grid](
-        qkv,
-        kv.keys,
-        kv.values,
-        kv.key_scale,
-        kv.value_scale,
-        Rotation.of(spec, rope),
-        batch.query_starts,
-        batch.context_lens,
-        batch.block_tables,
-        batch.block_tables.stride(0),
-        batch.num_sequences,
-        SHAPE=Shape.of(spec, kv, qkv.dtype),
-        TOKENS=_TOKENS,
-        num_warps=4,
-    )
+    num_tiles = batch.num_tokens // _TOKENS + batch.num_sequences
+    _store(_store_chunks_kernel, num_tiles, _TOKENS, qkv, spec, rope, kv, batch)
 
 
 def store_singles(qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> None:
     """Keys and values of every sequence that brings one token, where `decode` does not store them itself."""
-    _store_singles_kernel[(triton.cdiv(batch.num_sequences, _SINGLES), spec.num_kv_heads)](
+    _store(_store_singles_kernel, triton.cdiv(batch.num_sequences, _SINGLES), _SINGLES, qkv, spec, rope, kv, batch)
+
+
+def _store(
+    kernel: Any, num_tiles: int, tokens: int, qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch
+) -> None:
+    kernel[(num_tiles, spec.num_kv_heads)](
         qkv,
         kv.keys,
         kv.values,
@@ -62,14 +55,15 @@ def store_singles(qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, bat
         batch.block_tables.stride(0),
         batch.num_sequences,
         SHAPE=Shape.of(spec, kv, qkv.dtype),
-        SEQUENCES=_SINGLES,
+        TOKENS=tokens,
         num_warps=4,
     )
 
 
 @triton.jit
-def locate(tile, query_starts_ptr, num_sequences, QUERIES: tl.constexpr):
-    """(sequence, its first query in this tile): tiles of QUERIES tokens, no tile shared by two sequences.
+def chunk_of(tile, query_starts_ptr, num_sequences, QUERIES: tl.constexpr):
+    """A tile's sequence, its first query within it, the sequence's first row in the batch and number of rows. Tiles
+    are of QUERIES tokens, and no tile is shared by two sequences.
 
     Sequence s owns the tiles from query_starts[s] // QUERIES + s on: that leaves each enough, at times one to spare.
     """
@@ -80,7 +74,9 @@ def locate(tile, query_starts_ptr, num_sequences, QUERIES: tl.constexpr):
         starts = tl.load(query_starts_ptr + s, mask=s < num_sequences, other=0)
         sequence += tl.sum(((s < num_sequences) & (starts // QUERIES + s <= tile)).to(tl.int32), axis=0)
     first_tile = tl.load(query_starts_ptr + sequence) // QUERIES + sequence
-    return sequence, (tile - first_tile) * QUERIES
+    first = (tile - first_tile) * QUERIES
+    row = tl.load(query_starts_ptr + sequence)
+    return sequence, first, row, tl.load(query_starts_ptr + sequence + 1) - row
 
 
 @triton.jit
@@ -129,9 +125,7 @@ def _store_chunks_kernel(
     TOKENS: tl.constexpr,
 ):
     kv_head = tl.program_id(1)
-    sequence, first = locate(tl.program_id(0), query_starts_ptr, num_sequences, TOKENS)
-    begin = tl.load(query_starts_ptr + sequence)
-    query_len = tl.load(query_starts_ptr + sequence + 1) - begin
+    sequence, first, row, query_len = chunk_of(tl.program_id(0), query_starts_ptr, num_sequences, TOKENS)
     if (query_len == 1) | (first >= query_len):
         return
     context = tl.load(context_lens_ptr + sequence)
@@ -141,7 +135,7 @@ def _store_chunks_kernel(
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
     _store_tokens(
         qkv_ptr,
-        begin + token,
+        row + token,
         positions,
         inside,
         table_ptr,
@@ -184,10 +178,10 @@ def _store_singles_kernel(
     table_stride,
     num_sequences,
     SHAPE: tl.constexpr,
-    SEQUENCES: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):
     kv_head = tl.program_id(1)
-    sequence = tl.program_id(0) * SEQUENCES + tl.arange(0, SEQUENCES)
+    sequence = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     inside = sequence < num_sequences
     row = tl.load(query_starts_ptr + sequence, mask=inside, other=0)
     next_row = tl.load(query_starts_ptr + sequence + 1, mask=inside, other=0)

@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from penstock.model.batch import Batch
 from penstock.model.ops import AttentionSpec, LayerKV, Rope
-from penstock.model.ops.triton.attention.kv_store import locate
+from penstock.model.ops.triton.attention.kv_store import chunk_of
 from penstock.model.ops.triton.attention.online_softmax import LOG2_E, capped, nothing_yet
 from penstock.model.ops.triton.attention.rope import BATCH_NUMBERS, BATCH_POINTERS, Rotation, Shape, load_rotated
 from penstock.model.ops.triton.common.tiling import Tiling
@@ -76,6 +76,14 @@ def attend_chunks(
 def tiles_of(cache: Tensor, keys: int, shape: Shape) -> TensorDescriptor:
     """The cache in tiles of `keys` slots, for the tensor memory accelerator."""
     return TensorDescriptor.from_tensor(cache.view(-1, shape.dim), [keys, shape.block_dim])
+
+
+@triton.jit
+def through_memory(q, out, mask):
+    """Queries, stored and loaded again: only an operand that was loaded is multiplied from shared memory."""
+    tl.store(out, q, mask=mask)
+    tl.debug_barrier()
+    return tl.load(out, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -147,9 +155,7 @@ def _attend_chunks_kernel(
     WINDOW: tl.constexpr = SHAPE.window
     kv_head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
-    sequence, first = locate(tile, query_starts_ptr, num_sequences, QUERIES)
-    row = tl.load(query_starts_ptr + sequence)
-    query_len = tl.load(query_starts_ptr + sequence + 1) - row
+    sequence, first, row, query_len = chunk_of(tile, query_starts_ptr, num_sequences, QUERIES)
     if (query_len == 1) | (first >= query_len):
         return
     before = tl.load(context_lens_ptr + sequence) - query_len  # the context without this step's tokens
@@ -165,10 +171,7 @@ def _attend_chunks_kernel(
     mask = inside[:, None] & (d < D)
     heads = qkv_ptr + rows * SHAPE.qkv_width + head * D
     q = load_rotated(heads, positions, inside, rotation, rotation.q_norm, SHAPE)
-    # By way of memory that is this program's own: only an operand that was loaded is multiplied from shared memory.
-    tl.store(out, q, mask=mask)
-    tl.debug_barrier()
-    q = tl.load(out, mask=mask, other=0.0)
+    q = through_memory(q, out, mask)  # which is this program's own
 
     first_position = before + first
     end = before + tl.minimum(first + QUERIES, query_len)

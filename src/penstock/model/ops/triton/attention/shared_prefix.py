@@ -18,7 +18,7 @@ from torch import Tensor
 from penstock.model.batch import Batch
 from penstock.model.ops import AttentionSpec, LayerKV, Rope
 from penstock.model.ops.triton.attention.online_softmax import LOG2_E, Partials, nothing_yet, store_partial
-from penstock.model.ops.triton.attention.prefill import attend_tiles, tiles_of, tiling_of
+from penstock.model.ops.triton.attention.prefill import attend_tiles, through_memory, tiles_of, tiling_of
 from penstock.model.ops.triton.attention.rope import BATCH_POINTERS, Rotation, Shape, load_rotated
 from penstock.model.ops.triton.common.device import num_processors
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents
@@ -119,13 +119,10 @@ def _attend_shared_kernel(
     rows = tl.load(query_starts_ptr + sequences, mask=inside, other=0).to(tl.int64)
     positions = tl.load(context_lens_ptr + sequences, mask=inside, other=1) - 1
     q = load_rotated(qkv_ptr + rows * SHAPE.qkv_width + head * D, positions, inside, rotation, rotation.q_norm, SHAPE)
-    # By way of memory, like prefill: all programs of a tile write the same there.
     d = tl.arange(0, SHAPE.block_dim)[None, :]
     out = out_ptr + (rows * SHAPE.num_heads + head)[:, None] * D + d
     mask = inside[:, None] & (d < D)
-    tl.store(out, q, mask=mask)
-    tl.debug_barrier()
-    q = tl.load(out, mask=mask, other=0.0)
+    q = through_memory(q, out, mask)  # all programs of a tile write the same there
 
     table_ptr = block_tables_ptr + tl.load(tile_ptr).to(tl.int64) * table_stride  # of one for all
     acc, total, highest = nothing_yet(BLOCK_M, SHAPE.block_dim)

@@ -172,6 +172,14 @@ def per_output(values, ROWS: tl.constexpr):
     return tl.reshape(tl.broadcast_to(by_row, [CHUNKS, OUTPUTS, ROWS // 8, 4, 2]), [CHUNKS, OUTPUTS, ROWS])
 
 
+@triton.jit
+def repeated(sums, TILES: tl.constexpr):
+    """[chunks, 16, rows] -> [chunks, outputs, rows]"""
+    TURN: tl.constexpr = sums.shape[0]
+    ROWS: tl.constexpr = sums.shape[2]
+    return tl.reshape(tl.broadcast_to(sums[:, None, :, :], [TURN, TILES, 16, ROWS]), [TURN, 16 * TILES, ROWS])
+
+
 @triton.constexpr_function
 def _instructions(bits, part, bfloat16):
     """What turns two words into two floats: a shift, then a mask with which an exponent is put before the integer."""

@@ -8,8 +8,6 @@ is taken twice, each time with the columns of the other group at zero. Reading w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -19,36 +17,21 @@ from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wai
 from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.linear.gemv import SHRINK, Epilogue, store_with_epilogue
 from penstock.model.ops.triton.linear.int4_pack import (
-    COLUMNS,
     PackedWeight,
     columns_of,
     halves,
     part_of,
     per_output,
     read_per_output,
+    repeated,
     tile_of,
     zero_of,
 )
-from penstock.model.ops.triton.linear.w4a16_linear import W4A16Linear
-from penstock.model.ops.triton.linear.w4a16_tiles import read_rows, repeated, total_of
-from penstock.model.quantized.grouped import GroupedWeight
 
 GROUP = 16
 
 
 TILING = Tiling(block_n=16, split_k=16, num_warps=8, num_stages=1)  # with SwiGLU as many gates and as many others
-
-
-def can_be_q6k(weight: GroupedWeight) -> bool:
-    return weight.group_size == GROUP and weight.shape[1] % COLUMNS == 0
-
-
-@dataclass(frozen=True)
-class Q6KLinear(W4A16Linear):
-    """A few rows meet the weight as it is; for more it is widened, as others are whose groups are short."""
-
-    def _gemv(self, x: Tensor, epilogue: Epilogue, out: Tensor) -> None:
-        few_rows(x, self.weight, epilogue, out, TILING)
 
 
 def few_rows(x: Tensor, weight: PackedWeight, epilogue: Epilogue, out: Tensor, tiling: Tiling) -> None:
@@ -65,6 +48,7 @@ def few_rows(x: Tensor, weight: PackedWeight, epilogue: Epilogue, out: Tensor, t
         outputs,
         weight.scales.shape[1],
         COLUMNS=weight.columns,
+        GROUP=weight.group_size,
         BITS=weight.bits,
         HAS_OFFSETS=weight.offsets is not None,
         HAS_BIAS=weight.bias is not None,
@@ -92,6 +76,7 @@ def _q6k_gemv_kernel(
     outputs,
     filled,
     COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
     BITS: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -102,7 +87,7 @@ def _q6k_gemv_kernel(
     PTX: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Sums [TURN, outputs, rows]: each warp has chunks of its own. PackedWeight are read a turn ahead."""
+    """Sums [TURN, outputs, rows]: each warp has chunks of its own. Words are read a turn ahead."""
     launch_dependents(PDL)
     PARTS: tl.constexpr = 16 // BITS
     CHUNKS: tl.constexpr = (COLUMNS + PARTS * 32 - 1) // (PARTS * 32)
@@ -122,8 +107,8 @@ def _q6k_gemv_kernel(
         ahead_up = ahead
         if EPILOGUE == 2:
             ahead_up = _read(words_ptr, chunk + TURN, up_tile, CHUNKS)
-        x = read_rows(x_ptr, chunk, num_rows, BLOCK_M, COLUMNS, PARTS)
-        acc = _add(acc, words, x, chunk, tile, filled, scales_ptr, offsets_ptr, COLUMNS, BITS, HAS_OFFSETS, PTX)
+        x = _read_rows(x_ptr, chunk, num_rows, BLOCK_M, COLUMNS, PARTS)
+        acc = _add(acc, words, x, chunk, tile, filled, scales_ptr, offsets_ptr, COLUMNS, GROUP, BITS, HAS_OFFSETS, PTX)
         if EPILOGUE == 2:
             acc_up = _add(
                 acc_up,
@@ -135,6 +120,7 @@ def _q6k_gemv_kernel(
                 scales_ptr,
                 offsets_ptr,
                 COLUMNS,
+                GROUP,
                 BITS,
                 HAS_OFFSETS,
                 PTX,
@@ -142,11 +128,31 @@ def _q6k_gemv_kernel(
         chunk += TURN
     m = tl.arange(0, BLOCK_M)
     output = tl.program_id(0) * 16 * TILES + tl.arange(0, 16 * TILES)
-    total, total_up = total_of(acc, bias_ptr, output, outputs, BITS, HAS_BIAS, x_ptr), acc
+    total, total_up = _total_of(acc, bias_ptr, output, outputs, BITS, HAS_BIAS, x_ptr), acc
     if EPILOGUE == 2:
-        total_up = total_of(acc_up, bias_ptr, output + outputs, 2 * outputs, BITS, HAS_BIAS, x_ptr)
+        total_up = _total_of(acc_up, bias_ptr, output + outputs, 2 * outputs, BITS, HAS_BIAS, x_ptr)
     out = out_ptr + m[:, None] * outputs + output[None, :]
     store_with_epilogue(total, total_up, out, (m < num_rows)[:, None] & (output < outputs)[None, :], EPILOGUE)
+
+
+@triton.jit
+def _read_rows(x_ptr, chunk, num_rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr):
+    """[8, chunks, rows / 8, parts, columns]"""
+    part = chunk[None, :, None, None, None] * PARTS + tl.arange(0, PARTS)[None, None, None, :, None]
+    column = part * 32 + tl.arange(0, 32)[None, None, None, None, :]
+    row = (tl.arange(0, 8)[:, None] + 8 * tl.arange(0, ROWS // 8)[None, :])[:, None, :, None, None]
+    return tl.load(x_ptr + row * COLUMNS + column, mask=(row < num_rows) & (column < COLUMNS), other=0.0)
+
+
+@triton.jit
+def _total_of(acc, bias_ptr, output, outputs, BITS: tl.constexpr, HAS_BIAS: tl.constexpr, x_ptr):
+    """[rows, outputs]"""
+    total = tl.trans(tl.sum(acc, axis=0))
+    if BITS == 8 and x_ptr.dtype.element_ty != tl.float16:
+        total *= 1 / SHRINK
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]
+    return total
 
 
 @triton.jit
@@ -169,6 +175,7 @@ def _add(
     scales_ptr,
     offsets_ptr,
     COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
     BITS: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
     PTX: tl.constexpr,
@@ -195,13 +202,15 @@ def _add(
             columns = first if part == 0 else second
         columns = columns_of(tl.reshape(columns, [8, TURN, ROWS // 8, 32]), ROWS, TURN)
         integers = tile_of(part_of(words, part, BITS, BFLOAT16, PTX), TILES, TURN)
-        for half in tl.static_range(2):
-            own = tl.where(is_second == (half == 1), columns, tl.zeros_like(columns))
+        for half in tl.static_range(2 if GROUP == 16 else 1):
+            own = columns
+            if GROUP == 16:
+                own = tl.where(is_second == (half == 1), columns, tl.zeros_like(columns))
             sums = repeated(tl.dot(ones, own), TILES)
             raw = tl.dot(integers, own) - zero_of(BITS, BFLOAT16) * sums
+            group = (chunk * PARTS + part) * 2 + half if GROUP == 16 else (chunk * PARTS + part) * 32 // GROUP
             # Behind the last group, where all sums are zero, any scale will do.
-            group = tl.minimum((chunk * PARTS + part) * 2 + half, COLUMNS // 16 - 1)
-            at = group[:, None] * filled + tile[None, :] * 16
+            at = tl.minimum(group, COLUMNS // GROUP - 1)[:, None] * filled + tile[None, :] * 16
             acc += raw * per_output(read_per_output(scales_ptr + at), ROWS)
             if HAS_OFFSETS:
                 acc += sums * per_output(read_per_output(offsets_ptr + at), ROWS)

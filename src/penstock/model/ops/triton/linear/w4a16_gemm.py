@@ -102,6 +102,55 @@ def dequantized(weight: PackedWeight, dtype: torch.dtype, ids: Tensor | None = N
 
 
 @triton.jit
+def multiply_chunks(
+    x_ptr,
+    row,
+    is_row,
+    words_ptr,
+    tile,
+    scales_ptr,
+    offsets_ptr,
+    line,
+    filled,
+    sums_ptr,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILES: tl.constexpr,
+    STAGES: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """Sums [outputs, rows] of rows [BLOCK_M] and tiles [TILES] of 16 outputs. `line` [TILES]: where the first group's
+    scales of each tile begin."""
+    CHUNK: tl.constexpr = 16 // BITS * 32
+    CHUNKS: tl.constexpr = (COLUMNS + CHUNK - 1) // CHUNK
+    PADDED: tl.constexpr = (COLUMNS + 31) // 32 * 32
+    BFLOAT16: tl.constexpr = BITS == 4 and x_ptr.dtype.element_ty == tl.bfloat16
+    k = tl.arange(0, CHUNK)
+    place = tl.arange(0, 2)[None, :, None] * 128 + tl.arange(0, 128)[None, None, :]
+    words = words_ptr + tile[:, None, None] * (CHUNKS * 256) + place
+    rows = x_ptr + row[None, :] * PADDED + k[:, None]
+    acc = tl.zeros([16 * TILES, BLOCK_M], tl.float32)
+    ahead = tl.load(words)
+    for chunk in tl.range(0, CHUNKS, num_stages=STAGES):
+        pairs = ahead
+        ahead = tl.load(words + tl.minimum(chunk + 1, CHUNKS - 1) * 256)
+        inside = is_row[None, :] & (chunk * CHUNK + k < PADDED)[:, None]
+        x = tl.load(rows + chunk * CHUNK, mask=inside, other=0.0)
+        raw = tl.dot(wide_tile_of(pairs, TILES, BITS, BFLOAT16, PTX), x)
+        at = (chunk * CHUNK // GROUP * filled + line)[None, :]
+        scale = tl.reshape(per_output(read_per_output(scales_ptr + at), BLOCK_M), [16 * TILES, BLOCK_M])
+        sums = tl.load(sums_ptr + row * CHUNKS + chunk, mask=is_row, other=0.0)[None, :]
+        acc += (raw - sums * zero_of(BITS, BFLOAT16)) * scale
+        if HAS_OFFSETS:
+            offset = per_output(read_per_output(offsets_ptr + at), BLOCK_M)
+            acc += sums * tl.reshape(offset, [16 * TILES, BLOCK_M])
+    return acc
+
+
+@triton.jit
 def _w4a16_gemm_kernel(
     x_ptr,
     words_ptr,
@@ -124,35 +173,31 @@ def _w4a16_gemm_kernel(
     STAGES: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """Sums [outputs, rows]. Programs that read the same weights run side by side."""
-    CHUNK: tl.constexpr = 16 // BITS * 32
-    CHUNKS: tl.constexpr = (COLUMNS + CHUNK - 1) // CHUNK
-    PADDED: tl.constexpr = (COLUMNS + 31) // 32 * 32
-    BFLOAT16: tl.constexpr = BITS == 4 and x_ptr.dtype.element_ty == tl.bfloat16
+    """Programs that read the same weights run side by side."""
     row_blocks = tl.cdiv(num_rows, BLOCK_M)
     program = tl.program_id(0)
     m = (program % row_blocks) * BLOCK_M + tl.arange(0, BLOCK_M)
     tile = (program // row_blocks) * TILES + tl.arange(0, TILES)
-    k = tl.arange(0, CHUNK)
-    place = tl.arange(0, 2)[None, :, None] * 128 + tl.arange(0, 128)[None, None, :]
-    words = words_ptr + tile.to(tl.int64)[:, None, None] * (CHUNKS * 256) + place
-    rows = x_ptr + m.to(tl.int64)[None, :] * PADDED + k[:, None]
-    acc = tl.zeros([16 * TILES, BLOCK_M], tl.float32)
-    ahead = tl.load(words)
-    for chunk in tl.range(0, CHUNKS, num_stages=STAGES):
-        pairs = ahead
-        ahead = tl.load(words + tl.minimum(chunk + 1, CHUNKS - 1) * 256)
-        inside = (m < num_rows)[None, :] & (chunk * CHUNK + k < PADDED)[:, None]
-        x = tl.load(rows + chunk * CHUNK, mask=inside, other=0.0)
-        raw = tl.dot(wide_tile_of(pairs, TILES, BITS, BFLOAT16, PTX), x)
-        group = chunk * CHUNK // GROUP + tl.zeros([1], tl.int32)
-        at = group[:, None] * filled + tile[None, :] * 16
-        scale = tl.reshape(per_output(read_per_output(scales_ptr + at), BLOCK_M), [16 * TILES, BLOCK_M])
-        sums = tl.load(sums_ptr + m * CHUNKS + chunk, mask=m < num_rows, other=0.0)[None, :]
-        acc += (raw - sums * zero_of(BITS, BFLOAT16)) * scale
-        if HAS_OFFSETS:
-            offset = per_output(read_per_output(offsets_ptr + at), BLOCK_M)
-            acc += sums * tl.reshape(offset, [16 * TILES, BLOCK_M])
+    acc = multiply_chunks(
+        x_ptr,
+        m.to(tl.int64),
+        m < num_rows,
+        words_ptr,
+        tile.to(tl.int64),
+        scales_ptr,
+        offsets_ptr,
+        tile * 16,
+        filled,
+        sums_ptr,
+        COLUMNS,
+        GROUP,
+        BITS,
+        HAS_OFFSETS,
+        BLOCK_M,
+        TILES,
+        STAGES,
+        PTX,
+    )
     n = (program // row_blocks) * TILES * 16 + tl.arange(0, 16 * TILES)
     acc *= grow
     if HAS_BIAS:

@@ -1,7 +1,7 @@
 """Products of a few rows with weights of 4- and 8-bit integers in groups, thread by thread: see `mma_ptx` and
 `int4_pack`.
 
-The same as `w4a16_tiles`, for GPUs with the instructions that it takes. Weights go from memory to the tensor cores
+The same as `q6k`, for GPUs with the instructions that it takes. Weights go from memory to the tensor cores
 through registers alone. The warps of a tile of 16 outputs take turns at its chunks and add up at the end; the
 epilogue is part of it. A short product is on its way before the rows are there; a long one rather has many warps.
 """

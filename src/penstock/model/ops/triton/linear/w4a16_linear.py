@@ -11,13 +11,13 @@ from torch import Tensor
 from penstock.model.ops import Norm
 from penstock.model.ops.triton.common.device import has_ptx
 from penstock.model.ops.triton.common.tiling import Tiling
-from penstock.model.ops.triton.linear import w4a16_gemv, w4a16_tiles
+from penstock.model.ops.triton.linear import q6k, w4a16_gemv
 from penstock.model.ops.triton.linear.gemv import Epilogue
-from penstock.model.ops.triton.linear.int4_pack import PackedWeight, pack
+from penstock.model.ops.triton.linear.int4_pack import COLUMNS, PackedWeight, can_pack, pack
 from penstock.model.ops.triton.linear.w4a16_gemm import dequantized, fits_gemm, many_rows
-from penstock.model.ops.triton.linear.w4a16_tiles import MAX_ROWS
 from penstock.model.quantized.grouped import GroupedWeight
 
+MAX_ROWS = 16  # of a GEMV
 _TILED = 32  # outputs of a program; with SwiGLU half of them are gates
 MAX_SLICED = 256  # rows times bits; by the bytes that are read. Not measured yet: `tools.gpu_ops blocks`
 MAX_MANY = 512  # rows; beyond, the weight is widened once. Not tuned: see docs/benchmarks.md
@@ -27,6 +27,10 @@ MAX_MANY = 512  # rows; beyond, the weight is widened once. Not tuned: see docs/
 class W4A16Linear:
     weight: PackedWeight
     order: Tensor | None  # of the columns, if they are not stored as they come
+
+    @staticmethod
+    def supports(weight: GroupedWeight) -> bool:
+        return can_pack(weight) or (weight.group_size == q6k.GROUP and weight.shape[1] % COLUMNS == 0)
 
     @classmethod
     def of(cls, weight: GroupedWeight, bias: Tensor | None) -> W4A16Linear:
@@ -51,10 +55,10 @@ class W4A16Linear:
         return out
 
     def _gemv(self, x: Tensor, epilogue: Epilogue, out: Tensor) -> None:
-        if has_ptx():
+        if has_ptx() and self.weight.group_size > q6k.GROUP:
             w4a16_gemv.few_rows(x, self.weight, epilogue, out, w4a16_gemv.tiling_of(self.weight, epilogue))
         else:
-            w4a16_tiles.few_rows(x, self.weight, epilogue, out, _tiling(self.weight))
+            q6k.few_rows(x, self.weight, epilogue, out, q6k.TILING)
 
     def __call__(self, x: Tensor) -> Tensor:
         num_rows = x.shape[0]
@@ -81,13 +85,6 @@ class W4A16Linear:
 
     def _ordered(self, x: Tensor) -> Tensor:
         return x if self.order is None else x.index_select(1, self.order)
-
-
-def _tiling(weight: PackedWeight) -> Tiling:
-    """All of a program's chunks are one straight run of instructions: not more than eight turns."""
-    chunks = weight.values.shape[1]
-    warps = next(warps for warps in (4, 8, 16, 32) if chunks <= 8 * 2 * warps or warps == 32)
-    return Tiling(block_n=_TILED, split_k=2 * warps, num_warps=warps)
 
 
 def _many_tiling(num_rows: int) -> Tiling:

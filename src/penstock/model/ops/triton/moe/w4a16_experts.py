@@ -1,4 +1,4 @@
-"""Products of rows with experts in 4- and 8-bit integers in groups: `w4a16_tiles` and `w4a16_gemm` for a mixture.
+"""Products of rows with experts in 4- and 8-bit integers in groups: `w4a16_gemm` for a mixture.
 
 Weights lie as `int4_pack` says, one expert behind the other. Which rows a program has is `routing`'s affair.
 """
@@ -20,14 +20,17 @@ from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.linear.gemv import SHRINK
 from penstock.model.ops.triton.linear.int4_pack import (
     SPAN,
+    columns_of,
+    halves,
     in_packed_order,
+    part_of,
     per_output,
     read_per_output,
-    wide_tile_of,
+    repeated,
+    tile_of,
     zero_of,
 )
-from penstock.model.ops.triton.linear.w4a16_gemm import sums_of
-from penstock.model.ops.triton.linear.w4a16_tiles import add_turn, read_groups, read_words
+from penstock.model.ops.triton.linear.w4a16_gemm import multiply_chunks, sums_of
 from penstock.model.ops.triton.moe.grouped_gemm import shrunk, side_by_side, store_with_swiglu
 from penstock.model.ops.triton.moe.routing import Blocks, rows_of_block
 from penstock.model.quantized.grouped import Bits
@@ -156,6 +159,69 @@ def _read_rows(x_ptr, row, is_row, chunk, COLUMNS: tl.constexpr, PARTS: tl.const
     return tl.load(x_ptr + at, mask=is_row[:, None, :, None, None] & (column < COLUMNS), other=0.0)
 
 
+@triton.jit
+def _read_words(words, chunk, CHUNKS: tl.constexpr):
+    return tl.load(words + chunk * 256, mask=chunk < CHUNKS, other=0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _read_groups(ptr, chunk, part, tile, filled, COLUMNS: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr):
+    """Scales or offsets of the groups in which a part of each chunk lies. Behind the last, where all sums are zero, any
+    will do."""
+    group = tl.minimum((chunk * PARTS + part) * 32 // GROUP, COLUMNS // GROUP - 1)
+    return read_per_output(ptr + group[:, None] * filled + tile[None, :] * 16)
+
+
+@triton.jit
+def _add_turn(
+    acc,
+    words,
+    x,
+    scales,
+    chunk,
+    tile,
+    filled,
+    scales_ptr,
+    offsets_ptr,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """Chunk by chunk: acc [chunks, outputs, rows] and the products of words and rows, scaled. The rows' own sums are
+    products too, with ones: so they come where the others are."""
+    PARTS: tl.constexpr = 16 // BITS
+    BFLOAT16: tl.constexpr = BITS == 4 and x.dtype == tl.bfloat16
+    TURN: tl.constexpr = acc.shape[0]
+    ROWS: tl.constexpr = acc.shape[2]
+    TILES: tl.constexpr = acc.shape[1] // 16
+    if BITS == 8 and x.dtype != tl.float16:
+        x = (x.to(tl.float32) * SHRINK).to(tl.float16)
+    raw, sums = tl.zeros_like(acc), tl.zeros([TURN, 16, ROWS], tl.float32)
+    one = tl.full([TURN, 16, 16], 1.0, x.dtype)
+    ones = tl.reshape(tl.join(one, one), [TURN, 16, 32])  # joined as the integers are, for Triton to lay them out so
+    first, second = halves(x)
+    for part in tl.static_range(PARTS):
+        if PARTS == 4:
+            some, others = halves(first if part < 2 else second)
+            columns = some if part % 2 == 0 else others
+        else:
+            columns = first if part == 0 else second
+        columns = columns_of(tl.reshape(columns, [8, TURN, ROWS // 8, 32]), ROWS, TURN)
+        sums = tl.dot(ones, columns, sums)
+        raw = tl.dot(tile_of(part_of(words, part, BITS, BFLOAT16, PTX), TILES, TURN), columns, raw)
+        if part == PARTS - 1 or (part + 1) * 32 % GROUP == 0:  # a group may end here
+            if part * 32 >= GROUP:
+                scales = _read_groups(scales_ptr, chunk, part, tile, filled, COLUMNS, GROUP, PARTS)
+            acc += (raw - zero_of(BITS, BFLOAT16) * repeated(sums, TILES)) * per_output(scales, ROWS)
+            if HAS_OFFSETS:
+                offsets = _read_groups(offsets_ptr, chunk, part, tile, filled, COLUMNS, GROUP, PARTS)
+                acc += repeated(sums, TILES) * per_output(offsets, ROWS)
+            raw, sums = tl.zeros_like(acc), tl.zeros([TURN, 16, ROWS], tl.float32)
+    return acc
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def _w4a16_grouped_gemv_kernel(
     x_ptr,
@@ -204,36 +270,18 @@ def _w4a16_grouped_gemv_kernel(
     scales_ptr += expert * (COLUMNS // GROUP * filled)
     if HAS_OFFSETS:
         offsets_ptr += expert * (COLUMNS // GROUP * filled)
-    ahead = read_words(words, chunk[:, None, None, None], CHUNKS)
-    scales = read_groups(scales_ptr, chunk, 0, tile, filled, COLUMNS, GROUP, PARTS)
+    ahead = _read_words(words, chunk[:, None, None, None], CHUNKS)
+    scales = _read_groups(scales_ptr, chunk, 0, tile, filled, COLUMNS, GROUP, PARTS)
     row = tl.trans(tl.reshape((pair // SHARING).to(tl.int64), [BLOCK_M // 8, 8]))
     is_there = tl.trans(tl.reshape(is_row.to(tl.int32), [BLOCK_M // 8, 8])) > 0
     acc = tl.zeros([TURN, 16 * TILES, BLOCK_M], tl.float32)
     for _ in tl.static_range(0, CHUNKS, TURN):
         after = chunk + TURN
-        next_words = read_words(words, after[:, None, None, None], CHUNKS)
-        next_scales = read_groups(scales_ptr, after, 0, tile, filled, COLUMNS, GROUP, PARTS)
+        next_words = _read_words(words, after[:, None, None, None], CHUNKS)
+        next_scales = _read_groups(scales_ptr, after, 0, tile, filled, COLUMNS, GROUP, PARTS)
         x = _read_rows(x_ptr, row, is_there, chunk, COLUMNS, PARTS)
-        acc, _unused = add_turn(
-            acc,
-            acc,
-            ahead,
-            ahead,
-            x,
-            scales,
-            scales,
-            chunk,
-            tile,
-            tile,
-            filled,
-            scales_ptr,
-            offsets_ptr,
-            COLUMNS,
-            GROUP,
-            BITS,
-            HAS_OFFSETS,
-            0,
-            PTX,
+        acc = _add_turn(
+            acc, ahead, x, scales, chunk, tile, filled, scales_ptr, offsets_ptr, COLUMNS, GROUP, BITS, HAS_OFFSETS, PTX
         )
         chunk, ahead, scales = after, next_words, next_scales
     store_with_swiglu(tl.sum(acc, axis=0) * grow, out_ptr, program % PROGRAMS, pair, is_row, OUTPUTS, SWIGLU)
@@ -270,10 +318,6 @@ def _w4a16_grouped_gemm_kernel(
     PTX: tl.constexpr,
 ):
     """Sums [outputs, rows]"""
-    CHUNK: tl.constexpr = 16 // BITS * 32
-    CHUNKS: tl.constexpr = (COLUMNS + CHUNK - 1) // CHUNK
-    PADDED: tl.constexpr = (COLUMNS + 31) // 32 * 32
-    BFLOAT16: tl.constexpr = BITS == 4 and x_ptr.dtype.element_ty == tl.bfloat16
     PROGRAMS: tl.constexpr = (OUTPUTS * (2 if SWIGLU else 1) + 16 * TILES - 1) // (16 * TILES)
     block, part = side_by_side(tl.program_id(0), blocks, PROGRAMS)
     expert, pair, is_row, is_used = rows_of_block(
@@ -283,24 +327,24 @@ def _w4a16_grouped_gemm_kernel(
         return
     tile = _tiles(part, OUTPUTS, TILES, SWIGLU)
     row = (pair // SHARING).to(tl.int64)
-    k = tl.arange(0, CHUNK)
-    place = tl.arange(0, 2)[None, :, None] * 128 + tl.arange(0, 128)[None, None, :]
-    words = words_ptr + (expert * (filled // 16) + tile)[:, None, None] * (CHUNKS * 256) + place
-    rows = x_ptr + row[None, :] * PADDED + k[:, None]
-    line = expert * (COLUMNS // GROUP * filled) + tile * 16
-    acc = tl.zeros([16 * TILES, BLOCK_M], tl.float32)
-    ahead = tl.load(words)
-    for chunk in tl.range(0, CHUNKS, num_stages=STAGES):
-        pairs = ahead
-        ahead = tl.load(words + tl.minimum(chunk + 1, CHUNKS - 1) * 256)
-        inside = is_row[None, :] & (chunk * CHUNK + k < PADDED)[:, None]
-        x = tl.load(rows + chunk * CHUNK, mask=inside, other=0.0)
-        raw = tl.dot(wide_tile_of(pairs, TILES, BITS, BFLOAT16, PTX), x)
-        at = (chunk * CHUNK // GROUP * filled + line)[None, :]
-        scale = tl.reshape(per_output(read_per_output(scales_ptr + at), BLOCK_M), [16 * TILES, BLOCK_M])
-        sums = tl.load(sums_ptr + row * CHUNKS + chunk, mask=is_row, other=0.0)[None, :]
-        acc += (raw - sums * zero_of(BITS, BFLOAT16)) * scale
-        if HAS_OFFSETS:
-            offset = per_output(read_per_output(offsets_ptr + at), BLOCK_M)
-            acc += sums * tl.reshape(offset, [16 * TILES, BLOCK_M])
+    acc = multiply_chunks(
+        x_ptr,
+        row,
+        is_row,
+        words_ptr,
+        expert * (filled // 16) + tile,
+        scales_ptr,
+        offsets_ptr,
+        expert * (COLUMNS // GROUP * filled) + tile * 16,
+        filled,
+        sums_ptr,
+        COLUMNS,
+        GROUP,
+        BITS,
+        HAS_OFFSETS,
+        BLOCK_M,
+        TILES,
+        STAGES,
+        PTX,
+    )
     store_with_swiglu(acc * grow, out_ptr, part, pair, is_row, OUTPUTS, SWIGLU)
