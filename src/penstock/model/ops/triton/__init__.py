@@ -1,8 +1,9 @@
 """The operations for NVIDIA GPUs: matrix products by cuBLAS, the rest by Triton kernels.
 
-The same interface as `reference`, held equal to it by tests. Nothing here reads a device tensor on the host, so
-steps can be launched ahead and decode steps captured in CUDA graphs. Compiled kernels are
-kept on disk by Triton.
+The interface is that of `reference`, held equal to it by tests. Nothing here reads a device tensor on the host, so
+steps can be launched ahead and decode steps captured in CUDA graphs. Kernels lie by operation, and the first lines of
+each file say for which shapes it is and what share of the limit it reaches. Compiled kernels are kept on disk by
+Triton.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ class TritonOps:
         return linear(rowwise.rms_norm(stream, norm))
 
     def _linear(self, weight: Weight, bias: Tensor | None) -> GpuLinear:
-        """In the weight's own format, if there is a kernel for it; others are widened, and take more memory."""
+        """The weight stays in its own format, if there is a kernel for it; others are widened, and take more memory."""
         is_half = self.weight_dtype is not torch.float32
         if is_half and isinstance(weight, GroupedWeight) and W4A16Linear.supports(weight):
             return W4A16Linear.of(narrowed(weight), bias)
@@ -231,7 +232,7 @@ class TritonOps:
         return FloatLinear(gemv.Weight(self._store(plain(weight)), bias=bias))
 
     def _table(self, table: Weight) -> GpuLinear:
-        """Of an embedding or a head: 8 bits with rows quantized would cost it precision."""
+        """A table of an embedding or a head is not kept in 8 bits: to quantize its rows would cost precision."""
         return self._linear(table if isinstance(table, GroupedWeight) else plain(table), None)
 
     def _bytes(self, weight: Fp8Weight | Int8Weight, bias: Tensor | None) -> gemv.Weight:

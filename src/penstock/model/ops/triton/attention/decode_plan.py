@@ -1,4 +1,5 @@
-"""How the contexts of a step's decodes are cut into chunks: planned on the device, once a step, for all layers.
+"""Plan of a step's decode attention, for any batch: how contexts are cut into chunks, once a step for all layers. One
+program computes it on the device; its time was not measured by itself.
 
 The host knows only how many sequences there are. It launches for the most chunks there can be, so nothing is read back,
 and a captured graph stays right as contexts grow.
@@ -95,7 +96,7 @@ def _plan_kernel(
         s, rows, begins, ends = _decodes(
             base, query_starts_ptr, context_lens_ptr, shared_sequences_ptr, num_sequences, BLOCK
         )
-        # As many as `longest` asks for, but of one length.
+        # Chunks: as many as `longest` asks for, but of one length.
         counts = tl.cdiv(ends - begins, longest)
         chunk_lens = tl.cdiv(tl.cdiv(ends - begins, tl.maximum(counts, 1)), SHORTEST) * SHORTEST
         counts = tl.cdiv(ends - begins, tl.maximum(chunk_lens, 1))

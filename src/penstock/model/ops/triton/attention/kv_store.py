@@ -1,6 +1,7 @@
-"""Keys and values into the cache: of prefill chunks, and of single tokens where others of their step attend to them.
+"""Keys and values of a step into the paged cache: of prefill chunks, and of single tokens where others of their step
+attend to them (drafts). Speed was not measured by itself.
 
-And where in a step a chunk's tiles are.
+Tiles of a chunk are laid out here too: `prefill` has the same.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -94,7 +95,7 @@ def _store_tokens(
     rotation,
     SHAPE: tl.constexpr,
 ):
-    """Of each row of qkv, one head's key and value, at its position. `table_ptr`: of one sequence, or of each row's."""
+    """One head's key and value of each row of qkv, at its position. `table_ptr`: of one sequence, or of each row's."""
     D: tl.constexpr = SHAPE.dim
     key_heads = qkv_ptr + row.to(tl.int64) * SHAPE.qkv_width + (SHAPE.num_heads + kv_head) * D
     d = tl.arange(0, SHAPE.block_dim)[None, :]

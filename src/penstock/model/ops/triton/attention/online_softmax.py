@@ -1,4 +1,5 @@
-"""A softmax taken piece by piece, in powers of two: what was summed so far, of each row.
+"""Online softmax, in powers of two: the state of a row, and how two states are joined. A part of the attention kernels,
+not measured by itself.
 
 `acc` [rows, dim] is the weighted sum of values, `total` [rows] that of weights, `highest` [rows] the score that the
 weights are relative to. Programs that take pieces of one context hand them to each other in memory.

@@ -1,4 +1,5 @@
-"""Heads as attention wants them: normed and rotated while they are loaded, rounded as the cache keeps them.
+"""Heads as attention reads them: QK norm and rotary embedding while they are loaded, rounding to the type of the cache.
+A part of the attention kernels, not measured by itself.
 
 A cache tensor is [num_blocks, kv_heads, block_size, head_dim]: what one program reads of a block lies in one piece.
 """
@@ -24,7 +25,7 @@ BATCH_NUMBERS = ["table_stride", "num_sequences"]
 
 @dataclass(frozen=True)
 class Shape:
-    """What every kernel of a layer is compiled for."""
+    """Constants that every attention kernel of a layer is compiled for."""
 
     num_heads: int
     num_kv_heads: int
@@ -61,7 +62,7 @@ class Shape:
 
 
 class Rotation(NamedTuple):
-    """What is done to heads as they are loaded."""
+    """Norm and rotation of heads as they are loaded."""
 
     cos: Tensor
     sin: Tensor

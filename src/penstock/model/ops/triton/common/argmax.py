@@ -1,4 +1,6 @@
-"""The greedy choice: the largest of each row. Torch's takes one processor per row, and few rows leave it idle."""
+"""Argmax of logits, for greedy sampling of any number of rows: torch's takes one processor per row, and few rows leave
+the others idle. Speed: `python -m tools.gpu_ops small`; no figure is recorded.
+"""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 

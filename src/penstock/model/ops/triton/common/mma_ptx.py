@@ -1,5 +1,5 @@
-"""What a single thread does, for kernels that Triton's own layouts keep from full speed: 16 bytes read at once,
-integers widened in registers, one product of a warp's tensor core.
+"""Inline PTX for kernels that Triton's own layouts keep from full speed: reads of 16 bytes, integers widened in
+registers, one `mma` of a warp. Ampere and later; the kernels that use it have the figures.
 
 A tensor here has one element per thread. A product is m16n8k16: 16 outputs, 8 rows, 16 columns; thread (g, t) of a warp
 has of the weights outputs g and g + 8, of the rows row g, of the sums outputs g and g + 8 of rows 2t and 2t + 1.

@@ -20,7 +20,7 @@ from penstock.model.ops.triton.common.device import capability
 
 @cache
 def has_pdl() -> bool:
-    """Whether this device can: Hopper and later. Every kernel launched with `launch_pdl` waits before it ends."""
+    """Whether this device has it: Hopper and later. Every kernel launched with `launch_pdl` waits before it ends."""
     return capability() >= (9, 0)
 
 
@@ -33,6 +33,6 @@ def launch_dependents(PDL: tl.constexpr):
 
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr):
-    """For all kernels before this one, and what they wrote."""
+    """The wait is for all kernels before this one, and what they wrote."""
     if PDL:
         gdc_wait()

@@ -1,8 +1,9 @@
-"""Norms, SwiGLU, and rows in FP8 or INT8. Every row is its own; intermediate roundings are those of `reference`, so
-results agree to the bit up to the order of a sum.
+"""RMSNorm, SwiGLU, and quantization of rows to FP8 or INT8, for any number of rows. In prefill they run at the memory's
+speed (docs/benchmarks.md, W6); with few rows they were not measured by themselves.
 
-Whoever feeds an 8-bit product writes 8 bits: the largest number of a row becomes the largest that the format has,
-unless the checkpoint brings a scale.
+Every row is its own; intermediate roundings are those of `reference`, so results agree to the bit up to the order of a
+sum. The kernel before an 8-bit product writes 8 bits: the largest number of a row becomes the largest that the format
+has, unless the checkpoint brings a scale.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

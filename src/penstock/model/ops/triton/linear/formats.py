@@ -1,5 +1,4 @@
-"""Weights on a GPU, one class per format, and what multiplies with them: our kernels for a few rows, for many cuBLAS or
-what its format asks for."""
+"""Linears in 16 bits, FP8 and W8A8, one class per format: `gemv` for a few rows; for many cuBLAS, or `w8a8`."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ class FloatLinear(GemvLinear):
 
 @dataclass(frozen=True)
 class ByteLinear(GemvLinear, ABC):
-    """Of 8 bits, with a scale per output. Rows become 8 bits too."""
+    """A weight of 8 bits, with a scale per output. Rows become 8 bits too."""
 
     quantization: Quantization
 
@@ -78,7 +77,7 @@ class ByteLinear(GemvLinear, ABC):
     def scaled_product(self, rows: QuantizedRows, dtype: torch.dtype) -> Tensor: ...
 
     def product(self, rows: QuantizedRows, dtype: torch.dtype) -> Tensor | Scaled:
-        """For whoever can scale it on its way. There must be no bias."""
+        """The product for a reader that can scale it on its way. There must be no bias."""
         return self.scaled_product(rows, dtype)
 
 

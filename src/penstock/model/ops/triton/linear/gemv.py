@@ -1,8 +1,10 @@
-"""Products of a few rows with a weight: what every linear is when few streams decode. Only reading weights takes time.
+"""GEMV and skinny GEMM, for 1 to 16 rows with weights of 16 bits or FP8: every linear while few streams decode. Reading
+weights is the limit. All linears of 8B in bf16 reach 96 % of the H200's bandwidth with one row (docs/decisions/0005),
+those of 70B in FP8 90 % (docs/benchmarks.md, W1).
 
-So the weights are on their way before the kernel that makes the rows is done, and what surrounds a product is done
-within it: the norm before it, SwiGLU, or the sum with the residual stream after it. Weights are 16-bit, or FP8 with a
-scale per output: those are widened exactly, and the rows are not quantized.
+Weights are on their way before the kernel that makes the rows is done, and the norm before a product and the epilogue
+behind it (SwiGLU, or the sum with the residual stream) are part of it. FP8 has a scale per output; it is widened
+exactly, and the rows are not quantized.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -34,7 +36,7 @@ FP8_OUTPUTS = 32
 
 
 class Epilogue(IntEnum):
-    """What is done with a product before it is stored."""
+    """Operation on a product before it is stored."""
 
     NONE = 0
     ADD = 1  # it is added to what is there
@@ -168,7 +170,7 @@ def _few_rows(x: Tensor, weight: Weight, norm: Norm | None, epilogue: Epilogue, 
 
 @triton.jit
 def store_with_epilogue(sums, ups, out, mask, EPILOGUE: tl.constexpr):
-    """Rounded where separate kernels round."""
+    """Sums, rounded where separate kernels round."""
     dtype = out.dtype.element_ty
     result = sums.to(dtype)
     if EPILOGUE == 1:

@@ -1,10 +1,12 @@
-"""Integers of 4 and 8 bits in 16-bit words, in the order in which the kernels of `w4a16_*` read them.
+"""Packing of weights of 4 and 8 bits in groups, in the order in which the kernels of W4A16 read them. Done once, when a
+model is loaded.
 
 A row of a weight is cut into chunks, and a chunk into parts of 32 columns: 4 of 4-bit integers, or 2 of 8-bit. A chunk
-is 32 words; word i holds one integer of every part, so that one shift and one mask take neighbours out of neighbouring
-words. The words of 16 outputs lie together, in the order in which a warp's threads take them as the left side of a
-matrix product: each reads 16 bytes, and has them where the tensor cores want them. The columns of a part are so ordered
-that a thread's share of the activations is 16 bytes in a row too. Nothing is rearranged while the model runs.
+is 32 words of 16 bits; word i holds one integer of every part, so that one shift and one mask take neighbours out of
+neighbouring words. The words of 16 outputs lie together, in the order in which a warp's threads take them as the left
+side of a matrix product: each reads 16 bytes, and has them where the tensor cores want them. The columns of a part are
+so ordered that a thread's share of the activations is 16 bytes in a row too. Nothing is rearranged while the model
+runs.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -56,7 +58,7 @@ def can_pack(weight: GroupedWeight) -> bool:
 def pack(weight: GroupedWeight, bias: Tensor | None = None) -> PackedWeight:
     offsets = weight.offsets()
     if offsets is not None:
-        # Of 16 bits where the scales are: as exact as those, for a group adds a few steps at most.
+        # 16 bits where the scales have 16: as exact as those, for a group adds a few steps at most.
         offsets = by_tile(offsets.to(torch.float16 if weight.scales.dtype is torch.float16 else torch.float32))
     rows = torch.split(torch.arange(weight.shape[0], device=weight.values.device), _ROWS)
     values = torch.cat([_words(weight.rows(some).integers(), weight.bits) for some in rows])
@@ -157,7 +159,7 @@ def in_packed_order(x: Tensor) -> Tensor:
 
 @triton.jit
 def read_per_output(line):
-    """What each chunk's group has for each output. line: [chunks, tiles] pointers"""
+    """Scale or offset of each chunk's group for each output. line: [chunks, tiles] pointers"""
     t, g, r = tl.arange(0, 4), tl.arange(0, 8), tl.arange(0, 2)
     place = t[:, None, None, None, None] * 0 + g[None, :, None, None, None] * 2 + r[None, None, None, None, :]
     return tl.load(line[None, None, :, :, None] + place)  # [t, g, chunks, tiles, r]
@@ -182,7 +184,7 @@ def repeated(sums, TILES: tl.constexpr):
 
 @triton.constexpr_function
 def _instructions(bits, part, bfloat16):
-    """What turns two words into two floats: a shift, then a mask with which an exponent is put before the integer."""
+    """Instructions that make two floats of two words: a shift, then a mask that puts an exponent before the integer."""
     mask = "0x000F000F" if bits == 4 else "0x00FF00FF"
     exponent = "0x43004300" if bfloat16 else "0x64006400"
     shift = f"shr.u32 t, $2, {bits * part};" if part else "mov.b32 t, $2;"
@@ -191,7 +193,7 @@ def _instructions(bits, part, bfloat16):
 
 @triton.constexpr_function
 def zero_of(bits, bfloat16):
-    """What `part_of` makes of the middle: the exponent stands for 128 in bfloat16, for 1,024 in float16."""
+    """The middle as `part_of` makes it: the exponent stands for 128 in bfloat16, for 1,024 in float16."""
     return float((128 if bfloat16 else 1024) + (1 << (bits - 1)))
 
 

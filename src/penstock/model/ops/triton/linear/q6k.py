@@ -1,7 +1,9 @@
-"""Weights in groups of 16 columns (GGUF's Q6_K, and what is joined with it), and products of a few rows with them.
+"""GEMV for up to 16 rows with weights of 4 and 8 bits in groups of 16 columns (GGUF's Q6_K, Q3_K and Q2_K, and what is
+joined with them). Speed was not measured. Interpreted, where there is no inline PTX, it stands in for `w4a16_gemv` with
+groups of any size.
 
-They lie as those in larger groups do (see `int4_pack`), where a product takes 32 columns at a time: two groups. So it
-is taken twice, each time with the columns of the other group at zero. Reading weights is what takes time, not that.
+Weights lie as `int4_pack` says, where a product takes 32 columns at a time: two groups. So it is taken twice, each time
+with the columns of the other group at zero. Reading weights is what takes time, not that.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -191,7 +193,7 @@ def _add(
         x = (x.to(tl.float32) * SHRINK).to(tl.float16)
     one = tl.full([TURN, 16, 16], 1.0, x.dtype)
     ones = tl.reshape(tl.join(one, one), [TURN, 16, 32])  # joined as the integers are, for Triton to lay them out so
-    # Of the columns as `columns_of` has them (h, t, k, c), those of the first group are threads' 0 and 1 (t).
+    # Columns are ordered as `columns_of` has them (h, t, k, c): those of the first group are threads' 0 and 1 (t).
     is_second = (tl.arange(0, 32) // 8 % 2)[None, :, None] == 1
     first, second = halves(x)
     for part in tl.static_range(PARTS):

@@ -1,8 +1,8 @@
-"""Products of many rows with weights of 4- and 8-bit integers in groups.
+"""GEMM for 17 to 512 rows with weights of 4 and 8 bits in groups (W4A16, W8A16), and their dequantization for more rows
+and for embeddings. Tested, not tuned and not measured (docs/benchmarks.md).
 
 Up to some hundreds of rows a tile of the weight is widened in registers on its way to the tensor cores. For more the
-whole weight is widened once, and the product is cuBLAS's: next to its time the widening is short. The same kernel looks
-up an embedding's rows.
+whole weight is widened once, and the product is cuBLAS's: next to its time the widening is short.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -71,7 +71,7 @@ def many_rows(x: Tensor, weight: PackedWeight, tiling: Tiling) -> Tensor:
 
 
 def sums_of(x: Tensor, unit: int) -> Tensor:
-    """Of every `unit` columns."""
+    """Sums of every `unit` columns."""
     filled = F.pad(x, (0, -x.shape[1] % unit))
     return filled.view(x.shape[0], -1, unit).sum(2, dtype=torch.float32)
 

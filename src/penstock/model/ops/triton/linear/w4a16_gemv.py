@@ -1,9 +1,10 @@
-"""Products of a few rows with weights of 4- and 8-bit integers in groups, thread by thread: see `mma_ptx` and
-`int4_pack`.
+"""GEMV for up to 16 rows with weights of 4 and 8 bits in groups of 32 columns and more (W4A16, W8A16), thread by thread
+with inline PTX (`mma_ptx`). Reading weights is the limit: the linears of 8B in 4 bits reach 51 % of the H200's
+bandwidth with one row; between stand starts and ends of short kernels (docs/benchmarks.md, docs/decisions/0011).
 
-The same as `q6k`, for GPUs with the instructions that it takes. Weights go from memory to the tensor cores
-through registers alone. The warps of a tile of 16 outputs take turns at its chunks and add up at the end; the
-epilogue is part of it. A short product is on its way before the rows are there; a long one rather has many warps.
+Weights go from memory to the tensor cores through registers alone (`int4_pack`). The warps of a tile of 16 outputs take
+turns at its chunks and add up at the end; the epilogue is part of it. A short product is on its way before the rows are
+there; a long one rather has many warps.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

@@ -1,4 +1,4 @@
-"""A weight of 4- or 8-bit integers in groups, on a GPU: which kernel multiplies how many rows."""
+"""Linears of 4- and 8-bit integers in groups (W4A16, W8A16): which kernel multiplies how many rows."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class W4A16Linear:
         return out
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Of an embedding: the outputs of these numbers."""
+        """Rows of an embedding: the outputs of these numbers."""
         assert self.order is None
         return dequantized(self.weight, dtype, ids)
 

@@ -1,7 +1,8 @@
-"""Products of 8-bit integers with 8-bit integers: W8A8. Sums are exact, and scaled once, by row and by output.
+"""W8A8 products of 8-bit integers with a scale per row and per output: a GEMV for up to 32 rows, a GEMM in tiles for
+more. 8B decodes 1.21 times as fast as in bf16 (docs/benchmarks.md); the share of the limit was not measured.
 
-A few rows are multiplied thread by thread (see `mma_ptx`): only reading weights takes time. Many are an ordinary
-product in tiles. Either way a row's result is the same to the bit whatever is beside it.
+Sums are exact, and scaled once. A few rows are multiplied thread by thread (`mma_ptx`). Either way a row's result is
+the same to the bit whatever is beside it.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

@@ -1,4 +1,4 @@
-"""Adapters on a GPU: all that are in a step, at one site, in two kernels. Knows where in a slot what lies.
+"""Slots of LoRA adapters in device memory: all adapters of a step, at one linear, are two kernels (`shrink_expand`).
 
 Every slot is a piece of memory of one size, set aside before the KV cache is made: as much as an adapter of the largest
 rank that was asked for takes on every linear layer. An adapter lies in it without gaps, so one of fewer layers may have
@@ -71,7 +71,7 @@ class TritonSlots:
         return PackedAdapter(values, table)
 
     def _parts(self, site: int, pair: HostPair) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Of all parts, which; A and B as they are stored."""
+        """Number of each part among all, and its A and B as they are stored."""
         starts = _sums_before(self._shapes[site][1])
         for b, scale, rank, column in pair.parts:
             part = self._first_parts[site] + starts.index(column)

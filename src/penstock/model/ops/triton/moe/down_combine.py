@@ -1,4 +1,6 @@
-"""The last product of a token's experts and their sum in one kernel: for one token, or a few that hardly share experts.
+"""Down projection of a token's experts and their weighted sum in one kernel, for one token, or a few that hardly share
+experts. A token of Qwen3-30B-A3B, gate_up before it included, reads at 67 % of the H200's bandwidth
+(docs/benchmarks.md).
 
 Each expert has warps of its own, so all read at once, and nothing goes through memory between them.
 """
@@ -19,7 +21,7 @@ from penstock.model.ops.triton.moe.grouped_gemm import Stack, grows, shrunk, wid
 
 
 def can_sum(weight: Stack, per_token: int, tiling: Tiling) -> bool:
-    """Whether `down_combine` can: every warp has as much to do as any other."""
+    """Whether `down_combine` fits: every warp has as much to do as any other."""
     outputs, columns = weight.values.shape[1:]
     is_even = outputs % tiling.block_n == 0 and columns % (tiling.block_k * tiling.split_k) == 0
     return is_even and triton.next_power_of_2(per_token) == per_token
@@ -28,7 +30,7 @@ def can_sum(weight: Stack, per_token: int, tiling: Tiling) -> bool:
 def down_combine(
     x: Tensor, weight: Stack, ids: Tensor, shares: Tensor, tiling: Tiling, *, dtype: torch.dtype
 ) -> Tensor:
-    """What each token's experts make of the rows of its pairs, weighed and summed: [tokens, out] from [pairs, in].
+    """Products of each token's pairs with their experts, weighed and summed: [tokens, out] from [pairs, in].
 
     Tokens are not put together: for one of them, or for a few that hardly share an expert. `tiling.split_k` warps have
     a part each of what one expert is to sum up.

@@ -70,7 +70,7 @@ class GroupedExperts:
         return tiling if can_sum(self.down, per_token, tiling) else None
 
     def _rows(self, tokens: int, mean: float, dtype: torch.dtype) -> int:
-        """Of a block: as many as most experts have, so that few read their weights twice."""
+        """Rows of a block: as many as most experts have, so that few read their weights twice."""
         if dtype is torch.float32:
             return 16 if tokens <= FEW or mean <= 16 else 64
         if tokens <= 8 or (mean <= 4 and not _is_plain(self.gate_up)):  # rows that are not there are widened for too

@@ -1,4 +1,5 @@
-"""Who gets which row of a mixture: a router's choice, rows put together by their experts, the sum of what those made.
+"""Routing of a mixture, for any number of tokens and experts: the router's top k, rows sorted by their experts, the sum
+of what those made. Speed was not measured by itself.
 
 A pair is a token and one of its experts; pairs are counted token by token. A block is what a program multiplies at a
 time: rows of one expert. The host never learns who was chosen, so all that it fixes is how many blocks there may be.
@@ -225,7 +226,7 @@ def _reorder_kernel(
 
 
 def combine(made: Tensor, shares: Tensor) -> Tensor:
-    """What each token's experts made of it, weighed: from [pairs, hidden]. In the order in which they were chosen."""
+    """Weighted sum of what each token's experts made: from [pairs, hidden], in the order in which they were chosen."""
     (tokens, per_token), hidden = shares.shape, made.shape[1]
     out = made.new_empty(tokens, hidden)
     block = min(triton.next_power_of_2(hidden), _SUMMED)

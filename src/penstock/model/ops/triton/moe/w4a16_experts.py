@@ -1,4 +1,5 @@
-"""Products of rows with experts in 4- and 8-bit integers in groups: `w4a16_gemm` for a mixture.
+"""Grouped GEMM with experts of 4 and 8 bits in groups (W4A16), for any number of rows: a GEMV for blocks of up to 16
+rows, a GEMM for larger ones. The share of the limit was not measured (times of an earlier state: docs/benchmarks.md).
 
 Weights lie as `int4_pack` says, one expert behind the other. Which rows a program has is `routing`'s affair.
 """
