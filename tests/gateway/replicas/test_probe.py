@@ -114,6 +114,15 @@ def test_a_deep_probe_finds_a_server_that_answers_and_generates_nothing() -> Non
             gateway.until(lambda: only(gateway).snapshot.state is ReplicaState.READY)
 
 
+def test_a_deep_probe_is_a_request_in_flight_at_its_server() -> None:
+    with providing(dawdles=True) as provider, follows(one_model(provider, deep_probe_every_s=0.05)) as gateway:
+        gateway.until(lambda: len(only(gateway).in_flight), lambda num: num == 1)
+        provider.may_answer.set()
+        gateway.until(gateway.is_idle)
+        assert provider.asked[0]["max_tokens"] == 1
+        assert gateway.states() == ["ready"]
+
+
 # -- penstock replicas
 
 

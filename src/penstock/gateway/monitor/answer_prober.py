@@ -14,13 +14,11 @@ import msgspec
 from msgspec import Struct
 
 from penstock.core.replica import ReplicaState
-from penstock.gateway.proxy.direct_request import Collected, DirectRequest
-from penstock.gateway.records.facts import Ending
+from penstock.gateway.proxy.direct_request import ask
 from penstock.gateway.replicas.replica import Replica
 from penstock.gateway.replicas.replica_set import Subscriber
 from penstock.http import clock as clocks
 from penstock.http.clock import TimerClock
-from penstock.http.forward import Outcome
 from penstock.observe.background import outliving
 from penstock.observe.redaction import redact
 from penstock.watch.answers import KnownAnswers, Said, SaidToken
@@ -32,7 +30,6 @@ _USABLE = (ReplicaState.READY, ReplicaState.DEGRADED)
 _BUSY = (429, 503, 529)  # or draining
 _PATH = b"/v1/chat/completions"
 _TOP = 5
-_MAX_BYTES = 1 << 20
 
 
 class ProbeView(Struct, frozen=True, kw_only=True):
@@ -152,7 +149,7 @@ class AnswerProber(Subscriber):
                 "top_logprobs": _TOP,
             }
         )
-        answer = await self._answer(replica, body)
+        answer = await ask(replica, _PATH, body, timeout_s=self._settings.timeout_s)
         if answer is None:
             return None
         status, text = answer
@@ -165,32 +162,6 @@ class AnswerProber(Subscriber):
             self._mute.add(replica.id)
             return _NotAsked()
         return said
-
-    async def _answer(self, replica: Replica, body: bytes) -> tuple[int, bytes] | None:
-        """Status and body; no status: the replica was lost meanwhile. None: there is no answer."""
-        sink = Collected(_MAX_BYTES)
-        ended: asyncio.Future[tuple[Ending, Outcome | None]] = asyncio.get_running_loop().create_future()
-
-        def tell(ending: Ending, outcome: Outcome | None) -> None:
-            if not ended.done():
-                ended.set_result((ending, outcome))
-
-        request = DirectRequest(sink, tell)
-        replica.attach(request)
-        try:
-            request.send(replica.id, replica.upstream, _PATH, replica.headers, body)
-            async with clocks.timeout(self._clock, self._settings.timeout_s):
-                ending, outcome = await ended
-        except TimeoutError:
-            return None
-        finally:
-            replica.detach(request)
-            request.cancel()
-        if ending is Ending.CLIENT_GONE:
-            return 0, b""
-        if outcome is None or outcome.status is None or outcome.failure is not None or sink.num_bytes > _MAX_BYTES:
-            return None
-        return outcome.status, sink.body
 
 
 class _NotAsked:

@@ -1,20 +1,24 @@
-"""A request of the gateway's own to one replica: a copy of a client's, or a question whose answer is known.
+"""A request of the gateway's own to one replica: a copy of a client's, or a probe.
 
 It passes by limits, queue and bills, and has one try; whoever sent it is told once how it ended.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from penstock.gateway.proxy.journey import Actions, Journey, Leg, Role, Send, Settle
 from penstock.gateway.records.facts import Ending
 from penstock.health.retries import RetryBudget
+from penstock.http import clock as clocks
 from penstock.http.exchange import Watcher
 from penstock.http.forward import End, Forwarding, Outcome, Tap, forward
 from penstock.http.upstream import Upstream
 
 _NO_RETRIES = RetryBudget(most=0.0)
+_MAX_BYTES = 1 << 20  # of a probe's answer
 
 Ended = Callable[[Ending, Outcome | None], None]
 
@@ -98,3 +102,42 @@ class DirectRequest:
             self._run(journey.declined(status, None, is_lost=False, num_tokens=0, is_resumable=False))
         else:
             self._run(journey.failed(is_lost=False, num_tokens=0, is_resumable=False))
+
+
+class Asked(Protocol):
+    """A replica, as far as a probe knows it."""
+
+    id: str
+    upstream: Upstream
+    headers: bytes
+
+    def attach(self, request: DirectRequest) -> None: ...
+
+    def detach(self, request: DirectRequest) -> None: ...
+
+
+async def ask(replica: Asked, target: bytes, body: bytes, *, timeout_s: float) -> tuple[int, bytes] | None:
+    """Status and body of a replica's answer; no status: the replica was lost meanwhile. None: there is no answer."""
+    sink = Collected(_MAX_BYTES)
+    ended: asyncio.Future[tuple[Ending, Outcome | None]] = asyncio.get_running_loop().create_future()
+
+    def tell(ending: Ending, outcome: Outcome | None) -> None:
+        if not ended.done():
+            ended.set_result((ending, outcome))
+
+    request = DirectRequest(sink, tell)
+    replica.attach(request)
+    try:
+        request.send(replica.id, replica.upstream, target, replica.headers, body)
+        async with clocks.timeout(replica.upstream.clock, timeout_s):
+            ending, outcome = await ended
+    except TimeoutError:
+        return None
+    finally:
+        replica.detach(request)
+        request.cancel()
+    if ending is Ending.CLIENT_GONE:
+        return 0, b""
+    if outcome is None or outcome.status is None or outcome.failure is not None or sink.num_bytes > _MAX_BYTES:
+        return None
+    return outcome.status, sink.body

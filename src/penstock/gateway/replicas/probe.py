@@ -1,7 +1,8 @@
 """Asks one replica how it is, for as long as the gateway runs, and tells its health.
 
 A server that sends no reports is asked over /health or, where that is nothing it knows, /v1/models: both are free.
-Deep probes, a real token, are for what reports and answers cannot show: an engine that hangs.
+Deep probes, a real token, are for what reports and answers cannot show: an engine that hangs. Where that is a request
+like a client's, it has a journey (`direct_request`); all the others are plain GETs without a body, admission or bill.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Protocol
 import msgspec
 
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
+from penstock.gateway.proxy.direct_request import Asked, ask
 from penstock.gateway.replicas.fetch import fetch
 from penstock.health.replica_health import ReplicaHealth
 from penstock.http import clock as clocks
 from penstock.http.call import Failure
-from penstock.http.upstream import Upstream
 from penstock.observe.background import outliving
 
 _SOON_S = 1.0
@@ -25,10 +26,8 @@ _NO_KEY = 401  # every request would fail as well
 _BUSY = 429  # it works, and for somebody
 
 
-class Probed(Protocol):
+class Probed(Asked, Protocol):
     served_as: str
-    upstream: Upstream
-    headers: bytes
     health: ReplicaHealth
     snapshot: ReplicaSnapshot
 
@@ -83,23 +82,24 @@ class Prober:
     async def _answers(self) -> bool:
         """Any answer is one but that it fails, or does not know us."""
         while True:
-            status = await self._ask(self._target)
+            status = await self._get(self._target)
             if status in _UNKNOWN and self._target == b"/health":
                 self._target = b"/v1/models"
                 continue
             return status is not None and status < 500 and status != _NO_KEY
 
     async def _engine_steps(self) -> bool:
-        return await self._ask(b"/health/deep", is_deep=True) == 200
+        return await self._get(b"/health/deep", is_deep=True) == 200
 
     async def _completes(self) -> bool:
         wanted = {"model": self._replica.served_as, "messages": [{"role": "user", "content": "1"}], "max_tokens": 1}
-        body = msgspec.json.encode(wanted)
-        return await self._ask(b"/v1/chat/completions", body, is_deep=True) in (200, _BUSY)
+        timeout_s = self._replica.health.settings.deep_probe_timeout_s
+        answer = await ask(self._replica, b"/v1/chat/completions", msgspec.json.encode(wanted), timeout_s=timeout_s)
+        return answer is not None and answer[0] in (200, _BUSY)
 
-    async def _ask(self, target: bytes, body: bytes | None = None, *, is_deep: bool = False) -> int | None:
+    async def _get(self, target: bytes, *, is_deep: bool = False) -> int | None:
         """The status of the answer; None: there was none, or not all of it in time."""
         replica, settings = self._replica, self._replica.health.settings
         timeout_s = settings.deep_probe_timeout_s if is_deep else settings.probe_timeout_s
-        answer = await fetch(replica.upstream, target, replica.headers, timeout_s=timeout_s, body=body)
+        answer = await fetch(replica.upstream, target, replica.headers, timeout_s=timeout_s)
         return None if isinstance(answer, Failure) else answer.status
