@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
 from penstock.bench.offline import OfflineMailbox
-from penstock.cli.engine_speculation import draft_checkpoint, make_speculation
 from penstock.core.clock import Clock, MonotonicClock
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.core.settings import EngineSettings
 from penstock.engine.engine import Engine
 from penstock.engine.loop import EngineLoop
+from penstock.engine_process.speculation import draft_checkpoint, make_speculation
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.resolve import resolve
 from penstock.kv.cache import KVCache

@@ -100,7 +100,7 @@ class RealServer:
 
     def engine_process(self) -> psutil.Process:
         children = psutil.Process(self.process.pid).children()
-        (engine,) = (child for child in children if "penstock.cli.engine_process" in child.cmdline())
+        (engine,) = (child for child in children if "penstock.engine_process" in child.cmdline())
         return engine
 
     def _families(self) -> Iterator[Metric]:

@@ -72,7 +72,7 @@ class Served:
 
 
 def engine_of(replica: psutil.Process) -> psutil.Process:
-    (engine,) = (child for child in replica.children() if "penstock.cli.engine_process" in child.cmdline())
+    (engine,) = (child for child in replica.children() if "penstock.engine_process" in child.cmdline())
     return engine
 
 

@@ -19,7 +19,6 @@ import numpy as np
 from penstock.bench.offline import OfflineMailbox
 from penstock.bench.shapes import shape
 from penstock.cli.bench_engine import make_scheduler
-from penstock.cli.engine_facts import peaks_of, work_of
 from penstock.core.clock import MonotonicClock
 from penstock.core.model_config import ModelConfig
 from penstock.core.request import Request, TokenEvent
@@ -29,6 +28,7 @@ from penstock.engine.accounts import Accounts, Meter
 from penstock.engine.engine import Engine
 from penstock.engine.loop import EngineLoop
 from penstock.engine.messages import FromEngine, StepReport
+from penstock.engine_process.facts import peaks_of, work_of
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.resolve import resolve
 from penstock.model.random_weights import RandomCheckpoint

@@ -18,11 +18,11 @@ from penstock.bench.roofline import EngineWorkload, Roofline
 from penstock.bench.shapes import shape
 from penstock.capacity.hardware import by_driver_name
 from penstock.cli.flags import section_from
-from penstock.cli.phases import Phases
 from penstock.core.config import build
 from penstock.core.files import check_outputs, write_json
 from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
+from penstock.engine_process.phases import Phases
 from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
 from penstock.sched.scheduler import Scheduler

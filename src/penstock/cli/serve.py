@@ -175,7 +175,7 @@ def for_engine(settings: Settings) -> Settings:
 async def launch(settings: Settings, theirs: socket.socket) -> asyncio.subprocess.Process:
     """The engine's process, with its end of the socket."""
     encoded = msgspec.json.encode(for_engine(settings)).decode()
-    arguments = ["-m", "penstock.cli.engine_process", str(theirs.fileno()), encoded]
+    arguments = ["-m", "penstock.engine_process", str(theirs.fileno()), encoded]
     return await asyncio.create_subprocess_exec(sys.executable, *arguments, pass_fds=[theirs.fileno()])
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.engine_speculation import check_vocabularies, draft_checkpoint, make_speculation
 from penstock.core.errors import ConfigError
 from penstock.core.model_config import ModelConfig
 from penstock.core.request import Request
@@ -15,6 +14,7 @@ from penstock.core.sampling import SamplingParams
 from penstock.core.settings import EngineSettings
 from penstock.core.speculating import kind_of
 from penstock.core.tokenizer_source import TokenizerMetadata
+from penstock.engine_process.speculation import check_vocabularies, draft_checkpoint, make_speculation
 from penstock.hub.resolve import resolve
 from penstock.kv.cache import KVCache
 from penstock.runner.assemble import assemble

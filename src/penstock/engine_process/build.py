@@ -1,27 +1,11 @@
-"""The engine's process: `python -m penstock.cli.engine_process FD SETTINGS`. Started by `serve`, never by hand.
-
-FD is the server's socket; SETTINGS is the JSON of `Settings`. Whatever happens before the loop runs is told over the
-socket: progress, then Ready or Failed.
-"""
+"""An engine, put together from its settings: checkpoint, runner, cache, scheduler, speculation and guides."""
 
 from __future__ import annotations
 
-import logging
-import signal
-import socket
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from penstock.cli.engine_encoder import build_encoder
-from penstock.cli.engine_facts import peaks_of, weight_bytes, work_of
-from penstock.cli.engine_guides import making_guides
-from penstock.cli.engine_speculation import draft_checkpoint, make_speculation
-from penstock.cli.phases import Phases
 from penstock.core.clock import MonotonicClock
-from penstock.core.errors import PenstockError
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.measurements import ServingLimits
 from penstock.core.settings import EngineSettings, Settings
@@ -30,9 +14,14 @@ from penstock.engine.embedding import EmbedQueue
 from penstock.engine.engine import Engine
 from penstock.engine.loop import EngineLoop
 from penstock.engine.lora import LoraManager
-from penstock.engine.mailbox import Disconnected, Mailbox
-from penstock.engine.messages import EngineInfo, Failed, Loading, Ready
+from penstock.engine.mailbox import Mailbox
+from penstock.engine.messages import EngineInfo, Loading
 from penstock.engine.step_log import StepLimits, StepLog
+from penstock.engine_process.encoder import build_encoder
+from penstock.engine_process.facts import peaks_of, weight_bytes, work_of
+from penstock.engine_process.guides import making_guides
+from penstock.engine_process.phases import Phases
+from penstock.engine_process.speculation import draft_checkpoint, make_speculation
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.encoder import EncoderCheckpoint
 from penstock.kv.cache import KVCache
@@ -145,25 +134,3 @@ def _step_log(settings: Settings, assembly: Assembly) -> StepLog | None:
         overlaps=assembly.runner.overlaps,
     )
     return StepLog(Path(settings.engine.step_log), limits)
-
-
-def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    for stop_signal in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the server decides when we stop
-        signal.signal(stop_signal, signal.SIG_IGN)
-    descriptor, encoded = sys.argv[1:]
-    mailbox = Mailbox(socket.socket(fileno=int(descriptor)))
-    settings = msgspec.json.decode(encoded, type=Settings)
-    try:
-        loop, info = build(settings, mailbox)
-        mailbox.send(Ready(info))
-    except PenstockError as error:
-        mailbox.send(Failed(error.code, error.message))
-        sys.exit(1)
-    except Disconnected:
-        sys.exit(1)
-    loop.run()
-
-
-if __name__ == "__main__":
-    main()

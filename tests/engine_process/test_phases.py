@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from penstock.cli.phases import Phases
+from penstock.engine_process.phases import Phases
 
 
 class Ticking:

@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.capacity.shapes import shape
-from penstock.cli.engine_facts import peaks_of, weight_bytes, work_of
+from penstock.engine_process.facts import peaks_of, weight_bytes, work_of
 
 CONFIG = shape("llama8b")
 

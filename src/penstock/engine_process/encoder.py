@@ -13,7 +13,7 @@ from penstock.engine.encoder import EncoderEngine
 from penstock.engine.messages import EngineInfo
 
 if TYPE_CHECKING:
-    from penstock.cli.phases import Phases
+    from penstock.engine_process.phases import Phases
     from penstock.hub.encoder import EncoderCheckpoint
 
 _TEXTS = 512  # that a gateway may think are room for: texts wait in the engine, which needs no cache for them

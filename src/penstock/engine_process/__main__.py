@@ -1,0 +1,42 @@
+"""The engine's process: `python -m penstock.engine_process FD SETTINGS`. Started by `serve`, never by hand.
+
+FD is the server's socket; SETTINGS is the JSON of `Settings`. Whatever happens before the loop runs is told over the
+socket: progress, then Ready or Failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+
+import msgspec
+
+from penstock.core.errors import PenstockError
+from penstock.core.settings import Settings
+from penstock.engine.mailbox import Disconnected, Mailbox
+from penstock.engine.messages import Failed, Ready
+from penstock.engine_process.build import build
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    for stop_signal in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the server decides when we stop
+        signal.signal(stop_signal, signal.SIG_IGN)
+    descriptor, encoded = sys.argv[1:]
+    mailbox = Mailbox(socket.socket(fileno=int(descriptor)))
+    settings = msgspec.json.decode(encoded, type=Settings)
+    try:
+        loop, info = build(settings, mailbox)
+        mailbox.send(Ready(info))
+    except PenstockError as error:
+        mailbox.send(Failed(error.code, error.message))
+        sys.exit(1)
+    except Disconnected:
+        sys.exit(1)
+    loop.run()
+
+
+if __name__ == "__main__":
+    main()
