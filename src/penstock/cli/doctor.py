@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.cli.doctor_findings import Finding
+    from penstock.doctor.findings import Finding
 
 _MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 
@@ -24,10 +25,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Ends with 1 if something must be fixed."""
-    from penstock.cli.doctor_checks import look_over
+    from penstock.cli.config_file import read_config_file
+    from penstock.cli.store_flags import store_url
+    from penstock.doctor.checks import look_over
 
     findings = []
-    for finding in look_over(arguments.model, arguments.config, arguments.store):
+    read = partial(read_config_file, arguments.config) if arguments.config is not None else None
+    for finding in look_over(arguments.model, read, arguments.store, store_url(None, None)):
         findings.append(finding)
         if not arguments.json:
             print(line(finding), flush=True)  # as it is found: some checks take a while

@@ -22,7 +22,7 @@ from penstock.cli.certificates import Certificates
 from penstock.cli.gateway_worker import GatewayWorker
 from penstock.cli.listening import listening_socket
 from penstock.cli.logs import log_the_uncaught, write_lines_bare
-from penstock.cli.telemetry import gateway_traces, pushed_metrics, telemetry_of
+from penstock.cli.telemetry import gateway_traces, pushed_metrics
 from penstock.console.feed import Feed
 from penstock.console.gateway_source import GatewaySource
 from penstock.core.errors import ConfigError
@@ -54,6 +54,7 @@ from penstock.gateway.tenant_services import TenantServices
 from penstock.http.limits import ClientLimits
 from penstock.http.server import Server
 from penstock.hub.home import penstock_home
+from penstock.observe.otlp.environment import telemetry_of
 from penstock.observe.registry import Registry
 from penstock.tenancy.admins import AdminRing
 from penstock.tenancy.budgets import Budgets

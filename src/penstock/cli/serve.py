@@ -24,7 +24,7 @@ from penstock.cli.before_serving import ModelFiles, check, check_torch, tls_of
 from penstock.cli.device_watch import watch_devices
 from penstock.cli.loading import LoadingLines
 from penstock.cli.ready import client_url, loading_message, phases, ready_message
-from penstock.cli.telemetry import pushed_metrics, replica_traces, telemetry_of
+from penstock.cli.telemetry import pushed_metrics, replica_traces
 from penstock.console.at_replica import ConsoleAtReplica, with_console
 from penstock.console.feed import Feed
 from penstock.core.clock import MonotonicClock
@@ -39,6 +39,7 @@ from penstock.http.server import Server
 from penstock.http.tls import ServerTls
 from penstock.hub.resolve import default_name
 from penstock.observe.gpu.sampling import Sampling
+from penstock.observe.otlp.environment import telemetry_of
 from penstock.observe.registry import Registry
 from penstock.server.app import Replica
 from penstock.server.drain import Drain

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
-from penstock import __version__
-from penstock.core.settings import TelemetrySettings
 from penstock.gateway.records import tracing as at_gateway
 from penstock.observe import catalog
-from penstock.observe.otlp.exporter import MetricExporter, TraceExporter, is_installed
-from penstock.observe.otlp.target import Target, Telemetry, telemetry
+from penstock.observe.otlp.exporter import MetricExporter, TraceExporter
+from penstock.observe.otlp.target import Target, Telemetry
 from penstock.observe.redaction import redact
 from penstock.observe.registry import Registry
 from penstock.observe.spans import Roots
@@ -24,21 +20,6 @@ from penstock.server.recorder import Recorder
 _LOOK_S = 5.0
 
 log = logging.getLogger("penstock.telemetry")
-
-
-def telemetry_of(settings: TelemetrySettings, service: str) -> Telemetry:
-    """As the settings and the environment have it. Raises ConfigError."""
-    found = telemetry(settings, service, os.environ)
-    if settings.endpoint is None and (found.traces or found.metrics) and not is_installed():
-        # A machine may have these variables for other programs.
-        log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but nothing is pushed: pip install 'penstock[otel]'")
-        found = found._replace(traces=None, metrics=None)
-    who = {
-        "penstock.role": service.removeprefix("penstock-"),
-        "service.version": __version__,
-        "service.instance.id": str(uuid.uuid4()),
-    }
-    return found._replace(resource=who | found.resource)
 
 
 def _say(what: str, target: Target, how: str) -> None:

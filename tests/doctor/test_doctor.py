@@ -6,17 +6,20 @@ import json
 import resource
 import socket
 import sqlite3
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.cli import doctor_fleet, doctor_machine
+from penstock.cli.config_file import read_config_file
 from penstock.cli.doctor import line
-from penstock.cli.doctor_checks import look_over
-from penstock.cli.doctor_findings import Finding
 from penstock.cli.main import main
+from penstock.cli.store_flags import store_url
 from penstock.core.settings import EngineSettings, ServerSettings
+from penstock.doctor import fleet, machine
+from penstock.doctor.checks import look_over
+from penstock.doctor.findings import Finding
 from penstock.http.tls import ServerTls, expiry
 from penstock.tenancy.store import open_store
 from tests.certificates import new_ca
@@ -32,7 +35,8 @@ def written(path: Path, settings: dict[str, Any]) -> Path:
 
 def found(config: Path, store: Path | None = None) -> dict[str, list[Finding]]:
     by_name: dict[str, list[Finding]] = {}
-    for finding in look_over(None, config, f"sqlite:///{store}" if store else None):
+    url = f"sqlite:///{store}" if store else None
+    for finding in look_over(None, partial(read_config_file, config), url, store_url(None, None)):
         by_name.setdefault(finding.name, []).append(finding)
     return by_name
 
@@ -91,7 +95,7 @@ def test_a_config_that_is_wrong_is_told_as_a_start_would(tmp_path: Path) -> None
 
 def test_a_store_is_looked_at_and_neither_made_nor_changed(tmp_path: Path) -> None:
     missing = tmp_path / "none.db"
-    (finding,) = doctor_fleet.store(f"sqlite:///{missing}")
+    (finding,) = fleet.store(f"sqlite:///{missing}")
     assert finding.verdict == "ok"
     assert not missing.exists()
     old = tmp_path / "old.db"
@@ -100,15 +104,15 @@ def test_a_store_is_looked_at_and_neither_made_nor_changed(tmp_path: Path) -> No
         database.execute("INSERT INTO migrations VALUES (1)")
     database.close()
     before = old.read_bytes()
-    (finding,) = doctor_fleet.store(f"sqlite:///{old}")
+    (finding,) = fleet.store(f"sqlite:///{old}")
     assert (finding.verdict, "schema 1 of" in finding.says) == ("warn", True)
     with sqlite3.connect(old) as database:
         assert old.read_bytes() == before
         database.execute("INSERT INTO migrations VALUES (999)")
     database.close()
-    assert next(doctor_fleet.store(f"sqlite:///{old}")).verdict == "fail"
+    assert next(fleet.store(f"sqlite:///{old}")).verdict == "fail"
     (tmp_path / "rubbish.db").write_bytes(b"no database at all" * 100)
-    assert next(doctor_fleet.store(f"sqlite:///{tmp_path / 'rubbish.db'}")).verdict == "fail"
+    assert next(fleet.store(f"sqlite:///{tmp_path / 'rubbish.db'}")).verdict == "fail"
 
 
 def test_a_store_whose_tenants_cannot_be_read_is_not_ok(tmp_path: Path) -> None:
@@ -116,16 +120,16 @@ def test_a_store_whose_tenants_cannot_be_read_is_not_ok(tmp_path: Path) -> None:
     with open_store(url) as store:
         store.add_tenant({"id": "acme"})
         store.create_key("acme")
-    assert next(doctor_fleet.store(url)).verdict == "ok"
+    assert next(fleet.store(url)).verdict == "ok"
     with sqlite3.connect(tmp_path / "tenants.db") as database:
         database.execute('UPDATE tenants SET document = \'{"id":"acme","priority":"whenever"}\'')
     database.close()
-    (finding,) = doctor_fleet.store(url)
+    (finding,) = fleet.store(url)
     assert (finding.verdict, "tenant 'acme' cannot be read" in finding.says) == ("fail", True)
     with sqlite3.connect(tmp_path / "tenants.db") as database:
         database.execute("DROP TABLE tenants")
     database.close()
-    (finding,) = doctor_fleet.store(url)
+    (finding,) = fleet.store(url)
     assert (finding.verdict, "no such table: tenants" in finding.says) == ("fail", True)
 
 
@@ -134,16 +138,16 @@ def test_a_port_that_is_taken_is_told() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        (finding,) = doctor_fleet.port("127.0.0.1", number, "server.port")
+        (finding,) = fleet.port("127.0.0.1", number, "server.port")
         assert (finding.verdict, "server.port" in finding.hint) == ("warn", True)
-    assert next(doctor_fleet.port("127.0.0.1", number, "server.port")).verdict == "ok"
+    assert next(fleet.port("127.0.0.1", number, "server.port")).verdict == "ok"
 
 
 def test_too_few_open_files_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = []
     for limit in (256, 4096, 65536):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, 65536))
-        verdicts += [one.verdict for one in doctor_machine.open_files()]
+        verdicts += [one.verdict for one in machine.open_files()]
     assert verdicts == ["fail", "warn", "ok"]
 
 
@@ -154,24 +158,24 @@ def test_a_disk_that_is_full_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for free_gib in (0.1, 5, 50):
         usage = shutil.disk_usage("/")._replace(free=int(free_gib * 2**30))
         monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
-        verdicts += [one.verdict for one in doctor_machine.disk()]
+        verdicts += [one.verdict for one in machine.disk()]
     assert verdicts == ["fail", "warn", "ok"]
 
 
 def test_a_model_whose_files_are_missing_or_not_complete_is_told(tmp_path: Path) -> None:
     engine = EngineSettings()
-    assert next(doctor_machine.model("smollm2", engine)).verdict == "warn"  # this home has none
-    assert next(doctor_machine.model("hf:some/model", engine)).verdict == "warn"
-    assert next(doctor_machine.model("no-such-model", engine)).verdict == "fail"
+    assert next(machine.model("smollm2", engine)).verdict == "warn"  # this home has none
+    assert next(machine.model("hf:some/model", engine)).verdict == "warn"
+    assert next(machine.model("no-such-model", engine)).verdict == "fail"
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "config.json").write_text("{}")
-    (finding,) = doctor_machine.model(str(directory), engine)
+    (finding,) = machine.model(str(directory), engine)
     assert finding.verdict == "fail"
 
 
 def test_a_package_that_the_settings_need_and_that_is_not_there_is_told() -> None:
-    findings = list(doctor_machine.packages({"msgspec": "penstock", "no.such.module": "penstock[x]"}))
+    findings = list(machine.packages({"msgspec": "penstock", "no.such.module": "penstock[x]"}))
     assert [one.verdict for one in findings] == ["ok", "fail"]
     assert "penstock[x]" in findings[1].hint
 
@@ -209,7 +213,7 @@ def test_certificate_that_ends_soon_is_told_and_https_replicas_are_judged_by_the
     assert [(one.verdict, one.says) for one in findings["certificate"]] == [("ok", f"{files.cert} is good for 29 days")]
     ends_s = expiry(str(files.cert))
     for days, verdict in ((14.5, "ok"), (13.5, "warn"), (-0.5, "fail")):
-        (finding,) = doctor_fleet.certificate(str(files.cert), now_s=ends_s - days * 86400)
+        (finding,) = fleet.certificate(str(files.cert), now_s=ends_s - days * 86400)
         assert finding.verdict == verdict
         assert verdict == "ok" or "SIGHUP" in finding.hint
 

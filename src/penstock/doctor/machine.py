@@ -15,10 +15,10 @@ from pathlib import Path
 from penstock import __version__
 from penstock.capacity.formats import Formats
 from penstock.capacity.model_bytes import ModelBytes
-from penstock.cli.doctor_findings import Finding, fail, ok, warn
 from penstock.core.errors import PenstockError
 from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
+from penstock.doctor.findings import Finding, fail, ok, warn
 from penstock.hub.home import penstock_home
 
 _GIB = 1 << 30

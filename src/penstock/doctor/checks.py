@@ -4,38 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 
-from penstock.cli import doctor_fleet as fleet
-from penstock.cli import doctor_machine as machine
-from penstock.cli.config_file import ConfigFile, read_config_file
-from penstock.cli.doctor_findings import Finding, fail, ok
-from penstock.cli.store_flags import store_url
-from penstock.cli.telemetry import telemetry_of
 from penstock.core.config import build
+from penstock.core.config_file import ConfigFile
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.settings import Settings, TelemetrySettings
+from penstock.doctor import fleet, machine
+from penstock.doctor.findings import Finding, fail, ok
 from penstock.gateway.membership.factory import replicas_of
 from penstock.gateway.settings.gateway import GatewaySettings, router_of, routes_of
 from penstock.gateway.settings.monitor import slack_of, slos_of
+from penstock.observe.otlp.environment import telemetry_of
 
 Check = Callable[[], Iterator[Finding]]
 
 
-def look_over(model: str | None, config: Path | None, store: str | None) -> Iterator[Finding]:
-    """`config`: a gateway's file or a replica's; what it names is looked at as well."""
+def look_over(
+    model: str | None, read_config: Callable[[], ConfigFile] | None, store: str | None, default_store: str
+) -> Iterator[Finding]:
+    """The configuration is a gateway's or a replica's; what it names is looked at as well."""
     for check in (machine.python, machine.open_files, machine.disk):
         yield from _guarded(check)
     file: ConfigFile | None = None
-    if config is not None:
+    if read_config is not None:
         try:
-            file = read_config_file(config)
+            file = read_config()
         except ConfigError as error:
             yield fail("config", error.message)
             return
     is_gateway = file is not None and "models" in file.values
     if file is not None and is_gateway:
-        yield from _gateway(file, store)
+        yield from _gateway(file, store, default_store)
     if model is not None or not is_gateway:
         yield from _engine(None if is_gateway else file, model)
 
@@ -58,7 +57,7 @@ def _engine(file: ConfigFile | None, model: str | None) -> Iterator[Finding]:
     yield from _telemetry(settings.telemetry, "penstock-replica")
 
 
-def _gateway(file: ConfigFile, store: str | None) -> Iterator[Finding]:
+def _gateway(file: ConfigFile, store: str | None, default_store: str) -> Iterator[Finding]:
     try:
         with file.located():
             settings = build(GatewaySettings, file.values)
@@ -73,7 +72,7 @@ def _gateway(file: ConfigFile, store: str | None) -> Iterator[Finding]:
         yield fail("config", error.message)
         return
     yield ok("config", f"{file.path} is a gateway's, and valid: {', '.join(models)}")
-    url = store_url(store or settings.store, None)
+    url = store or settings.store or default_store
     needed = {}
     if url.startswith(("postgres://", "postgresql://")):
         needed["psycopg"] = "penstock[postgres]"

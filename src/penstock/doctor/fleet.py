@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 from penstock import __version__
 from penstock.api import relay
 from penstock.api.replica_report import decode
-from penstock.cli.doctor_findings import Finding, fail, ok, warn
 from penstock.core.errors import PenstockError
+from penstock.doctor.findings import Finding, fail, ok, warn
 from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, pools_of, tls_of
 from penstock.http.tls import expiry
 from penstock.observe.otlp.target import Telemetry
