@@ -10,15 +10,11 @@ from penstock.core.errors import ConfigError
 from penstock.core.settings import ServerSettings, Settings
 from penstock.core.speculating import kind_of
 from penstock.http.tls import ServerTls
-from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.encoder import EncoderCheckpoint
-from penstock.hub.hf_directory import HFDirectory
 from penstock.hub.peft import read_peft
-from penstock.hub.resolve import describe, resolve
+from penstock.hub.resolve import ModelFiles, describe, resolve
 from penstock.hub.watermarks import WatermarkFile
 from penstock.terminal.progress import ProgressBar
-
-ModelFiles = Checkpoint | HFDirectory  # of both, the config and the tokenizer are wanted
 
 
 def check_torch() -> None:

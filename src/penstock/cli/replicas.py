@@ -29,10 +29,9 @@ import msgspec
 import uvloop
 
 from penstock.api.relay import SECRET_VARIABLE
-from penstock.cli.before_serving import ModelFiles, check, check_torch
+from penstock.cli.before_serving import check, check_torch
 from penstock.cli.gateway_process import Opened, serve
 from penstock.cli.gateway_worker import Started, addresses_of
-from penstock.cli.ready import client_url, loading_message, phases, ready_message
 from penstock.cli.start_report import read_report
 from penstock.cli.store_flags import store_url
 from penstock.cli.supervisor import Listeners, Supervisor, die_with_parent
@@ -41,7 +40,8 @@ from penstock.core.settings import Settings
 from penstock.engine.client import as_error
 from penstock.engine.messages import EngineInfo, Failed, Ready
 from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
-from penstock.hub.resolve import default_name
+from penstock.hub.resolve import ModelFiles, default_name
+from penstock.server.ready import client_url, loading_message, phases, ready_message
 
 log = logging.getLogger("penstock")
 

@@ -20,10 +20,8 @@ import uvloop
 from penstock.api.page_guard import is_loopback
 from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli import sd_notify
-from penstock.cli.before_serving import ModelFiles, check, check_torch, tls_of
+from penstock.cli.before_serving import check, check_torch, tls_of
 from penstock.cli.device_watch import watch_devices
-from penstock.cli.loading import LoadingLines
-from penstock.cli.ready import client_url, loading_message, phases, ready_message
 from penstock.cli.telemetry import pushed_metrics, replica_traces
 from penstock.console.at_replica import ConsoleAtReplica, with_console
 from penstock.console.feed import Feed
@@ -37,12 +35,14 @@ from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.http.limits import ClientLimits
 from penstock.http.server import Server
 from penstock.http.tls import ServerTls
-from penstock.hub.resolve import default_name
+from penstock.hub.resolve import ModelFiles, default_name
 from penstock.observe.gpu.sampling import Sampling
 from penstock.observe.otlp.environment import telemetry_of
 from penstock.observe.registry import Registry
 from penstock.server.app import Replica
 from penstock.server.drain import Drain
+from penstock.server.loading import LoadingLines
+from penstock.server.ready import client_url, loading_message, phases, ready_message
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
 from penstock.text.chat import ChatTemplate

@@ -19,6 +19,7 @@ from penstock.hub.pull import ALIASES, pull
 HF_PREFIX = "hf:"
 # org/name. No leading dots: none may lead out of the models directory, or to another path of the server.
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+ModelFiles = Checkpoint | HFDirectory  # both have the config and the tokenizer
 FORMS = f"a name ({', '.join(ALIASES)}), a .gguf file, a Hugging Face directory, or hf:org/name"
 
 
@@ -42,7 +43,7 @@ def _open(path: Path) -> Checkpoint:
     return EncoderCheckpoint(path) if is_encoder(path) else HFCheckpoint(path)
 
 
-def describe(spec: str, *, progress: Progress | None = None) -> Checkpoint | HFDirectory:
+def describe(spec: str, *, progress: Progress | None = None) -> ModelFiles:
     """What `spec` names, for those who want no weights: a directory need not have any."""
     path = Path(spec).expanduser()
     return HFDirectory(path) if spec not in ALIASES and path.is_dir() else resolve(spec, progress=progress)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from penstock.cli.before_serving import ModelFiles
 from penstock.core.settings import Settings
 from penstock.engine.messages import EngineInfo
+from penstock.hub.resolve import ModelFiles
 
 
 def client_url(listener: socket.socket, *, is_tls: bool) -> str:

@@ -1,5 +1,5 @@
-from penstock.cli.loading import LoadingLines
 from penstock.engine.messages import Loading
+from penstock.server.loading import LoadingLines
 from tests.clocks import ManualClock
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.cli.ready import phases, ready_message
 from penstock.core.measurements import ServingLimits
 from penstock.engine.messages import EngineInfo
+from penstock.server.ready import phases, ready_message
 
 INFO = EngineInfo(
     device="cpu",
