@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from penstock.bench.objective import Objective
 from penstock.bench.page import page
-from penstock.bench.plot import Limit, Line, Plot, svg
 from penstock.bench.point import Point, make_point
 from penstock.bench.serve import Report
 from penstock.bench.serve_text import as_text
+from penstock.page.plot import Limit, Line, Plot, svg
 from tests.bench.test_point import answered, failed, run
 
 SLO = Objective.parse("ttft=0.2,tpot=0.05")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from penstock.bench.plot import Limit, Line, Plot
 from penstock.bench.point import Point
 from penstock.bench.saturation import SaturationReport
 from penstock.bench.serve import Report
 from penstock.bench.serve_text import ms
 from penstock.bench.spread import Spread
+from penstock.page.plot import Limit, Line, Plot
 
 MIN_ANSWERS = 40  # for a rate over time: fewer make a picture of their ends
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from html import escape
 
 from penstock.bench.charts import plots
-from penstock.bench.page_style import STYLE
-from penstock.bench.plot import svg
 from penstock.bench.point import Point
 from penstock.bench.saturation import SaturationReport
 from penstock.bench.serve import Report
 from penstock.bench.serve_text import circumstances, latencies, ms, rates, remarks, verdict, warnings
+from penstock.page.plot import svg
+from penstock.page.style import STYLE
 
 SHOWN_WARNINGS = 4  # more are folded
 

@@ -102,7 +102,7 @@ def _compare(given: argparse.Namespace) -> None:
     if given.json:
         write_json(given.json, results)
     if given.html:
-        from penstock.cli.sim_page import page
+        from penstock.sim.page import page
 
         write_file(given.html, page(results, slo, title=given.trace.name))
 

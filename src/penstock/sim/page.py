@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from penstock.bench.page_style import STYLE
-from penstock.bench.plot import Limit, Line, Plot, svg
 from penstock.core.slo import Slo
+from penstock.page.plot import Limit, Line, Plot, svg
+from penstock.page.style import STYLE
 from penstock.sim.result import Result
 from penstock.sim.table import table
 
