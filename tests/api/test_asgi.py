@@ -12,8 +12,9 @@ import openai
 import pytest
 
 from penstock.api import sse
-from penstock.api.asgi import Handler, Message, Request, Route, Router, Send, SseStream, json_response
+from penstock.api.asgi import Handler, Message, Request, Route, Router
 from penstock.api.openai import ChatChunks, ResponseHead, parse_chat
+from penstock.api.sink import Sink, SseStream, json_response
 from penstock.core.errors import BodyTooLarge, EngineFailed, InvalidRequest, Overloaded, RequestAborted
 from tests.api.serving import running
 from tests.waiting import GIVE_UP_S
@@ -71,12 +72,12 @@ def only(handler: Handler, method: str = "POST") -> Router:
     return Router([Route(method, "/", handler)])
 
 
-async def say_ok(request: Request, send: Send) -> None:
-    await json_response(send, 200, b'{"ok":true}')
+async def say_ok(request: Request, sink: Sink) -> None:
+    await json_response(sink, 200, b'{"ok":true}')
 
 
-async def say_param(request: Request, send: Send) -> None:
-    await json_response(send, 200, json.dumps(request.path_param).encode())
+async def say_param(request: Request, sink: Sink) -> None:
+    await json_response(sink, 200, json.dumps(request.path_param).encode())
 
 
 APP = Router(
@@ -116,7 +117,7 @@ async def test_a_content_length_that_is_no_number_is_refused(length: str) -> Non
 
 
 async def test_a_client_that_leaves_during_its_upload_is_answered_with_nothing() -> None:
-    async def read(request: Request, send: Send) -> None:
+    async def read(request: Request, sink: Sink) -> None:
         await request.body(100)
 
     exchange = await Exchange("POST", "/", [part(b"ab", more=True), DISCONNECT]).through(only(read))
@@ -225,7 +226,7 @@ async def test_a_request_id_that_is_not_sane_is_replaced(bad: str) -> None:
 
 
 async def test_an_error_of_ours_becomes_its_response() -> None:
-    async def refuse(request: Request, send: Send) -> None:
+    async def refuse(request: Request, sink: Sink) -> None:
         raise Overloaded("busy", retry_after_s=3)
 
     exchange = await Exchange("POST", "/").through(only(refuse))
@@ -234,7 +235,7 @@ async def test_an_error_of_ours_becomes_its_response() -> None:
 
 
 async def test_a_bug_is_logged_with_its_traceback_and_leaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async def break_down(request: Request, send: Send) -> None:
+    async def break_down(request: Request, sink: Sink) -> None:
         raise KeyError("the secret")
 
     with caplog.at_level(logging.ERROR, logger="penstock"):
@@ -247,7 +248,7 @@ async def test_a_bug_is_logged_with_its_traceback_and_leaks_nothing(caplog: pyte
 
 
 async def test_a_body_too_large_closes_the_connection() -> None:
-    async def read(request: Request, send: Send) -> None:
+    async def read(request: Request, sink: Sink) -> None:
         await request.body(1)
 
     exchange = await Exchange("POST", "/", content_length="10").through(only(read))
@@ -265,8 +266,8 @@ async def events_until(error: Exception | None) -> AsyncIterator[bytes]:
 
 
 def streaming(error: Exception | None) -> Router:
-    async def stream_events(request: Request, send: Send) -> None:
-        async with SseStream(send) as stream:
+    async def stream_events(request: Request, sink: Sink) -> None:
+        async with SseStream(sink) as stream:
             async for frame in events_until(error):
                 await stream.write(frame)
 
@@ -298,9 +299,9 @@ async def test_a_bug_in_mid_stream_is_an_event_that_leaks_nothing(caplog: pytest
 async def test_writing_to_a_client_that_has_gone_aborts_the_work() -> None:
     written = []
 
-    async def write_on(request: Request, send: Send) -> None:
+    async def write_on(request: Request, sink: Sink) -> None:
         await request.body(10)
-        async with SseStream(send) as stream:
+        async with SseStream(sink) as stream:
             for number in range(3):
                 written.append(number)
                 await stream.write(b"x")
@@ -363,11 +364,11 @@ async def test_a_startup_that_fails_says_so() -> None:
 # A real server
 
 
-async def chat(request: Request, send: Send) -> None:
+async def chat(request: Request, sink: Sink) -> None:
     """Streams the client's own words back, and breaks when asked to."""
     asked = parse_chat(await request.body(10_000))
     chunks = ChatChunks(ResponseHead("chatcmpl-1", asked.model, 0))
-    async with SseStream(send) as stream:
+    async with SseStream(sink) as stream:
         await stream.write(sse.event(chunks.start(0) or b""))
         for word in asked.conversation()[-1]["content"].split():
             if word == "break":
@@ -416,7 +417,7 @@ def test_a_real_client_that_leaves_ends_the_work() -> None:
     left = []
     at_work = threading.Event()
 
-    async def wait(request: Request, send: Send) -> None:
+    async def wait(request: Request, sink: Sink) -> None:
         await request.body(100)
         at_work.set()
         try:

@@ -6,8 +6,9 @@ import msgspec
 import openai
 import pytest
 
-from penstock.api.asgi import Request, Route, Router, Send
+from penstock.api.asgi import Request, Route, Router
 from penstock.api.errors import STATUS_TABLE, error_body, error_headers, http_error
+from penstock.api.sink import Sink
 from penstock.core import errors
 from penstock.core.errors import PenstockError, all_errors
 from tests.api.serving import running
@@ -20,7 +21,7 @@ def client_sees() -> Iterator[ClientSees]:
     """What the official client raises when a server answers with the error."""
     raised: list[PenstockError] = []
 
-    async def fail(request: Request, send: Send) -> None:
+    async def fail(request: Request, sink: Sink) -> None:
         raise raised[-1]
 
     with (

@@ -16,7 +16,8 @@ import pytest
 import pytest_asyncio
 import uvloop
 
-from penstock.api.asgi import Request, Route, Router, Send, SseStream, json_response
+from penstock.api.asgi import Request, Route, Router
+from penstock.api.sink import Sink, SseStream, json_response
 from penstock.cli.serve import HttpServer
 from penstock.core.clock import MonotonicClock
 from penstock.core.settings import ServerSettings
@@ -57,12 +58,12 @@ class Served:
     def num_connections(self) -> int:
         return self.http._server.num_connections
 
-    async def _echo(self, request: Request, send: Send) -> None:
-        await json_response(send, 200, await request.body(1000), [(b"x-peer", (request.client or "").encode())])
+    async def _echo(self, request: Request, sink: Sink) -> None:
+        await json_response(sink, 200, await request.body(1000), [(b"x-peer", (request.client or "").encode())])
 
-    async def _endless(self, request: Request, send: Send) -> None:
+    async def _endless(self, request: Request, sink: Sink) -> None:
         async def push() -> None:
-            async with SseStream(send) as stream:
+            async with SseStream(sink) as stream:
                 while True:
                     await stream.write(b"x" * 10_000)
                     self.streams.append("wrote")

@@ -12,6 +12,7 @@ from penstock.api import kv_blocks
 from penstock.api.asgi import Message, Request
 from penstock.api.kv_blocks import BlockNews, unpack
 from penstock.api.relay import NAMESPACE_HEADER, SECRET_HEADER
+from penstock.api.sink import Headers
 from penstock.core.clock import MonotonicClock
 from penstock.core.hashing import cache_namespace, routing_hashes
 from penstock.core.settings import ServerSettings
@@ -157,11 +158,16 @@ def test_a_reader_that_is_too_slow_for_the_changes_gets_a_snapshot_instead() -> 
         sent: list[BlockNews] = []
         is_ready, is_waiting = asyncio.Event(), asyncio.Event()
 
-        async def send(message: Message) -> None:
+        class SlowSink:
             """A client that takes its first event, and the next when it is ready."""
-            body = message.get("body", b"")
-            if body.startswith(b"data: "):
-                news = kv_blocks.decode(body.removeprefix(b"data: "))
+
+            is_started = False
+
+            async def start(self, status: int, headers: Headers = ()) -> None:
+                self.is_started = True
+
+            async def write(self, data: bytes, is_last: bool = False) -> None:
+                news = kv_blocks.decode(data.removeprefix(b"data: "))
                 assert news is not None
                 if sent:
                     is_waiting.set()
@@ -176,7 +182,7 @@ def test_a_reader_that_is_too_slow_for_the_changes_gets_a_snapshot_instead() -> 
 
         scope = {"method": "GET", "path": kv_blocks.PATH, "headers": []}
         routes = BlockRoutes(engine, Drain(), GatewayTrust(None))
-        task = asyncio.create_task(routes.blocks(Request(scope, receive), send))
+        task = asyncio.create_task(routes.blocks(Request(scope, receive), SlowSink()))
         await eventually_async(lambda: sent)
         engine.cache.take([10], ())
         await is_waiting.wait()  # it stands at the first change, while thousands follow

@@ -1,6 +1,6 @@
-"""A small ASGI toolkit for both doors, the replica's server and the gateway: requests, responses, streams and routes.
+"""A small ASGI toolkit for the replica's server and its console: requests, routes and the sink that answers go to.
 
-Plain ASGI, no framework. A handler is `async def handler(request, send)`; it raises a PenstockError to refuse, and the
+Plain ASGI, no framework. A handler is `async def handler(request, sink)`; it raises a PenstockError to refuse, and the
 router turns that into the error's JSON. Nothing here knows what is served.
 """
 
@@ -13,18 +13,17 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from functools import cached_property
-from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.api import sse
 from penstock.api.errors import OPENAI, Convention, error_headers
+from penstock.api.sink import Headers, Sink, json_response, respond
 from penstock.core.errors import BodyTooLarge, InvalidRequest, MethodNotAllowed, NotFound, PenstockError, RequestAborted
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Headers = Iterable[tuple[bytes, bytes]]
 Hook = Callable[[], Awaitable[None]]
 T = TypeVar("T")
 
@@ -118,64 +117,13 @@ class Request:
             raise BodyTooLarge(f"the body is larger than the limit of {limit_bytes} bytes")
 
 
-async def respond(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def json_response(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
-    length = (b"content-length", b"%d" % len(body))
-    await respond(send, status, body, [(b"content-type", b"application/json"), length, *headers])
-
-
-async def error_response(send: Send, error: PenstockError, request: Request, headers: Headers = ()) -> None:
+async def error_response(sink: Sink, error: PenstockError, request: Request, headers: Headers = ()) -> None:
     convention = request.convention
     body = convention.body(error, request.id)
-    await json_response(send, convention.status(error), body, [*error_headers(error), *headers])
+    await json_response(sink, convention.status(error), body, [*error_headers(error), *headers])
 
 
-class SseStream:
-    """One streamed response: `async with SseStream(send) as stream: await stream.write(...)`.
-
-    Leaving the block closes the stream; leaving it with an error first tells the client, in an event of its own, since
-    the status line is long gone. The error goes on to the router.
-    """
-
-    def __init__(
-        self, send: Send, error_event: Callable[[PenstockError], bytes] = sse.error_event, headers: Headers = ()
-    ) -> None:
-        self._send = send
-        self._error_event = error_event
-        self._headers = headers
-
-    async def __aenter__(self) -> SseStream:
-        await self.start(self._headers)
-        return self
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is not None and not isinstance(error, Exception):
-            return  # cancelled: nobody is waiting for more
-        with contextlib.suppress(RequestAborted):
-            if error is not None:
-                await self.write(self._error_event(error if isinstance(error, PenstockError) else _internal_error()))
-            await self.close()
-
-    async def start(self, headers: Headers = ()) -> None:
-        fixed = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),  # nginx would collect the tokens otherwise
-        ]
-        await self._send({"type": "http.response.start", "status": 200, "headers": [*fixed, *headers]})
-
-    async def write(self, frames: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": frames, "more_body": True})
-
-    async def close(self) -> None:
-        await self._send({"type": "http.response.body", "body": b""})
-
-
-Handler = Callable[[Request, Send], Awaitable[None]]
+Handler = Callable[[Request, Sink], Awaitable[None]]
 
 
 class Route(NamedTuple):
@@ -216,19 +164,19 @@ class Router:
             case "websocket":
                 await send({"type": "websocket.close"})
 
-    async def _http(self, request: Request, raw_send: Send) -> None:
-        send = _TaggedSend(raw_send, request)
+    async def _http(self, request: Request, send: Send) -> None:
+        sink = AsgiSink(send, request)
         try:
-            await self._dispatch(request, send)
+            await self._dispatch(request, sink)
         except PenstockError as error:
-            if send.has_started and not request.is_disconnected:
+            if sink.is_started and not request.is_disconnected:
                 logger.warning("request %s failed in mid-response: %s", request.id, error.message)
-            await send.refuse(error)
+            await sink.refuse(error)
         except Exception:
             logger.exception("request %s: %s %r failed", request.id, request.method, request.path)
-            await send.refuse(_internal_error(request.id))
+            await sink.refuse(_internal_error(request.id))
 
-    async def _dispatch(self, request: Request, send: Send) -> None:
+    async def _dispatch(self, request: Request, sink: Sink) -> None:
         routes = self._find(request)
         if routes:
             request.convention = next(iter(routes.values())).convention
@@ -239,12 +187,12 @@ class Router:
         allow = [(b"allow", ", ".join(methods).encode())]
         method = "GET" if request.method == "HEAD" else request.method
         if method in routes:
-            await routes[method].handler(request, send)
+            await routes[method].handler(request, sink)
         elif method == "OPTIONS":
-            await respond(send, 204, b"", allow)
+            await respond(sink, 204, b"", allow)
         else:
             error = MethodNotAllowed(f"{request.method} is not allowed on {request.path}")
-            await error_response(send, error, request, allow)
+            await error_response(sink, error, request, allow)
 
     def _find(self, request: Request) -> dict[str, Route]:
         if routes := self._exact.get(request.path):
@@ -268,27 +216,30 @@ class Router:
             await send({"type": f"lifespan.{phase}.complete"})
 
 
-class _TaggedSend:
-    """The server's send, with the request's id on every response and no body for HEAD.
+class AsgiSink:
+    """A sink over an ASGI server's send, with the request's id on every response and no body for HEAD.
 
-    Sending to a client that has gone raises RequestAborted, whether the server noticed or `watch_disconnect` did.
+    A client has gone when the server noticed, or `watch_disconnect` did.
     """
 
     def __init__(self, send: Send, request: Request) -> None:
         self._send = send
         self._request = request
-        self.has_started = False
+        self.is_started = False
 
-    async def __call__(self, message: Message) -> None:
+    async def start(self, status: int, headers: Headers = ()) -> None:
+        request_id = self._request.id.encode()
+        tags = [(name, request_id) for name in self._request.convention.id_headers]
+        await self._deliver({"type": "http.response.start", "status": status, "headers": [*headers, *tags]})
+
+    async def write(self, data: bytes, is_last: bool = False) -> None:
+        shown = b"" if self._request.method == "HEAD" else data
+        await self._deliver({"type": "http.response.body", "body": shown, "more_body": not is_last})
+
+    async def _deliver(self, message: Message) -> None:
         if self._request.is_disconnected:
             raise RequestAborted("the client went away")
-        if message["type"] == "http.response.start":
-            self.has_started = True
-            request_id = self._request.id.encode()
-            tags = [(name, request_id) for name in self._request.convention.id_headers]
-            message["headers"] = [*message["headers"], *tags]
-        elif self._request.method == "HEAD":
-            message["body"] = b""
+        self.is_started = True
         try:
             await self._send(message)
         except (OSError, RuntimeError) as error:
@@ -299,7 +250,7 @@ class _TaggedSend:
 
     async def refuse(self, error: PenstockError) -> None:
         """Answers with the error, if there is still somebody to answer and nothing was said so far."""
-        if self.has_started or self._request.is_disconnected:
+        if self.is_started or self._request.is_disconnected:
             return
         # Part of a body that is too large is still on its way; the connection is of no more use.
         closing = [(b"connection", b"close")] if isinstance(error, BodyTooLarge) else []

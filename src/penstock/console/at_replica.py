@@ -12,7 +12,8 @@ from collections.abc import Callable
 import msgspec
 
 from penstock import __version__
-from penstock.api.asgi import Receive, Request, Route, Router, Scope, Send, SseStream, json_response, respond
+from penstock.api.asgi import Receive, Request, Route, Router, Scope, Send
+from penstock.api.sink import Sink, SseStream, json_response, respond
 from penstock.console.feed import PERIOD_S, Feed
 from penstock.console.pages import load_pages, owns
 from penstock.console.replica_source import ReplicaSource, facts_of
@@ -57,13 +58,13 @@ class ConsoleAtReplica:
         is_ours = scope["type"] == "http" and owns(scope["path"])
         await (self._router if is_ours else self._replica)(scope, receive, send)
 
-    async def _page(self, request: Request, send: Send) -> None:
+    async def _page(self, request: Request, sink: Sink) -> None:
         accepts, known = (request.headers.get(name, "").encode() for name in ("accept-encoding", "if-none-match"))
         status, headers, body = self._pages[request.path].answer(accepts, known)
         length = [] if status == 304 else [(b"content-length", b"%d" % len(body))]
-        await respond(send, status, body, [*headers, *length])
+        await respond(sink, status, body, [*headers, *length])
 
-    async def _session(self, request: Request, send: Send) -> None:
+    async def _session(self, request: Request, sink: Sink) -> None:
         session = {
             "kind": "replica",
             "version": __version__,
@@ -71,17 +72,17 @@ class ConsoleAtReplica:
             "needs_tenant_key": False,
             "closed": _SECRET if self._replica.trust.has_secret else "" if self._is_loopback else _CLOSED,
         }
-        await json_response(send, 200, msgspec.json.encode(session), _NO_STORE)
+        await json_response(sink, 200, msgspec.json.encode(session), _NO_STORE)
 
-    async def _stream(self, request: Request, send: Send) -> None:
+    async def _stream(self, request: Request, sink: Sink) -> None:
         self._check(request)
         await request.body(0)
-        await request.while_connected(self._push(send))
+        await request.while_connected(self._push(sink))
 
-    async def _push(self, send: Send) -> None:
+    async def _push(self, sink: Sink) -> None:
         events: asyncio.Queue[bytes] = asyncio.Queue()
         viewer = _queued(events)
-        async with SseStream(send) as stream:
+        async with SseStream(sink) as stream:
             self._feed.watch(viewer, lambda: events.put_nowait(b""))
             try:
                 while event := await events.get():
@@ -89,12 +90,12 @@ class ConsoleAtReplica:
             finally:
                 self._feed.leave(viewer)
 
-    async def _request(self, request: Request, send: Send) -> None:
+    async def _request(self, request: Request, sink: Sink) -> None:
         self._check(request)
         found = self._feed.request(request.path_param)
         if found is None:
             raise NotFound("this request is not among the last that ended here")
-        await json_response(send, 200, msgspec.json.encode(found), _NO_STORE)
+        await json_response(sink, 200, msgspec.json.encode(found), _NO_STORE)
 
     def _check(self, request: Request) -> None:
         if self._replica.trust.has_secret:

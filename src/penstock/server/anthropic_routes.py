@@ -7,8 +7,9 @@ from functools import partial
 import msgspec
 
 from penstock.api.anthropic import MessageHead, MessagesRequest, parse_count_tokens, parse_messages, token_count
-from penstock.api.asgi import Request, Route, Send, json_response
+from penstock.api.asgi import Request, Route
 from penstock.api.errors import ANTHROPIC
+from penstock.api.sink import Sink, json_response
 from penstock.core.errors import ContextLengthExceeded
 from penstock.server.anthropic_answer import MessageAnswer
 from penstock.server.calling_answers import CallingMessage
@@ -31,12 +32,12 @@ class AnthropicRoutes:
             Route("POST", "/v1/messages/count_tokens", self.count_tokens, ANTHROPIC),
         ]
 
-    async def messages(self, request: Request, send: Send) -> None:
-        await self._exchange.generate(request, send, "messages", self._read)
+    async def messages(self, request: Request, sink: Sink) -> None:
+        await self._exchange.generate(request, sink, "messages", self._read)
 
-    async def count_tokens(self, request: Request, send: Send) -> None:
+    async def count_tokens(self, request: Request, sink: Sink) -> None:
         body = await self._exchange.reply(request, "count_tokens", self._count)
-        await json_response(send, 200, body)
+        await json_response(sink, 200, body)
 
     def _read(self, incoming: GatewayHeaders) -> PreparedRequest:
         wanted = parse_messages(incoming.body)

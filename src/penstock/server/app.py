@@ -9,6 +9,7 @@ from penstock.api.asgi import Receive, Request, Route, Router, Scope, Send
 from penstock.api.errors import ANTHROPIC, OPENAI
 from penstock.api.page_guard import PageGuard
 from penstock.api.replica_report import ReplicaReport
+from penstock.api.sink import Sink
 from penstock.core.clock import Clock
 from penstock.core.errors import EngineUnavailable
 from penstock.core.settings import ServerSettings
@@ -125,5 +126,5 @@ class Replica:
         if self._guides is not None:
             await self._guides.close()
 
-    async def _refuse(self, request: Request, send: Send) -> None:
+    async def _refuse(self, request: Request, sink: Sink) -> None:
         raise EngineUnavailable("the model is being loaded", retry_after_s=5.0)

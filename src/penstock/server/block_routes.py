@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 
 from penstock.api import kv_blocks, sse
-from penstock.api.asgi import Request, Route, Send, SseStream
+from penstock.api.asgi import Request, Route
 from penstock.api.kv_blocks import BlockNews, pack
+from penstock.api.sink import Sink, SseStream
 from penstock.engine.client import EngineClient
 from penstock.server.drain import Drain
 from penstock.server.gateway_headers import GatewayTrust
@@ -30,13 +31,13 @@ class BlockRoutes:
     def routes(self) -> list[Route]:
         return [Route("GET", kv_blocks.PATH, self.blocks)]
 
-    async def blocks(self, request: Request, send: Send) -> None:
+    async def blocks(self, request: Request, sink: Sink) -> None:
         self._trust.check(request)
         await request.body(0)
-        await request.while_connected(self._push(send))
+        await request.while_connected(self._push(sink))
 
-    async def _push(self, send: Send) -> None:
-        async with SseStream(send) as stream:
+    async def _push(self, sink: Sink) -> None:
+        async with SseStream(sink) as stream:
             last = self._snapshot()
             await stream.write(sse.event(kv_blocks.encode(last)))
             age = 0

@@ -15,10 +15,11 @@ from functools import partial
 import numpy as np
 
 from penstock.api import relay
-from penstock.api.asgi import Request, Route, Send, json_response
+from penstock.api.asgi import Request, Route
 from penstock.api.openai import new_id
 from penstock.api.openai.embeddings import Vectors, embedding_list, parse_embedding, shortened
 from penstock.api.rerank import parse_rerank, parse_score, ranking, score_list
+from penstock.api.sink import Sink, json_response
 from penstock.core.errors import InvalidRequest, Overloaded
 from penstock.core.request import Cost
 from penstock.engine.client import EngineClient
@@ -73,7 +74,7 @@ class EmbeddingRoutes:
             Route("POST", "/v1/score", partial(self._serve, "score", self._score)),
         ]
 
-    async def _serve(self, route: str, read: Callable[[GatewayHeaders], Job], request: Request, send: Send) -> None:
+    async def _serve(self, route: str, read: Callable[[GatewayHeaders], Job], request: Request, sink: Sink) -> None:
         with self._recorder.request(route, request.id, request.convention) as record:
             record.context = request.trace_context
             incoming = self._trust.read(request, await request.body(self._max_body_bytes))
@@ -90,7 +91,7 @@ class EmbeddingRoutes:
             values = np.frombuffer(answer.values, np.float32).reshape(len(job.texts), -1)
             cost = [(relay.COST_HEADER.encode(), relay.cost_value(work.cost))] if incoming.is_from_gateway else []
             size_bytes = _VALUE_BYTES * values.size + len(incoming.body)  # a ranking repeats its documents
-            await json_response(send, 200, await self._offload.write(size_bytes, partial(job.answer, values)), cost)
+            await json_response(sink, 200, await self._offload.write(size_bytes, partial(job.answer, values)), cost)
 
     # -- what is asked
 

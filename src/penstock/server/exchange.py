@@ -10,9 +10,10 @@ from typing import Protocol
 import msgspec
 
 from penstock.api import relay, server_timing
-from penstock.api.asgi import Request, Send, SseStream, json_response
+from penstock.api.asgi import Request
 from penstock.api.openai import GenerationRequest, new_id
 from penstock.api.openai.guided import GuideAsked
+from penstock.api.sink import Sink, SseStream, json_response
 from penstock.core.clock import Clock
 from penstock.core.errors import InvalidRequest, PenstockError, UnsupportedParameter
 from penstock.engine.client import EngineClient
@@ -81,7 +82,7 @@ class Exchange:
         self._max_body_bytes = max_body_bytes
 
     async def generate(
-        self, request: Request, send: Send, route: str, read: Callable[[GatewayHeaders], PreparedRequest]
+        self, request: Request, sink: Sink, route: str, read: Callable[[GatewayHeaders], PreparedRequest]
     ) -> None:
         """`read` makes of the request what it comes down to, perhaps in another thread."""
         with self._recorder.request(route, request.id, request.convention) as record:
@@ -116,7 +117,7 @@ class Exchange:
                 answer = prepared.answer(generation)
                 news = generation.pieces(self._clock)
                 news = news if asked is None else _naming(news, asked.param)
-                await request.while_connected(self._answer(request, send, headers, generation, answer, news))
+                await request.while_connected(self._answer(request, sink, headers, generation, answer, news))
 
     async def reply(self, request: Request, route: str, read: Callable[[bytes], bytes]) -> bytes:
         """The answer to a request that needs no engine."""
@@ -135,7 +136,7 @@ class Exchange:
     async def _answer(
         self,
         request: Request,
-        send: Send,
+        sink: Sink,
         headers: GatewayHeaders,
         generation: Generation,
         answer: Answer,
@@ -150,10 +151,10 @@ class Exchange:
                 pieces += more
             cost = [(relay.COST_HEADER.encode(), relay.cost_value(generation.cost))] if headers.is_from_gateway else []
             whole = await self._offload.write(generation.answer_bytes, partial(answer.whole, pieces))
-            await json_response(send, 200, whole, timing + cost)
+            await json_response(sink, 200, whole, timing + cost)
             return
         writer = _Relayed(answer, headers, generation, request) if headers.is_relayed else _Plain(answer)
-        async with SseStream(send, writer.error_event or request.error_event, timing) as stream:
+        async with SseStream(sink, writer.error_event or request.error_event, timing) as stream:
             await stream.write(writer.opening() + writer.frame(pieces))
             async for pieces in news:
                 if frame := writer.frame(pieces):

@@ -20,8 +20,9 @@ from msgspec.structs import replace
 from penstock import __version__
 from penstock.api import relay, sse
 from penstock.api import tokenizer_bundle as model_text
-from penstock.api.asgi import Request, Route, Send, SseStream, json_response
+from penstock.api.asgi import Request, Route
 from penstock.api.replica_report import AdapterNews, ReplicaReport, encode
+from penstock.api.sink import Sink, SseStream, json_response
 from penstock.api.tokenizer_bundle import TokenizerBundle
 from penstock.core.errors import EngineUnavailable
 from penstock.core.measurements import DeviceReadings, EngineMeasurements, EngineSpeeds, ServingLimits
@@ -73,19 +74,19 @@ class GatewayRoutes:
             Route("POST", relay.GIVE_BACK_PATH, self.give_back),
         ]
 
-    async def snapshot(self, request: Request, send: Send) -> None:
+    async def snapshot(self, request: Request, sink: Sink) -> None:
         self._trust.check(request)
-        await json_response(send, 200, encode(self.now()))
+        await json_response(sink, 200, encode(self.now()))
 
-    async def snapshots(self, request: Request, send: Send) -> None:
+    async def snapshots(self, request: Request, sink: Sink) -> None:
         self._trust.check(request)
         await request.body(0)
-        await request.while_connected(self._push(send))
+        await request.while_connected(self._push(sink))
 
-    async def text(self, request: Request, send: Send) -> None:
+    async def text(self, request: Request, sink: Sink) -> None:
         self._trust.check(request)
         body, digest = await self._encoded()
-        await json_response(send, 200, body, [(b"etag", b'"%b"' % digest.encode())])
+        await json_response(sink, 200, body, [(b"etag", b'"%b"' % digest.encode())])
 
     async def encoded_text(self) -> bytes:
         """The model's ModelText."""
@@ -96,26 +97,26 @@ class GatewayRoutes:
             raise EngineUnavailable("the model is being loaded", retry_after_s=5.0)
         return await asyncio.wrap_future(self._text)
 
-    async def drain(self, request: Request, send: Send) -> None:
+    async def drain(self, request: Request, sink: Sink) -> None:
         self._trust.check(request)
         request.check_is_json()
         self._drain.begin()
-        await json_response(send, 200, encode(self.now()))
+        await json_response(sink, 200, encode(self.now()))
 
-    async def undrain(self, request: Request, send: Send) -> None:
+    async def undrain(self, request: Request, sink: Sink) -> None:
         self._trust.check(request)
         self._drain.cancel()
-        await json_response(send, 200, encode(self.now()))
+        await json_response(sink, 200, encode(self.now()))
 
-    async def give_back(self, request: Request, send: Send) -> None:
+    async def give_back(self, request: Request, sink: Sink) -> None:
         self._trust.check(request)
         request.check_is_json()
         asked = relay.read_give_back(await request.body(_MAX_GIVE_BACK_BYTES))
         self._drain.give_back(frozenset(asked.ids))
-        await json_response(send, 200, encode(self.now()))
+        await json_response(sink, 200, encode(self.now()))
 
-    async def _push(self, send: Send) -> None:
-        async with SseStream(send) as stream:
+    async def _push(self, sink: Sink) -> None:
+        async with SseStream(sink) as stream:
             last, age = None, 0
             while True:
                 is_last = self._drain.is_over

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.api.asgi import Request, Route, Send, json_response, respond
+from penstock.api.asgi import Request, Route
 from penstock.api.openai import new_id
+from penstock.api.sink import Sink, json_response, respond
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
 from penstock.core.request import Priority
@@ -56,18 +57,18 @@ class HealthRoutes:
             Route("GET", "/metrics", self.metrics),
         ]
 
-    async def live(self, request: Request, send: Send) -> None:
+    async def live(self, request: Request, sink: Sink) -> None:
         """Restarting the process would help only if this fails: the engine can never come back by itself."""
         is_alive = self._engine.state not in (EngineState.FAILED, EngineState.STOPPED)
-        await _answer(send, is_alive, engine=self._engine.state)
+        await _answer(sink, is_alive, engine=self._engine.state)
 
-    async def ready(self, request: Request, send: Send) -> None:
+    async def ready(self, request: Request, sink: Sink) -> None:
         state = self._state()
         is_ready = state is EngineState.READY and not self._drain.is_begun
         why = {"reason": self._drain.reason} if self._drain.is_begun else {}
-        await _answer(send, is_ready, engine=state, draining=self._drain.is_begun, **why)
+        await _answer(sink, is_ready, engine=state, draining=self._drain.is_begun, **why)
 
-    async def deep(self, request: Request, send: Send) -> None:
+    async def deep(self, request: Request, sink: Sink) -> None:
         """One real token, ahead of everybody: finds an engine that hangs though its process lives.
 
         It costs work and overtakes clients, so it is for gateways, and those that ask at once share one."""
@@ -75,7 +76,7 @@ class HealthRoutes:
         if self._probe is None or self._probe.done():
             self._probe = asyncio.create_task(self._prove())
         is_well, facts = await asyncio.shield(self._probe)
-        await _answer(send, is_well, engine=self._engine.state, **facts)
+        await _answer(sink, is_well, engine=self._engine.state, **facts)
 
     async def _prove(self) -> tuple[bool, dict[str, object]]:
         started_s = self._clock.now()
@@ -106,11 +107,11 @@ class HealthRoutes:
         tally(self._recorder.registry, self._engine.adapters)
         return self._recorder.exposition(is_ready=is_ready, restarts=self._engine.restarts, info=self._engine.info)
 
-    async def metrics(self, request: Request, send: Send) -> None:
+    async def metrics(self, request: Request, sink: Sink) -> None:
         body = await asyncio.to_thread(self.look())  # milliseconds, in which streams go on
-        await respond(send, 200, body, [(b"content-type", CONTENT_TYPE.encode())])
+        await respond(sink, 200, body, [(b"content-type", CONTENT_TYPE.encode())])
 
 
-async def _answer(send: Send, is_well: bool, **facts: object) -> None:
+async def _answer(sink: Sink, is_well: bool, **facts: object) -> None:
     body = {"status": "ok" if is_well else "unavailable", **facts}
-    await json_response(send, 200 if is_well else 503, msgspec.json.encode(body))
+    await json_response(sink, 200 if is_well else 503, msgspec.json.encode(body))

@@ -11,8 +11,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from penstock.api.asgi import Request, Route, Send, respond
+from penstock.api.asgi import Request, Route
 from penstock.api.decoding import WireStruct, decode
+from penstock.api.sink import Sink, respond
 from penstock.core.errors import ModelError
 from penstock.server.gateway_headers import GatewayTrust
 from penstock.server.lora import Adapters, as_refusal
@@ -47,7 +48,7 @@ class AdapterRoutes:
             Route("POST", "/v1/unload_lora_adapter", self.unload),
         ]
 
-    async def load(self, request: Request, send: Send) -> None:
+    async def load(self, request: Request, sink: Sink) -> None:
         self._trust.check(request)
         request.check_is_json()
         asked = decode(_LOAD, await request.body(_MAX_BYTES))
@@ -57,15 +58,15 @@ class AdapterRoutes:
             )
         except ModelError as error:
             raise as_refusal(error) from None
-        await _say(send, f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
+        await _say(sink, f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
 
-    async def unload(self, request: Request, send: Send) -> None:
+    async def unload(self, request: Request, sink: Sink) -> None:
         self._trust.check(request)
         request.check_is_json()
         asked = decode(_UNLOAD, await request.body(_MAX_BYTES))
         await request.while_connected(self._adapters.unload(asked.lora_name))
-        await _say(send, f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
+        await _say(sink, f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
 
 
-async def _say(send: Send, text: str) -> None:
-    await respond(send, 200, text.encode(), [(b"content-type", b"text/plain; charset=utf-8")])
+async def _say(sink: Sink, text: str) -> None:
+    await respond(sink, 200, text.encode(), [(b"content-type", b"text/plain; charset=utf-8")])

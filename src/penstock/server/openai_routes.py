@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from penstock.api.asgi import Request, Route, Send, json_response
+from penstock.api.asgi import Request, Route
 from penstock.api.openai import (
     GenerationRequest,
     ModelCard,
@@ -15,6 +15,7 @@ from penstock.api.openai import (
     parse_completion,
 )
 from penstock.api.relay import Origin
+from penstock.api.sink import Sink, json_response
 from penstock.core.errors import InvalidRequest
 from penstock.server.answers import CHAT, COMPLETION, CompletionAnswer, Form
 from penstock.server.calling_answers import CallingChat
@@ -41,20 +42,20 @@ class OpenAIRoutes:
             Route("GET", "/v1/models/{model}", self.model),
         ]
 
-    async def chat(self, request: Request, send: Send) -> None:
-        await self._exchange.generate(request, send, CHAT.route, self._read_chat)
+    async def chat(self, request: Request, sink: Sink) -> None:
+        await self._exchange.generate(request, sink, CHAT.route, self._read_chat)
 
-    async def completions(self, request: Request, send: Send) -> None:
-        await self._exchange.generate(request, send, COMPLETION.route, self._read_completion)
+    async def completions(self, request: Request, sink: Sink) -> None:
+        await self._exchange.generate(request, sink, COMPLETION.route, self._read_completion)
 
-    async def models(self, request: Request, send: Send) -> None:
+    async def models(self, request: Request, sink: Sink) -> None:
         await json_response(
-            send, 200, model_list([self._card(name) for name in (self._model.name, *self._model.adapters)])
+            sink, 200, model_list([self._card(name) for name in (self._model.name, *self._model.adapters)])
         )
 
-    async def model(self, request: Request, send: Send) -> None:
+    async def model(self, request: Request, sink: Sink) -> None:
         self._model.check_name(request.path_param)
-        await json_response(send, 200, model_object(self._card(request.path_param)))
+        await json_response(sink, 200, model_object(self._card(request.path_param)))
 
     def _read_chat(self, incoming: GatewayHeaders) -> PreparedRequest:
         wanted = parse_chat(incoming.body)

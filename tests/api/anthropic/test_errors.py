@@ -6,8 +6,9 @@ import anthropic
 import msgspec
 import pytest
 
-from penstock.api.asgi import Request, Route, Router, Send
+from penstock.api.asgi import Request, Route, Router
 from penstock.api.errors import ANTHROPIC, STATUS_TABLE, anthropic_error_body, anthropic_status, anthropic_type
+from penstock.api.sink import Sink
 from penstock.core import errors
 from penstock.core.errors import PenstockError
 from tests.api.serving import running
@@ -19,7 +20,7 @@ ClientSees = Callable[[PenstockError], anthropic.APIStatusError]
 def client_sees() -> Iterator[ClientSees]:
     raised: list[PenstockError] = []
 
-    async def fail(request: Request, send: Send) -> None:
+    async def fail(request: Request, sink: Sink) -> None:
         raise raised[-1]
 
     with (
