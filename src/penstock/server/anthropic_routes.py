@@ -1,68 +1,138 @@
-"""/v1/messages and /v1/messages/count_tokens."""
+"""/v1/messages and /v1/messages/count_tokens: how their bodies are parsed, and messages written."""
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 
-import msgspec
-
-from penstock.api.anthropic import MessageHead, MessagesRequest, parse_count_tokens, parse_messages, token_count
-from penstock.api.asgi import Request, Route
+from penstock.api.anthropic import (
+    MessageHead,
+    Stop,
+    Usage,
+    events,
+    message,
+    parse_count_tokens,
+    parse_messages,
+    token_count,
+)
+from penstock.api.anthropic.events import Blocks
+from penstock.api.anthropic.responses import text_block, tool_use_block
+from penstock.api.asgi import Route
 from penstock.api.errors import ANTHROPIC
-from penstock.api.sink import Sink, json_response
-from penstock.core.errors import ContextLengthExceeded
-from penstock.server.anthropic_answer import MessageAnswer
-from penstock.server.calling_answers import CallingMessage
-from penstock.server.exchange import Exchange, PreparedRequest
-from penstock.server.gateway_headers import GatewayHeaders
-from penstock.server.prompt_encoder import PromptEncoder
-from penstock.server.served_model import ServedModel
-from penstock.server.tool_calling import ToolCalling
+from penstock.api.openai import ChatRequest
+from penstock.core.request import FinishReason
+from penstock.server.choices import Piece
+from penstock.server.generation import Generation
+from penstock.server.pipeline import Api, Pipeline, Writer
+from penstock.server.prepare import ParsedRequest, PreparedRequest
+from penstock.server.tool_calling import joined_parts
+from penstock.text.tools import CallArguments, CallBegun, CallEnded, Part, Text
 
 
-class AnthropicRoutes:
-    def __init__(self, model: ServedModel, encoder: PromptEncoder, exchange: Exchange) -> None:
-        self._model = model
-        self._encoder = encoder
-        self._exchange = exchange
+class MessageWriter:
+    """Messages of one block of text."""
 
-    def routes(self) -> list[Route]:
-        return [
-            Route("POST", "/v1/messages", self.messages, ANTHROPIC),
-            Route("POST", "/v1/messages/count_tokens", self.count_tokens, ANTHROPIC),
+    def __init__(self, prepared: PreparedRequest, generation: Generation) -> None:
+        self._head = MessageHead(f"msg_{prepared.headers.origin.id}", prepared.wanted.model)
+        self._prepared = prepared
+        self._generation = generation
+
+    def opening(self) -> list[bytes]:
+        return events.start(self._head, self._usage())
+
+    def events(self, piece: Piece) -> list[bytes]:
+        text = [events.text(piece.text)] if piece.text else []
+        return text if piece.finish is None else text + events.end(self._stop(piece), self._usage())
+
+    def closing(self) -> list[bytes]:
+        return []
+
+    def whole(self, pieces: list[Piece]) -> bytes:
+        text = "".join(piece.text for piece in pieces)
+        return message(self._head, [text_block(text)], self._stop(pieces[-1]), self._usage())
+
+    def _usage(self) -> Usage:
+        generation = self._generation
+        return Usage.of(generation.num_prompt_tokens, generation.num_output_tokens, generation.num_cached_tokens)
+
+    def _stop(self, last: Piece) -> Stop:
+        if last.stop is not None:
+            return Stop("stop_sequence", last.stop)
+        if last.finish is not FinishReason.LENGTH:
+            return Stop("end_turn")
+        limit = self._generation.options.max_tokens  # the client's own; the prompt may leave less
+        is_at_limit = limit is not None and self._generation.num_output_tokens >= limit
+        return Stop("max_tokens" if is_at_limit else "model_context_window_exceeded")
+
+
+class ToolMessageWriter(MessageWriter):
+    """Messages whose blocks are text and calls of tools."""
+
+    def opening(self) -> list[bytes]:
+        return events.start_empty(self._head, self._usage())
+
+    def events(self, piece: Piece) -> list[bytes]:
+        found = [event for part in piece.parts or () for event in self._write(self._blocks, part)]
+        if piece.finish is not None:
+            found += [*self._blocks.close(), *events.end_empty(self._stop(piece), self._usage())]
+        return found
+
+    def whole(self, pieces: list[Piece]) -> bytes:
+        blocks = [
+            text_block(block.text.lstrip("\n") if at else block.text)
+            if isinstance(block, Text)
+            else tool_use_block(self._call_id(block.number), block.name, block.arguments)
+            for at, block in enumerate(joined_parts(part for piece in pieces for part in piece.parts or ()))
         ]
+        return message(self._head, blocks, self._stop(pieces[-1]), self._usage())
 
-    async def messages(self, request: Request, sink: Sink) -> None:
-        await self._exchange.generate(request, sink, "messages", self._read)
+    def _stop(self, last: Piece) -> Stop:
+        return Stop("tool_use") if last.is_calling else super()._stop(last)
 
-    async def count_tokens(self, request: Request, sink: Sink) -> None:
-        body = await self._exchange.reply(request, "count_tokens", self._count)
-        await json_response(sink, 200, body)
+    def _call_id(self, number: int) -> str:
+        assert self._prepared.calling is not None
+        return self._prepared.calling.format.call_id("toolu_", self._head.id, number)
 
-    def _read(self, incoming: GatewayHeaders) -> PreparedRequest:
-        wanted = parse_messages(incoming.body)
-        self._model.check_name(wanted.model)
-        chat = wanted.to_chat()
-        prompts = self._encoder.chat(chat, incoming.prompt_ids)
-        chat = msgspec.structs.replace(chat, max_tokens=self._fit_output(wanted, len(prompts[0])))
-        head = MessageHead(f"msg_{incoming.origin.id}", wanted.model)
-        calling = ToolCalling.of(chat, self._model)
-        if calling is None:
-            return PreparedRequest(chat, prompts, partial(MessageAnswer, head, wanted.max_tokens), wanted.guide())
-        return PreparedRequest(chat, prompts, partial(CallingMessage, head, wanted.max_tokens), calling.guide, calling)
+    def _write(self, blocks: Blocks, part: Part) -> list[bytes]:
+        match part:
+            case Text(text):
+                return blocks.text(text)
+            case CallBegun(number, name):
+                return blocks.call(self._call_id(number), name)
+            case CallArguments(_, text):
+                return blocks.arguments(text)
+            case CallEnded():
+                return blocks.close()
 
-    def _count(self, body: bytes) -> bytes:
-        wanted = parse_count_tokens(body)
-        self._model.check_name(wanted.model)
-        return token_count(self._encoder.count_chat(wanted.to_chat()))
+    @cached_property
+    def _blocks(self) -> Blocks:
+        """The blocks as they are after what another replica sent."""
+        blocks = Blocks()
+        for part in self._generation.resumed_parts.get(0, ()):
+            self._write(blocks, part)
+        return blocks
 
-    def _fit_output(self, wanted: MessagesRequest, num_prompt_tokens: int) -> int:
-        """Clients of this API must name a limit and often name a high one: it is cut to what the prompt leaves, and an
-        answer that ends there says so. More than the model can ever hold is refused."""
-        longest = self._model.max_model_len
-        if wanted.max_tokens > longest:
-            raise ContextLengthExceeded(
-                f"max_tokens: {wanted.max_tokens} is more than this model's context of {longest} tokens",
-                param="max_tokens",
-            )
-        return self._model.fit_output(num_prompt_tokens, wanted.max_tokens, is_explicit=False)
+
+def _parse(body: bytes) -> ParsedRequest:
+    """Clients of this API must name a limit and often name a high one: it is cut to what the prompt leaves, and an
+    answer that ends there says so."""
+    wanted = parse_messages(body)
+    return ParsedRequest(wanted.to_chat(), wanted.guide(), cuts_output=True)
+
+
+def _parse_counted(body: bytes) -> ChatRequest:
+    return parse_count_tokens(body).to_chat()
+
+
+def _writer(prepared: PreparedRequest, generation: Generation) -> Writer:
+    return (MessageWriter if prepared.calling is None else ToolMessageWriter)(prepared, generation)
+
+
+MESSAGES = Api("messages", _parse, _writer)
+
+
+def routes(pipeline: Pipeline) -> list[Route]:
+    count_tokens = partial(pipeline.count_tokens, _parse_counted, token_count)
+    return [
+        Route("POST", "/v1/messages", partial(pipeline.generate, MESSAGES), ANTHROPIC),
+        Route("POST", "/v1/messages/count_tokens", count_tokens, ANTHROPIC),
+    ]

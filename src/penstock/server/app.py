@@ -16,12 +16,11 @@ from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineClient, EngineState
 from penstock.hub.lora_file import AdapterFile
 from penstock.hub.watermarks import WatermarkFile
-from penstock.server.anthropic_routes import AnthropicRoutes
+from penstock.server import anthropic_routes, openai_routes
 from penstock.server.block_routes import BlockRoutes
 from penstock.server.devices import Devices
 from penstock.server.drain import Drain
 from penstock.server.embedding_routes import EmbeddingRoutes
-from penstock.server.exchange import Exchange
 from penstock.server.gateway_headers import GatewayTrust
 from penstock.server.gateway_routes import GatewayRoutes
 from penstock.server.guides import GuideTrials
@@ -29,8 +28,8 @@ from penstock.server.health_routes import HealthRoutes
 from penstock.server.lora import Adapters
 from penstock.server.lora_routes import AdapterRoutes
 from penstock.server.offload import Offload
-from penstock.server.openai_routes import OpenAIRoutes
-from penstock.server.prompt_encoder import PromptEncoder
+from penstock.server.pipeline import Pipeline
+from penstock.server.prepare import Preparer
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
 from penstock.server.watermarks import Watermarks
@@ -85,24 +84,22 @@ class Replica:
         gc.freeze()  # what is loaded by now stays: the garbage collector need not stop a stream to look through it
         pool = ThreadPoolExecutor(thread_name_prefix="tokenize")
         self._gateway.open(model, pool)
-        encoder, offload = PromptEncoder(model), Offload(pool)
+        offload = Offload(pool)
         self._guides = GuideTrials(
             self._gateway.encoded_text, model.config.eos_token_ids, self._recorder.registry, self._clock
         )
-        exchange = Exchange(
-            model,
+        watermarks = Watermarks(WatermarkFile.at(self._settings.watermark_file), self._settings.watermark)
+        pipeline = Pipeline(
+            Preparer(model, offload, self._guides, watermarks, max_open=self._settings.max_open),
             self._engine,
             self._recorder,
             self._clock,
             self.drain,
             self.trust,
-            self._guides,
             offload,
-            Watermarks(WatermarkFile.at(self._settings.watermark_file), self._settings.watermark),
             max_open=self._settings.max_open,
             max_body_bytes=self._settings.max_body_bytes,
         )
-        openai, anthropic = (api(model, encoder, exchange).routes() for api in (OpenAIRoutes, AnthropicRoutes))
         lora = AdapterRoutes(adapters or self.adapters(model), self.trust).routes()
         texts = EmbeddingRoutes(
             model,
@@ -113,7 +110,8 @@ class Replica:
             offload,
             max_body_bytes=self._settings.max_body_bytes,
         ).routes()
-        routes = [*openai, *anthropic, *lora, *texts, *self._always]
+        generating = [*openai_routes.routes(pipeline, model), *anthropic_routes.routes(pipeline)]
+        routes = [*generating, *lora, *texts, *self._always]
         self._router = Router(routes, guard=self.trust.guard, shutdown=self._stop)
 
     def _state(self) -> EngineState:

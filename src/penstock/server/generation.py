@@ -1,4 +1,4 @@
-"""One API request in the engine: n choices of each prompt, from token ids to pieces of text, with usage and times."""
+"""One prepared request in the engine: n choices of each prompt, from token ids to pieces of text; usage and times."""
 
 from __future__ import annotations
 
@@ -10,26 +10,21 @@ from types import TracebackType
 
 import msgspec
 
-from penstock.api.openai import CompletionRequest, GenerationRequest, Usage, check_token_ids, for_choice
-from penstock.api.relay import Resume, Tenancy
+from penstock.api.openai import Usage, check_token_ids, for_choice
+from penstock.api.relay import Resume
 from penstock.core.clock import Clock
-from penstock.core.errors import InvalidRequest, Overloaded, PenstockError
-from penstock.core.guide import Guide
+from penstock.core.errors import InvalidRequest, Overloaded, PenstockError, UnsupportedParameter
 from penstock.core.hashing import cache_namespace
 from penstock.core.request import Cost, Request, RequestTimings, TokenEvent, TokenLogprobs
-from penstock.core.watermark import Watermark
 from penstock.engine.accounts import Meter
 from penstock.engine.client import EngineClient
 from penstock.engine.token_stream import TokenStream
 from penstock.server.choices import ChoiceText, Piece
-from penstock.server.served_model import ServedModel
-from penstock.server.tool_calling import ToolCalling
+from penstock.server.prepare import PreparedRequest
 from penstock.server.watermarks import check_mark
 from penstock.text.detokenizer import Detokenizer
-from penstock.text.stops import StopStrings
 from penstock.text.tools import Part
 
-_MAX_PROMPT_TOKENS = 4_000_000  # of all choices of a request: some 20 ms to send to the engine
 _WORK_AT_A_TIME = 1024  # tokens and their alternatives that are read before others have their turn: some 5 ms
 _TOKEN_BYTES = 4  # of its text
 _SCORED_BYTES = 64  # of a token and its log probability in JSON
@@ -66,72 +61,43 @@ class Times:
         return found | {"first_token": max(0.0, ttft_s - sum(found.values()))}
 
 
-def check_choices(wanted: GenerationRequest, prompts: list[list[int]], *, max_open: int) -> None:
-    """Refuses what would take too much to build: each choice is a request to the engine, with a prompt of its own."""
-    num_choices = len(prompts) * (wanted.n or 1)
-    if num_choices > max_open:
-        raise InvalidRequest(f"{num_choices} choices; this server generates at most {max_open} at a time")
-    num_tokens = sum(map(len, prompts)) * (wanted.n or 1)
-    if num_tokens > _MAX_PROMPT_TOKENS and num_choices > 1:
-        raise InvalidRequest(
-            f"n: the prompts of {num_choices} choices have {num_tokens} tokens together; this server takes at most "
-            f"{_MAX_PROMPT_TOKENS} in a request of several choices",
-            param="n",
-        )
-
-
 class Generation:
     """Use it as a context manager: leaving it ends whatever still runs in the engine.
 
-    With `resume` it goes on where another replica's ended; `replayed` is what came of the last tokens known from there.
+    A resumed one goes on where another replica's ended; `replayed` is what came of the last tokens known from there.
     """
 
-    def __init__(
-        self,
-        wanted: GenerationRequest,
-        prompts: list[list[int]],
-        model: ServedModel,
-        request_id: str,
-        times: Times,
-        *,
-        stops: StopStrings,
-        fallback_seed: int,
-        resume: Resume | None = None,
-        namespace: str = "",
-        tenancy: Tenancy = Tenancy(),  # noqa: B008 (a tuple)
-        guide: Guide | None = None,
-        calling: ToolCalling | None = None,
-        watermark: Watermark | None = None,
-    ) -> None:
+    def __init__(self, prepared: PreparedRequest, request_id: str, times: Times) -> None:
+        wanted, headers, model, calling = prepared.wanted, prepared.headers, prepared.model, prepared.calling
         vocab_size = model.config.vocab_size
         self.options = wanted.to_options(vocab_size)
         self.times = times
-        self.tenant = namespace
-        self.num_prompt_tokens = sum(map(len, prompts))
+        self.tenant = headers.namespace
+        self.num_prompt_tokens = sum(map(len, prepared.prompts))
         self.num_cached_tokens = 0
         self.num_resumed_tokens = 0
         self.replayed: Piece | None = None
         self.resumed_parts: dict[int, list[Part]] = {}  # of each choice, before that: where tools may be called
-        self.calling = calling
-        sampling = wanted.to_sampling(vocab_size, fallback_seed=fallback_seed)
-        if watermark is not None:
-            check_mark(watermark, sampling, wanted)
-            sampling = msgspec.structs.replace(sampling, watermark=watermark)
+        sampling = wanted.to_sampling(vocab_size, fallback_seed=headers.origin.seed)
+        if prepared.watermark is not None:
+            check_mark(prepared.watermark, sampling, wanted)
+            sampling = msgspec.structs.replace(sampling, watermark=prepared.watermark)
         adapter = model.adapter_of(wanted.model)  # the last moment: until here it may have been unloaded
         stop_token_ids = set(self.options.stop_token_ids)
         if not self.options.ignore_eos:
             stop_token_ids.update(model.config.eos_token_ids)
-        is_explicit = not isinstance(wanted, CompletionRequest) or wanted.max_tokens is not None
-        outputs = resume.outputs() if resume else {}
-        priority = tenancy.priority_of(None if wanted.priority is None else self.options.priority)
+        outputs = headers.resume.outputs() if headers.resume else {}
+        priority = headers.tenancy.priority_of(None if wanted.priority is None else self.options.priority)
+        # A guide that the engine finds it cannot follow is an error of the field that brought it.
+        self._guide_param = prepared.asked.param if prepared.asked is not None else None
         self._requests: list[Request] = []
         self._choices: dict[str, ChoiceText] = {}
         self._stream: TokenStream | None = None
         self._events_at_a_time = max(1, _WORK_AT_A_TIME // (1 + (sampling.num_logprobs or 0)))
         token_ids = sorted(stop_token_ids)
         marks = calling.mark_ids if calling is not None else frozenset[int]()
-        is_skipping = self.options.skip_special_tokens
-        for prompt_ids in prompts:
+        is_skipping, is_explicit = self.options.skip_special_tokens, not prepared.cuts_output
+        for prompt_ids in prepared.prompts:
             detokenizer = Detokenizer(
                 model.tokenizer, prompt_ids=prompt_ids, skip_special_tokens=is_skipping, kept_ids=marks
             )
@@ -145,20 +111,22 @@ class Generation:
                     stop_token_ids=token_ids,
                     min_tokens=self.options.min_tokens,
                     priority=priority,
-                    namespace=cache_namespace(namespace, self.options.namespace),
-                    tenant=tenancy.id,
-                    weight=tenancy.weight,
+                    namespace=cache_namespace(headers.namespace, self.options.namespace),
+                    tenant=headers.tenancy.id,
+                    weight=headers.tenancy.weight,
                     output_ids=outputs.pop(index, []),
-                    guide=guide,
+                    guide=prepared.guide,
                     adapter=adapter,
-                    is_resumed=resume is not None,
+                    is_resumed=headers.resume is not None,
                 )
                 self._requests.append(request)
-                self._choices[request.id] = ChoiceText(index, detokenizer.copy(), model.tokenizer, stops, calling)
-        if resume is not None:
+                self._choices[request.id] = ChoiceText(
+                    index, detokenizer.copy(), model.tokenizer, prepared.stops, calling
+                )
+        if headers.resume is not None:
             if outputs or not self.options.stream:
                 raise InvalidRequest("resume: this is not the request that the stream was for", param="resume")
-            self._resume(resume, vocab_size)
+            self._resume(headers.resume, vocab_size)
 
     def _resume(self, resume: Resume, vocab_size: int) -> None:
         last = resume.units[-1] if resume.units else None
@@ -227,14 +195,24 @@ class Generation:
             self._stream.fail(error)
 
     async def pieces(self, clock: Clock) -> AsyncIterator[list[Piece]]:
-        """What comes of all choices, several pieces at a time where the reader is slower than the engine."""
+        """What comes of all choices, several pieces at a time where the reader is slower than the engine; a bounded
+        number of them, so that others have their turn before the rest of what is waiting."""
         assert self._stream is not None
         open_ids = {request.id for request in self._requests if not self._is_over(request)}
         waiting: deque[TokenEvent] = deque()
         while open_ids:
-            events = await self._next(waiting)
+            if waiting:
+                await asyncio.sleep(0)
+            else:
+                try:
+                    waiting += await self._stream.next()
+                except UnsupportedParameter as error:
+                    if (param := self._guide_param) is None:
+                        raise
+                    raise UnsupportedParameter(f"{param}: {error.message}", param=param) from None
             pieces = []
-            for event in events:
+            for _ in range(min(len(waiting), self._events_at_a_time)):
+                event = waiting.popleft()
                 if event.request_id not in open_ids:
                     continue  # a stop string ended it while more tokens were on the way
                 if event.timings is not None and self.times.engine is None:
@@ -251,15 +229,6 @@ class Generation:
                 self.times.first_token_s = self.times.last_token_s
             if pieces:
                 yield pieces
-
-    async def _next(self, waiting: deque[TokenEvent]) -> list[TokenEvent]:
-        """The next news, a bounded number at a time: others have their turn before the rest of what is waiting."""
-        assert self._stream is not None
-        if waiting:
-            await asyncio.sleep(0)
-        else:
-            waiting += await self._stream.next()
-        return [waiting.popleft() for _ in range(min(len(waiting), self._events_at_a_time))]
 
     def _is_over(self, request: Request) -> bool:
         """Before it began here: another replica got to its end, if not to telling it."""

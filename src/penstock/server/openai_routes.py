@@ -1,104 +1,197 @@
-"""/v1/chat/completions, /v1/completions and /v1/models."""
+"""/v1/chat/completions and /v1/completions, how their bodies are parsed and their answers written; and /v1/models."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
+from functools import cached_property, partial
 
+from penstock.api import sse
 from penstock.api.asgi import Request, Route
 from penstock.api.openai import (
-    GenerationRequest,
+    Call,
+    ChatChunks,
+    Choice,
+    CompletionChunks,
     ModelCard,
     ResponseHead,
+    ScoredToken,
+    chat_completion,
     model_list,
     model_object,
     parse_chat,
     parse_completion,
+    text_completion,
 )
-from penstock.api.relay import Origin
 from penstock.api.sink import Sink, json_response
-from penstock.core.errors import InvalidRequest
-from penstock.server.answers import CHAT, COMPLETION, CompletionAnswer, Form
-from penstock.server.calling_answers import CallingChat
-from penstock.server.exchange import Exchange, PreparedRequest
-from penstock.server.gateway_headers import GatewayHeaders
-from penstock.server.prompt_encoder import PromptEncoder
+from penstock.core.request import FinishReason
+from penstock.server.choices import Piece
+from penstock.server.generation import Generation
+from penstock.server.pipeline import Api, Pipeline, Writer
+from penstock.server.prepare import ParsedRequest, PreparedRequest
 from penstock.server.served_model import ServedModel
-from penstock.server.tool_calling import ToolCalling
+from penstock.server.tool_calling import WholeCall, joined_parts
+from penstock.text.tools import CallArguments, CallBegun, CallEnded, Part, Text
 
-_MAX_ECHOED = 8 << 20  # characters: an answer repeats the prompt once per choice
+
+class CompletionWriter:
+    """text_completion objects, and what chats have in common with them."""
+
+    _ID_PREFIX = "cmpl"
+    _whole = staticmethod(text_completion)
+
+    def __init__(self, prepared: PreparedRequest, generation: Generation) -> None:
+        origin = prepared.headers.origin
+        self._head = ResponseHead(f"{self._ID_PREFIX}-{origin.id}", prepared.wanted.model, origin.created)
+        self._prepared = prepared
+        self._generation = generation
+
+    def opening(self) -> list[bytes]:
+        return [sse.event(self._chunks.text(index, text)) for index, text in enumerate(self._echoed) if text]
+
+    def events(self, piece: Piece) -> list[bytes]:
+        events = []
+        if piece.text or piece.logprobs:
+            events.append(sse.event(self._chunks.text(piece.index, piece.text, piece.logprobs)))
+        if piece.finish is not None:
+            events.append(sse.event(self._chunks.finish(piece.index, piece.finish)))
+        return events
+
+    def closing(self) -> list[bytes]:
+        usage = self._chunks.usage(self._generation.usage) if self._generation.options.include_usage else None
+        return [sse.event(usage), sse.DONE] if usage is not None else [sse.DONE]
+
+    def whole(self, pieces: list[Piece]) -> bytes:
+        by_choice: list[list[Piece]] = [[] for _ in range(self._generation.num_choices)]
+        for piece in pieces:
+            by_choice[piece.index].append(piece)
+        choices = [self._choice(index, found) for index, found in enumerate(by_choice)]
+        return self._whole(self._head, choices, self._generation.usage)
+
+    def _choice(self, index: int, pieces: list[Piece]) -> Choice:
+        text = self._echoed[index] + "".join(piece.text for piece in pieces)
+        return Choice(index, text, pieces[-1].finish or FinishReason.STOP, _logprobs(pieces))
+
+    @cached_property
+    def _echoed(self) -> list[str]:
+        """The prompt of each choice, if its text is to begin with it."""
+        echoed, generation = self._prepared.echoed, self._generation
+        if echoed is None:
+            return [""] * generation.num_choices
+        return [text for text in echoed for _ in range(generation.options.n)]
+
+    @cached_property
+    def _chunks(self) -> ChatChunks | CompletionChunks:
+        chunks = CompletionChunks(self._head, include_usage=self._generation.options.include_usage)
+        for index, num_characters in self._generation.resumed_characters.items():
+            chunks.resume(index, num_characters)
+        return chunks
 
 
-class OpenAIRoutes:
-    def __init__(self, model: ServedModel, encoder: PromptEncoder, exchange: Exchange) -> None:
-        self._model = model
-        self._encoder = encoder
-        self._exchange = exchange
+class ChatWriter(CompletionWriter):
+    """chat.completion objects, without calls of tools."""
 
-    def routes(self) -> list[Route]:
-        return [
-            Route("POST", "/v1/chat/completions", self.chat),
-            Route("POST", "/v1/completions", self.completions),
-            Route("GET", "/v1/models", self.models),
-            Route("GET", "/v1/models/{model}", self.model),
-        ]
+    _ID_PREFIX = "chatcmpl"
+    _whole = staticmethod(chat_completion)
+    _first_text: str | None = ""
 
-    async def chat(self, request: Request, sink: Sink) -> None:
-        await self._exchange.generate(request, sink, CHAT.route, self._read_chat)
+    def opening(self) -> list[bytes]:
+        started = [self._chunks.start(index, self._first_text) for index in range(self._generation.num_choices)]
+        return [sse.event(chunk) for chunk in started]
 
-    async def completions(self, request: Request, sink: Sink) -> None:
-        await self._exchange.generate(request, sink, COMPLETION.route, self._read_completion)
+    @cached_property
+    def _chunks(self) -> ChatChunks:
+        return ChatChunks(self._head, include_usage=self._generation.options.include_usage)
 
-    async def models(self, request: Request, sink: Sink) -> None:
-        await json_response(
-            sink, 200, model_list([self._card(name) for name in (self._model.name, *self._model.adapters)])
+
+class ToolChatWriter(ChatWriter):
+    """chat.completion objects whose answers may hold calls of tools."""
+
+    _first_text = None
+
+    def events(self, piece: Piece) -> list[bytes]:
+        found, logprobs = [], piece.logprobs
+        for part in piece.parts or ():
+            if (chunk := self._chunk(piece.index, part, logprobs)) is not None:
+                found.append(chunk)
+                logprobs = None
+        if logprobs:  # of tokens whose text is held back
+            found.append(self._chunks.text(piece.index, "", logprobs))
+        if piece.finish is not None:
+            found.append(self._chunks.finish(piece.index, "tool_calls" if piece.is_calling else piece.finish))
+        return [sse.event(chunk) for chunk in found]
+
+    def _choice(self, index: int, pieces: list[Piece]) -> Choice:
+        blocks, last = joined_parts(part for piece in pieces for part in piece.parts or ()), pieces[-1]
+        return Choice(
+            index,
+            "".join(block.text for block in blocks if isinstance(block, Text)),
+            "tool_calls" if last.is_calling else last.finish or FinishReason.STOP,
+            _logprobs(pieces),
+            [self._call(index, block) for block in blocks if isinstance(block, WholeCall)],
         )
 
-    async def model(self, request: Request, sink: Sink) -> None:
-        self._model.check_name(request.path_param)
-        await json_response(sink, 200, model_object(self._card(request.path_param)))
+    def _call(self, index: int, called: WholeCall) -> Call:
+        assert self._prepared.calling is not None
+        call_id = self._prepared.calling.format.call_id("call_", self._head.id, index, called.number)
+        return Call(call_id, called.name, called.arguments)
 
-    def _read_chat(self, incoming: GatewayHeaders) -> PreparedRequest:
-        wanted = parse_chat(incoming.body)
-        self._model.check_name(wanted.model)
-        prompts = self._encoder.chat(wanted, incoming.prompt_ids)
-        calling = ToolCalling.of(wanted, self._model)
-        if calling is None:
-            return self._ask(CHAT, incoming.origin, wanted, prompts)
-        return PreparedRequest(
-            wanted, prompts, partial(CallingChat, self._head(CHAT, incoming.origin, wanted)), calling.guide, calling
-        )
+    def _chunk(self, index: int, part: Part, logprobs: Sequence[ScoredToken] | None) -> bytes | None:
+        match part:
+            case Text(text):
+                return self._chunks.text(index, text, logprobs)
+            case CallBegun(number, name):
+                return self._chunks.call(index, number, self._call(index, WholeCall(number, name)), logprobs)
+            case CallArguments(number, text):
+                return self._chunks.arguments(index, number, text, logprobs)
+            case CallEnded():
+                return None
 
-    def _read_completion(self, incoming: GatewayHeaders) -> PreparedRequest:
-        wanted = parse_completion(incoming.body)
-        self._model.check_name(wanted.model)
-        prompts = self._encoder.completion(wanted, incoming.prompt_ids)
-        echoed = [self._model.tokenizer.decode(prompt_ids) for prompt_ids in prompts] if wanted.echo else None
-        if sum(map(len, echoed or ())) * (wanted.n or 1) > _MAX_ECHOED:
-            raise InvalidRequest(
-                f"echo: the prompts of all choices have more than {_MAX_ECHOED} characters", param="echo"
-            )
-        return self._ask(COMPLETION, incoming.origin, wanted, prompts, echoed)
 
-    def _ask(
-        self,
-        form: Form,
-        origin: Origin,
-        wanted: GenerationRequest,
-        prompts: list[list[int]],
-        echoed: list[str] | None = None,
-    ) -> PreparedRequest:
-        openings = [text for text in echoed or [""] * len(prompts) for _ in range(wanted.n or 1)]
-        return PreparedRequest(
-            wanted, prompts, partial(CompletionAnswer, form, self._head(form, origin, wanted), openings)
-        )
+def _logprobs(pieces: list[Piece]) -> list[ScoredToken] | None:
+    if all(piece.logprobs is None for piece in pieces):
+        return None
+    return [token for piece in pieces for token in piece.logprobs or ()]
 
-    def _head(self, form: Form, origin: Origin, wanted: GenerationRequest) -> ResponseHead:
-        return ResponseHead(f"{form.id_prefix}-{origin.id}", wanted.model, origin.created)
 
-    def _card(self, name: str) -> ModelCard:
-        model, adapter = self._model, self._model.adapters.get(name)
-        if adapter is None:
-            return ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len)
-        return ModelCard(
-            id=name, created=adapter.created, max_model_len=model.max_model_len, root=adapter.path, parent=model.name
-        )
+def _parse_chat(body: bytes) -> ParsedRequest:
+    return ParsedRequest(parse_chat(body))
+
+
+def _chat_writer(prepared: PreparedRequest, generation: Generation) -> Writer:
+    return (ChatWriter if prepared.calling is None else ToolChatWriter)(prepared, generation)
+
+
+def _parse_completion(body: bytes) -> ParsedRequest:
+    wanted = parse_completion(body)
+    return ParsedRequest(wanted, cuts_output=wanted.max_tokens is None)
+
+
+CHAT = Api("chat", _parse_chat, _chat_writer)
+COMPLETIONS = Api("completions", _parse_completion, CompletionWriter)
+
+
+def routes(pipeline: Pipeline, model: ServedModel) -> list[Route]:
+    return [
+        Route("POST", "/v1/chat/completions", partial(pipeline.generate, CHAT)),
+        Route("POST", "/v1/completions", partial(pipeline.generate, COMPLETIONS)),
+        Route("GET", "/v1/models", partial(_models, model)),
+        Route("GET", "/v1/models/{model}", partial(_model, model)),
+    ]
+
+
+async def _models(model: ServedModel, request: Request, sink: Sink) -> None:
+    await json_response(sink, 200, model_list([_card(model, name) for name in (model.name, *model.adapters)]))
+
+
+async def _model(model: ServedModel, request: Request, sink: Sink) -> None:
+    model.check_name(request.path_param)
+    await json_response(sink, 200, model_object(_card(model, request.path_param)))
+
+
+def _card(model: ServedModel, name: str) -> ModelCard:
+    adapter = model.adapters.get(name)
+    if adapter is None:
+        return ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len)
+    return ModelCard(
+        id=name, created=adapter.created, max_model_len=model.max_model_len, root=adapter.path, parent=model.name
+    )

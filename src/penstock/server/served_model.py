@@ -132,6 +132,14 @@ class ServedModel:
             return 0
         return -(-len(text) // longest)
 
+    def check_output(self, wanted: int | None) -> None:
+        """Refuses more tokens than the model can ever hold."""
+        if wanted is not None and wanted > self.max_model_len:
+            raise ContextLengthExceeded(
+                f"max_tokens: {wanted} is more than this model's context of {self.max_model_len} tokens",
+                param="max_tokens",
+            )
+
     def fit_output(self, num_prompt_tokens: int, wanted: int | None, *, is_explicit: bool) -> int:
         """How many tokens may be generated. An explicit wish that does not fit is refused, a default is cut."""
         room = self.max_model_len - num_prompt_tokens

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from penstock.api.openai import ChatRequest, FunctionDefinition
 from penstock.api.openai.guided import MAX_CHARACTERS, GuideAsked
 from penstock.core.errors import InvalidRequest
 from penstock.server.served_model import ServedModel
-from penstock.text.tools import CallParser, Tool, ToolFormat
+from penstock.text.tools import CallArguments, CallBegun, CallParser, Part, Text, Tool, ToolFormat
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,8 @@ class ToolCalling:
     guide: GuideAsked | None
 
     @classmethod
-    def of(cls, chat: ChatRequest, model: ServedModel) -> ToolCalling | None:
-        """None: no tool may be called. Nothing is known yet of whether the guide can be followed."""
-        if not chat.may_call():
-            return None
+    def of(cls, chat: ChatRequest, model: ServedModel) -> ToolCalling:
+        """For a chat that may call tools. Nothing is known yet of whether the guide can be followed."""
         template, tokenizer = model.chat_template, model.tokenizer
         known = {mark: tokenizer.special_id(mark) for mark in template.tool_format.marks}
         special = {mark: token_id for mark, token_id in known.items() if token_id is not None}
@@ -61,3 +59,28 @@ def _guide(
             f"tools: their schemas have more than the {MAX_CHARACTERS} characters that can be enforced", param="tools"
         )
     return None if guide is None else GuideAsked(guide, asked.param if asked else "tools")
+
+
+@dataclass
+class WholeCall:
+    number: int
+    name: str
+    arguments: str = ""
+
+
+def joined_parts(parts: Iterable[Part]) -> list[Text | WholeCall]:
+    """What was told in parts, each whole."""
+    found: list[tuple[WholeCall | None, list[str]]] = []  # the call, or None, and its texts: many, and joined once
+    for part in parts:
+        last, texts = found[-1] if found else (None, None)
+        match part:
+            case Text(text) if last is None and texts is not None:
+                texts.append(text)
+            case Text(text):
+                found.append((None, [text]))
+            case CallBegun(number, name):
+                found.append((WholeCall(number, name), []))
+            case CallArguments(_, text) if last is not None and texts is not None:
+                texts.append(text)
+    wholes = [(call, "".join(texts)) for call, texts in found]
+    return [Text(text) if call is None else replace(call, arguments=text) for call, text in wholes]

@@ -45,8 +45,8 @@ class ChatChunks:
     def resume(self, index: int, num_characters: int) -> None:
         """The tokens that come next are scored after so many characters of others; here nobody asks where."""
 
-    def start(self, index: int, text: str | None = "") -> bytes | None:
-        """None: there may be calls instead of a text."""
+    def start(self, index: int, text: str | None = "") -> bytes:
+        """`text` is None where there may be calls instead of one."""
         return self._chunk(index, b'{"role":"assistant","content":%b}' % encode(text))
 
     def text(self, index: int, text: str, logprobs: Sequence[ScoredToken] | None = None) -> bytes:

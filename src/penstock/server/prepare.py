@@ -1,0 +1,159 @@
+"""Requests made ready to generate: chat template, tokens, tools, limits, guide and watermark.
+
+Each API parses its bodies into a `ParsedRequest`; a `PreparedRequest` is what the model will see of it. Work that grows
+with a request's size, parsing included, is offloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from penstock.api.openai import ChatRequest, CompletionRequest
+from penstock.api.openai.guided import GuideAsked
+from penstock.core.errors import InvalidRequest
+from penstock.core.guide import Guide
+from penstock.core.watermark import Watermark
+from penstock.server.gateway_headers import GatewayHeaders
+from penstock.server.guides import GuideTrials
+from penstock.server.offload import Offload
+from penstock.server.served_model import MAX_CONTEXTS, ServedModel
+from penstock.server.tool_calling import ToolCalling
+from penstock.server.watermarks import Watermarks
+from penstock.text.prompts import render
+from penstock.text.stops import StopStrings
+
+_MAX_ECHOED = 8 << 20  # characters: an answer repeats the prompt once per choice
+_MAX_PROMPT_TOKENS = 4_000_000  # of all choices of a request: some 20 ms to send to the engine
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """A request of any API, in the words of OpenAI's."""
+
+    wanted: ChatRequest | CompletionRequest
+    guide: GuideAsked | None = None  # what the answer must look like; None: what `wanted` says
+    cuts_output: bool = False  # an output limit above what the prompt leaves is cut and not refused
+
+
+Parse = Callable[[bytes], ParsedRequest]
+
+
+@dataclass
+class PreparedRequest:
+    model: ServedModel
+    wanted: ChatRequest | CompletionRequest
+    headers: GatewayHeaders
+    prompts: list[list[int]]
+    stops: StopStrings
+    cuts_output: bool = False
+    echoed: list[str] | None = None  # the text of each prompt, if answers begin with it
+    calling: ToolCalling | None = None  # where tools may be called
+    asked: GuideAsked | None = None
+    guide: Guide | None = None  # what is asked, found to be good
+    watermark: Watermark | None = None
+
+
+class Preparer:
+    def __init__(
+        self, model: ServedModel, offload: Offload, guides: GuideTrials, watermarks: Watermarks, *, max_open: int
+    ) -> None:
+        self._model = model
+        self._offload = offload
+        self._guides = guides
+        self._watermarks = watermarks
+        self._max_open = max_open
+
+    async def prepare(self, parse: Parse, headers: GatewayHeaders) -> PreparedRequest:
+        self._model.check_generates()
+        prepared = await self._offload.run(len(headers.body), partial(self._encode, parse, headers))
+        if prepared.asked is not None:
+            prepared.guide = await self._guides.check(prepared.asked, headers.tenancy.id)
+        prepared.watermark = await self._watermarks.of(headers, prepared.wanted)
+        return prepared
+
+    async def count_tokens(self, parse: Callable[[bytes], ChatRequest], body: bytes) -> int:
+        """The tokens of a chat's prompt, whether or not it fits the model."""
+        return await self._offload.run(len(body), partial(self._count, parse, body))
+
+    def _encode(self, parse: Parse, headers: GatewayHeaders) -> PreparedRequest:
+        parsed, model = parse(headers.body), self._model
+        wanted, cuts_output = parsed.wanted, parsed.cuts_output
+        model.check_name(wanted.model)
+        echoed, calling = None, None
+        if isinstance(wanted, CompletionRequest):
+            prompts = self._completion(wanted, headers.prompt_ids)
+            echoed = self._echoed(wanted, prompts) if wanted.echo else None
+        else:
+            prompts = self._chat(wanted, headers.prompt_ids)
+            if cuts_output:
+                model.check_output(wanted.output_limit())
+            calling = ToolCalling.of(wanted, model) if wanted.may_call() else None
+        _check_choices(wanted.n or 1, prompts, max_open=self._max_open)
+        stops = StopStrings(wanted.stops(), include=bool(wanted.include_stop_str_in_output))
+        asked = (parsed.guide if calling is None else calling.guide) or wanted.guide()
+        return PreparedRequest(model, wanted, headers, prompts, stops, cuts_output, echoed, calling, asked)
+
+    def _chat(self, request: ChatRequest, given: list[list[int]] | None) -> list[list[int]]:
+        """`given` is the prompt as a gateway rendered and tokenized it."""
+        _check_given(given, 1)
+        keep_last = request.truncate_prompt_tokens
+        if given is None:
+            text = render(self._model.chat_template, request)
+            given = self._tokenize([text], keep_last, "messages", add_special_tokens=False)
+        return [self._model.fit_prompt(ids, keep_last=keep_last, param="messages") for ids in given]
+
+    def _completion(self, request: CompletionRequest, given: list[list[int]] | None) -> list[list[int]]:
+        prompts = request.prompts(self._model.config.vocab_size)
+        _check_given(given, len(prompts))
+        prompts = [*given] if given else prompts
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        keep_last = request.truncate_prompt_tokens
+        encoded = iter(self._tokenize(texts, keep_last, "prompt", add_special_tokens=True))
+        found = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+        return [self._model.fit_prompt(ids, keep_last=keep_last, param="prompt") for ids in found]
+
+    def _echoed(self, request: CompletionRequest, prompts: list[list[int]]) -> list[str]:
+        echoed = [self._model.tokenizer.decode(prompt_ids) for prompt_ids in prompts]
+        if sum(map(len, echoed)) * (request.n or 1) > _MAX_ECHOED:
+            raise InvalidRequest(
+                f"echo: the prompts of all choices have more than {_MAX_ECHOED} characters", param="echo"
+            )
+        return echoed
+
+    def _tokenize(
+        self, texts: list[str], keep_last: int | None, param: str, *, add_special_tokens: bool
+    ) -> list[list[int]]:
+        """Texts that cannot fit are refused before they are tokenized, or else before there are ids, unless cut."""
+        for text in texts:
+            self._model.check_prompt_text(text, param, contexts=1 if keep_last is None else MAX_CONTEXTS)
+        check = None if keep_last is not None else partial(self._model.check_prompt_tokens, param=param)
+        return self._model.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens, check=check)
+
+    def _count(self, parse: Callable[[bytes], ChatRequest], body: bytes) -> int:
+        chat = parse(body)
+        self._model.check_name(chat.model)
+        text = render(self._model.chat_template, chat)
+        self._model.check_prompt_text(text, "messages", contexts=MAX_CONTEXTS)
+        (count,) = self._model.tokenizer.count([text], add_special_tokens=False)
+        return count
+
+
+def _check_given(given: list[list[int]] | None, num_prompts: int) -> None:
+    if given is not None and len(given) != num_prompts:
+        raise InvalidRequest(f"prompt_ids: expected {num_prompts} lists, got {len(given)}", param="prompt_ids")
+
+
+def _check_choices(n: int, prompts: list[list[int]], *, max_open: int) -> None:
+    """Refuses what would take too much to build: each choice is a request to the engine, with a prompt of its own."""
+    num_choices = len(prompts) * n
+    if num_choices > max_open:
+        raise InvalidRequest(f"{num_choices} choices; this server generates at most {max_open} at a time")
+    num_tokens = sum(map(len, prompts)) * n
+    if num_tokens > _MAX_PROMPT_TOKENS and num_choices > 1:
+        raise InvalidRequest(
+            f"n: the prompts of {num_choices} choices have {num_tokens} tokens together; this server takes at most "
+            f"{_MAX_PROMPT_TOKENS} in a request of several choices",
+            param="n",
+        )
