@@ -67,7 +67,8 @@ static void run_item(void *argument, int chunk, int thread)
         int left = it->first_panel + it->panels - panel, count = left < MOST_PANELS ? left : MOST_PANELS;
         const char *panels[MOST_PANELS];
         float y[MOST_ROWS * MOST_PANELS * PANEL];
-        struct product t = {x, stride, panels, 1, depth, depth, y, MOST_PANELS * PANEL, NULL, panels, depth, l->unit};
+        struct product t = {x, stride, panels, 1, depth, depth, y, MOST_PANELS * PANEL, NULL,
+                            panels, depth, l->unit, it->rows};
         for (int p = 0; p < count; p++) panels[p] = l->panels + (size_t)(panel + p) * bytes;
         l->arithmetic->kernels[it->rows][count](&t);
         int column = panel * PANEL, width = l->n - column < count * PANEL ? l->n - column : count * PANEL;

@@ -11,6 +11,7 @@
 #define FEW_ROWS 4
 #define CHUNK_VALUES (4 << 10) /* of rows that one thread makes at a time */
 #define MOST_RUNS 8 /* pieces that one panel's product fetches */
+#define TILE_UNIT (MOST_ROWS / 3) /* rows that kernels take at a time: the heights of tiles are multiples */
 #define BLOCK_TILES 8 /* row tiles that a thread carries past each panel, while the rows stay in its cache */
 
 struct job {
@@ -19,53 +20,63 @@ struct job {
     size_t x_stride;
     float *y;
     int m;
-    int num_tiles; /* the rows are cut in tiles of nearly equal height */
+    int num_tiles; /* of nearly equal height */
     int groups; /* of MOST_PANELS panels */
     int groups_per_chunk, column_chunks;
     struct errand *errand;
 };
 
 /* Pieces of an errand for the panels of one product to fetch. */
-static void take_pieces(struct errand *errand, const struct arithmetic *a, int depth, int panels, const char **ahead,
+static void take_pieces(struct errand *errand, const struct arithmetic *a, int depth, const char **ahead,
                         int *ahead_steps)
 {
     int steps = (int)(errand->key_bytes / a->panel_step);
     if (steps * MOST_RUNS < depth) return; /* too small to be worth it */
     int runs = ceil_div(depth, steps);
-    for (int i = 0; i < runs * panels; i++) {
+    for (int i = 0; i < runs * MOST_PANELS; i++) {
         const char *piece = errand_take(errand);
-        ahead[i] = piece ? piece : ahead[i % panels];
+        ahead[i] = piece ? piece : ahead[i % MOST_PANELS];
     }
     *ahead_steps = steps;
 }
 
+static int tile_start(const struct job *job, int tile)
+{
+    int row = (int)((int64_t)tile * ceil_div(job->m, TILE_UNIT) / job->num_tiles) * TILE_UNIT;
+    return row < job->m ? row : job->m;
+}
+
+/* Kernels take MOST_PANELS panels. Where the last group has fewer they are given one twice, and what is computed too
+ * much is dropped. */
 static void tile_of_columns(const struct job *job, int group, int tile)
 {
-    int row = (int)((int64_t)tile * job->m / job->num_tiles);
-    int rows = (int)((int64_t)(tile + 1) * job->m / job->num_tiles) - row;
+    int row = tile_start(job, tile), rows = tile_start(job, tile + 1) - row;
     const struct linear *l = job->linear;
     size_t bytes = panel_bytes(l->arithmetic, l->k);
-    int column = group * MOST_PANELS * PANEL;
-    int depth = ceil_div(l->k, l->arithmetic->step);
+    int column = group * MOST_PANELS * PANEL, width = MOST_PANELS * PANEL;
+    int depth = ceil_div(l->k, l->arithmetic->step), last_panel = (l->n - 1) / PANEL;
+    kernel multiply = l->arithmetic->kernels[rows][MOST_PANELS];
     const char *panels[MOST_PANELS], *ahead[MOST_RUNS * MOST_PANELS];
-    int count = ceil_div(l->n - column < MOST_PANELS * PANEL ? l->n - column : MOST_PANELS * PANEL, PANEL);
-    for (int p = 0; p < count; p++) panels[p] = l->panels + (size_t)(group * MOST_PANELS + p) * bytes;
     struct product t = {job->x + row * job->x_stride, job->x_stride, panels, 1, depth, depth,
                         job->y + (size_t)row * l->n + column, (size_t)l->n, l->bias ? l->bias + column : NULL,
-                        ahead, depth, l->unit};
-    /* The first tile fetches the next group's panels. */
-    for (int p = 0; p < count; p++) ahead[p] = panels[p] + (job->m > FEW_ROWS && !tile ? count * bytes : 0);
-    if (tile && job->errand) take_pieces(job->errand, l->arithmetic, depth, count, ahead, &t.ahead_steps);
-    if (column + count * PANEL <= l->n) {
-        l->arithmetic->kernels[rows][count](&t);
+                        ahead, depth, l->unit, rows};
+    for (int p = 0; p < MOST_PANELS; p++) {
+        int panel = group * MOST_PANELS + p;
+        panels[p] = l->panels + (size_t)(panel < last_panel ? panel : last_panel) * bytes;
+        /* The first tile fetches the next group's panels. */
+        ahead[p] = panels[p] + (job->m > FEW_ROWS && !tile ? MOST_PANELS * bytes : 0);
+    }
+    if (tile && job->errand) take_pieces(job->errand, l->arithmetic, depth, ahead, &t.ahead_steps);
+    if (column + width <= l->n) {
+        multiply(&t);
         return;
     }
-    float y[MOST_ROWS * MOST_PANELS * PANEL], bias[MOST_PANELS * PANEL] = {0}; /* the last columns, then some */
-    int width = l->n - column;
+    float y[MOST_ROWS * MOST_PANELS * PANEL], bias[MOST_PANELS * PANEL] = {0};
+    width = l->n - column;
     if (l->bias) t.bias = memcpy(bias, t.bias, 4 * (size_t)width);
     t.y = y;
     t.y_stride = MOST_PANELS * PANEL;
-    l->arithmetic->kernels[rows][count](&t);
+    multiply(&t);
     for (int r = 0; r < rows; r++)
         memcpy(job->y + (size_t)(row + r) * l->n + column, y + r * t.y_stride, 4 * (size_t)width);
 }

@@ -109,8 +109,8 @@ INLINE void round_two(const __m512 x[4], struct group *out, const int groups, co
                                  _mm512_mul_ps((__m512)top, _mm512_set1_ps(1.0f / (127 << DIGIT(bits)))));
     __m512 inverse = _mm512_maskz_div_ps(_mm512_cmp_ps_mask(scale, _mm512_set1_ps(FLT_MIN), _CMP_GE_OQ),
                                          _mm512_set1_ps(1.0f), scale);
-    UNROLL for (int i = 0; i < 4; i++)
-        v[i] = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], _mm512_permute_ps(inverse, i < 2 ? 0x00 : 0xaa)));
+    const __m512 inverses[2] = {_mm512_permute_ps(inverse, 0x00), _mm512_permute_ps(inverse, 0xaa)};
+    UNROLL for (int i = 0; i < 4; i++) v[i] = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], inverses[i / 2]));
     UNROLL for (int i = 0; i < 2; i++) {
         v[i] = _mm512_packs_epi32(v[2 * i], v[2 * i + 1]);
         seconds[i] = _mm512_srai_epi16(_mm512_add_epi16(v[i], nearest), DIGIT(bits));
@@ -149,8 +149,6 @@ INLINE void round_to_groups(const float *from, struct group *out, int count, con
     }
 }
 
-static void round_for_int4(const float *from, void *to, int count) { round_to_groups(from, to, count, 4); }
-static void round_for_int8(const float *from, void *to, int count) { round_to_groups(from, to, count, 8); }
 
 INLINE __m512i splat_four(const int8_t *values)
 {
@@ -187,7 +185,7 @@ INLINE struct step load_step(const char *w, char shifted[STEP_CODES], const stru
     return s;
 }
 
-#define FOR_STEPS UNROLL for (int p = 0; p < panels; p++)
+#define FOR_STEPS UNROLL for (int p = 0; p < MOST_PANELS; p++)
 
 /* Second digits times their codes, added to the sum of their group. */
 INLINE void add_seconds(__m512i sums[2], const struct group *x, const char *wide, const struct layout f)
@@ -205,7 +203,7 @@ INLINE void add_seconds(__m512i sums[2], const struct group *x, const char *wide
 
 /* One step of a few rows, quad by quad in turns, since a product waits for the one before it in its sum. */
 INLINE void step_product(const char *x, const size_t stride, vf (*acc)[MOST_PANELS], const int rows,
-                         const struct step *steps, const int panels, const struct layout f)
+                         const struct step *steps, const struct layout f)
 {
     const struct group *row[BATCH];
     __m512i sums[BATCH][MOST_PANELS][2];
@@ -236,16 +234,35 @@ INLINE void step_product(const char *x, const size_t stride, vf (*acc)[MOST_PANE
         }
 }
 
-INLINE void product_low_bit(const struct product *t, const int rows, const int panels, const struct layout f)
+/* Locals, since a store of a vector could change any field. */
+INLINE void write_out(const struct product *t, vf (*acc)[MOST_PANELS])
 {
-    const int whole = rows / BATCH * BATCH;
-    vf acc[MOST_ROWS][MOST_PANELS];
-    FOR_ROWS FOR_STEPS acc[r][p] = splat(0.0f);
+    const vf unit = splat(t->unit);
+    const float *const bias = t->bias;
+    const size_t stride = t->y_stride;
+    float *y = t->y;
+    _Pragma("GCC unroll 1") for (vf (*end)[MOST_PANELS] = acc + t->rows; acc < end; acc++, y += stride)
+        FOR_STEPS
+        {
+            vf sum = acc[0][p] * unit;
+            if (bias) sum += load(bias + p * PANEL);
+            store(y + p * PANEL, sum);
+        }
+}
+
+/* Rows in batches of four, counted only when it runs, and then the last zero to three: so few kernels serve all numbers
+ * of rows. */
+INLINE void product_low_bit(const struct product *t, const int last, const struct layout f)
+{
+    const size_t stride = t->x_stride;
+    const int whole = t->rows - last;
+    vf acc[MOST_ROWS][MOST_PANELS] __attribute__((aligned(64)));
+    for (int r = 0; r < t->rows; r++) FOR_STEPS acc[r][p] = splat(0.0f);
     const char *x = t->x, *w[MOST_PANELS], *ahead[MOST_PANELS];
     FOR_STEPS w[p] = t->panels[p];
     for (int k = 0, run = 0, left = 0; k < t->depth; k++, left--) {
         if (!left) {
-            FOR_STEPS ahead[p] = t->ahead[run * panels + p];
+            FOR_STEPS ahead[p] = t->ahead[run * MOST_PANELS + p];
             run++;
             left = t->ahead_steps;
         }
@@ -259,49 +276,42 @@ INLINE void product_low_bit(const struct product *t, const int rows, const int p
             ahead[p] += STEP(f);
         }
         const char *from = x;
-        _Pragma("GCC unroll 1") for (int r = 0; r < whole; r += BATCH, from += BATCH * t->x_stride)
-            step_product(from, t->x_stride, acc + r, BATCH, steps, panels, f);
-        if (rows > whole) step_product(from, t->x_stride, acc + whole, rows - whole, steps, panels, f);
+        _Pragma("GCC unroll 1") for (int r = 0; r < whole; r += BATCH, from += BATCH * stride)
+            step_product(from, stride, acc + r, BATCH, steps, f);
+        if (last) step_product(from, stride, acc + whole, last, steps, f);
         x += sizeof(struct group);
     }
-    float *y = t->y;
-    FOR_ROWS
-    {
-        FOR_STEPS
-        {
-            acc[r][p] *= splat(t->unit);
-            if (t->bias) acc[r][p] += load(t->bias + p * PANEL);
-            store(y + p * PANEL, acc[r][p]);
-        }
-        y += t->y_stride;
-    }
+    write_out(t, acc);
 }
 
-#define product_int4(t, rows, panels) product_low_bit(t, rows, panels, (struct layout){4, 1, 1})
-#define product_int8(t, rows, panels) product_low_bit(t, rows, panels, (struct layout){8, 1, 1})
-#define product_int4_centred(t, rows, panels) product_low_bit(t, rows, panels, (struct layout){4, 1, 0})
-#define product_int8_centred(t, rows, panels) product_low_bit(t, rows, panels, (struct layout){8, 1, 0})
-#define product_int8_fine(t, rows, panels) product_low_bit(t, rows, panels, (struct layout){8, 2, 1})
+#define KERNEL(name, last, kind) \
+    static void name##_##last(const struct product *t) { product_low_bit(t, last, layouts[kind]); }
+#define ENTRY_OF(name, last) {[MOST_PANELS] = name##_##last}
+#define ENTRIES(name) ENTRY_OF(name, 1), ENTRY_OF(name, 2), ENTRY_OF(name, 3), ENTRY_OF(name, 0)
 
-FOR_VARIANTS(VARIANT, int4)
-FOR_VARIANTS(VARIANT, int8)
-FOR_VARIANTS(VARIANT, int4_centred)
-FOR_VARIANTS(VARIANT, int8_centred)
-FOR_VARIANTS(VARIANT, int8_fine)
+/* One arithmetic, with all its kernels. */
+#define ARITHMETIC(name, kind)                                                                                         \
+    KERNEL(name, 0, kind) KERNEL(name, 1, kind) KERNEL(name, 2, kind) KERNEL(name, 3, kind)                            \
+    static void round_for_##name(const float *from, void *to, int count)                                               \
+    {                                                                                                                  \
+        round_to_groups(from, to, count, layouts[kind].bits);                                                          \
+    }                                                                                                                  \
+    static const struct arithmetic name = {GROUP, STEP(layouts[kind]), sizeof(struct group), round_for_##name, NULL,   \
+                                           NULL, {{NULL}, ENTRIES(name), ENTRIES(name), ENTRIES(name)}};
 
-#define ARITHMETIC(kind, bits, name) \
-    [kind] = {GROUP, STEP(layouts[kind]), sizeof(struct group), round_for_int##bits, NULL, NULL, FOR_VARIANTS(ENTRY, name)}
+ARITHMETIC(int4, INT4)
+ARITHMETIC(int8, INT8)
+ARITHMETIC(int4_centred, INT4_CENTRED)
+ARITHMETIC(int8_centred, INT8_CENTRED)
+ARITHMETIC(int8_fine, INT8_FINE)
 
 const struct arithmetic *low_bit_arithmetic(enum low_bit kind)
 {
-    static const struct arithmetic all[] = {
-        ARITHMETIC(INT4, 4, int4),
-        ARITHMETIC(INT8, 8, int8),
-        ARITHMETIC(INT4_CENTRED, 4, int4_centred),
-        ARITHMETIC(INT8_CENTRED, 8, int8_centred),
-        ARITHMETIC(INT8_FINE, 8, int8_fine),
+    static const struct arithmetic *const all[] = {
+        [INT4] = &int4, [INT8] = &int8, [INT4_CENTRED] = &int4_centred, [INT8_CENTRED] = &int8_centred,
+        [INT8_FINE] = &int8_fine,
     };
-    return all + kind;
+    return all[kind];
 }
 
 #else

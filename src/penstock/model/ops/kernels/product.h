@@ -34,6 +34,7 @@ struct product {
     const char *const *ahead; /* [segments][panels]: fetched into the second-level cache meanwhile, as wanted next */
     int ahead_steps; /* low-bit panels are one segment, and have [runs][panels] of so many steps each */
     float unit; /* of the scales that low-bit panels hold */
+    int rows; /* by which the kernel was chosen */
 };
 
 typedef void (*kernel)(const struct product *);
@@ -46,7 +47,7 @@ struct arithmetic {
     void (*convert)(const float *from, void *to, int count); /* a row to the kernels' form */
     void (*encode)(const float *from, void *to, int count); /* values to their stored form, and back; or NULL */
     void (*decode)(const void *from, float *to, int count);
-    kernel kernels[MOST_ROWS + 1][MOST_PANELS + 1];
+    kernel kernels[MOST_ROWS + 1][MOST_PANELS + 1]; /* low-bit: MOST_PANELS alone */
     int row_head; /* bytes of a row before its first step */
     int has_scales; /* of a cache: what encode leaves has a bfloat16 scale behind its values (cached_int8.h) */
 };

@@ -52,7 +52,7 @@ static void score(const struct call *c, const struct rows *rows, int tiles, stru
     int depth = c->layer->dim / c->arithmetic->step;
     for (int t = 0; t < tiles; t += MOST_PANELS) {
         struct product p = {rows->q, c->q_stride, w->keys + t, 1, depth, depth, w->scores + t * PANEL, SCORE_STRIDE,
-                            NULL, w->values + t /* wanted next */, 0, 1.0f};
+                            NULL, w->values + t /* wanted next */, 0, 1.0f, rows->count};
         c->arithmetic->kernels[rows->count][least(MOST_PANELS, tiles - t)](&p);
     }
 }
@@ -132,7 +132,8 @@ static void sum_values(const struct call *c, int rows, int tiles, int last_depth
                 w->ahead[t * panels + p] = t < next_tiles ? w->next[t] + (v + p) * fetched : panel;
             }
         struct product product = {w->weights, row_bytes(f, SCORE_STRIDE), w->panels, tiles, PANEL / f->step, last_depth,
-                                  sums + v * PANEL, (size_t)c->value_panels * PANEL, NULL, w->ahead, 0, 1.0f};
+                                  sums + v * PANEL, (size_t)c->value_panels * PANEL, NULL, w->ahead, 0, 1.0f,
+                                  rows};
         f->kernels[rows][panels](&product);
     }
 }
