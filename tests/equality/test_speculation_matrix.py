@@ -133,7 +133,7 @@ class World:
         text = ChoiceText(0, detokenizer, self.tokenizer, StopStrings(["miller w", "\n\n"]))
         read = ""
         for event in events:
-            piece = text.take(event)
+            piece = text.read_event(event)
             read += piece.text
             if piece.finish is not None:
                 return read, text.num_tokens, piece.finish

@@ -29,7 +29,7 @@ def read(groups: list[list[int]], stops: tuple[str, ...]) -> Read:
     token_ids: list[int] = []
     for number, group in enumerate(groups, 1):
         finish = FinishReason.LENGTH if number == len(groups) else None
-        piece = choice.take(TokenEvent("a", group, finish, [TokenLogprobs(-1.0) for _ in group]))
+        piece = choice.read_event(TokenEvent("a", group, finish, [TokenLogprobs(-1.0) for _ in group]))
         text += piece.text
         token_ids += piece.token_ids
         num_scores += len(piece.logprobs or ())

@@ -327,18 +327,17 @@ def test_an_answer_that_is_cut_anywhere_is_carried_on(
 def pieces(replica: Replica, text: str, sizes: list[int], finish: FinishReason = FinishReason.STOP) -> list[Piece]:
     """The text as an engine would tell it, so many tokens at a time."""
     chat = parse_chat(json.dumps({"model": NAME, "messages": QUESTION, "tools": TOOLS}).encode())
-    calling, tokenizer = ToolCalling.of(chat, replica.model), replica.model.tokenizer
-    assert calling is not None
+    calling, tokenizer = ToolCalling.from_chat(chat, replica.model), replica.model.tokenizer
     detokenizer = Detokenizer(tokenizer, prompt_ids=[1], kept_ids=calling.mark_ids)
     reader = ChoiceText(0, detokenizer, tokenizer, StopStrings(["STOP"]), calling)
     token_ids, found = replica.model.tokenizer.encode(text, add_special_tokens=False), list[Piece]()
     while token_ids:
         size = sizes[len(found) % len(sizes)]
-        found.append(reader.take(TokenEvent("r", token_ids[:size])))
+        found.append(reader.read_event(TokenEvent("r", token_ids[:size])))
         token_ids = token_ids[size:]
         if found[-1].finish is not None:
             return found
-    found.append(reader.take(TokenEvent("r", [2] if finish is FinishReason.STOP else [], finish)))
+    found.append(reader.read_event(TokenEvent("r", [2] if finish is FinishReason.STOP else [], finish)))
     return found
 
 

@@ -33,7 +33,7 @@ _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class Request:
-    """What the client sent. The body is read once, by whoever asks."""
+    """A client's request. Its body is read once."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.method: str = scope["method"]
@@ -47,7 +47,7 @@ class Request:
 
     @cached_property
     def headers(self) -> dict[str, str]:
-        """By lower-case name; of a repeated header the last."""
+        """Header values by lower-case name; of a repeated header the last."""
         return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self.raw_headers}
 
     @cached_property
@@ -58,7 +58,7 @@ class Request:
 
     @property
     def trace_context(self) -> dict[bytes, bytes]:
-        """Its headers that say which trace it is part of."""
+        """The headers that say which trace it is part of."""
         return {name: value for name, value in self.raw_headers if name in (b"traceparent", b"tracestate")}
 
     def error_event(self, error: PenstockError) -> bytes:
@@ -72,7 +72,7 @@ class Request:
             raise InvalidRequest("this takes content-type: application/json", param="content-type")
 
     async def body(self, limit_bytes: int) -> bytes:
-        """All of it. Raises BodyTooLarge as soon as that is certain, RequestAborted if the client goes away."""
+        """The whole body. Raises BodyTooLarge as soon as that is certain, RequestAborted if the client goes away."""
         try:
             declared_bytes = int(self.headers.get("content-length", "0"))
         except ValueError:

@@ -72,15 +72,15 @@ class Replica:
         await self._router(scope, receive, send)
 
     def report(self) -> ReplicaReport:
-        """How it is, as gateways are told."""
+        """The report that gateways get."""
         return self._gateway.now()
 
     def adapters(self, model: ServedModel) -> Adapters:
-        """Those of a model that is not open yet."""
+        """The adapters of a model that is not open yet."""
         return Adapters(model, self._engine, AdapterFile.of(model.name, self._settings.adapter_file))
 
     def open(self, model: ServedModel, adapters: Adapters | None = None) -> None:
-        """The engine is ready: take requests for its model."""
+        """Takes requests for the model of an engine that is ready."""
         gc.freeze()  # what is loaded by now stays: the garbage collector need not stop a stream to look through it
         pool = ThreadPoolExecutor(thread_name_prefix="tokenize")
         self._gateway.open(model, pool)
@@ -115,7 +115,7 @@ class Replica:
         self._router = Router(routes, guard=self.trust.guard, shutdown=self._stop)
 
     def _state(self) -> EngineState:
-        """The engine's, except that nothing is ready before the model is open: its adapters are still to be loaded."""
+        """The engine's state; nothing is ready before the model is open: its adapters are still to be loaded."""
         is_early = self._guides is None and self._engine.state is EngineState.READY
         return EngineState.STARTING if is_early else self._engine.state
 

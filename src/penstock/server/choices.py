@@ -16,7 +16,7 @@ from penstock.text.tools import Part, Text
 
 @dataclass(frozen=True)
 class Piece:
-    """What one event adds to a choice: text that can no longer change, and perhaps the end."""
+    """The text that one event adds to a choice, which can no longer change, and perhaps the end."""
 
     index: int
     text: str
@@ -50,11 +50,11 @@ class ChoiceText:
 
     @property
     def is_stopped(self) -> bool:
-        """By a stop string, or with the last call that is wanted."""
+        """Whether a stop string ended it, or the last call that is wanted."""
         return self._stops.hit is not None or (self._calls is not None and self._calls.is_done)
 
     def resume(self, token_ids: list[int]) -> list[Part]:
-        """Take tokens whose text was sent by another replica. What it held back is held back here. Gives what was
+        """Reads tokens whose text was sent by another replica; what it held back is held back here. Returns what was
         sent, where tools may be called."""
         self._resumed_ids = token_ids
         self.num_tokens += len(token_ids)
@@ -62,10 +62,10 @@ class ChoiceText:
         return self._calls.push(text) if self._calls is not None else []
 
     def resumed_characters(self) -> int:
-        """Of the tokens whose text another replica sent, each read by itself."""
+        """Characters of the tokens whose text another replica sent, each read by itself."""
         return sum(len(self._tokenizer.token_text(token_id)) for token_id in self._resumed_ids or ())
 
-    def take(self, event: TokenEvent) -> Piece:
+    def read_event(self, event: TokenEvent) -> Piece:
         """The text of an event. A finish that the engine does not know of is a stop string."""
         all_ids, logprobs, finish = event.token_ids, event.logprobs, event.finish
         token_ids = all_ids[:-1] if finish is FinishReason.STOP else all_ids  # a stop token is no part of the text

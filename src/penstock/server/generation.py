@@ -32,7 +32,7 @@ _SCORED_BYTES = 64  # of a token and its log probability in JSON
 
 @dataclass
 class Times:
-    """When things happened to a request, by the server's clock."""
+    """The moments of a request, by the server's clock."""
 
     arrived_s: float
     tokenized_s: float = 0.0
@@ -46,13 +46,13 @@ class Times:
 
     @property
     def decode_s(self) -> float:
-        """From the first token to the last."""
+        """The time from the first token to the last."""
         first_s, last_s = self.first_token_s, self.last_token_s
         return 0.0 if first_s is None or last_s is None else last_s - first_s
 
     @property
     def parts(self) -> dict[str, float]:
-        """Of the time to the first token, in their order; empty before that."""
+        """The parts of the time to the first token, in their order; empty before that."""
         if (ttft_s := self.ttft_s) is None:
             return {}
         found = {"tokenize": self.tokenized_s - self.arrived_s}
@@ -62,7 +62,7 @@ class Times:
 
 
 class Generation:
-    """Use it as a context manager: leaving it ends whatever still runs in the engine.
+    """A context manager: leaving it ends whatever still runs in the engine.
 
     A resumed one goes on where another replica's ended; `replayed` is what came of the last tokens known from there.
     """
@@ -77,7 +77,7 @@ class Generation:
         self.num_cached_tokens = 0
         self.num_resumed_tokens = 0
         self.replayed: Piece | None = None
-        self.resumed_parts: dict[int, list[Part]] = {}  # of each choice, before that: where tools may be called
+        self.resumed_parts: dict[int, list[Part]] = {}  # per choice, before `replayed`; where tools may be called
         sampling = wanted.to_sampling(vocab_size, fallback_seed=headers.origin.seed)
         if prepared.watermark is not None:
             check_mark(prepared.watermark, sampling, wanted)
@@ -136,7 +136,7 @@ class Generation:
             self.num_resumed_tokens += len(known)
             if last is not None and last.choice == index:
                 self.resumed_parts[index] = text.resume(known[: len(known) - len(last.token_ids)])
-                self.replayed = text.take(_again(request, last.token_ids))
+                self.replayed = text.read_event(_replayed_event(request, last.token_ids))
             elif known:
                 self.resumed_parts[index] = text.resume(known)
         self.num_cached_tokens = sum(u.cached_tokens for u in resume.units if u.choice % self.options.n == 0)
@@ -163,12 +163,12 @@ class Generation:
 
     @property
     def meter(self) -> Meter | None:
-        """Of what it costs; None: it has not begun."""
+        """The meter of its cost; None: it has not begun."""
         return self._stream.meter if self._stream is not None else None
 
     @property
     def cost(self) -> Cost:
-        """So far; and of what was made here."""
+        """Its cost so far, of what was made here."""
         return self._stream.meter.cost if self._stream is not None else Cost()
 
     @property
@@ -178,7 +178,7 @@ class Generation:
 
     @property
     def resumed_characters(self) -> dict[int, int]:
-        """Where the log probabilities of each choice go on, if another replica began them."""
+        """Characters before the next log probabilities of each choice, if another replica began them."""
         if not self.num_resumed_tokens or self._requests[0].sampling.num_logprobs is None:
             return {}
         return {index: text.resumed_characters() for index, text in enumerate(self._choices.values())}
@@ -190,13 +190,13 @@ class Generation:
         self._engine = engine
 
     def give_back(self, error: PenstockError) -> None:
-        """End it here and now; whoever asked for it is told why."""
+        """Ends the stream here and now; the error goes to its reader."""
         if self._stream is not None:
             self._stream.fail(error)
 
     async def pieces(self, clock: Clock) -> AsyncIterator[list[Piece]]:
-        """What comes of all choices, several pieces at a time where the reader is slower than the engine; a bounded
-        number of them, so that others have their turn before the rest of what is waiting."""
+        """The text of all choices as it comes: several pieces at a time where the reader is slower than the engine, but
+        a bounded number, so that other requests have their turn before the rest of what is waiting."""
         assert self._stream is not None
         open_ids = {request.id for request in self._requests if not self._is_over(request)}
         waiting: deque[TokenEvent] = deque()
@@ -217,7 +217,7 @@ class Generation:
                     continue  # a stop string ended it while more tokens were on the way
                 if event.timings is not None and self.times.engine is None:
                     self.times.engine = event.timings
-                piece = self._choices[event.request_id].take(event)
+                piece = self._choices[event.request_id].read_event(event)
                 if piece.index % self.options.n == 0:  # its siblings found the same prompt, which is counted once
                     self.num_cached_tokens += piece.cached_tokens
                 if piece.finish is not None:
@@ -231,7 +231,7 @@ class Generation:
                 yield pieces
 
     def _is_over(self, request: Request) -> bool:
-        """Before it began here: another replica got to its end, if not to telling it."""
+        """Whether another replica got to its end, if not to telling it, before it began here."""
         known = request.output_ids
         is_finished = bool(known) and request.finish_after(len(known), known[-1]) is not None
         return is_finished or self._choices[request.id].is_stopped
@@ -244,7 +244,7 @@ class Generation:
             self._stream.close()
 
 
-def _again(request: Request, token_ids: list[int]) -> TokenEvent:
+def _replayed_event(request: Request, token_ids: list[int]) -> TokenEvent:
     """The event that another replica's engine gave for the last of a request's output. Its log probabilities are gone:
     those here only hold the place of what the client has."""
     known = request.output_ids

@@ -81,8 +81,8 @@ class Pipeline:
             times.tokenized_s = self._clock.now()
             # The client's id may repeat; what the engine calls the request must not.
             generation = Generation(prepared, new_id(request.id), times)
-            may_go = headers.is_relayed and generation.options.stream
-            with generation, self._drain.admit(generation, headers.origin.id if may_go else ""):
+            relayed_as = headers.origin.id if headers.is_relayed and generation.options.stream else ""
+            with generation, self._drain.admit(generation, relayed_as):
                 record.follow(generation)
                 generation.start(self._engine, max_open=self._max_open)
                 writer = api.writer(prepared, generation)

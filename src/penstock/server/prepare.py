@@ -70,7 +70,7 @@ class Preparer:
         prepared = await self._offload.run(len(headers.body), partial(self._encode, parse, headers))
         if prepared.asked is not None:
             prepared.guide = await self._guides.check(prepared.asked, headers.tenancy.id)
-        prepared.watermark = await self._watermarks.of(headers, prepared.wanted)
+        prepared.watermark = await self._watermarks.find(headers, prepared.wanted)
         return prepared
 
     async def count_tokens(self, parse: Callable[[bytes], ChatRequest], body: bytes) -> int:
@@ -89,7 +89,7 @@ class Preparer:
             prompts = self._chat(wanted, headers.prompt_ids)
             if cuts_output:
                 model.check_output(wanted.output_limit())
-            calling = ToolCalling.of(wanted, model) if wanted.may_call() else None
+            calling = ToolCalling.from_chat(wanted, model) if wanted.may_call() else None
         _check_choices(wanted.n or 1, prompts, max_open=self._max_open)
         stops = StopStrings(wanted.stops(), include=bool(wanted.include_stop_str_in_output))
         asked = (parsed.guide if calling is None else calling.guide) or wanted.guide()

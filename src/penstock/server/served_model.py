@@ -1,4 +1,4 @@
-"""What the server knows of the model it serves: its name, its words, and how long a text may be."""
+"""The model as its server knows it: its name, its words, and how long a text may be."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ServedModel:
             )
 
     def adapter_of(self, name: str) -> AdapterRef | None:
-        """What a request for this model runs with; None: the base model."""
+        """The adapter that a request for this model runs with; None: the base model."""
         self.check_name(name)
         adapter = self.adapters.get(name)
         return AdapterRef(adapter.digest, name) if adapter is not None else None
@@ -141,7 +141,7 @@ class ServedModel:
             )
 
     def fit_output(self, num_prompt_tokens: int, wanted: int | None, *, is_explicit: bool) -> int:
-        """How many tokens may be generated. An explicit wish that does not fit is refused, a default is cut."""
+        """The limit of the output, in tokens. An explicit wish that does not fit is refused, a default is cut."""
         room = self.max_model_len - num_prompt_tokens
         if wanted is None:
             return room

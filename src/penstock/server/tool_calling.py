@@ -1,4 +1,4 @@
-"""What the tools of a chat mean for its answers: how they are read, and what keeps the model to good calls."""
+"""Tool calling: how the calls in an answer are read, and the guide that keeps the model to good ones."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ class ToolCalling:
     format: ToolFormat
     names: list[str]
     is_required: bool  # an answer is calls and nothing else
-    most: int | None  # calls in an answer
+    max_calls: int | None  # in an answer
     mark_ids: frozenset[int]  # special tokens that are part of a call
     guide: GuideAsked | None
 
     @classmethod
-    def of(cls, chat: ChatRequest, model: ServedModel) -> ToolCalling:
-        """For a chat that may call tools. Nothing is known yet of whether the guide can be followed."""
+    def from_chat(cls, chat: ChatRequest, model: ServedModel) -> ToolCalling:
+        """The chat may call tools. Nothing is known yet of whether the guide can be followed."""
         template, tokenizer = model.chat_template, model.tokenizer
         known = {mark: tokenizer.special_id(mark) for mark in template.tool_format.marks}
         special = {mark: token_id for mark, token_id in known.items() if token_id is not None}
-        most = 1 if chat.parallel_tool_calls is False else None
+        max_calls = 1 if chat.parallel_tool_calls is False else None
         tools = chat.callable_tools()
-        guide = _guide(chat, template.tool_format, tools, special, most)
+        guide = _guide(chat, template.tool_format, tools, special, max_calls)
         names, marks = [tool.name for tool in tools], frozenset(special.values())
-        return cls(template.tool_format, names, chat.must_call(), most, marks, guide)
+        return cls(template.tool_format, names, chat.must_call(), max_calls, marks, guide)
 
     def parser(self) -> CallParser:
-        return self.format.parser(self.names, self.most)
+        return self.format.parser(self.names, self.max_calls)
 
 
 def _guide(
@@ -42,7 +42,7 @@ def _guide(
     tool_format: ToolFormat,
     functions: Sequence[FunctionDefinition],
     special: dict[str, int],
-    most: int | None,
+    max_calls: int | None,
 ) -> GuideAsked | None:
     asked = None if chat.must_call() else chat.guide()
     if asked is not None and asked.guide.kind != "json_schema":
@@ -50,7 +50,7 @@ def _guide(
     tools = [Tool(of.name, of.parameters, of.strict) for of in functions]
     try:
         guide = tool_format.guide(
-            tools, special, is_required=chat.must_call(), most=most, otherwise=asked and asked.guide
+            tools, special, is_required=chat.must_call(), most=max_calls, otherwise=asked and asked.guide
         )
     except RecursionError:
         raise InvalidRequest("tools: a schema is nested too deeply", param="tools") from None
@@ -69,7 +69,7 @@ class WholeCall:
 
 
 def joined_parts(parts: Iterable[Part]) -> list[Text | WholeCall]:
-    """What was told in parts, each whole."""
+    """The texts and calls that came in parts, each whole."""
     found: list[tuple[WholeCall | None, list[str]]] = []  # the call, or None, and its texts: many, and joined once
     for part in parts:
         last, texts = found[-1] if found else (None, None)

@@ -1,4 +1,4 @@
-"""Which watermark an answer gets: what the gateway says of its tenant, else the replica's own, else what the request
+"""The watermark of an answer: what the gateway says of its tenant, else the replica's own, else what the request
 asks for. A request cannot change what an operator has set. Clients see no secret, and no name that is not their own."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Watermarks:
         self._default = default
         self._known: dict[str, Watermark] = {}
 
-    async def of(self, incoming: GatewayHeaders, wanted: GenerationRequest) -> Watermark | None:
+    async def find(self, incoming: GatewayHeaders, wanted: GenerationRequest) -> Watermark | None:
         asked, own = wanted.watermark, self._default
         if asked is not None and (incoming.is_from_gateway or own not in (None, asked)):
             raise UnsupportedParameter("watermark: is set by the operator of this server", param="watermark")
