@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -102,3 +103,17 @@ def test_random_weights_are_made_what_the_model_would_have(choose: Choose) -> No
     fast, weight = (timed(WIDE, 4), timed(FOUR, 1), timed(EIGHT, 2)), torch.randn(4, 128)
     assert choose(*fast).quantize(weight) is weight
     assert quant_of(choose(*fast, load="dummy").quantize(weight)) == "int4"
+
+
+def test_without_native_kernels_one_line_says_why_and_that_it_is_slow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", "/bin/false")
+    found = choose_kernels(CONFIG, EngineSettings(threads=1, dtype="float32"), CPU)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert found.name == "torch"
+    assert warnings == [
+        "no native CPU kernels: the model runs on torch, several times slower: "
+        "the C compiler /bin/false failed: it ended with status 1 and said nothing"
+    ]

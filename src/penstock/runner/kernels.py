@@ -73,7 +73,7 @@ def _on_cpu(config: ModelConfig, settings: EngineSettings, device: torch.device)
     threads = settings.threads or len(os.sched_getaffinity(0))
     chosen = _cpu_format(settings, quant, threads)
     if chosen.fallback_reason is not None:
-        log.warning("no native kernels (%s); running on torch, which is slower", chosen.fallback_reason)
+        log.warning("no native CPU kernels: the model runs on torch, several times slower: %s", chosen.fallback_reason)
     if quant != "none" and _BITS[quant] not in chosen.keeps:
         log.info("the model's %s weights are widened to %s: as they are, nothing would be faster", quant, chosen.dtype)
         quant = "none"

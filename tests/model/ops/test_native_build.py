@@ -67,6 +67,20 @@ def test_failed_compilation_says_what_the_compiler_said(tiny_sources: Path) -> N
     assert not list(Path(tiny_sources.parent / "home" / "kernels").iterdir())
 
 
+def test_compiler_that_says_nothing_or_takes_too_long_is_a_reason_of_one_line(
+    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tiny_sources.parent / "cc"
+    monkeypatch.setenv("CC", str(compiler))
+    for script, reason in (("exit 3", "ended with status 3"), ("exec tail -f /dev/null", "took more than 0.1 s")):
+        compiler.write_text(f"#!/bin/sh\n{script}\n")
+        compiler.chmod(0o755)
+        with pytest.raises(KernelsUnavailable, match=reason) as failure:
+            build_kernels()
+        assert "\n" not in str(failure.value)
+        monkeypatch.setattr(build, "COMPILE_TIMEOUT_S", 0.1)
+
+
 def test_compiler_that_cannot_run_is_a_reason_not_a_crash(tiny_sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tiny_sources.parent / "broken-cc"
     broken.write_text("no interpreter line")

@@ -145,9 +145,16 @@ def _accepted_target(compiler: list[str], directory: Path) -> tuple[str, ...]:
 
 
 def _run(command: list[str]) -> None:
+    """The reason of a failure is one line; all that the compiler said is logged for `--log-level debug`."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:
+        reason = f"the C compiler took more than {COMPILE_TIMEOUT_S} s for `{shlex.join(command)}`"
+        raise KernelsUnavailable(reason) from error
+    except OSError as error:
         raise KernelsUnavailable(f"the C compiler {command[0]} did not run: {error}") from error
     if result.returncode != 0:
-        raise KernelsUnavailable(f"`{shlex.join(command)}` failed: {result.stderr.strip()[:2000]}")
+        log.debug("`%s` failed: %s", shlex.join(command), result.stderr)
+        said = result.stderr.strip().splitlines() or [f"it ended with status {result.returncode} and said nothing"]
+        error_line = next((line for line in said if "error" in line), said[0])
+        raise KernelsUnavailable(f"the C compiler {command[0]} failed: {error_line.strip()}")
