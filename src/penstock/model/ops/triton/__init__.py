@@ -44,6 +44,7 @@ from penstock.model.ops.triton.linear import gemv
 from penstock.model.ops.triton.linear.formats import MULTIPLE, ByteLinear, FloatLinear, Fp8Linear, GpuLinear, Int8Linear
 from penstock.model.ops.triton.linear.int4_pack import narrowed
 from penstock.model.ops.triton.linear.w4a16_linear import W4A16Linear
+from penstock.model.ops.triton.lora.slots import TritonSlots
 from penstock.model.ops.triton.moe import experts, routing
 from penstock.model.quantized import Weight, plain
 from penstock.model.quantized.fp8 import Fp8Weight
@@ -191,8 +192,6 @@ class TritonOps:
         one_by_one(layers, stream, kv, batch)
 
     def lora_slots(self, sites: Sequence[Site], num_slots: int, max_rank: int) -> Slots:
-        from penstock.model.ops.triton.lora.slots import TritonSlots  # late: it knows these operations
-
         return TritonSlots(self, sites, num_slots, max_rank)
 
     def copy_blocks(self, kv: list[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:

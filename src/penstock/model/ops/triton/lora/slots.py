@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock.core.errors import ModelUnsupported
 from penstock.model.batch import Batch
 from penstock.model.lora_slots import HostPair, HostPairs
-from penstock.model.ops.triton import TritonOps
+from penstock.model.ops import Ops
 from penstock.model.ops.triton.lora.shrink_expand import MAX_PARTS, UNIT, Pairs, add_few, add_many, entries_of
 from penstock.model.weights import Site
 
@@ -25,11 +25,11 @@ from penstock.model.weights import Site
 @dataclass(frozen=True)
 class PackedAdapter:
     values: Tensor  # [numbers]
-    table: Tensor  # [parts of all sites, 4] int32: see `lowrank.Pairs`; of a slot that begins at 0
+    table: Tensor  # [parts of all sites, 4] int32: see `shrink_expand.Pairs`; of a slot that begins at 0
 
 
 class TritonSlots:
-    def __init__(self, ops: TritonOps, sites: Sequence[Site], num_slots: int, max_rank: int) -> None:
+    def __init__(self, ops: Ops, sites: Sequence[Site], num_slots: int, max_rank: int) -> None:
         self._shapes = [(site.inputs, tuple(site.outputs.values())) for site in sites]
         assert all(len(outputs) <= MAX_PARTS for _, outputs in self._shapes)
         self._first_parts = _sums_before(len(outputs) for _, outputs in self._shapes)
