@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tools.stories15m import stories15m
 
-from penstock.cli import quantize_report
+from penstock.cli import quantize_speed
 from penstock.cli.main import main
 from penstock.cli.quantize import Steps
-from penstock.cli.quantize_report import Starved
+from penstock.quant.report import Starved
 
 STORIES = Path(__file__).parents[1] / "quant" / "stories"  # stories15M wrote them: what it knows best
 TEXTS = ["--calibration", str(STORIES / "calibration.txt"), "--evaluation", str(STORIES / "evaluation.txt")]
@@ -40,7 +40,7 @@ def model() -> str:
 def test_a_fitted_model_clearly_beats_a_rounded_one(
     method: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantize_report, "OUTPUT", 4)  # tokens whose speed is measured: here none is judged
+    monkeypatch.setattr(quantize_speed, "OUTPUT", 4)  # tokens whose speed is measured: here none is judged
     words = ["--method", method, *TEXTS, "--eval-windows", "6"]
     quantize(model, str(tmp_path / "small"), *words, "--samples", "16", "--json", str(tmp_path / "report.json"))
     said = capsys.readouterr()

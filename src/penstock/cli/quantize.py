@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.hub.checkpoint import Checkpoint
     from penstock.quant.recipe import Recipe
+    from penstock.quant.report import Report
     from penstock.text.tokenizer import Tokenizer
 
 METHODS = ("gptq", "awq", "int8", "fp8")
@@ -80,9 +81,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from penstock.cli.quantize_report import describe, make_report
     from penstock.hub.resolve import resolve
     from penstock.quant.recipe import make_recipe
+    from penstock.quant.report import describe
     from penstock.terminal.progress import ProgressBar
     from penstock.text.tokenizer import Tokenizer
 
@@ -102,10 +103,38 @@ def run(arguments: argparse.Namespace) -> None:
     # Quantizing; with a text to judge by, perplexity and speed before and after, and the perplexity of plain rounding.
     steps = Steps(1 if texts.evaluation is None else 6 if recipe.needs_data else 5)
     _write(arguments, checkpoint, recipe, tokenizer, texts, steps)
-    report = make_report(arguments, checkpoint, recipe, texts.evaluation, steps)
+    report = _report(arguments, checkpoint, recipe, texts.evaluation, steps)
     print(report.text())
     if arguments.json:
         write_json(arguments.json, report)
+
+
+def _report(
+    arguments: argparse.Namespace, checkpoint: Checkpoint, recipe: Recipe, evaluation: Tensor | None, steps: Steps
+) -> Report:
+    """The report on the directory that was written; without a text to judge by, on its size alone."""
+    from penstock.cli.quantize_speed import speeds_of
+    from penstock.hub.hf import HFCheckpoint
+    from penstock.quant.report import Report, Speeds, qualities_of, sizes_of, starved_of
+
+    made = HFCheckpoint(arguments.directory)
+    quality = speed = None
+    if evaluation is not None:
+        name, device = str(arguments.evaluation or "As You Like It"), choose_device(arguments.device)
+        quality = qualities_of(checkpoint, made, recipe, evaluation, name, device, steps.begin)
+        speed = Speeds(
+            speeds_of(checkpoint, steps.begin("speed before", "rounds")),
+            speeds_of(made, steps.begin("speed after", "rounds")),
+        )
+    return Report(
+        model=arguments.model,
+        directory=str(arguments.directory),
+        recipe=recipe,
+        sizes=sizes_of(checkpoint, made),
+        starved=starved_of(checkpoint.config, recipe, arguments.directory),
+        quality=quality,
+        speed=speed,
+    )
 
 
 def _write(

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-import gc
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from penstock.bench.engine import run_round
-from penstock.bench.roofline import EngineWorkload
-from penstock.cli.bench_engine import make_scheduler
-from penstock.cli.quantize import Steps, choose_device
 from penstock.core.model_config import ModelConfig
-from penstock.core.settings import EngineSettings
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.hf import HFCheckpoint
 from penstock.hub.quantized_directory import QuantizedDirectory, fingerprint, tensor_bytes
@@ -26,11 +19,7 @@ from penstock.quant.job import Progress
 from penstock.quant.layerwise import rounded
 from penstock.quant.quality import Quality, judged, walked
 from penstock.quant.recipe import GROUP, Recipe, columns
-from penstock.runner.assemble import assemble
 
-PROMPT, OUTPUT = 32, 96  # tokens of a request whose speed is measured
-REQUESTS = (1, 8)  # at once
-ROUNDS = 2
 MAX_NAMED = 4  # experts, in a line
 
 
@@ -120,32 +109,7 @@ def describe(recipe: Recipe, config: ModelConfig) -> str:
     return line
 
 
-def make_report(
-    arguments: argparse.Namespace, checkpoint: Checkpoint, recipe: Recipe, evaluation: Tensor | None, steps: Steps
-) -> Report:
-    """Of the directory that was written; without a text to judge by, of its size alone."""
-    made = HFCheckpoint(arguments.directory)
-    quality = None
-    if evaluation is not None:
-        name = str(arguments.evaluation or "As You Like It")
-        quality = _qualities(checkpoint, made, recipe, evaluation, name, choose_device(arguments.device), steps)
-    return Report(
-        model=arguments.model,
-        directory=str(arguments.directory),
-        recipe=recipe,
-        sizes=_sizes(checkpoint, made),
-        starved=_starved(checkpoint.config, recipe, arguments.directory),
-        quality=quality,
-        speed=None
-        if evaluation is None
-        else Speeds(
-            _speeds(checkpoint, steps.begin("speed before", "rounds")),
-            _speeds(made, steps.begin("speed after", "rounds")),
-        ),
-    )
-
-
-def _starved(config: ModelConfig, recipe: Recipe, directory: Path) -> Starved | None:
+def starved_of(config: ModelConfig, recipe: Recipe, directory: Path) -> Starved | None:
     if config.experts is None or not recipe.needs_data:
         return None
     num_layers = sum(config.has_experts(layer) for layer in range(config.num_layers))
@@ -153,7 +117,7 @@ def _starved(config: ModelConfig, recipe: Recipe, directory: Path) -> Starved | 
     return Starved(found, num_layers * config.experts.count)
 
 
-def _sizes(checkpoint: Checkpoint, made: HFCheckpoint) -> Sizes:
+def sizes_of(checkpoint: Checkpoint, made: HFCheckpoint) -> Sizes:
     """Linears are those that were quantized: all but routers and the head."""
     cpu = torch.device("cpu")
     read = {name: read_stored(made, name, cpu) for name in made.tensor_names() if name.startswith("model.layers.")}
@@ -170,21 +134,22 @@ def _sizes(checkpoint: Checkpoint, made: HFCheckpoint) -> Sizes:
     )
 
 
-def _qualities(
+def qualities_of(
     checkpoint: Checkpoint,
     made: Checkpoint,
     recipe: Recipe,
     token_ids: Tensor,
     text: str,
     device: torch.device,
-    steps: Steps,
+    begin: Callable[[str], Progress],
 ) -> Qualities:
-    before = walked(checkpoint, token_ids, device, steps.begin("perplexity before"))
+    """`begin` names the next step, and is told how far it is."""
+    before = walked(checkpoint, token_ids, device, begin("perplexity before"))
     nearest = None
     if recipe.needs_data:
         change = partial(rounded, quantize=recipe.nearest)
-        nearest = judged(walked(checkpoint, token_ids, device, steps.begin("rounded to nearest"), change), before)
-    after = judged(walked(made, token_ids, device, steps.begin("perplexity after")), before)
+        nearest = judged(walked(checkpoint, token_ids, device, begin("rounded to nearest"), change), before)
+    after = judged(walked(made, token_ids, device, begin("perplexity after")), before)
     return Qualities(text, token_ids.numel(), judged(before), nearest, after)
 
 
@@ -200,30 +165,6 @@ def _quality_lines(quality: Qualities) -> list[str]:
     if quality.nearest:
         lines.append(line("rounded to nearest", quality.nearest))
     return [*lines, line("after", quality.after)]
-
-
-def _speeds(checkpoint: Checkpoint, progress: Progress) -> dict[int, float]:
-    """A short measure on the engine in process, as it would be served: the best of the rounds."""
-    length = min(checkpoint.config.context_length, PROMPT + OUTPUT)
-    settings = EngineSettings(max_model_len=length, max_num_seqs=max(REQUESTS), memory_fraction=0.1)
-    assembly = assemble(checkpoint, settings, lambda *_: None)
-    found: dict[int, float] = {}
-    for number, (count, seed) in enumerate(product(REQUESTS, range(ROUNDS))):
-        progress(number, len(REQUESTS) * ROUNDS)
-        work = EngineWorkload("quantize", [(PROMPT, length - PROMPT)] * count)
-        run = run_round(
-            work,
-            seed,
-            vocab_size=checkpoint.config.vocab_size,
-            scheduler=make_scheduler(assembly),
-            runner=assembly.runner,
-            busy_s=None,
-        )
-        found[count] = max(found.get(count, 0.0), work.output_tokens / run.seconds)
-    progress(len(REQUESTS) * ROUNDS, len(REQUESTS) * ROUNDS)
-    del assembly
-    gc.collect()  # the next one needs the memory
-    return found
 
 
 def _mb(size: int) -> str:
