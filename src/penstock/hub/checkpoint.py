@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from penstock.core.model_config import ModelConfig
 from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
-from penstock.hub.stored import FloatArray, Stored
+from penstock.hub.stored import FloatArray, Part, Stored
 
 
 class Checkpoint(Protocol):
@@ -31,3 +31,17 @@ class Checkpoint(Protocol):
 
     def kv_scales(self, layer: int) -> tuple[float, float]:
         """What keys and values are divided by before they are stored in 8 bits; 1 where the file says nothing."""
+
+
+@runtime_checkable
+class ReadsParts(Protocol):
+    """A checkpoint that unpacks what it stores, and can unpack a part alone."""
+
+    def stored_part(self, name: str, part: Part) -> Stored: ...
+
+
+def stored_part(checkpoint: Checkpoint, name: str, part: Part) -> Stored:
+    """A part of a tensor. Most tensors are views of mapped files, of which what is not wanted is never read."""
+    if isinstance(checkpoint, ReadsParts):
+        return checkpoint.stored_part(name, part)
+    return checkpoint.stored(name).part(part, name)

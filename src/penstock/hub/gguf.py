@@ -17,7 +17,7 @@ from penstock.core.tokenizer_source import TokenizerMetadata
 from penstock.hub.families import FAMILY_FILES, ExpertNames
 from penstock.hub.gguf_config import ROPE_TABLES, GGUFDescription
 from penstock.hub.gguf_file import GGUFFile
-from penstock.hub.stored import FloatArray, GroupedTensor, Stored, StoredTensor
+from penstock.hub.stored import FloatArray, GroupedTensor, Part, Stored, StoredTensor
 
 TOP_LEVEL = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -78,6 +78,18 @@ class GGUFCheckpoint:
             return StoredTensor(self.tensor(name), "F32")
         heads = self._rotated_heads(name)
         return found if heads is None else _reordered(found, _half_rotation(np.arange(found.values.shape[0]), heads))
+
+    def stored_part(self, name: str, part: Part) -> Stored:
+        if len(part.shape) == 1:
+            return self.stored(name).part(part, name)
+        found, heads = self._file.cut(*self._place(name), part), self._rotated_heads(name)
+        if heads is None:
+            return found
+        rows = np.arange(found.values.shape[0])
+        order = _half_rotation(rows, heads * len(rows) // part.shape[0])  # of whole heads: none of them is cut
+        if isinstance(found, GroupedTensor):
+            return _reordered(found, order)
+        return replace(found, values=found.values[order])
 
     def tensor(self, name: str) -> FloatArray:
         place = self._place(name)

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
 from penstock.hub.gguf_blocks import grouped
-from penstock.hub.stored import FloatArray, GroupedTensor
+from penstock.hub.stored import FloatArray, GroupedTensor, Part, Stored, StoredTensor
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -59,28 +60,50 @@ class GGUFFile:
         info = self._info(name, part)
         if len(info.shape) != 2:
             return None
-        raw = np.frombuffer(self._bytes, np.uint8, info.num_bytes, info.start)
-        return grouped(raw.reshape(-1, GGML_QUANT_SIZES[info.type][1]), info.type, info.shape[0])
+        return grouped(self._blocks(info), info.type, info.shape[0])
 
     def tensor(self, name: str, part: int | None = None) -> FloatArray:
         info = self._info(name, part)
-        raw = np.frombuffer(self._bytes, np.uint8, info.num_bytes, info.start)
-        if info.type == GGMLQuantizationType.F32:
-            return raw.view(np.float32).reshape(info.shape)
+        return self._dequantized(name, self._blocks(info), info.type).reshape(info.shape)
+
+    def cut(self, name: str, part: int | None, wanted: Part) -> Stored:
+        """Some rows and columns of a matrix. Only the blocks that hold them are read."""
+        info = self._info(name, part)
+        wanted.check(info.shape, name)
         block_values, block_bytes = GGML_QUANT_SIZES[info.type]
-        step = CHUNK_VALUES // block_values * block_bytes
-        values = np.empty(math.prod(info.shape), np.float32)
+        (first, last), columns = wanted.column_range, info.shape[1]
+        begin, end = first // block_values, -(-last // block_values)
+        by_row = self._blocks(info).reshape(info.shape[0], columns // block_values, block_bytes)
+        blocks = by_row[wanted.rows, begin:end]
+        rows, width = blocks.shape[0], (end - begin) * block_values
+        blocks = np.ascontiguousarray(blocks).reshape(-1, block_bytes)
+        found: Stored | None = grouped(blocks, info.type, rows)
+        if found is None:
+            found = StoredTensor(self._dequantized(name, blocks, info.type).reshape(rows, width), "F32")
+        skipped = begin * block_values
+        return found.part(Part((rows, width), slice(0, rows), slice(first - skipped, last - skipped)), name)
+
+    def _blocks(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
+        """[blocks, bytes of a block]"""
+        raw = np.frombuffer(self._bytes, np.uint8, info.num_bytes, info.start)
+        return raw.reshape(-1, GGML_QUANT_SIZES[info.type][1])
+
+    def _dequantized(self, name: str, blocks: npt.NDArray[np.uint8], type: GGMLQuantizationType) -> FloatArray:
+        if type == GGMLQuantizationType.F32:
+            return blocks.reshape(-1).view(np.float32)
+        block_values = GGML_QUANT_SIZES[type][0]
+        step = CHUNK_VALUES // block_values
+        values = np.empty(len(blocks) * block_values, np.float32)
         try:
-            for start in range(0, raw.size, step):
-                chunk = dequantize(raw[start : start + step], info.type)
-                offset = start // block_bytes * block_values
-                values[offset : offset + chunk.size] = chunk
+            for start in range(0, len(blocks), step):
+                chunk = dequantize(blocks[start : start + step].reshape(-1), type)
+                values[start * block_values : start * block_values + chunk.size] = chunk
         except NotImplementedError:
             raise ModelUnsupported(
-                f"tensor {name} of {self.path} is {info.type.name}, which cannot be dequantized; "
+                f"tensor {name} of {self.path} is {type.name}, which cannot be dequantized; "
                 "use a file of another quantization, such as Q4_K_M or Q8_0"
             ) from None
-        return values.reshape(info.shape)
+        return values
 
     def _info(self, name: str, part: int | None) -> TensorInfo:
         info = self.tensors[name]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from penstock.core.errors import ModelCorrupt, ModelUnsupported
 
 NumberFormat = Literal["F32", "BF16", "F16", "F8_E4M3", "I8"]
 FloatArray = npt.NDArray[np.float32]
@@ -20,6 +22,23 @@ STORED_AS: dict[NumberFormat, np.dtype[Any]] = {
     "F8_E4M3": np.dtype("u1"),
     "I8": np.dtype("i1"),
 }
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows and columns of a weight, or numbers of a vector: what one of several ranks has of it."""
+
+    shape: tuple[int, ...]  # of the whole
+    rows: slice
+    columns: slice | None = None  # None: all of them, or there are none
+
+    def check(self, shape: tuple[int, ...], name: str) -> None:
+        if shape != self.shape:
+            raise ModelCorrupt(f"tensor '{name}' is {list(shape)}, not {list(self.shape)}")
+
+    @property
+    def column_range(self) -> tuple[int, int]:
+        return (0, self.shape[1]) if self.columns is None else (self.columns.start, self.columns.stop)
 
 
 @dataclass(frozen=True)
@@ -41,6 +60,12 @@ class StoredTensor:
         if self.scales is not None:
             wide *= self.scales[:, None]
         return wide
+
+    def part(self, part: Part, name: str) -> StoredTensor:
+        """Rows are a view: of a mapped file, no others are read."""
+        part.check(self.values.shape, name)
+        scales = None if self.scales is None else self.scales[part.rows]
+        return replace(self, values=_cut(self.values, part), scales=scales)
 
 
 @dataclass(frozen=True)
@@ -75,8 +100,42 @@ class GroupedTensor:
         plain[:, self.order] = stored
         return plain
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, stored = self.values.shape
+        return rows, stored * 8 // self.bits
+
+    def part(self, part: Part, name: str) -> GroupedTensor:
+        """Whole groups only: the scales of a group that is cut would be of no rank alone."""
+        part.check(self.shape, name)
+        (first, last), columns = part.column_range, self.shape[1]
+        group = columns // self.scales.values.shape[1]
+        if self.order is not None and (first, last) != (0, columns):
+            raise ModelUnsupported(
+                f"tensor '{name}' cannot be split by its inputs: they are stored in an order of its own (act-order)"
+            )
+        if first % group or last % group:
+            raise ModelUnsupported(
+                f"tensor '{name}' cannot be split at input {first if first % group else last}: "
+                f"its groups of {group} inputs would be cut. Use fewer ranks, or a model with smaller groups"
+            )
+        groups = Part(self.scales.values.shape, part.rows, slice(first // group, last // group))
+        packed = Part(self.values.shape, part.rows, slice(first * self.bits // 8, last * self.bits // 8))
+        return replace(
+            self,
+            values=_cut(self.values, packed),
+            scales=self.scales.part(groups, name),
+            zeros=None if self.zeros is None else _cut(self.zeros, groups),
+            minimums=None if self.minimums is None else self.minimums.part(groups, name),
+        )
+
 
 Stored = StoredTensor | GroupedTensor
+
+
+def _cut(array: npt.NDArray[Any], part: Part) -> npt.NDArray[Any]:
+    rows = array[part.rows]
+    return rows if part.columns is None else np.ascontiguousarray(rows[:, part.columns])
 
 
 def integers(weight: GroupedTensor) -> npt.NDArray[np.uint8]:
