@@ -34,6 +34,7 @@ from penstock.core.sampling import SamplingParams
 from penstock.core.settings import EngineSettings
 from penstock.engine.engine import Engine
 from penstock.engine.loop import EngineLoop
+from penstock.hub.stored import Part
 from penstock.kv.cache import KVCache
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.assemble import Assembly, assemble
@@ -57,7 +58,8 @@ _LOUD = 1000.0  # what embeddings are multiplied by: more than all layers add to
 class Counting(RandomCheckpoint):
     """After token t comes t + 1; in the upper half of the vocabulary, the next in its circle."""
 
-    def draw(self, name: str, device: torch.device) -> Tensor:
+    def draw(self, name: str, device: torch.device, part: Part | None = None) -> Tensor:
+        assert part is None, "one rank has all of it"
         embeddings = "model.embed_tokens.weight"
         if name == "lm_head.weight":
             return super().draw(embeddings, device)[self._before(device)]

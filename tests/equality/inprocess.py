@@ -14,7 +14,7 @@ from penstock.core.request import Request, TokenLogprobs
 from penstock.kv.cache import KVCache
 from penstock.model.batch import Batch
 from penstock.model.layers import CausalLM
-from penstock.model.ops import LayerKV, Ops
+from penstock.model.ops import AttentionSpec, LayerKV, Ops
 from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover, PlainCopies
 from penstock.runner.runner import ModelRunner
@@ -38,6 +38,10 @@ class Recorder:
     @property
     def config(self) -> ModelConfig:
         return self._model.config
+
+    @property
+    def spec(self) -> AttentionSpec:
+        return self._model.spec
 
     def __call__(self, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
         self.logits = self._model(batch, kv)

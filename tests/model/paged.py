@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -62,7 +62,8 @@ class PagedDriver:
         self.model = model
         self.ops = ops
         self.block_size = block_size
-        self.kv: list[LayerKV] = ops.allocate_kv(kv_shape(model.config, num_blocks, block_size))
+        shape = replace(kv_shape(model.config, num_blocks, block_size), num_kv_heads=model.spec.num_kv_heads)
+        self.kv: list[LayerKV] = ops.allocate_kv(shape)
         # Block 0 stays free: it pads the tables, and nobody may read it.
         self._free = random.Random(seed).sample(range(1, num_blocks), num_blocks - 1)
 

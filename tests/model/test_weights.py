@@ -17,6 +17,7 @@ from penstock.model.ops.native import NativeOps
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.quantized import Weight
 from penstock.model.quantized.fp8 import Fp8Weight
+from penstock.model.shard import Split
 from penstock.model.weights import Weights, read_stored
 from tests.hub.families import FAMILIES, random_model
 from tests.hub.fp8_checkpoints import LAYOUTS, Layout, edit_tensor, write_fp8
@@ -45,7 +46,7 @@ def weights_of(checkpoint: Checkpoint, ops: Ops) -> Weights:
 
 def packed_qkv(directory: Path) -> Weight:
     ops = PackingOps()
-    weights_of(HFCheckpoint(directory), ops).at("model.layers.0.self_attn").linear(QKV, 64)
+    weights_of(HFCheckpoint(directory), ops).at("model.layers.0.self_attn").linear(QKV, 64, split=Split.NONE)
     return ops.packed[0]
 
 

@@ -17,7 +17,9 @@ from torch import Tensor
 from penstock.core.model_config import ModelConfig
 from penstock.model.batch import Batch
 from penstock.model.ops import AttentionSpec, Layer, LayerKV, LayerParts, Linear, Norm, Ops, Rope, Stream
+from penstock.model.ranks import over_vocabulary
 from penstock.model.rope import rope_tables
+from penstock.model.shard import Axis, Split
 from penstock.model.weights import Weights
 
 # Threads that load layers: dequantizing one overlaps packing another. Each costs a layer's float32 memory meanwhile.
@@ -28,7 +30,12 @@ Progress = Callable[[int, int], None]  # (layers loaded, layers in all)
 
 class CausalLM(Protocol):
     @property
-    def config(self) -> ModelConfig: ...
+    def config(self) -> ModelConfig:
+        """The whole model's, also where this is one rank's part of it."""
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """The attention of its first layer: heads are as many in all, and those of this rank."""
 
     def __call__(self, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
         """Run one step: the cache is extended by the batch's tokens; logits [rows, vocab] of its logit rows."""
@@ -38,10 +45,19 @@ LayerLoader = Callable[[Weights, Rope, int], Layer]
 Family = Callable[[Weights, Progress], CausalLM]
 
 
-def attention_spec(config: ModelConfig, layer: int) -> AttentionSpec:
+def query_heads(config: ModelConfig) -> Axis:
+    return Axis(config.num_heads * config.head_dim, config.head_dim)
+
+
+def kv_heads(config: ModelConfig) -> Axis:
+    return Axis(config.num_kv_heads * config.head_dim, config.head_dim, repeats=True)
+
+
+def attention_spec(weights: Weights, layer: int) -> AttentionSpec:
+    config, shard = weights.config, weights.shard
     return AttentionSpec(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
+        num_heads=shard.num_units(query_heads(config), "attention"),
+        num_kv_heads=shard.num_units(kv_heads(config), "the attention's keys and values"),
         head_dim=config.head_dim,
         scale=config.query_scale or config.head_dim**-0.5,
         window=config.window(layer),
@@ -65,14 +81,17 @@ class Attention:
     @classmethod
     def load(cls, layer: Weights, spec: AttentionSpec, rope: Rope, *, qkv_bias: bool = False) -> Attention:
         config, weights = layer.config, layer.at("self_attn")
-        q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        queries, keys = query_heads(config), kv_heads(config)
         return cls(
             ops=weights.ops,
             norm=load_norm(layer, "input_layernorm"),
             qkv=weights.linear(
-                {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, config.hidden_size, bias=qkv_bias
+                {"q_proj": queries, "k_proj": keys, "v_proj": keys},
+                config.hidden_size,
+                split=Split.COLUMNS,
+                bias=qkv_bias,
             ),
-            output=weights.linear({"o_proj": config.hidden_size}, q_size, bias=config.output_bias),
+            output=weights.linear({"o_proj": config.hidden_size}, queries, split=Split.ROWS, bias=config.output_bias),
             spec=spec,
             rope=rope,
         )
@@ -96,8 +115,8 @@ class MLP:
         return cls(
             ops=weights.ops,
             norm=load_norm(layer, norm),
-            gate_up=weights.linear({"gate_proj": ffn, "up_proj": ffn}, hidden),
-            down=weights.linear({"down_proj": hidden}, ffn),
+            gate_up=weights.linear({"gate_proj": ffn, "up_proj": ffn}, hidden, split=Split.COLUMNS),
+            down=weights.linear({"down_proj": hidden}, ffn, split=Split.ROWS),
         )
 
     def __call__(self, stream: Stream) -> None:
@@ -131,6 +150,7 @@ class DecoderLayer:
 @dataclass(frozen=True, slots=True)
 class Decoder:
     config: ModelConfig
+    spec: AttentionSpec
     ops: Ops
     embedding: Linear
     layers: list[Layer]
@@ -143,6 +163,7 @@ class Decoder:
         embedding, head = _embedding_and_head(weights)
         return cls(
             config=config,
+            spec=attention_spec(weights, 0),
             ops=weights.ops,
             embedding=_scaled(embedding, config.embedding_scale, weights.ops),
             layers=_load_layers(weights, load_layer, progress),
@@ -171,10 +192,11 @@ def _embedding_and_head(weights: Weights) -> tuple[Linear, Linear]:
     vocab, hidden = weights.config.vocab_size, weights.config.hidden_size
     table = weights.table("model.embed_tokens.weight", vocab, hidden)
     if weights.config.tied_embeddings:
-        return weights.ops.tied(table)
+        return over_vocabulary(*weights.ops.tied(table), vocab, weights.ranks)
     embedding = weights.ops.embedding(table)
     del table  # before the head is read: the two are the largest tensors there are
-    return embedding, weights.ops.head(weights.table("lm_head.weight", vocab, hidden))
+    head = weights.ops.head(weights.table("lm_head.weight", vocab, hidden))
+    return over_vocabulary(embedding, head, vocab, weights.ranks)
 
 
 def _scaled(embedding: Linear, scale: float, ops: Ops) -> Linear:

@@ -11,6 +11,7 @@ from penstock.model.families import FAMILIES
 from penstock.model.layers import CausalLM, Progress
 from penstock.model.ops import Ops
 from penstock.model.random_weights import RandomCheckpoint
+from penstock.model.ranks import Ranks, SingleRank
 from penstock.model.weights import Quantize, Site, Weights, read_stored
 
 
@@ -22,11 +23,13 @@ def load_model(
     progress: Progress | None = None,
     max_context: int | None = None,
     sites: list[Site] | None = None,
+    ranks: Ranks | None = None,
 ) -> CausalLM:
     """Layer by layer, so that memory peaks a few layers above the packed size; `progress` is told after each.
 
     `quantize` makes of each linear's weight what is kept; without it, they are kept as stored. `max_context` is the
     longest that a sequence may become, where that is less than the model can. Each linear layer is added to `sites`.
+    `ranks`: those that share the model, of which this loads one's part; None: there is one.
     """
     architecture = checkpoint.config.architecture
     family = FAMILIES.get(architecture)
@@ -42,6 +45,7 @@ def load_model(
         quantize or (lambda weight: weight),
         max_context=max_context,
         sites=sites if sites is not None else [],
+        ranks=ranks or SingleRank(),
     )
     return family(weights, progress or (lambda done, total: None))
 

@@ -25,7 +25,7 @@ from penstock.hub.stored import StoredTensor
 from penstock.model.batch import Batch
 from penstock.model.layers import CausalLM
 from penstock.model.lora_slots import AdaptedLinear, HostPair
-from penstock.model.ops import LayerKV, Ops
+from penstock.model.ops import AttentionSpec, LayerKV, Ops
 from penstock.model.weights import DTYPES, Site
 
 T = TypeVar("T")
@@ -59,11 +59,11 @@ class AdapterBank:
                 raise ModelUnsupported(
                     f"the adapter {adapter.path} adapts {name}, which is no linear layer of this model that can be"
                 )
-            site, (out, inputs) = self._sites[place], (pair.b.values.shape[0], pair.a.values.shape[1])
-            if (out, inputs) != (site.outputs[name], site.inputs):
+            shape, own = (pair.b.values.shape[0], pair.a.values.shape[1]), self._sites[place].shape(name)
+            if shape != own:
                 raise ModelUnsupported(
-                    f"the adapter {adapter.path} is for another model: its {name} is [{out}, {inputs}], and this "
-                    f"model's is [{site.outputs[name]}, {site.inputs}]"
+                    f"the adapter {adapter.path} is for another model: its {name} is {list(shape)}, and this "
+                    f"model's is {list(own)}"
                 )
             joined.setdefault(place, {})[name] = pair
         pairs = {place: _host_pair(self._sites[place], found) for place, found in joined.items()}
@@ -88,6 +88,10 @@ class AdaptedModel:
     @property
     def config(self) -> ModelConfig:
         return self.plain.config
+
+    @property
+    def spec(self) -> AttentionSpec:
+        return self.plain.spec
 
     def __call__(self, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
         if not batch.adapters and batch.slots is None:
@@ -144,8 +148,9 @@ def _host_pair(site: Site, found: dict[str, LowRank]) -> HostPair:
     for name, size in site.outputs.items():
         pair = found.get(name)
         if pair is not None:
-            a.append(_copied(pair.a))
-            b = _copied(pair.b)
+            own = site.parts.get(name)
+            a.append(_copied(pair.a) if own is None else _copied(pair.a)[:, slice(*own[0].column_range)])
+            b = _copied(pair.b) if own is None else torch.cat([_copied(pair.b)[part.rows] for part in own])
             parts.append((b if site.order is None else b[site.order.cpu()], pair.scale, rank, column))
             rank += pair.rank
         column += size

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from penstock.model.batch import Batch, SlotRows
-from penstock.model.ops import Linear, Ops
+from penstock.model.ops import Linear, Ops, WrappedLinear
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Slots(Protocol):
 
 
 @dataclass(frozen=True)
-class AdaptedLinear:
+class AdaptedLinear(WrappedLinear):
     """A linear, and what lies in the slots for it. `base` is as it was loaded."""
 
     base: Linear

@@ -13,7 +13,7 @@ from penstock.core.errors import ModelMissing
 from penstock.core.model_config import Experts, ModelConfig
 from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
 from penstock.hub.families import FAMILY_FILES
-from penstock.hub.stored import FloatArray, StoredTensor
+from penstock.hub.stored import FloatArray, Part, StoredTensor
 
 MAX_DRAWN_BY_CPU = 1 << 22  # numbers of one matrix
 SMALL_MODEL = 1 << 30  # parameters: matrices of a larger one are not drawn by the CPU, however small each expert is
@@ -62,7 +62,7 @@ class RandomCheckpoint:
     def kv_scales(self, layer: int) -> tuple[float, float]:
         return 1.0, 1.0
 
-    def draw(self, name: str, device: torch.device) -> Tensor:
+    def draw(self, name: str, device: torch.device, part: Part | None = None) -> Tensor:
         """One tensor on the device. A small model is the same on every device: its tensors are drawn by the CPU.
 
         A CPU would take minutes over a large one, so those are drawn where they are wanted, and in bfloat16: each
@@ -76,7 +76,11 @@ class RandomCheckpoint:
         # A linear keeps the size of what passes through it; a norm stays near one; a bias near zero.
         mean, deviation = (0.0, shape[1] ** -0.5) if len(shape) == 2 else ("norm" in name and self._norm_mean, 0.1)
         noise = torch.empty(shape, dtype=torch.bfloat16 if is_large else torch.float32, device=source)
-        return noise.normal_(mean, deviation, generator=dice).to(device)
+        drawn = noise.normal_(mean, deviation, generator=dice).to(device)
+        if part is None:
+            return drawn
+        part.check(shape, name)
+        return (drawn[part.rows] if part.columns is None else drawn[part.rows, part.columns]).clone()
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -13,6 +13,8 @@ from penstock.model.batch import Batch
 from penstock.model.layers import Attention, load_norm
 from penstock.model.ops import ExpertLinears, LayerKV, Linear, Norm, Ops, Stream
 from penstock.model.quantized import Weight
+from penstock.model.ranks import Ranks
+from penstock.model.shard import Split
 from penstock.model.weights import Weights
 
 
@@ -31,8 +33,8 @@ class SharedExpert:
         return cls(
             ops=weights.ops,
             gate=weights.ops.linear(weights.tensor("shared_expert_gate.weight", 1, hidden)),
-            gate_up=inner.linear({"gate_proj": width, "up_proj": width}, hidden),
-            down=inner.linear({"down_proj": hidden}, width),
+            gate_up=inner.linear({"gate_proj": width, "up_proj": width}, hidden, split=Split.COLUMNS),
+            down=inner.linear({"down_proj": hidden}, width, split=Split.ROWS, is_summed=False),
         )
 
     def beside(self, x: Tensor, found: Tensor) -> Tensor:
@@ -50,6 +52,7 @@ class SparseMLP:
     shared: SharedExpert | None
     per_token: int
     normalized: bool
+    ranks: Ranks | None = None  # those whose parts of each expert are summed, of all experts at once; None: one has all
 
     @classmethod
     def load(cls, layer: Weights) -> SparseMLP:
@@ -61,7 +64,10 @@ class SparseMLP:
         def pairs() -> Iterator[tuple[Weight, Weight]]:
             for expert in range(config.count):
                 inner = block.at(f"experts.{expert}")
-                yield inner.weight({names.gate: ffn, names.up: ffn}, hidden), inner.weight({names.down: hidden}, ffn)
+                yield (
+                    inner.weight({names.gate: ffn, names.up: ffn}, hidden, split=Split.COLUMNS),
+                    inner.weight({names.down: hidden}, ffn, split=Split.ROWS),
+                )
 
         return cls(
             ops=layer.ops,
@@ -72,12 +78,15 @@ class SparseMLP:
             shared=SharedExpert.load(block, config, hidden) if config.shared_intermediate_size else None,
             per_token=config.per_token,
             normalized=config.normalized,
+            ranks=layer.ranks if layer.shard.size > 1 else None,
         )
 
     def __call__(self, stream: Stream) -> None:
         x = self.ops.normed(stream, self.norm)
         found = self.experts(x, *self.ops.route(self.router(x), self.per_token, normalized=self.normalized))
-        self.ops.add(stream, found if self.shared is None else self.shared.beside(x, found))
+        if self.shared is not None:
+            found = self.shared.beside(x, found)
+        self.ops.add(stream, found if self.ranks is None else self.ranks.sum(found))
 
 
 @dataclass(frozen=True, slots=True)

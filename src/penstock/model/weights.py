@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy.typing as npt
@@ -13,13 +14,15 @@ from torch import Tensor
 
 from penstock.core.errors import ModelCorrupt
 from penstock.core.model_config import ModelConfig
-from penstock.hub.checkpoint import Checkpoint
-from penstock.hub.stored import GroupedTensor, NumberFormat, Stored
+from penstock.hub.checkpoint import Checkpoint, stored_part
+from penstock.hub.stored import GroupedTensor, NumberFormat, Part, Stored
 from penstock.model.ops import Linear, Ops
 from penstock.model.quantized import Weight, joined, plain
 from penstock.model.quantized.fp8 import Fp8Weight
 from penstock.model.quantized.grouped import GroupedWeight
 from penstock.model.quantized.int8 import Int8Weight
+from penstock.model.ranks import Ranks, SingleRank, SummedLinear
+from penstock.model.shard import Axis, Shard, Split
 
 DTYPES: dict[NumberFormat, torch.dtype] = {
     "F32": torch.float32,
@@ -29,7 +32,7 @@ DTYPES: dict[NumberFormat, torch.dtype] = {
     "I8": torch.int8,
 }
 
-Read = Callable[[str, torch.device], Weight]  # the tensor of this name, on that device
+Read = Callable[[str, torch.device, Part | None], Weight]  # the tensor of this name, or a part, on that device
 Quantize = Callable[[Weight], Weight]  # a linear's weight, as it is to be kept
 
 
@@ -41,6 +44,15 @@ class Site:
     outputs: dict[str, int]  # the joined projections by their full names, side by side, with their sizes
     inputs: int
     order: Tensor | None = None  # of its outputs, where it is not the file's
+    parts: dict[str, list[Part]] = field(default_factory=dict)  # of each projection, what this rank has; {}: all
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """[out, in] of a whole projection."""
+        return self.parts[name][0].shape if self.parts else (self.outputs[name], self.inputs)
+
+
+# Projections of a linear, side by side, by name: their sizes. One that holds several has an axis for each.
+Outputs = Mapping[str, int | Axis | tuple[Axis, ...]]
 
 
 @dataclass(frozen=True)
@@ -55,10 +67,15 @@ class Weights:
     prefix: str = ""
     sites: list[Site] = field(default_factory=list)  # of all prefixes together, as they are loaded
     max_context: int | None = None  # tokens that a sequence may come to; None: all that the model can
+    ranks: Ranks = field(default_factory=SingleRank)
 
     @property
     def config(self) -> ModelConfig:
         return self.checkpoint.config
+
+    @property
+    def shard(self) -> Shard:
+        return self.ranks.shard
 
     def at(self, path: str) -> Weights:
         return replace(self, prefix=f"{self.prefix}{path}.")
@@ -67,9 +84,11 @@ class Weights:
         """One tensor of exactly this shape, on the device, in the float type it is stored in."""
         return plain(self._weight(path, *shape))
 
-    def table(self, path: str, *shape: int) -> Weight:
-        """An embedding or a head: quantized if it is stored so."""
-        return self._weight(path, *shape)
+    def table(self, path: str, vocab_size: int, hidden: int) -> Weight:
+        """An embedding or a head, of this rank's tokens: quantized if it is stored so."""
+        own, shape = self.shard.vocabulary(vocab_size), (vocab_size, hidden)
+        parts = [Part(shape, slice(own.start, own.stop))] if self.shard.size > 1 else []
+        return self._weight(path, *shape, parts=parts)
 
     def vector(self, path: str, size: int) -> Tensor:
         """A norm's weight: used as it is, so it lives on the device in the activations' type."""
@@ -80,37 +99,103 @@ class Weights:
         offset = self.config.norm_offset
         return self.tensor(path, size).float() + offset if offset else self.vector(path, size)
 
-    def linear(self, outputs: dict[str, int], inputs: int, *, bias: bool = False) -> Linear:
-        """The projections named in `outputs`, with their output sizes, as one linear that yields them side by side."""
-        biases = [self.tensor(f"{path}.bias", size) for path, size in outputs.items()] if bias else None
+    def linear(
+        self, outputs: Outputs, inputs: int | Axis, *, split: Split, bias: bool = False, is_summed: bool = True
+    ) -> Linear:
+        """The projections named in `outputs`, with their output sizes, as one linear that yields them side by side.
+
+        One that is split by rows yields the sum over the ranks, unless the caller takes that sum later.
+        """
+        biases = self._bias(outputs, inputs, split) if bias else None
         # Nothing here holds on to the parts while they are packed: with their packed form they would be the peak.
-        linear = self.ops.linear(self.weight(outputs, inputs), torch.cat(biases) if biases else None)
-        self.note(linear, outputs, inputs)
-        return linear
+        linear = self.ops.linear(self.weight(outputs, inputs, split=split), biases)
+        self.note(linear, outputs, inputs, split=split)
+        is_sum = split is Split.ROWS and is_summed and self.shard.size > 1
+        return SummedLinear(linear, self.ranks) if is_sum else linear
 
-    def note(self, linear: Linear, outputs: dict[str, int], inputs: int, order: Tensor | None = None) -> None:
+    def note(
+        self, linear: Linear, outputs: Outputs, inputs: int | Axis, *, split: Split, order: Tensor | None = None
+    ) -> None:
         """A linear that was made of such projections: their names are kept, for adapters."""
-        names = {f"{self.prefix}{path}": size for path, size in outputs.items()}
-        self.sites.append(Site(linear, names, inputs, order))
+        made_of = {f"{self.prefix}{each.path}": each for each in self._projections(outputs, inputs, split)}
+        sizes = {name: each.num_outputs for name, each in made_of.items()}
+        num_inputs = next(each.num_inputs for each in made_of.values())
+        parts = {name: each.parts for name, each in made_of.items() if each.parts}
+        self.sites.append(Site(linear, sizes, num_inputs, order, parts))
 
-    def weight(self, outputs: dict[str, int], inputs: int) -> Weight:
+    def weight(self, outputs: Outputs, inputs: int | Axis, *, split: Split) -> Weight:
         """Such projections' weights, as they are to be kept, to be packed by the caller."""
-        parts = [self._weight(f"{path}.weight", size, inputs) for path, size in outputs.items()]
-        return self.quantize(joined(parts))
+        made_of = self._projections(outputs, inputs, split)
+        return self.quantize(joined([self._weight(f"{p.path}.weight", *p.shape, parts=p.parts) for p in made_of]))
 
-    def _weight(self, path: str, *shape: int) -> Weight:
+    def _bias(self, outputs: Outputs, inputs: int | Axis, split: Split) -> Tensor | None:
+        """Of a linear that is split by rows, the first rank's alone: the sum has it once."""
+        if split is Split.ROWS and self.shard.rank:
+            return None
+        found = []
+        for each in self._projections(outputs, inputs, split):
+            size = each.shape[0]
+            found.append(
+                plain(self._weight(f"{each.path}.bias", size, parts=[Part((size,), p.rows) for p in each.parts]))
+            )
+        return torch.cat(found)
+
+    def _projections(self, outputs: Outputs, inputs: int | Axis, split: Split) -> list[_Projection]:
+        columns = Axis(inputs) if isinstance(inputs, int) else inputs
+        return [self._projection(path, _axes(size), columns, split) for path, size in outputs.items()]
+
+    def _projection(self, path: str, rows: tuple[Axis, ...], columns: Axis, split: Split) -> _Projection:
+        shape, name = (sum(axis.size for axis in rows), columns.size), f"tensor '{self.prefix}{path}.weight'"
+        parts: list[Part] = []
+        if self.shard.size > 1 and split is Split.ROWS:
+            own = self.shard.span(columns, name)
+            parts = [Part(shape, slice(0, shape[0]), slice(own.start, own.stop))]
+        elif self.shard.size > 1 and split is Split.COLUMNS:
+            for begin, axis in zip(accumulate((axis.size for axis in rows), initial=0), rows, strict=False):
+                own = self.shard.span(axis, name)
+                parts.append(Part(shape, slice(begin + own.start, begin + own.stop)))
+        return _Projection(path, shape, parts)
+
+    def _weight(self, path: str, *shape: int, parts: Sequence[Part] = ()) -> Weight:
+        """All of a tensor, or some parts of it below each other."""
         name = self.prefix + path
         if name not in self.names:
             raise ModelCorrupt(f"{self.checkpoint.path}: tensor '{name}' is missing")
-        weight = self.read(name, self.ops.device)
+        if parts:
+            return joined([self.read(name, self.ops.device, part) for part in parts])
+        weight = self.read(name, self.ops.device, None)
         if weight.shape != shape:
             raise ModelCorrupt(f"{self.checkpoint.path}: tensor '{name}' is {list(weight.shape)}, not {list(shape)}")
         return weight
 
 
-def read_stored(checkpoint: Checkpoint, name: str, device: torch.device) -> Weight:
+@dataclass(frozen=True)
+class _Projection:
+    """One of those that a linear joins."""
+
+    path: str
+    shape: tuple[int, int]  # of the whole
+    parts: list[Part]  # what this rank has of it; []: all
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(part.rows.stop - part.rows.start for part in self.parts) if self.parts else self.shape[0]
+
+    @property
+    def num_inputs(self) -> int:
+        first, last = self.parts[0].column_range if self.parts else (0, self.shape[1])
+        return last - first
+
+
+def _axes(size: int | Axis | tuple[Axis, ...]) -> tuple[Axis, ...]:
+    if isinstance(size, tuple):
+        return size
+    return (Axis(size) if isinstance(size, int) else size,)
+
+
+def read_stored(checkpoint: Checkpoint, name: str, device: torch.device, part: Part | None = None) -> Weight:
     """One tensor of a checkpoint, moved to the device as it is stored: nothing is widened on the way."""
-    return on_device(checkpoint.stored(name), device)
+    return on_device(checkpoint.stored(name) if part is None else stored_part(checkpoint, name, part), device)
 
 
 def on_device(stored: Stored, device: torch.device) -> Weight:

@@ -13,6 +13,7 @@ from torch import Tensor
 from penstock.core.errors import ModelUnsupported
 from penstock.core.model_config import ModelConfig
 from penstock.hub.checkpoint import Checkpoint
+from penstock.hub.stored import Part
 from penstock.model.batch import Batch
 from penstock.model.families import gemma2, gemma3, llama, mixtral, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe
 from penstock.model.families.gemma2 import GemmaLayer
@@ -111,8 +112,8 @@ class Walk:
         return self.ops.capped(logits, self.config.logit_cap) if self.config.logit_cap else logits
 
     def _weights(self, checkpoint: Checkpoint) -> Weights:
-        def read(name: str, device: torch.device) -> Weight:
-            found = read_stored(checkpoint, name, device)
+        def read(name: str, device: torch.device, part: Part | None) -> Weight:
+            found = read_stored(checkpoint, name, device, part)
             return found if len(found.shape) > 1 else self._narrow(plain(found))
 
         return Weights(checkpoint, read, self.ops, checkpoint.tensor_names())

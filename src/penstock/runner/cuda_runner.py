@@ -50,7 +50,7 @@ class CudaRunner:
         self._ops = ops
         self._kv = kv
         self._table_width = limits.table_width
-        self._wanted_pieces = pieces_wanted(model.config.num_kv_heads, ops.device)
+        self._wanted_pieces = pieces_wanted(model.spec.num_kv_heads, ops.device)
         max_num_seqs, most_rows = limits.max_num_seqs, limits.most_rows
         most_tokens = limits.chunk_tokens + max_num_seqs  # decodes go even where prompts have filled the step
         self._ladder = graph_ladder(max_num_seqs)
@@ -172,10 +172,10 @@ class CudaRunner:
 
     def _room(self, num_sequences: int) -> Room | None:
         """For prefixes that are shared. A window may begin after a prefix: with one every sequence is on its own."""
-        config = self._model.config
-        if num_sequences < MIN_MEMBERS or any(config.windows):
+        spec = self._model.spec
+        if num_sequences < MIN_MEMBERS or any(self._model.config.windows):
             return None
-        tile = sequences_per_tile(config.num_heads, config.num_kv_heads)
+        tile = sequences_per_tile(spec.num_heads, spec.num_kv_heads)
         return Room(num_sequences, tile, self._wanted_pieces)
 
     @property

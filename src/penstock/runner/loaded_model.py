@@ -22,14 +22,14 @@ class LoadedModel:
     kv_scales: tuple[tuple[float, float], ...] = ()  # of each layer's keys and values, as the model's files have them
 
     def kv_shape(self, num_blocks: int) -> KVShape:
-        config = self.model.config
-        return KVShape(config.num_layers, num_blocks, self.limits.block_size, config.num_kv_heads, config.head_dim)
+        spec, num_layers = self.model.spec, self.model.config.num_layers
+        return KVShape(num_layers, num_blocks, self.limits.block_size, spec.num_kv_heads, spec.head_dim)
 
     @property
     def block_bytes(self) -> int:
         """Memory of one block of the cache, in all layers."""
         dtype = self.ops.kv_dtype
-        return self.limits.block_size * self.model.config.kv_bytes_per_token(dtype.itemsize, kv_scale_bytes(dtype))
+        return self.kv_shape(1).block_bytes(dtype.itemsize, kv_scale_bytes(dtype))
 
     def allocate_kv(self, num_blocks: int) -> list[LayerKV]:
         """A cache with the scales of the model's files, where what is stored is scaled by layer."""

@@ -41,7 +41,7 @@ class GemmaLayer:
 
 
 def layer(weights: Weights, rope: Rope, index: int) -> GemmaLayer:
-    return GemmaLayer.of(weights, Attention.load(weights, attention_spec(weights.config, index), rope))
+    return GemmaLayer.of(weights, Attention.load(weights, attention_spec(weights, index), rope))
 
 
 load = decoder_of(layer)

@@ -8,7 +8,7 @@ from penstock.model.weights import Weights
 
 
 def layer(weights: Weights, rope: Rope, index: int) -> DecoderLayer:
-    spec = attention_spec(weights.config, index)
+    spec = attention_spec(weights, index)
     attention = Attention.load(weights, spec, rope, qkv_bias=weights.config.attention_bias)
     return DecoderLayer(attention, MLP.load(weights))
 

@@ -9,7 +9,7 @@ from penstock.model.weights import Weights
 
 
 def layer(weights: Weights, rope: Rope, index: int) -> SparseLayer:
-    attention = Attention.load(weights, attention_spec(weights.config, index), rope)
+    attention = Attention.load(weights, attention_spec(weights, index), rope)
     return SparseLayer(attention, SparseMLP.load(weights))
 
 

@@ -8,7 +8,7 @@ from penstock.model.weights import Weights
 
 
 def layer(weights: Weights, rope: Rope, index: int) -> DecoderLayer:
-    spec = attention_spec(weights.config, index)
+    spec = attention_spec(weights, index)
     return DecoderLayer(Attention.load(weights, spec, rope, qkv_bias=True), MLP.load(weights))
 
 

@@ -9,7 +9,7 @@ from penstock.model.weights import Weights
 
 
 def layer(weights: Weights, rope: Rope, index: int) -> Layer:
-    attention = Attention.load(weights, attention_spec(weights.config, index), rope, qkv_bias=True)
+    attention = Attention.load(weights, attention_spec(weights, index), rope, qkv_bias=True)
     if weights.config.has_experts(index):
         return SparseLayer(attention, SparseMLP.load(weights))
     return DecoderLayer(attention, MLP.load(weights))

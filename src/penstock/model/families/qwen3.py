@@ -16,7 +16,7 @@ def layer(weights: Weights, rope: Rope, index: int) -> DecoderLayer:
 def normed_attention(weights: Weights, rope: Rope, index: int) -> Attention:
     config, inner = weights.config, weights.at("self_attn")
     spec = replace(
-        attention_spec(config, index),
+        attention_spec(weights, index),
         q_norm=inner.norm("q_norm.weight", config.head_dim),
         k_norm=inner.norm("k_norm.weight", config.head_dim),
         norm_eps=config.norm_eps,

@@ -31,6 +31,11 @@ class KVShape:
     num_kv_heads: int
     head_dim: int
 
+    def block_bytes(self, bytes_per_value: int, bytes_per_scale: int = 0) -> int:
+        """Memory of one block in all layers; a key or a value of a head may have a scale."""
+        head_bytes = self.head_dim * bytes_per_value + bytes_per_scale
+        return 2 * self.num_layers * self.block_size * self.num_kv_heads * head_bytes
+
 
 @dataclass(frozen=True)
 class LayerKV:
@@ -53,7 +58,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What is constant about one layer's attention."""
+    """What is constant about one layer's attention. Heads are those that this rank has."""
 
     num_heads: int
     num_kv_heads: int
@@ -104,6 +109,13 @@ class Linear(Protocol):
     """A weight that knows its own format. Built once by `Ops.linear`, called every step."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class WrappedLinear:
+    """A linear around another: operations call it, and fuse nothing into it."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

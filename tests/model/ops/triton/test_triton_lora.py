@@ -19,7 +19,7 @@ from penstock.model.batch import Batch, SlotRows
 from penstock.model.loading import load_model
 from penstock.model.lora import AdaptedModel, with_adapters
 from penstock.model.lora_slots import AdaptedLinear, HostPair, HostPairs, PlainSlots
-from penstock.model.ops import LayerKV
+from penstock.model.ops import AttentionSpec, LayerKV
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.ops.triton import TritonOps
 from penstock.model.ops.triton.lora.slots import TritonSlots
@@ -251,6 +251,10 @@ class InSlot:
     @property
     def config(self) -> ModelConfig:
         return self.model.config
+
+    @property
+    def spec(self) -> AttentionSpec:
+        return self.model.spec
 
     def __call__(self, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
         return self.model(replace(batch, slots=torch.full_like(batch.token_ids, self.slot)), kv)

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigError
 from penstock.model.batch import Batch
-from penstock.model.lora_slots import AdaptedLinear
 from penstock.model.ops import (
     Activation,
     AttentionSpec,
@@ -31,6 +30,7 @@ from penstock.model.ops import (
     Norm,
     Rope,
     Stream,
+    WrappedLinear,
     one_by_one,
 )
 from penstock.model.ops.triton.attention.decode import attend_decodes
@@ -126,12 +126,12 @@ class TritonOps:
         return torch.tanh(x.float() / cap).mul_(cap)
 
     def norm_linear(self, stream: Stream, norm: Norm, linear: Linear) -> Tensor:
-        if isinstance(linear, AdaptedLinear):
+        if isinstance(linear, WrappedLinear):
             return linear(rowwise.rms_norm(stream, norm))
         return self._norm_product(stream, norm, _on_gpu(linear), gemv.Epilogue.NONE)
 
     def add_linear(self, stream: Stream, x: Tensor, linear: Linear) -> None:
-        if isinstance(linear, AdaptedLinear):
+        if isinstance(linear, WrappedLinear):
             self.add(stream, linear(x))
             return
         linear = _on_gpu(linear)
@@ -144,7 +144,7 @@ class TritonOps:
             stream.pending = linear(x)  # every sum is followed by a norm, which adds it on its way
 
     def feed_forward(self, stream: Stream, norm: Norm, gate_up: Linear, down: Linear) -> None:
-        if isinstance(gate_up, AdaptedLinear) or isinstance(down, AdaptedLinear):
+        if isinstance(gate_up, WrappedLinear) or isinstance(down, WrappedLinear):
             self.add_linear(stream, rowwise.silu_mul(self.norm_linear(stream, norm, gate_up)), down)
             return
         gate_up, down = _on_gpu(gate_up), _on_gpu(down)

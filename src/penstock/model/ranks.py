@@ -1,0 +1,94 @@
+"""What the ranks of one model tell each other: sums of parts, and columns side by side. All of it is in this file.
+
+A model on one rank has none of these objects in it: its linears are those that the operations made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.model.ops import Linear, WrappedLinear
+from penstock.model.shard import Shard
+
+
+class Ranks(Protocol):
+    """The ranks of one model, as one of them sees them. All make the same calls in the same order."""
+
+    shard: Shard
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of what all ranks bring: all-reduce. Every rank gets the same bits."""
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[rows, columns] of all ranks side by side, in the order of ranks: all-gather."""
+
+
+class SingleRank:
+    """A rank that has the whole model."""
+
+    shard = Shard()
+
+    def sum(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True)
+class SummedLinear(WrappedLinear):
+    """A linear that is split by rows: each rank's part, then the sum."""
+
+    linear: Linear
+    ranks: Ranks
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ranks.sum(self.linear(x))
+
+
+@dataclass(frozen=True)
+class SplitEmbedding(WrappedLinear):
+    """A lookup in a table whose rows are split: one rank finds a token, the others bring zeros."""
+
+    lookup: Linear
+    first: int
+    count: int
+    ranks: Ranks
+
+    def __call__(self, x: Tensor) -> Tensor:
+        ids = x - self.first
+        is_elsewhere = (ids < 0) | (ids >= self.count)
+        found = self.lookup(ids.masked_fill(is_elsewhere, 0))
+        return self.ranks.sum(found.masked_fill(is_elsewhere[:, None], 0.0))
+
+
+@dataclass(frozen=True)
+class GatheredHead(WrappedLinear):
+    """Logits of a vocabulary that is split, each rank's beside the others'."""
+
+    head: Linear
+    each: int  # tokens of a rank; the last may have fewer
+    vocab_size: int
+    ranks: Ranks
+
+    def __call__(self, x: Tensor) -> Tensor:
+        logits = self.head(x)
+        if missing := self.each - logits.shape[1]:
+            logits = F.pad(logits, (0, missing))
+        return self.ranks.gather(logits)[:, : self.vocab_size].contiguous()
+
+
+def over_vocabulary(embedding: Linear, head: Linear, vocab_size: int, ranks: Ranks) -> tuple[Linear, Linear]:
+    """An embedding and a head of this rank's tokens as those of all tokens."""
+    shard = ranks.shard
+    if shard.size == 1:
+        return embedding, head
+    own, each = shard.vocabulary(vocab_size), -(-vocab_size // shard.size)
+    return (
+        SplitEmbedding(embedding, own.start, len(own), ranks),
+        GatheredHead(head, each, vocab_size, ranks),
+    )

@@ -1,0 +1,225 @@
+"""A model in parts, each on its rank, says what the whole model says: every family, stored formats, adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+from torch import Tensor
+from transformers import LlamaConfig
+
+from penstock.core.errors import ModelUnsupported
+from penstock.core.model_config import ModelConfig
+from penstock.hub import gguf_file
+from penstock.hub.checkpoint import Checkpoint, stored_part
+from penstock.hub.gguf import GGUFCheckpoint
+from penstock.hub.hf import HFCheckpoint
+from penstock.hub.peft import read_peft
+from penstock.hub.stored import Part, StoredTensor
+from penstock.model.batch import SlotRows
+from penstock.model.layers import CausalLM, Decoder, DecoderLayer
+from penstock.model.loading import load_model
+from penstock.model.lora import with_adapters
+from penstock.model.ops import Ops
+from penstock.model.ops.build import KernelsUnavailable
+from penstock.model.ops.native import NativeOps
+from penstock.model.ops.reference import ReferenceOps
+from penstock.model.random_weights import RandomCheckpoint
+from penstock.model.ranks import Ranks
+from penstock.model.weights import Site
+from penstock.quant import to_quant
+from tests.hub import fp8_checkpoints
+from tests.hub.families import SHAPE as HF_SHAPE
+from tests.hub.families import random_model, tensors_of, write_gguf
+from tests.hub.integer_checkpoints import LAYOUTS, write_integers
+from tests.model.family_configs import CONFIGS, SHAPE
+from tests.model.lora import write_adapter
+from tests.model.paged import PagedDriver, make_batch
+from tests.model.ranks import ThreadRanks, on_every_rank
+from tests.model.tiny import ArrayCheckpoint
+
+PROMPT = list(range(3, 40))
+FAMILIES: dict[str, ModelConfig] = {
+    "llama": replace(SHAPE, vocab_size=398),  # which two ranks share evenly, and four do not
+    "llama, tied and biased": replace(SHAPE, tied_embeddings=True, attention_bias=True, output_bias=True),
+    "mistral": replace(SHAPE, architecture="mistral", windows=(10, 10)),
+    "qwen2": replace(SHAPE, architecture="qwen2", attention_bias=True),
+    "qwen3": replace(SHAPE, architecture="qwen3", tied_embeddings=True),
+    **CONFIGS,
+}
+FOUR_RANKS = LlamaConfig(**(HF_SHAPE | {"hidden_size": 128, "intermediate_size": 512}), max_position_embeddings=64)
+TWO_RANKS = LlamaConfig(**(HF_SHAPE | {"intermediate_size": 128}), max_position_embeddings=64)  # of whole groups of 32
+
+Load = Callable[[Ops, Ranks | None], CausalLM]
+
+
+def says(load: Load, ranks: Ranks | None = None, ops: Ops | None = None) -> Tensor:
+    """Logits of every token: a prompt in two chunks, so that the cache is read as well."""
+    ops = ops or ReferenceOps()
+    return PagedDriver(load(ops, ranks), ops, block_size=4).prefill(PROMPT, chunk=30)
+
+
+def loads(checkpoint: Checkpoint) -> Load:
+    return lambda ops, ranks: load_model(checkpoint, ops, ranks=ranks)
+
+
+def assert_the_same(load: Load, size: int, make_ops: Callable[[], Ops] = ReferenceOps) -> None:
+    whole = says(load, ops=make_ops())
+    for logits in on_every_rank(size, lambda ranks: says(load, ranks, make_ops())):
+        torch.testing.assert_close(logits, whole, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_says_the_same_in_parts(family: str, size: int) -> None:
+    assert_the_same(loads(RandomCheckpoint(FAMILIES[family])), size)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2-moe"])
+def test_kernels_of_the_cpu_run_parts_too(family: str) -> None:
+    def make_ops() -> Ops:
+        try:
+            return NativeOps("float32", threads=1)
+        except KernelsUnavailable as error:
+            pytest.skip(str(error))
+
+    assert_the_same(loads(RandomCheckpoint(FAMILIES[family])), 2, make_ops)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_layer_is_summed_twice_whatever_is_in_it(size: int) -> None:
+    """Attention and MLP; experts and the one that all tokens pass go together."""
+    for family in ("llama", "mixtral", "qwen2-moe", "gemma2"):
+
+        def sums(ranks: ThreadRanks, config: ModelConfig = FAMILIES[family]) -> int:
+            says(loads(RandomCheckpoint(config)), ranks)
+            return ranks.num_sums
+
+        num_chunks, embedding, num_layers = 2, 1, 2
+        assert on_every_rank(size, sums) == [num_chunks * (embedding + 2 * num_layers)] * size
+
+
+def test_heads_are_those_of_the_rank() -> None:
+    """Four of queries and two of keys: with four ranks, two have the same keys."""
+
+    def heads(ranks: Ranks) -> tuple[int, int]:
+        spec = load_model(RandomCheckpoint(SHAPE), ReferenceOps(), ranks=ranks).spec
+        return spec.num_heads, spec.num_kv_heads
+
+    assert on_every_rank(1, heads) == [(4, 2)]
+    assert on_every_rank(2, heads) == [(2, 1)] * 2
+    assert on_every_rank(4, heads) == [(1, 1)] * 4
+
+
+def gguf_of(path: Path, quantization: str) -> GGUFCheckpoint:
+    return GGUFCheckpoint(
+        write_gguf(path / "model.gguf", FOUR_RANKS, tensors_of(random_model(FOUR_RANKS)), quantization)
+    )
+
+
+@pytest.mark.parametrize("quantization", ["Q4_0", "Q8_0", "F16"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_gguf_in_parts(quantization: str, size: int, tmp_path: Path) -> None:
+    assert_the_same(loads(gguf_of(tmp_path, quantization)), size)
+
+
+@pytest.mark.parametrize("layout", ["GPTQ", "AWQ", "packed, asymmetric", "W8A8"])
+def test_a_directory_of_integers_in_parts(layout: str, tmp_path: Path) -> None:
+    write_integers(tmp_path, LAYOUTS[layout], TWO_RANKS)
+    assert_the_same(loads(HFCheckpoint(tmp_path)), 2)
+
+
+@pytest.mark.parametrize("layout", ["fp8, static", "compressed-tensors, a scale per row"])
+def test_a_directory_of_fp8_in_parts(layout: str, tmp_path: Path) -> None:
+    fp8_checkpoints.write_fp8(tmp_path, fp8_checkpoints.LAYOUTS[layout], FOUR_RANKS)
+    assert_the_same(loads(HFCheckpoint(tmp_path)), 4)
+
+
+def test_weights_that_are_rounded_while_they_are_loaded_are_cut_first() -> None:
+    """Groups of 128 inputs, of which each rank has whole ones: the same integers as of the whole weight."""
+    config = replace(SHAPE, hidden_size=256, intermediate_size=512, num_heads=8, num_kv_heads=2)
+
+    def load(ops: Ops, ranks: Ranks | None) -> CausalLM:
+        return load_model(RandomCheckpoint(config), ops, quantize=lambda weight: to_quant("int8", weight), ranks=ranks)
+
+    assert_the_same(load, 2)
+
+
+def test_a_group_that_would_be_cut_is_refused_by_the_tensors_name(tmp_path: Path) -> None:
+    write_integers(tmp_path, LAYOUTS["GPTQ"])  # 64 inputs of o_proj in groups of 32
+    with pytest.raises(ModelUnsupported, match=r"layers\.0\.self_attn\.o_proj\.weight' .*groups of 32 inputs"):
+        on_every_rank(4, lambda ranks: load_model(HFCheckpoint(tmp_path), ReferenceOps(), ranks=ranks))
+
+
+def test_inputs_in_an_order_of_their_own_are_not_split(tmp_path: Path) -> None:
+    write_integers(tmp_path, LAYOUTS["GPTQ, act-order"])
+    with pytest.raises(ModelUnsupported, match=r"o_proj\.weight' .*act-order"):
+        on_every_rank(2, lambda ranks: load_model(HFCheckpoint(tmp_path), ReferenceOps(), ranks=ranks))
+
+
+@pytest.mark.parametrize("family", ["llama, tied and biased", "phi4"])
+def test_an_adapter_in_parts(family: str, tmp_path: Path) -> None:
+    config = FAMILIES[family]
+    fused = ("qkv_proj", "gate_up_proj", "o_proj", "down_proj")
+    targets = {"targets": fused} if family == "phi4" else {}
+    adapter = read_peft(write_adapter(tmp_path, config, **targets))  # type: ignore[arg-type]
+
+    def adapted(ranks: Ranks | None) -> Tensor:
+        ops, sites = ReferenceOps(), list[Site]()
+        model = load_model(RandomCheckpoint(config), ops, sites=sites, ranks=ranks)
+        whole = with_adapters(model, sites, ops, 1)
+        whole.bank.place(0, whole.bank.fit(adapter))
+        driver = PagedDriver(whole, ops, block_size=64)
+        sequence = driver.sequence(PROMPT)
+        sequence.blocks.append(1)
+        batch = make_batch([(sequence, len(PROMPT))], every_row=True)
+        with torch.inference_mode():
+            return whole(replace(batch, adapters=(SlotRows(0, torch.arange(len(PROMPT))),)), driver.kv)
+
+    expected = adapted(None)
+    for logits in on_every_rank(2, adapted):
+        torch.testing.assert_close(logits, expected, rtol=2e-4, atol=2e-4)
+    assert not torch.allclose(expected, says(loads(RandomCheckpoint(config))), atol=1e-2)
+
+
+def test_one_rank_has_the_weights_as_they_are_and_nothing_around_them() -> None:
+    random = RandomCheckpoint(SHAPE)
+    arrays = {name: random.tensor(name) for name in random.tensor_names()}
+    model = load_model(ArrayCheckpoint(SHAPE, arrays), ReferenceOps())
+    assert isinstance(model, Decoder)
+    first = model.layers[0]
+    assert isinstance(first, DecoderLayer)
+    for linear, name in ((first.attention.output, "self_attn.o_proj"), (first.mlp.down, "mlp.down_proj")):
+        weight: Tensor = linear.keywords["weight"]  # type: ignore[attr-defined]
+        assert weight.data_ptr() == arrays[f"model.layers.0.{name}.weight"].ctypes.data
+    head: Tensor = model.head.keywords["weight"]  # type: ignore[attr-defined]
+    assert head.data_ptr() == arrays["lm_head.weight"].ctypes.data
+
+
+def test_rows_of_a_mapped_file_are_a_view_of_it() -> None:
+    values = np.arange(48, dtype=np.float32).reshape(8, 6)
+    rows = StoredTensor(values, "F32").part(Part((8, 6), slice(2, 4)), "it").values
+    assert np.shares_memory(rows, values)
+    np.testing.assert_array_equal(rows, values[2:4])
+
+
+def test_a_part_of_a_gguf_unpacks_no_other_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = gguf_of(tmp_path, "Q4_0")
+    whole = checkpoint.stored("model.layers.0.mlp.down_proj.weight").widened()  # [128, 512], in blocks of 32
+    unpacked: list[int] = []
+    plainly = gguf_file.grouped
+
+    def counted(blocks: np.ndarray, type: GGMLQuantizationType, rows: int) -> object:
+        unpacked.append(len(blocks))
+        return plainly(blocks, type, rows)
+
+    monkeypatch.setattr(gguf_file, "grouped", counted)
+    part = Part((128, 512), slice(0, 64), slice(128, 192))
+    found = stored_part(checkpoint, "model.layers.0.mlp.down_proj.weight", part).widened()
+    np.testing.assert_array_equal(found, whole[:64, 128:192])
+    assert unpacked == [64 * 2]

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import ModelUnsupported
+from penstock.model.shard import Axis, Shard
+
+
+@given(st.integers(1, 16), st.integers(1, 12), st.integers(1, 64))
+def test_ranks_have_all_of_an_axis_and_no_unit_is_cut(size: int, each: int, unit: int) -> None:
+    axis = Axis(size * each * unit, unit)
+    spans = [Shard(rank, size).span(axis, "it") for rank in range(size)]
+    assert [index for span in spans for index in span] == list(range(axis.size))
+    assert all(span.start % unit == 0 and len(span) == each * unit for span in spans)
+
+
+@given(st.integers(1, 8), st.integers(1, 8))
+def test_fewer_heads_of_keys_than_ranks_are_had_by_several(heads: int, times: int) -> None:
+    axis, size = Axis(heads * 16, 16, repeats=True), heads * times
+    spans = [Shard(rank, size).span(axis, "it") for rank in range(size)]
+    assert [span.start // 16 for span in spans] == [head for head in range(heads) for _ in range(times)]
+    assert all(len(span) == 16 for span in spans)
+
+
+@pytest.mark.parametrize(("axis", "size"), [(Axis(30), 4), (Axis(2 * 16, 16), 4), (Axis(6 * 16, 16, repeats=True), 4)])
+def test_what_cannot_be_shared_out_evenly_is_refused_by_name(axis: Axis, size: int) -> None:
+    with pytest.raises(ModelUnsupported, match=f"the heads cannot be split over {size} ranks.*ranks that work: 1, 2"):
+        Shard(1, size).span(axis, "the heads")
+
+
+@given(st.integers(1, 9), st.integers(1, 1000))
+def test_every_token_of_a_vocabulary_is_one_ranks(size: int, vocab_size: int) -> None:
+    spans = [Shard(rank, size).vocabulary(vocab_size) for rank in range(size)]
+    assert [token for span in spans for token in span] == list(range(vocab_size))
