@@ -208,6 +208,16 @@ def test_rows_of_a_mapped_file_are_a_view_of_it() -> None:
     np.testing.assert_array_equal(rows, values[2:4])
 
 
+@pytest.mark.parametrize("layout", ["GPTQ", "AWQ"])
+def test_a_part_of_packed_words_is_that_part_of_the_weight(layout: str, tmp_path: Path) -> None:
+    write_integers(tmp_path, LAYOUTS[layout], TWO_RANKS)
+    checkpoint, name = HFCheckpoint(tmp_path), "model.layers.0.mlp.down_proj.weight"
+    whole = checkpoint.stored(name).widened()  # [64, 128]
+    for rows in (slice(16, 48), slice(3, 6)):  # whole words of outputs, and not
+        found = stored_part(checkpoint, name, Part((64, 128), rows, slice(32, 96))).widened()
+        np.testing.assert_array_equal(found, whole[rows, 32:96])
+
+
 def test_a_part_of_a_gguf_unpacks_no_other_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = gguf_of(tmp_path, "Q4_0")
     whole = checkpoint.stored("model.layers.0.mlp.down_proj.weight").widened()  # [128, 512], in blocks of 32

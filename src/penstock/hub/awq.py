@@ -24,7 +24,7 @@ from penstock.hub.quantization import (
     unsupported,
 )
 from penstock.hub.safetensors_file import TensorInfo, Written
-from penstock.hub.stored import GroupedTensor, StoredTensor, integers, packed
+from penstock.hub.stored import GroupedTensor, Part, StoredTensor, integers, packed
 
 _PER_WORD = 8
 _PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # of each output in its word
@@ -64,6 +64,24 @@ class Awq:
         values = packed(np.ascontiguousarray(_unpacked(tensors.integers(base + "qweight")).T))
         zeros = np.ascontiguousarray(_unpacked(tensors.integers(base + "qzeros")).T)
         return GroupedTensor(values, 4, StoredTensor(np.ascontiguousarray(scales.values.T), scales.format), zeros)
+
+    def stored_part(self, name: str, tensors: Tensors, part: Part) -> GroupedTensor:
+        base, (first, last) = name.removesuffix("weight"), part.column_range
+        inputs, packed_words = tensors.infos[base + "qweight"].shape
+        part.check((packed_words * _PER_WORD, inputs), name)
+        group = part.shape[1] // tensors.infos[base + "scales"].shape[0]
+        if first % group or last % group or part.rows.start % _PER_WORD or part.rows.stop % _PER_WORD:
+            return self.stored(name, tensors).part(part, name)
+        own = slice(first // group, last // group)
+        words = slice(part.rows.start // _PER_WORD, part.rows.stop // _PER_WORD)
+        found = tensors.cut(
+            {
+                base + "qweight": (slice(first, last), words),
+                base + "qzeros": (own, words),
+                base + "scales": (own, part.rows),
+            }
+        )
+        return self.stored(name, found)
 
 
 def _unpacked(words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:

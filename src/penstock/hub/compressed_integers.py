@@ -25,7 +25,7 @@ from penstock.hub.quantization import (
     unsupported,
 )
 from penstock.hub.safetensors_file import TensorInfo, Written
-from penstock.hub.stored import GroupedTensor, Stored, StoredTensor, integers, packed
+from penstock.hub.stored import GroupedTensor, Part, Stored, StoredTensor, integers, packed
 
 FORMATS = ("pack-quantized", "int-quantized")
 
@@ -84,6 +84,9 @@ class CompressedIntegers:
         for name in packed_names:
             if infos[f"{name}_packed"].shape[1] * 32 // self.bits % infos[f"{name}_scale"].shape[1]:
                 raise unsupported(f"{name}_scale of shape {list(infos[f'{name}_scale'].shape)}")
+
+    def stored_part(self, name: str, tensors: Tensors, part: Part) -> Stored:
+        return self.stored(name, tensors).part(part, name)  # of views: the rest is not read
 
     def stored(self, name: str, tensors: Tensors) -> Stored:
         scales = tensors.floats(f"{name}_scale")

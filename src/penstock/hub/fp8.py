@@ -19,7 +19,7 @@ from penstock.hub.quantization import Json, Quantization, Tensors
 from penstock.hub.quantization import require as _require
 from penstock.hub.quantization import unsupported as _unsupported
 from penstock.hub.safetensors_file import TensorInfo
-from penstock.hub.stored import Stored
+from penstock.hub.stored import Part, Stored
 
 Activations = Literal["static", "dynamic"]  # quantized by the file's `input_scale`, or each token by its own largest
 
@@ -44,6 +44,9 @@ class Fp8:
 
     def check(self, infos: Mapping[str, TensorInfo]) -> None:
         check_scales(infos, self.activations)
+
+    def stored_part(self, name: str, tensors: Tensors, part: Part) -> Stored:
+        return self.stored(name, tensors).part(part, name)  # of views: the rest is not read
 
     def stored(self, name: str, tensors: Tensors) -> Stored:
         found = tensors.floats(name)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.hub.quantization import (
     Json,
@@ -26,7 +27,7 @@ from penstock.hub.quantization import (
     unsupported,
 )
 from penstock.hub.safetensors_file import TensorInfo, Written
-from penstock.hub.stored import GroupedTensor, StoredTensor, integers, packed
+from penstock.hub.stored import GroupedTensor, Part, StoredTensor, integers, packed
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,7 @@ class Gptq:
         # A word has consecutive inputs of one output, in order: its bytes are what is wanted, once outputs come first.
         values = np.ascontiguousarray(words.T).view(np.uint8)
         columns = words.shape[0] * 32 // self.bits
-        order = None
-        if base + "g_idx" in tensors.names:
-            group = columns // scales.values.shape[0]
-            order = order_of(tensors.integers(base + "g_idx"), group, base + "g_idx")
+        order = self._order(base, columns // scales.values.shape[0], tensors)
         if order is not None:
             integers = unpack_words(words, self.bits, axis=0)[order].T
             values = packed(integers) if self.bits == 4 else np.ascontiguousarray(integers)
@@ -83,6 +81,29 @@ class Gptq:
         return GroupedTensor(
             values, self.bits, transposed, None if symmetric else np.ascontiguousarray(zeros.T), order=order
         )
+
+    def _order(self, base: str, group: int, tensors: Tensors) -> npt.NDArray[np.int64] | None:
+        name = base + "g_idx"
+        return order_of(tensors.integers(name), group, name) if name in tensors.names else None
+
+    def stored_part(self, name: str, tensors: Tensors, part: Part) -> GroupedTensor:
+        base, per_word = name.removesuffix("weight"), 32 // self.bits
+        words, outputs = tensors.infos[base + "qweight"].shape
+        part.check((outputs, words * per_word), name)
+        first, last = part.column_range
+        group = part.shape[1] // tensors.infos[base + "scales"].shape[0]
+        is_cut = first % group or last % group or part.rows.start % per_word or part.rows.stop % per_word
+        if is_cut or self._order(base, group, tensors) is not None:
+            return self.stored(name, tensors).part(part, name)
+        own = slice(first // group, last // group)
+        found = tensors.cut(
+            {
+                base + "qweight": (slice(first // per_word, last // per_word), part.rows),
+                base + "qzeros": (own, slice(part.rows.start // per_word, part.rows.stop // per_word)),
+                base + "scales": (own, part.rows),
+            }
+        )
+        return self.stored(name, found)
 
 
 def gptq_config(

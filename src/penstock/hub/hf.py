@@ -13,7 +13,7 @@ from penstock.hub.hf_directory import HFDirectory, read_json
 from penstock.hub.quantization import Tensors
 from penstock.hub.safetensors_file import SafetensorsFile
 from penstock.hub.schemes import read_scheme
-from penstock.hub.stored import FloatArray, Stored, StoredTensor
+from penstock.hub.stored import FloatArray, Part, Stored, StoredTensor
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -73,10 +73,17 @@ class HFCheckpoint:
     def stored(self, name: str) -> Stored:
         if name not in self._names:
             raise ModelCorrupt(f"{self._directory} has no tensor {name}; download the model again")
-        is_plain = name in self._files and self._tensors.infos[name].code not in ("F8_E4M3", "I8")
-        if is_plain or self._scheme is None:
+        if self._scheme is None or self._is_plain(name):
             return self._stored(name)
         return self._scheme.stored(name, self._tensors)
+
+    def _is_plain(self, name: str) -> bool:
+        return name in self._files and self._tensors.infos[name].code not in ("F8_E4M3", "I8")
+
+    def stored_part(self, name: str, part: Part) -> Stored:
+        if self._scheme is None or self._is_plain(name):
+            return self.stored(name).part(part, name)
+        return self._scheme.stored_part(name, self._tensors, part)
 
     def tensor(self, name: str) -> FloatArray:
         return self.stored(name).widened()

@@ -7,7 +7,7 @@ read from the config: the tensors that are there say it. Whatever is not underst
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.core.errors import ModelUnsupported
 from penstock.hub.safetensors_file import TensorInfo
-from penstock.hub.stored import Stored, StoredTensor
+from penstock.hub.stored import Part, Stored, StoredTensor
 
 Json = Mapping[str, Any]
 Quantization = Literal["fp8", "int8", "int4", "w8a8"]
@@ -38,6 +38,16 @@ class Tensors:
     def names(self) -> Set[str]:
         return self.infos.keys()
 
+    def cut(self, parts: Mapping[str, tuple[slice, slice]]) -> Tensors:
+        """These tensors alone, of each some rows and columns."""
+
+        def floats(name: str) -> StoredTensor:
+            whole = self.floats(name)
+            return replace(whole, values=whole.values[parts[name]])
+
+        infos = {name: self.infos[name] for name in parts}
+        return Tensors(infos, floats, lambda name: self.integers(name)[parts[name]])
+
 
 class Scheme(Protocol):
     @property
@@ -51,6 +61,9 @@ class Scheme(Protocol):
 
     def stored(self, name: str, tensors: Tensors) -> Stored:
         """One of those weights, or any other tensor that the scheme has quantized in place."""
+
+    def stored_part(self, name: str, tensors: Tensors, part: Part) -> Stored:
+        """Some rows and columns of one. What lies elsewhere in its tensors is not read, if no word is cut."""
 
 
 def require_some(method: str, found: Set[str]) -> None:
