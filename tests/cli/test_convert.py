@@ -20,6 +20,7 @@ def test_convert_writes_the_directory_that_other_servers_read(tmp_path: Path) ->
     ended = penstock("convert", MODEL, "--to", "hf", str(target), "--dtype", "bfloat16")
     assert ended.returncode == 0, ended.stderr
     assert str(target) in ended.stdout
+    assert "100%" in ended.stderr
     names = {path.name for path in target.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
     assert json.loads((target / "config.json").read_text())["model_type"] == "llama"

@@ -25,5 +25,12 @@ def run(arguments: argparse.Namespace) -> None:
     checkpoint = resolve(arguments.model, progress=ProgressBar())
     tokenizer = Tokenizer.load(checkpoint.tokenizer_source)
     special_tokens = tokenizer.special_tokens()
-    convert_to_hf(checkpoint, directory, tokenizer_json=tokenizer.to_json(), special_tokens=special_tokens, dtype=dtype)
+    convert_to_hf(
+        checkpoint,
+        directory,
+        tokenizer_json=tokenizer.to_json(),
+        special_tokens=special_tokens,
+        dtype=dtype,
+        progress=ProgressBar(unit="tensors"),
+    )
     print(f"wrote {directory}: config, {dtype} weights, tokenizer and chat template")

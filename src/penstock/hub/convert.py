@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from penstock.core.files import write_file
 from penstock.core.model_config import ModelConfig, RopeScaling
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.families import FAMILY_FILES
+from penstock.hub.progress import Progress, silent
 from penstock.hub.safetensors_file import DType, write_safetensors
+from penstock.hub.stored import FloatArray
 
 LLAMA3_FACTORS = (8.0, 32.0, 2.0, 4.0, 16.0)  # 8: Llama 3.1 and 3.3; 32: Llama 3.2
 LLAMA3_ORIGINAL_CONTEXTS = (8192, 4096, 2048)
@@ -29,14 +31,21 @@ def convert_to_hf(
     tokenizer_json: str,
     special_tokens: Mapping[str, str],  # "bos_token", "eos_token", "unk_token", "pad_token": those there are
     dtype: DType = "float32",
+    progress: Progress = silent,
 ) -> None:
-    """config.json is written last: a directory that has one is complete."""
+    """config.json is written last: a directory that has one is complete. Progress counts tensors."""
     config = checkpoint.config
     config_json = hf_config(config, dtype)
     directory.mkdir(parents=True, exist_ok=True)
     names = sorted(checkpoint.tensor_names() - ({"lm_head.weight"} if config.tied_embeddings else set()))
-    tensors = ((name, checkpoint.tensor(name)) for name in names)
-    write_safetensors(directory / "model.safetensors", tensors, len(names), dtype)
+
+    def tensors() -> Iterator[tuple[str, FloatArray]]:
+        for number, name in enumerate(names):
+            progress("writing weights", number, len(names))
+            yield name, checkpoint.tensor(name)
+        progress("writing weights", len(names), len(names))
+
+    write_safetensors(directory / "model.safetensors", tensors(), len(names), dtype)
     write_tokenizer(checkpoint, directory, tokenizer_json, special_tokens)
     _write_json(directory / "config.json", config_json)
 

@@ -1,4 +1,4 @@
-"""Callbacks of downloads: how far they are, in bytes."""
+"""Callbacks of long work: how far it is. Downloads count bytes, others what they name."""
 
 from __future__ import annotations
 
