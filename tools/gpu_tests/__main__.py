@@ -50,6 +50,7 @@ FILES = {
     "tests/runner/test_cuda_soak.py": 42,
     "tests/runner/test_gpu_embedder.py": 131,
     "tests/runner/test_masks.py": 3,
+    "tests/runner/test_step_message.py": 10,
     "tests/runner/test_embedder.py": 19,
     "tests/model/test_encoder.py": 3,
 }
