@@ -35,7 +35,7 @@ SOURCES = Path(__file__).parent / "kernels"
 # minutes when it tunes for Sapphire Rapids.
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-pthread", "-fno-math-errno", "-ffp-contract=off", "-fno-schedule-insns2")
 TARGETS = (("-march=native",), ("-mcpu=native",), ())  # the first one that the compiler accepts
-COMPILE_TIMEOUT_S = 120
+COMPILE_TIMEOUT_S = 600  # a few seconds of work, on a machine that may have better things to do
 
 
 class KernelsUnavailable(Exception):
