@@ -53,7 +53,10 @@ def choose(number: int, replicas: int = 3) -> tuple[EdgeRequest, Choice]:
     router = Router()
     router.index.reset("r1", CHAIN[:2])
     request = EdgeRequest(f"q{number}", "m", 900, 50, "acme", hashes=CHAIN, expected_output=40, session="secret")
-    candidates = [replica(f"r{i}", num_running=i, queued_tokens=10 * i, sent_kv_tokens=30) for i in range(replicas)]
+    candidates = [
+        replica(f"r{i}", num_running=i, queued_tokens=10 * i, sent_kv_tokens=30, sent_sequences=-(i // 2))
+        for i in range(replicas)
+    ]
     return request, router.pick(request, [*candidates, replica("out", is_tripped=True)], now=5.0)
 
 

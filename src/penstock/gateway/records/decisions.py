@@ -79,6 +79,7 @@ class Seen(msgspec.Struct, frozen=True, gc=False, array_like=True):
             mean_output_tokens=self.mean_output_tokens,
             share=self.share,
             host_share=self.host_share,
+            sent_sequences=min(0, self.sequences - self.running),  # ended since it last said how many run
         )
 
 
