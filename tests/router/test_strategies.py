@@ -126,6 +126,15 @@ def test_a_prompt_that_nobody_holds_goes_by_load_and_equals_share() -> None:
 ABC = [replica(name) for name in "abc"]
 
 
+@given(st.lists(st.integers(0, 50), min_size=2, max_size=12), st.floats(0, 1, exclude_max=True))
+def test_of_equals_the_one_that_has_worked_least_is_picked(steps: list[int], random01: float) -> None:
+    route = router()
+    fleet = [replica(f"r{i}", steps=each) for i, each in enumerate(steps)]
+    choice = route.pick(request(hashes=CHAIN, random01=random01), fleet, 0.0)
+    assert choice.replica is not None
+    assert choice.replica.load.steps == min(steps)
+
+
 def test_siblings_of_a_burst_land_together_before_any_event() -> None:
     route = router()
     for name in "abc":

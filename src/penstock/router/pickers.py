@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from penstock.core.replica import ReplicaSnapshot
+
 Picker = Callable[[Sequence[float], float], int]
 
 
@@ -24,3 +26,10 @@ def power_of_two(totals: Sequence[float], random01: float) -> int:
     first, second = divmod(int(random01 * count * (count - 1)), count - 1)
     second += second >= first
     return first if totals[first] >= totals[second] else second
+
+
+def least_worked(replicas: Sequence[ReplicaSnapshot], totals: Sequence[float], picked: int) -> int:
+    """Among the replicas that are as good as the picked one, the one with the fewest steps since its start; the picked
+    one, if that is among them. Equals are mostly idle, and draws would leave some of them so for long."""
+    equals = [index for index, total in enumerate(totals) if total == totals[picked]]
+    return min(equals, key=lambda index: (replicas[index].load.steps, index != picked))

@@ -9,6 +9,7 @@ import msgspec
 from penstock.core.replica import ReplicaSnapshot
 from penstock.router.filters import DEFAULT_FILTERS, Filter, narrowed, prefer_ready, prefer_warm
 from penstock.router.load import saved_tokens
+from penstock.router.pickers import least_worked
 from penstock.router.prefix_index import PrefixIndex
 from penstock.router.request import EdgeRequest
 from penstock.router.strategies import RoutingSettings, Strategy
@@ -132,7 +133,10 @@ class Router:
                 totals = [weight * value for value in values]
         if not totals:
             totals = [0.0] * len(usable)
-        picked = usable[strategy.picker(totals, request.random01)]
+        at = strategy.picker(totals, request.random01)
+        if strategy.spreads_equals and totals.count(totals[at]) > 1:
+            at = least_worked(usable, totals, at)
+        picked = usable[at]
         choice = Choice(picked, usable, scores, totals, dropped, strategy.name)
         if index is not None and (matched := index.held(request.hashes, usable)):
             choice.matched, choice.on_host = matched, index.on_host(request.hashes, matched)

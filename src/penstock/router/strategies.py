@@ -55,6 +55,7 @@ class Strategy:
     picker: Picker = best
     index: PrefixIndex | None = None  # what its scores of prefixes come from
     routed: Callable[[EdgeRequest, ReplicaSnapshot, float], None] | None = None  # told of every request that is sent
+    spreads_equals: bool = False  # among equals the one that has worked least is picked, and not the drawn one
 
 
 def kv_aware(weights: Weights, index: PrefixIndex) -> Strategy:
@@ -77,6 +78,7 @@ def kv_aware(weights: Weights, index: PrefixIndex) -> Strategy:
         ),
         index=index,
         routed=routed,
+        spreads_equals=True,
     )
 
 

@@ -54,7 +54,7 @@ def choose(number: int, replicas: int = 3) -> tuple[EdgeRequest, Choice]:
     router.index.reset("r1", CHAIN[:2])
     request = EdgeRequest(f"q{number}", "m", 900, 50, "acme", hashes=CHAIN, expected_output=40, session="secret")
     candidates = [
-        replica(f"r{i}", num_running=i, queued_tokens=10 * i, sent_kv_tokens=30, sent_sequences=-(i // 2))
+        replica(f"r{i}", num_running=i, queued_tokens=10 * i, sent_kv_tokens=30, sent_sequences=-(i // 2), steps=i)
         for i in range(replicas)
     ]
     return request, router.pick(request, [*candidates, replica("out", is_tripped=True)], now=5.0)
@@ -95,6 +95,7 @@ def test_what_is_read_back_can_be_shown_to_another_policy(tmp_path: Path) -> Non
     replicas = [each.snapshot("m", now=5.0) for each in decided.candidates]
     for was, now in zip(choice.candidates, replicas, strict=True):
         assert (now.sequences, now.prefill_queued, now.step_s) == (was.sequences, was.prefill_queued, was.step_s)
+        assert now.load.steps == was.load.steps
         assert now.queue_s == pytest.approx(was.queue_s)
         assert now.kv_pressure == pytest.approx(was.kv_pressure, abs=1e-4)
     again = Router().pick(shown, replicas, 5.0)

@@ -54,6 +54,7 @@ class Seen(msgspec.Struct, frozen=True, gc=False, array_like=True):
     step_tokens: int = 2048
     on_host: int = 0  # of the matched blocks, in its host memory only
     host_share: float = HOST_SHARE
+    steps: int = 0  # of its engine since its start
 
     def snapshot(self, model: str, now: float = 0.0) -> ReplicaSnapshot:
         """As a policy would be shown it, from `now` on."""
@@ -73,6 +74,7 @@ class Seen(msgspec.Struct, frozen=True, gc=False, array_like=True):
                 num_running=self.running,
                 queued_tokens=self.prefill_queued,
                 kv_active_tokens=round(self.kv_used_tokens - growth),
+                steps=self.steps,
             ),
             prefill_tokens_per_s=self.prefill_tokens_per_s,
             decode_tokens_per_s=self.decode_tokens_per_s,
@@ -226,6 +228,7 @@ def _seen(choice: Choice, at: int, now: float) -> Seen:
         replica.limits.chunk_tokens,
         choice.on_host.get(replica.id, 0),
         replica.host_share,
+        replica.load.steps,
     )
 
 
