@@ -283,6 +283,16 @@ def test_every_strategy_picks_one_of_those_who_can_and_scores_in_range(
         route.routed(asked, choice, 0.0)
 
 
+@given(st.integers(4, 12), st.integers(0, 30))
+def test_a_replica_with_more_than_its_share_of_sequences_gains_nothing_by_its_cache(count: int, running: int) -> None:
+    route = router()
+    route.index.reset("r0", CHAIN)
+    fleet = [replica(f"r{i}", num_running=running) for i in range(count)]
+    assert picks(route, fleet, 1, hashes=CHAIN) == {"r0": 1}  # of equals, the one that holds the prompt
+    crowded = replica("r0", num_running=3 * running + 12)
+    assert "r0" not in picks(route, [crowded, *fleet[1:]], 1, hashes=CHAIN[:8], prompt_tokens=2100)
+
+
 def test_a_hot_prefix_is_spread_before_the_answers_under_way_make_its_home_slow() -> None:
     """No prompt waits anywhere: only the sequences tell."""
     route = router()
