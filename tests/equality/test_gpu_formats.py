@@ -48,8 +48,8 @@ RECIPES = {
 class RoundingOps(ReferenceOps):
     """Rounds rows to 8 bits too, in the formats that do. The GPU may leave a few rows as they are."""
 
-    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
-        product = super().linear(weight, bias)
+    def linear(self, weight: Weight, bias: Tensor | None = None, *, precise: bool = True) -> Linear:
+        product = super().linear(weight, bias, precise=precise)
         return lambda x: product(as_met(weight, x).to(x.dtype))
 
     def head(self, table: Weight) -> Linear:

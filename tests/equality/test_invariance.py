@@ -69,8 +69,8 @@ class LowBitOps(NativeOps):
         super().__init__("bfloat16", threads=threads, keeps=frozenset({bits}))
         self.bits = bits
 
-    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
-        return super().linear(self._rounded(weight), bias)
+    def linear(self, weight: Weight, bias: Tensor | None = None, *, precise: bool = True) -> Linear:
+        return super().linear(self._rounded(weight), bias, precise=precise)
 
     def embedding(self, table: Weight) -> Linear:
         return super().embedding(self._rounded(table))

@@ -1,4 +1,4 @@
-"""What few bits cost the default model: weights that stay integers, whose kernels round activations to 8 bits, and a KV
+"""What few bits cost the default model: weights that stay integers, whose kernels round activations, and a KV
 cache in int8, each against the very same weights in float32. An answer is the same alone as in a batch."""
 
 from __future__ import annotations
@@ -33,9 +33,13 @@ LOGIT_ERROR = 0.1  # at most, of all logits' deviation from their mean
 GREEDY = SamplingParams(temperature=0.0)
 DIVERGENCE_WINDOWS, DIVERGENCE_LENGTH = 16, 256
 ONE_DIGIT_DIVERGENCE = 0.00347  # nats a token, where every activation had 8 bits
-QUESTIONS = Path(__file__).with_name("questions.txt").read_text().splitlines()
+LISTED = Path(__file__).with_name("questions.txt").read_text().splitlines()
+# Nothing was chosen by these: which linears have two digits was chosen by the list above.
+HELD_OUT = Path(__file__).with_name("held_out_questions.txt").read_text().splitlines()
+QUESTIONS = (*LISTED, *HELD_OUT)
 LONGEST_SENTENCE = 40  # tokens
-SAME_SENTENCES = 75  # of 100, at least
+SAME_SENTENCES = 88  # of 100, at least
+SAME_HELD_OUT = 43  # of 50, at least
 EXACT, LOW_BIT, INT8_KV = "float32", "weights in 4 and 8 bits", "int8 cache"
 FORMATS = {EXACT: {}, LOW_BIT: {"keeps": frozenset({4, 8})}, INT8_KV: {"kv_dtype": torch.int8}}
 few_bits = pytest.mark.parametrize("name", [LOW_BIT, INT8_KV])
@@ -106,7 +110,7 @@ def first_sentences(name: str) -> list[str]:
         open_model("smollm2").tokenizer_source.chat_template, bos_token=ours.bos_token, eos_token=ours.eos_token
     )
     prompts = [template.render([{"role": "user", "content": question}]) for question in QUESTIONS]
-    engine = InProcess(*model(name), block_size=16, num_blocks=800, max_num_seqs=len(QUESTIONS))
+    engine = InProcess(*model(name), block_size=16, num_blocks=1200, max_num_seqs=len(QUESTIONS))
     engine.run(
         *(
             Request(question, ours.encode(prompt, add_special_tokens=False), LONGEST_SENTENCE, sampling=GREEDY)
@@ -121,9 +125,10 @@ def test_the_first_question_everybody_asks_is_answered() -> None:
 
 
 def test_first_sentences_are_those_of_float32() -> None:
-    assert len(QUESTIONS) == 100
+    assert (len(LISTED), len(set(QUESTIONS))) == (100, 150)
     same = [a == b for a, b in zip(first_sentences(EXACT), first_sentences(LOW_BIT), strict=True)]
-    assert sum(same) >= SAME_SENTENCES
+    assert sum(same[:100]) >= SAME_SENTENCES
+    assert sum(same[100:]) >= SAME_HELD_OUT
 
 
 @few_bits

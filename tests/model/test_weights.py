@@ -35,9 +35,9 @@ class PackingOps(ReferenceOps):
         super().__init__()
         self.packed: list[Weight] = []
 
-    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Weight, bias: Tensor | None = None, *, precise: bool = True) -> Linear:
         self.packed.append(weight)
-        return super().linear(weight, bias)
+        return super().linear(weight, bias, precise=precise)
 
 
 def weights_of(checkpoint: Checkpoint, ops: Ops) -> Weights:

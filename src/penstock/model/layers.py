@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -91,7 +91,13 @@ class Attention:
                 split=Split.COLUMNS,
                 bias=qkv_bias,
             ),
-            output=weights.linear({"o_proj": config.hidden_size}, queries, split=Split.ROWS, bias=config.output_bias),
+            output=weights.linear(
+                {"o_proj": config.hidden_size},
+                queries,
+                split=Split.ROWS,
+                bias=config.output_bias,
+                precise=weights.is_end_layer,
+            ),
             spec=spec,
             rope=rope,
         )
@@ -115,7 +121,9 @@ class MLP:
         return cls(
             ops=weights.ops,
             norm=load_norm(layer, norm),
-            gate_up=weights.linear({"gate_proj": ffn, "up_proj": ffn}, hidden, split=Split.COLUMNS),
+            gate_up=weights.linear(
+                {"gate_proj": ffn, "up_proj": ffn}, hidden, split=Split.COLUMNS, precise=weights.is_end_layer
+            ),
             down=weights.linear({"down_proj": hidden}, ffn, split=Split.ROWS),
         )
 
@@ -210,8 +218,13 @@ def _load_layers(weights: Weights, load_layer: LayerLoader, progress: Progress) 
     num_layers = weights.config.num_layers
     rope = rope_tables(weights.config, weights.ops.device, weights.max_context)
     layers = []
+
+    def load(index: int) -> Layer:
+        layer = replace(weights.at(f"model.layers.{index}"), is_end_layer=index in (0, num_layers - 1))
+        return load_layer(layer, rope, index)
+
     with ThreadPoolExecutor(LOADERS, thread_name_prefix="load-layer") as pool:
-        for layer in pool.map(lambda i: load_layer(weights.at(f"model.layers.{i}"), rope, i), range(num_layers)):
+        for layer in pool.map(load, range(num_layers)):
             layers.append(layer)
             progress(len(layers), num_layers)
     return layers

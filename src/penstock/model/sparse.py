@@ -33,7 +33,9 @@ class SharedExpert:
         return cls(
             ops=weights.ops,
             gate=weights.ops.linear(weights.tensor("shared_expert_gate.weight", 1, hidden)),
-            gate_up=inner.linear({"gate_proj": width, "up_proj": width}, hidden, split=Split.COLUMNS),
+            gate_up=inner.linear(
+                {"gate_proj": width, "up_proj": width}, hidden, split=Split.COLUMNS, precise=weights.is_end_layer
+            ),
             down=inner.linear({"down_proj": hidden}, width, split=Split.ROWS, is_summed=False),
         )
 

@@ -66,6 +66,7 @@ class Weights:
     quantize: Quantize = lambda weight: weight
     prefix: str = ""
     sites: list[Site] = field(default_factory=list)  # of all prefixes together, as they are loaded
+    is_end_layer: bool = False  # the first or the last one: what is rounded there costs most
     max_context: int | None = None  # tokens that a sequence may come to; None: all that the model can
     ranks: Ranks = field(default_factory=SingleRank)
 
@@ -100,7 +101,14 @@ class Weights:
         return self.tensor(path, size).float() + offset if offset else self.vector(path, size)
 
     def linear(
-        self, outputs: Outputs, inputs: int | Axis, *, split: Split, bias: bool = False, is_summed: bool = True
+        self,
+        outputs: Outputs,
+        inputs: int | Axis,
+        *,
+        split: Split,
+        bias: bool = False,
+        is_summed: bool = True,
+        precise: bool = True,
     ) -> Linear:
         """The projections named in `outputs`, with their output sizes, as one linear that yields them side by side.
 
@@ -108,7 +116,7 @@ class Weights:
         """
         biases = self._bias(outputs, inputs, split) if bias else None
         # Nothing here holds on to the parts while they are packed: with their packed form they would be the peak.
-        linear = self.ops.linear(self.weight(outputs, inputs, split=split), biases)
+        linear = self.ops.linear(self.weight(outputs, inputs, split=split), biases, precise=precise)
         self.note(linear, outputs, inputs, split=split)
         is_sum = split is Split.ROWS and is_summed and self.shard.size > 1
         return SummedLinear(linear, self.ranks) if is_sum else linear

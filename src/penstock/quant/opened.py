@@ -42,7 +42,7 @@ class KeptLinear:
 
 
 class KeepingOps(ReferenceOps):
-    def linear(self, weight: Weight, bias: Tensor | None = None) -> KeptLinear:
+    def linear(self, weight: Weight, bias: Tensor | None = None, *, precise: bool = True) -> KeptLinear:
         return KeptLinear(weight, None if bias is None else bias.float())
 
 

@@ -42,17 +42,18 @@ def ops() -> NativeOps:
     return found
 
 
-def as_seen(x: Tensor, bits: int) -> Tensor:
-    """Rows as the kernels multiply them. The quad with a group's largest magnitude has values of two digits; all others
-    are rounded to 8 bits. Quads are compared by magnitudes whose last three bits are the quad's number."""
+def as_seen(x: Tensor, bits: int, *, precise: bool) -> Tensor:
+    """Rows as the kernels multiply them. Values have two digits in every quad of a precise linear, in another's only in
+    the quad with a group's largest magnitude. Quads are compared by magnitudes whose last three bits are the quad's
+    number."""
     m, k = x.shape
     groups = F.pad(x, (0, -k % GROUP)).view(m, -1, GROUP)
     quads = groups.view(m, -1, 8, 4).abs().amax(3).view(torch.int32)
     keys = quads & ~7 | torch.arange(8, dtype=torch.int32)
     largest = keys.sort(2).values[:, :, -2:].contiguous().view(torch.float32)
     rest, top = largest[:, :, :1], largest[:, :, 1:]
-    one, two = torch.tensor([1 / 127, 1 / (127 << (4 if bits == 4 else 7))])
-    scales = torch.maximum(rest * one, top * two)
+    one, two = torch.tensor([1 / 127, 1 / (127 << (4 if bits == 4 and not precise else 7))])
+    scales = top * two if precise else torch.maximum(rest * one, top * two)
     inverses = torch.where(scales >= torch.finfo(torch.float32).tiny, 1 / scales, 0)
     return ((groups * inverses).round().double() * scales).view(m, -1)[:, :k]
 
@@ -74,22 +75,25 @@ ROUNDED_SCALES = ("4 bits, zeros, wide groups", "8 bits per output")
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 576, 1536), (13, 31, 128), (100, 48, 256)])
 @pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("precise", [False, True])
 def test_linear_is_the_product_of_what_was_rounded(
-    ops: NativeOps, kind: str, m: int, n: int, k: int, has_bias: bool
+    ops: NativeOps, kind: str, m: int, n: int, k: int, has_bias: bool, precise: bool
 ) -> None:
     weight, x, bias = WEIGHTS[kind](n, k), torch.randn(m, k), torch.randn(n) if has_bias else None
     kept_bits = 8 if "8 bits" in kind or "small groups" in kind else 4
-    expected = F.linear(as_seen(x, kept_bits), weight.dequantized().double(), None if bias is None else bias.double())
-    found = ops.linear(weight, bias)(x).double()
+    seen = as_seen(x, kept_bits, precise=precise)
+    expected = F.linear(seen, weight.dequantized().double(), None if bias is None else bias.double())
+    found = ops.linear(weight, bias, precise=precise)(x).double()
     assert (found - expected).norm() / expected.norm() < (1e-3 if kind in ROUNDED_SCALES else 2e-6)
 
 
-def test_activations_are_rounded_and_no_more(ops: NativeOps) -> None:
-    """The error against the unrounded product is what 8 bits must cost."""
+@pytest.mark.parametrize(("precise", "most"), [(False, 0.01), (True, 1e-4)])
+def test_activations_are_rounded_and_no_more(ops: NativeOps, precise: bool, most: float) -> None:
+    """The error against the unrounded product is what 8 bits must cost, or 15."""
     weight, x = grouped(torch.randn(512, 2048), 4, 32, has_minimums=True), torch.randn(16, 2048)
     expected = F.linear(x.double(), weight.dequantized().double())
-    error = (ops.linear(weight)(x).double() - expected).norm() / expected.norm()
-    assert error < 0.01
+    error = (ops.linear(weight, precise=precise)(x).double() - expected).norm() / expected.norm()
+    assert error < most
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
@@ -101,7 +105,9 @@ def test_an_outlier_costs_the_values_beside_it_little(ops: NativeOps, kind: str,
     expected = F.linear(x.double(), weight.dequantized().double())
     rounded = 1e-3 * expected.norm() if kind in ROUNDED_SCALES else 0.0
     # One digit alone would leave an error of `size` percent.
-    assert (ops.linear(weight)(x).double() - expected).norm() < usual * (0.02 if size == 10.0 else 0.5) + rounded
+    for precise, most in ((False, 0.02 if size == 10.0 else 0.5), (True, size / 10_000)):
+        error = (ops.linear(weight, precise=precise)(x).double() - expected).norm()
+        assert error < usual * most + rounded
 
 
 @settings(max_examples=30, deadline=None)
@@ -114,9 +120,18 @@ def test_an_outlier_costs_the_values_beside_it_little(ops: NativeOps, kind: str,
     count=st.integers(1, 100),
     has_minimums=st.booleans(),
     is_fine=st.booleans(),
+    precise=st.booleans(),
 )
 def test_rows_do_not_depend_on_the_rows_beside_them(
-    bits: Literal[4, 8], m: int, n: int, k: int, start: int, count: int, has_minimums: bool, is_fine: bool
+    bits: Literal[4, 8],
+    m: int,
+    n: int,
+    k: int,
+    start: int,
+    count: int,
+    has_minimums: bool,
+    is_fine: bool,
+    precise: bool,
 ) -> None:
     several, one = native(), native(threads=1)
     assume(several is not None and one is not None)
@@ -125,8 +140,9 @@ def test_rows_do_not_depend_on_the_rows_beside_them(
     k = -(-k // 16) * 16 if is_fine else k + k % 2
     x = torch.randn(m, k)
     weight = grouped(torch.randn(n, k), bits, 16 if is_fine else k, has_minimums=has_minimums)
-    whole, first = several.linear(weight)(x), start % m
-    assert torch.equal(whole[first : first + count], one.linear(weight)(x[first : first + count]))
+    whole, first = several.linear(weight, precise=precise)(x), start % m
+    alone = one.linear(weight, precise=precise)(x[first : first + count])
+    assert torch.equal(whole[first : first + count], alone)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +171,10 @@ def test_scales_of_any_size_keep_their_precision(ops: NativeOps, size: float) ->
     torch.testing.assert_close(ops.linear(moved)(x) / size, ops.linear(weight)(x), rtol=1e-3, atol=0.02)
 
 
-def test_rows_of_nothing_give_the_bias(ops: NativeOps) -> None:
-    bias = torch.randn(20)
-    found = ops.linear(grouped(torch.randn(20, 64), 4, 32, has_minimums=True), bias)(torch.zeros(3, 64))
+@pytest.mark.parametrize("precise", [False, True])
+def test_rows_of_nothing_give_the_bias(ops: NativeOps, precise: bool) -> None:
+    weight, bias = grouped(torch.randn(20, 64), 4, 32, has_minimums=True), torch.randn(20)
+    found = ops.linear(weight, bias, precise=precise)(torch.zeros(3, 64))
     assert torch.equal(found, bias.expand(3, -1))
 
 

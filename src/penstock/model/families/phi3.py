@@ -30,7 +30,7 @@ def layer(weights: Weights, rope: Rope, index: int) -> DecoderLayer:
         ops=weights.ops,
         norm=load_norm(weights, "input_layernorm"),
         qkv=_qkv(inner, spec),
-        output=inner.linear({"o_proj": hidden}, query_heads(config), split=Split.ROWS),
+        output=inner.linear({"o_proj": hidden}, query_heads(config), split=Split.ROWS, precise=weights.is_end_layer),
         spec=spec,
         rope=rope,
     )
@@ -39,7 +39,9 @@ def layer(weights: Weights, rope: Rope, index: int) -> DecoderLayer:
         MLP(
             ops=weights.ops,
             norm=load_norm(weights, "post_attention_layernorm"),
-            gate_up=mlp.linear({"gate_up_proj": (Axis(ffn), Axis(ffn))}, hidden, split=Split.COLUMNS),
+            gate_up=mlp.linear(
+                {"gate_up_proj": (Axis(ffn), Axis(ffn))}, hidden, split=Split.COLUMNS, precise=weights.is_end_layer
+            ),
             down=mlp.linear({"down_proj": hidden}, ffn, split=Split.ROWS),
         ),
     )

@@ -162,9 +162,9 @@ class Ops(Protocol):
     activation_dtype: torch.dtype
     kv_dtype: torch.dtype
 
-    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Weight, bias: Tensor | None = None, *, precise: bool = True) -> Linear:
         """Pack a [out, in] weight for this device. What is quantized stays so if there are kernels for its format. The
-        caller drops its own copy."""
+        caller drops its own copy. Where kernels round activations for its format they do so less if it is `precise`."""
 
     def head(self, table: Weight) -> Linear:
         """The product with a [vocab, hidden] table."""

@@ -81,6 +81,7 @@ class Codes(ctypes.Structure):
         *((name, c_void_p) for name in ("values", "scales", "minimums", "order")),
         ("groups", c_int32),
         ("unit", c_float),
+        ("precise", c_int32),
     )
 
 

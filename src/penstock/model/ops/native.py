@@ -53,7 +53,7 @@ class NativeOps:
     """Raises KernelsUnavailable where there is no compiler, or no such arithmetic on this processor.
 
     `keeps` names the bits of quantized weights that stay as they are: their products are of integers, and activations
-    are rounded to 8 bits for them. All other weights are widened. The cache is like the weights, or `kv_dtype` int8.
+    are rounded to 8 or 15 bits. All other weights are widened. The cache is like the weights, or `kv_dtype` int8.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class NativeOps:
         self._batch_struct = c.Batch()
         self._programs: dict[int, Program] = {}  # by whose layers they are: with and without adapters
 
-    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
-        return NativeLinear(self._packed(weight, bias))
+    def linear(self, weight: Weight, bias: Tensor | None = None, *, precise: bool = True) -> Linear:
+        return NativeLinear(self._packed(weight, bias, precise=precise))
 
     def head(self, table: Weight) -> Linear:
         return self.linear(table)
@@ -104,14 +104,16 @@ class NativeOps:
         packed = self._packed(table, None)
         return NativeLookup(packed), NativeLinear(packed)
 
-    def _packed(self, weight: Weight, bias: Tensor | None) -> PackedWeight:
-        if kept := packed_low_bit(self, weight, bias, self.keeps):
+    def _packed(self, weight: Weight, bias: Tensor | None, *, precise: bool = True) -> PackedWeight:
+        if kept := packed_low_bit(self, weight, bias, self.keeps, precise=precise):
             return kept
         wide = plain(weight)
         return PackedWeight(self, self.arithmetic, wide.shape, bias).fill(wide)
 
     def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]]) -> ExpertLinears:
-        return NativeExperts([(self._packed(gate_up, None), self._packed(down, None)) for gate_up, down in pairs])
+        return NativeExperts(
+            [(self._packed(gate_up, None, precise=False), self._packed(down, None)) for gate_up, down in pairs]
+        )
 
     def route(self, logits: Tensor, per_token: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
         return route(logits, per_token, normalized=normalized)

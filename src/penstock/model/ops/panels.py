@@ -63,7 +63,7 @@ class PackedWeight:
             self.library.linear_pack(*self._place(), source.data_ptr(), pointer(self._bias), self.n, self.k)
         return self
 
-    def fill_codes(self, weight: _Codes) -> PackedWeight:
+    def fill_codes(self, weight: _Codes, *, precise: bool) -> PackedWeight:
         # A power of two, so that the division is exact: it moves the scales to where half precision is dense.
         largest = max(float(each.abs().max()) for each in (weight.scales, weight.minimums) if each is not None)
         unit = 2.0 ** math.ceil(math.log2(largest)) / _LARGEST_HALF if largest > 0 else 1.0
@@ -74,7 +74,7 @@ class PackedWeight:
         )
         self.order = None if weight.order is None else weight.order.to(torch.int32)
         pointers = (pointer(each) for each in (values, scales, minimums, self.order))
-        codes = Codes(*pointers, scales.shape[1], unit)
+        codes = Codes(*pointers, scales.shape[1], unit, precise)
         with self._ops.packing:
             self.library.linear_pack_codes(*self._place(), codes, pointer(self._bias), self.n, self.k)
         return self
@@ -107,8 +107,11 @@ class _Codes:
         return replace(self, bits=8, minimums=minimums)
 
 
-def packed_low_bit(ops: Kernels, weight: object, bias: Tensor | None, bits: frozenset[int]) -> PackedWeight | None:
-    """The weight in the integers that it has, if there are kernels for them and their bits are to be kept."""
+def packed_low_bit(
+    ops: Kernels, weight: object, bias: Tensor | None, bits: frozenset[int], *, precise: bool = True
+) -> PackedWeight | None:
+    """The weight in the integers that it has, if there are kernels for them and their bits are to be kept. Rows that
+    meet it have two digits for every value, or if it is not `precise` for the largest."""
     codes = _codes(weight)
     if codes is not None and codes.is_fine:
         codes = codes.as_fine() if codes.group_size % (GROUP // 2) == 0 else None
@@ -116,7 +119,7 @@ def packed_low_bit(ops: Kernels, weight: object, bias: Tensor | None, bits: froz
         return None
     arithmetics = LOW_BIT_CENTRED if codes.minimums is None else LOW_BIT
     arithmetic = LOW_BIT_FINE if codes.is_fine else arithmetics[codes.bits]
-    return PackedWeight(ops, arithmetic, codes.values.shape, bias).fill_codes(codes)
+    return PackedWeight(ops, arithmetic, codes.values.shape, bias).fill_codes(codes, precise=precise)
 
 
 def _codes(weight: object) -> _Codes | None:

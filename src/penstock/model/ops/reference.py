@@ -55,7 +55,7 @@ class ReferenceOps:
         self._block_size = 1
         self._layout: BatchLayout | None = None  # of the step that was begun
 
-    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Weight, bias: Tensor | None = None, *, precise: bool = True) -> Linear:
         return partial(F.linear, weight=self._store(plain(weight)), bias=None if bias is None else self._store(bias))
 
     def head(self, table: Weight) -> Linear:

@@ -226,7 +226,8 @@ static void pack_code_panel(void *argument, int panel, int thread)
 void linear_pack_codes(struct pool *pool, struct linear *l, int arithmetic, char *panels, const struct codes *codes,
                        const float *bias, int n, int k)
 {
-    *l = (struct linear){arithmetic_at(arithmetic), panels, bias, codes->order, n, k, codes->unit};
+    const struct arithmetic *a = arithmetic_at(arithmetic);
+    *l = (struct linear){codes->precise ? a->precise : a, panels, bias, codes->order, n, k, codes->unit};
     struct code_packing p = {l, codes};
     pool_run(pool, ceil_div(n, PANEL), pack_code_panel, &p);
 }

@@ -3,9 +3,10 @@
  * time, so products and their sums are integers and exact in any order; only the scaled sums of the groups are added up
  * as floats, in the order of k: batch invariance.
  *
- * Of a row's 32 values each has one digit of 8 bits, and four of them two: those of the quad (values 4 i to 4 i + 3)
- * with the largest magnitude, the wide quad. Large values come alone, and in one digit they would set the step by which
- * the 31 beside them are rounded. So a group's eight products of quads are nine, the ninth of second digits.
+ * Large values come alone, and in one digit of 8 bits they would set the step by which the 31 beside them are rounded.
+ * So where a linear is precise, values have two digits, 15 bits, and a group's eight products of quads (values 4 i to
+ * 4 i + 3) are sixteen: those of second digits, shifted, and those of first digits on top. Elsewhere only the quad with
+ * the largest magnitude, the wide quad, has second digits, and the products are nine.
  *
  * One step of a panel is 32 values: their codes as [4][16 columns][4] bytes for 4 bits, where a byte holds the values
  * 8 i + j in its lower and 8 i + 4 + j in its upper half, or [8][16][4] for 8 bits; then the 16 scales and the 16
@@ -16,6 +17,11 @@
 #include "product.h"
 
 #define GROUP 32
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define HAS_LOW_BIT 1
+#else
+#define HAS_LOW_BIT 0
+#endif
 
 /* A weight [n, k] to be packed. Mirrored in library.py. */
 struct codes {
@@ -24,6 +30,7 @@ struct codes {
     const int32_t *order; /* [k], as struct linear's; or NULL */
     int32_t groups; /* of equal sizes, multiples of a panel's; or one */
     float unit;
+    int32_t precise; /* whether rows have two digits throughout */
 };
 
 enum low_bit { INT4, INT8, INT4_CENTRED, INT8_CENTRED, INT8_FINE }; /* fine: groups of 16, with minimums */

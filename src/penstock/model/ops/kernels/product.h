@@ -49,6 +49,7 @@ struct arithmetic {
     void (*decode)(const void *from, float *to, int count);
     kernel kernels[MOST_ROWS + 1][MOST_PANELS + 1]; /* low-bit: MOST_PANELS alone */
     int row_head; /* bytes of a row before its first step */
+    const struct arithmetic *precise; /* low-bit: of the same panels, and rows that are rounded less; or NULL */
     int has_scales; /* of a cache: what encode leaves has a bfloat16 scale behind its values (cached_int8.h) */
 };
 

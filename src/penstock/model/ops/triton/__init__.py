@@ -85,7 +85,7 @@ class TritonOps:
         self._num_kv_heads = 1
         self._step: Step | None = None
 
-    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Weight, bias: Tensor | None = None, *, precise: bool = True) -> Linear:
         return self._linear(weight, None if bias is None else self._store(bias))
 
     def head(self, table: Weight) -> Linear:
