@@ -73,7 +73,7 @@ def by_prefix(index: PrefixIndex, load: Load) -> Scorer:
         on_host = index.on_host(request.hashes, found)
         scores = [0.0] * len(replicas)
         loads = [replica.sequences for replica in replicas]
-        bound = bounded_load(loads, slack=2)  # a session has no other home, a prefix gets one by a single prefill
+        bound = bounded_load(loads)
         at = [i for i, replica in enumerate(replicas) if replica.id in found and loads[i] < bound]
         for i, loaded in zip(at, base(request, [replicas[i] for i in at]), strict=True):
             replica = replicas[i]
