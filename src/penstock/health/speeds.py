@@ -1,7 +1,7 @@
 """How fast the replicas of a pool are, as far as that should tell them apart.
 
 What a replica measures in a moment is the speed of its prompts as much as its own: long ones, and those beside many
-answers, are slower on the same device. Equal replicas differ several times by that, and one that has had no work has
+answers, are slower on the same device. Equal replicas differ by that, and one that has had no work has
 measured nothing. If that decided, the luckiest would get everything, and a replica would be avoided for the prompts
 that it had. So a replica counts by its mean over many reports, as the rest while there are few of them, and one that is
 about as fast as the rest counts as the rest.
