@@ -9,8 +9,8 @@ from penstock.core.slo import Slo
 from penstock.sim.cost import StepCost
 from penstock.sim.events import Events
 from penstock.sim.profile import Profile
-from penstock.sim.prompts import TokenRun, as_request
 from penstock.sim.replica import SimReplica
+from penstock.sim.sim_prompts import TokenRun, as_request
 from tests.examples import examples
 from tests.sim.real_loop import Asked, Seen, run_engine
 

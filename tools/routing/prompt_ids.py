@@ -16,7 +16,7 @@ from penstock.api.openai import parse_chat
 from penstock.api.relay import open_envelope, sealed
 from penstock.hub.resolve import resolve
 from penstock.text.chat import ChatTemplate
-from penstock.text.prompts import render
+from penstock.text.prompt_encoder import render
 from penstock.text.tokenizer import Tokenizer
 
 ROUNDS = 15

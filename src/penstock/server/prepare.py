@@ -21,7 +21,7 @@ from penstock.server.offload import Offload
 from penstock.server.served_model import MAX_CONTEXTS, ServedModel
 from penstock.server.tool_calling import ToolCalling
 from penstock.server.watermarks import Watermarks
-from penstock.text.prompts import render
+from penstock.text.prompt_encoder import render
 from penstock.text.stops import StopStrings
 
 _MAX_ECHOED = 8 << 20  # characters: an answer repeats the prompt once per choice

@@ -8,7 +8,7 @@ from penstock.core.errors import ContextLengthExceeded, InvalidRequest, ModelNot
 from penstock.core.model_config import ModelConfig
 from penstock.core.request import AdapterRef
 from penstock.text.chat import ChatTemplate
-from penstock.text.prompts import kept_ids
+from penstock.text.prompt_encoder import kept_ids
 from penstock.text.tokenizer import Tokenizer
 
 MAX_CONTEXTS = 4  # that a text may be long if it is counted, or cut to what is wanted of it

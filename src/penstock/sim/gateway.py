@@ -44,8 +44,8 @@ from penstock.router.routes import Failure
 from penstock.router.strategies import RoutingSettings
 from penstock.sim.events import Events
 from penstock.sim.flight import Ask, Flight
-from penstock.sim.prompts import TokenRun, as_request
 from penstock.sim.replica import SimReplica
+from penstock.sim.sim_prompts import TokenRun, as_request
 
 Chosen = Callable[[Flight, Choice, float], None]
 

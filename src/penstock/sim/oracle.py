@@ -11,8 +11,8 @@ from functools import cache
 
 from penstock.capacity.model_bytes import pairs
 from penstock.sim.flight import Ask
-from penstock.sim.prompts import RunHashes, TokenRun
 from penstock.sim.replica import SimReplica
+from penstock.sim.sim_prompts import RunHashes, TokenRun
 
 _SHARED = 4.0  # what is computed of its prompt counts so many times: others wait for it too, and find it later
 

@@ -26,7 +26,7 @@ from penstock.sim.device import TOKEN, SimRunner, SimStep, shape_in
 from penstock.sim.events import Events
 from penstock.sim.news import CacheNews
 from penstock.sim.profile import Profile
-from penstock.sim.prompts import SimSequence, TokenRun
+from penstock.sim.sim_prompts import SimSequence, TokenRun
 from penstock.sim.steady_run import SteadyRun
 
 _MAX_STEADY = 512  # steps at once: so that what nobody interrupts need not be reckoned far ahead

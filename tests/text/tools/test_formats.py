@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.text.chat import ChatTemplate
-from penstock.text.prompts import render
+from penstock.text.prompt_encoder import render
 from penstock.text.tools import FORMATS, choose
 
 CALL = {"id": "call_abc", "type": "function", "function": {"name": "f", "arguments": {"a": "é"}}}

@@ -24,7 +24,7 @@ from penstock.core.hashing import ROUTING_TOKENS, cache_namespace, chain_routing
 from penstock.core.replica import UNBOUNDED
 from penstock.gateway.tokens.memo import Memo
 from penstock.text.chat import ChatTemplate
-from penstock.text.prompts import kept_ids, num_kept, render
+from penstock.text.prompt_encoder import kept_ids, num_kept, render
 from penstock.text.tokenizer import Tokenizer
 
 _LONG = 4096  # characters; a shorter text is counted faster than its beginning is looked up

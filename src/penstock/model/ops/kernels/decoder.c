@@ -1,7 +1,7 @@
 /* All layers of a decoder in one call: at one token a step, crossing from Python for every operation of every layer
  * would take longer than many of the operations do. */
 #include "attention.h"
-#include "errand.h"
+#include "kv_prefetch.h"
 #include "linear.h"
 #include "sharing.h"
 
@@ -38,17 +38,17 @@ void layers_run(struct pool *pool, const struct decoder_layer *layers, int count
     int m = batch->tokens;
     struct between b = room(pool, layers, count, m);
     struct sharing sharing = attention_sharing(pool, layers->attention, batch);
-    struct errand errand = {0};
-    if (layers->attention->settled) errand = errand_new(pool, layers->attention, batch);
+    struct kv_prefetch prefetch = {0};
+    if (layers->attention->settled) prefetch = kv_prefetch_new(pool, layers->attention, batch);
     for (int i = 0; i < count; i++) {
         const struct decoder_layer *l = layers + i;
         struct source before = {i ? pending : residual, i ? residual : NULL, l->attention_norm, l->attention_eps, 0};
-        linear_run_with(pool, l->qkv, &before, b.qkv, m, &errand);
+        linear_run_with(pool, l->qkv, &before, b.qkv, m, &prefetch);
         attention_run_shared(pool, l->attention, batch, &sharing, b.qkv, b.attended);
-        if (i + 1 < count) errand_begin(&errand, l[1].attention);
-        linear_run_with(pool, l->output, &(struct source){.x = b.attended}, pending, m, &errand);
+        if (i + 1 < count) kv_prefetch_begin(&prefetch, l[1].attention);
+        linear_run_with(pool, l->output, &(struct source){.x = b.attended}, pending, m, &prefetch);
         struct source between = {pending, residual, l->mlp_norm, l->mlp_eps, 0};
-        linear_run_with(pool, l->gate_up, &between, b.gate_up, m, &errand);
-        linear_run_with(pool, l->down, &(struct source){.x = b.gate_up, .gated = 1}, pending, m, &errand);
+        linear_run_with(pool, l->gate_up, &between, b.gate_up, m, &prefetch);
+        linear_run_with(pool, l->down, &(struct source){.x = b.gate_up, .gated = 1}, pending, m, &prefetch);
     }
 }

@@ -1,7 +1,7 @@
 /* y = x W^T + bias, with W in panels. Who computes which part is decided here; the arithmetic is product.c's. */
 #include "linear.h"
 
-#include "errand.h"
+#include "kv_prefetch.h"
 #include "low_bit.h"
 #include "rows.h"
 
@@ -23,18 +23,18 @@ struct job {
     int num_tiles; /* of nearly equal height */
     int groups; /* of MOST_PANELS panels */
     int groups_per_chunk, column_chunks;
-    struct errand *errand;
+    struct kv_prefetch *prefetch;
 };
 
-/* Pieces of an errand for the panels of one product to fetch. */
-static void take_pieces(struct errand *errand, const struct arithmetic *a, int depth, const char **ahead,
+/* Pieces of a prefetch for the panels of one product to fetch. */
+static void take_pieces(struct kv_prefetch *prefetch, const struct arithmetic *a, int depth, const char **ahead,
                         int *ahead_steps)
 {
-    int steps = (int)(errand->key_bytes / a->panel_step);
+    int steps = (int)(prefetch->key_bytes / a->panel_step);
     if (steps * MOST_RUNS < depth) return; /* too small to be worth it */
     int runs = ceil_div(depth, steps);
     for (int i = 0; i < runs * MOST_PANELS; i++) {
-        const char *piece = errand_take(errand);
+        const char *piece = kv_prefetch_take(prefetch);
         ahead[i] = piece ? piece : ahead[i % MOST_PANELS];
     }
     *ahead_steps = steps;
@@ -66,7 +66,7 @@ static void tile_of_columns(const struct job *job, int group, int tile)
         /* The first tile fetches the next group's panels. */
         ahead[p] = panels[p] + (job->m > FEW_ROWS && !tile ? MOST_PANELS * bytes : 0);
     }
-    if (tile && job->errand) take_pieces(job->errand, l->arithmetic, depth, ahead, &t.ahead_steps);
+    if (tile && job->prefetch) take_pieces(job->prefetch, l->arithmetic, depth, ahead, &t.ahead_steps);
     if (column + width <= l->n) {
         multiply(&t);
         return;
@@ -156,9 +156,9 @@ void linear_run(struct pool *pool, const struct linear *l, const struct source *
 }
 
 void linear_run_with(struct pool *pool, const struct linear *l, const struct source *from, float *y, int m,
-                     struct errand *errand)
+                     struct kv_prefetch *prefetch)
 {
-    struct job job = {.linear = l, .y = y, .m = m, .errand = l->arithmetic->decode ? NULL : errand};
+    struct job job = {.linear = l, .y = y, .m = m, .prefetch = l->arithmetic->decode ? NULL : prefetch};
     prepare_rows(pool, l, from, m, &job);
     job.num_tiles = ceil_div(m, MOST_ROWS);
     job.groups = ceil_div(l->n, MOST_PANELS * PANEL);

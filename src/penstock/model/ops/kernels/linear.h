@@ -24,8 +24,8 @@ struct source {
 };
 
 /* Memory that somebody reads next, to be fetched by products that are too busy computing to need all of its bandwidth. */
-struct errand;
+struct kv_prefetch;
 
 void linear_run(struct pool *pool, const struct linear *l, const struct source *from, float *y, int m);
 void linear_run_with(struct pool *pool, const struct linear *l, const struct source *from, float *y, int m,
-                     struct errand *errand);
+                     struct kv_prefetch *prefetch);

@@ -7,7 +7,7 @@
 
 #include <stdatomic.h>
 
-struct errand {
+struct kv_prefetch {
     const int32_t *blocks; /* of all sequences */
     int count; /* pieces: a block's keys, or its values */
     const char *keys, *values;
@@ -16,17 +16,17 @@ struct errand {
 };
 
 /* The blocks of a step, for any of its layers: no more than stay in the cache until they are read. */
-struct errand errand_new(struct pool *pool, const struct layer *l, const struct batch *b);
+struct kv_prefetch kv_prefetch_new(struct pool *pool, const struct layer *l, const struct batch *b);
 
 /* They are this layer's from now on. */
-void errand_begin(struct errand *errand, const struct layer *l);
+void kv_prefetch_begin(struct kv_prefetch *prefetch, const struct layer *l);
 
 /* A piece, or NULL if there is none left. */
-INLINE const char *errand_take(struct errand *errand)
+INLINE const char *kv_prefetch_take(struct kv_prefetch *prefetch)
 {
-    if (!errand || atomic_load_explicit(&errand->next, memory_order_relaxed) >= errand->count) return NULL;
-    int piece = atomic_fetch_add_explicit(&errand->next, 1, memory_order_relaxed);
-    if (piece >= errand->count) return NULL;
-    size_t block = (size_t)errand->blocks[piece / 2];
-    return piece % 2 ? errand->values + block * errand->value_bytes : errand->keys + block * errand->key_bytes;
+    if (!prefetch || atomic_load_explicit(&prefetch->next, memory_order_relaxed) >= prefetch->count) return NULL;
+    int piece = atomic_fetch_add_explicit(&prefetch->next, 1, memory_order_relaxed);
+    if (piece >= prefetch->count) return NULL;
+    size_t block = (size_t)prefetch->blocks[piece / 2];
+    return piece % 2 ? prefetch->values + block * prefetch->value_bytes : prefetch->keys + block * prefetch->key_bytes;
 }
