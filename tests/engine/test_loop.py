@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.request import Request
+from penstock.core.request import FinishReason, Request
 from penstock.engine.engine import Engine
 from penstock.engine.fake import FakeRunner
 from penstock.engine.loop import EngineLoop
@@ -83,3 +83,17 @@ def test_engines_that_share_a_process_get_their_own_messages_and_mark_their_own_
         assert box.events(model)[name] == alone.events("")[name]
         assert len(alone.events("")[name]) == count
     assert all(engine.is_idle for engine in engines.values())
+
+
+def test_a_request_for_a_model_that_no_engine_serves_is_answered_with_an_error() -> None:
+    """Where several engines share a process, nobody else would answer it."""
+    mail: list[ToEngine] = [
+        Submit(Request("lost", [1], max_tokens=3), "no such"),
+        Submit(Request("a", [1, 2], max_tokens=3), "small"),
+    ]
+    box = Shared({0: mail})
+    EngineLoop({"small": small_engine("small", 64), "large": small_engine("large", 64)}, box, StillClock()).run()
+    (refused,) = [event for report in box.reports for event in report.events if event.request_id == "lost"]
+    assert refused.finish is FinishReason.ERROR
+    assert "no such" in (refused.error or "")
+    assert len(box.events("small")["a"]) == 3

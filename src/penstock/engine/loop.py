@@ -7,12 +7,26 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 from penstock.core.clock import Clock
+from penstock.core.errors import ModelNotFound
+from penstock.core.request import FinishReason, TokenEvent
 from penstock.engine.encoder import EncoderEngine
 from penstock.engine.engine import Engine
 from penstock.engine.mailbox import Disconnected
-from penstock.engine.messages import Abort, Stop, ToEngine
+from penstock.engine.messages import (
+    Abort,
+    AdapterAnswer,
+    Embed,
+    Embedded,
+    LoadAdapter,
+    StepReport,
+    Stop,
+    Submit,
+    ToEngine,
+    UnloadAdapter,
+)
 from penstock.engine.ports import MailboxPort
 from penstock.engine.step_log import StepLog
 
@@ -22,6 +36,7 @@ _WAIT_S = 0.002  # for guides, when there is nothing else to do; then the mail i
 _READ_S = 0.02  # likewise for adapters that are being read
 
 AnyEngine = Engine | EncoderEngine
+Addressed = Submit | Embed | LoadAdapter | UnloadAdapter  # messages that are for one engine
 
 
 class EngineLoop:
@@ -68,8 +83,11 @@ class EngineLoop:
         reading = [engine.lora for engine in engines if engine.lora is not None and engine.lora.is_busy]
         messages = self._mailbox.receive(wait=is_idle and not reading)
         if messages:
+            is_alone = len(engines) == 1
             for model, engine in self._engines.items():
-                self._hand(engine, messages if len(engines) == 1 else _of(model, messages))
+                self._hand(engine, messages if is_alone else _for_model(model, messages))
+            if not is_alone:
+                self._refuse([each for each in messages if _names_model(each) and each.model not in self._engines])
         elif is_idle and reading:
             reading[0].wait(_READ_S)
         return not any(isinstance(message, Stop) for message in messages)
@@ -77,6 +95,20 @@ class EngineLoop:
     def _hand(self, engine: AnyEngine, messages: Sequence[ToEngine]) -> None:
         engine.receive(messages, self._clock.now())
         self._send_news(engine)
+
+    def _refuse(self, strays: Sequence[Addressed]) -> None:
+        """Answer messages for a model that no engine here serves: nobody else would."""
+        for stray in strays:
+            told = f"this process has no engine for the model '{stray.model}'"
+            log.error("%s: %s", type(stray).__name__, told)
+            match stray:
+                case Submit(request):
+                    event = TokenEvent(request.id, finish=FinishReason.ERROR, error=told)
+                    self._mailbox.send(StepReport([event], model=stray.model))
+                case Embed(request_id):
+                    self._mailbox.send(Embedded(request_id, error=told, model=stray.model))
+                case LoadAdapter(digest) | UnloadAdapter(digest):
+                    self._mailbox.send(AdapterAnswer(digest, ModelNotFound.code, told, stray.model))
 
     def _send_news(self, engine: AnyEngine) -> None:
         for message in engine.news:
@@ -111,6 +143,10 @@ class EngineLoop:
         self._send_news(engine)
 
 
-def _of(model: str, messages: Sequence[ToEngine]) -> list[ToEngine]:
-    """An abort names a request, and only its engine knows it."""
-    return [each for each in messages if isinstance(each, Abort | Stop) or each.model == model]
+def _names_model(message: ToEngine) -> TypeGuard[Addressed]:
+    """Whether a message is for one engine. An abort names a request, and only its engine knows it."""
+    return not isinstance(message, Abort | Stop)
+
+
+def _for_model(model: str, messages: Sequence[ToEngine]) -> list[ToEngine]:
+    return [each for each in messages if not _names_model(each) or each.model == model]
