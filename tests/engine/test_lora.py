@@ -93,7 +93,7 @@ class Engine:
 
     def hear(self, *messages: ToEngine) -> list[ToEngine]:
         passed = self.lora.receive(messages)
-        self.news += self.lora.take_news()
+        self.news += self.lora.take_answers()
         self.failures += self.lora.take_failures()
         return passed
 

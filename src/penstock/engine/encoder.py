@@ -14,9 +14,9 @@ class EncoderEngine:
     lora = None
 
     def __init__(self, embeddings: EmbedQueue, model: str = "") -> None:
-        """`model` is what news is marked with, where several engines share a process."""
+        """`model` is what messages are marked with, where several engines share a process."""
         self.embeddings = embeddings
-        self.news: list[FromEngine] = []
+        self.outbox: list[FromEngine] = []
         self._model = model
         self._steps = 0
         self._num_tokens = 0
@@ -41,7 +41,7 @@ class EncoderEngine:
         self._steps += 1
         self._num_tokens += batch.num_tokens
         self._busy_s += batch.device_s
-        self.news += batch.answers
+        self.outbox += batch.answers
         self._report([], StepFigures(batch.num_tokens, batch.num_texts, cost_s=batch.device_s))
 
     def _report(self, events: list[TokenEvent], step: StepFigures = StepFigures()) -> None:  # noqa: B008 (frozen)
@@ -51,4 +51,4 @@ class EncoderEngine:
             EngineTotals(busy_s=self._busy_s),
             PrefixCacheUse(prompt_tokens=self._num_tokens),
         )
-        self.news.append(StepReport(events, measured, step, model=self._model))
+        self.outbox.append(StepReport(events, measured, step, model=self._model))

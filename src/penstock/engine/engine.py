@@ -1,7 +1,8 @@
 """One model's engine: scheduler, KV cache, runner, guides, drafts, LoRA adapters and embeddings as one object.
 
-The engine is a fold. Messages are handed to it, the time is an argument, and what it has to say is taken from `news`:
-it reads no clock, no mailbox and no file. A step is launched, read and committed; on a device that overlaps, the next
+The engine is a fold. Messages are handed to it, the time is an argument, and what it has to say is taken from `outbox`:
+it reads no clock and no mailbox. Devices, masks and adapters on disk are behind `Runner`, `Guides` and `LoraManager`,
+which do their work meanwhile. A step is launched, read and committed; on a device that overlaps, the next
 one is launched before the last is read. `loop` drives one or several engines in real time, `penstock.sim` in simulated
 time.
 """
@@ -76,14 +77,14 @@ class Engine:
         lora: LoraManager | None = None,
         model: str = "",
     ) -> None:
-        """`work` splits a step's time over its sequences. Requests for what is None are refused. `model` is what news
-        is marked with, where several engines share a process."""
+        """`work` splits a step's time over its sequences. Requests for what is None are refused. `model` marks messages
+        where several engines share a process."""
         self.scheduler = scheduler
         self.runner = runner
         self.guides = guides
         self.embeddings = embeddings or EmbedQueue(None)
         self.lora = lora
-        self.news: list[FromEngine] = []  # taken by whoever drives the engine
+        self.outbox: list[FromEngine] = []  # taken by whoever drives the engine
         self.in_flight: deque[Step] = deque()  # the oldest first; at most two
         self.last_commit_s = 0.0
         self.failed_steps = 0  # in a row
@@ -135,7 +136,7 @@ class Engine:
         assert self.lora is not None
         if failures := self.lora.take_failures():
             self._report(failures)
-        self.news += self.lora.take_news()
+        self.outbox += self.lora.take_answers()
 
     # -- steps
 
@@ -174,7 +175,7 @@ class Engine:
         return True
 
     def _drafts(self) -> Drafts:
-        """What may come next, for those for whom it pays to guess."""
+        """Drafts of what may come next, for sequences for which it pays to guess."""
         if self._speculation is None:
             return {}
         try:
@@ -247,7 +248,7 @@ class Engine:
     def embedded(self, batch: EmbedBatch) -> None:
         """Answer for texts that were computed between two steps."""
         self._busy_s += batch.device_s
-        self.news += batch.answers
+        self.outbox += batch.answers
 
     # -- what it says
 
@@ -255,7 +256,7 @@ class Engine:
         self, events: list[TokenEvent], step: StepFigures = _NO_STEP, charges: list[Charge] | None = None
     ) -> StepReport:
         report = StepReport(events, self._measured(), step, self.cache_changes(), charges or [], self._model)
-        self.news.append(report)
+        self.outbox.append(report)
         return report
 
     def cache_changes(self) -> CacheChanges | None:

@@ -64,7 +64,7 @@ class EngineLoop:
                         self._advance(engine)
                     if engine.embeddings.has_work:
                         engine.embedded(engine.embeddings.step(self._clock))
-                        self._send_news(engine)
+                        self._send_outbox(engine)
         except Disconnected:
             log.info("the server is gone; the engine stops")
         finally:
@@ -94,7 +94,7 @@ class EngineLoop:
 
     def _hand(self, engine: AnyEngine, messages: Sequence[ToEngine]) -> None:
         engine.receive(messages, self._clock.now())
-        self._send_news(engine)
+        self._send_outbox(engine)
 
     def _refuse(self, strays: Sequence[Addressed]) -> None:
         """Answer messages for a model that no engine here serves: nobody else would."""
@@ -110,10 +110,10 @@ class EngineLoop:
                 case LoadAdapter(digest) | UnloadAdapter(digest):
                     self._mailbox.send(AdapterAnswer(digest, ModelNotFound.code, told, stray.model))
 
-    def _send_news(self, engine: AnyEngine) -> None:
-        for message in engine.news:
+    def _send_outbox(self, engine: AnyEngine) -> None:
+        for message in engine.outbox:
             self._mailbox.send(message)
-        engine.news.clear()
+        engine.outbox.clear()
 
     # -- steps
 
@@ -131,7 +131,7 @@ class EngineLoop:
         elif not engine.in_flight and engine.guides is not None and engine.scheduler.has_work:
             engine.guides.wait(_WAIT_S)  # those who are left wait for nothing else
         engine.choose()
-        self._send_news(engine)
+        self._send_outbox(engine)
 
     def _read(self, engine: Engine) -> None:
         plan = engine.in_flight[0].plan
@@ -140,7 +140,7 @@ class EngineLoop:
             report = engine.commit(result, self._clock.now())
             if self._step_log is not None:
                 self._step_log.add(plan, report.step.cost_s)
-        self._send_news(engine)
+        self._send_outbox(engine)
 
 
 def _names_model(message: ToEngine) -> TypeGuard[Addressed]:

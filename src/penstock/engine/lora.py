@@ -46,7 +46,7 @@ class AdapterWeights(Protocol):
 
 class LoraManager:
     def __init__(self, weights: AdapterWeights, slots: AdapterSlots, *, max_host: int, model: str = "") -> None:
-        """`model` is what news is marked with, where several engines share a process."""
+        """`model` is what messages are marked with, where several engines share a process."""
         self._weights = weights
         self._slots = slots
         self._max_host = max_host
@@ -60,7 +60,7 @@ class LoraManager:
         self._unanswered: set[str] = set()  # loads that somebody waits for
         self._reads = 0
         self._told = AdapterState(model=model)
-        self._news: list[AdapterAnswer | AdapterState] = []
+        self._answers: list[AdapterAnswer | AdapterState] = []
         self._failures: list[TokenEvent] = []
         self._threads = ThreadPoolExecutor(1, "adapters")
         self._wake = threading.Event()
@@ -79,9 +79,9 @@ class LoraManager:
         self._wake.wait(timeout_s)
         self._wake.clear()
 
-    def take_news(self) -> list[AdapterAnswer | AdapterState]:
-        news, self._news = self._news, []
-        return news
+    def take_answers(self) -> list[AdapterAnswer | AdapterState]:
+        answers, self._answers = self._answers, []
+        return answers
 
     def take_failures(self) -> list[TokenEvent]:
         """Ends of requests that cannot have their adapter."""
@@ -224,7 +224,7 @@ class LoraManager:
         self._answer(digest)
 
     def _answer(self, digest: str, code: str = "", message: str = "") -> None:
-        self._news.append(AdapterAnswer(digest, code, message, self._model))
+        self._answers.append(AdapterAnswer(digest, code, message, self._model))
 
     def _fail(self, requests: list[Request], message: str) -> None:
         self._failures += [TokenEvent(each.id, finish=FinishReason.ERROR, error=message) for each in requests]
@@ -234,4 +234,4 @@ class LoraManager:
         state = AdapterState(self._slots.resident, list(self._host), self._slots.swaps, self._reads, self._model)
         if state != self._told:
             self._told = state
-            self._news.append(state)
+            self._answers.append(state)

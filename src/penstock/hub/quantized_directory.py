@@ -121,7 +121,7 @@ class QuantizedDirectory:
 
 
 @dataclass(frozen=True)
-class Shard:
+class ShardFile:
     """One file of the directory as a checkpoint: enough to read its layer from, while there is no config.json yet."""
 
     path: Path
@@ -129,7 +129,7 @@ class Shard:
     scheme: Scheme
 
     @classmethod
-    def of(cls, path: Path, config: ModelConfig, quantization: Json) -> Shard:
+    def of(cls, path: Path, config: ModelConfig, quantization: Json) -> ShardFile:
         return cls(path, config, read_scheme(quantization))
 
     @property

@@ -1,4 +1,4 @@
-"""What the ranks of one model tell each other: sums of parts, and columns side by side. All of it is in this file.
+"""Collectives between the ranks of one model: sums of parts, and columns side by side. All of them are in this file.
 
 A model on one rank has none of these objects in it: its linears are those that the operations made.
 """

@@ -137,7 +137,7 @@ class Weights:
         return self.quantize(joined([self._weight(f"{p.path}.weight", *p.shape, parts=p.parts) for p in made_of]))
 
     def _bias(self, outputs: Outputs, inputs: int | Axis, split: Split) -> Tensor | None:
-        """Of a linear that is split by rows, the first rank's alone: the sum has it once."""
+        """The bias of a linear that is split by rows is the first rank's alone: the sum has it once."""
         if split is Split.ROWS and self.shard.rank:
             return None
         found = []

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.hub.checkpoint import Checkpoint
-from penstock.hub.quantized_directory import QuantizedDirectory, Shard
+from penstock.hub.quantized_directory import QuantizedDirectory, ShardFile
 from penstock.hub.safetensors_file import CODES, Written
 from penstock.model.sparse import SparseMLP
 from penstock.quant.layerwise import fit_attention, fit_mlp, rounded
@@ -45,7 +45,7 @@ def quantize(
         shard = directory.shard(index)
         if shard.exists():
             if recipe.needs_data:
-                made = Shard.of(shard, checkpoint.config, recipe.config(checkpoint.config))
+                made = ShardFile.of(shard, checkpoint.config, recipe.config(checkpoint.config))
                 walk.advance(walk.layer(index, made))
             continue
         layer = walk.layer(index)

@@ -126,7 +126,7 @@ class CudaRunner:
         return spread(slices, self._rows_ladder[-1]) if self._rows_ladder else None
 
     def prepare(self, plan: StepPlan) -> StepInputs:
-        """What `forward` needs of a plan, here or on another rank, in the buffer that it is sent from."""
+        """Pack what `forward` needs of a plan, here or on another rank, into the buffer that it is sent from."""
         singles = self._singles(plan.slices)
         slices = singles or plan.slices
         num_rows = sum(1 + len(s.ahead) for s in plan.slices if s.sample is not None)

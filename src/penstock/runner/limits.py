@@ -1,4 +1,4 @@
-"""What bounds a step: from settings, the model and the kind of device. Numbers in, numbers out."""
+"""The limits of a step: from settings, the model and the kind of device. Numbers in, numbers out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULTS = {"cpu": Defaults(64, 512, 16, 8), "cuda": Defaults(256, 8192, 64, 0)}
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds a step, and so the memory it takes."""
+    """The limits of a step, and so of the memory it takes."""
 
     block_size: int
     max_num_seqs: int

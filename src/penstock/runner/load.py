@@ -56,7 +56,7 @@ def load(
 def _load_target(
     checkpoint: Checkpoint, settings: EngineSettings, device: torch.device, limits: Limits, phase: Phase
 ) -> tuple[LoadedModel, DecoderEmbedder]:
-    """With slots for adapters, if there are to be any. Vectors are made without them."""
+    """The model gets slots for adapters, if there are to be any. Vectors are made without them."""
     config = checkpoint.config
     kernels = choose_kernels(config, settings, device)
     ops = kernels.make_ops()

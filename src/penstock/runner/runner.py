@@ -52,7 +52,7 @@ class ModelRunner:
         return FinishedStep(outcome(plan.slices, self.choose(logits, choices(plan.slices))))
 
     def prepare(self, plan: StepPlan) -> StepInputs:
-        """What `forward` needs of a plan, here or on another rank."""
+        """Pack what `forward` needs of a plan, here or on another rank."""
         return pack(plan)
 
     @torch.inference_mode()

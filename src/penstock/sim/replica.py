@@ -190,7 +190,7 @@ class SimReplica:
         self._engine.receive(self._mail, self._events.now)
         self._mail.clear()
         self._received_tokens = self._sent_tokens
-        self._take_news()
+        self._read_outbox()
 
     def _fill(self) -> None:
         """Launch as far ahead as the device allows."""
@@ -220,11 +220,11 @@ class SimReplica:
         self.busy_s += report.step.cost_s
         self.work_s += self.profile.cost.work_s(shape_in(step))
         self.speed.observe(report.step)
-        self._take_news()
+        self._read_outbox()
         self._fill()
 
-    def _take_news(self) -> None:
-        reports, self._engine.news = cast(list[StepReport], self._engine.news), []
+    def _read_outbox(self) -> None:
+        reports, self._engine.outbox = cast(list[StepReport], self._engine.outbox), []
         for report in reports:
             self._note(report.measured.load, report.cache)
             for event in report.events:

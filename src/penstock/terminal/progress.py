@@ -22,7 +22,7 @@ class ProgressBar:
     def __init__(
         self, stream: TextIO | None = None, *, unit: str = "MB", clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """What is counted is bytes, shown as MB; with another unit, that."""
+        """The bar counts bytes, shown as MB; with another unit, that."""
         self._stream = stream or sys.stderr
         self._unit = unit
         self._clock = clock

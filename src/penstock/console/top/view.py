@@ -29,7 +29,7 @@ class Tick(Struct):
 
 
 class AlertLine(Struct):
-    """Of the admin API's alerts, what there is room for."""
+    """The fields of the admin API's alerts that there is room for."""
 
     alert: str
     severity: str
@@ -39,7 +39,7 @@ class AlertLine(Struct):
 
 
 class View:
-    """What is known now."""
+    """The state of everything at one moment."""
 
     def __init__(self, url: str, hello: Hello) -> None:
         self.url = url

@@ -7,6 +7,7 @@ as large as it can be, so that an implementation may fuse what it likes: norm an
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from threading import Thread
@@ -58,7 +59,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What is constant about one layer's attention. Heads are those that this rank has."""
+    """The constants of one layer's attention. Heads are those that this rank has."""
 
     num_heads: int
     num_kv_heads: int
@@ -111,11 +112,11 @@ class Linear(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
-class WrappedLinear:
+class WrappedLinear(ABC):
     """A linear around another: operations call it, and fuse nothing into it."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ log = logging.getLogger("penstock.telemetry")
 
 
 def telemetry_of(settings: TelemetrySettings, service: str) -> Telemetry:
-    """As the settings and the environment have it. Raises ConfigError."""
+    """The configuration that the settings and the environment come to. Raises ConfigError."""
     found = telemetry(settings, service, os.environ)
     if settings.endpoint is None and (found.traces or found.metrics) and not is_installed():
         # A machine may have these variables for other programs.
