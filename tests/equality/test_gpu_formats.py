@@ -14,6 +14,7 @@ from penstock.core.model_config import ModelConfig
 from penstock.core.tokenizer_source import TokenizerMetadata
 from penstock.hub.hf import HFCheckpoint
 from penstock.hub.quantized_directory import QuantizedDirectory
+from penstock.hub.stored import Part
 from penstock.model.layers import CausalLM
 from penstock.model.loading import load_model
 from penstock.model.ops import Linear, Ops
@@ -63,8 +64,8 @@ class WithTables(RandomCheckpoint):
         super().__init__(config)
         self._keep = keep
 
-    def draw(self, name: str, device: torch.device) -> Tensor:
-        weight = super().draw(name, device)
+    def draw(self, name: str, device: torch.device, part: Part | None = None) -> Tensor:
+        weight = super().draw(name, device, part)
         return self._keep(weight) if name.startswith(("model.embed", "lm_head")) else weight  # type: ignore[return-value]
 
 
