@@ -49,6 +49,8 @@ STATUS_TABLE: dict[type[PenstockError], HttpError] = {
     errors.BuffersFull: HttpError(503, "server_error", anthropic_status=529),
     errors.StoreUnavailable: HttpError(503, "server_error"),
     errors.StoreCorrupt: HttpError(500, "server_error"),
+    errors.LeaseLost: HttpError(409, "invalid_request_error"),
+    errors.CapacityRefused: HttpError(503, "server_error"),
     errors.EngineUnavailable: HttpError(503, "server_error"),
     errors.EngineFailed: HttpError(500, "server_error"),
     errors.RequestAborted: HttpError(503, "server_error"),  # seen by a client only when the server is stopping

@@ -161,6 +161,18 @@ class StoreCorrupt(PenstockError):
     code = "store_corrupt"
 
 
+class LeaseLost(PenstockError):
+    """Another controller acts now."""
+
+    code = "lease_lost"
+
+
+class CapacityRefused(PenstockError):
+    """A driver has no capacity of this kind now."""
+
+    code = "capacity_refused"
+
+
 class EngineUnavailable(PenstockError):
     code = "engine_unavailable"
 

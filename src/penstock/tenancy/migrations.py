@@ -96,7 +96,30 @@ REPLICAS = (
     "INSERT INTO replica_changes (revision) VALUES (0)",
 )
 
-MIGRATIONS = (TENANTS_AND_KEYS, USAGE, ADMINS, ROUTES, MEASURED, ADAPTERS, REPLICAS)
+FLEET = (
+    # One row per fleet: the controller that acts. Everybody else's writes are refused by its epoch.
+    """CREATE TABLE fleet_lease (
+        name TEXT PRIMARY KEY, holder TEXT NOT NULL, epoch BIGINT NOT NULL, beat BIGINT NOT NULL
+    )""",
+    """CREATE TABLE fleet_demand (
+        gateway TEXT NOT NULL,
+        pool TEXT NOT NULL,
+        at DOUBLE PRECISION NOT NULL,
+        document TEXT NOT NULL,
+        PRIMARY KEY (gateway, pool)
+    )""",
+    "CREATE TABLE fleet_replicas (id TEXT PRIMARY KEY, pool TEXT NOT NULL, document TEXT NOT NULL)",
+    "CREATE TABLE fleet_pools (pool TEXT PRIMARY KEY, document TEXT NOT NULL)",
+    """CREATE TABLE fleet_memory (
+        pool TEXT NOT NULL, name TEXT NOT NULL, document TEXT NOT NULL, PRIMARY KEY (pool, name)
+    )""",
+    "CREATE TABLE fleet_decisions (at DOUBLE PRECISION NOT NULL, pool TEXT NOT NULL, document TEXT NOT NULL)",
+    "CREATE INDEX fleet_decisions_by_pool ON fleet_decisions (pool, at)",
+    "CREATE TABLE fleet_history (at DOUBLE PRECISION NOT NULL, pool TEXT NOT NULL, document TEXT NOT NULL)",
+    "CREATE INDEX fleet_history_by_pool ON fleet_history (pool, at)",
+)
+
+MIGRATIONS = (TENANTS_AND_KEYS, USAGE, ADMINS, ROUTES, MEASURED, ADAPTERS, REPLICAS, FLEET)
 
 
 def migrate(database: Database) -> int:

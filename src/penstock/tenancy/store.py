@@ -33,6 +33,7 @@ from penstock.observe.background import count_error
 from penstock.observe.redaction import redact
 from penstock.tenancy.admins import AdminBook, AdminKey, admins_changed
 from penstock.tenancy.database import Database, Execute, Row, Watch
+from penstock.tenancy.fleet import FleetBook
 from penstock.tenancy.keys import ApiKey, NewKey, TenantState, new_key
 from penstock.tenancy.lora import AdapterBook
 from penstock.tenancy.migrations import migrate
@@ -64,6 +65,7 @@ class Store:
         self.adapters = AdapterBook(database)
         self.routes = RouteBook(database, clock)
         self.replicas = ReplicaBook(database, clock)
+        self.fleet = FleetBook(database, clock)
         self.usage = UsageBook(database)
 
     # Tenants

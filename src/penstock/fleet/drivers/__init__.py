@@ -1,0 +1,1 @@
+"""Drivers: one file for each place where replicas run, behind one protocol (`driver.Driver`)."""

@@ -1,0 +1,114 @@
+"""Settings of the fleet controller: one YAML file.
+
+pools:
+  smollm2:
+    model: smollm2
+    min: 1
+    max: 4
+    slo: {ttft_s: 0.5, tpot_s: 0.1}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from penstock.core.config import build, within
+from penstock.core.errors import ConfigError
+from penstock.core.settings import EngineSettings, setting
+from penstock.core.slo import Seconds, Slo
+
+Number = Annotated[int, Meta(ge=0)]
+Amount = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Signal = Literal[
+    "waiting",
+    "wait_s",
+    "ttft_s",
+    "tpot_s",
+    "latency_s",
+    "kv_usage",
+    "memory_headroom",
+    "active_sequences",
+    "tokens_per_s",
+    "gpu_utilisation",
+]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Bounds for some hours of the week, for people who know their peaks."""
+
+    days: list[Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]] = setting([], "none: every day")
+    start: str = setting("00:00", "hour and minute in `timezone`")
+    end: str = setting("24:00", "past midnight if it is before `start`")
+    min: Number | None = setting(None, "active replicas at least, in these hours")
+    max: Number | None = setting(None, "active replicas at most, in these hours")
+
+
+@dataclass(frozen=True)
+class SpotSettings:
+    share: Share = setting(0.0, "largest share of a pool's replicas on spot capacity; `min` stays on demand")
+    price_per_hour: Amount = setting(0.0, "of a replica on spot capacity")
+    retry_s: Seconds = setting(300.0, "how long spot capacity is not asked for again after it was refused")
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """The replicas of one model version in one shape."""
+
+    model: str = setting("", "name, directory or file of the model, as for `penstock serve`; auto: the pool's name")
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    server: dict[str, Any] = setting({}, "settings of each replica's server, as for `penstock engine`")
+    slo: dict[str, Any] = setting({}, "objectives that are not the fleet's")
+    min: Number = setting(1, "active replicas at least; 0: scale to zero, requests are held meanwhile")
+    max: Annotated[int, Meta(ge=1)] = setting(4, "replicas at most, those that are not active too")
+    standby: Number | None = setting(None, "loaded replicas without traffic; auto: planned")
+    parked: Number | None = setting(None, "replicas with their weights in host memory; auto: planned")
+    surge: Annotated[float, Meta(ge=1)] = setting(
+        1.0, "a declared surge: demand may become so many times as large at once"
+    )
+    idle_s: Seconds = setting(600.0, "with `min: 0`: how long nothing is asked before the last replica goes")
+    hold_s: Seconds = setting(120.0, "how long requests are held at most while no replica is active")
+    up_cooldown_s: Amount = setting(60.0, "between two steps up; none for a queue that already breaks the SLO")
+    down_cooldown_s: Amount = setting(300.0, "how long less must be enough before a replica goes")
+    scale_on: dict[Signal, float] = setting({}, "plain thresholds, instead of the prediction: one replica more above")
+    predict: bool = setting(True, "start capacity ahead of the demand that is expected by time of week and trend")
+    price_per_hour: Amount = setting(0.0, "of a replica on demand")
+    parked_price_per_hour: Amount | None = setting(None, "of a parked replica; auto: nothing, its device is free")
+    max_spend_per_hour: Amount | None = setting(None, "no replica is started beyond it")
+    zones: list[str] = setting([], "failure domains to spread over; none: one")
+    spot: SpotSettings = field(default_factory=SpotSettings)
+    schedules: list[Schedule] = field(default_factory=list)
+    timezone: str = setting("UTC", "of `schedules`, as in the tz database")
+    start_timeout_s: Seconds = setting(600.0, "a start that takes longer has failed")
+    drain_timeout_s: Seconds = setting(600.0, "how long streams that cannot move may go on at a replica that goes")
+    gpus: Number = setting(0, "GPUs of each replica; 0: it runs on a CPU, or takes the machine's only one")
+
+    def __post_init__(self) -> None:
+        if self.min > self.max:
+            raise ConfigError(f"a pool cannot have at least {self.min} and at most {self.max} replicas", param="min")
+
+
+@dataclass(frozen=True)
+class FleetSettings:
+    name: str = setting("penstock", "of this fleet: controllers with the same name and store share one lease")
+    store: str | None = setting(None, "where replicas, demand and decisions are kept: sqlite:///path or postgresql://…")
+    driver: Literal["local", "kubernetes", "ray"] = setting("local", "what starts and stops replicas")
+    gateway: dict[str, Any] | None = setting(
+        {}, "settings of a gateway that is started beside; none: gateways run elsewhere"
+    )
+    slo: Slo = field(default_factory=Slo)
+    every_s: Seconds = setting(1.0, "how often pools are looked at")
+    lease_s: Seconds = setting(10.0, "a controller that has not renewed its lease for so long is replaced")
+    spend_per_hour: Amount | None = setting(None, "no replica is started beyond it, all pools together")
+    pools: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def pool_settings(self) -> dict[str, PoolSettings]:
+        found = {}
+        for name, values in self.pools.items():
+            with within(f"pools.{name}."):
+                found[name] = build(PoolSettings, {"model": name, **values}, where=f"pools.{name}.")
+        return found

@@ -1,0 +1,278 @@
+"""The fleet's part of the store: demand that gateways see, replicas and decisions of the controller, and its lease.
+
+    gateways ──demand──▶ fleet_demand      fleet_pools ──ETA──▶ gateways
+    controller ──▶ fleet_replicas, fleet_decisions, fleet_memory, fleet_history   (fenced by its lease)
+
+None of it takes a revision: gateways learn of replicas by the table `replicas`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from penstock.core.errors import LeaseLost
+from penstock.observe.background import count_error
+from penstock.tenancy.database import Database, Execute
+
+T = TypeVar("T", bound=Struct)
+MAX_DECISIONS = 20_000  # per pool
+MAX_HISTORY = 30 * 24 * 60  # samples per pool: a month of minutes
+DEMAND_STALE_S = 30.0  # a gateway that has not written for so long is gone
+
+
+class PoolDemand(Struct, frozen=True, omit_defaults=True):
+    """What one gateway saw of one pool. Counters grow from the gateway's start; the others are as of `at`."""
+
+    gateway: str  # another name after each start: counters begin anew
+    pool: str
+    at: float  # seconds since 1970
+    arrivals: int = 0
+    finished: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of them, found in prefix caches
+    output_tokens: int = 0
+    waiting: int = 0
+    waiting_by_class: dict[str, int] = field(default_factory=dict)
+    waiting_tokens: int = 0  # of the prompts that wait
+    held: int = 0  # of those waiting, for want of any replica
+    in_flight: int = 0
+    oldest_wait_s: float = 0.0
+    wait_p95_s: float = 0.0  # these of the last 30 s; 0: no request
+    ttft_p95_s: float = 0.0
+    tpot_p95_s: float = 0.0
+    latency_p99_s: float = 0.0
+    in_slo: int = 0  # finished requests that kept every objective
+    out_of_slo: int = 0
+
+
+class FleetReplica(Struct, frozen=True, omit_defaults=True):
+    """A replica that the controller has, from before its start until its process is gone. Times: seconds since 1970."""
+
+    id: str
+    pool: str
+    state: str
+    since: float
+    target: str = "active"
+    url: str = ""
+    zone: str = ""
+    capacity_type: str = "on_demand"
+    price_per_hour: float = 0.0
+    created_at: float = 0.0
+    ready_at: float | None = None
+    deadline: float | None = None  # an interruption notice
+    failure: str = ""
+
+
+class PoolStatus(Struct, frozen=True, omit_defaults=True):
+    """A pool as its controller last left it."""
+
+    pool: str
+    at: float
+    wanted: int = 0
+    min: int = 0
+    max: int = 0
+    states: dict[str, int] = field(default_factory=dict)
+    eta_s: float | None = None  # until the next replica is active; None: none is on its way
+    start_s: float = 0.0  # measured p95 of the cheapest way to another active replica
+    hold_s: float = 0.0  # how long requests may be held; 0: they are refused
+    reason: str = ""
+
+
+class FleetDecision(Struct, frozen=True):
+    at: float
+    pool: str
+    document: msgspec.Raw  # a `fleet.policy.decision.Decision`
+
+
+class FleetSample(Struct, frozen=True, omit_defaults=True):
+    """A pool in one minute."""
+
+    at: float
+    pool: str
+    states: dict[str, int] = field(default_factory=dict)
+    arrivals_per_s: float = 0.0
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+    forecast_p50: float = 0.0
+    forecast_p90: float = 0.0
+    wanted: int = 0
+    cost: float = 0.0  # of this minute, every state that has a price counted
+    in_slo: int = 0
+    out_of_slo: int = 0
+
+
+class Lease(Struct, frozen=True):
+    holder: str
+    epoch: int  # grows with each holder: what an older one still writes is refused
+    beat: int  # grows with each renewal
+
+
+class FleetBook:
+    """Blocks: for commands and for threads of their own."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+
+    # Lease
+
+    def lease(self, name: str) -> Lease | None:
+        with self._database.reading() as execute:
+            return _lease(execute, name)
+
+    def take_lease(self, name: str, holder: str, seen: Lease | None) -> Lease | None:
+        """Takes a lease that has not changed since it was `seen`; None: somebody was faster."""
+        with self._database.writing() as execute:
+            if _lease(execute, name) != seen:
+                return None
+            taken = Lease(holder, seen.epoch + 1 if seen is not None else 1, 0)
+            execute(
+                "INSERT INTO fleet_lease (name, holder, epoch, beat) VALUES (?, ?, ?, ?) ON CONFLICT (name) "
+                "DO UPDATE SET holder = excluded.holder, epoch = excluded.epoch, beat = excluded.beat",
+                (name, *msgspec.structs.astuple(taken)),
+            )
+        return taken
+
+    def renew_lease(self, name: str, lease: Lease) -> Lease:
+        """Raises LeaseLost."""
+        with self.fenced(name, lease) as execute:
+            execute("UPDATE fleet_lease SET beat = beat + 1 WHERE name = ?", (name,))
+        return Lease(lease.holder, lease.epoch, lease.beat + 1)
+
+    def release_lease(self, name: str, lease: Lease) -> None:
+        """The next holder need not wait until it has expired."""
+        with self._database.writing() as execute:
+            execute("UPDATE fleet_lease SET holder = '' WHERE name = ? AND epoch = ?", (name, lease.epoch))
+
+    @contextmanager
+    def fenced(self, name: str, lease: Lease) -> Iterator[Execute]:
+        """A transaction of the lease's holder. Raises LeaseLost, and nothing is written then."""
+        with self._database.writing() as execute:
+            held = _lease(execute, name)
+            if held is None or held.epoch != lease.epoch or held.holder != lease.holder:
+                raise LeaseLost(f"another controller has the fleet '{name}'")
+            yield execute
+
+    # Demand
+
+    def write_demand(self, rows: Iterable[PoolDemand]) -> dict[str, PoolStatus]:
+        """A gateway's demand; returns what controllers last said of every pool."""
+        with self._database.writing() as execute:
+            for row in rows:
+                execute(
+                    "INSERT INTO fleet_demand (gateway, pool, at, document) VALUES (?, ?, ?, ?) ON CONFLICT "
+                    "(gateway, pool) DO UPDATE SET at = excluded.at, document = excluded.document",
+                    (row.gateway, row.pool, row.at, _encode(row)),
+                )
+            return {one.pool: one for one in _documents(execute, "SELECT document FROM fleet_pools", PoolStatus)}
+
+    def demand(self) -> list[PoolDemand]:
+        """Rows of gateways that still write."""
+        with self._database.reading() as execute:
+            oldest = self._clock() - DEMAND_STALE_S
+            return _documents(execute, "SELECT document FROM fleet_demand WHERE at > ?", PoolDemand, oldest)
+
+    # Replicas, pools, decisions: written inside `fenced`
+
+    def replicas(self) -> list[FleetReplica]:
+        with self._database.reading() as execute:
+            return _documents(execute, "SELECT document FROM fleet_replicas ORDER BY id", FleetReplica)
+
+    def pools(self) -> list[PoolStatus]:
+        with self._database.reading() as execute:
+            return _documents(execute, "SELECT document FROM fleet_pools ORDER BY pool", PoolStatus)
+
+    def decisions(self, pool: str | None = None, *, since: float = 0.0, limit: int = 1000) -> list[FleetDecision]:
+        """Newest first."""
+        where, parameters = ("AND pool = ? ", (pool,)) if pool is not None else ("", ())
+        with self._database.reading() as execute:
+            rows = execute(
+                f"SELECT at, pool, document FROM fleet_decisions WHERE at > ? {where}ORDER BY at DESC LIMIT {limit:d}",
+                (since, *parameters),
+            )
+        return [FleetDecision(at, of, msgspec.Raw(document.encode())) for at, of, document in rows]
+
+    def history(self, pool: str | None = None, *, since: float = 0.0) -> list[FleetSample]:
+        """Oldest first."""
+        where, parameters = (" AND pool = ?", (pool,)) if pool is not None else ("", ())
+        with self._database.reading() as execute:
+            sql = f"SELECT document FROM fleet_history WHERE at > ?{where} ORDER BY at"
+            return _documents(execute, sql, FleetSample, since, *parameters)
+
+    def memory(self, pool: str) -> Mapping[str, str]:
+        """What the controller keeps over restarts, by name: forecast, durations, the policy's memory. JSON."""
+        with self._database.reading() as execute:
+            return dict(execute("SELECT name, document FROM fleet_memory WHERE pool = ?", (pool,)))
+
+
+def write_replica(execute: Execute, row: FleetReplica) -> None:
+    execute(
+        "INSERT INTO fleet_replicas (id, pool, document) VALUES (?, ?, ?) "
+        "ON CONFLICT (id) DO UPDATE SET pool = excluded.pool, document = excluded.document",
+        (row.id, row.pool, _encode(row)),
+    )
+
+
+def remove_replica(execute: Execute, replica_id: str) -> None:
+    execute("DELETE FROM fleet_replicas WHERE id = ?", (replica_id,))
+
+
+def write_pool(execute: Execute, status: PoolStatus) -> None:
+    execute(
+        "INSERT INTO fleet_pools (pool, document) VALUES (?, ?) "
+        "ON CONFLICT (pool) DO UPDATE SET document = excluded.document",
+        (status.pool, _encode(status)),
+    )
+
+
+def write_decision(execute: Execute, at: float, pool: str, document: Struct) -> None:
+    """Keeps the newest of each pool."""
+    execute("INSERT INTO fleet_decisions (at, pool, document) VALUES (?, ?, ?)", (at, pool, _encode(document)))
+    _trim(execute, "fleet_decisions", pool, MAX_DECISIONS)
+
+
+def write_sample(execute: Execute, sample: FleetSample) -> None:
+    execute(
+        "INSERT INTO fleet_history (at, pool, document) VALUES (?, ?, ?)", (sample.at, sample.pool, _encode(sample))
+    )
+    _trim(execute, "fleet_history", sample.pool, MAX_HISTORY)
+
+
+def write_memory(execute: Execute, pool: str, name: str, document: str) -> None:
+    execute(
+        "INSERT INTO fleet_memory (pool, name, document) VALUES (?, ?, ?) "
+        "ON CONFLICT (pool, name) DO UPDATE SET document = excluded.document",
+        (pool, name, document),
+    )
+
+
+def _trim(execute: Execute, table: str, pool: str, most: int) -> None:
+    oldest = execute(f"SELECT at FROM {table} WHERE pool = ? ORDER BY at DESC LIMIT 1 OFFSET {most:d}", (pool,))
+    if oldest:
+        execute(f"DELETE FROM {table} WHERE pool = ? AND at <= ?", (pool, oldest[0][0]))
+
+
+def _lease(execute: Execute, name: str) -> Lease | None:
+    rows = execute("SELECT holder, epoch, beat FROM fleet_lease WHERE name = ?", (name,))
+    return Lease(*rows[0]) if rows else None
+
+
+def _encode(row: Struct) -> str:
+    return msgspec.json.encode(row).decode()
+
+
+def _documents(execute: Execute, sql: str, kind: type[T], *parameters: object) -> list[T]:
+    """What cannot be read was written by another version, and is left out."""
+    found = []
+    for (document,) in execute(sql, parameters):
+        try:
+            found.append(msgspec.json.decode(document, type=kind))
+        except (ValueError, TypeError) as error:
+            count_error("store reader", error)
+    return found
