@@ -14,11 +14,32 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Protocol
 
 from penstock.capacity.demand import Profile, Target
-from penstock.capacity.step_cost import StepCost
 
 MAX_UTILISATION = 0.9  # of the device's time; beyond it no queue is short, and these formulas flatter
+
+
+class Coefficients(Protocol):
+    """Seconds of a step's parts: `StepCost`'s, reckoned from a datasheet, or those learned of a replica."""
+
+    @property
+    def fixed_s(self) -> float: ...
+    @property
+    def read_s(self) -> float: ...
+    @property
+    def linear_token_s(self) -> float: ...
+    @property
+    def head_token_s(self) -> float: ...
+    @property
+    def token_s(self) -> float: ...
+    @property
+    def pair_s(self) -> float: ...
+    @property
+    def kv_token_s(self) -> float: ...
+    @property
+    def sequence_s(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +62,7 @@ class Expected:
 
 
 class Engine:
-    def __init__(self, cost: StepCost, profile: Profile, limits: Limits, target: Target) -> None:
+    def __init__(self, cost: Coefficients, profile: Profile, limits: Limits, target: Target) -> None:
         self._cost, self._profile, self._limits, self._target = cost, profile, limits, target
         token_s = cost.linear_token_s + cost.token_s
         self._prompts = [
