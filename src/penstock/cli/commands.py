@@ -44,6 +44,7 @@ GROUPS = {
         Command("admins", "admins", "who may administer over HTTP"),
     ),
     "fleet": (
+        Command("fleet", "fleet", "the controller: the right number of replicas, in the right state; and why"),
         Command("top", "top", "the fleet in a terminal: replicas, load, KV cache, queues, alerts, tenants"),
         Command("replicas", "replica_commands", "add, drain and remove replicas while gateways run"),
         Command("routes", "routes", "how a model's traffic is shared between its versions"),

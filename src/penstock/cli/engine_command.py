@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from penstock.cli.flags import add_replica_flags, settings_from
 
@@ -14,6 +15,7 @@ examples:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add_replica_flags(parser, _EXAMPLES)
+    parser.add_argument("--address-file", type=Path, metavar="FILE", help="JSON with its URL, written when it listens")
     parser.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)  # for `serve --replicas`
 
 
@@ -26,4 +28,4 @@ def run(arguments: argparse.Namespace) -> None:
     else:
         from penstock.cli.serve import serve
 
-        serve(settings, has_console=False)
+        serve(settings, has_console=False, address_file=arguments.address_file)

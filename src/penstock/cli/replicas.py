@@ -81,7 +81,7 @@ async def _serve(settings: Settings, files: ModelFiles, ports: list[int], direct
     )
     opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
     if num_processes > 1:
-        running = _supervise(gateway, directory, num_processes, opened.set_result)
+        running = supervise(gateway, directory, num_processes, opened.set_result)
     else:
         running = serve(gateway, store, opened.set_result)
     tasks = [asyncio.create_task(running)]
@@ -106,7 +106,7 @@ async def _serve(settings: Settings, files: ModelFiles, ports: list[int], direct
         task.result()
 
 
-async def _supervise(
+async def supervise(
     gateway: GatewaySettings, directory: Path, num_processes: int, on_open: Callable[[Opened], None]
 ) -> None:
     """The gateway as several processes, which end when this one does: their replicas are gone then."""

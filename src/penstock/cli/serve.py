@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import uvloop
@@ -53,12 +54,21 @@ _LORAS = 8  # adapters on the device, if some are named and nobody says how many
 _GOODBYE_S = 10  # for telling clients that the server stops, once they have had their time
 
 
-def serve(settings: Settings, *, has_console: bool = False, on_ready: OnReady | None = None) -> None:
+def serve(
+    settings: Settings,
+    *,
+    has_console: bool = False,
+    on_ready: OnReady | None = None,
+    address_file: Path | None = None,
+) -> None:
     """Until a signal ends it. `has_console`: nobody stands in front of it, so it has a page of its own. `on_ready`: is
-    told what the engine found, instead of whoever reads the terminal."""
+    told what the engine found, instead of whoever reads the terminal. `address_file`: gets its URL once the port is
+    its own."""
     check_torch()
     settings = replace(settings, server=with_secrets(settings.server))
     with _listen(settings) as listener:
+        if address_file is not None:
+            _write_address(address_file, client_url(listener, is_tls=settings.server.tls_cert is not None))
         started_s = time.monotonic()
         files = check(settings)
         with contextlib.suppress(KeyboardInterrupt):
@@ -271,6 +281,12 @@ def _listen(settings: Settings) -> socket.socket:
         log = logging.getLogger("penstock")
         log.warning("listening on %s without a gateway_secret: anyone who can reach it can use it", host)
     return listener
+
+
+def _write_address(path: Path, url: str) -> None:
+    draft = path.with_suffix(".tmp")
+    draft.write_bytes(msgspec.json.encode({"url": url, "pid": os.getpid()}))
+    draft.rename(path)
 
 
 def _say(line: str) -> None:

@@ -10,7 +10,7 @@ pools:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -112,3 +112,8 @@ class FleetSettings:
             with within(f"pools.{name}."):
                 found[name] = build(PoolSettings, {"model": name, **values}, where=f"pools.{name}.")
         return found
+
+    def slo_of(self, name: str, pool: PoolSettings) -> Slo:
+        """The fleet's objectives, with the pool's own over them."""
+        own = build(Slo, pool.slo, where=f"pools.{name}.slo.")
+        return replace(self.slo, **{key: getattr(own, key) for key in pool.slo})

@@ -18,6 +18,7 @@ from msgspec import Struct, field
 from penstock.core.errors import LeaseLost
 from penstock.observe.background import count_error
 from penstock.tenancy.database import Database, Execute
+from penstock.tenancy.replicas import ReplicaRow, write_members
 
 T = TypeVar("T", bound=Struct)
 MAX_DECISIONS = 20_000  # per pool
@@ -141,9 +142,8 @@ class FleetBook:
 
     def renew_lease(self, name: str, lease: Lease) -> Lease:
         """Raises LeaseLost."""
-        with self.fenced(name, lease) as execute:
-            execute("UPDATE fleet_lease SET beat = beat + 1 WHERE name = ?", (name,))
-        return Lease(lease.holder, lease.epoch, lease.beat + 1)
+        with self.fenced(name, lease):
+            return Lease(lease.holder, lease.epoch, lease.beat + 1)
 
     def release_lease(self, name: str, lease: Lease) -> None:
         """The next holder need not wait until it has expired."""
@@ -152,12 +152,19 @@ class FleetBook:
 
     @contextmanager
     def fenced(self, name: str, lease: Lease) -> Iterator[Execute]:
-        """A transaction of the lease's holder. Raises LeaseLost, and nothing is written then."""
+        """A transaction of the lease's holder, which renews it. Raises LeaseLost, and nothing is written then."""
         with self._database.writing() as execute:
-            held = _lease(execute, name)
-            if held is None or held.epoch != lease.epoch or held.holder != lease.holder:
+            held = execute(  # the row is locked until the commit: nobody takes the lease meanwhile
+                "UPDATE fleet_lease SET beat = beat + 1 WHERE name = ? AND holder = ? AND epoch = ? RETURNING beat",
+                (name, lease.holder, lease.epoch),
+            )
+            if not held:
                 raise LeaseLost(f"another controller has the fleet '{name}'")
             yield execute
+
+    def write_members(self, execute: Execute, rows: Iterable[ReplicaRow], gone: Iterable[ReplicaRow]) -> None:
+        """Tells gateways which replicas they have, in a fenced transaction."""
+        write_members(self._database, execute, rows, gone)
 
     # Demand
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -81,6 +81,15 @@ class ReplicaBook:
             revision = next_revision(self._database, execute)
             execute("UPDATE replica_changes SET revision = ?", (revision,))
             yield execute
+
+
+def write_members(database: Database, execute: Execute, rows: Iterable[ReplicaRow], gone: Iterable[ReplicaRow]) -> None:
+    """Adds or changes rows and removes others, in a transaction of somebody else's: all at one revision."""
+    execute("UPDATE replica_changes SET revision = ?", (next_revision(database, execute),))
+    for row in rows:
+        _write(execute, row)
+    for row in gone:
+        execute("DELETE FROM replicas WHERE model = ? AND url = ?", (row.model, row.url))
 
 
 def _write(execute: Execute, row: ReplicaRow) -> None:

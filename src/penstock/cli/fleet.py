@@ -1,0 +1,51 @@
+"""`penstock fleet`: keeps the right number of replicas of every pool, and says why."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from penstock.core.errors import ConfigError
+
+_EXAMPLES = """\
+examples:
+  penstock fleet --config fleet.yaml            # the controller, and a gateway in front of its replicas
+  penstock fleet explain --config fleet.yaml    # the last decisions, with their numbers
+  penstock fleet status                         # pools and replicas now
+  penstock fleet down --config fleet.yaml       # stop the gateway and all replicas"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLES
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="run",
+        choices=["run", "status", "explain", "down"],
+        help="run: the controller, until a signal ends it; its replicas go on (default: run)",
+    )
+    parser.add_argument("pool", nargs="?", help="explain: of this pool only")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML: see docs/autoscaling.md")
+    parser.add_argument("--store", metavar="URL", help="where replicas, demand and decisions are kept")
+    parser.add_argument("--last", type=int, default=20, metavar="N", help="explain: so many decisions (default: 20)")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+
+
+def run(arguments: argparse.Namespace) -> None:
+    match arguments.action:
+        case "status":
+            from penstock.cli.fleet_report import print_status
+
+            print_status(arguments)
+        case "explain":
+            from penstock.cli.fleet_report import print_decisions
+
+            print_decisions(arguments)
+        case action:
+            if arguments.config is None:
+                raise ConfigError("a fleet needs its configuration: --config FILE", param="config")
+            from penstock.cli.fleet_process import run_down, run_fleet
+
+            (run_fleet if action == "run" else run_down)(arguments.config, arguments.store)

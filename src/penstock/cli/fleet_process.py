@@ -1,0 +1,161 @@
+"""The process of `penstock fleet`: a controller over a store and a driver, and a gateway that outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from penstock.api.relay import SECRET_VARIABLE
+from penstock.cli.config_file import read_config_file
+from penstock.cli.store_flags import store_url
+from penstock.core.config import build
+from penstock.core.errors import ConfigError
+from penstock.core.private_files import make_private
+from penstock.fleet.controller import Controller, replica_settings
+from penstock.fleet.drivers.local import LocalDriver
+from penstock.fleet.gateway_keeper import GatewayKeeper
+from penstock.fleet.replica_client import ReplicaClient
+from penstock.fleet.settings import FleetSettings
+from penstock.gateway.settings.gateway import GatewaySettings
+from penstock.hub.home import penstock_home
+from penstock.tenancy.fleet import PoolStatus
+from penstock.tenancy.store import open_store
+
+log = logging.getLogger("penstock")
+
+_DOWN_S = 30.0
+
+
+def run_fleet(config: Path, store: str | None) -> None:
+    """Until a signal ends it."""
+    with fleet_settings(config) as settings:
+        uvloop.run(_run(settings, store_url(store or settings.store, None), config))
+
+
+def run_down(config: Path, store: str | None) -> None:
+    with fleet_settings(config) as settings:
+        uvloop.run(_down(settings, store_url(store or settings.store, None)))
+
+
+@contextmanager
+def fleet_settings(config: Path) -> Iterator[FleetSettings]:
+    """The file's settings; what is wrong with them is told with its line, also if it is found inside."""
+    file = read_config_file(config)
+    with file.located():
+        settings = build(FleetSettings, file.values)
+        if not settings.pools:
+            raise ConfigError("a fleet has at least one pool", param="pools")
+        for name, pool in settings.pool_settings().items():
+            replica_settings(name, pool, settings.slo_of(name, pool))
+        if settings.driver != "local":
+            raise ConfigError(f"the driver '{settings.driver}' is not part of this version", param="driver")
+        yield settings
+
+
+async def _run(settings: FleetSettings, url: str, config: Path) -> None:
+    directory = fleet_directory(settings.name)
+    secret = _secret(directory)
+    driver = LocalDriver(directory / "replicas", secret, gpus=_gpus())
+    client = ReplicaClient(secret)
+    told = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
+    with open_store(url) as store:
+        controller = Controller(settings, store, driver, client, on_change=_Lines().show)
+        tasks = [asyncio.create_task(controller.run())]
+        if settings.gateway is not None:
+            gateway = GatewayKeeper(directory / "gateway", gateway_settings(settings, url), secret)
+            tasks.append(asyncio.create_task(gateway.run(lambda: controller.is_leader)))
+            print(f"the gateway's log: {gateway.log_path}", flush=True)
+        ended = asyncio.create_task(told.wait())
+        try:
+            await asyncio.wait([*tasks, ended], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*tasks, ended):
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            client.close()
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    print(f"the controller ends; its replicas go on. `penstock fleet down --config {config}` stops them", flush=True)
+
+
+async def _down(settings: FleetSettings, url: str) -> None:
+    directory = fleet_directory(settings.name)
+    secret = _secret(directory)
+    driver = LocalDriver(directory / "replicas", secret)
+    with open_store(url) as store:
+        await Controller(settings, store, driver, ReplicaClient(secret)).stop_all(_DOWN_S)
+        if settings.gateway is not None:
+            await GatewayKeeper(directory / "gateway", gateway_settings(settings, url), secret).stop(_DOWN_S)
+    print("the gateway and all replicas are stopped")
+
+
+def gateway_settings(settings: FleetSettings, url: str) -> GatewaySettings:
+    """Settings of the gateway in front of the fleet's pools; the file may say more."""
+    values: dict[str, Any] = dict(settings.gateway or {})
+    models = dict(values.get("models") or {})
+    for name, pool in settings.pool_settings().items():
+        price = {"replica_hour": pool.price_per_hour} if pool.price_per_hour else {}
+        own: dict[str, Any] = {"secret_env": SECRET_VARIABLE, "slo": pool.slo}
+        models[name] = own | ({"price": price} if price else {}) | (models.get(name) or {})
+    values["models"] = models
+    values.setdefault("slo", {})
+    built = build(GatewaySettings, {**values, "store": url}, where="gateway.")
+    return built if "slo" in (settings.gateway or {}) else _with_slo(built, settings)
+
+
+def _with_slo(built: GatewaySettings, settings: FleetSettings) -> GatewaySettings:
+    from dataclasses import replace
+
+    return replace(built, slo=settings.slo)
+
+
+def fleet_directory(name: str) -> Path:
+    return penstock_home() / "fleet" / name
+
+
+def _secret(directory: Path) -> str:
+    """The secret of the fleet's replicas: chosen once, so that a later controller knows it too."""
+    if chosen := os.environ.get(SECRET_VARIABLE):
+        return chosen
+    path = directory / "secret"
+    make_private(directory)
+    with contextlib.suppress(FileExistsError), open(path, "xb", opener=_private) as file:
+        file.write(secrets.token_urlsafe(32).encode())
+    return path.read_text()
+
+
+def _private(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
+
+
+def _gpus() -> Sequence[int]:
+    found = Path("/proc/driver/nvidia/gpus")
+    return range(len(list(found.iterdir()))) if found.is_dir() else ()
+
+
+class _Lines:
+    """A line in the terminal whenever a pool has changed."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, str] = {}
+
+    def show(self, statuses: Sequence[PoolStatus]) -> None:
+        for status in statuses:
+            states = ", ".join(f"{count} {state}" for state, count in sorted(status.states.items())) or "no replicas"
+            line = f"{status.pool}: {states}; wanted {status.wanted}"
+            if self._last.get(status.pool) != line:
+                self._last[status.pool] = line
+                print(f"{line} ({status.reason})" if status.reason else line, flush=True)

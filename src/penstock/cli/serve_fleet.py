@@ -1,0 +1,175 @@
+"""`penstock serve MODEL --replicas 1..4`: a gateway, and as many replicas behind it as the demand needs.
+
+It is a fleet of one pool whose controller and gateway are this process. The replicas end when it does, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from penstock.api.relay import SECRET_VARIABLE
+from penstock.cli.before_serving import check, check_torch
+from penstock.cli.fleet_process import fleet_directory
+from penstock.cli.gateway_process import Opened, serve
+from penstock.cli.replicas import share_secret, supervise
+from penstock.cli.store_flags import store_url
+from penstock.cli.supervisor import die_with_parent
+from penstock.core.errors import ConfigError, EngineFailed
+from penstock.core.private_files import make_private, open_private
+from penstock.core.settings import ServerSettings, Settings
+from penstock.core.slo import Slo
+from penstock.fleet.controller import Controller
+from penstock.fleet.drivers.local import LocalDriver
+from penstock.fleet.replica_client import ReplicaClient
+from penstock.fleet.settings import FleetSettings
+from penstock.gateway.settings.gateway import GatewaySettings
+from penstock.hub.resolve import default_name
+from penstock.server.ready import client_url, loading_message
+from penstock.tenancy.fleet import FleetReplica, PoolStatus
+from penstock.tenancy.store import open_store
+
+_STOP_S = 10.0
+_OF_THE_GATEWAY = {"host", "port", "name", "tls_cert", "tls_key", "client_ca", "gateway_secret"}
+
+
+def serve_range(settings: Settings, fewest: int, most: int, num_processes: int = 1) -> None:
+    """Until a signal ends it. `num_processes`: of the gateway."""
+    check_torch()
+    if settings.server.client_ca is not None:
+        raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
+    files = check(settings)
+    share_secret(settings.server.gateway_secret)
+    print(loading_message(settings.server.name or default_name(settings.model), settings, files), flush=True)
+    with _name_of_its_own() as name, tempfile.TemporaryDirectory(prefix="penstock-") as directory:
+        uvloop.run(_serve(settings, _fleet(settings, name, fewest, most), Path(directory), num_processes))
+
+
+async def _serve(settings: Settings, fleet: FleetSettings, directory: Path, num_processes: int) -> None:
+    (pool,) = fleet.pools
+    url = store_url(None, None)
+    gateway = GatewaySettings(
+        host=settings.server.host,
+        port=settings.server.port,
+        store=url,
+        allowed_hosts=settings.server.allowed_hosts,
+        tls_cert=settings.server.tls_cert,
+        tls_key=settings.server.tls_key,
+        models={pool: {"secret_env": SECRET_VARIABLE}},
+        slo=settings.slo,
+        telemetry=settings.telemetry,
+    )
+    opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
+    if num_processes > 1:
+        running = supervise(gateway, directory, num_processes, opened.set_result)
+    else:
+        running = serve(gateway, url, opened.set_result)
+    secret = os.environ[SECRET_VARIABLE]
+    client = ReplicaClient(secret)
+    driver = LocalDriver(directory / "replicas", secret, before_exec=die_with_parent)
+    with open_store(url) as store:
+        lines = _Lines(pool, gateway, opened)
+        controller = Controller(
+            fleet, store, driver, client, is_alone=True, on_change=lines.show, on_failure=lines.show_failure
+        )
+        ending: list[asyncio.Future[Any]] = [
+            asyncio.create_task(running),
+            asyncio.create_task(controller.run()),
+            lines.cannot_start,
+        ]
+        try:
+            done, _ = await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in ending:
+                one.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
+            await controller.stop_all(_STOP_S)
+            client.close()
+    for one in done:
+        one.result()
+
+
+def _fleet(settings: Settings, name: str, fewest: int, most: int) -> FleetSettings:
+    plain = ServerSettings()
+    chosen = {one.name: getattr(settings.server, one.name) for one in fields(ServerSettings)}
+    own = {key: value for key, value in chosen.items() if value != getattr(plain, key) and key not in _OF_THE_GATEWAY}
+    pool: dict[str, Any] = {
+        "model": settings.model,
+        "engine": asdict(settings.engine),
+        "server": own,
+        "min": fewest,
+        "max": most,
+    }
+    served_as = settings.server.name or default_name(settings.model)
+    return FleetSettings(name=name, slo=settings.slo or Slo(), pools={served_as: pool})
+
+
+class _Lines:
+    """Lines in the terminal: how to use it when the first replica is active, and each change of the pool."""
+
+    def __init__(self, pool: str, gateway: GatewaySettings, opened: asyncio.Future[Opened]) -> None:
+        self._pool = pool
+        self._gateway = gateway
+        self._opened = opened
+        self._began_s = asyncio.get_running_loop().time()
+        self._last = ""
+        self.cannot_start: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises why
+
+    def show_failure(self, row: FleetReplica, failure: str) -> None:
+        """A first replica that cannot be started ends everything: to try again would not help."""
+        if not self._last and row.ready_at is None and not self.cannot_start.done():
+            self.cannot_start.set_exception(EngineFailed(failure))
+
+    def show(self, statuses: Sequence[PoolStatus]) -> None:
+        (status,) = statuses
+        num_active = status.states.get("active", 0)
+        if not self._last and num_active and self._opened.done():
+            print(self._ready(self._opened.result(), status), flush=True)
+        if not num_active and not self._last:
+            return
+        states = ", ".join(f"{count} {state}" for state, count in sorted(status.states.items()))
+        line = f"{states or 'no replicas'}; {status.wanted} wanted"
+        if line != self._last:
+            print(f"{line}: {status.reason}" if status.reason else line, flush=True)
+            self._last = line
+
+    def _ready(self, opened: Opened, status: PoolStatus) -> str:
+        url = client_url(opened.listener, is_tls=self._gateway.tls_cert is not None)
+        seconds = asyncio.get_running_loop().time() - self._began_s
+        key = " -H 'authorization: Bearer KEY'" if opened.has_tenants else ""
+        message = '{"role":"user","content":"Why is the sky blue?"}'
+        body = f'{{"model":"{self._pool}","stream":true,"temperature":0,"messages":[{message}]}}'
+        return f"""
+penstock serves {self._pool} at {url}   (ready in {seconds:.1f} s)
+
+  replicas        {status.min} to {status.max} behind a gateway, as many as the demand needs; penstock fleet explain
+
+Try it:
+
+  curl -N {url}/v1/chat/completions{key} -d '{body}'
+"""
+
+
+@contextmanager
+def _name_of_its_own() -> Iterator[str]:
+    """The name of a fleet that no other process of this machine has as long as this lasts: serve, serve-2 and on."""
+    for number in count(1):
+        name = "serve" if number == 1 else f"serve-{number}"
+        make_private(fleet_directory(name))
+        with open_private(fleet_directory(name) / "lock", "wb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield name
+            return

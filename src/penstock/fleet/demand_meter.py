@@ -1,0 +1,101 @@
+"""Demand of a pool from gateways' counters: rates over the last seconds, and means of a request."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import NamedTuple
+
+from penstock.fleet.policy.observation import Demand
+from penstock.tenancy.fleet import PoolDemand
+
+RATE_S = 15.0  # what the policy reacts to
+PEAK_S = 5.0
+MIX_S = 300.0  # lengths of requests change slowly, and their means need many
+
+
+class _Sums(NamedTuple):
+    """Counters of all gateways together, grown since the meter began."""
+
+    at: float
+    arrivals: int = 0
+    finished: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    in_slo: int = 0
+    out_of_slo: int = 0
+
+
+_COUNTED = _Sums._fields[1:]
+
+
+_ZERO = PoolDemand("", "", 0.0)
+
+
+class DemandMeter:
+    """One pool's. A gateway that starts anew has another name, so that counters only ever grow."""
+
+    def __init__(self) -> None:
+        self._current: list[PoolDemand] = []
+        self._counted: dict[str, PoolDemand] = {}  # by gateway, also of those that have fallen silent
+        self._sums: deque[_Sums] = deque()
+
+    def observe(self, rows: Iterable[PoolDemand], now: float) -> None:
+        """Rows of all gateways that still write."""
+        total = self._sums[-1] if self._sums else _Sums(now)
+        counts = {name: getattr(total, name) for name in _COUNTED}
+        self._current = list(rows)
+        for row in self._current:
+            # Gateways that this meter finds when it begins may have counted for hours; a later one counts from zero.
+            before = self._counted.get(row.gateway) or (_ZERO if self._sums else row)
+            for name in _COUNTED:
+                counts[name] += getattr(row, name) - getattr(before, name)
+            self._counted[row.gateway] = row
+        self._sums.append(_Sums(now, **counts))
+        while len(self._sums) > 2 and self._sums[1].at <= now - MIX_S:
+            self._sums.popleft()
+
+    def demand(self, now: float) -> Demand:
+        """What gateways see; the part that replicas report is the controller's to add."""
+        rows = self._current
+        recent, mix = self._grown(now, RATE_S), self._grown(now, MIX_S)
+        finished = max(1, mix.finished)
+        busy = [row for row in rows if row.arrivals]
+        return Demand(
+            arrivals_per_s=recent.arrivals / recent.at if recent.at else 0.0,
+            peak_arrivals_per_s=self._peak(now),
+            prompt_tokens=mix.prompt_tokens / finished,
+            output_tokens=mix.output_tokens / finished,
+            cached_share=mix.cached_tokens / mix.prompt_tokens if mix.prompt_tokens else 0.0,
+            waiting=sum(row.waiting for row in rows),
+            waiting_tokens=sum(row.waiting_tokens for row in rows),
+            held=sum(row.held for row in rows),
+            in_flight=sum(row.in_flight for row in rows),
+            oldest_wait_s=max((row.oldest_wait_s for row in rows), default=0.0),
+            wait_p95_s=max((row.wait_p95_s for row in busy), default=0.0),
+            ttft_p95_s=max((row.ttft_p95_s for row in busy), default=0.0),
+            tpot_p95_s=max((row.tpot_p95_s for row in busy), default=0.0),
+            latency_p99_s=max((row.latency_p99_s for row in busy), default=0.0),
+            tokens_per_s=(recent.prompt_tokens + recent.output_tokens) / recent.at if recent.at else 0.0,
+        )
+
+    def totals(self) -> tuple[int, int]:
+        """Requests within and beyond their objectives, since the meter began."""
+        last = self._sums[-1] if self._sums else _Sums(0.0)
+        return last.in_slo, last.out_of_slo
+
+    def _grown(self, now: float, seconds: float) -> _Sums:
+        """What the counters grew by in the last seconds; `at` is how many seconds that were."""
+        if not self._sums:
+            return _Sums(0.0)
+        last = self._sums[-1]
+        first = next(one for one in self._sums if one.at >= now - seconds or one is last)
+        counts = {name: getattr(last, name) - getattr(first, name) for name in _COUNTED}
+        return _Sums(last.at - first.at, **counts)
+
+    def _peak(self, now: float) -> float:
+        recent = [one for one in self._sums if one.at >= now - PEAK_S]
+        steps = [(b.arrivals - a.arrivals) / (b.at - a.at) for a, b in pairwise(recent) if b.at > a.at]
+        return max(steps, default=0.0)

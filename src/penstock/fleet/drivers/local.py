@@ -1,0 +1,145 @@
+"""Replicas as processes of this machine. They outlive their controller: the next one finds them by their directories.
+
+DIRECTORY/REPLICA/replica.json   what it is, written first
+                  config.json    its settings
+                  address.json   its URL, written by the replica when it listens
+                  notice         an interruption notice: seconds since 1970 at which it is taken away
+                  log, lock      see `process`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from penstock.api.relay import SECRET_VARIABLE
+from penstock.core.errors import CapacityRefused
+from penstock.core.private_files import make_private, open_private
+from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
+from penstock.fleet.drivers.process import ManagedProcess
+from penstock.fleet.policy.observation import CapacityType
+
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """replica.json"""
+
+    pool: str
+    zone: str
+    capacity_type: CapacityType
+    gpus: list[int]
+
+
+class LocalDriver:
+    def __init__(
+        self,
+        directory: Path,
+        secret: str,
+        *,
+        gpus: Sequence[int] = (),
+        before_exec: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`gpus`: the machine's, which replicas share out. `before_exec`: called in each child, as to die with the
+        controller."""
+        self._directory = directory
+        self._secret = secret
+        self._gpus = gpus
+        self._before_exec = before_exec
+        self._clock = clock
+        self._processes: dict[str, ManagedProcess] = {}
+        make_private(directory)
+
+    async def start(self, spec: ReplicaSpec) -> None:
+        process = self._process(spec.id)
+        path = process.directory
+        if process.has_begun:
+            return
+        kept = _Kept(spec.pool, spec.zone, spec.capacity_type, [*self._free_gpus(spec)])
+        make_private(path)
+        _write(path / "replica.json", msgspec.json.encode(kept))
+        settings = spec.settings
+        server = replace(settings.server, host=_LOOPBACK, port=0, gateway_secret=None)
+        _write(path / "config.json", msgspec.json.encode(asdict(replace(settings, server=server))))
+        environment = {**os.environ, SECRET_VARIABLE: self._secret}
+        if kept.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, kept.gpus))
+        command = [sys.executable, "-m", "penstock.cli.main", "engine", "--log-level", "warning"]
+        command += ["--config", str(path / "config.json"), "--address-file", str(path / "address.json")]
+        process.start(command, environment, before_exec=self._before_exec)
+
+    async def stop(self, replica_id: str, grace_s: float) -> None:
+        await self._process(replica_id).stop(grace_s)
+        self._processes.pop(replica_id, None)
+
+    async def list(self) -> Sequence[DriverReplica]:
+        return await asyncio.to_thread(self._list)
+
+    async def close(self) -> None: ...
+
+    def interrupt(self, replica_id: str, seconds: float) -> None:
+        """An interruption notice, as a spot market gives it: the replica is killed when the time is over."""
+        _write(self._directory / replica_id / "notice", str(self._clock() + seconds).encode())
+
+    def _list(self) -> Sequence[DriverReplica]:
+        found = []
+        for path in sorted(self._directory.iterdir()):
+            try:
+                kept = msgspec.json.decode((path / "replica.json").read_bytes(), type=_Kept)
+            except (OSError, msgspec.DecodeError):
+                continue  # its start has not come so far
+            found.append(self._look(path, kept))
+        return found
+
+    def _look(self, path: Path, kept: _Kept) -> DriverReplica:
+        process = self._process(path.name)
+        url, failure = "", ""
+        with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
+            url = msgspec.json.decode((path / "address.json").read_bytes())["url"]
+        deadline_s = self._seconds_left(path)
+        if deadline_s is not None and deadline_s <= 0:
+            process.kill()
+        if process.has_begun and not process.is_running:
+            failure = process.last_words() or "its process ended without a word"
+        return DriverReplica(path.name, kept.pool, url, kept.zone, kept.capacity_type, failure, deadline_s)
+
+    def _seconds_left(self, path: Path) -> float | None:
+        with contextlib.suppress(OSError, ValueError):
+            return float((path / "notice").read_text()) - self._clock()
+        return None
+
+    def _free_gpus(self, spec: ReplicaSpec) -> Sequence[int]:
+        if not spec.gpus:
+            return []
+        taken: set[int] = set()
+        for path in self._directory.glob("*/replica.json"):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                taken |= set(msgspec.json.decode(path.read_bytes(), type=_Kept).gpus)
+        free = [gpu for gpu in self._gpus if gpu not in taken]
+        if len(free) < spec.gpus:
+            raise CapacityRefused(f"a replica of {spec.pool} needs {spec.gpus} GPUs, and {len(free)} are free")
+        return free[: spec.gpus]
+
+    def _process(self, replica_id: str) -> ManagedProcess:
+        found = self._processes.get(replica_id)
+        if found is None:
+            found = self._processes[replica_id] = ManagedProcess(self._directory / replica_id)
+        return found
+
+
+def _write(path: Path, data: bytes) -> None:
+    """At once or not at all."""
+    draft = path.with_suffix(".tmp")
+    with open_private(draft, "wb") as file:
+        file.write(data)
+    draft.rename(path)

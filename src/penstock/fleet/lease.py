@@ -1,0 +1,70 @@
+"""The lease: of several controllers of one fleet, one acts.
+
+A holder renews by raising a counter in the store. Another controller takes over when the counter has stood still for
+`lease_s` by its own clock, so that clocks of machines need not agree. Everything the holder writes is fenced by the
+lease's epoch: one that was paused, and has been replaced, writes nothing more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from penstock.core.errors import LeaseLost, StoreUnavailable
+from penstock.tenancy.fleet import FleetBook, Lease
+
+
+class LeaseKeeper:
+    """Blocks: for threads."""
+
+    def __init__(
+        self,
+        book: FleetBook,
+        name: str,
+        holder: str,
+        lease_s: float,
+        clock: Callable[[], float],
+        *,
+        is_alone: bool = False,
+    ) -> None:
+        """`clock`: one that never runs backwards. `is_alone`: whoever held it before is known to be gone."""
+        self._is_alone = is_alone
+        self._book = book
+        self._name = name
+        self._holder = holder
+        self._lease_s = lease_s
+        self._clock = clock
+        self._seen: Lease | None = None
+        self._seen_at = 0.0
+        self.lease: Lease | None = None
+        self._renewed_at = 0.0
+
+    def try_take(self) -> bool:
+        """Whether this controller acts from now on."""
+        found, now = self._book.lease(self._name), self._clock()
+        if found != self._seen:
+            self._seen, self._seen_at = found, now
+        is_free = self._is_alone or found is None or not found.holder or now - self._seen_at >= self._lease_s
+        if not is_free:
+            return False
+        self.lease = self._book.take_lease(self._name, self._holder, found)
+        self._renewed_at = now
+        return self.lease is not None
+
+    @property
+    def held(self) -> Lease:
+        """Raises LeaseLost, also when the store has not been reached for so long that another may have taken over."""
+        if self.lease is None or self._clock() - self._renewed_at >= self._lease_s:
+            self.lease = None
+            raise LeaseLost("the lease has expired")
+        return self.lease
+
+    def renewed(self, began: float) -> None:
+        """A fenced transaction that began at this time has been committed."""
+        self._renewed_at = began
+
+    def release(self) -> None:
+        if self.lease is not None:
+            lease, self.lease = self.lease, None
+            with contextlib.suppress(StoreUnavailable):  # it expires
+                self._book.release_lease(self._name, lease)

@@ -1,0 +1,247 @@
+"""One pool of the controller: its settings and policy, and what is measured of it and kept over restarts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from penstock.api.replica_report import ReplicaReport
+from penstock.core.slo import Slo
+from penstock.fleet.cost_observer import CostObserver
+from penstock.fleet.demand_meter import DemandMeter
+from penstock.fleet.durations import MeasuredDurations
+from penstock.fleet.policy.decision import Decision
+from penstock.fleet.policy.memory import PolicyMemory
+from penstock.fleet.policy.observation import (
+    CapacityType,
+    Demand,
+    ForecastBand,
+    Offer,
+    PoolObservation,
+    ReplicaState,
+    ReplicaView,
+)
+from penstock.fleet.policy.pool_policy import PoolPolicy
+from penstock.fleet.policy.profile import CapacityProfile, ReplicaCosts
+from penstock.fleet.settings import PoolSettings
+from penstock.tenancy.fleet import FleetReplica, FleetSample, PoolDemand, PoolStatus
+
+_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 2.0, 300.0
+
+
+class Pool:
+    def __init__(self, name: str, settings: PoolSettings, slo: Slo) -> None:
+        self.name = name
+        self.settings = settings
+        self.slo = slo
+        self.durations = MeasuredDurations()
+        self._costs = CostObserver()
+        self._policy = PoolPolicy(settings, slo, CapacityProfile(self._costs.costs))
+        self._memory = PolicyMemory()
+        self._meter = DemandMeter()
+        self._refused_until: dict[tuple[str, CapacityType], float] = {}
+        self._sampled = (0, 0, 0.0)  # requests within and beyond their objectives, and when
+        self._failures = 0  # starts in a row that failed
+
+    # -- what is kept over restarts
+
+    def restore(self, kept: Mapping[str, str]) -> None:
+        """What cannot be read was written by another version, and is learned anew."""
+        for name, restore in {
+            "durations": self.durations.restore,
+            "policy": self._restore_memory,
+            "costs": self._restore_costs,
+        }.items():
+            if name in kept:
+                try:
+                    restore(kept[name])
+                except (msgspec.DecodeError, msgspec.ValidationError, ValueError, KeyError):
+                    continue
+
+    def to_keep(self) -> dict[str, str]:
+        kept = {"policy": self._memory, "costs": self._costs.costs}
+        return {"durations": self.durations.encode()} | {
+            name: msgspec.json.encode(value).decode() for name, value in kept.items()
+        }
+
+    def _restore_costs(self, document: str) -> None:
+        self._costs.costs = msgspec.json.decode(document, type=ReplicaCosts)
+        self._policy = PoolPolicy(self.settings, self.slo, CapacityProfile(self._costs.costs))
+
+    def _restore_memory(self, document: str) -> None:
+        self._memory = msgspec.json.decode(document, type=PolicyMemory)
+
+    # -- observe, decide
+
+    def observe_demand(self, rows: Iterable[PoolDemand], now: float) -> None:
+        self._meter.observe(rows, now)
+
+    def observation(
+        self, rows: Iterable[FleetReplica], reports: Mapping[str, ReplicaReport], now: float
+    ) -> PoolObservation:
+        views = tuple(_view(row, reports.get(row.id)) for row in rows)
+        for view in views:
+            if view.id in reports:
+                self._costs.observe(view.id, reports[view.id].measured)
+        if self._costs.has_changed():
+            self._policy = PoolPolicy(self.settings, self.slo, CapacityProfile(self._costs.costs))
+        return PoolObservation(
+            self.name,
+            self._with_reports(self._meter.demand(now), views, reports),
+            views,
+            self.durations.p95(),
+            self._forecast(now),
+            self._offers(),
+        )
+
+    def decide(self, observation: PoolObservation, now: float) -> Decision:
+        decision, self._memory = self._policy.decide(observation, self._memory, now)
+        return decision
+
+    def status(self, decision: Decision, rows: Sequence[FleetReplica], now: float) -> PoolStatus:
+        states = _count_states(rows)
+        return PoolStatus(
+            self.name,
+            now,
+            wanted=decision.wanted,
+            min=self.settings.min,
+            max=self.settings.max,
+            states=states,
+            eta_s=self._eta_s(rows, now),
+            start_s=self._fastest_s(states),
+            hold_s=self.settings.hold_s,
+            reason=decision.reason,
+        )
+
+    def sample(self, decision: Decision, rows: Sequence[FleetReplica], now: float) -> FleetSample:
+        """The pool in the last minute, for the history."""
+        demand = self._meter.demand(now)
+        in_slo, out_of_slo = self._meter.totals()
+        before, self._sampled = self._sampled, (in_slo, out_of_slo, now)
+        hours = (now - before[2]) / 3600 if before[2] else 0.0
+        return FleetSample(
+            now,
+            self.name,
+            _count_states(rows),
+            demand.arrivals_per_s,
+            demand.prompt_tokens,
+            demand.output_tokens,
+            wanted=decision.wanted,
+            cost=hours * sum(self.price_of(row) for row in rows),
+            in_slo=in_slo - before[0],
+            out_of_slo=out_of_slo - before[1],
+        )
+
+    def price_of(self, row: FleetReplica) -> float:
+        """Per hour, in the state that it is in."""
+        if row.state == ReplicaState.PARKED:
+            return self.settings.parked_price_per_hour or 0.0
+        return row.price_per_hour
+
+    # -- starts that fail
+
+    def start_failed(self, now: float, *, zone: str = "", capacity_type: CapacityType | None = None) -> float:
+        """No other start before a while, which doubles. `capacity_type`: the driver refused only this. Returns the
+        seconds."""
+        self._failures += 1
+        wait_s = min(_FIRST_BACKOFF_S * 2.0 ** (self._failures - 1), _MAX_BACKOFF_S)
+        if capacity_type is CapacityType.SPOT:
+            wait_s = float(self.settings.spot.retry_s)
+        types = [capacity_type] if capacity_type is not None else list(CapacityType)
+        for one in types:
+            for each in [zone] if capacity_type is not None else self.settings.zones or [""]:
+                self._refused_until[each, one] = now + wait_s
+        return wait_s
+
+    def start_succeeded(self) -> None:
+        self._failures = 0
+
+    # -- inside
+
+    def _offers(self) -> tuple[Offer, ...]:
+        settings = self.settings
+        kinds = {CapacityType.ON_DEMAND: settings.price_per_hour}
+        if settings.spot.share > 0:
+            kinds[CapacityType.SPOT] = settings.spot.price_per_hour
+        return tuple(
+            Offer(zone, kind, price, refused_until=self._refused_until.get((zone, kind), 0.0))
+            for kind, price in sorted(kinds.items(), key=lambda item: item[1])
+            for zone in settings.zones or [""]
+        )
+
+    def _forecast(self, now: float) -> tuple[ForecastBand, ...]:
+        return ()
+
+    def _with_reports(
+        self, demand: Demand, views: tuple[ReplicaView, ...], reports: Mapping[str, ReplicaReport]
+    ) -> Demand:
+        active = [reports[view.id] for view in views if view.state is ReplicaState.ACTIVE and view.id in reports]
+        if not active:
+            return demand
+        loads = [report.measured.load for report in active]
+        memory = [
+            1.0 - device.memory_used_bytes / device.memory_total_bytes
+            for report in active
+            for device in report.measured.device.devices
+            if device.memory_total_bytes and device.memory_used_bytes is not None
+        ]
+        busy = [
+            device.utilization
+            for report in active
+            for device in report.measured.device.devices
+            if device.utilization is not None
+        ]
+        return msgspec.structs.replace(
+            demand,
+            waiting_tokens=demand.waiting_tokens + sum(load.queued_tokens for load in loads),
+            kv_usage=max(report.measured.kv_usage for report in active),
+            memory_headroom=min(memory, default=1.0),
+            active_sequences=sum(load.num_running for load in loads) / len(active),
+            gpu_utilisation=sum(busy) / len(busy) if busy else 0.0,
+        )
+
+    def _eta_s(self, rows: Iterable[FleetReplica], now: float) -> float | None:
+        """Until the next replica is active, of those that are on their way."""
+        durations = self.durations.p95()
+        found = []
+        for row in rows:
+            if row.target != ReplicaState.ACTIVE:
+                continue
+            match row.state:
+                case ReplicaState.STARTING:
+                    found.append(row.created_at + durations.start_s - now)
+                case ReplicaState.WAKING | ReplicaState.PARKED:
+                    found.append(row.since + durations.wake_s - now)
+                case ReplicaState.STANDBY:
+                    found.append(durations.activate_s)
+        return max(min(found), 0.5) if found else None
+
+    def _fastest_s(self, states: Mapping[str, int]) -> float:
+        durations = self.durations.p95()
+        if states.get(ReplicaState.STANDBY):
+            return durations.activate_s
+        return durations.wake_s if states.get(ReplicaState.PARKED) else durations.start_s
+
+
+def _count_states(rows: Iterable[FleetReplica]) -> dict[str, int]:
+    return dict(Counter(row.state for row in rows))
+
+
+def _view(row: FleetReplica, report: ReplicaReport | None) -> ReplicaView:
+    measured = report.measured if report is not None else None
+    return ReplicaView(
+        row.id,
+        ReplicaState(row.state),
+        row.since,
+        ReplicaState(row.target),
+        row.zone,
+        CapacityType(row.capacity_type),
+        row.price_per_hour,
+        row.created_at,
+        row.deadline,
+        measured.load.num_open if measured is not None else 0,
+        measured.kv_usage if measured is not None else 0.0,
+        measured.cache.cached_blocks if measured is not None else 0,
+    )

@@ -1,0 +1,113 @@
+"""The fleet's part of the store: the lease that fences a controller's writes, and what is kept."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from penstock.core.errors import LeaseLost
+from penstock.tenancy import fleet as rows
+from penstock.tenancy.fleet import FleetReplica, FleetSample, PoolDemand, PoolStatus
+from penstock.tenancy.replicas import ReplicaRow
+from penstock.tenancy.store import Store
+
+
+def test_lease_is_taken_by_one_of_two(store: Store) -> None:
+    book = store.fleet
+    first = book.take_lease("f", "a", None)
+    assert first is not None
+    assert first.epoch == 1
+    assert book.take_lease("f", "b", None) is None
+    seen = book.lease("f")
+    second = book.take_lease("f", "b", seen)
+    assert second is not None
+    assert second.epoch == 2
+
+
+def test_renewed_lease_is_not_taken_by_one_who_saw_it_before(store: Store) -> None:
+    book = store.fleet
+    lease = book.take_lease("f", "a", None)
+    assert lease is not None
+    seen = book.lease("f")
+    book.renew_lease("f", lease)
+    assert book.take_lease("f", "b", seen) is None
+
+
+def test_replaced_holder_writes_nothing(store: Store) -> None:
+    book = store.fleet
+    old = book.take_lease("f", "a", None)
+    new = book.take_lease("f", "b", book.lease("f"))
+    assert old is not None
+    assert new is not None
+    with pytest.raises(LeaseLost), book.fenced("f", old) as execute:
+        rows.write_replica(execute, FleetReplica("r", "p", "starting", 0.0))
+    with book.fenced("f", new) as execute:
+        rows.write_replica(execute, FleetReplica("s", "p", "starting", 0.0))
+    assert [row.id for row in book.replicas()] == ["s"]
+
+
+def test_released_lease_is_free(store: Store) -> None:
+    book = store.fleet
+    lease = book.take_lease("f", "a", None)
+    assert lease is not None
+    book.release_lease("f", lease)
+    seen = book.lease("f")
+    assert seen is not None
+    assert not seen.holder
+    with pytest.raises(LeaseLost):
+        book.renew_lease("f", lease)
+
+
+def test_members_are_told_to_gateways_in_the_same_transaction(store: Store) -> None:
+    book = store.fleet
+    lease = book.take_lease("f", "a", None)
+    assert lease is not None
+    before = store.changes().revision
+    with book.fenced("f", lease) as execute:
+        book.write_members(execute, [ReplicaRow("p", "http://127.0.0.1:1"), ReplicaRow("p", "http://127.0.0.1:2")], [])
+    changes = store.changes(before)
+    assert changes.replicas is not None
+    assert len(changes.replicas) == 2
+    with book.fenced("f", lease) as execute:
+        book.write_members(execute, [], [ReplicaRow("p", "http://127.0.0.1:1")])
+    assert [row.url for row in store.replicas.all()] == ["http://127.0.0.1:2"]
+
+
+def test_gateways_write_demand_and_read_what_controllers_say(store: Store) -> None:
+    book = store.fleet
+    lease = book.take_lease("f", "a", None)
+    assert lease is not None
+    now = time.time()
+    assert book.write_demand([PoolDemand("g", "p", now, arrivals=3)]) == {}
+    with book.fenced("f", lease) as execute:
+        rows.write_pool(execute, PoolStatus("p", now, wanted=2, eta_s=4.5))
+    found = book.write_demand([PoolDemand("g", "p", now, arrivals=5), PoolDemand("old", "p", now - 3600)])
+    assert found["p"].eta_s == 4.5
+    assert [(row.gateway, row.arrivals) for row in book.demand()] == [("g", 5)]
+
+
+def test_decisions_and_history_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_DECISIONS", 3)
+    monkeypatch.setattr(rows, "MAX_HISTORY", 2)
+    book = store.fleet
+    lease = book.take_lease("f", "a", None)
+    assert lease is not None
+    for at in range(6):
+        with book.fenced("f", lease) as execute:
+            rows.write_decision(execute, float(at), "p", PoolStatus("p", float(at)))
+            rows.write_sample(execute, FleetSample(float(at), "p", arrivals_per_s=at))
+    assert [one.at for one in book.decisions("p")] == [5.0, 4.0, 3.0]
+    assert [one.arrivals_per_s for one in book.history("p")] == [4.0, 5.0]
+    assert book.decisions("other") == []
+
+
+def test_memory_is_kept_by_pool_and_name(store: Store) -> None:
+    book = store.fleet
+    lease = book.take_lease("f", "a", None)
+    assert lease is not None
+    with book.fenced("f", lease) as execute:
+        rows.write_memory(execute, "p", "forecast", "{}")
+        rows.write_memory(execute, "p", "forecast", '{"a":1}')
+    assert book.memory("p") == {"forecast": '{"a":1}'}
+    assert book.memory("q") == {}
