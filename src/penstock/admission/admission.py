@@ -12,7 +12,7 @@ Call `poll` after events and when `next_deadline` comes. Nothing here reads a cl
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from penstock.admission.decision import Admit, Decision, Queued, Shed, ShedReason
 from penstock.admission.ledger import Entry, Ledger, cost, expected_cost
 from penstock.admission.loads import ReplicaLoads
-from penstock.admission.queue import Line, ModelQueue
+from penstock.admission.queue import Line, ModelQueue, Waiting
 from penstock.admission.refusal import MIN_RETRY_S, dead_end, first_guess, retry_after_s, why_not_wait
 from penstock.admission.settings import AdmissionSettings
 from penstock.admission.shares import FAIR_SHARE, Shares, blocked_by
@@ -31,6 +31,7 @@ from penstock.router.load import expected_ttft_s
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice, Router
 
+_WORKING = (ReplicaState.READY, ReplicaState.DEGRADED)
 _SCAN = 64  # how many blocked lines to look past
 _SOON_S = 0.5  # who comes back this much too early is let in
 
@@ -83,6 +84,13 @@ class Admission:
             return 0
         return len(found.queue) if priority is None else found.queue.length(priority)
 
+    def waiting(self, model: str) -> Collection[Waiting]:
+        found = self._models.get(model)
+        return found.queue.items if found is not None else ()
+
+    def slo(self, model: str) -> Slo:
+        return self._slos.get(model) or Slo()
+
     @property
     def waiting_models(self) -> set[str]:
         """Models that requests wait for."""
@@ -104,6 +112,10 @@ class Admission:
     def replicas(self, model: str) -> Sequence[ReplicaSnapshot]:
         """What is believed of them now, this gateway's own traffic included."""
         return self._loads.of_model(model)
+
+    def has_active(self, model: str, now: float) -> bool:
+        """Whether a replica of it takes work now."""
+        return any(one.state_at(now) in _WORKING and not one.is_tripped for one in self._loads.of_model(model))
 
     # -- requests ----------------------------------------------------------------------------------------------------
 

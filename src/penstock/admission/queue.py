@@ -123,6 +123,10 @@ class ModelQueue:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
 
+    @property
+    def items(self) -> Collection[Waiting]:
+        return self._waiting.values()
+
     def length(self, priority: Priority) -> int:
         return self._lengths[priority]
 

@@ -28,6 +28,8 @@ from penstock.console.gateway_source import GatewaySource
 from penstock.core.errors import ConfigError
 from penstock.core.private_files import make_private
 from penstock.gateway.app import Gateway
+from penstock.gateway.demand.meter import DemandMeter
+from penstock.gateway.demand.reporter import DemandReporter
 from penstock.gateway.membership.dns import DnsSource
 from penstock.gateway.membership.factory import ReplicaFactory, replicas_of
 from penstock.gateway.membership.membership import Membership
@@ -157,6 +159,8 @@ async def serve(
                 )
                 configuration.follow(tower.watch, gateway.now)
                 feed = Feed(GatewaySource(gateway, keys, budgets))
+                demand = DemandReporter(open_store(url).fleet, DemandMeter(gateway), gateway.clock)
+                demand.start()
                 try:
                     reload = partial(_reload_everywhere, configuration, worker)
                     async with administered(settings, url, gateway, admins, keys, feed, tower, tls, reload, worker) as (
@@ -188,6 +192,7 @@ async def serve(
                                 await worker.hand_over(told)
                             await server.stop(_DRAIN_S)
                 finally:
+                    demand.close()
                     names.close()
                     tower.close()
                     gateway.close()

@@ -9,6 +9,7 @@ tokens/     how many tokens a prompt has, and the hashes of its prefixes
 replicas/   the replicas: membership, reports, probes, KV events, LoRA adapters, other engines' dialects
 records/    what is recorded of a request: metrics, logs, traces, decisions, accounting
 monitor/    the state of the gateway and of its replicas, alerts, answer probes
+demand/     demand of each pool for the controller of a fleet, and what that says of pools
 admin/      the admin API and /metrics
 settings/   the configuration file, and routes that were changed at run time
 """

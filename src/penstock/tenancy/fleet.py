@@ -24,6 +24,7 @@ T = TypeVar("T", bound=Struct)
 MAX_DECISIONS = 20_000  # per pool
 MAX_HISTORY = 30 * 24 * 60  # samples per pool: a month of minutes
 DEMAND_STALE_S = 30.0  # a gateway that has not written for so long is gone
+_DEMAND_KEPT_S = 3600.0  # then its rows are removed by others
 
 
 class PoolDemand(Struct, frozen=True, omit_defaults=True):
@@ -171,6 +172,7 @@ class FleetBook:
     def write_demand(self, rows: Iterable[PoolDemand]) -> dict[str, PoolStatus]:
         """A gateway's demand; returns what controllers last said of every pool."""
         with self._database.writing() as execute:
+            execute("DELETE FROM fleet_demand WHERE at < ?", (self._clock() - _DEMAND_KEPT_S,))
             for row in rows:
                 execute(
                     "INSERT INTO fleet_demand (gateway, pool, at, document) VALUES (?, ?, ?, ?) ON CONFLICT "
@@ -178,6 +180,11 @@ class FleetBook:
                     (row.gateway, row.pool, row.at, _encode(row)),
                 )
             return {one.pool: one for one in _documents(execute, "SELECT document FROM fleet_pools", PoolStatus)}
+
+    def remove_demand(self, gateway: str) -> None:
+        """A gateway that ends takes its rows back."""
+        with self._database.writing() as execute:
+            execute("DELETE FROM fleet_demand WHERE gateway = ?", (gateway,))
 
     def demand(self) -> list[PoolDemand]:
         """Rows of gateways that still write."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
 from penstock.admission.admission import Admission, Used
-from penstock.admission.decision import Decision, Queued
+from penstock.admission.decision import Decision, Queued, Shed
 from penstock.http.clock import Timer, TimerClock
 from penstock.router.request import EdgeRequest
 
@@ -27,14 +28,19 @@ class AdmissionQueue:
         self._give_way = give_way
         self._waiting: dict[str, Waiting] = {}
         self._timer: Timer | None = None
+        self.arrivals: Counter[str] = Counter()  # by pool, as `refused`
+        self.refused: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def submit(self, waiting: Waiting) -> None:
         """Asks admission, which decides now or, if the request must wait, later."""
+        self.arrivals[waiting.request.model] += 1
         decision = self._admission.submit(waiting.request, self._clock.now())
         if not isinstance(decision, Queued):
+            if isinstance(decision, Shed):
+                self.refused[waiting.request.model] += 1
             waiting.decided(decision)
             return
         self._give_way(waiting.request.model)
@@ -53,6 +59,8 @@ class AdmissionQueue:
         for decision in self._admission.poll(self._clock.now()):
             waiting = self._waiting.pop(decision.request.id, None)
             if waiting is not None:
+                if isinstance(decision, Shed):
+                    self.refused[decision.request.model] += 1
                 waiting.decided(decision)
 
     def close(self) -> None:

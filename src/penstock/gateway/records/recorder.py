@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -81,6 +82,7 @@ class GatewayRecorder:
         self.traces = traces or Traces()
         self.usage_lost: Callable[[], Mapping[str, int]] = dict  # by reason, as the ledger counts it
         self.listeners: list[Listener] = []
+        self.put_aside: deque[RequestFacts] | None = None  # for whoever reads many at once; None: nobody does
         self._registry = Registry(catalog.GATEWAY_CATALOG)
         self.exports = [self._registry]  # and metrics that are kept elsewhere
         self._ended: dict[tuple[str, str, str, str], Counter] = {}
@@ -116,6 +118,8 @@ class GatewayRecorder:
             self._decisions.ended(facts)
         if facts.trace is not None:
             self.traces.ended(facts)
+        if self.put_aside is not None:
+            self.put_aside.append(facts)
         for listener in self.listeners:
             listener.ended(facts)
 
