@@ -76,11 +76,12 @@ class Engine:
         self._decode_s = cost.sequence_s + cost.token_s + profile.context * cost.kv_token_s
         self._is_bounded = target.ttft_s is not None or target.tpot_s is not None
         self._z = NormalDist().inv_cdf(target.percentile) if self._is_bounded else 0.0
-        self._saturation = 1 / (self._prefill_s + profile.decodes * (self._decode_s + self._product_s))
+        # Requests a second that no engine of this kind gets beyond.
+        self.saturation = 1 / (self._prefill_s + profile.decodes * (self._decode_s + self._product_s))
 
     def max_rate(self) -> tuple[float, str]:
         """The most requests a second that keep the target, and what stands against more; (0, why) if none do."""
-        low, high = 0.0, self._saturation * MAX_UTILISATION
+        low, high = 0.0, self.saturation * MAX_UTILISATION
         if (reason := self.obstacle(high * 1e-6)) is not None:
             return 0.0, reason
         if self.obstacle(high) is None:
@@ -107,7 +108,7 @@ class Engine:
     def expected(self, rate: float) -> Expected:
         decodes = self._profile.decodes > 0
         return Expected(
-            utilisation=rate / self._saturation,
+            utilisation=rate / self.saturation,
             num_decodes=self._num_decodes(rate),
             ttft_p50_s=self._ttft(rate, 0.5, 0.0),
             ttft_p_s=self._ttft(rate, self._target.percentile, self._z),

@@ -9,6 +9,19 @@ class PolicyMemory(Struct, frozen=True, omit_defaults=True):
     """Empty at a pool's beginning. Times are the policy's clock."""
 
     wanted: int | None = None  # active replicas, as last decided
-    at: float = 0.0  # of the last round
+    at: float | None = None  # of the last round
     up_at: float = -1e9  # the last step up
     down_at: float = -1e9
+    busy_at: float | None = None  # when somebody last asked
+    rate: float = 0.0  # arrivals/s, over a minute
+    variance: float = 0.0  # of `arrivals_per_s` around it
+    prompt_tokens: float = 0.0  # mean request, over some minutes
+    output_tokens: float = 0.0
+    cached_share: float = 0.0
+    slowdown: float = 1.0  # of replicas against the profile, as measured
+    corrected_at: float = 0.0
+    caution: float = 0.5  # how far from p50 to p99 of the forecast capacity is planned
+    needs: tuple[tuple[int, int], ...] = ()  # (half minute, most replicas needed in it), oldest first
+    peak: float = 0.0  # replicas needed at the busiest time of the last day or so
+    surplus_at: float | None = None  # since when there is more in standby or parked than planned
+    moved_at: float = -1e9  # a replica was last moved to another zone or capacity type

@@ -100,8 +100,9 @@ class PoolObservation(Struct, frozen=True):
     demand: Demand
     replicas: tuple[ReplicaView, ...] = ()
     durations: Durations = Durations()
-    forecast: tuple[ForecastBand, ...] = ()  # nearest first; at least the horizons of `wake_s` and `start_s`
+    forecast: tuple[ForecastBand, ...] = ()  # nearest first; for the times that `PoolPolicy.horizons` names
     offers: tuple[Offer, ...] = (Offer(),)  # cheapest acceptable first
+    spend_left_per_hour: float | None = None  # of the fleet's, beyond what all pools have now; None: no bound
 
     def count(self, *states: ReplicaState) -> int:
         return sum(replica.state in states for replica in self.replicas)

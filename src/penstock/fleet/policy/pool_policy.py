@@ -1,20 +1,49 @@
-"""The policy of one pool: from what is seen to what is done."""
+"""The policy of one pool: from what is seen to what is done, once a second.
+
+    signals ──▶ sizing (or thresholds) ──▶ bounds, cooldowns ──▶ wanted ──▶ actions: activate, wake, start, or drain
+    forecast ──▶   │                                                          │ placement, departure
+                   └──▶ warm: standby and parked
+
+`decide` is a fold over its memory; what the object itself keeps are answers that it would reckon again.
+"""
 
 from __future__ import annotations
 
 import math
 
 from penstock.core.slo import Slo
+from penstock.fleet.policy.bounds import Bounds, ScheduledBounds
+from penstock.fleet.policy.census import Census
 from penstock.fleet.policy.decision import Action, ActionKind, Decision
+from penstock.fleet.policy.departure import departing
 from penstock.fleet.policy.memory import PolicyMemory
-from penstock.fleet.policy.observation import Durations, PoolObservation, ReplicaState
-from penstock.fleet.policy.profile import CapacityProfile, Mix
-from penstock.fleet.settings import PoolSettings
+from penstock.fleet.policy.observation import CapacityType, Durations, PoolObservation, ReplicaState, ReplicaView
+from penstock.fleet.policy.placement import Placement
+from penstock.fleet.policy.profile import CapacityProfile
+from penstock.fleet.policy.signals import CORRECTED_EVERY_S, Signals, corrected_slowdown, read_signals
+from penstock.fleet.policy.sizing import Sizing, band_at, needed_for, size
+from penstock.fleet.policy.thresholds import needed_by_thresholds
+from penstock.fleet.policy.warm import Surge, WarmPlan, plan_warm
+from penstock.fleet.settings import PoolSettings, Signal
+
+_SPAN_S = 30.0  # of the record of needs
+_BETWEEN_DRAINS_S = 30.0
+_BUDGET_SHARE = 0.05  # of the SLO's error budget: what scaling may use up
+_CAUTION_DAY_S = 86400.0  # a day without a broken SLO takes the forecast's plan from its p99 to its middle
+_PEAK_S = 1.5 * 86400.0  # how long the busiest time is remembered
+_STOP_EARLY_S = 2.0  # before an interruption's deadline
 
 
 class PoolPolicy:
-    def __init__(self, settings: PoolSettings, slo: Slo, profile: CapacityProfile) -> None:
+    """`profile` may be set anew as replicas report; None: nothing is known yet, and the SLO's times are thresholds."""
+
+    def __init__(self, settings: PoolSettings, slo: Slo, profile: CapacityProfile | None) -> None:
         self.settings, self.slo, self.profile = settings, slo, profile
+        self._bounds = ScheduledBounds(settings)
+        self._surges: dict[tuple[int, int, Durations], WarmPlan] = {}
+        allowed = _BUDGET_SHARE * (1 - slo.quantile)
+        self._relief = 1 / _CAUTION_DAY_S  # of caution, per second within the SLO
+        self._alarm = self._relief / allowed
 
     def horizons(self, durations: Durations) -> tuple[float, ...]:
         """Times ahead, in seconds, for which `decide` wants the forecast."""
@@ -22,25 +51,398 @@ class PoolPolicy:
         return tuple(sorted({durations.wake_s + up_s, durations.start_s + up_s, durations.start_s + down_s}))
 
     def decide(self, observation: PoolObservation, memory: PolicyMemory, now: float) -> tuple[Decision, PolicyMemory]:
-        demand, settings = observation.demand, self.settings
-        rate = max([demand.arrivals_per_s, *(band.p90 for band in observation.forecast[:2])])
-        mix = Mix(max(1.0, demand.prompt_tokens), max(1.0, demand.output_tokens), demand.cached_share)
-        needed = math.ceil(rate / self.profile.max_rate(mix, self.slo) * (1 - 1e-9))
-        wanted = min(settings.max, max(settings.min, needed))
-        before = memory.wanted if memory.wanted is not None else settings.min
-        up_at, down_at = memory.up_at, memory.down_at
-        if wanted > before and now - up_at >= settings.up_cooldown_s:
-            up_at = now
-        elif wanted < before and now - max(up_at, down_at) >= settings.down_cooldown_s:
-            wanted, down_at = before - 1, now
+        round_ = _Round(self, observation, memory, now)
+        return round_.decision()
+
+
+class _Round:
+    """One call of `decide`."""
+
+    def __init__(self, policy: PoolPolicy, observation: PoolObservation, memory: PolicyMemory, now: float) -> None:
+        self.policy, self.settings, self.seen, self.memory, self.now = policy, policy.settings, observation, memory, now
+        self.census = Census(observation.replicas)
+        self.passed_s = max(0.0, now - memory.at) if memory.at is not None else 0.0
+        self.actions: list[Action] = []
+        self.bound = ""
+
+    def decision(self) -> tuple[Decision, PolicyMemory]:
+        policy, memory, census, now = self.policy, self.memory, self.census, self.now
+        demand, num_active = self.seen.demand, len(census.active)
+        signals = read_signals(demand, memory, self.passed_s, num_active, policy.profile, policy.slo)
+        bounds = policy._bounds.at(now)
+        is_busy = demand.arrivals_per_s > 0 or demand.in_flight > 0 or signals.backlog > 0 or demand.held > 0
+        busy_at = now if is_busy or memory.busy_at is None else memory.busy_at
+        sizing = self._size(signals, busy_at)
+        needs = self._needs(sizing.held)
+        before = min(bounds.max, max(bounds.min, memory.wanted if memory.wanted is not None else census.num_ready))
+        wanted, up_at, down_at = self._step(sizing, bounds, before, needs)
+        peak = max(memory.peak * (1 - min(1.0, self.passed_s / _PEAK_S)), sizing.needed)
+        warm = self._plan_warm(signals, wanted, peak)
+        surplus_at, moved_at = self._act(wanted, warm, bounds, sizing)
+        slowdown, corrected_at = memory.slowdown, memory.corrected_at
+        if policy.profile is not None and now - corrected_at >= CORRECTED_EVERY_S:
+            slowdown = corrected_slowdown(demand, signals, memory, num_active, policy.profile, policy.slo)
+            corrected_at = now
+        remembered = PolicyMemory(
+            wanted=wanted,
+            at=now,
+            up_at=up_at,
+            down_at=down_at,
+            busy_at=busy_at,
+            rate=signals.level,
+            variance=signals.variance,
+            prompt_tokens=signals.mix.prompt_tokens,
+            output_tokens=signals.mix.output_tokens,
+            cached_share=signals.mix.cached_share,
+            slowdown=slowdown,
+            corrected_at=corrected_at,
+            caution=self._caution(signals, is_busy),
+            needs=needs,
+            peak=peak,
+            surplus_at=surplus_at,
+            moved_at=moved_at,
+        )
+        has_changed = bool(self.actions) or wanted != memory.wanted
+        decision = Decision(
+            pool=self.seen.pool,
+            at=now,
+            wanted=wanted,
+            standby=warm.standby,
+            parked=warm.kept,
+            actions=tuple(self.actions),
+            reason=self._reason(sizing, signals, wanted, warm) if has_changed else "",
+            bound=self.bound,
+            numbers=self._numbers(sizing, signals, wanted) if has_changed else {},
+        )
+        return decision, remembered
+
+    # How many
+
+    def _size(self, signals: Signals, busy_at: float) -> Sizing:
+        settings, census, policy = self.settings, self.census, self.policy
+        if settings.scale_on or policy.profile is None:
+            sizing = self._by_thresholds(signals)
         else:
-            wanted = min(settings.max, max(settings.min, before))
-        live = [each for each in observation.replicas if each.target is not ReplicaState.STOPPING]
-        actions: list[Action] = []
-        for _ in range(wanted - len(live)):
-            actions.append(Action(ActionKind.START, f"{wanted} replicas are wanted"))
-        active = [each for each in live if each.state is ReplicaState.ACTIVE]
-        for each in active[: max(0, len(live) - wanted)]:
-            actions.append(Action(ActionKind.STOP, f"{wanted} replicas are enough", each.id))
-        decision = Decision(observation.pool, now, wanted, actions=tuple(actions), numbers={"rate": rate})
-        return decision, PolicyMemory(wanted, now, up_at, down_at)
+            sizing = size(
+                signals,
+                self.seen.forecast if settings.predict else (),
+                self.seen.durations,
+                up_cooldown_s=settings.up_cooldown_s,
+                caution=self.memory.caution,
+                num_ready=census.num_ready,
+                reserve=census.reserve,
+            )
+        if settings.min > 0:
+            return sizing
+        if not self._may_sleep(busy_at):
+            woken = not self.memory.wanted
+            return sizing._replace(
+                needed=max(1, sizing.needed), held=max(1, sizing.held), urgent=sizing.urgent or woken
+            )
+        return Sizing(0, 0, False, 0.0, "idle")
+
+    def _may_sleep(self, busy_at: float) -> bool:
+        """With `min: 0`: nobody has asked for a while, and nobody is expected in the next."""
+        idle_s = self.settings.idle_s
+        if self.now - busy_at < (idle_s if self.memory.wanted else 1e-9):
+            return False
+        expected = max((band.p50 for band in self.seen.forecast), default=0.0) if self.settings.predict else 0.0
+        return expected * idle_s < 1.0
+
+    def _by_thresholds(self, signals: Signals) -> Sizing:
+        slo, demand = self.policy.slo, self.seen.demand
+        scale_on: dict[Signal, float] = dict(self.settings.scale_on)
+        if not scale_on:
+            scale_on = {"wait_s": slo.ttft_s / 2, "ttft_s": slo.ttft_s, "kv_usage": 0.9}
+            if slo.tpot_s is not None:
+                scale_on["tpot_s"] = slo.tpot_s
+        needed, reason = needed_by_thresholds(scale_on, demand, max(1, self.census.num_ready))
+        return Sizing(needed, needed, signals.breaks_slo, signals.rate, reason)
+
+    def _needs(self, held: int) -> tuple[tuple[int, int], ...]:
+        """The record of needs over the cooldown for steps down."""
+        needs, span = self.memory.needs, int(self.now // _SPAN_S)
+        if needs and needs[-1][0] == span:
+            return needs if held <= needs[-1][1] else (*needs[:-1], (span, held))
+        oldest = int((self.now - self.settings.down_cooldown_s) // _SPAN_S)
+        if needs and span - needs[-1][0] > 2:
+            needs = ()  # nobody looked for a while
+        return (*(each for each in needs if each[0] >= oldest), (span, held))
+
+    def _step(
+        self, sizing: Sizing, bounds: Bounds, before: int, needs: tuple[tuple[int, int], ...]
+    ) -> tuple[int, float, float]:
+        """Active replicas wanted, and when the last steps were."""
+        settings, memory, now = self.settings, self.memory, self.now
+        up_at, down_at = memory.up_at, memory.down_at
+        wanted = min(bounds.max, max(bounds.min, sizing.needed))
+        if sizing.needed > bounds.max:
+            self.bound = bounds.max_name
+        elif sizing.needed < bounds.min:
+            self.bound = bounds.min_name
+        if wanted > before:
+            if sizing.urgent or now - up_at >= settings.up_cooldown_s:
+                return wanted, now, down_at
+            return before, up_at, down_at
+        held = max(bounds.min, max(need for _, need in needs))
+        is_whole = needs[0][0] <= int((now - settings.down_cooldown_s) // _SPAN_S)
+        if held < before and is_whole and now - down_at >= min(_BETWEEN_DRAINS_S, settings.down_cooldown_s):
+            step = max(1, before // 10)
+            return max(held, before - step), up_at, now
+        return before, up_at, down_at
+
+    def _caution(self, signals: Signals, is_busy: bool) -> float:
+        """More with each second that a queue breaks the SLO, less with each in which none does: in balance when
+        scaling uses up its share of the error budget."""
+        caution, passed_s = self.memory.caution, min(self.passed_s, 10.0)
+        if signals.queue_s > self.policy.slo.ttft_s:
+            return min(1.0, caution + self.policy._alarm * passed_s)
+        return max(0.0, caution - self.policy._relief * passed_s) if is_busy else caution
+
+    # In which state
+
+    def _plan_warm(self, signals: Signals, wanted: int, peak: float) -> WarmPlan:
+        settings, durations, policy = self.settings, self.seen.durations, self.policy
+        beyond = max(0, math.ceil(peak - 1e-9) - wanted)
+        if settings.surge > 1 and signals.saturation and signals.level > 0:
+            key = (wanted, round(50 * math.log(signals.level)), durations)
+            if (plan := policy._surges.get(key)) is None:
+                if len(policy._surges) > 1000:
+                    policy._surges.clear()
+                surge = Surge(
+                    settings.surge * math.exp(key[1] / 50), wanted, signals.saturation, 0.7 * policy.slo.ttft_s
+                )
+                plan = policy._surges[key] = plan_warm(settings, durations, surge, 0, 0)
+            if beyond > plan.kept and settings.parked is None and not settings.parked_price_per_hour:
+                return plan._replace(kept=beyond)
+            return plan
+        spread = 0
+        if settings.predict and signals.max_rate and settings.parked is None:
+            band = band_at(self.seen.forecast, durations.start_s + settings.up_cooldown_s)
+            spread = max(0, needed_for(band.p99, signals.max_rate) - wanted) if band is not None else 0
+        return plan_warm(settings, durations, None, spread, beyond)
+
+    # What is done
+
+    def _act(self, wanted: int, warm: WarmPlan, bounds: Bounds, sizing: Sizing) -> tuple[float | None, float]:
+        """Returns `surplus_at` and `moved_at` of the memory."""
+        settings, census, now, memory = self.settings, self.census, self.now, self.memory
+        gap = wanted - census.num_ready
+        standby, parked = list(census.standby), list(census.parked)
+        lacks_warm = warm.standby > len(standby) + census.to_standby or warm.parked > len(parked) + census.to_parked
+        placement: Placement | None = None
+        surplus_at = None
+        if gap > 0 or lacks_warm or census.doomed:
+            placement = self._placement(bounds)
+            gap = self._fill(gap, standby, parked, placement, sizing)
+            if lacks_warm and gap <= 0:
+                self._fill_warm(warm, standby, parked, placement)
+        self._leave_doomed()
+        num_surplus = len(census.active) - wanted
+        if num_surplus > 0:
+            self._shrink(num_surplus, warm, bounds, wanted)
+        elif not self.actions:
+            surplus = len(standby) + census.to_standby > warm.standby or len(parked) + census.to_parked > warm.kept
+            if surplus:
+                surplus_at = memory.surplus_at if memory.surplus_at is not None else now
+                if now - surplus_at >= settings.down_cooldown_s and not census.num_draining:
+                    self._release(standby, parked, warm)
+            elif (settings.zones or settings.spot.share) and self._may_move(wanted):
+                moved = self._move(placement or self._placement(bounds))
+                return None, now if moved else memory.moved_at
+        return surplus_at, memory.moved_at
+
+    def _placement(self, bounds: Bounds) -> Placement:
+        settings, census = self.settings, self.census
+        spend_left = self.seen.spend_left_per_hour
+        if settings.max_spend_per_hour is not None:
+            spent = sum(self._price(each, each.state) for each in self.seen.replicas)
+            left = settings.max_spend_per_hour - spent
+            spend_left = left if spend_left is None else min(left, spend_left)
+        return Placement(settings, self.seen.offers, census.staying, spend_left, bounds.min, self.now)
+
+    def _price(self, replica: ReplicaView, state: ReplicaState) -> float:
+        if state is ReplicaState.PARKED:
+            return self.settings.parked_price_per_hour or 0.0
+        return replica.price_per_hour
+
+    def _fill(
+        self, gap: int, standby: list[ReplicaView], parked: list[ReplicaView], placement: Placement, sizing: Sizing
+    ) -> int:
+        """Standby first, then parked, then those on their way into reserve, then starts. Returns what is left."""
+        reason = self._why(sizing)
+        while gap > 0 and standby:
+            replica = standby.pop()
+            self.actions.append(Action(ActionKind.ACTIVATE, reason, replica.id, zone=replica.zone))
+            gap -= 1
+        while gap > 0 and parked:
+            replica = parked.pop()
+            more = replica.price_per_hour - self._price(replica, ReplicaState.PARKED)
+            if not placement.affords(more):
+                self.bound = "spend"
+                return gap
+            placement.pay(more)
+            self.actions.append(Action(ActionKind.WAKE, reason, replica.id, zone=replica.zone))
+            gap -= 1
+        gap -= self.census.to_standby + self.census.to_parked
+        while gap > 0 and self._start(placement, ReplicaState.ACTIVE, reason):
+            gap -= 1
+        return gap
+
+    def _fill_warm(
+        self, warm: WarmPlan, standby: list[ReplicaView], parked: list[ReplicaView], placement: Placement
+    ) -> None:
+        for _ in range(warm.standby - len(standby) - self.census.to_standby):
+            if len(parked) > warm.parked:
+                self.actions.append(
+                    Action(ActionKind.WAKE, warm.reason or "standby is set", parked.pop().id, ReplicaState.STANDBY)
+                )
+            elif not self._start(placement, ReplicaState.STANDBY, warm.reason or "standby is set"):
+                return
+        for _ in range(warm.parked - len(parked) - self.census.to_parked):
+            if not self._start(placement, ReplicaState.PARKED, warm.reason or "parked is set"):
+                return
+
+    def _start(self, placement: Placement, to: ReplicaState, reason: str) -> bool:
+        starts = sum(each.kind is ActionKind.START for each in self.actions)
+        if len(self.census.staying) + starts >= self.settings.max:
+            self.bound = self.bound or "max"
+            return False
+        offer = placement.place()
+        if offer is None:
+            self.bound = placement.obstacle
+            return False
+        self.actions.append(Action(ActionKind.START, reason, to=to, zone=offer.zone, capacity_type=offer.capacity_type))
+        return True
+
+    def _leave_doomed(self) -> None:
+        """Replacements are in `actions` before. The last replica of a pool serves until another does, or has to go."""
+        drain_s = self.seen.durations.drain_s
+        for replica in self.census.doomed:
+            assert replica.deadline is not None
+            left_s = replica.deadline - self.now
+            is_last = replica.state is ReplicaState.ACTIVE and not self.census.active
+            if is_last and left_s > drain_s + 2 * _STOP_EARLY_S:
+                continue
+            self.actions.append(
+                Action(
+                    ActionKind.STOP,
+                    f"interrupted: gone in {max(0.0, left_s):.0f} s",
+                    replica.id,
+                    ReplicaState.STOPPING,
+                    replica.zone,
+                    replica.capacity_type,
+                    max(0.0, left_s - _STOP_EARLY_S),
+                )
+            )
+
+    def _shrink(self, number: int, warm: WarmPlan, bounds: Bounds, wanted: int) -> None:
+        census, settings = self.census, self.settings
+        number = min(number, max(1, len(census.active) // 10) - census.num_draining)
+        if number <= 0:
+            return
+        standby = len(census.standby) + census.to_standby
+        parked = len(census.parked) + census.to_parked
+        reason = f"{wanted} active replicas hold the SLO"
+        for replica in departing(census.active, census.staying, number, bounds.min, settings.spot.share):
+            if standby < warm.standby:
+                kind, to = ActionKind.DEACTIVATE, ReplicaState.STANDBY
+                standby += 1
+            elif parked < warm.kept:
+                kind, to = ActionKind.PARK, ReplicaState.PARKED
+                parked += 1
+            else:
+                kind, to = ActionKind.STOP, ReplicaState.STOPPING
+            self.actions.append(Action(kind, reason, replica.id, to, replica.zone, replica.capacity_type))
+
+    def _release(self, standby: list[ReplicaView], parked: list[ReplicaView], warm: WarmPlan) -> None:
+        """One that is more than planned, a state further down."""
+        if len(standby) > warm.standby:
+            can_park = len(parked) + self.census.to_parked < warm.kept
+            to = ReplicaState.PARKED if can_park else ReplicaState.STOPPING
+            kind, chosen = ActionKind.PARK if can_park else ActionKind.STOP, standby
+        elif len(parked) > warm.kept:
+            kind, to, chosen = ActionKind.STOP, ReplicaState.STOPPING, parked
+        else:
+            return
+        for replica in departing(chosen, self.census.staying, 1, 0, 1.0):
+            self.actions.append(Action(kind, "more than planned", replica.id, to, replica.zone, replica.capacity_type))
+
+    # Zones and spot capacity that come back
+
+    def _may_move(self, wanted: int) -> bool:
+        census, settings = self.census, self.settings
+        return (
+            len(census.active) == wanted > 0
+            and not census.coming
+            and not census.num_draining
+            and self.now - self.memory.moved_at >= settings.spot.retry_s
+            and len(census.staying) < settings.max
+        )
+
+    def _move(self, placement: Placement) -> bool:
+        """Starts a replica where one is missing; the one that is too many then goes by `departing`."""
+        zones = [placement.zones[zone] for zone in self.settings.zones]
+        is_uneven = bool(zones) and max(zones) - min(zones) > 1
+        if not is_uneven and not placement.can_use_spot:
+            return False
+        least = min(zones, default=0)
+        offer = placement.place()
+        if offer is None:
+            return False
+        if is_uneven and placement.zones[offer.zone] == least + 1:
+            reason = f"zone {offer.zone} has room again"
+        elif offer.capacity_type is CapacityType.SPOT:
+            reason = "spot capacity is offered again"
+        else:
+            return False
+        self.actions.append(Action(ActionKind.START, reason, zone=offer.zone, capacity_type=offer.capacity_type))
+        return True
+
+    # Why
+
+    def _why(self, sizing: Sizing) -> str:
+        match sizing.reason:
+            case "queue":
+                return f"a queue breaks the TTFT of {self.policy.slo.ttft_s:g} s"
+            case "surge":
+                return f"a surge to {sizing.rate:.3g} requests/s"
+            case "forecast":
+                return f"{sizing.rate:.3g} requests/s are expected"
+            case "demand":
+                return f"{sizing.rate:.3g} requests/s"
+            case other:
+                return other
+
+    def _reason(self, sizing: Sizing, signals: Signals, wanted: int, warm: WarmPlan) -> str:
+        said = self._why(sizing)
+        if signals.max_rate and sizing.reason in ("queue", "surge", "forecast", "demand"):
+            said = f"{said}, {signals.max_rate:.3g} per replica within the SLO: {sizing.needed} needed"
+        if self.bound:
+            said = f"{said}; bound by {self.bound}"
+        elif wanted > sizing.needed:
+            said = f"{said}; {sizing.held} held by the last {self.settings.down_cooldown_s:.0f} s and the forecast"
+        return f"{said}; {warm.reason}" if warm.reason else said
+
+    def _numbers(self, sizing: Sizing, signals: Signals, wanted: int) -> dict[str, float]:
+        numbers = {
+            "rate": signals.rate,
+            "planned_rate": sizing.rate,
+            "needed": float(sizing.needed),
+            "held": float(sizing.held),
+            "max_rate": signals.max_rate,
+            "backlog": signals.backlog,
+            "caution": self.memory.caution,
+            "slowdown": self.memory.slowdown,
+        }
+        for band in self.seen.forecast[:2]:
+            numbers[f"forecast_p50_{band.horizon_s:.0f}s"] = band.p50
+            numbers[f"forecast_p99_{band.horizon_s:.0f}s"] = band.p99
+        if self.policy.profile is not None and wanted and sizing.rate > 0:
+            told = self.policy.profile.predict(signals.mix, self.policy.slo, sizing.rate / wanted, self.memory.slowdown)
+            numbers |= {
+                "predicted_ttft_s": told.ttft_p_s,
+                "predicted_tpot_s": told.tpot_p_s,
+                "predicted_kv_usage": told.kv_usage,
+            }
+        return {name: round(value, 4) if math.isfinite(value) else -1.0 for name, value in numbers.items()}

@@ -20,7 +20,7 @@ from penstock.capacity.steady import Engine, Limits
 from penstock.capacity.step_cost import StepCost
 from penstock.core.slo import Slo
 
-MAX_CORRECTION = 1.5  # either way: what was measured moves the profile no further
+MAX_SLOWDOWN, MAX_SPEEDUP = 1.5, 1.25  # what was measured moves the profile no further
 _STEP = math.log(1.02)  # of the rounding: two percent
 _SIGMA = math.sqrt(math.log(2))  # lengths are lognormal with a coefficient of variation of one
 _QUANTILES = [math.exp(_SIGMA * NormalDist().inv_cdf((i + 0.5) / 8)) for i in range(8)]
@@ -131,6 +131,10 @@ class CapacityProfile:
                 rate = _UNTARGETED * self._make_engine(key, Target(), limits).max_rate()[0]
             self._rates[key] = rate
         return rate
+
+    def saturation(self, mix: Mix, slo: Slo, slowdown: float = 1.0) -> float:
+        """Requests a second that a replica with a queue works off."""
+        return self._engine(self._key(mix, slo, slowdown), slo).saturation
 
     def predict(self, mix: Mix, slo: Slo, rate: float, slowdown: float = 1.0) -> Predicted:
         key = self._key(mix, slo, slowdown)

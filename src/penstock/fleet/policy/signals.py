@@ -1,0 +1,100 @@
+"""The reaction's side of the policy: what is asked right now, whether a queue breaks the SLO, how fast replicas are.
+
+Arrivals of 15 s are noisy: a rise counts by what is beyond the noise that this pool has shown, and whole once it has
+lasted a minute. Leading signals decide; measured times (TTFT, TPOT) only correct the profile.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from penstock.core.slo import Slo
+from penstock.fleet.policy.memory import PolicyMemory
+from penstock.fleet.policy.observation import Demand
+from penstock.fleet.policy.profile import MAX_SLOWDOWN, MAX_SPEEDUP, CapacityProfile, Mix
+
+_RATE_S, _NOISE_S, _MIX_S = 60.0, 900.0, 300.0  # time constants
+_WINDOW_S = 15.0  # of `arrivals_per_s`
+_NOISE = 1.5  # deviations that a rise must exceed
+_SURGE = 6.0  # deviations of a single second, beyond which it is no chance
+_BROKEN = 0.7  # of the SLO's TTFT: a queue so long leaves no time for the prompt
+CORRECTED_EVERY_S = 10.0
+
+
+class Signals(NamedTuple):
+    rate: float  # arrivals/s to serve now
+    surge: float  # arrivals/s that the last seconds would ask for, if they went on
+    level: float  # arrivals/s over a minute
+    variance: float  # of `arrivals_per_s` around it
+    mix: Mix
+    max_rate: float  # of one replica, within the SLO; 0: there is no profile yet
+    saturation: float  # of one replica with a queue
+    backlog: float  # requests that wait
+    queue_s: float  # how long they keep the active replicas busy
+    breaks_slo: bool  # the queue does
+
+    @property
+    def noise(self) -> float:
+        return math.sqrt(self.variance)
+
+
+def read_signals(
+    demand: Demand, memory: PolicyMemory, passed_s: float, num_active: int, profile: CapacityProfile | None, slo: Slo
+) -> Signals:
+    fast = demand.arrivals_per_s
+    if memory.at is None or passed_s > 10 * _RATE_S:
+        level, variance = fast, fast / _WINDOW_S
+    else:
+        level = memory.rate + (fast - memory.rate) * passed_s / (passed_s + _RATE_S)
+        off = min((fast - level) ** 2, 9 * memory.variance + 1.0)  # a jump is no noise
+        variance = memory.variance + (off - memory.variance) * passed_s / (passed_s + _NOISE_S)
+    variance = max(variance, level / _WINDOW_S)  # arrivals are Poisson's at least
+    noise = math.sqrt(variance)
+    rate = max(level, fast - _NOISE * noise)
+    second = noise * math.sqrt(_WINDOW_S)
+    surge = demand.peak_arrivals_per_s if demand.peak_arrivals_per_s > level + _SURGE * second else rate
+    mix = _smoothed_mix(demand, memory, passed_s)
+    max_rate = saturation = 0.0
+    if profile is not None:
+        max_rate = profile.max_rate(mix, slo, memory.slowdown)
+        saturation = max(max_rate, profile.saturation(mix, slo, memory.slowdown))
+    backlog = max(float(demand.waiting), float(demand.held), demand.waiting_tokens / mix.prompt_tokens)
+    if not num_active:
+        queue_s = math.inf if backlog else 0.0
+    else:
+        queue_s = backlog / (saturation * num_active) if saturation else demand.oldest_wait_s
+    breaks = queue_s > _BROKEN * slo.ttft_s or demand.wait_p95_s > slo.ttft_s
+    return Signals(rate, surge, level, variance, mix, max_rate, saturation, backlog, queue_s, breaks)
+
+
+def corrected_slowdown(
+    demand: Demand, signals: Signals, memory: PolicyMemory, num_active: int, profile: CapacityProfile, slo: Slo
+) -> float:
+    """What measured TPOT and TTFT say of the profile, bounded per round and altogether: one odd report changes little.
+
+    Asked every ten seconds. A pool with little load, or with a queue from a time when it had too few replicas, says
+    nothing.
+    """
+    slowdown = memory.slowdown
+    if not num_active or signals.level < 0.3 * signals.max_rate * num_active:
+        return slowdown
+    is_within = signals.level <= signals.max_rate * num_active
+    if demand.tpot_p95_s > 0 and is_within and not signals.breaks_slo:
+        predicted = profile.predict(signals.mix, slo, signals.level / num_active, slowdown).tpot_p_s
+        if 0 < predicted < math.inf:
+            slowdown *= min(1.25, max(0.8, demand.tpot_p95_s / predicted)) ** 0.02
+    if is_within and demand.ttft_p95_s > slo.ttft_s and signals.queue_s < slo.ttft_s:
+        slowdown *= 1.002  # late, and neither load nor queue tells why
+    return min(MAX_SLOWDOWN, max(1 / MAX_SPEEDUP, slowdown))
+
+
+def _smoothed_mix(demand: Demand, memory: PolicyMemory, passed_s: float) -> Mix:
+    if demand.prompt_tokens <= 0:  # nobody has asked lately
+        return Mix(max(1.0, memory.prompt_tokens), max(1.0, memory.output_tokens), memory.cached_share)
+    weight = passed_s / (passed_s + _MIX_S) if memory.prompt_tokens else 1.0
+    return Mix(
+        max(1.0, memory.prompt_tokens + (demand.prompt_tokens - memory.prompt_tokens) * weight),
+        max(1.0, memory.output_tokens + (demand.output_tokens - memory.output_tokens) * weight),
+        memory.cached_share + (demand.cached_share - memory.cached_share) * weight,
+    )

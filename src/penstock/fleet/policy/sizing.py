@@ -1,0 +1,82 @@
+"""How many replicas: the least number that keeps the SLO under the demand expected when another would be ready.
+
+Reaction and forecast each say a number, and the larger counts: a forecast starts capacity early and never delays a
+reaction. Capacity in reserve is ready within seconds and is asked for later than a start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.fleet.policy.observation import Durations, ForecastBand
+from penstock.fleet.policy.signals import Signals
+
+_MIN_MARGIN, _MAX_MARGIN = 0.01, 0.15  # of the rate: less replicas must hold with it
+_CLEAR_S = 30.0  # a backlog is to be worked off within this time, or a start's if that is longer
+
+
+class Sizing(NamedTuple):
+    needed: int  # active replicas
+    held: int  # below which the pool does not go
+    urgent: bool  # no cooldown: a queue breaks the SLO, or a surge has begun
+    rate: float  # arrivals/s that decided
+    reason: str
+
+
+def needed_for(rate: float, max_rate: float) -> int:
+    return math.ceil(rate / max_rate - 1e-9) if rate > 0 else 0
+
+
+def planned(band: ForecastBand, caution: float) -> float:
+    """Arrivals/s to plan for: somewhere from the forecast's middle to its p99."""
+    return band.p50 + caution * (band.p99 - band.p50)
+
+
+def band_at(bands: Sequence[ForecastBand], horizon_s: float) -> ForecastBand | None:
+    """The nearest of those that are not earlier, else the last."""
+    return next((each for each in bands if each.horizon_s >= horizon_s - 1e-9), bands[-1] if bands else None)
+
+
+def size(
+    signals: Signals,
+    bands: Sequence[ForecastBand],
+    durations: Durations,
+    *,
+    up_cooldown_s: float,
+    caution: float,
+    num_ready: int,
+    reserve: int,
+) -> Sizing:
+    """`num_ready`: replicas that are active or will be; `reserve`: those in standby or parked."""
+    max_rate, rate = signals.max_rate, signals.rate
+    soon = band_at(bands, durations.wake_s + up_cooldown_s)
+    later = band_at(bands, durations.start_s + up_cooldown_s)
+    soon_rate = max(rate, planned(soon, caution)) if soon else rate
+    later_rate = max(rate, planned(later, caution)) if later else rate
+    held_rate = max([later_rate, *(planned(band, caution) for band in bands)])
+    margin = 1 + min(_MAX_MARGIN, _MIN_MARGIN + signals.noise / signals.level if signals.level else _MIN_MARGIN)
+    needed = needed_for(soon_rate, max_rate)
+    reason, decided = "demand", soon_rate
+    if (with_reserve := needed_for(later_rate, max_rate) - reserve) > needed:
+        needed, decided = with_reserve, later_rate
+    if decided > rate:
+        reason = "forecast"
+    held = max(needed_for(soon_rate * margin, max_rate), needed_for(held_rate * margin, max_rate) - reserve)
+    urgent = False
+    if signals.surge > rate and (fast := min(needed_for(signals.surge, max_rate), num_ready + reserve)) > needed:
+        needed, decided, reason, urgent = fast, signals.surge, "surge", True
+    if signals.breaks_slo:
+        behind = _with_backlog(signals, durations, num_ready, reserve)
+        urgent = True
+        if needed_for(behind, max_rate) > needed:
+            needed, decided, reason = needed_for(behind, max_rate), behind, "queue"
+    return Sizing(needed, max(held, needed), urgent, decided, reason)
+
+
+def _with_backlog(signals: Signals, durations: Durations, num_ready: int, reserve: int) -> float:
+    """Arrivals/s, and the queue as it will be when capacity is ready, worked off in its time."""
+    ready_s = durations.wake_s if reserve else durations.start_s
+    short = max(0.0, signals.rate - num_ready * signals.saturation)
+    return signals.rate + (signals.backlog + short * ready_s) / max(_CLEAR_S, ready_s)
