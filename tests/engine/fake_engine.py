@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 import msgspec
 
 from penstock.core.clock import MonotonicClock
-from penstock.core.errors import ModelCorrupt
+from penstock.core.errors import EngineUnavailable, ModelCorrupt
 from penstock.core.measurements import ServingLimits
+from penstock.core.parking import MemoryChange
 from penstock.engine.embedding import EmbedQueue
 from penstock.engine.engine import Engine
 from penstock.engine.fake import FakeRunner
@@ -61,6 +62,8 @@ class Options(msgspec.Struct):
     max_loras: int = 0
     max_cpu_loras: int = 4
     read_s: float = 0.0  # how long reading an adapter takes
+    can_park: bool = True
+    wake_fails: int = 0  # so many times, as where another process has the memory
     start: Literal["ready", "failed", "exit", "hang"] = "ready"
 
 
@@ -115,6 +118,7 @@ class SlowRunner:
     def __init__(self, options: Options, virtual: StepClock) -> None:
         self.overlaps = options.overlaps
         self._step_s = options.step_s
+        self._wake_fails = options.wake_fails
         self._virtual = virtual
         self._virtual_step_s = options.virtual_step_s
         self._runner = FakeRunner(
@@ -131,6 +135,15 @@ class SlowRunner:
         if any(POISON in planned.token_ids for planned in plan.slices):
             raise RuntimeError("poison")
         return self._runner.submit(plan)
+
+    def park(self) -> MemoryChange:
+        return self._runner.park()
+
+    def wake(self) -> MemoryChange:
+        if self._wake_fails:
+            self._wake_fails -= 1
+            raise EngineUnavailable("the device has no room")
+        return self._runner.wake()
 
 
 def run(options: Options, ours: socket.socket) -> None:
@@ -170,12 +183,14 @@ def run(options: Options, ours: socket.socket) -> None:
     guides = _guides(options) if options.is_guided else None
     mailbox.send(Ready(info))
     virtual = StepClock()
+    runner = SlowRunner(options, virtual)
     engine = Engine(
         scheduler,
-        SlowRunner(options, virtual),
+        runner,
         guides=guides,
         embeddings=EmbedQueue(FakeEmbedder(poison=POISON)),
         lora=LoraManager(FakeWeights(options), slots, max_host=options.max_cpu_loras),
+        memory=runner if options.can_park else None,
     )
     EngineLoop(engine, mailbox, virtual if options.virtual_step_s else MonotonicClock()).run()
 

@@ -97,6 +97,8 @@ def test_with_a_secret_only_who_knows_it_is_a_gateway() -> None:
                 ("POST", DRAIN, {}),
                 ("DELETE", DRAIN, {}),
                 ("POST", GIVE_BACK, {}),
+                ("POST", "/v1/penstock/park", {}),
+                ("POST", "/v1/penstock/wake", {}),
                 ("GET", "/metrics", {}),
                 ("GET", "/health/deep", {}),
                 ("GET", "/v1/models", {}),

@@ -165,6 +165,17 @@ def test_model_that_loads_for_an_hour_is_starting_and_costs_no_budget() -> None:
     assert fleet.fired() == {("ModelDown", "page")}
 
 
+def test_model_whose_replicas_are_parked_is_not_down_and_costs_no_budget() -> None:
+    fleet = Fleet(replicas=2, rate=0.0)
+    fleet.run(60)
+    fleet.parked = {"r0", "r1"}
+    fleet.run(3600)
+    fleet.parked = {"r0"}
+    fleet.run(60)
+    assert fleet.fired() == set()
+    assert fleet.watch.objectives(MODEL).status(fleet.now).objectives[0].events == 120
+
+
 def test_model_that_nobody_loads_is_a_page_after_minutes() -> None:
     fleet = Fleet(replicas=1, rate=0.0)
     fleet.down = {"r0"}

@@ -28,7 +28,7 @@ class AdapterNews(msgspec.Struct, frozen=True, array_like=True):
 class ReplicaReport(msgspec.Struct, frozen=True):
     boot: str  # of this server process
     model: str
-    state: str  # of the engine: starting, ready, restarting, failed, stopped
+    state: str  # of the engine: starting, ready, parking, parked, waking, restarting, failed, stopped
     is_draining: bool = False  # takes no new work
     restarts: int = 0  # of the engine
     memory_kills: int = 0  # of the engine, by the kernel
@@ -36,6 +36,11 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     text: str = ""  # the digest of its `TokenizerBundle`; empty: it cannot be had yet
     adapters: tuple[AdapterNews, ...] = ()
     measured: EngineMeasurements = EngineMeasurements()
+
+    @property
+    def shown_state(self) -> str:
+        """The engine's state, in which one that is ready and takes no new work is draining."""
+        return "draining" if self.is_draining and self.state == "ready" else self.state
 
 
 _OWN = fields(ReplicaReport)[:-1]  # all but `measured`

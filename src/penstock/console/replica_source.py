@@ -49,14 +49,13 @@ class ReplicaSource:
 
     def state(self, now_s: float) -> State:
         report = self._report()
-        state = "draining" if report.is_draining else report.state
         load, limits = report.measured.load, report.measured.limits
         replica = ReplicaRow(
             id=_NAME,
             name=_NAME,
             model=self._model,
             kind="penstock",
-            state=state,
+            state=report.shown_state,
             running=load.num_running,
             waiting=load.num_queued,
             in_flight=load.num_open,

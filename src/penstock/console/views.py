@@ -17,7 +17,7 @@ class ReplicaRow(Struct, frozen=True):
     name: str
     model: str
     kind: str  # penstock, or another server's
-    state: str  # ready, degraded, draining, out; or what its engine says: starting, restarting, failed, stopped
+    state: str  # ready, degraded, draining, out; or what its engine says: starting, parked, restarting, failed, stopped
     breaker: str = "closed"
     share: float = 1.0  # below one while it starts slowly
     running: int = 0

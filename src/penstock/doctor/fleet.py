@@ -183,7 +183,7 @@ def _replica(model: str, url: str, pool: ModelSettings, secret: str) -> Finding:
     if status != 200:
         return _foreign(who, url, tls_of(model, pool))
     report = decode(body)
-    says = f"{who}: {'draining' if report.is_draining else report.state}, penstock {report.version}"
+    says = f"{who}: {report.shown_state}, penstock {report.version}"
     served = pool.served_as or model
     if report.model and report.model != served:
         return fail("replica", f"{who} serves {report.model}, not {served}", f"set models.{model}.served_as")

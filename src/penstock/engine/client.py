@@ -16,8 +16,9 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from penstock.core.clock import Clock
-from penstock.core.errors import EngineFailed, EngineUnavailable, PenstockError, RequestAborted, all_errors
+from penstock.core.errors import Conflict, EngineFailed, EngineUnavailable, PenstockError, RequestAborted, all_errors
 from penstock.core.measurements import EngineMeasurements
+from penstock.core.parking import MemoryChange
 from penstock.core.request import Request, TokenEvent
 from penstock.engine.accounts import Accounts
 from penstock.engine.cache_contents import CacheContents
@@ -34,11 +35,14 @@ from penstock.engine.messages import (
     Failed,
     FromEngine,
     Loading,
+    Park,
+    ParkAnswer,
     Ready,
     StepReport,
     Stop,
     Submit,
     ToEngine,
+    Wake,
 )
 from penstock.engine.speed import StepSpeed
 from penstock.engine.token_stream import TokenStream
@@ -57,8 +61,14 @@ class EngineState(enum.StrEnum):
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
+    PARKING = "parking"  # as soon as nothing runs any more
+    PARKED = "parked"  # its process lives, and its device's memory is given back
+    WAKING = "waking"
     FAILED = "failed"  # it cannot start, and trying again will not help
     STOPPED = "stopped"
+
+
+_LIVE = (EngineState.READY, EngineState.PARKING, EngineState.PARKED, EngineState.WAKING)  # it reads its mail
 
 
 class EngineClient:
@@ -84,6 +94,7 @@ class EngineClient:
         self._writer: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
+        self._changing: asyncio.Future[MemoryChange] | None = None  # a park or a wake that is not answered yet
         self._is_started = asyncio.Event()  # or cannot be
         self._failure: PenstockError | None = None
         self.state = EngineState.STARTING
@@ -108,7 +119,7 @@ class EngineClient:
 
     async def stop(self) -> None:
         """End the process: politely, then not. Open streams get an error."""
-        patience_s = self._stop_timeout_s if self.state is EngineState.READY else 0.0  # while it loads it reads no mail
+        patience_s = self._stop_timeout_s if self.state in _LIVE else 0.0  # while it loads it reads no mail
         self._enter(EngineState.STOPPED)
         self._fail_streams(RequestAborted("the server is shutting down"))
         self._send(Stop())
@@ -152,6 +163,22 @@ class EngineClient:
         if self._streams.pop(request_id, None) is not None:
             self._accounts.close(request_id)
             self._send(Abort(request_id))
+
+    async def park(self) -> MemoryChange:
+        """Give the device's memory back once nothing runs; the cache is empty then. Nothing can be opened meanwhile."""
+        return await self._change(Park(), EngineState.READY, EngineState.PARKING)
+
+    async def wake(self) -> MemoryChange:
+        """Take the memory again. If that cannot be, the engine stays parked."""
+        return await self._change(Wake(), EngineState.PARKED, EngineState.WAKING)
+
+    async def _change(self, message: Park | Wake, before: EngineState, meanwhile: EngineState) -> MemoryChange:
+        if self.state is not before:
+            raise Conflict(f"the engine is {self.state.value}")
+        self._enter(meanwhile)
+        self._changing = asyncio.get_running_loop().create_future()
+        self._send(message)
+        return await asyncio.shield(self._changing)  # whoever asked may go away; it is done all the same
 
     # -- the process -------------------------------------------------------------------------------------------------
 
@@ -204,8 +231,11 @@ class EngineClient:
 
     def _bury(self) -> None:
         """Nothing runs any more: tell everybody who waits, and whoever counts."""
-        if self.state is EngineState.READY:
+        if self.state in _LIVE:
             self._enter(EngineState.RESTARTING)
+        if self._changing is not None and not self._changing.done():
+            self._changing.set_exception(EngineFailed("the engine process died"))
+            self._changing.exception()  # whoever asked may be gone
         self._fail_streams(EngineFailed("the engine process died while running this request"))
         self._sent_tokens = 0
         self._report(StepReport([]))
@@ -235,8 +265,19 @@ class EngineClient:
                     log.info("the engine process runs again")
             case Embedded():
                 self.embeddings.take(message)
+            case ParkAnswer():
+                self._changed(message)
             case Failed(code, text):
                 self._failure = as_error(code, text)
+
+    def _changed(self, answer: ParkAnswer) -> None:
+        self._enter(EngineState.PARKED if answer.is_parked else EngineState.READY)
+        assert self._changing is not None
+        if answer.code:
+            self._changing.set_exception(as_error(answer.code, answer.message))
+            self._changing.exception()
+        else:
+            self._changing.set_result(answer.change)
 
     def _report(self, report: StepReport) -> None:
         self.measured = report.measured

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.core.errors import UnsupportedTask
 from penstock.core.measurements import EngineLoad, EngineMeasurements, EngineTotals, PrefixCacheUse
 from penstock.core.request import FinishReason, TokenEvent
 from penstock.engine.embedding import EmbedBatch, EmbedQueue
-from penstock.engine.messages import Abort, Embed, FromEngine, StepFigures, StepReport, Submit, ToEngine
+from penstock.engine.messages import (
+    Abort,
+    Embed,
+    FromEngine,
+    Park,
+    ParkAnswer,
+    StepFigures,
+    StepReport,
+    Submit,
+    ToEngine,
+    Wake,
+)
 
 
 class EncoderEngine:
     lora = None
+    wants_park = False
 
     def __init__(self, embeddings: EmbedQueue, model: str = "") -> None:
         """`model` is what messages are marked with, where several engines share a process."""
@@ -36,6 +49,9 @@ class EncoderEngine:
                 case Submit(request):
                     error = "this engine generates no tokens"
                     self._report([TokenEvent(request.id, finish=FinishReason.ERROR, error=error)])
+                case Park() | Wake():
+                    error = "an engine that makes vectors only cannot be parked"
+                    self.outbox.append(ParkAnswer(False, code=UnsupportedTask.code, message=error, model=self._model))
 
     def embedded(self, batch: EmbedBatch) -> None:
         self._steps += 1

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.core.errors import UnsupportedParameter
+from penstock.core.errors import EngineUnavailable, PenstockError, UnsupportedParameter, UnsupportedTask
 from penstock.core.measurements import (
     EngineLoad,
     EngineMeasurements,
@@ -30,13 +30,17 @@ from penstock.engine.messages import (
     CacheChanges,
     Charge,
     Embed,
+    Embedded,
     FromEngine,
+    Park,
+    ParkAnswer,
     StepFigures,
     StepReport,
     Submit,
     ToEngine,
+    Wake,
 )
-from penstock.engine.ports import Guides
+from penstock.engine.ports import DeviceMemory, Guides
 from penstock.sched.cost import Work, split
 from penstock.sched.plan import Runner, StepHandle, StepPlan, StepResult
 from penstock.sched.scheduler import Scheduler
@@ -47,6 +51,7 @@ log = logging.getLogger("penstock.engine")
 
 _LOOK_S = 0.1  # how often what takes a look at every sequence is looked at
 _NO_STEP = StepFigures()
+_PARKED = "the engine is parked"
 _MAX_FAILED_STEPS = 3  # in a row; a device that fails again and again is left to a fresh process
 
 
@@ -75,20 +80,24 @@ class Engine:
         speculation: Speculation | None = None,
         embeddings: EmbedQueue | None = None,
         lora: LoraManager | None = None,
+        memory: DeviceMemory | None = None,
         model: str = "",
     ) -> None:
-        """`work` splits a step's time over its sequences. Requests for what is None are refused. `model` marks messages
-        where several engines share a process."""
+        """`work` splits a step's time over its sequences. Requests for what is None are refused; without `memory` that
+        can be given back the engine cannot be parked. `model` marks messages where several engines share a process."""
         self.scheduler = scheduler
         self.runner = runner
         self.guides = guides
         self.embeddings = embeddings or EmbedQueue(None)
         self.lora = lora
+        self.is_parked = False
+        self.wants_park = False  # as soon as it is idle
         self.outbox: list[FromEngine] = []  # taken by whoever drives the engine
         self.in_flight: deque[Step] = deque()  # the oldest first; at most two
         self.last_commit_s = 0.0
         self.failed_steps = 0  # in a row
         self._model = model
+        self._memory = memory
         self._work = work
         self._speculation = speculation
         self._steps = 0
@@ -113,14 +122,25 @@ class Engine:
             match message:
                 case Submit(request):
                     self._received_tokens += len(request.prompt_ids)
-                    self._begin(request, now)
+                    if self.is_parked or self.wants_park:
+                        self._refuse(request, _PARKED, EngineUnavailable.code)
+                    else:
+                        self._begin(request, now)
                 case Abort(request_id):
                     self.embeddings.abort(request_id)
                     is_aborted |= self.scheduler.abort(request_id)
+                case Embed(request_id) if self.is_parked or self.wants_park:
+                    self.outbox.append(Embedded(request_id, error=_PARKED, model=message.model))
                 case Embed():
                     self.embeddings.add(message)
+                case Park():
+                    self.wants_park = True
+                case Wake():
+                    self._wake()
         if is_aborted and not self.scheduler.has_work:  # no step will report that the engine is idle now
             self._report([])
+        if self.wants_park and self.is_idle:
+            self._park()
 
     def _begin(self, request: Request, now: float) -> None:
         if request.guide is None:
@@ -128,15 +148,53 @@ class Engine:
         elif self.guides is not None:
             self.scheduler.submit(request, now, self.guides.open(request))
         else:
-            message = "this engine cannot keep an answer to a guide"
-            code = UnsupportedParameter.code
-            self._report([TokenEvent(request.id, finish=FinishReason.ERROR, error=message, error_code=code)])
+            self._refuse(request, "this engine cannot keep an answer to a guide", UnsupportedParameter.code)
+
+    def _refuse(self, request: Request, message: str, code: str) -> None:
+        self._report([TokenEvent(request.id, finish=FinishReason.ERROR, error=message, error_code=code)])
 
     def _tell_of_adapters(self) -> None:
         assert self.lora is not None
         if failures := self.lora.take_failures():
             self._report(failures)
         self.outbox += self.lora.take_answers()
+
+    # -- parking
+
+    def _park(self) -> None:
+        """Nothing runs and nothing waits: no sequence sees memory come or go."""
+        self.wants_park = False
+        if not self.is_parked:
+            self._change_memory(True)
+        else:
+            self.outbox.append(ParkAnswer(True, model=self._model))
+
+    def _wake(self) -> None:
+        self.wants_park = False
+        if self.is_parked:
+            self._change_memory(False)
+        else:
+            self.outbox.append(ParkAnswer(False, model=self._model))
+
+    def _change_memory(self, parks: bool) -> None:
+        """What is no `PenstockError` ends the process: nobody knows then what the device still has."""
+        if self._memory is None:
+            told = "this engine cannot give its device's memory back"
+            self.outbox.append(ParkAnswer(False, code=UnsupportedTask.code, message=told, model=self._model))
+            return
+        try:
+            change = self._memory.park() if parks else self._memory.wake()
+        except PenstockError as error:
+            answer = ParkAnswer(self.is_parked, code=error.code, message=error.message, model=self._model)
+            self.outbox.append(answer)
+            return
+        self.is_parked = parks
+        if self.lora is not None:
+            self.lora.is_parked = parks
+        if parks:
+            self.scheduler.cache.clear()
+            self._report([])
+        self.outbox.append(ParkAnswer(parks, change, model=self._model))
 
     # -- steps
 

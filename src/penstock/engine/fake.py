@@ -13,6 +13,7 @@ from itertools import chain, takewhile
 from typing import NamedTuple, cast
 from zlib import crc32
 
+from penstock.core.parking import MemoryChange
 from penstock.core.request import TokenLogprobs
 from penstock.sched.plan import Sampled, SampleSpec, Slice, StepHandle, StepPlan, StepResult
 
@@ -66,8 +67,20 @@ class FakeRunner:
         self._newest: dict[str, int] = {}  # the last token of each sequence, as a device would keep it
         self._adapters: dict[int, str] = {}  # by slot
         self._read: dict[str, _Read] = {}  # by the sequences of the last step
+        self._is_parked = False
+
+    def park(self) -> MemoryChange:
+        """As a device does: what its cache held is gone, what is on the host is not."""
+        self._is_parked = True
+        self._slots[: self._num_blocks] = [[None] * self._block_size for _ in range(self._num_blocks)]
+        return MemoryChange({"release": 0.0}, self._num_blocks * self._block_size)
+
+    def wake(self) -> MemoryChange:
+        self._is_parked = False
+        return MemoryChange({"map": 0.0}, self._num_blocks * self._block_size)
 
     def submit(self, plan: StepPlan) -> StepHandle:
+        assert not self._is_parked, "a parked device is given a step"
         for source, target in plan.copies:
             self._slots[target] = list(self._slots[source])
         self._adapters.update(plan.placements)

@@ -21,11 +21,14 @@ from penstock.engine.messages import (
     Embed,
     Embedded,
     LoadAdapter,
+    Park,
+    ParkAnswer,
     StepReport,
     Stop,
     Submit,
     ToEngine,
     UnloadAdapter,
+    Wake,
 )
 from penstock.engine.ports import MailboxPort
 from penstock.engine.step_log import StepLog
@@ -36,7 +39,7 @@ _WAIT_S = 0.002  # for guides, when there is nothing else to do; then the mail i
 _READ_S = 0.02  # likewise for adapters that are being read
 
 AnyEngine = Engine | EncoderEngine
-Addressed = Submit | Embed | LoadAdapter | UnloadAdapter  # messages that are for one engine
+Addressed = Submit | Embed | LoadAdapter | UnloadAdapter | Park | Wake  # messages that are for one engine
 
 
 class EngineLoop:
@@ -77,7 +80,8 @@ class EngineLoop:
         """Hand messages to their engines; wait for some where no engine has work. False: it is time to stop."""
         engines = self._engines.values()
         for engine in engines:
-            if engine.lora is not None:  # what just ended may let requests go that waited for their adapter
+            # What just ended may let requests go that waited for their adapter, or was the last before a park.
+            if engine.lora is not None or engine.wants_park:
                 self._hand(engine, [])
         is_idle = all(engine.is_idle for engine in engines)
         reading = [engine.lora for engine in engines if engine.lora is not None and engine.lora.is_busy]
@@ -109,6 +113,8 @@ class EngineLoop:
                     self._mailbox.send(Embedded(request_id, error=told, model=stray.model))
                 case LoadAdapter(digest) | UnloadAdapter(digest):
                     self._mailbox.send(AdapterAnswer(digest, ModelNotFound.code, told, stray.model))
+                case Park() | Wake():
+                    self._mailbox.send(ParkAnswer(False, code=ModelNotFound.code, message=told, model=stray.model))
 
     def _send_outbox(self, engine: AnyEngine) -> None:
         for message in engine.outbox:

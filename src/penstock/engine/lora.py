@@ -55,7 +55,7 @@ class LoraManager:
         self._host: dict[str, None] = {}  # in host memory; who was used longest ago comes first
         self._wanted: dict[str, None] = {}  # to be read, in this order, once there is room
         self._reading: dict[str, Future[Any]] = {}
-        self._parked: dict[str, list[Request]] = {}  # requests that came before their adapter
+        self._held: dict[str, list[Request]] = {}  # requests that came before their adapter
         self._leaving: set[str] = set()
         self._unanswered: set[str] = set()  # loads that somebody waits for
         self._reads = 0
@@ -64,6 +64,7 @@ class LoraManager:
         self._failures: list[TokenEvent] = []
         self._threads = ThreadPoolExecutor(1, "adapters")
         self._wake = threading.Event()
+        self.is_parked = False  # the device's memory is away: slots stay as they are
 
     def receive(self, messages: Sequence[ToEngine]) -> list[ToEngine]:
         """Messages that are left for the engine, and before them requests whose adapter has come meanwhile."""
@@ -99,7 +100,7 @@ class LoraManager:
                     self._leaving.add(digest)
                 case Submit(request) if request.adapter is not None:
                     yield from self._submit(request, request.adapter.digest)
-                case Abort(request_id) if self._take_parked(request_id):
+                case Abort(request_id) if self._take_held(request_id):
                     pass
                 case _:
                     yield message
@@ -123,20 +124,20 @@ class LoraManager:
             self._host[digest] = self._host.pop(digest)
             yield Submit(request)
         else:
-            self._parked.setdefault(digest, []).append(request)
+            self._held.setdefault(digest, []).append(request)
             self._want(digest)
 
     def _want(self, digest: str) -> None:
         if digest not in self._reading:
             self._wanted.setdefault(digest)
 
-    def _take_parked(self, request_id: str) -> bool:
-        for digest, requests in self._parked.items():
+    def _take_held(self, request_id: str) -> bool:
+        for digest, requests in self._held.items():
             for request in requests:
                 if request.id == request_id:
                     requests.remove(request)
                     if not requests:
-                        del self._parked[digest]
+                        del self._held[digest]
                     return True
         return False
 
@@ -159,8 +160,9 @@ class LoraManager:
             del self._wanted[digest]
             if digest in self._known:
                 self._begin(self._known[digest])
-        for digest in [digest for digest in self._leaving if not self._is_needed(digest)]:
-            self._drop(digest)
+        if not self.is_parked:
+            for digest in [digest for digest in self._leaving if not self._is_needed(digest)]:
+                self._drop(digest)
 
     def _begin(self, adapter: LoadAdapter) -> None:
         future = self._threads.submit(self._weights.read, adapter.path, adapter.digest)
@@ -168,9 +170,9 @@ class LoraManager:
         future.add_done_callback(lambda _: self._wake.set())
 
     def _finish(self, digest: str, read: Future[Any]) -> Iterator[ToEngine]:
-        parked = self._parked.pop(digest, [])
+        held = self._held.pop(digest, [])
         if digest not in self._known:  # it was unloaded meanwhile
-            self._fail(parked, "its adapter was unloaded")
+            self._fail(held, "its adapter was unloaded")
             return
         try:
             self._weights.keep(read.result())
@@ -180,7 +182,7 @@ class LoraManager:
             log.log(logging.WARNING if known else logging.ERROR, "%s", message, exc_info=not known)
             del self._known[digest]
             self._slots.unpin(digest)
-            self._fail(parked, message)
+            self._fail(held, message)
             self._unanswered.discard(digest)
             self._answer(digest, getattr(error, "code", PenstockError.code), message)
             return
@@ -189,7 +191,7 @@ class LoraManager:
         if digest in self._unanswered:
             self._unanswered.discard(digest)
             self._answer_load(digest)
-        yield from map(Submit, parked)
+        yield from map(Submit, held)
 
     def _answer_load(self, digest: str) -> None:
         code, message = "", ""
@@ -211,7 +213,7 @@ class LoraManager:
         return True
 
     def _is_needed(self, digest: str) -> bool:
-        return digest in self._parked or self._slots.is_needed(digest)
+        return digest in self._held or self._slots.is_needed(digest)
 
     def _drop(self, digest: str) -> None:
         self._leaving.discard(digest)

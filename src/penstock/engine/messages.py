@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.core.measurements import EngineMeasurements, ServingLimits
+from penstock.core.parking import MemoryChange
 from penstock.core.request import Request, TokenEvent
 from penstock.sched.cost import Work
 
@@ -49,11 +50,23 @@ class Embed(msgspec.Struct, frozen=True, tag=True):
     model: str = ""
 
 
+class Park(msgspec.Struct, frozen=True, tag=True):
+    """Give the device's memory back as soon as nothing runs and nothing waits. Answered when that is done."""
+
+    model: str = ""
+
+
+class Wake(msgspec.Struct, frozen=True, tag=True):
+    """Take the memory again; a park that was not done yet is called off. Answered when steps can run."""
+
+    model: str = ""
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Leave the loop now. What still runs is dropped: draining is the server's part."""
 
 
-ToEngine = Submit | Abort | Embed | LoadAdapter | UnloadAdapter | Stop
+ToEngine = Submit | Abort | Embed | LoadAdapter | UnloadAdapter | Park | Wake | Stop
 
 # -- engine to server
 
@@ -162,6 +175,16 @@ class AdapterState(msgspec.Struct, frozen=True, tag=True):
     model: str = ""
 
 
+class ParkAnswer(msgspec.Struct, frozen=True, tag=True):
+    """To a park or a wake."""
+
+    is_parked: bool
+    change: MemoryChange = MemoryChange()
+    code: str = ""  # of the error, if it could not be done
+    message: str = ""
+    model: str = ""
+
+
 class Embedded(msgspec.Struct, frozen=True, gc=False, tag=True):
     """All that was asked for, at once; or why not."""
 
@@ -172,4 +195,4 @@ class Embedded(msgspec.Struct, frozen=True, gc=False, tag=True):
     model: str = ""
 
 
-FromEngine = Loading | Ready | Failed | StepReport | Embedded | AdapterAnswer | AdapterState
+FromEngine = Loading | Ready | Failed | StepReport | Embedded | AdapterAnswer | AdapterState | ParkAnswer

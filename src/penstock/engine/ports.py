@@ -1,9 +1,11 @@
-"""What the engine's loop is connected to: where requests come from and news go, and where guided ones get guides."""
+"""What the engine is connected to: where requests come from and news go, where guided ones get guides, and the memory
+that it can give back."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from penstock.core.parking import MemoryChange
 from penstock.core.request import Request
 from penstock.engine.messages import FromEngine, ToEngine
 from penstock.sched.guiding import TokenGuide
@@ -31,3 +33,14 @@ class Guides(Protocol):
 
     def wait(self, timeout_s: float) -> None:
         """Until one of them may have become ready."""
+
+
+class DeviceMemory(Protocol):
+    """Memory of weights and KV cache, for an engine that can be parked. Either call is done when it returns, or changes
+    nothing and raises a `PenstockError`."""
+
+    def park(self) -> MemoryChange:
+        """Give it back. The cache's content is lost; weights and adapters are kept in host memory."""
+
+    def wake(self) -> MemoryChange:
+        """Take it again, at the same addresses."""

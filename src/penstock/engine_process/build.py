@@ -112,6 +112,7 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
         speculation=speculation,
         embeddings=EmbedQueue(assembly.embedder),
         lora=_lora(assembly, slots, engine),
+        memory=assembly.memory,
     )
     return EngineLoop(made, mailbox, MonotonicClock(), _step_log(settings, assembly)), info
 

@@ -237,6 +237,13 @@ class KVCache:
             else:
                 self.pool.spoil(destination)
 
+    def clear(self) -> None:
+        """Forget all blocks on the device, of which nobody holds one: their memory goes. What is on the host stays."""
+        assert self.pool.num_free == self.pool.num_blocks, "a sequence holds blocks"
+        self.undo(self.pool.take_moves())  # that no step has made
+        for block_id in range(self.pool.num_blocks):
+            self.pool.spoil(block_id)
+
     def retract(self, announced: BlockHash) -> None:
         """Nobody need wait for this block any longer: it is published, or it will not come."""
         self._pending[announced] -= 1

@@ -8,6 +8,7 @@ from penstock.quant import Quant
 from penstock.runner.embedder import DecoderEmbedder
 from penstock.runner.limits import Limits
 from penstock.runner.lora import RunnerAdapters
+from penstock.runner.parking import CpuMemory
 from penstock.runner.size import EngineSize
 from penstock.sched.plan import Runner
 
@@ -43,6 +44,7 @@ class Assembly:
     draft: Drafting | None = None  # a small model in the same blocks
     adapters: RunnerAdapters | None = None  # None: it cannot run any
     embedder: DecoderEmbedder | None = None  # None: it makes no vectors
+    memory: CpuMemory | None = None  # None: it cannot be given back
 
     @property
     def limits(self) -> Limits:

@@ -12,6 +12,7 @@ from penstock.runner.load import LoadedEngine, Phase
 from penstock.runner.loaded_model import LoadedModel
 from penstock.runner.make_runner import make_runner
 from penstock.runner.moving import BlockMover, HostCopies, PlainCopies
+from penstock.runner.parking import CpuMemory
 from penstock.runner.precision import name
 from penstock.runner.size import EngineSize
 
@@ -21,20 +22,25 @@ def build(loaded: LoadedEngine, size: EngineSize, phase: Phase) -> Assembly:
     kernels, ops, device = target.kernels, target.ops, target.ops.device
     phase("cache", 0, 0)
     kv = target.allocate_kv(size.num_blocks)
-    ops.settle_kv(kv)
+    settling = ops.settle_kv(kv)
     mover = BlockMover(ops, kv, _host_copies(target, kv, size)) if size.host_blocks else None
     if device.type == "cuda":
         phase("graphs", 0, 0)
     runner = make_runner(target, kv, mover)
+    drafting, drafts_kv = _drafting(draft, size.num_blocks) if draft is not None else (None, [])
+    memory = None
+    if device.type == "cpu":
+        memory = CpuMemory(ops, [*kv, *drafts_kv], loaded.embedder, settling=settling)
     return Assembly(
         runner=runner,
         device=_described(device),
         formats=Formats(kernels.name, kernels.number_format, kernels.quant, name(ops.kv_dtype)),
         size=size,
         copy_s=mover.measure() if mover is not None else 0.0,
-        draft=_drafting(draft, size.num_blocks) if draft is not None else None,
+        draft=drafting,
         adapters=target.adapters,
         embedder=loaded.embedder,
+        memory=memory,
     )
 
 
@@ -45,8 +51,9 @@ def _described(device: torch.device) -> Device:
     return Device(str(device), gpu.name, f"GPU-{gpu.uuid}")
 
 
-def _drafting(draft: LoadedModel, num_blocks: int) -> Drafting:
-    return Drafting(make_runner(draft, draft.allocate_kv(num_blocks)), draft.limits.max_model_len)
+def _drafting(draft: LoadedModel, num_blocks: int) -> tuple[Drafting, list[LayerKV]]:
+    kv = draft.allocate_kv(num_blocks)
+    return Drafting(make_runner(draft, kv), draft.limits.max_model_len), kv
 
 
 def _host_copies(target: LoadedModel, kv: list[LayerKV], size: EngineSize) -> HostCopies:

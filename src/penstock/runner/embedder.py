@@ -80,6 +80,11 @@ class _Blocks:
         self._layers, self._num_blocks = self._made(num_blocks), num_blocks
         return self._layers
 
+    def release(self) -> None:
+        """Of a CPU only: on a GPU they belong to others' memory too."""
+        if not self._is_shared:
+            self._layers, self._num_blocks = [], 0
+
     def _made(self, num_blocks: int) -> list[LayerKV]:
         shape = replace(self._shape, num_blocks=num_blocks)
         if not self._is_shared:
@@ -106,6 +111,10 @@ class DecoderEmbedder:
         self._pooling = pooling
         self._most_blocks = -(-_ROOM * most_tokens // shape.block_size)
         self._blocks = _Blocks(ops, shape, self._most_blocks)
+
+    def release(self) -> None:
+        """Give back the memory that grows with the texts; it comes again with the next."""
+        self._blocks.release()
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[Sequence[int]]) -> list[bytes]:

@@ -28,6 +28,7 @@ from penstock.server.health_routes import HealthRoutes
 from penstock.server.lora import Adapters
 from penstock.server.lora_routes import AdapterRoutes
 from penstock.server.offload import Offload
+from penstock.server.parking import Parking
 from penstock.server.pipeline import Pipeline
 from penstock.server.prepare import Preparer
 from penstock.server.recorder import Recorder
@@ -48,7 +49,6 @@ class Replica:
         self.trust = GatewayTrust(settings.gateway_secret, settings.metrics_token, pages)
         self._guides: GuideTrials | None = None
         self.devices = Devices(recorder.registry, clock, recorder.model, self.drain.begin)
-        self._gateway = GatewayRoutes(engine, self.drain, self.devices, self.trust, self._state, settings)
         health = HealthRoutes(
             engine,
             recorder,
@@ -60,6 +60,10 @@ class Replica:
             deep_timeout_s=settings.deep_health_timeout_s,
         )
         self.look = health.look  # before its numbers are read
+        self._parking = Parking(engine, self.drain, clock, health.first_token)
+        self._gateway = GatewayRoutes(
+            engine, self.drain, self._parking, self.devices, self.trust, self._state, settings
+        )
         blocks = BlockRoutes(engine, self.drain, self.trust)
         self._always = [*health.routes(), *self._gateway.routes(), *blocks.routes()]
         paths = {"/v1/messages": ANTHROPIC, "/v1/messages/count_tokens": ANTHROPIC, "/v1/{path}": OPENAI}
@@ -117,7 +121,7 @@ class Replica:
     def _state(self) -> EngineState:
         """The engine's state; nothing is ready before the model is open: its adapters are still to be loaded."""
         is_early = self._guides is None and self._engine.state is EngineState.READY
-        return EngineState.STARTING if is_early else self._engine.state
+        return EngineState.STARTING if is_early else self._parking.state
 
     async def _stop(self) -> None:
         await self._engine.stop()

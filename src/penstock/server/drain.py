@@ -2,7 +2,8 @@
 
 A gateway that has another replica for a stream asks for it back, and carries it on there; one that has none leaves it
 here. Only a drain that has a reason of the replica's own gives all of them back at once. That one cannot be taken back,
-nor one that ends the process; a drain that somebody asked for can.
+nor one that ends the process; a drain that somebody asked for can. While the replica is parked nothing is taken either,
+whether or not it drained before; it takes work again once it is awake.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ _ASKED = "this replica is draining"
 
 class Drain:
     def __init__(self) -> None:
-        self.is_begun = False
         self.is_stopping = False  # the process ends as soon as nothing is open
-        self.reason = _ASKED
+        self.parked = ""  # in words, from the first moment of parking to the last of waking
+        self._is_asked = False
+        self._reason = ""  # of the replica's own
         self._running: dict[Generation, str] = {}  # with the id that its gateway knows it by; empty: it stays here
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -32,13 +34,25 @@ class Drain:
         """The process ends, and nothing runs any more."""
         return self.is_stopping and not self._running
 
+    @property
+    def is_begun(self) -> bool:
+        return self._is_asked or bool(self.parked)
+
+    @property
+    def reason(self) -> str:
+        return self._reason or self.parked or _ASKED
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
     async def wait_idle(self) -> None:
         await self._is_idle.wait()
 
     def begin(self, reason: str | None = None, *, is_stopping: bool = False) -> None:
-        if reason is not None and self.reason == _ASKED:
-            self.reason = reason
-        self.is_begun = True
+        if reason is not None:
+            self._reason = self._reason or reason
+        self._is_asked = True
         self.is_stopping |= is_stopping
         if reason is not None:
             self.give_back(set(self._running.values()))
@@ -50,10 +64,17 @@ class Drain:
                 generation.give_back(self._refusal())
 
     def cancel(self) -> None:
-        """New work is taken again. Raises where the process ends, or the drain had a reason of its own."""
-        if self.is_stopping or self.reason != _ASKED:
-            raise Conflict("this replica is stopping" if self.is_stopping else self.reason)
-        self.is_begun = False
+        """New work is taken again. Raises where the process ends, the drain had a reason of its own, or the replica is
+        parked."""
+        self.check_lasting()
+        if self.parked:
+            raise Conflict(self.parked)
+        self._is_asked = False
+
+    def check_lasting(self) -> None:
+        """Raises where new work will never be taken again."""
+        if self.is_stopping or self._reason:
+            raise Conflict("this replica is stopping" if self.is_stopping else self._reason)
 
     def check(self) -> None:
         """Raises when no new work is taken."""

@@ -1,4 +1,4 @@
-"""What only a gateway asks of a replica: how it is, once or as it changes, and that it should drain.
+"""What only a gateway asks of a replica: how it is, once or as it changes, and that it should drain, park or wake.
 
 GET  /v1/penstock/snapshot     a ReplicaReport
 GET  /v1/penstock/snapshots    the same as server-sent events: on change, at most every 50 ms, at least every 250
@@ -6,21 +6,25 @@ GET  /v1/penstock/text         the model's tokenizer and chat template, a ModelT
 POST /v1/penstock/drain        take no new work; answers at once with a snapshot
 POST /v1/penstock/give_back    end relayed streams, by their ids, for a gateway that carries them on elsewhere
 DELETE /v1/penstock/drain      take new work again, unless it ends or its device had a fault; answers with a snapshot
+POST /v1/penstock/park         drain, then give the device's memory back; answers when that is done, with a ParkReport
+POST /v1/penstock/wake         take it again, and work too; answers when a token has come out, with a ParkReport
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 
+import msgspec
 from msgspec.structs import replace
 
 from penstock import __version__
 from penstock.api import relay, sse
 from penstock.api import tokenizer_bundle as model_text
 from penstock.api.asgi import Request, Route
+from penstock.api.parking import PARK_PATH, WAKE_PATH, ParkReport, read_park_request
 from penstock.api.replica_report import AdapterNews, ReplicaReport, encode
 from penstock.api.sink import Sink, SseStream, json_response
 from penstock.api.tokenizer_bundle import TokenizerBundle
@@ -31,10 +35,12 @@ from penstock.engine.client import EngineClient, EngineState
 from penstock.server.devices import Devices
 from penstock.server.drain import Drain
 from penstock.server.gateway_headers import GatewayTrust
+from penstock.server.parking import Parking
 from penstock.server.served_model import ServedAdapter, ServedModel
 
 _PERIOD_S = 0.05
 _MAX_GIVE_BACK_BYTES = 1 << 20
+_MAX_PARK_BYTES = 1 << 10
 _MAX_PERIODS = 5  # without news: a gateway takes a replica that is silent for a second for a sick one
 
 
@@ -43,6 +49,7 @@ class GatewayRoutes:
         self,
         engine: EngineClient,
         drain: Drain,
+        parking: Parking,
         devices: Devices,
         trust: GatewayTrust,
         state: Callable[[], EngineState],
@@ -53,6 +60,7 @@ class GatewayRoutes:
         self._text: Future[tuple[bytes, str]] | None = None  # encoded, and its digest
         self._engine = engine
         self._drain = drain
+        self._parking = parking
         self._devices = devices
         self._trust = trust
         self._state = state
@@ -72,6 +80,8 @@ class GatewayRoutes:
             Route("POST", "/v1/penstock/drain", self.drain),
             Route("DELETE", "/v1/penstock/drain", self.undrain),
             Route("POST", relay.GIVE_BACK_PATH, self.give_back),
+            Route("POST", PARK_PATH, self.park),
+            Route("POST", WAKE_PATH, self.wake),
         ]
 
     async def snapshot(self, request: Request, sink: Sink) -> None:
@@ -114,6 +124,20 @@ class GatewayRoutes:
         asked = relay.read_give_back(await request.body(_MAX_GIVE_BACK_BYTES))
         self._drain.give_back(frozenset(asked.ids))
         await json_response(sink, 200, encode(self.now()))
+
+    async def park(self, request: Request, sink: Sink) -> None:
+        self._trust.check(request)
+        request.check_is_json()
+        asked = read_park_request(await request.body(_MAX_PARK_BYTES))
+        await self._answer(sink, self._parking.park(asked.wait_s))
+
+    async def wake(self, request: Request, sink: Sink) -> None:
+        self._trust.check(request)
+        request.check_is_json()
+        await self._answer(sink, self._parking.wake())
+
+    async def _answer(self, sink: Sink, change: Awaitable[ParkReport]) -> None:
+        await json_response(sink, 200, msgspec.json.encode(await change))
 
     async def _push(self, sink: Sink) -> None:
         async with SseStream(sink) as stream:

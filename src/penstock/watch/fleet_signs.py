@@ -95,10 +95,11 @@ class FleetSigns:
         return [Condition(kind=FRAGMENTED, summary=summary, value=now, model=reading.model, replica=reading.replica)]
 
     def _down(self, replicas: Sequence[ReplicaReading], has_been_up: Set[str], now: float) -> list[Condition]:
-        """A model that has never been up is starting: as long as a replica loads it, and for a while without one."""
+        """A model that has never been up is starting: as long as a replica loads it, and for a while without one. One
+        whose replicas are parked is not down: somebody wanted it so."""
         is_young = now - self._began_at < _STARTING_S
         starting = {one.model for one in replicas if is_young or one.is_starting} - has_been_up
-        usable = {one.model for one in replicas if one.is_usable}
+        usable = {one.model for one in replicas if one.is_usable or one.is_parked}
         return [
             Condition(
                 kind=MODEL_DOWN,

@@ -167,8 +167,9 @@ class Watch:
         self._ticked_at = now
         usable = {reading.model for reading in fleet.replicas if reading.is_usable}
         self._has_been_up |= usable
+        parked = {reading.model for reading in fleet.replicas if reading.is_parked} - usable
         for name, model in self._models.items():
-            if name in self._has_been_up and seconds > 0:
+            if name in self._has_been_up and name not in parked and seconds > 0:
                 model.objectives.second(name in usable, seconds)
             model.objectives.tick(now)
 

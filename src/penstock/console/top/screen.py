@@ -22,7 +22,15 @@ _NAME, _BAR = 18, 10  # characters, in eighty columns
 _BAR_GROWS = 30  # at most, where there are more
 _MAX_TENANTS, _MAX_ALERTS = 5, 5
 _GOOD, _FAIR, _BAD, _DIM, _BOLD = "green", "yellow", "red", "dim", "bold"
-_STYLES = {"ready": _GOOD, "degraded": _FAIR, "draining": _FAIR, "starting": _FAIR, "restarting": _FAIR, "out": _DIM}
+_STYLES = {
+    "ready": _GOOD,
+    "degraded": _FAIR,
+    "draining": _FAIR,
+    "starting": _FAIR,
+    "restarting": _FAIR,
+    "parked": _DIM,
+    "out": _DIM,
+}
 
 
 def screen(view: View, width: int) -> RenderableType:

@@ -73,6 +73,7 @@ class FleetReader(Subscriber):
         return replace(
             found,
             is_starting=replica.is_starting(now),
+            is_parked=replica.is_parked,
             is_draining=found.is_draining or report.is_draining,
             boot=report.boot,
             restarts=report.restarts,

@@ -16,13 +16,14 @@ from penstock.router.rules import DEFAULT
 from penstock.tenancy.prices import Price
 
 STARTING = "starting"  # out, since its model is being loaded
+PARKED = "parked"  # draining, and its device's memory is given back
 
 
 class ReplicaView(Struct, frozen=True):
     id: str
     model: str
     kind: str  # penstock, or the dialect that it speaks
-    state: str  # a `ReplicaState`, or STARTING
+    state: str  # a `ReplicaState`, STARTING or PARKED
     breaker: str
     share: float  # below one while it starts slowly, and while it is slow or wrong
     in_flight: int  # requests of this gateway
@@ -95,7 +96,7 @@ def _replica(replica: Replica, now: float) -> ReplicaView:
         id=redact(replica.id),
         model=replica.model,
         kind=replica.kind,
-        state=STARTING if state is ReplicaState.OUT and replica.is_starting(now) else str(state),
+        state=_shown(replica, state, now),
         breaker=str(replica.breaker.state(now)),
         share=seen.share,
         in_flight=len(replica.in_flight),
@@ -110,6 +111,12 @@ def _replica(replica: Replica, now: float) -> ReplicaView:
         source=replica.source,
         is_draining=replica.is_draining,
     )
+
+
+def _shown(replica: Replica, state: ReplicaState, now: float) -> str:
+    if state is ReplicaState.OUT and replica.is_starting(now):
+        return STARTING
+    return PARKED if state is ReplicaState.DRAINING and replica.is_parked else str(state)
 
 
 def _bounded(tokens: int) -> int | None:

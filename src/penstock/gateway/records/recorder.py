@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.core.errors import BudgetExhausted, PenstockError, RateLimited
 from penstock.core.replica import ReplicaState
-from penstock.gateway.monitor.state import STARTING, GatewayState
+from penstock.gateway.monitor.state import PARKED, STARTING, GatewayState
 from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.proxy.ruling import RuleTally
 from penstock.gateway.records.decision_log import DecisionLog
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _MAX_TENANTS = 200  # with series of their own
 _OTHERS = "other"
 NO_HEADERS: Mapping[bytes, bytes] = {}
-_STATES = (*ReplicaState, STARTING)
+_STATES = (*ReplicaState, STARTING, PARKED)
 _KINDS = ("input", "cached", "output")  # of tokens
 
 

@@ -55,6 +55,7 @@ _WATERMARK = relay.WATERMARK_HEADER.encode()
 STREAM_HEADER = render([(relay.HEADER.encode(), relay.STREAM.encode())])
 ENVELOPE_HEADER = render([(relay.HEADER.encode(), relay.ENVELOPE.encode())])
 
+_PARKED = ("parking", "parked", "waking")  # as its report has it
 _USABLE = (ReplicaState.READY, ReplicaState.DEGRADED)
 
 
@@ -201,6 +202,11 @@ class Replica:
         """Its process is there and loads its model."""
         report = self.report
         return report is not None and report.state == "starting" and now - self._said.taken_at <= GONE_AFTER_S
+
+    @property
+    def is_parked(self) -> bool:
+        """Its process is there and has given its device's memory back, or is about to, or takes it again."""
+        return self._said.state is ReplicaState.DRAINING and self.report is not None and self.report.state in _PARKED
 
     def send_away(self) -> None:
         """It hangs, or is gone: what it has of ours goes on elsewhere."""

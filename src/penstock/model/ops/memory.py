@@ -50,6 +50,17 @@ def settle(parts: Sequence[Tensor]) -> bool:
     return not refused
 
 
+def release(parts: Sequence[Tensor]) -> None:
+    """Give the memory of these back to the system: they read as zeros, and take it again as they are touched. The pages
+    at either end stay, where others may begin."""
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for part in parts:
+        begin, end = -(-part.data_ptr() // _PAGE) * _PAGE, (part.data_ptr() + part.nbytes) // _PAGE * _PAGE
+        if end > begin and madvise(begin, end - begin, mmap.MADV_DONTNEED):
+            part.zero_()  # a system that does not know it
+
+
 def _has_huge_pages() -> bool:
     """Whether a process gets them by asking for them."""
     try:
