@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 
 from penstock.core.sampling import SamplingParams
-from penstock.core.watermark import Scheme, Seeding, Watermark, fraction_bits, fractions, fresh_context, mix, steps
+from penstock.core.watermark import Scheme, Seeding, Watermark, fraction_bits, fractions, mix, steps
 
 SECRET = bytes(range(32))
 
@@ -69,10 +69,3 @@ def test_it_crosses_to_the_engine_as_it_is() -> None:
 def test_what_cannot_be_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"key|seeding"):
         Watermark(**values)  # type: ignore[arg-type]
-
-
-@given(st.lists(st.sampled_from([0, 1, 2, 256, 2**16]), max_size=40), st.integers(1, 4))
-def test_a_context_is_fresh_if_it_has_not_been_there_before(output: list[int], width: int) -> None:
-    windows = [output[i : i + width] for i in range(len(output) - width + 1)]
-    is_fresh = bool(windows) and windows[-1] not in windows[:-1]
-    assert fresh_context(output, width) == (windows[-1] if is_fresh else None)

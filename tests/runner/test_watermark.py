@@ -3,16 +3,18 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
 from torch import Tensor
 
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.core.watermark import Scheme, Seeding, Watermark
 from penstock.runner.sampler import sample
-from penstock.runner.watermark import apply_watermarks
+from penstock.runner.watermark import apply_watermarks, fresh_context
 from penstock.sched.plan import SampleSpec
 from penstock.sched.sample_specs import choice_of, choices_after
 from penstock.sched.sequence import Sequence as LiveSequence
@@ -148,3 +150,10 @@ def test_a_token_after_drafts_is_marked_as_if_they_were_its_own(mark: Watermark)
     sequence = LiveSequence(request, arrival_s=0.0, order=0, block_size=4)
     (*_, ahead) = choices_after(sequence, choice_of(sequence), OUTPUT[2:])
     assert torch.equal(marked(logits, ahead), marked(logits, spec(mark)))
+
+
+@given(st.lists(st.sampled_from([0, 1, 2, 256, 2**16]), max_size=40), st.integers(1, 4))
+def test_a_context_is_fresh_if_it_has_not_been_there_before(output: list[int], width: int) -> None:
+    windows = [output[i : i + width] for i in range(len(output) - width + 1)]
+    is_fresh = bool(windows) and windows[-1] not in windows[:-1]
+    assert fresh_context(output, width) == (windows[-1] if is_fresh else None)

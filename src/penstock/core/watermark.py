@@ -8,7 +8,6 @@ numpy and torch then wrap and shift alike, and one `mix` serves them both; nothi
 from __future__ import annotations
 
 import enum
-from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Annotated, Any
@@ -99,17 +98,3 @@ def fraction_bits(bits: Any) -> Any:
 def fractions(bits: Any) -> Any:
     """Of `fraction_bits`: numbers strictly between 0 and 1, in double precision."""
     return (bits + 0.5) / _UNIT
-
-
-def fresh_context(output_ids: Sequence[int], width: int) -> Sequence[int] | None:
-    """The last `width` tokens of an answer; None: there are not so many yet, or they have been there before in it, and
-    the numbers that follow from them are used up."""
-    if len(output_ids) < width:
-        return None
-    context = output_ids[-width:]
-    words = array("I", output_ids).tobytes()
-    end = words[-4 * width :]
-    found = words.find(end)
-    while found % 4:  # the end of one token and the beginning of the next
-        found = words.find(end, found + 1)
-    return context if found == len(words) - len(end) else None

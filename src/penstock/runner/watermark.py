@@ -7,12 +7,14 @@ context of its own before them, are never marked: a detector that does not know 
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from penstock.core.watermark import Scheme, Watermark, fraction_bits, fractions, fresh_context, mix, steps
+from penstock.core.watermark import Scheme, Watermark, fraction_bits, fractions, mix, steps
 from penstock.runner.nucleus import nucleus, truncates
 from penstock.sched.plan import SampleSpec
 
@@ -70,3 +72,17 @@ def _choose(row: Tensor, spec: SampleSpec, watermark: Watermark) -> None:
 def _steps(logits: Tensor) -> Tensor:
     places: Tensor = steps(torch.arange(logits.shape[-1], device=logits.device))
     return places
+
+
+def fresh_context(output_ids: Sequence[int], width: int) -> Sequence[int] | None:
+    """The last `width` tokens of an answer; None: there are not so many yet, or they have been there before in it, and
+    the numbers that follow from them are used up."""
+    if len(output_ids) < width:
+        return None
+    context = output_ids[-width:]
+    words = array("I", output_ids).tobytes()
+    end = words[-4 * width :]
+    found = words.find(end)
+    while found % 4:  # the end of one token and the beginning of the next
+        found = words.find(end, found + 1)
+    return context if found == len(words) - len(end) else None

@@ -33,7 +33,6 @@ from penstock.server.pipeline import Pipeline
 from penstock.server.prepare import Preparer
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
-from penstock.server.watermarks import Watermarks
 
 
 class Replica:
@@ -92,9 +91,16 @@ class Replica:
         self._guides = GuideTrials(
             self._gateway.encoded_text, model.config.eos_token_ids, self._recorder.registry, self._clock
         )
-        watermarks = Watermarks(WatermarkFile.at(self._settings.watermark_file), self._settings.watermark)
+        preparer = Preparer(
+            model,
+            offload,
+            self._guides,
+            WatermarkFile.at(self._settings.watermark_file),
+            watermark=self._settings.watermark,
+            max_open=self._settings.max_open,
+        )
         pipeline = Pipeline(
-            Preparer(model, offload, self._guides, watermarks, max_open=self._settings.max_open),
+            preparer,
             self._engine,
             self._recorder,
             self._clock,

@@ -16,12 +16,12 @@ from penstock.core.clock import Clock
 from penstock.core.errors import InvalidRequest, Overloaded, PenstockError, UnsupportedParameter
 from penstock.core.hashing import cache_namespace
 from penstock.core.request import Cost, Request, RequestTimings, TokenEvent, TokenLogprobs
+from penstock.core.watermark import Scheme
 from penstock.engine.accounts import Meter
 from penstock.engine.client import EngineClient
 from penstock.engine.token_stream import TokenStream
 from penstock.server.choices import ChoiceText, Piece
 from penstock.server.prepare import PreparedRequest
-from penstock.server.watermarks import check_mark
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.tools import Part
 
@@ -80,7 +80,12 @@ class Generation:
         self.resumed_parts: dict[int, list[Part]] = {}  # per choice, before `replayed`; where tools may be called
         sampling = wanted.to_sampling(vocab_size, fallback_seed=headers.origin.seed)
         if prepared.watermark is not None:
-            check_mark(prepared.watermark, sampling, wanted)
+            if sampling.is_greedy and wanted.watermark is not None and prepared.watermark.scheme is Scheme.GUMBEL:
+                raise InvalidRequest(
+                    f"watermark: '{wanted.watermark}' is of the gumbel scheme, which takes the place of chance; at "
+                    "temperature 0 there is none, so nothing can be marked",
+                    param="watermark",
+                )
             sampling = msgspec.structs.replace(sampling, watermark=prepared.watermark)
         adapter = model.adapter_of(wanted.model)  # the last moment: until here it may have been unloaded
         stop_token_ids = set(self.options.stop_token_ids)

@@ -6,23 +6,27 @@ with a request's size, parsing included, is offloaded.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from penstock.api.openai import ChatRequest, CompletionRequest
 from penstock.api.openai.guided import GuideAsked
-from penstock.core.errors import InvalidRequest
+from penstock.core.errors import ConfigError, InvalidRequest, KeyNotFound, PenstockError, UnsupportedParameter
 from penstock.core.guide import Guide
 from penstock.core.watermark import Watermark
+from penstock.hub.watermarks import WatermarkFile
 from penstock.server.gateway_headers import GatewayHeaders
 from penstock.server.guides import GuideTrials
 from penstock.server.offload import Offload
 from penstock.server.served_model import MAX_CONTEXTS, ServedModel
 from penstock.server.tool_calling import ToolCalling
-from penstock.server.watermarks import Watermarks
 from penstock.text.prompt_encoder import render
 from penstock.text.stops import StopStrings
+
+log = logging.getLogger("penstock.server")
 
 _MAX_ECHOED = 8 << 20  # characters: an answer repeats the prompt once per choice
 _MAX_PROMPT_TOKENS = 4_000_000  # of all choices of a request: some 20 ms to send to the engine
@@ -57,12 +61,21 @@ class PreparedRequest:
 
 class Preparer:
     def __init__(
-        self, model: ServedModel, offload: Offload, guides: GuideTrials, watermarks: Watermarks, *, max_open: int
+        self,
+        model: ServedModel,
+        offload: Offload,
+        guides: GuideTrials,
+        watermarks: WatermarkFile,
+        *,
+        watermark: str | None,
+        max_open: int,
     ) -> None:
         self._model = model
         self._offload = offload
         self._guides = guides
         self._watermarks = watermarks
+        self._own_watermark = watermark
+        self._known_watermarks: dict[str, Watermark] = {}
         self._max_open = max_open
 
     async def prepare(self, parse: Parse, headers: GatewayHeaders) -> PreparedRequest:
@@ -70,12 +83,33 @@ class Preparer:
         prepared = await self._offload.run(len(headers.body), partial(self._encode, parse, headers))
         if prepared.asked is not None:
             prepared.guide = await self._guides.check(prepared.asked, headers.tenancy.id)
-        prepared.watermark = await self._watermarks.find(headers, prepared.wanted)
+        prepared.watermark = await self._find_watermark(headers, prepared.wanted.watermark)
         return prepared
 
     async def count_tokens(self, parse: Callable[[bytes], ChatRequest], body: bytes) -> int:
         """The tokens of a chat's prompt, whether or not it fits the model."""
         return await self._offload.run(len(body), partial(self._count, parse, body))
+
+    async def _find_watermark(self, headers: GatewayHeaders, asked: str | None) -> Watermark | None:
+        """The watermark that the gateway names for its tenant, else the replica's own, else the one that the request
+        asks for: a request cannot change what an operator has set."""
+        own = self._own_watermark
+        if asked is not None and (headers.is_from_gateway or own not in (None, asked)):
+            raise UnsupportedParameter("watermark: is set by the operator of this server", param="watermark")
+        name = headers.watermark or own or asked
+        if name is None:
+            return None
+        if name not in self._known_watermarks:
+            try:
+                self._known_watermarks[name] = await asyncio.to_thread(self._watermarks.find, name)
+            except PenstockError as error:
+                if name == asked and isinstance(error, KeyNotFound):
+                    missing = f"watermark: there is none of the name '{name}' here"
+                    raise InvalidRequest(missing, param="watermark") from None
+                # The client sees no name that is not its own.
+                log.error("answers are to have the watermark %s: %s", name, error.message)
+                raise ConfigError("this server is not set up as it should be; its log says more") from None
+        return self._known_watermarks[name]
 
     def _encode(self, parse: Parse, headers: GatewayHeaders) -> PreparedRequest:
         parsed, model = parse(headers.body), self._model
