@@ -1,5 +1,8 @@
 /* y += B(A(x)) for the rows of several adapters, in one call: A's products of all of them are shared out to the threads
- * at once, then B's. The products are those of linear.c, so a row's result does not depend on the rows beside it. */
+ * at once, then B's. The products are those of linear.c, so a row's result does not depend on the rows beside it.
+ *
+ * Shapes: any number of rows and adapters, ranks of any size. Limit: with a few rows per adapter the reading of A and
+ * B, with many the arithmetic, as in linear.c. Its share was not measured. */
 #include "linear.h"
 
 #include <string.h>

@@ -1,4 +1,7 @@
-/* What one call of attention knows, and what cache.c does for it. */
+/* What one call of attention knows, and what cache.c does for it.
+ *
+ * Shapes: head sizes of multiples of 8 up to MOST_DIM, blocks of any size, any mix of chunks and single tokens.
+ * attention.c has the limit. */
 #pragma once
 
 #include "pool.h"

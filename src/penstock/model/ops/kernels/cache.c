@@ -1,4 +1,7 @@
-/* The KV cache: how keys and values get into their blocks, and how tiles of 16 positions come out. */
+/* The KV cache: how keys and values get into their blocks, and how tiles of 16 positions come out.
+ *
+ * Shapes: any number of new tokens, head sizes of multiples of 8 up to 256, blocks of any size. Limit: memory, for
+ * what is written and read once. A part of attention's time, not measured by itself. */
 #include "attention.h"
 #include "rows.h"
 

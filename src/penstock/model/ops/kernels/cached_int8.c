@@ -1,4 +1,7 @@
-/* The kernels of cached_int8.h. */
+/* The kernels of cached_int8.h.
+ *
+ * Shapes: tiles of 1 to MOST_ROWS rows. Limit: the reading of KV. Attention over 32 contexts of 1,000 tokens is 1.6
+ * times as fast as in bfloat16, where the bytes alone allow 1.9 (docs/benchmarks.md, An int8 KV cache on a CPU). */
 #include "cached_int8.h"
 
 #include "variants.h"

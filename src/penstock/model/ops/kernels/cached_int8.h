@@ -2,6 +2,8 @@
  * in bfloat16. Codes lie in panels like any other values of the cache, four to a step. A column of a key panel has one
  * step more, for the scales: the key's in its lower half, that of the same position's value in its upper.
  *
+ * Shapes: head sizes of multiples of 8, tiles of 1 to MOST_ROWS rows. cached_int8.c has the limit.
+ *
  * What meets the codes is exact or nearly so, in one of two ways. Where there is an instruction for it rows are integers
  * of 15 bits, cut in two digits of 8, and all sums are integers: exact in any order, so batch invariance is free.
  * Elsewhere codes are widened to float32 in registers. */

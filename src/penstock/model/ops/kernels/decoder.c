@@ -1,5 +1,8 @@
 /* All layers of a decoder in one call: at one token a step, crossing from Python for every operation of every layer
- * would take longer than many of the operations do. */
+ * would take longer than many of the operations do.
+ *
+ * Shapes: any number of tokens; it counts with one. Limit: with one token the reading of weights: all layers of
+ * SmolLM2 take 2.9 ms on one core of a Zen 4, of which linears take 2.7 at 25 GB/s (docs/benchmarks.md). */
 #include "attention.h"
 #include "kv_prefetch.h"
 #include "linear.h"

@@ -1,6 +1,8 @@
 /* Blocks of the cache that are read next, handed out piece by piece. A step of many sequences reads as many bytes of keys
  * and values as it reads weights, and in products of many rows memory has little to do: so the products before a
- * layer's attention fetch what it will read. */
+ * layer's attention fetch what it will read.
+ *
+ * Shapes: blocks of any size, in huge pages. kv_prefetch.c has the limit. */
 #pragma once
 
 #include "attention.h"

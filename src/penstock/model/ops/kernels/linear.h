@@ -1,4 +1,6 @@
-/* A linear layer, and what its rows may be made of. */
+/* A linear layer, and what its rows may be made of.
+ *
+ * Shapes: W [n, k] in any arithmetic, rows [m, k]. linear.c has the limit. */
 #pragma once
 
 #include "pool.h"

@@ -1,4 +1,7 @@
-/* The panels of low_bit.h: which kernels there are for them, how they are packed, and a column of them. */
+/* The panels of low_bit.h: which kernels there are for them, how they are packed, and a column of them.
+ *
+ * Shapes: weights [n, k] of any size, packed when a model is loaded; one column at a time for embeddings. Limit:
+ * memory, for each weight is read once. The time was not measured. */
 #include "low_bit_layout.h"
 
 #if HAS_LOW_BIT

@@ -3,6 +3,8 @@
  * time, so products and their sums are integers and exact in any order; only the scaled sums of the groups are added up
  * as floats, in the order of k: batch invariance.
  *
+ * Shapes: weights [n, k] of any size. low_bit_kernels.h has the limit.
+ *
  * Large values come alone, and in one digit of 8 bits they would set the step by which the 31 beside them are rounded.
  * So where a linear is precise, values have two digits, 15 bits, and a group's eight products of quads (values 4 i to
  * 4 i + 3) are sixteen: those of second digits, shifted, and those of first digits on top. Elsewhere only the quad with

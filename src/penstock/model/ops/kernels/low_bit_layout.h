@@ -1,4 +1,6 @@
-/* Where codes, scales and minimums lie in a panel of low_bit.h. */
+/* Where codes, scales and minimums lie in a panel of low_bit.h.
+ *
+ * Shapes: panels of 16 columns by steps of 32 values, in one or two groups. Offsets alone: nothing is computed here. */
 #pragma once
 
 #include "low_bit.h"

@@ -1,5 +1,8 @@
 /* A pool of threads that claim small chunks from one atomic word.
  *
+ * Shapes: any number of chunks, on a fixed number of threads. Limit: the way of one cache line between cores, for each
+ * claim. Not measured by itself.
+ *
  * The word holds the job's generation and how many chunks are left to claim. A chunk is claimed by compare-and-swap,
  * so whoever holds one knows that its job is still the current one: the caller cannot leave before it is done. Nobody
  * waits for a thread that holds no chunk; one that the system has put aside delays at most the chunk in its hands.

@@ -1,4 +1,6 @@
-/* The threads. One caller at a time; it takes part in the work itself. */
+/* The threads. One caller at a time; it takes part in the work itself.
+ *
+ * Shapes: any number of chunks. pool.c has the limit. */
 #pragma once
 
 #include <stddef.h>

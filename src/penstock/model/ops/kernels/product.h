@@ -1,5 +1,8 @@
 /* The one matrix product everything is made of: a few rows times a few panels.
  *
+ * Shapes: 1 to MOST_ROWS rows by 1 to MOST_PANELS panels, k of any length and in several pieces. product.c has the
+ * limit.
+ *
  * A panel is 16 columns of a matrix, k-major, as [k / step][16][step] values: `step` values of k lie together because
  * the instruction that consumes them wants it so. Weights, keys (columns: positions, k: dimensions) and values
  * (columns: dimensions, k: positions) are all stored as panels, so linear layers and attention share these kernels.

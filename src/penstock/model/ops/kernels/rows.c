@@ -1,4 +1,7 @@
-/* What is done to each row alone: norms, gates and caps. */
+/* What is done to each row alone: norms, gates and caps.
+ *
+ * Shapes: any number of rows of any length. Limit: memory, or the cache where the row was just made. Not measured by
+ * itself. */
 #include "rows.h"
 
 #include "pool.h"

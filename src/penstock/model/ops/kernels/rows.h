@@ -1,3 +1,4 @@
+/* Norms, gates and caps of rows. Shapes: one row of any length. rows.c has the limit. */
 #pragma once
 
 #include "pool.h"

@@ -1,5 +1,7 @@
 /* Whole spans of context that several sequences have in the same blocks, as those with one prefix do. Such a span is
- * attended once for all of them: its keys and values meet a tile full of rows instead of one sequence's few. */
+ * attended once for all of them: its keys and values meet a tile full of rows instead of one sequence's few.
+ *
+ * Shapes: decodes of any number, on any context. sharing.c has the limit of the search, attention.c that of the rows. */
 #pragma once
 
 #include "attention.h"

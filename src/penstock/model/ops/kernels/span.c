@@ -1,4 +1,7 @@
-/* The span of span.h: scores, their softmax, the values' sums. */
+/* The span of span.h: scores, their softmax, the values' sums.
+ *
+ * Shapes: 1 to MOST_ROWS rows by 256 positions, head sizes as in attention.c. Limit: with a few rows the reading of
+ * KV, with a full tile the products and the softmax between them. attention.c has the figures. */
 #include "span.h"
 
 #include "rows.h"

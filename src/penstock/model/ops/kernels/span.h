@@ -1,4 +1,6 @@
-/* A tile of rows over one span of their context. */
+/* A tile of rows over one span of their context.
+ *
+ * Shapes: 1 to MOST_ROWS rows by SPAN positions. span.c has the limit. */
 #pragma once
 
 #include "attention.h"

@@ -1,4 +1,7 @@
-/* What the texts of kernels share: rows and panels are constants there, and a kernel is compiled for every number. */
+/* What the texts of kernels share: rows and panels are constants there, and a kernel is compiled for every number.
+ *
+ * Shapes: every number of rows up to MOST_ROWS, every number of panels up to MOST_PANELS. Macros alone: product.c and
+ * low_bit_kernels.h have the limits. */
 #pragma once
 
 #include "product.h"

@@ -1,5 +1,7 @@
 /* Vectors of float as wide as the machine's registers, and the few things done to them.
  *
+ * Shapes: VL floats, 4 to 16. Limit: one instruction a cycle and port; the kernels that use them have the figures.
+ *
  * GCC vector extensions, so one text serves AVX-512, AVX2, NEON and plain SSE. Every operation here is the same
  * instruction sequence wherever it is inlined: results must not depend on which kernel variant computed them. */
 #pragma once
