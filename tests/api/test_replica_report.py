@@ -24,7 +24,7 @@ PUBLIC = {
     *("kv_active_tokens", "kv_capacity_tokens", "restarts", "prefill_tokens_per_s", "decode_step_s", "max_open"),
     *("max_num_seqs", "chunk_tokens", "max_model_len", "block_size", "text", "generated_tokens", "prompt_tokens"),
     *("cached_tokens", "version", "busy_s", "devices", "device_fault", "kv_fragmentation", "memory_kills", "adapters"),
-    "host_tokens_per_s",
+    *("host_tokens_per_s", "startup_s"),
 }
 
 REPORT = ReplicaReport(
@@ -53,7 +53,7 @@ def test_a_report_is_one_flat_object_with_its_public_names() -> None:
     assert (written["devices"][0]["device"], written["device_fault"]) == ("GPU-1", "GPU-1: fell off the bus")
 
 
-@given(st.from_type(ReplicaReport))
+@given(st.builds(ReplicaReport, startup_s=st.none() | st.dictionaries(st.text(), st.floats(0, 1e6))))
 def test_what_is_written_is_read(report: ReplicaReport) -> None:
     assert decode(encode(report)) == report
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from penstock.core.measurements import ServingLimits
+from penstock.engine.client import startup_phases
 from penstock.engine.messages import EngineInfo
-from penstock.server.ready import phases, ready_message
+from penstock.server.ready import ready_message
 
 INFO = EngineInfo(
     device="cpu",
@@ -16,14 +17,16 @@ INFO = EngineInfo(
         max_num_seqs=64, chunk_tokens=512, max_model_len=2048, block_size=16, kv_capacity_tokens=65_536
     ),
     kv_bytes=64 << 20,
-    startup_s={"import": 1.04, "weights": 0.26},
+    startup_s={"import": 1.04, "files": 0.004, "weights": 0.26},
 )
 
 
 def test_one_replica_says_its_settings_and_how_to_try_it() -> None:
-    said = ready_message("m", INFO, "http://127.0.0.1:8000", f"ready in 1.3 s: {phases(INFO)}", has_console=True)
+    said = ready_message(
+        "m", INFO, "http://127.0.0.1:8000", f"ready in 1.3 s: {startup_phases(INFO.startup_s)}", has_console=True
+    )
     assert said.splitlines()[1:9] == [
-        "penstock serves m at http://127.0.0.1:8000   (ready in 1.3 s: import 1.0, weights 0.3)",
+        "penstock serves m at http://127.0.0.1:8000   (ready in 1.3 s: import 1.04, weights 0.26)",
         "",
         "  device          cpu, native kernels, bfloat16, q4 weights",
         "  KV cache        4,096 blocks of 16 tokens, 64 MiB, bfloat16",

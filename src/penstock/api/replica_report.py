@@ -35,6 +35,7 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     version: str = ""  # of penstock
     text: str = ""  # the digest of its `TokenizerBundle`; empty: it cannot be had yet
     adapters: tuple[AdapterNews, ...] = ()
+    startup_s: dict[str, float] | None = None  # of its last start, phase by phase; None: it has not ended
     measured: EngineMeasurements = EngineMeasurements()
 
     @property

@@ -37,11 +37,11 @@ from penstock.cli.store_flags import store_url
 from penstock.cli.supervisor import Listeners, Supervisor, die_with_parent
 from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.settings import Settings
-from penstock.engine.client import as_error
+from penstock.engine.client import as_error, startup_phases
 from penstock.engine.messages import EngineInfo, Failed, Ready
 from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
 from penstock.hub.resolve import ModelFiles, default_name
-from penstock.server.ready import client_url, loading_message, phases, ready_message
+from penstock.server.ready import client_url, loading_message, ready_message
 
 log = logging.getLogger("penstock")
 
@@ -167,7 +167,7 @@ class _Start:
             self._name,
             info,
             client_url(self._opened.listener, is_tls=self._gateway.tls_cert is not None),
-            f"{took}: {phases(info)}",
+            f"{took}: {startup_phases(info.startup_s)}",
             has_console=self._gateway.host in LOOPBACK,
             num_replicas=self._count,
             needs_key=self._opened.has_tenants,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 import uvloop
+from msgspec.structs import replace as replaced
 
 from penstock.api.page_guard import is_loopback
 from penstock.api.relay import SECRET_VARIABLE
@@ -29,8 +30,9 @@ from penstock.console.feed import Feed
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import ConfigError
 from penstock.core.settings import ServerSettings, Settings
-from penstock.engine.client import EngineClient
+from penstock.engine.client import EngineClient, startup_phases
 from penstock.engine.messages import EngineInfo
+from penstock.engine_process.phases import Phases, process_began_s
 from penstock.http.asgi import Application, AsgiApp
 from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.http.limits import ClientLimits
@@ -43,13 +45,14 @@ from penstock.observe.registry import Registry
 from penstock.server.app import Replica
 from penstock.server.drain import Drain
 from penstock.server.loading import LoadingLines
-from penstock.server.ready import client_url, loading_message, phases, ready_message
+from penstock.server.ready import client_url, loading_message, ready_message
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
 from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 
 OnReady = Callable[[EngineInfo], None]
+_BEFORE_ENGINE = ("python", "check", "http")  # phases of a start
 _LORAS = 8  # adapters on the device, if some are named and nobody says how many
 _GOODBYE_S = 10  # for telling clients that the server stops, once they have had their time
 
@@ -64,15 +67,17 @@ def serve(
     """Until a signal ends it. `has_console`: nobody stands in front of it, so it has a page of its own. `on_ready`: is
     told what the engine found, instead of whoever reads the terminal. `address_file`: gets its URL once the port is
     its own."""
+    phases = Phases("python", began_s=process_began_s())
+    phases("check")
     check_torch()
     settings = replace(settings, server=with_secrets(settings.server))
     with _listen(settings) as listener:
         if address_file is not None:
             _write_address(address_file, client_url(listener, is_tls=settings.server.tls_cert is not None))
-        started_s = time.monotonic()
         files = check(settings)
+        phases("http")
         with contextlib.suppress(KeyboardInterrupt):
-            uvloop.run(_serve(settings, files, listener, started_s, has_console, on_ready))
+            uvloop.run(_serve(settings, files, listener, phases, has_console, on_ready))
 
 
 def with_secrets(settings: ServerSettings) -> ServerSettings:
@@ -88,7 +93,7 @@ async def _serve(
     settings: Settings,
     files: ModelFiles,
     listener: socket.socket,
-    started_s: float,
+    phases: Phases,
     has_console: bool,
     on_ready: OnReady | None,
 ) -> None:
@@ -116,17 +121,18 @@ async def _serve(
     pushing.enter_context(replica_traces(pushed, recorder))
     await pushing.enter_async_context(pushed_metrics(pushed, lambda: _look(replica, recorder)))
     serving = asyncio.create_task(server.serve(listener))
-    loading = asyncio.create_task(_load(name, files, engine, replica, settings.server))
+    loading = asyncio.create_task(_load(name, files, engine, replica, settings.server, phases))
     sampling: Sampling | None = None
     try:
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             info = loading.result()
+            took = f"ready in {sum(info.startup_s.values()):.2f} s: {startup_phases(info.startup_s)}"
             sampling = watch_devices(info, settings.server, replica.devices.take)
             if on_ready is not None:
+                logging.getLogger("penstock").info(took)
                 on_ready(info)
             else:
-                took = f"ready in {time.monotonic() - started_s:.1f} s: {phases(info)}"
                 url = client_url(listener, is_tls=tls is not None)
                 print(ready_message(name, info, url, took, has_console=has_console), flush=True)
             sd_notify.notify(sd_notify.READY)
@@ -147,11 +153,15 @@ def _look(replica: Replica, recorder: Recorder) -> list[Registry]:
 
 
 async def _load(
-    name: str, files: ModelFiles, engine: EngineClient, replica: Replica, settings: ServerSettings
+    name: str, files: ModelFiles, engine: EngineClient, replica: Replica, settings: ServerSettings, phases: Phases
 ) -> EngineInfo:
     """Open the replica. The engine's process loads the weights while this one builds the tokenizer."""
     source = files.tokenizer_source
-    info, tokenizer = await asyncio.gather(engine.start(), asyncio.to_thread(Tokenizer.load, source))
+    phases.close()
+    starting = asyncio.create_task(engine.start())
+    starting.add_done_callback(lambda _: phases.resume("tokenizer"))
+    info, tokenizer = await asyncio.gather(starting, asyncio.to_thread(Tokenizer.load, source))
+    phases("open")
     model = ServedModel(
         name=name,
         config=files.config,
@@ -171,7 +181,23 @@ async def _load(
     adapters = replica.adapters(model)
     await adapters.restore(settings.lora)
     replica.open(model, adapters)
-    return info
+    phases.close()
+    engine.info = _with_server_phases(info, phases)
+    return engine.info
+
+
+def _with_server_phases(info: EngineInfo, phases: Phases) -> EngineInfo:
+    """Phases of a replica's whole start, in their order: the server's lie around the engine's."""
+
+    def around(inner: dict[str, float], outer: dict[str, float]) -> dict[str, float]:
+        before = {name: spent for name, spent in outer.items() if name in _BEFORE_ENGINE}
+        return before | inner | {name: spent for name, spent in outer.items() if name not in before}
+
+    return replaced(
+        info,
+        startup_s=around(info.startup_s, phases.seconds),
+        startup_cpu_s=around(info.startup_cpu_s, phases.cpu_seconds),
+    )
 
 
 def for_engine(settings: Settings) -> Settings:

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.core.clock import Clock
 from penstock.core.errors import Conflict, EngineFailed, EngineUnavailable, PenstockError, RequestAborted, all_errors
@@ -108,6 +109,7 @@ class EngineClient:
         self._accounts = Accounts()
         self.embeddings = EmbeddingCalls(self._send, self._check_ready)
         self._sent_tokens = 0  # of all prompts, to the process that runs
+        self._launched_s = 0.0
 
     async def start(self) -> EngineInfo:
         """Start the process and wait until it is ready; raises if it cannot be."""
@@ -210,6 +212,7 @@ class EngineClient:
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._process = None
         try:
+            self._launched_s = self._clock.now()
             with theirs:
                 self._process = await self._launch(theirs)
             await self._read_mail(reader)
@@ -256,13 +259,13 @@ class EngineClient:
             case Loading():
                 self._on_loading(message)
             case Ready(info):
-                self.info = info
+                self.info = self._with_start(info)
                 self._accounts.begin(info.work, info.limits.block_size)
                 self.cache.begin(info.routing_tokens)
                 self.adapters.begin()
                 self._enter(EngineState.READY)
                 if self.restarts:
-                    log.info("the engine process runs again")
+                    log.info("the engine process runs again: %s", startup_phases(self.info.startup_s))
             case Embedded():
                 self.embeddings.take(message)
             case ParkAnswer():
@@ -278,6 +281,15 @@ class EngineClient:
             self._changing.exception()
         else:
             self._changing.set_result(answer.change)
+
+    def _with_start(self, info: EngineInfo) -> EngineInfo:
+        """What the engine said, with what its server alone can know of the start: how long the process took to begin,
+        and from its last phase until it was heard of here."""
+        if not info.began_s:
+            return info
+        ended_s = info.began_s + sum(info.startup_s.values())
+        spent_s = {"process": info.began_s - self._launched_s, **info.startup_s, "engine": self._clock.now() - ended_s}
+        return replace(info, startup_s={name: round(seconds, 3) for name, seconds in spent_s.items()})
 
     def _report(self, report: StepReport) -> None:
         self.measured = report.measured
@@ -307,6 +319,11 @@ class EngineClient:
         self.state = state
         if state not in (EngineState.STARTING, EngineState.RESTARTING):
             self._is_started.set()
+
+
+def startup_phases(startup_s: dict[str, float]) -> str:
+    """The seconds of each phase of a start that took some."""
+    return ", ".join(f"{phase} {spent:.2f}" for phase, spent in startup_s.items() if spent >= 0.01)
 
 
 def as_error(code: str, message: str) -> PenstockError:

@@ -93,6 +93,8 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
         host_blocks=assembly.size.host_blocks,
         host_tokens_per_s=assembly.limits.block_size / assembly.copy_s if assembly.copy_s else None,
         startup_s=phases.seconds,
+        startup_cpu_s={"process": round(phases.began_cpu_s, 3), **phases.cpu_seconds},
+        began_s=phases.began_s,
         routing_tokens=cache.routing.size if cache.routing is not None else 0,
         work=work,
         weight_bytes=weight_bytes(checkpoint.config, assembly.formats.number_format, assembly.formats.quant),

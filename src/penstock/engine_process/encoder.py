@@ -54,6 +54,8 @@ def build_encoder(
         ),
         kv_bytes=0,
         startup_s=phases.seconds,
+        startup_cpu_s={"process": round(phases.began_cpu_s, 3), **phases.cpu_seconds},
+        began_s=phases.began_s,
         device_name=gpu.name if gpu else "",
         device_uuid=f"GPU-{gpu.uuid}" if gpu else "",
         generates=False,

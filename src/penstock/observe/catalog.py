@@ -165,6 +165,16 @@ TRACES_LOST = Metric(
 )
 ENGINE_READY = Metric("penstock_engine_ready", "gauge", "1 while the engine accepts requests.")
 ENGINE_RESTARTS = Metric("penstock_engine_restarts_total", "counter", "Times the engine process was started again.")
+STARTUP = Metric(
+    "penstock_startup_seconds",
+    "gauge",
+    "Time of each phase of the last start, from the start of the replica's process until it was ready; of the engine "
+    "alone, once that was started again.",
+    ("phase",),
+)
+STARTUP_CPU = Metric(
+    "penstock_startup_cpu_seconds", "gauge", "Processor time of each phase of the last start.", ("phase",)
+)
 REPLICA_INFO = Metric(
     "penstock_replica_info",
     "gauge",

@@ -165,6 +165,7 @@ class GatewayRoutes:
             version=__version__,
             text=self._text.result()[1] if self._text is not None and self._text.done() else "",
             adapters=self._adapter_news() if self._adapters else (),
+            startup_s=engine.info.startup_s if engine.info is not None else None,
             measured=self._measured(),
         )
 

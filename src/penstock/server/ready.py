@@ -21,11 +21,6 @@ def loading_message(name: str, settings: Settings, files: ModelFiles) -> str:
     return f"{weights} {name} from {files.path}"
 
 
-def phases(info: EngineInfo) -> str:
-    """The seconds of each phase of the start."""
-    return ", ".join(f"{phase} {spent:.1f}" for phase, spent in info.startup_s.items())
-
-
 def ready_message(
     name: str,
     info: EngineInfo,

@@ -160,6 +160,8 @@ class Recorder:
         if info is not None:
             what = (self.model, info.device, info.device_name, info.number_format, info.quant, __version__)
             self.registry.replace(catalog.REPLICA_INFO, {what: 1})
+            for metric, spent_s in ((catalog.STARTUP, info.startup_s), (catalog.STARTUP_CPU, info.startup_cpu_s)):
+                self.registry.replace(metric, {(phase,): seconds for phase, seconds in spent_s.items()})
         self._engine.look(info)
         return self.registry.exposition
 
