@@ -50,8 +50,8 @@ class Served:
         )
 
     def replicas(self) -> list[psutil.Process]:
-        """The servers; the engine of each is its child."""
-        children = psutil.Process(self.process.pid).children()
+        """The servers. Their engines and they are children of the template."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
         return [child for child in children if "engine" in child.cmdline()]
 
     def states(self) -> list[str]:
@@ -72,8 +72,17 @@ class Served:
 
 
 def engine_of(replica: psutil.Process) -> psutil.Process:
-    (engine,) = (child for child in replica.children() if "penstock.engine_process" in child.cmdline())
+    """The engine whose lifeline the server holds."""
+    (template,) = (one for one in replica.parents() if "penstock.engine_process.template" in one.cmdline())
+    engines = (child for child in template.children() if "penstock.engine_process" in child.cmdline())
+    (engine,) = (one for one in engines if pipes(one) & pipes(replica))
     return engine
+
+
+def pipes(process: psutil.Process) -> set[str]:
+    """Those that it has open, but for its standard streams."""
+    opened = {link.name: os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()}
+    return {name for name in opened.values() if name.startswith("pipe:")} - {opened["1"], opened["2"]}
 
 
 def open_streams(replica: psutil.Process) -> int:

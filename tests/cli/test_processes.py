@@ -311,7 +311,7 @@ def test_replicas_of_serve_outlive_the_workers_in_front_of_them(tiny_model: Path
         assert "2 behind a gateway" in server.banner
 
         def children(command: str) -> set[psutil.Process]:
-            found = psutil.Process(server.process.pid).children()
+            found = psutil.Process(server.process.pid).children(recursive=True)
             return {one for one in found if one.status() != psutil.STATUS_ZOMBIE and command in one.cmdline()}
 
         replicas, workers = children("engine"), eventually(lambda: children("gateway"), lambda all: len(all) == 2)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 
-from penstock.cli.replicas import _keep, _write_config
+from penstock.cli.replicas import _keep, _reserved_ports, _start, _stop, _write_config, template_modules
 from penstock.core.errors import KeyNotFound
 from penstock.core.settings import EngineSettings, ServerSettings, Settings
-from penstock.engine.messages import EngineInfo
+from penstock.engine.messages import EngineInfo, Ready
+from penstock.engine_process.spawn import ForkedProcess, TemplateProcess
 from tests.cli.real_server import write_tiny_model
 
 
@@ -27,3 +32,39 @@ def test_replica_that_cannot_be_started_is_not_started_again(tmp_path: Path) -> 
     config = _write_config(settings, "tiny", 0, 2, tmp_path)
     with pytest.raises(KeyNotFound, match="there is no watermark 'nosuch'"):
         asyncio.run(_keep(config, never))
+
+
+async def answer_of_new_replica(config: Path, port: int, *, is_forked: bool) -> tuple[EngineInfo, object]:
+    """What a replica says of itself, and its answer with the probabilities of each token."""
+    process, report = await _start(config)
+    assert isinstance(process, ForkedProcess) == is_forked
+    told = await report
+    assert isinstance(told, Ready)
+    try:
+        body = {"model": "tiny", "prompt": "once upon", "max_tokens": 40, "temperature": 1.0, "seed": 5, "logprobs": 5}
+        url, header = f"http://127.0.0.1:{port}/v1/completions", {"content-type": "application/json"}
+        request = urllib.request.Request(url, json.dumps(body).encode(), header)
+        with await asyncio.to_thread(urllib.request.urlopen, request) as answer:
+            return told.info, json.load(answer)["choices"]
+    finally:
+        await _stop(process)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="there are templates on Linux only")
+def test_replica_forked_from_a_clean_template_answers_bit_for_bit_as_one_that_is_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_model(tmp_path)
+    settings = Settings(model=str(tmp_path), engine=EngineSettings(load="dummy", dtype="float32"))
+    with _reserved_ports(1) as (port,), TemplateProcess.start(template_modules(), tmp_path) as template:
+        assert template is not None
+        config = _write_config(settings, "tiny", port, 1, tmp_path)
+        forked, answer = asyncio.run(answer_of_new_replica(config, port, is_forked=True))
+        threads, files = os.listdir(f"/proc/{template.pid}/task"), os.listdir(f"/proc/{template.pid}/fd")
+        devices = [name for number in files if "nvidia" in (name := os.readlink(f"/proc/{template.pid}/fd/{number}"))]
+        assert (len(threads), devices) == (1, [])  # no pool of OpenMP or BLAS, no CUDA
+        monkeypatch.setenv("PENSTOCK_TEMPLATE", "off")
+        executed, wanted = asyncio.run(answer_of_new_replica(config, port, is_forked=False))
+    assert answer == wanted
+    assert list(forked.startup_s) == list(executed.startup_s)

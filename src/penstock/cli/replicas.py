@@ -34,12 +34,14 @@ from penstock.cli.gateway_process import Opened, serve
 from penstock.cli.gateway_worker import Started, addresses_of
 from penstock.cli.start_report import read_report
 from penstock.cli.store_flags import store_url
-from penstock.cli.supervisor import Listeners, Supervisor, die_with_parent
+from penstock.cli.supervisor import Listeners, Supervisor
 from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.settings import Settings
 from penstock.engine.client import as_error, startup_phases
 from penstock.engine.messages import EngineInfo, Failed, Ready
+from penstock.engine_process.spawn import ChildProcess, TemplateProcess, spawn
 from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
+from penstock.hub.home import penstock_home
 from penstock.hub.resolve import ModelFiles, default_name
 from penstock.server.ready import client_url, loading_message, ready_message
 
@@ -47,6 +49,14 @@ log = logging.getLogger("penstock")
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _STOP_S = 10.0
+ENGINE_MODULES = (
+    "penstock.engine_process.__main__",
+    "penstock.hub.resolve",
+    "penstock.model.random_weights",
+    "penstock.runner.assemble",
+    "penstock.engine.guides",
+)
+_NVIDIA_DRIVER = Path("/dev/nvidiactl")
 _LOOK_S = 0.05  # how often the gateway is asked whether it has found a replica ready
 
 
@@ -55,10 +65,24 @@ def serve_replicas(settings: Settings, count: int, num_processes: int = 1) -> No
     check_torch()
     if settings.server.client_ca is not None:
         raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
-    files = check(settings)
     share_secret(settings.server.gateway_secret)
-    with _reserved_ports(count) as ports, tempfile.TemporaryDirectory(prefix="penstock-") as directory:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-") as directory,
+        TemplateProcess.start(template_modules(), Path(directory)),  # before all else: its imports take longest
+        _reserved_ports(count) as ports,
+    ):
+        files = check(settings)
         uvloop.run(_serve(settings, files, ports, Path(directory), num_processes))
+
+
+def template_modules() -> list[str]:
+    """Modules that both processes of a replica need, for a template to import. Of Triton's, importing them touches no
+    device; they are of use where there is a GPU."""
+    modules = ["penstock.cli.engine_command", "penstock.cli.start_report", "penstock.cli.serve", *ENGINE_MODULES]
+    if _NVIDIA_DRIVER.exists():
+        os.environ.setdefault("TRITON_CACHE_DIR", str(penstock_home() / "triton"))  # as `runner.kernels` has it
+        modules += ["penstock.model.ops.triton", "penstock.runner.cuda_runner"]
+    return modules
 
 
 def share_secret(chosen: str | None) -> None:
@@ -212,30 +236,22 @@ async def _keep(config: Path, on_ready: Callable[[EngineInfo], None]) -> None:
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 
-async def _start(config: Path) -> tuple[asyncio.subprocess.Process, Coroutine[None, None, Ready | Failed | None]]:
+async def _start(config: Path) -> tuple[ChildProcess, Coroutine[None, None, Ready | Failed | None]]:
     """A replica's process, and how its start ends."""
     ours, theirs = socket.socketpair()
     with theirs:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
+        report = ["--log-level", "warning", "--report-fd", str(theirs.fileno())]
+        process = await spawn(
             "penstock.cli.main",
-            "engine",
-            "--config",
-            str(config),
-            "--log-level",
-            "warning",
-            "--report-fd",
-            str(theirs.fileno()),
-            stdout=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
+            ["engine", "--config", str(config), *report],
             pass_fds=[theirs.fileno()],
+            is_quiet=True,
+            new_session=True,
         )
     return process, read_report(ours)
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def _stop(process: ChildProcess) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
         try:

@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,6 +32,7 @@ from penstock.core.settings import ServerSettings, Settings
 from penstock.engine.client import EngineClient, startup_phases
 from penstock.engine.messages import EngineInfo
 from penstock.engine_process.phases import Phases, process_began_s
+from penstock.engine_process.spawn import ChildProcess, spawn
 from penstock.http.asgi import Application, AsgiApp
 from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.http.limits import ClientLimits
@@ -209,11 +209,10 @@ def for_engine(settings: Settings) -> Settings:
     return replace(settings, engine=engine, server=ServerSettings())
 
 
-async def launch(settings: Settings, theirs: socket.socket) -> asyncio.subprocess.Process:
+async def launch(settings: Settings, theirs: socket.socket) -> ChildProcess:
     """The engine's process, with its end of the socket."""
     encoded = msgspec.json.encode(for_engine(settings)).decode()
-    arguments = ["-m", "penstock.engine_process", str(theirs.fileno()), encoded]
-    return await asyncio.create_subprocess_exec(sys.executable, *arguments, pass_fds=[theirs.fileno()])
+    return await spawn("penstock.engine_process", [str(theirs.fileno()), encoded], pass_fds=[theirs.fileno()])
 
 
 class HttpServer:

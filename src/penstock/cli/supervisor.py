@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import logging
 import os
@@ -46,6 +45,7 @@ from penstock.core.errors import ConfigError, EngineFailed, PenstockError
 from penstock.core.private_files import make_private
 from penstock.engine.client import as_error
 from penstock.engine.messages import Failed
+from penstock.engine_process.spawn import die_with_parent
 from penstock.hub.home import penstock_home
 
 log = logging.getLogger("penstock.gateway")
@@ -54,7 +54,6 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _START_S = 120.0
 _STOP_S = 40.0  # a gateway drains for 30
 _DUMP_S = 1.0  # for the stacks of a worker that is to be killed
-_PR_SET_PDEATHSIG = 1
 _LOCK = "supervisor.pid"
 
 
@@ -371,12 +370,6 @@ class Supervisor:
                     log.error("the rolling restart ends at worker %d, which stays as it is: %s", slot, error.message)
                     return
         log.info("all %d workers were replaced", self._num_workers)
-
-
-def die_with_parent() -> None:
-    """In the child: Linux tells it when its parent is gone, even by kill -9."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _how_ended(code: int) -> str:

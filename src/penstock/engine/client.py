@@ -12,6 +12,7 @@ import enum
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -50,7 +51,14 @@ from penstock.engine.token_stream import TokenStream
 
 log = logging.getLogger("penstock.engine")
 
-Launch = Callable[[socket.socket], Awaitable[asyncio.subprocess.Process]]
+
+class EngineProcess(Protocol):
+    async def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+Launch = Callable[[socket.socket], Awaitable[EngineProcess]]
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -93,7 +101,7 @@ class EngineClient:
         self._stop_timeout_s = stop_timeout_s
         self._streams: dict[str, TokenStream] = {}
         self._writer: asyncio.StreamWriter | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: EngineProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._changing: asyncio.Future[MemoryChange] | None = None  # a park or a wake that is not answered yet
         self._is_started = asyncio.Event()  # or cannot be

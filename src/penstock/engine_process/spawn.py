@@ -1,0 +1,213 @@
+"""Processes of penstock that are started: forked from a template where there is one, executed where there is none.
+
+    with TemplateProcess.start(modules, directory):              # once; it imports meanwhile
+        process = await spawn("penstock.cli.main", ["engine", …], pass_fds=[3])
+        …                                                        # as with asyncio.subprocess.Process:
+        process.terminate()                                      # pid, returncode, send_signal, terminate, kill
+        status = await process.wait()
+
+A started process has the environment that this one has at that moment, and dies with it: it gets a SIGTERM when this
+process ends, however it ends. Processes that it starts in turn come from the same template (`TEMPLATE_VARIABLE`). A
+template that does not answer, refuses or has died costs a warning and the time of an import.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from penstock.engine_process.template import MAX_PACKET, Ended, Refused, Spawn, Spawned
+
+log = logging.getLogger("penstock")
+
+TEMPLATE_VARIABLE = "PENSTOCK_TEMPLATE"  # the template's socket; "off": there is to be none
+_ANSWER_S = 60.0  # for imports from a slow disk; a template that ends is noticed at once
+_PR_SET_PDEATHSIG = 1
+_UNKNOWN_STATUS = 255  # as asyncio has it for a process that another one reaped
+
+
+class ChildProcess(Protocol):
+    """What `asyncio.subprocess.Process` and a forked process have in common."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+    def send_signal(self, number: int) -> None: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class ForkedProcess:
+    """A process of the template. Signals go by its pidfd, so that none reaches another that was given its number."""
+
+    def __init__(self, pid: int, pidfd: int, lifeline: int, connection: socket.socket) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._pidfd = pidfd
+        self._ending = asyncio.get_running_loop().create_task(self._watch(lifeline, connection))
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._ending)
+
+    def send_signal(self, number: int) -> None:
+        """Raises ProcessLookupError where the process has ended."""
+        if self.returncode is not None:
+            raise ProcessLookupError
+        signal.pidfd_send_signal(self._pidfd, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    async def _watch(self, lifeline: int, connection: socket.socket) -> int:
+        try:
+            await _readable(connection)
+            packet = connection.recv(MAX_PACKET)
+            if packet:
+                self.returncode = msgspec.json.decode(packet, type=Ended).status
+            else:  # the template has died, and its process goes on
+                await _readable(self._pidfd)
+                self.returncode = _UNKNOWN_STATUS
+            return self.returncode
+        finally:
+            connection.close()
+            os.close(self._pidfd)
+            os.close(lifeline)
+
+
+class TemplateProcess:
+    """The template process, and the socket by which it is asked."""
+
+    @classmethod
+    @contextlib.contextmanager
+    def start(cls, modules: Iterable[str], directory: Path) -> Iterator[TemplateProcess | None]:
+        """A template that imports these modules, for all that is spawned from here on, and its end. None: this system
+        cannot fork safely, or nobody wants it. `directory` is this user's alone."""
+        if sys.platform != "linux" or os.environ.get(TEMPLATE_VARIABLE) == "off":
+            yield None
+            return
+        path = directory / "template"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(path))
+            listener.listen()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.engine_process.template", str(listener.fileno()), *modules],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        before = os.environ.get(TEMPLATE_VARIABLE)
+        os.environ[TEMPLATE_VARIABLE] = str(path)
+        try:
+            yield cls(process)
+        finally:
+            os.environ.pop(TEMPLATE_VARIABLE)
+            if before is not None:
+                os.environ[TEMPLATE_VARIABLE] = before
+            process.kill()
+            process.wait()
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.pid = process.pid
+
+
+async def spawn(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    pass_fds: Sequence[int] = (),
+    is_quiet: bool = False,
+    new_session: bool = False,
+) -> ChildProcess:
+    """`python -m MODULE ARGUMENTS`, forked if possible. Descriptors keep their numbers. `is_quiet`: without standard
+    output. `new_session`: for one that is executed; one that is forked always has its own."""
+    path = os.environ.get(TEMPLATE_VARIABLE, "off")
+    if path != "off":
+        try:
+            return await _fork(path, module, arguments, pass_fds, is_quiet=is_quiet)
+        except (OSError, TimeoutError, _CannotForkError) as error:
+            log.warning("no process can be forked from the template, so one is executed: %s", error or "no answer")
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        *arguments,
+        stdout=asyncio.subprocess.DEVNULL if is_quiet else None,
+        start_new_session=new_session,
+        preexec_fn=die_with_parent,
+        pass_fds=pass_fds,
+    )
+
+
+def die_with_parent() -> None:
+    """In the child: Linux tells it when its parent is gone, even by kill -9."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class _CannotForkError(Exception):
+    pass
+
+
+async def _fork(
+    path: str, module: str, arguments: Sequence[str], pass_fds: Sequence[int], *, is_quiet: bool
+) -> ForkedProcess:
+    with contextlib.ExitStack() as undone:
+        connection = undone.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        connection.setblocking(False)
+        connection.connect(path)
+        read_end, lifeline = os.pipe()
+        undone.callback(os.close, lifeline)
+        try:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            try:
+                standard = [nothing, nothing if is_quiet else 1, 2]
+                request = Spawn(module, list(arguments), dict(os.environ), os.getcwd(), [0, 1, 2, *pass_fds])
+                descriptors = [read_end, *standard, *pass_fds]
+                socket.send_fds(connection, [msgspec.json.encode(request)], descriptors)
+            finally:
+                os.close(nothing)
+        finally:
+            os.close(read_end)
+        await asyncio.wait_for(_readable(connection), _ANSWER_S)
+        packet, received, _, _ = socket.recv_fds(connection, MAX_PACKET, 1)
+        if not packet:
+            raise _CannotForkError("it has ended")
+        answer = msgspec.json.decode(packet, type=Spawned | Refused)
+        if isinstance(answer, Refused):
+            raise _CannotForkError(answer.reason)
+        undone.pop_all()
+        return ForkedProcess(answer.pid, received[0], lifeline, connection)
+
+
+async def _readable(source: socket.socket | int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(source, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(source)

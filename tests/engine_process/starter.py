@@ -1,0 +1,24 @@
+"""A process that starts another by a template, tells of both, and waits to be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from penstock.engine_process.spawn import TemplateProcess, spawn
+
+
+async def start(template: TemplateProcess | None) -> None:
+    assert template is not None
+    process = await spawn("tests.engine_process.forked", ["1", "wait"])
+    print(json.dumps({"template": template.pid, "process": process.pid}), flush=True)
+    await process.wait()
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    with tempfile.TemporaryDirectory() as directory, TemplateProcess.start([], Path(directory)) as template:
+        asyncio.run(start(template))
