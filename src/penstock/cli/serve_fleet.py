@@ -24,11 +24,11 @@ from penstock.cli.fleet_process import fleet_directory
 from penstock.cli.gateway_process import Opened, serve
 from penstock.cli.replicas import share_secret, supervise
 from penstock.cli.store_flags import store_url
-from penstock.cli.supervisor import die_with_parent
 from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.private_files import make_private, open_private
 from penstock.core.settings import ServerSettings, Settings
 from penstock.core.slo import Slo
+from penstock.engine_process.spawn import die_with_parent
 from penstock.fleet.controller import Controller
 from penstock.fleet.drivers.local import LocalDriver
 from penstock.fleet.replica_client import ReplicaClient

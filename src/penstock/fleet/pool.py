@@ -13,6 +13,7 @@ from penstock.fleet.cost_observer import CostObserver
 from penstock.fleet.demand_meter import DemandMeter
 from penstock.fleet.durations import MeasuredDurations
 from penstock.fleet.policy.decision import Decision
+from penstock.fleet.policy.forecast import Forecaster, ForecastState
 from penstock.fleet.policy.memory import PolicyMemory
 from penstock.fleet.policy.observation import (
     CapacityType,
@@ -38,7 +39,10 @@ class Pool:
         self.slo = slo
         self.durations = MeasuredDurations()
         self._costs = CostObserver()
-        self._policy = PoolPolicy(settings, slo, CapacityProfile(self._costs.costs))
+        self._policy = PoolPolicy(settings, slo, None)
+        self._forecaster = Forecaster(timezone=settings.timezone)
+        self._forecast: tuple[ForecastBand, ...] = ()
+        self._reason = ""  # of the last decision that had one
         self._memory = PolicyMemory()
         self._meter = DemandMeter()
         self._refused_until: dict[tuple[str, CapacityType], float] = {}
@@ -53,6 +57,7 @@ class Pool:
             "durations": self.durations.restore,
             "policy": self._restore_memory,
             "costs": self._restore_costs,
+            "forecast": self._restore_forecast,
         }.items():
             if name in kept:
                 try:
@@ -61,14 +66,20 @@ class Pool:
                     continue
 
     def to_keep(self) -> dict[str, str]:
-        kept = {"policy": self._memory, "costs": self._costs.costs}
+        kept: dict[str, msgspec.Struct] = {"policy": self._memory, "forecast": self._forecaster.state}
+        if self._policy.profile is not None:
+            kept["costs"] = self._costs.costs
         return {"durations": self.durations.encode()} | {
             name: msgspec.json.encode(value).decode() for name, value in kept.items()
         }
 
     def _restore_costs(self, document: str) -> None:
         self._costs.costs = msgspec.json.decode(document, type=ReplicaCosts)
-        self._policy = PoolPolicy(self.settings, self.slo, CapacityProfile(self._costs.costs))
+        self._policy.profile = CapacityProfile(self._costs.costs)
+
+    def _restore_forecast(self, document: str) -> None:
+        state = msgspec.json.decode(document, type=ForecastState)
+        self._forecaster = Forecaster(state, timezone=self.settings.timezone)
 
     def _restore_memory(self, document: str) -> None:
         self._memory = msgspec.json.decode(document, type=PolicyMemory)
@@ -77,6 +88,7 @@ class Pool:
 
     def observe_demand(self, rows: Iterable[PoolDemand], now: float) -> None:
         self._meter.observe(rows, now)
+        self._forecaster.observe(now, self._meter.demand(now).arrivals_per_s)
 
     def observation(
         self, rows: Iterable[FleetReplica], reports: Mapping[str, ReplicaReport], now: float
@@ -86,18 +98,21 @@ class Pool:
             if view.id in reports:
                 self._costs.observe(view.id, reports[view.id].measured)
         if self._costs.has_changed():
-            self._policy = PoolPolicy(self.settings, self.slo, CapacityProfile(self._costs.costs))
+            self._policy.profile = CapacityProfile(self._costs.costs)
+        durations = self.durations.p95()
+        self._forecast = self._forecaster.bands(now, self._policy.horizons(durations))
         return PoolObservation(
             self.name,
             self._with_reports(self._meter.demand(now), views, reports),
             views,
-            self.durations.p95(),
-            self._forecast(now),
+            durations,
+            self._forecast,
             self._offers(),
         )
 
     def decide(self, observation: PoolObservation, now: float) -> Decision:
         decision, self._memory = self._policy.decide(observation, self._memory, now)
+        self._reason = decision.reason or self._reason
         return decision
 
     def status(self, decision: Decision, rows: Sequence[FleetReplica], now: float) -> PoolStatus:
@@ -112,7 +127,7 @@ class Pool:
             eta_s=self._eta_s(rows, now),
             start_s=self._fastest_s(states),
             hold_s=self.settings.hold_s,
-            reason=decision.reason,
+            reason=self._reason,
         )
 
     def sample(self, decision: Decision, rows: Sequence[FleetReplica], now: float) -> FleetSample:
@@ -128,6 +143,8 @@ class Pool:
             demand.arrivals_per_s,
             demand.prompt_tokens,
             demand.output_tokens,
+            forecast_p50=self._forecast[-1].p50 if self._forecast else 0.0,
+            forecast_p90=self._forecast[-1].p90 if self._forecast else 0.0,
             wanted=decision.wanted,
             cost=hours * sum(self.price_of(row) for row in rows),
             in_slo=in_slo - before[0],
@@ -170,9 +187,6 @@ class Pool:
             for kind, price in sorted(kinds.items(), key=lambda item: item[1])
             for zone in settings.zones or [""]
         )
-
-    def _forecast(self, now: float) -> tuple[ForecastBand, ...]:
-        return ()
 
     def _with_reports(
         self, demand: Demand, views: tuple[ReplicaView, ...], reports: Mapping[str, ReplicaReport]
