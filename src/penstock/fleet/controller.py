@@ -109,7 +109,7 @@ class Controller:
             while True:
                 with outliving("fleet controller"):
                     try:
-                        if await asyncio.to_thread(self._keeper.try_take):
+                        if await self.try_lead():
                             await self._lead()
                     except LeaseLost as error:
                         log.warning("%s; this controller waits for its turn", error.message)
@@ -144,12 +144,18 @@ class Controller:
 
     # -- leading
 
-    async def _lead(self) -> None:
+    async def try_lead(self) -> bool:
+        """Whether this controller acts from now on: it has the lease, and knows what its predecessor left."""
+        if not await asyncio.to_thread(self._keeper.try_take):
+            return False
         await self._take_over()
         log.info("this controller leads the fleet '%s' of %d replicas", self._settings.name, len(self._rows))
+        return True
+
+    async def _lead(self) -> None:
         while True:
             began = time.monotonic()
-            await self._round()
+            await self.step()
             await asyncio.sleep(max(0.0, self._settings.every_s - (time.monotonic() - began)))
 
     async def _take_over(self) -> None:
@@ -172,7 +178,8 @@ class Controller:
                 log.warning("replica %s belongs to nobody; it is stopped", orphan.id)
                 self._begin(orphan.id, Command.STOP, self._stop(orphan.id, 0.0))
 
-    async def _round(self) -> None:
+    async def step(self) -> None:
+        """One round: observe, decide, record, act. Raises LeaseLost or StoreUnavailable, and has then begun nothing."""
         listed = {one.id: one for one in await self._driver.list()}
         demand, _ = await asyncio.gather(asyncio.to_thread(self._book.demand), self._read_reports())
         now = self._clock()
