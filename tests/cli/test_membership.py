@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock.tenancy.store import open_store
 from tests.cli.real_gateway import RealGateway, real_gateway
 from tests.server.replica import NAME, Replica, serving
 from tests.waiting import eventually
@@ -111,6 +112,26 @@ def test_a_pool_may_be_empty_and_its_requests_are_refused_or_held(tmp_path: Path
         gateway.command("replicas", "add", "holding", url(replicas[1]))
         assert connection.getresponse().status == 200
         connection.close()
+
+
+def test_a_standby_replica_is_shown_and_takes_what_waits_when_its_row_changes(
+    tmp_path: Path, replicas: list[Replica]
+) -> None:
+    with real_gateway(tmp_path, models={NAME: {"hold_s": 60}}) as gateway, open_store(gateway.store) as store:
+        store.replicas.add(NAME, url(replicas[0]), is_draining=True, state="standby")
+        eventually(lambda: known(gateway), lambda seen: seen == {url(replicas[0]): "standby"})
+        assert "standby" in gateway.command("replicas", "list")
+        connection = gateway.connect()
+        connection.request("POST", "/v1/chat/completions", json.dumps(chat(NAME)), {"content-type": "application/json"})
+        eventually(
+            lambda: gateway.ask("GET", "/admin/v1/queues")[1]["queues"][0]["waiting"]["standard"], lambda num: num == 1
+        )
+        (row,) = eventually(store.fleet.demand)
+        assert row.pool == NAME
+        store.replicas.add(NAME, url(replicas[0]))
+        assert connection.getresponse().status == 200
+        connection.close()
+        assert known(gateway) == {url(replicas[0]): "ready"}
 
 
 def test_a_reload_takes_models_and_names_what_cannot_change(tmp_path: Path, replicas: list[Replica]) -> None:

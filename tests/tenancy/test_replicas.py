@@ -75,3 +75,13 @@ def test_followers_hear_of_every_change_and_of_removals(store: Store) -> None:
         store.add_tenant({"id": "acme"})
         store.replicas.add("chat", URL)
         eventually(lambda: len(heard) == num_heard + 1)  # a tenant is no news of replicas
+
+
+def test_a_controller_keeps_a_replica_in_a_state_and_an_operator_ends_it(store: Store) -> None:
+    assert store.replicas.add("chat", URL, is_draining=True, state="standby").state == "standby"
+    assert [row.state for row in store.replicas.all()] == ["standby"]
+    (row,) = store.replicas.drain(URL, is_draining=False)
+    assert (row.is_draining, row.state) == (False, "")
+    for is_draining, state in ((True, "asleep"), (False, "standby")):
+        with pytest.raises(InvalidValue):
+            store.replicas.add("chat", URL, is_draining=is_draining, state=state)

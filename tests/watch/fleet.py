@@ -50,7 +50,7 @@ class Fleet:
         self.down: set[str] = set()
         self.starting: set[str] = set()
         self.draining: set[str] = set()
-        self.parked: set[str] = set()
+        self.resting: set[str] = set()
         self.boots = dict.fromkeys(self.names, "b0")
         self.restarts = dict.fromkeys(self.names, 0)
         self.memory_kills = dict.fromkeys(self.names, 0)
@@ -69,11 +69,11 @@ class Fleet:
                 ReplicaReading(
                     model=MODEL,
                     replica=name,
-                    is_usable=name not in self.down | self.starting | self.parked,
+                    is_usable=name not in self.down | self.starting | self.resting,
                     is_starting=name in self.starting,
                     is_reachable=name not in self.down,
-                    is_parked=name in self.parked,
-                    is_draining=name in self.draining | self.parked,
+                    is_draining=name in self.draining | self.resting,
+                    is_resting=name in self.resting,
                     boot=self.boots[name],
                     restarts=self.restarts[name],
                     memory_kills=self.memory_kills[name],

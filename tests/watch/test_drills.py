@@ -165,15 +165,16 @@ def test_model_that_loads_for_an_hour_is_starting_and_costs_no_budget() -> None:
     assert fleet.fired() == {("ModelDown", "page")}
 
 
-def test_model_whose_replicas_are_parked_is_not_down_and_costs_no_budget() -> None:
+def test_model_whose_replicas_are_without_traffic_on_purpose_is_not_down_and_costs_no_budget() -> None:
     fleet = Fleet(replicas=2, rate=0.0)
     fleet.run(60)
-    fleet.parked = {"r0", "r1"}
-    fleet.run(3600)
-    fleet.parked = {"r0"}
-    fleet.run(60)
+    fleet.resting = {"r0", "r1"}
+    fleet.run(600)
     assert fleet.fired() == set()
-    assert fleet.watch.objectives(MODEL).status(fleet.now).objectives[0].events == 120
+    assert fleet.watch.objectives(MODEL).status(fleet.now).objectives[0].events == 60
+    fleet.resting, fleet.down = {"r0"}, {"r1"}  # the one that is to be used is gone
+    fleet.run(60)
+    assert ("ModelDown", "page") in fleet.fired()
 
 
 def test_model_that_nobody_loads_is_a_page_after_minutes() -> None:

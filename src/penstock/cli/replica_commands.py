@@ -79,7 +79,7 @@ def _print(rows: list[ReplicaRow]) -> None:
             (
                 row.model,
                 row.url,
-                "draining" if row.is_draining else "active",
+                row.state or ("draining" if row.is_draining else "active"),
                 ",".join(f"{name}={value}" for name, value in row.options.items()) or "-",
                 show_time(row.at),
                 row.by or "-",

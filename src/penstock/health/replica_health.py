@@ -46,6 +46,11 @@ class ReplicaHealth:
         elif self._passed >= self.settings.back_after:
             self.is_in = True
 
+    def trust(self) -> None:
+        """Somebody else has seen that it works: in until probes say otherwise."""
+        self.is_in = self._is_asked = True
+        self._failed = 0
+
     def start_over(self) -> None:
         """Nobody listened to it for a while: how long it may stand still is counted anew."""
         self._watchdog.start_over()

@@ -156,7 +156,8 @@ QUEUE_LENGTH = Metric(
 REPLICA_STATE = Metric(
     "penstock_gateway_replica_state",
     "gauge",
-    "1 for the state a replica is in, as this gateway sees it: ready, degraded, draining, starting, parked, out.",
+    "1 for the state a replica is in, as this gateway sees it: ready, degraded, draining, starting, out; or "
+    "parked, waking, standby, parking, stopping, if a controller keeps it so.",
     ("model", "replica", "state"),
 )
 REPLICA_BREAKER = Metric(

@@ -17,6 +17,7 @@ from penstock.tenancy.database import Database, Execute
 from penstock.tenancy.revisions import next_revision
 
 OPTIONS = ("served_as", "dialect", "key_env", "secret_env", "ca_file", "client_cert", "client_key")
+RESTING = ("starting", "parked", "waking", "standby", "parking", "stopping")  # states without traffic, on purpose
 _MAX_NAME = 256
 
 
@@ -29,6 +30,7 @@ class ReplicaRow(Struct, frozen=True, omit_defaults=True):
     options: dict[str, Any] = field(default_factory=dict)  # settings of `models` for this replica
     by: str = ""  # an admin's name
     at: float = 0.0  # seconds since 1970
+    state: str = ""  # of `RESTING`, beside `is_draining`, if a controller keeps it so; empty: it is used, or drains
 
 
 class ReplicaBook:
@@ -46,20 +48,24 @@ class ReplicaBook:
         *,
         is_draining: bool = False,
         by: str = "",
+        state: str = "",
     ) -> ReplicaRow:
-        """The same again changes its options and whether it drains."""
+        """The same again changes its options, whether it drains, and its state."""
+        if state and (state not in RESTING or not is_draining):
+            raise InvalidValue(f"a replica without traffic is one of: {', '.join(RESTING)}", param="state")
         if not model or len(model) > _MAX_NAME or not model.isprintable():
             raise InvalidValue(f"a model's name has 1 to {_MAX_NAME} printable characters", param="model")
-        row = ReplicaRow(model, normal_url(url), is_draining, dict(options or {}), by, self._clock())
+        row = ReplicaRow(model, normal_url(url), is_draining, dict(options or {}), by, self._clock(), state)
         with self._writing() as execute:
             _write(execute, row)
         return row
 
     def drain(self, url: str, model: str | None = None, *, is_draining: bool = True, by: str = "") -> list[ReplicaRow]:
-        """In every pool that it is in, or in this one. False: it is used again."""
+        """In every pool that it is in, or in this one. False: it is used again. Whatever state a controller keeps it
+        in, it has none then."""
         with self._writing() as execute:
-            now = self._clock()
-            rows = [replace(row, is_draining=is_draining, by=by, at=now) for row in _find(execute, url, model)]
+            found, now = _find(execute, url, model), self._clock()
+            rows = [replace(row, is_draining=is_draining, by=by, at=now, state="") for row in found]
             for row in rows:
                 _write(execute, row)
         return rows

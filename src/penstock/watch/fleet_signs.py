@@ -96,10 +96,10 @@ class FleetSigns:
 
     def _down(self, replicas: Sequence[ReplicaReading], has_been_up: Set[str], now: float) -> list[Condition]:
         """A model that has never been up is starting: as long as a replica loads it, and for a while without one. One
-        whose replicas are parked is not down: somebody wanted it so."""
+        whose replicas are all without traffic on purpose is not down."""
         is_young = now - self._began_at < _STARTING_S
         starting = {one.model for one in replicas if is_young or one.is_starting} - has_been_up
-        usable = {one.model for one in replicas if one.is_usable or one.is_parked}
+        usable = {one.model for one in replicas if one.is_usable}
         return [
             Condition(
                 kind=MODEL_DOWN,
@@ -108,5 +108,5 @@ class FleetSigns:
                 model=model,
                 explains=explained(model),
             )
-            for model in sorted({one.model for one in replicas} - starting - usable)
+            for model in sorted({one.model for one in replicas if not one.is_resting} - starting - usable)
         ]

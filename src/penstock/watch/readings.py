@@ -15,7 +15,7 @@ class ReplicaReading(Struct, frozen=True, kw_only=True):
     is_usable: bool  # a request could be sent to it now
     is_reachable: bool = True
     is_starting: bool = False  # its process is there and loads its model
-    is_parked: bool = False  # it gives its device's memory back, or has, and can be woken
+    is_resting: bool = False  # without traffic on purpose, as one that is parked: that it cannot be used is no fault
     is_draining: bool = False  # or was, when it was last heard of
     boot: str = ""  # of its process; empty: it does not say
     restarts: int = 0  # of its engine

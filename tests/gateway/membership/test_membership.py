@@ -188,3 +188,22 @@ async def test_any_protocol_of_discovery_is_one_more_source(
     assert log.told() == [f"+{A}", f"+{C}"]
     assert replicas[C].source == "mine"
     await asyncio.sleep(0)
+
+
+async def test_a_replica_that_rested_is_used_at_once_whatever_probes_said(
+    membership: Membership, replicas: ReplicaSet, log: Log
+) -> None:
+    store = StoreSource()
+    store.changed = membership.refresh
+    membership.add_source(store)
+    store.apply([ReplicaRow("m", A, is_draining=True, state="starting")])
+    replica = replicas[A]
+    assert replica.is_resting
+    for _ in range(3):
+        replica.health.probed(False)
+    assert not replica.health.is_in
+    store.apply([ReplicaRow("m", A, is_draining=True, state="standby")])
+    assert (replica.fleet_state, replica.health.is_in) == ("standby", False)
+    store.apply([ReplicaRow("m", A)])
+    assert (replica.is_resting, replica.is_draining, replica.health.is_in) == (False, False, True)
+    assert log.told() == [f"+{A}", f"~{A}", f"~{A}"]

@@ -47,7 +47,7 @@ def test_streams_of_a_replica_that_is_parked_go_on_elsewhere_and_it_serves_again
             gateway.openai.completions.create(model=NAME, prompt="x", max_tokens=1)
         assert slow.engine.measured.cache.cached_blocks == 0
         parked = reading()
-        assert (parked.is_parked, parked.is_reachable, parked.is_usable, parked.is_draining) == (
+        assert (parked.is_resting, parked.is_reachable, parked.is_usable, parked.is_draining) == (
             True,
             True,
             False,
@@ -57,5 +57,5 @@ def test_streams_of_a_replica_that_is_parked_go_on_elsewhere_and_it_serves_again
         assert (status, woken["state"]) == (200, "ready")
         back = eventually(lambda: views(gateway)[0], lambda view: view.state == "ready")
         assert back.share == 1.0, "it does not start slowly: it is as warm as it was"
-        assert (reading().is_parked, reading().is_usable) == (False, True)
+        assert (reading().is_resting, reading().is_usable) == (False, True)
         assert slow.engine.restarts == 0

@@ -28,7 +28,7 @@ _STYLES = {
     "draining": _FAIR,
     "starting": _FAIR,
     "restarting": _FAIR,
-    "parked": _DIM,
+    **dict.fromkeys(("parked", "waking", "standby", "parking", "stopping"), _DIM),  # on purpose
     "out": _DIM,
 }
 

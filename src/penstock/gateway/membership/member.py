@@ -30,6 +30,7 @@ class Member:
     url: str
     settings: ModelSettings  # of its pool, with what is its own
     is_draining: bool = False
+    state: str = ""  # of one that a controller keeps without traffic (`tenancy.replicas.RESTING`)
     source: str = FILE  # the name of the first that has it
 
     def is_reached_as(self, other: Member) -> bool:

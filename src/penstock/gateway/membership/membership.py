@@ -84,14 +84,14 @@ class Membership:
             self._replicas.remove(self._members.pop(key)[1].id)
         for key, (member, replica) in new.items():
             self._members[key] = member, replica
-            replica.is_draining, replica.source = member.is_draining, member.source
+            replica.is_draining, replica.fleet_state, replica.source = member.is_draining, member.state, member.source
             self._replicas.add(replica)
         for key, (had, replica) in kept.items():
             now = wanted[key]
             self._members[key] = now, replica
             replica.source = now.source
-            if (had.is_draining, had.settings.adapters) != (now.is_draining, now.settings.adapters):
-                replica.is_draining = now.is_draining
+            if _changeable(had) != _changeable(now):
+                replica.keep_in(now.state, is_draining=now.is_draining)
                 replica.configure_adapters(now.settings.adapters)
                 self._replicas.changed(replica)
         if new or gone:
@@ -105,7 +105,7 @@ class Membership:
                 if known is None:
                     found[member.key] = replace(member, source=source.name)
                 elif member.is_draining and not known.is_draining:
-                    found[member.key] = replace(known, is_draining=True)
+                    found[member.key] = replace(known, is_draining=True, state=member.state)
         return found
 
     def _make(self, member: Member, replica_id: str, *, is_strict: bool) -> Replica | None:
@@ -123,3 +123,8 @@ class Membership:
         self._refused.discard(member.key)
         replica.unwanted = self._adapters.get(redact(replica_id), set()) - replica.adapters.keys()
         return replica
+
+
+def _changeable(member: Member) -> tuple[object, ...]:
+    """Settings that a replica takes while it runs."""
+    return member.is_draining, member.state, member.settings.adapters

@@ -13,7 +13,7 @@ from penstock.gateway.membership.factory import check_dialect
 from penstock.gateway.membership.member import Member
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.observe.redaction import redact
-from penstock.tenancy.replicas import OPTIONS, ReplicaRow
+from penstock.tenancy.replicas import OPTIONS, RESTING, ReplicaRow
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,8 @@ class StoreSource:
     def members(self, pools: Mapping[str, ModelSettings]) -> Iterator[Member]:
         for row in self._rows:
             try:
-                yield Member(row.model, row.url, settings_of(row, pools.get(row.model)), row.is_draining)
+                settings = settings_of(row, pools.get(row.model))
+                yield Member(row.model, row.url, settings, row.is_draining, row.state if row.state in RESTING else "")
             except ConfigError as error:
                 log.error("%s is no replica of %s: %s", redact(row.url), row.model, error.message)
 

@@ -47,9 +47,11 @@ class FleetReader(Subscriber):
         """How it stands, and the errors since the last time."""
         admission, replicas = self._admission, self._replicas.values()
         devices = list(self._devices.values())
-        gone = {replica.id for replica in replicas if replica.snapshot.state_at(now) is ReplicaState.OUT}
-        self._devices = {  # of one that is gone, only the errors that it had were worth telling
-            key: replace(one, xids=(), utilization=None if key[0] in gone else one.utilization)
+        idle = {  # gone, or without work on purpose: of these, only the errors that they had are worth telling
+            one.id for one in replicas if one.is_resting or one.snapshot.state_at(now) is ReplicaState.OUT
+        }
+        self._devices = {
+            key: replace(one, xids=(), utilization=None if key[0] in idle else one.utilization)
             for key, one in self._devices.items()
         }
         waiting = {
@@ -66,14 +68,14 @@ class FleetReader(Subscriber):
             replica=self.names[replica.id],
             is_usable=state in _USABLE and not snapshot.is_tripped,
             is_reachable=state is not ReplicaState.OUT or (report is not None and report.state != "ready"),
-            is_draining=state is ReplicaState.DRAINING,
+            is_draining=state is ReplicaState.DRAINING or replica.is_resting,
+            is_resting=replica.is_resting,
         )
         if report is None:
             return found
         return replace(
             found,
             is_starting=replica.is_starting(now),
-            is_parked=replica.is_parked,
             is_draining=found.is_draining or report.is_draining,
             boot=report.boot,
             restarts=report.restarts,

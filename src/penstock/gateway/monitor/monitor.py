@@ -57,6 +57,7 @@ class Monitor(Subscriber):
         self._replicas = replicas
         self._clock = clock
         self._settings = settings
+        self._resting: set[Replica] = set()
         self._reader = FleetReader(replicas, admission)
         alerts = settings.alerts
         self.watch = Watch(slos, clock.now(), sample_s=settings.sample_s, hold_s=alerts.hold_s)
@@ -86,7 +87,16 @@ class Monitor(Subscriber):
         for sender in self._senders:
             sender.close()
 
+    def replica_changed(self, replica: Replica) -> None:
+        """One that rests is as good as gone: how fast or right it was says nothing of when it is back."""
+        if replica.is_resting and replica not in self._resting:
+            self._resting.add(replica)
+            self.watch.replica_removed(replica.model, redact(replica.id))
+        elif self._resting and not replica.is_resting:
+            self._resting.discard(replica)
+
     def replica_removed(self, replica: Replica) -> None:
+        self._resting.discard(replica)
         self.watch.replica_removed(replica.model, redact(replica.id))
 
     # -- told by the recorder

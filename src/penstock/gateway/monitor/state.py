@@ -17,13 +17,14 @@ from penstock.tenancy.prices import Price
 
 STARTING = "starting"  # out, since its model is being loaded
 PARKED = "parked"  # draining, and its device's memory is given back
+STANDBY = "standby"  # loaded and warm, and a controller keeps it without traffic
 
 
 class ReplicaView(Struct, frozen=True):
     id: str
     model: str
     kind: str  # penstock, or the dialect that it speaks
-    state: str  # a `ReplicaState`, STARTING or PARKED
+    state: str  # a `ReplicaState`, STARTING, or what a controller keeps it in: `tenancy.replicas.RESTING`
     breaker: str
     share: float  # below one while it starts slowly, and while it is slow or wrong
     in_flight: int  # requests of this gateway
@@ -114,9 +115,12 @@ def _replica(replica: Replica, now: float) -> ReplicaView:
 
 
 def _shown(replica: Replica, state: ReplicaState, now: float) -> str:
-    if state is ReplicaState.OUT and replica.is_starting(now):
-        return STARTING
-    return PARKED if state is ReplicaState.DRAINING and replica.is_parked else str(state)
+    """One that is to stand by and is out is out."""
+    if state is ReplicaState.OUT and (replica.is_starting(now) or replica.fleet_state == STANDBY):
+        return STARTING if replica.is_starting(now) else str(state)
+    if replica.is_resting:
+        return replica.fleet_state or PARKED
+    return str(state)
 
 
 def _bounded(tokens: int) -> int | None:

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.core.errors import BudgetExhausted, PenstockError, RateLimited
 from penstock.core.replica import ReplicaState
-from penstock.gateway.monitor.state import PARKED, STARTING, GatewayState
+from penstock.gateway.monitor.state import GatewayState
 from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.proxy.ruling import RuleTally
 from penstock.gateway.records.decision_log import DecisionLog
@@ -31,13 +31,14 @@ from penstock.observe.redaction import redact
 from penstock.observe.registry import Counter, Histogram, Registry
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
+from penstock.tenancy.replicas import RESTING
 
 log = logging.getLogger(__name__)
 
 _MAX_TENANTS = 200  # with series of their own
 _OTHERS = "other"
 NO_HEADERS: Mapping[bytes, bytes] = {}
-_STATES = (*ReplicaState, STARTING, PARKED)
+_STATES = (*ReplicaState, *RESTING)
 _KINDS = ("input", "cached", "output")  # of tokens
 
 

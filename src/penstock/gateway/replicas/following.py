@@ -76,7 +76,7 @@ class Following(Subscriber):
         if state is ReplicaState.DEGRADED:
             state = ReplicaState.READY
         if state is not self._states.get(replica.id, ReplicaState.OUT):
-            level = logging.WARNING if state is ReplicaState.OUT else logging.INFO
+            level = logging.WARNING if state is ReplicaState.OUT and not replica.is_resting else logging.INFO
             log.log(level, "%s (%s) of %s is %s", redact(replica.id), replica.kind, replica.model, state)
         self._states[replica.id] = state
 

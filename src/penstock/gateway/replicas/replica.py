@@ -108,6 +108,8 @@ class Replica:
         self.has_key = key is not None  # it is somebody else's, and paid for
         self.in_flight: set[InFlightRequest] = set()
         self.is_draining = False  # this gateway sends it nothing new
+        self.fleet_state = ""  # why, if a controller keeps it without traffic (`tenancy.replicas.RESTING`)
+        self.reconnect: Callable[[], None] = lambda: None  # at once, if it was lost and is to be tried again later
         self.source = "file"  # that names it; `gateway.membership` knows others
         self._left: Callable[[Replica], None] | None = None
         self.report: ReplicaReport | None = None  # the last; None: it makes none
@@ -181,6 +183,19 @@ class Replica:
         self.snapshot = snapshot
         return snapshot
 
+    @property
+    def is_resting(self) -> bool:
+        """It is without traffic on purpose: a controller keeps it so, or it is parked."""
+        return (self.is_draining and self.fleet_state != "") or self.is_parked
+
+    def keep_in(self, fleet_state: str, *, is_draining: bool) -> None:
+        """A controller, or an operator, has changed whether it is used. One that rested is used without another
+        probe: a token came out of it."""
+        if self.is_resting and not is_draining:
+            self.health.trust()
+        self.fleet_state, self.is_draining = fleet_state, is_draining
+        self.reconnect()
+
     def attach(self, request: InFlightRequest) -> None:
         self.in_flight.add(request)
 
@@ -235,9 +250,12 @@ class Follower:
         self._rest = b""
         self._has_warned = False
         self._retry_s = _RETRY_S
+        self._is_lost = False
+        replica.reconnect = self._reconnect
         self._connect()
 
     def close(self) -> None:
+        self._replica.reconnect = lambda: None
         if self._foreign is not None:
             self._foreign.close()
         if self._prober is not None:
@@ -284,7 +302,13 @@ class Follower:
 
     # -- inside
 
+    def _reconnect(self) -> None:
+        if self._is_lost and self._timer is not None:
+            self._timer.cancel()
+            self._connect()
+
     def _connect(self) -> None:
+        self._is_lost = False
         self._call = self._replica.upstream.send(b"GET", b"/v1/penstock/snapshots", self._replica.headers, b"", self)
         self._silence.begin()
 
@@ -393,5 +417,6 @@ class Follower:
         self._changed(replica)
         if replica.report is None or not replica.report.is_draining:  # else their own connections tell how they end
             replica.send_away()
+        self._is_lost = True
         self._timer = self._clock.call_later(self._retry_s, self._connect)
         self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
