@@ -17,6 +17,11 @@ export function isHealthy(replica: Replica): boolean {
   return replica.state === "ready" && replica.breaker === "closed";
 }
 
+/** A controller keeps it without traffic. */
+export function isResting(replica: Replica): boolean {
+  return replica.is_draining && ["parked", "waking", "standby", "parking", "stopping"].includes(replica.state);
+}
+
 /** The state of a replica in a word or two. One that gets no work because of its circuit breaker is not healthy. */
 export function stateOf(replica: Replica): string {
   if (isHealthy(replica)) return "healthy";
@@ -38,7 +43,7 @@ export function target(one: Objective): string {
   return `${valueOf(one, one.target)}${quantile}`;
 }
 
-/** Objectives that are missed or nearly, and replicas that are not healthy. */
+/** Objectives that are missed or nearly, and replicas that are neither healthy nor without traffic on purpose. */
 export function findings(slos: ModelSlo[], replicas: Replica[]): Finding[] {
   const missed = slos.flatMap((slo) =>
     slo.objectives
@@ -49,7 +54,7 @@ export function findings(slos: ModelSlo[], replicas: Replica[]): Finding[] {
         page: "alerts",
       })),
   );
-  const unwell = replicas.filter((one) => !isHealthy(one)).map((one): Finding => ({
+  const unwell = replicas.filter((one) => !isHealthy(one) && !isResting(one)).map((one): Finding => ({
     text: one.state === "ready" ? `${one.name}: circuit ${stateOf(one)}` : `${one.name} is ${stateOf(one)}`,
     tone: ["starting", "restarting", "draining", "degraded"].includes(one.state) ? "warn" : "bad",
     page: "fleet",
@@ -68,5 +73,8 @@ export function summary(slos: ModelSlo[], replicas: Replica[]): string {
       ? `${met === 1 ? "The objective is" : `All ${count(met)} objectives are`} met. `
       : `${count(met)} of ${count(objectives.length)} objectives are met; there were too few requests to tell of the others. `;
   if (!replicas.length) return `${said}There are no replicas.`;
-  return `${said}${replicas.length === 1 ? "The replica is healthy." : `${count(replicas.length)} of ${count(replicas.length)} replicas are healthy.`}`;
+  const resting = replicas.filter(isResting).length;
+  const used = replicas.length - resting;
+  const aside = resting ? ` ${count(resting)} ${resting === 1 ? "is" : "are"} kept without traffic.` : "";
+  return `${said}${used === 1 ? "The replica is healthy." : `${count(used)} of ${count(used)} replicas are healthy.`}${aside}`;
 }

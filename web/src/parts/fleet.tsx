@@ -1,6 +1,6 @@
 import { Bar, type Column, Empty, Pill, Table } from "./basics";
 import { compact, count, digits, duration, percent } from "../format";
-import { isHealthy, stateOf } from "../health";
+import { isHealthy, isResting, stateOf } from "../health";
 import type { Queue, Replica } from "../types";
 
 const NAME: Column<Replica> = {
@@ -79,7 +79,7 @@ function details(one: Replica): string[] {
   const report = one.heard_s_ago != null ? `last report ${duration(one.heard_s_ago)} ago` : one.kind === "penstock" ? "this server" : "checked by probes";
   return [
     report,
-    ...(one.is_draining && one.state !== "draining" ? ["drained"] : []),
+    ...(one.is_draining && one.state !== "draining" && !isResting(one) ? ["drained"] : []),
     ...(one.share < 1 ? [`weight ${digits(one.share)}`] : []),
     ...(one.restarts ? [`${count(one.restarts)} ${one.restarts === 1 ? "restart" : "restarts"}`] : []),
   ];
