@@ -42,6 +42,8 @@ class FakeServer:
     is_starting: bool = False
     is_overloaded: bool = False
     has_metrics: bool = True
+    can_park: bool = True
+    is_parked: bool = False
     token_s: float = 0.0
     asked: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
     num_left: int = 0  # clients that went before their answer was complete
@@ -102,6 +104,10 @@ class FakeServer:
     def models(self, **card: Any) -> Reply:
         return as_json({"object": "list", "data": [{"id": self.model, "object": "model", **card}]})
 
+    def control(self, path: str) -> Reply | None:
+        """Of a request that is no client's."""
+        return None
+
     def refusal(self, path: str, asked: dict[str, Any]) -> Reply | None:
         """Of a request that this engine does not take."""
         return None
@@ -134,7 +140,23 @@ class FakeVllm(FakeServer):
             **({"/metrics": metrics} if self.has_metrics else {}),
         }
 
+    def control(self, path: str) -> Reply | None:
+        if not self.can_park:
+            return None
+        match path:
+            case "/sleep?level=1&mode=wait":
+                self.is_parked = True
+            case "/wake_up":
+                self.is_parked = False
+            case _:
+                return None
+        return 200, {}, b""
+
     def refusal(self, path: str, asked: dict[str, Any]) -> Reply | None:
+        if path.startswith(("/sleep", "/wake_up")):
+            return as_json({"detail": "Not Found"}, 404)
+        if self.is_parked:
+            return as_json({"error": {"message": "asleep", "type": "Internal", "code": 500}}, 500)
         if asked.get("priority") and self.policy != "priority":
             message = "Got priority 1 but priority scheduling is not enabled"
             return as_json({"error": {"message": message, "type": "BadRequestError", "code": 400}}, 400)
@@ -164,6 +186,17 @@ class FakeSglang(FakeServer):
             "/server_info": as_json(info),
             **({"/v1/loads": as_json({"loads": [load]})} if self.has_metrics else {}),
         }
+
+    def control(self, path: str) -> Reply | None:
+        match path:
+            case "/release_memory_occupation":
+                assert not self.running, "its scheduler asserts this, and dies"
+                self.is_parked = True
+            case "/resume_memory_occupation":
+                self.is_parked = False
+            case _:
+                return None
+        return 200, {}, b""
 
     def overloaded(self) -> Reply:
         return as_json({"object": "error", "message": "The request queue is full.", "code": 503}, 503)
@@ -365,7 +398,7 @@ def _speaking_for(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
             fake.asked.append((self.path, asked, dict(self.headers.items())))
-            refusal = fake.starting() if fake.is_starting else fake.refusal(self.path, asked)
+            refusal = fake.starting() if fake.is_starting else fake.control(self.path) or fake.refusal(self.path, asked)
             if fake.is_overloaded:
                 refusal = fake.overloaded()
             if refusal is not None:

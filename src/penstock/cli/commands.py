@@ -46,7 +46,7 @@ GROUPS = {
     "fleet": (
         Command("fleet", "fleet", "the controller: the right number of replicas, in the right state; and why"),
         Command("top", "top", "the fleet in a terminal: replicas, load, KV cache, queues, alerts, tenants"),
-        Command("replicas", "replica_commands", "add, drain and remove replicas while gateways run"),
+        Command("replicas", "replica_commands", "add, drain, park, wake and remove replicas while gateways run"),
         Command("routes", "routes", "how a model's traffic is shared between its versions"),
         Command("alerts", "alerts", "rules for Prometheus and a dashboard for Grafana; what each alert means"),
     ),

@@ -110,6 +110,14 @@ class Cancel(msgspec.Struct, frozen=True):
     is_list: bool = False
 
 
+class Parking(msgspec.Struct, frozen=True):
+    """Paths that make it give its device's memory back and take it again: POST, answered when that is done."""
+
+    park: str
+    wake: str
+    needs: str  # with what it has to be started
+
+
 class Native(msgspec.Struct, frozen=True):
     """A generate endpoint that is not OpenAI's: how a request is put, and where an answer's parts are."""
 
@@ -156,6 +164,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     priority: PriorityField | None = None
     lora: Lora | None = None
     cancel: Cancel | None = None
+    parking: Parking | None = None  # None: it cannot
     has_kv_events: bool = False  # publishes them over ZMQ, if it is told to
     native: Native | None = None  # None: it speaks OpenAI
 

@@ -24,6 +24,7 @@ from penstock.api.replica_report import decode
 from penstock.core.errors import PenstockError
 from penstock.doctor.findings import Finding, fail, ok, warn
 from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, pools_of, tls_of
+from penstock.http.ask import ask
 from penstock.http.tls import expiry
 from penstock.observe.otlp.target import Telemetry
 from penstock.observe.redaction import redact
@@ -168,7 +169,9 @@ def _replica(model: str, url: str, pool: ModelSettings, secret: str) -> Finding:
     who = f"{redact(url)} ({model})"
     try:
         own = {relay.SECRET_HEADER: secret} if secret else {}
-        status, headers, body = _get(url, "/v1/penstock/snapshot", own, tls_of(model, pool))
+        status, headers, body = ask(
+            url, "GET", "/v1/penstock/snapshot", headers=own, timeout_s=_TIMEOUT_S, tls=tls_of(model, pool)
+        )
     except (OSError, http.client.HTTPException) as error:
         return fail("replica", f"{who}: {error}", "is it running, and is the address right?")
     skew_s = _skew_s(headers.get("date"))
@@ -198,7 +201,7 @@ def _replica(model: str, url: str, pool: ModelSettings, secret: str) -> Finding:
 
 def _foreign(who: str, url: str, tls: ssl.SSLContext | None) -> Finding:
     try:
-        status, _, _ = _get(url, "/v1/models", {}, tls)
+        status, _, _ = ask(url, "GET", "/v1/models", timeout_s=_TIMEOUT_S, tls=tls)
     except (OSError, http.client.HTTPException) as error:
         return fail("replica", f"{who}: {error}", "is it running, and is the address right?")
     if status == 200:
@@ -206,19 +209,6 @@ def _foreign(who: str, url: str, tls: ssl.SSLContext | None) -> Finding:
     return warn(
         "replica", f"{who} answers /v1/models with {status}", "does it want a key (key_env)? is the path right?"
     )
-
-
-def _get(url: str, path: str, headers: dict[str, str], tls: ssl.SSLContext | None) -> tuple[int, dict[str, str], bytes]:
-    parts = urlsplit(url)
-    place = parts.netloc.rpartition("@")[2]
-    if parts.scheme == "https":
-        found: http.client.HTTPConnection = http.client.HTTPSConnection(place, timeout=_TIMEOUT_S, context=tls)
-    else:
-        found = http.client.HTTPConnection(place, timeout=_TIMEOUT_S)
-    with contextlib.closing(found) as connection:
-        connection.request("GET", f"{parts.path.rstrip('/')}{path}", headers=headers)
-        answer = connection.getresponse()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read(1 << 20)
 
 
 def _skew_s(date: str | None) -> float:

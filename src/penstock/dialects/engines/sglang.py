@@ -9,6 +9,7 @@ from penstock.dialects.dialect import (
     Health,
     Lora,
     Member,
+    Parking,
     PriorityField,
     Series,
     Sign,
@@ -87,5 +88,11 @@ SGLANG = Dialect(
     priority=PriorityField("priority", high=1, refusal=b"priority"),
     lora=Lora("lora_path", b"/load_lora_adapter", b"/unload_lora_adapter"),
     cancel=Cancel(b"/abort_request", "rid"),
+    # Its scheduler dies of a release while it is busy, and weights without a backup are gone.
+    parking=Parking(
+        "/release_memory_occupation",
+        "/resume_memory_occupation",
+        "--enable-memory-saver and --enable-weights-cpu-backup",
+    ),
     has_kv_events=True,
 )

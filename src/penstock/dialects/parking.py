@@ -1,0 +1,123 @@
+"""Parking and waking a replica, whatever engine it is: which requests say it, and what their answers mean.
+
+A penstock replica drains by itself. Others abort what runs or fail when they are told while they are busy, so they are
+asked first how busy they are, and after waking for a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.api.parking import PARK_PATH, WAKE_PATH, ParkReport, ParkRequest
+from penstock.core.errors import Conflict, EngineUnavailable, PenstockError, UnsupportedTask
+from penstock.dialects.detect import detect, paths
+from penstock.dialects.dialect import Dialect, Signal
+from penstock.dialects.engines.openai import PENSTOCK
+from penstock.dialects.liveness import Answer
+from penstock.dialects.reading import read
+
+Ask = Callable[[str, str, bytes | None], Answer]  # method, path, and a body in JSON
+
+_UNKNOWN_PATH = (404, 405, 501)
+
+
+class _Card(msgspec.Struct):
+    id: str
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str = ""
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error = _Error()
+
+
+def park(ask: Ask, dialect: Dialect | None = None, *, wait_s: float = 30.0) -> ParkReport:
+    """Make a replica give its device's memory back. `dialect`: None: it is found out; `wait_s`: how long a penstock
+    replica may wait for its open requests. Raises `Conflict` where some are open, and what else stands in the way.
+
+    Of other engines nothing must be sent there meanwhile: drain them at their gateways before.
+    """
+    dialect = dialect or _detected(ask)
+    if dialect is PENSTOCK:
+        return _reported(ask("POST", PARK_PATH, msgspec.json.encode(ParkRequest(wait_s))))
+    _check_idle(ask, dialect)
+    _call(ask, dialect, _paths(dialect)[0])
+    return ParkReport("parked")
+
+
+def wake(ask: Ask, dialect: Dialect | None = None) -> ParkReport:
+    """Make it take the memory again, and make a token."""
+    dialect = dialect or _detected(ask)
+    if dialect is PENSTOCK:
+        return _reported(ask("POST", WAKE_PATH, b"{}"))
+    _call(ask, dialect, _paths(dialect)[1])
+    _make_token(ask, dialect)
+    return ParkReport("ready")
+
+
+def _detected(ask: Ask) -> Dialect:
+    return detect({path: ask("GET", path, None) for path in paths("") if "{model}" not in path})
+
+
+def _paths(dialect: Dialect) -> tuple[str, str]:
+    if dialect.parking is None:
+        raise UnsupportedTask(f"a server of the dialect {dialect.name} cannot be parked")
+    return dialect.parking.park, dialect.parking.wake
+
+
+def _check_idle(ask: Ask, dialect: Dialect) -> None:
+    """By the first of its documents that says how busy it is. What cannot be known is no reason against it."""
+    for document in dialect.loads if dialect.parking is not None else ():
+        answer = ask("GET", document.path.decode(), None)
+        values = read(document, answer.body) if answer.status == 200 else {}
+        if Signal.RUNNING in values:
+            num_open = int(values[Signal.RUNNING] + values.get(Signal.WAITING, 0.0))
+            if num_open:
+                raise Conflict(f"it is not parked: {num_open} requests are still open")
+            return
+
+
+def _call(ask: Ask, dialect: Dialect, path: str) -> None:
+    answer = ask("POST", path, b"{}")
+    if answer.status in _UNKNOWN_PATH:
+        assert dialect.parking is not None
+        raise UnsupportedTask(f"it does not know {path.partition('?')[0]}: start it with {dialect.parking.needs}")
+    _check(answer)
+
+
+def _make_token(ask: Ask, dialect: Dialect) -> None:
+    if dialect.health.deep is not None:
+        _check(ask("GET", dialect.health.deep.decode(), None))
+        return
+    try:
+        cards = msgspec.json.decode(ask("GET", "/v1/models", None).body, type=_Cards).data
+    except msgspec.DecodeError:
+        cards = []
+    if not cards:
+        raise EngineUnavailable("it is awake, but names no model that could be asked for a token")
+    wanted = {"model": cards[0].id, "prompt": "1", "max_tokens": 1}
+    _check(ask("POST", "/v1/completions", msgspec.json.encode(wanted)))
+
+
+def _reported(answer: Answer) -> ParkReport:
+    _check(answer)
+    return msgspec.json.decode(answer.body, type=ParkReport)
+
+
+def _check(answer: Answer) -> None:
+    if answer.status < 300:
+        return
+    try:
+        told = msgspec.json.decode(answer.body, type=_Refusal).error.message
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        told = ""
+    kind: type[PenstockError] = Conflict if answer.status == 409 else EngineUnavailable
+    raise kind(told or f"it answered with status {answer.status}")
