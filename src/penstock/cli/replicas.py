@@ -49,13 +49,24 @@ log = logging.getLogger("penstock")
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _STOP_S = 10.0
-ENGINE_MODULES = (
+# Modules of both processes of a replica, those that are imported late among them.
+_SERVER_MODULES = (
+    "penstock.cli.main",
+    "penstock.cli.engine_command",
+    "penstock.cli.start_report",
+    "penstock.cli.serve",
+)
+_ENGINE_MODULES = (
     "penstock.engine_process.__main__",
     "penstock.hub.resolve",
     "penstock.model.random_weights",
     "penstock.runner.assemble",
     "penstock.engine.guides",
+    "penstock.model.ops.native_adapters",
+    "penstock.sched.speculation.device_costs",
+    "penstock.sched.speculation.ngram",
 )
+_GPU_MODULES = ("penstock.model.ops.triton", "penstock.runner.cuda_runner")
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")
 _LOOK_S = 0.05  # how often the gateway is asked whether it has found a replica ready
 
@@ -76,12 +87,11 @@ def serve_replicas(settings: Settings, count: int, num_processes: int = 1) -> No
 
 
 def template_modules() -> list[str]:
-    """Modules that both processes of a replica need, for a template to import. Of Triton's, importing them touches no
-    device; they are of use where there is a GPU."""
-    modules = ["penstock.cli.engine_command", "penstock.cli.start_report", "penstock.cli.serve", *ENGINE_MODULES]
+    """Modules for a template to import. Importing Triton's touches no device; they are of use where there is a GPU."""
+    modules = [*_SERVER_MODULES, *_ENGINE_MODULES]
     if _NVIDIA_DRIVER.exists():
         os.environ.setdefault("TRITON_CACHE_DIR", str(penstock_home() / "triton"))  # as `runner.kernels` has it
-        modules += ["penstock.model.ops.triton", "penstock.runner.cuda_runner"]
+        modules += _GPU_MODULES
     return modules
 
 

@@ -296,7 +296,7 @@ class EngineClient:
         if not info.began_s:
             return info
         ended_s = info.began_s + sum(info.startup_s.values())
-        spent_s = {"process": info.began_s - self._launched_s, **info.startup_s, "engine": self._clock.now() - ended_s}
+        spent_s = {"process": info.began_s - self._launched_s, **info.startup_s, "report": self._clock.now() - ended_s}
         return replace(info, startup_s={name: round(seconds, 3) for name, seconds in spent_s.items()})
 
     def _report(self, report: StepReport) -> None:

@@ -19,7 +19,7 @@ from penstock.engine.messages import EngineInfo, Loading
 from penstock.engine.step_log import StepLimits, StepLog
 from penstock.engine_process.encoder import build_encoder
 from penstock.engine_process.facts import peaks_of, weight_bytes, work_of
-from penstock.engine_process.guides import making_guides
+from penstock.engine_process.guides import make_guides
 from penstock.engine_process.phases import Phases
 from penstock.engine_process.speculation import draft_checkpoint, make_speculation
 from penstock.hub.checkpoint import Checkpoint
@@ -53,10 +53,9 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
             encoder, info = build_encoder(checkpoint, engine, phases)
             return EngineLoop(encoder, mailbox, MonotonicClock()), info
         source = checkpoint.tokenizer_source
-    guides = making_guides(checkpoint.config, source)
     assembly = assemble(checkpoint, engine, phases, draft_checkpoint(checkpoint, source, engine))
-    phases("guides", 0, 0)
-    guides.result()
+    phases("engine", 0, 0)
+    guides = make_guides(checkpoint.config, source)
     floor = max(assembly.limits.block_size, assembly.limits.chunk_tokens // 8)
     budget = StepBudget(assembly.limits.chunk_tokens, target_s=settings.slo.tpot_s, floor=floor)
     cache = KVCache(
@@ -110,7 +109,7 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
         scheduler,
         assembly.runner,
         work,
-        guides=guides.result(),
+        guides=guides,
         speculation=speculation,
         embeddings=EmbedQueue(assembly.embedder),
         lora=_lora(assembly, slots, engine),

@@ -17,7 +17,7 @@ _DESCRIPTIONS = {
     "profile": "measuring a step; on a GPU kernels are compiled, once on a machine",
     "cache": "making the KV cache",
     "graphs": "recording CUDA graphs",
-    "guides": "preparing guided output",
+    "engine": "putting the engine together",
 }
 
 

@@ -7,7 +7,8 @@ first one of a guide, in the same way where a guide is tried and where it is use
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import llguidance
@@ -67,16 +68,30 @@ class Words:
 
 
 class Vocabulary:
-    """What matchers of one model share. To make it takes a good part of a second, and holds the interpreter lock."""
+    """What matchers of one model share. The first of them has its tokenizer made, which takes a good part of a second
+    and holds the interpreter lock."""
 
     def __init__(self, words: Words) -> None:
-        self.size = len(words.tokens)
-        self.mask_bytes = -(-self.size // 8)
-        self.eos_ids = words.eos_ids
-        self.tokenizer = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(words), n_vocab=self.size, eos_token=words.eos_ids
-        )
+        self._set(lambda: words, len(words.tokens), words.eos_ids)
+
+    @classmethod
+    def later(cls, words: Callable[[], Words], size: int, eos_ids: Sequence[int]) -> Vocabulary:
+        """One whose words are made when they are needed, in the thread that needs them."""
+        vocabulary = cls.__new__(cls)
+        vocabulary._set(words, size, eos_ids)
+        return vocabulary
+
+    def _set(self, words: Callable[[], Words], size: int, eos_ids: Sequence[int]) -> None:
+        self._words = words
+        self.size = size
+        self.mask_bytes = -(-size // 8)
+        self.eos_ids = list(eos_ids)
         self.limits = llguidance.LLParserLimits(max_lexer_states=50_000, step_max_items=20_000, verbose_errors=False)
+
+    @cached_property
+    def tokenizer(self) -> llguidance.LLTokenizer:
+        words = llguidance.TokenizerWrapper(self._words())
+        return llguidance.LLTokenizer(words, n_vocab=self.size, eos_token=self.eos_ids)
 
 
 class Matcher:
