@@ -8,8 +8,6 @@ Tiles of a chunk are laid out here too: `prefill` has the same.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -32,18 +30,27 @@ _SINGLES = 4  # sequences of one token that one program stores
 def store_chunks(qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> None:
     """Keys and values of every sequence that brings more than one token."""
     num_tiles = batch.num_tokens // _TOKENS + batch.num_sequences
-    _store(_store_chunks_kernel, num_tiles, _TOKENS, qkv, spec, rope, kv, batch)
+    _store(num_tiles, _TOKENS, qkv, spec, rope, kv, batch, singles=False)
 
 
 def store_singles(qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> None:
     """Keys and values of every sequence that brings one token, where `decode` does not store them itself."""
-    _store(_store_singles_kernel, triton.cdiv(batch.num_sequences, _SINGLES), _SINGLES, qkv, spec, rope, kv, batch)
+    num_tiles = triton.cdiv(batch.num_sequences, _SINGLES)
+    _store(num_tiles, _SINGLES, qkv, spec, rope, kv, batch, singles=True)
 
 
 def _store(
-    kernel: Any, num_tiles: int, tokens: int, qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch
+    num_tiles: int,
+    tokens: int,
+    qkv: Tensor,
+    spec: AttentionSpec,
+    rope: Rope,
+    kv: LayerKV,
+    batch: Batch,
+    *,
+    singles: bool,
 ) -> None:
-    kernel[(num_tiles, spec.num_kv_heads)](
+    _store_kernel[(num_tiles, spec.num_kv_heads)](
         qkv,
         kv.keys,
         kv.values,
@@ -56,6 +63,7 @@ def _store(
         batch.block_tables.stride(0),
         batch.num_sequences,
         SHAPE=Shape.of(spec, kv, qkv.dtype),
+        SINGLES=singles,
         TOKENS=tokens,
         num_warps=4,
     )
@@ -80,37 +88,8 @@ def chunk_of(tile, query_starts_ptr, num_sequences, QUERIES: tl.constexpr):
     return sequence, first, row, tl.load(query_starts_ptr + sequence + 1) - row
 
 
-@triton.jit
-def _store_tokens(
-    qkv_ptr,
-    row,
-    positions,
-    inside,
-    table_ptr,
-    kv_head,
-    keys_ptr,
-    values_ptr,
-    key_scale,
-    value_scale,
-    rotation,
-    SHAPE: tl.constexpr,
-):
-    """One head's key and value of each row of qkv, at its position. `table_ptr`: of one sequence, or of each row's."""
-    D: tl.constexpr = SHAPE.dim
-    key_heads = qkv_ptr + row.to(tl.int64) * SHAPE.qkv_width + (SHAPE.num_heads + kv_head) * D
-    d = tl.arange(0, SHAPE.block_dim)[None, :]
-    mask = inside[:, None] & (d < D)
-    keys = load_rotated(key_heads, positions, inside, rotation, rotation.k_norm, SHAPE)
-    values = tl.load(key_heads[:, None] + SHAPE.num_kv_heads * D + d, mask=mask)
-    blocks = tl.load(table_ptr + positions // SHAPE.block_size, mask=inside, other=0).to(tl.int64)
-    slots = (blocks * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + positions % SHAPE.block_size
-    at = slots[:, None] * D + d
-    tl.store(keys_ptr + at, as_stored(keys, key_scale, keys_ptr.dtype.element_ty), mask=mask)
-    tl.store(values_ptr + at, as_stored(values, value_scale, values_ptr.dtype.element_ty), mask=mask)
-
-
 @triton.jit(do_not_specialize=BATCH_NUMBERS, do_not_specialize_on_alignment=BATCH_POINTERS)
-def _store_chunks_kernel(
+def _store_kernel(
     qkv_ptr,
     keys_ptr,
     values_ptr,
@@ -123,32 +102,41 @@ def _store_chunks_kernel(
     table_stride,
     num_sequences,
     SHAPE: tl.constexpr,
+    SINGLES: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
+    """One head's keys and values of TOKENS rows of qkv: of consecutive ones of a chunk, or of as many sequences that
+    bring one each."""
+    D: tl.constexpr = SHAPE.dim
     kv_head = tl.program_id(1)
-    sequence, first, row, query_len = chunk_of(tl.program_id(0), query_starts_ptr, num_sequences, TOKENS)
-    if (query_len == 1) | (first >= query_len):
-        return
-    context = tl.load(context_lens_ptr + sequence)
-    token = first + tl.arange(0, TOKENS)
-    inside = token < query_len
-    positions = context - query_len + token
-    table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
-    _store_tokens(
-        qkv_ptr,
-        row + token,
-        positions,
-        inside,
-        table_ptr,
-        kv_head,
-        keys_ptr,
-        values_ptr,
-        key_scale,
-        value_scale,
-        rotation,
-        SHAPE,
-    )
-    if first + TOKENS >= query_len:
+    if SINGLES:
+        sequence = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+        inside = sequence < num_sequences
+        row = tl.load(query_starts_ptr + sequence, mask=inside, other=0)
+        next_row = tl.load(query_starts_ptr + sequence + 1, mask=inside, other=0)
+        positions = tl.load(context_lens_ptr + sequence, mask=inside, other=0) - 1
+        inside &= (next_row - row == 1) & (positions >= 0)
+    else:
+        sequence, first, row, query_len = chunk_of(tl.program_id(0), query_starts_ptr, num_sequences, TOKENS)
+        if (query_len == 1) | (first >= query_len):
+            return
+        context = tl.load(context_lens_ptr + sequence)
+        token = first + tl.arange(0, TOKENS)
+        inside = token < query_len
+        positions = context - query_len + token
+        row += token
+    table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride  # of one sequence, or of each row's
+    key_heads = qkv_ptr + row.to(tl.int64) * SHAPE.qkv_width + (SHAPE.num_heads + kv_head) * D
+    d = tl.arange(0, SHAPE.block_dim)[None, :]
+    mask = inside[:, None] & (d < D)
+    keys = load_rotated(key_heads, positions, inside, rotation, rotation.k_norm, SHAPE)
+    values = tl.load(key_heads[:, None] + SHAPE.num_kv_heads * D + d, mask=mask)
+    blocks = tl.load(table_ptr + positions // SHAPE.block_size, mask=inside, other=0).to(tl.int64)
+    slots = (blocks * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + positions % SHAPE.block_size
+    at = slots[:, None] * D + d
+    tl.store(keys_ptr + at, as_stored(keys, key_scale, keys_ptr.dtype.element_ty), mask=mask)
+    tl.store(values_ptr + at, as_stored(values, value_scale, values_ptr.dtype.element_ty), mask=mask)
+    if not SINGLES and first + TOKENS >= query_len:
         _clear_rest(values_ptr, table_ptr, context, kv_head, SHAPE, TOKENS)
 
 
@@ -163,43 +151,3 @@ def _clear_rest(values_ptr, table_ptr, context, kv_head, SHAPE: tl.constexpr, SL
         slot = base + tl.arange(0, SLOTS)[:, None]
         at = ((block * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + slot) * SHAPE.dim + d
         tl.store(values_ptr + at, nothing, mask=(slot < SHAPE.block_size) & (d < SHAPE.dim))
-
-
-@triton.jit(do_not_specialize=BATCH_NUMBERS, do_not_specialize_on_alignment=BATCH_POINTERS)
-def _store_singles_kernel(
-    qkv_ptr,
-    keys_ptr,
-    values_ptr,
-    key_scale,
-    value_scale,
-    rotation,
-    query_starts_ptr,
-    context_lens_ptr,
-    block_tables_ptr,
-    table_stride,
-    num_sequences,
-    SHAPE: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
-    kv_head = tl.program_id(1)
-    sequence = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    inside = sequence < num_sequences
-    row = tl.load(query_starts_ptr + sequence, mask=inside, other=0)
-    next_row = tl.load(query_starts_ptr + sequence + 1, mask=inside, other=0)
-    positions = tl.load(context_lens_ptr + sequence, mask=inside, other=0) - 1
-    inside &= (next_row - row == 1) & (positions >= 0)
-    table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
-    _store_tokens(
-        qkv_ptr,
-        row,
-        positions,
-        inside,
-        table_ptr,
-        kv_head,
-        keys_ptr,
-        values_ptr,
-        key_scale,
-        value_scale,
-        rotation,
-        SHAPE,
-    )

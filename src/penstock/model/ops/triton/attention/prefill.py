@@ -90,9 +90,7 @@ def through_memory(q, out, mask):
 
 @triton.jit
 def attend_tiles(
-    acc,
-    total,
-    highest,
+    state,
     q,
     positions,
     begin,
@@ -106,7 +104,8 @@ def attend_tiles(
     MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Fold the keys from `begin`, the start of a tile, to `end` into the running softmax."""
+    """Fold the keys from `begin`, the start of a tile, to `end` into the running softmax's state."""
+    acc, total, highest = state
     # A block's id is loaded one turn ahead: the pipeline of tiles must not wait for it.
     block = tl.load(table_ptr + begin // SHAPE.block_size, mask=begin < end, other=0)
     for start in tl.range(begin, end, BLOCK_N):
@@ -185,59 +184,17 @@ def _attend_chunks_kernel(
         begin = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         all_see_from = tl.minimum(tl.cdiv(tl.maximum(end - WINDOW, 0), BLOCK_N) * BLOCK_N, end)
 
-    acc, total, highest = nothing_yet(BLOCK_M, SHAPE.block_dim)
+    state = nothing_yet(BLOCK_M, SHAPE.block_dim)
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
     if WINDOW:
-        acc, total, highest = attend_tiles(
-            acc,
-            total,
-            highest,
-            q,
-            positions,
-            begin,
-            all_see_from,
-            keys,
-            values,
-            table_ptr,
-            kv_head,
-            scale,
-            SHAPE,
-            True,
-            BLOCK_N,
+        state = attend_tiles(
+            state, q, positions, begin, all_see_from, keys, values, table_ptr, kv_head, scale, SHAPE, True, BLOCK_N
         )
-    acc, total, highest = attend_tiles(
-        acc,
-        total,
-        highest,
-        q,
-        positions,
-        all_see_from,
-        all_see_until,
-        keys,
-        values,
-        table_ptr,
-        kv_head,
-        scale,
-        SHAPE,
-        False,
-        BLOCK_N,
+    state = attend_tiles(
+        state, q, positions, all_see_from, all_see_until, keys, values, table_ptr, kv_head, scale, SHAPE, False, BLOCK_N
     )
-    acc, total, highest = attend_tiles(
-        acc,
-        total,
-        highest,
-        q,
-        positions,
-        tl.maximum(all_see_from, all_see_until),
-        end,
-        keys,
-        values,
-        table_ptr,
-        kv_head,
-        scale,
-        SHAPE,
-        True,
-        BLOCK_N,
+    rest = tl.maximum(all_see_from, all_see_until)
+    acc, total, _ = attend_tiles(
+        state, q, positions, rest, end, keys, values, table_ptr, kv_head, scale, SHAPE, True, BLOCK_N
     )
-
     tl.store(out, acc * (value_scale / total)[:, None], mask=mask)

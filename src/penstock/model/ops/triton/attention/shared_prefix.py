@@ -128,9 +128,9 @@ def _attend_shared_kernel(
     q = through_memory(q, out, mask)  # all programs of a tile write the same there
 
     table_ptr = block_tables_ptr + tl.load(tile_ptr).to(tl.int64) * table_stride  # of one for all
-    acc, total, highest = nothing_yet(BLOCK_M, SHAPE.block_dim)
+    state = nothing_yet(BLOCK_M, SHAPE.block_dim)
     acc, total, highest = attend_tiles(
-        acc, total, highest, q, positions, begin, end, keys, values, table_ptr, kv_head, scale, SHAPE, False, BLOCK_N
+        state, q, positions, begin, end, keys, values, table_ptr, kv_head, scale, SHAPE, False, BLOCK_N
     )
     at = (piece * SEQUENCES + place) * SHAPE.num_heads + head
     store_partial(partials, at, inside, acc, total, highest, D, SHAPE.block_dim)
