@@ -111,6 +111,20 @@ def mma(weights, rows_low, rows_high, sums, BFLOAT16: tl.constexpr):
 
 
 @triton.jit
+def sum_of_turns(sums, TURN: tl.constexpr, TILES: tl.constexpr):
+    """Sums of a product, those of a tile's TURN warps together: [tiles * 128]"""
+    mine = tl.join(tl.join(sums[0], sums[1]), tl.join(sums[2], sums[3]))
+    return tl.sum(tl.reshape(mine, [TURN, TILES * 128]), axis=0)
+
+
+@triton.jit
+def places_of_sums(TILES: tl.constexpr):
+    """Output and row of each: of a tile (g, t), then the row's and the output's last bits."""
+    i = tl.arange(0, TILES * 128)
+    return (tl.program_id(0) * TILES + i // 128) * 16 + i // 16 % 8 + i % 2 * 8, i // 4 % 4 * 2 + i // 2 % 2
+
+
+@triton.jit
 def mma_s8(weights, more_weights, rows, sums):
     """16 outputs, 8 rows and 64 columns of 8-bit integers. `weights` and `more_weights` are outputs g and g + 8."""
     return tl.inline_asm_elementwise(

@@ -145,6 +145,14 @@ def _scale(quantization: Quantization | None) -> float:
 
 
 @triton.jit
+def swiglu(gate, up):
+    """silu(gate) * up, rounded where the reference rounds."""
+    wide = gate.to(tl.float32)
+    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    return (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+
+
+@triton.jit
 def _write(x, row, column, inside, out_ptr, scales_ptr, scale, COLUMNS: tl.constexpr, QUANTIZE: tl.constexpr):
     """A row of float32, or a part of one; the whole if it is quantized by its largest."""
     at = row.to(tl.int64) * COLUMNS + column
@@ -221,10 +229,7 @@ def _silu_mul_kernel(
     wait_for_previous(PDL)
     gate = tl.load(gates, mask=inside, other=0.0)
     up = tl.load(gates + COLUMNS, mask=inside, other=0.0)
-    wide = gate.to(tl.float32)
-    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    result = (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype).to(tl.float32)
-    _write(result, row, column, inside, out_ptr, scales_ptr, scale, COLUMNS, QUANTIZE)
+    _write(swiglu(gate, up).to(tl.float32), row, column, inside, out_ptr, scales_ptr, scale, COLUMNS, QUANTIZE)
 
 
 @triton.jit

@@ -1,8 +1,15 @@
-"""How a kernel is cut into programs: one record for every kernel whose launch is tuned."""
+"""How a kernel is cut into programs: one record for every kernel whose launch is tuned, and the order of programs."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+_TOGETHER = tl.constexpr(8)  # blocks of rows whose programs run side by side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,3 +22,14 @@ class Tiling:
     split_k: int = 1  # partial sums along the columns within a program; warps share them
     num_warps: int = 4
     num_stages: int = 1  # turns whose weights or keys are read ahead
+
+
+@triton.jit
+def side_by_side(program, blocks, parts):
+    """A program's block of rows and part of the outputs: those of a few blocks run together, over all their parts, so
+    that rows and weights stay in the L2 cache."""
+    per_run = _TOGETHER * parts
+    run = program // per_run
+    width = tl.minimum(blocks - run * _TOGETHER, _TOGETHER)
+    within = program % per_run
+    return run * _TOGETHER + within % width, within // width

@@ -22,6 +22,7 @@ from torch import Tensor
 from penstock.model.ops import Norm
 from penstock.model.ops.triton.common.device import num_processors
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
+from penstock.model.ops.triton.common.rowwise import swiglu
 from penstock.model.ops.triton.common.tiling import Tiling
 
 MAX_ROWS = 16
@@ -176,9 +177,7 @@ def store_with_epilogue(sums, ups, out, mask, EPILOGUE: tl.constexpr):
     if EPILOGUE == 1:
         result = tl.load(out, mask=mask, other=0.0).to(tl.float32) + result.to(tl.float32)
     if EPILOGUE == 2:
-        gate = result.to(tl.float32)
-        silu = (gate / (1.0 + tl.exp(-gate))).to(dtype)
-        result = silu.to(tl.float32) * ups.to(dtype).to(tl.float32)
+        result = swiglu(result, ups.to(dtype))
     tl.store(out, result.to(dtype), mask=mask)
 
 

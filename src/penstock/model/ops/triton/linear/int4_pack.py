@@ -40,7 +40,12 @@ class PackedWeight:
 
     @property
     def group_size(self) -> int:
-        return self.columns // int(self.scales.shape[0])
+        return self.columns // int(self.scales.shape[-2])
+
+    @property
+    def fits_gemm(self) -> bool:
+        """A chunk must lie within a group."""
+        return self.group_size == self.columns or self.group_size % (SPAN * 16 // self.bits) == 0
 
     @property
     def num_bytes(self) -> int:

@@ -1,6 +1,6 @@
 """GEMV for up to 16 rows with weights of 4 and 8 bits in groups of 16 columns (GGUF's Q6_K, Q3_K and Q2_K, and what is
 joined with them). Speed was not measured. Interpreted, where there is no inline PTX, it stands in for `w4a16_gemv` with
-groups of any size.
+groups of any size. Experts take the same turns (`w4a16_experts`).
 
 Weights lie as `int4_pack` says, where a product takes 32 columns at a time: two groups. So it is taken twice, each time
 with the columns of the other group at zero. Reading weights is what takes time, not that.
@@ -96,26 +96,30 @@ def _q6k_gemv_kernel(
     chunk = tl.arange(0, TURN)
     tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
     up_tile = tile + outputs // 16
-    ahead = _read(words_ptr, chunk, tile, CHUNKS)
+    ahead = read_words(words_ptr, tile, chunk, CHUNKS)
     ahead_up = ahead
     if EPILOGUE == 2:
-        ahead_up = _read(words_ptr, chunk, up_tile, CHUNKS)
+        ahead_up = read_words(words_ptr, up_tile, chunk, CHUNKS)
     acc = tl.zeros([TURN, 16 * TILES, BLOCK_M], tl.float32)
     acc_up = tl.zeros([TURN, 16 * TILES, BLOCK_M], tl.float32)
+    row = tl.arange(0, 8)[:, None] + 8 * tl.arange(0, BLOCK_M // 8)[None, :]
     wait_for_previous(PDL)
     for _ in range(0, CHUNKS, TURN):
         words, words_up = ahead, ahead_up
-        ahead = _read(words_ptr, chunk + TURN, tile, CHUNKS)
+        ahead = read_words(words_ptr, tile, chunk + TURN, CHUNKS)
         ahead_up = ahead
         if EPILOGUE == 2:
-            ahead_up = _read(words_ptr, chunk + TURN, up_tile, CHUNKS)
-        x = _read_rows(x_ptr, chunk, num_rows, BLOCK_M, COLUMNS, PARTS)
-        acc = _add(acc, words, x, chunk, tile, filled, scales_ptr, offsets_ptr, COLUMNS, GROUP, BITS, HAS_OFFSETS, PTX)
+            ahead_up = read_words(words_ptr, up_tile, chunk + TURN, CHUNKS)
+        x = read_rows(x_ptr, row, row < num_rows, chunk, COLUMNS, PARTS)
+        acc = add_turn(
+            acc, words, x, None, chunk, tile, filled, scales_ptr, offsets_ptr, COLUMNS, GROUP, BITS, HAS_OFFSETS, PTX
+        )
         if EPILOGUE == 2:
-            acc_up = _add(
+            acc_up = add_turn(
                 acc_up,
                 words_up,
                 x,
+                None,
                 chunk,
                 up_tile,
                 filled,
@@ -138,15 +142,6 @@ def _q6k_gemv_kernel(
 
 
 @triton.jit
-def _read_rows(x_ptr, chunk, num_rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr):
-    """[8, chunks, rows / 8, parts, columns]"""
-    part = chunk[None, :, None, None, None] * PARTS + tl.arange(0, PARTS)[None, None, None, :, None]
-    column = part * 32 + tl.arange(0, 32)[None, None, None, None, :]
-    row = (tl.arange(0, 8)[:, None] + 8 * tl.arange(0, ROWS // 8)[None, :])[:, None, :, None, None]
-    return tl.load(x_ptr + row * COLUMNS + column, mask=(row < num_rows) & (column < COLUMNS), other=0.0)
-
-
-@triton.jit
 def _total_of(acc, bias_ptr, output, outputs, BITS: tl.constexpr, HAS_BIAS: tl.constexpr, x_ptr):
     """[rows, outputs]"""
     total = tl.trans(tl.sum(acc, axis=0))
@@ -158,7 +153,7 @@ def _total_of(acc, bias_ptr, output, outputs, BITS: tl.constexpr, HAS_BIAS: tl.c
 
 
 @triton.jit
-def _read(words_ptr, chunk, tile, CHUNKS: tl.constexpr):
+def read_words(words_ptr, tile, chunk, CHUNKS: tl.constexpr):
     """[chunks, tiles, 2, 128]"""
     place = tl.arange(0, 2)[None, None, :, None] * 128 + tl.arange(0, 128)[None, None, None, :]
     line = words_ptr + tile.to(tl.int64)[None, :, None, None] * (CHUNKS * 256) + place
@@ -167,10 +162,29 @@ def _read(words_ptr, chunk, tile, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def _add(
+def read_rows(x_ptr, row, is_row, chunk, COLUMNS: tl.constexpr, PARTS: tl.constexpr):
+    """[8, chunks, rows / 8, parts, columns], of rows [8, rows / 8]"""
+    part = chunk[None, :, None, None, None] * PARTS + tl.arange(0, PARTS)[None, None, None, :, None]
+    column = part * 32 + tl.arange(0, 32)[None, None, None, None, :]
+    at = row[:, None, :, None, None] * COLUMNS + column
+    return tl.load(x_ptr + at, mask=is_row[:, None, :, None, None] & (column < COLUMNS), other=0.0)
+
+
+@triton.jit
+def read_groups(ptr, chunk, part, half, tile, filled, COLUMNS: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr):
+    """Scales or offsets of the groups in which a part of each chunk lies, or half a part. Behind the last, where all
+    sums are zero, any will do."""
+    group = (chunk * PARTS + part) * 2 + half if GROUP == 16 else (chunk * PARTS + part) * 32 // GROUP
+    at = tl.minimum(group, COLUMNS // GROUP - 1)[:, None] * filled + tile[None, :] * 16
+    return read_per_output(ptr + at)
+
+
+@triton.jit
+def add_turn(
     acc,
     words,
     x,
+    scales,
     chunk,
     tile,
     filled,
@@ -182,15 +196,18 @@ def _add(
     HAS_OFFSETS: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """acc [chunks, outputs, rows] and the products of words and rows, scaled. The rows' own sums are products too, with
-    ones: so they come where the others are."""
+    """Chunk by chunk: acc [chunks, outputs, rows] and the products of words and rows, scaled. The rows' own sums are
+    products too, with ones: so they come where the others are. `scales`: of each chunk's first group, or None where
+    they were not read ahead."""
     PARTS: tl.constexpr = 16 // BITS
+    HALVES: tl.constexpr = 2 if GROUP == 16 else 1
     BFLOAT16: tl.constexpr = BITS == 4 and x.dtype == tl.bfloat16
     TURN: tl.constexpr = acc.shape[0]
     ROWS: tl.constexpr = acc.shape[2]
     TILES: tl.constexpr = acc.shape[1] // 16
     if BITS == 8 and x.dtype != tl.float16:
         x = (x.to(tl.float32) * SHRINK).to(tl.float16)
+    raw, sums = tl.zeros_like(acc), tl.zeros([TURN, 16, ROWS], tl.float32)
     one = tl.full([TURN, 16, 16], 1.0, x.dtype)
     ones = tl.reshape(tl.join(one, one), [TURN, 16, 32])  # joined as the integers are, for Triton to lay them out so
     # Columns are ordered as `columns_of` has them (h, t, k, c): those of the first group are threads' 0 and 1 (t).
@@ -203,17 +220,18 @@ def _add(
         else:
             columns = first if part == 0 else second
         columns = columns_of(tl.reshape(columns, [8, TURN, ROWS // 8, 32]), ROWS, TURN)
-        integers = tile_of(part_of(words, part, BITS, BFLOAT16, PTX), TILES, TURN)
-        for half in tl.static_range(2 if GROUP == 16 else 1):
+        for half in tl.static_range(HALVES):
             own = columns
-            if GROUP == 16:
+            if HALVES == 2:
                 own = tl.where(is_second == (half == 1), columns, tl.zeros_like(columns))
-            sums = repeated(tl.dot(ones, own), TILES)
-            raw = tl.dot(integers, own) - zero_of(BITS, BFLOAT16) * sums
-            group = (chunk * PARTS + part) * 2 + half if GROUP == 16 else (chunk * PARTS + part) * 32 // GROUP
-            # Behind the last group, where all sums are zero, any scale will do.
-            at = tl.minimum(group, COLUMNS // GROUP - 1)[:, None] * filled + tile[None, :] * 16
-            acc += raw * per_output(read_per_output(scales_ptr + at), ROWS)
-            if HAS_OFFSETS:
-                acc += sums * per_output(read_per_output(offsets_ptr + at), ROWS)
+            sums = tl.dot(ones, own, sums)
+            raw = tl.dot(tile_of(part_of(words, part, BITS, BFLOAT16, PTX), TILES, TURN), own, raw)
+            if part == PARTS - 1 or (part + 1) * 32 % GROUP == 0:  # a group may end here
+                if scales is None or part * 32 + half * 16 >= GROUP:
+                    scales = read_groups(scales_ptr, chunk, part, half, tile, filled, COLUMNS, GROUP, PARTS)
+                acc += (raw - zero_of(BITS, BFLOAT16) * repeated(sums, TILES)) * per_output(scales, ROWS)
+                if HAS_OFFSETS:
+                    offsets = read_groups(offsets_ptr, chunk, part, half, tile, filled, COLUMNS, GROUP, PARTS)
+                    acc += repeated(sums, TILES) * per_output(offsets, ROWS)
+                raw, sums = tl.zeros_like(acc), tl.zeros([TURN, 16, ROWS], tl.float32)
     return acc

@@ -31,11 +31,6 @@ from penstock.model.ops.triton.linear.int4_pack import (
 )
 
 
-def fits_gemm(weight: PackedWeight) -> bool:
-    """A chunk must lie within a group."""
-    return weight.group_size == weight.columns or weight.group_size % (SPAN * 16 // weight.bits) == 0
-
-
 def many_rows(x: Tensor, weight: PackedWeight, tiling: Tiling) -> Tensor:
     """x [rows, in] times the weight: [rows, out]"""
     assert OUTPUTS % tiling.block_n == 0

@@ -19,9 +19,11 @@ from torch import Tensor
 
 from penstock.model.ops.triton.common.mma_ptx import (
     mma,
+    places_of_sums,
     read_rows,
     read_weights,
     shrunk_to_float16,
+    sum_of_turns,
     widen,
 )
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
@@ -167,13 +169,6 @@ def _add_chunk(
 
 
 @triton.jit
-def _summed(acc, TURN: tl.constexpr, TILES: tl.constexpr):
-    """[tiles * 128]: of each tile (g, t), then the row's and the output's last bits."""
-    mine = tl.join(tl.join(acc[0], acc[1]), tl.join(acc[2], acc[3]))
-    return tl.sum(tl.reshape(mine, [TURN, TILES * 128]), axis=0)
-
-
-@triton.jit
 def _store(
     total,
     rows_from,
@@ -192,9 +187,8 @@ def _store(
     total_up = total
     if EPILOGUE == 2:
         total, total_up = tl.split(tl.trans(tl.reshape(total, [2, OWN * 128])))
-    i = tl.arange(0, OWN * 128)
-    output = (tl.program_id(0) * OWN + i // 128) * 16 + i // 16 % 8 + i % 2 * 8
-    m = rows_from + i // 4 % 4 * 2 + i // 2 % 2
+    output, row = places_of_sums(OWN)
+    m = rows_from + row
     if HAS_BIAS:
         total += tl.load(bias_ptr + output, mask=output < outputs, other=0.0).to(tl.float32)
         if EPILOGUE == 2:
@@ -275,8 +269,17 @@ def _w4a16_gemv_kernel(
             if not EARLY:
                 later = last
         chunk += TURN
-    _store(_summed(acc, TURN, TILES), 0, num_rows, outputs, bias_ptr, out_ptr, HAS_BIAS, EPILOGUE, SHRINKS, TILES)
+    _store(sum_of_turns(acc, TURN, TILES), 0, num_rows, outputs, bias_ptr, out_ptr, HAS_BIAS, EPILOGUE, SHRINKS, TILES)
     if EIGHTS == 2:
         _store(
-            _summed(acc_more, TURN, TILES), 8, num_rows, outputs, bias_ptr, out_ptr, HAS_BIAS, EPILOGUE, SHRINKS, TILES
+            sum_of_turns(acc_more, TURN, TILES),
+            8,
+            num_rows,
+            outputs,
+            bias_ptr,
+            out_ptr,
+            HAS_BIAS,
+            EPILOGUE,
+            SHRINKS,
+            TILES,
         )

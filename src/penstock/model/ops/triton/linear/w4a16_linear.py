@@ -14,7 +14,7 @@ from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.linear import q6k, w4a16_gemv
 from penstock.model.ops.triton.linear.gemv import Epilogue
 from penstock.model.ops.triton.linear.int4_pack import COLUMNS, PackedWeight, can_pack, pack
-from penstock.model.ops.triton.linear.w4a16_gemm import dequantized, fits_gemm, many_rows
+from penstock.model.ops.triton.linear.w4a16_gemm import dequantized, many_rows
 from penstock.model.quantized.grouped import GroupedWeight
 
 MAX_ROWS = 16  # of a GEMV
@@ -64,10 +64,10 @@ class W4A16Linear:
         num_rows = x.shape[0]
         if self.can_gemv(num_rows):
             return self.gemv(x, epilogue=Epilogue.NONE)
-        if num_rows <= MAX_SLICED // self.weight.bits and not fits_gemm(self.weight):
+        if num_rows <= MAX_SLICED // self.weight.bits and not self.weight.fits_gemm:
             return self._in_slices(x)
         x = self._ordered(x)
-        if num_rows <= MAX_MANY and fits_gemm(self.weight):
+        if num_rows <= MAX_MANY and self.weight.fits_gemm:
             return many_rows(x, self.weight, _many_tiling(num_rows))
         return F.linear(x, dequantized(self.weight, x.dtype), self.weight.bias)
 

@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.model.ops.triton.common.device import has_ptx
-from penstock.model.ops.triton.common.mma_ptx import mma_s8, read_rows, read_weights
+from penstock.model.ops.triton.common.mma_ptx import mma_s8, places_of_sums, read_rows, read_weights, sum_of_turns
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
 from penstock.model.ops.triton.common.rowwise import QuantizedRows
-from penstock.model.ops.triton.common.tiling import Tiling
+from penstock.model.ops.triton.common.tiling import Tiling, side_by_side
 from penstock.model.ops.triton.linear.gemv import Weight
 
 MAX_FEW = 32  # rows
@@ -124,11 +124,9 @@ def _store(
     TILES: tl.constexpr,
     TURN: tl.constexpr,
 ):
-    mine = tl.join(tl.join(acc[0], acc[1]), tl.join(acc[2], acc[3]))
-    total = tl.sum(tl.reshape(mine, [TURN, TILES * 128]), axis=0).to(tl.float32)
-    i = tl.arange(0, TILES * 128)
-    output = (tl.program_id(0) * TILES + i // 128) * 16 + i // 16 % 8 + i % 2 * 8
-    m = rows_from + i // 4 % 4 * 2 + i // 2 % 2
+    total = sum_of_turns(acc, TURN, TILES).to(tl.float32)
+    output, row = places_of_sums(TILES)
+    m = rows_from + row
     is_output = output < outputs
     total *= tl.load(row_scales_ptr + m, mask=m < num_rows, other=0.0)
     total *= tl.load(scales_ptr + output, mask=is_output, other=0.0)
@@ -216,14 +214,10 @@ def _w8a8_gemm_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Programs side by side have the same weights and eight blocks of rows: both stay in the L2 cache."""
     launch_dependents(PDL)
-    row_blocks, output_blocks = tl.cdiv(num_rows, BLOCK_M), tl.cdiv(outputs, BLOCK_N)
-    program = tl.program_id(0)
-    begin = program // (8 * output_blocks) * 8
-    height = tl.minimum(row_blocks - begin, 8)
-    m = (begin + program % (8 * output_blocks) % height) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = program % (8 * output_blocks) // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    block, part = side_by_side(tl.program_id(0), tl.cdiv(num_rows, BLOCK_M), tl.cdiv(outputs, BLOCK_N))
+    m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = part * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     rows = x_ptr + tl.minimum(m, num_rows - 1).to(tl.int64)[:, None] * COLUMNS + k[None, :]
     weights = weight_ptr + tl.minimum(n, outputs - 1).to(tl.int64)[None, :] * COLUMNS + k[:, None]

@@ -120,9 +120,8 @@ def multiply(
     assert not shrinks
     if weight.order is not None:
         x = reordered(x, weight.order, blocks)
-    if blocks.rows <= FEW:
-        return w4a16_experts.few_rows(x, weight, blocks, words_tiling(weight), swiglu=swiglu)
-    return w4a16_experts.many_rows(x, weight, blocks, many_words_tiling(weight, blocks.rows), swiglu=swiglu)
+    tiling = words_tiling(weight) if blocks.rows <= FEW else many_words_tiling(weight, blocks.rows)
+    return w4a16_experts.product(x, weight, blocks, tiling, swiglu=swiglu)
 
 
 def tiling_of(weight: Stack, rows: int, swiglu: bool) -> Tiling:
@@ -194,7 +193,7 @@ def _stack_of_one(weight: Weight, dtype: torch.dtype, keeps: tuple[type, ...]) -
         offsets = None if words.offsets is None else words.offsets[None]
         order = None if weight.order is None else weight.order[None].int()
         return PackedStack(
-            words.values[None], words.scales[None], offsets, order, words.bits, words.outputs, words.columns
+            words.values[None], words.scales[None], offsets, words.bits, words.outputs, words.columns, order=order
         )
     if isinstance(weight, Fp8Weight | Int8Weight) and type(weight) in keeps:
         return Stack(weight.values[None], weight.scales[None].float())

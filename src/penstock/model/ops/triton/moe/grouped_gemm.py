@@ -21,12 +21,11 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
-from penstock.model.ops.triton.common.rowwise import Quantization, quantize
-from penstock.model.ops.triton.common.tiling import Tiling
+from penstock.model.ops.triton.common.rowwise import Quantization, quantize, swiglu
+from penstock.model.ops.triton.common.tiling import Tiling, side_by_side
 from penstock.model.ops.triton.linear.gemv import SHRINK
 from penstock.model.ops.triton.moe.routing import Blocks, rows_of_block
 
-TOGETHER = tl.constexpr(8)  # blocks whose programs run side by side
 _SHRUNK = 2048  # numbers that a program makes so
 
 
@@ -144,9 +143,7 @@ def store_with_swiglu(
     if SWIGLU:
         halves = tl.reshape(result, [2, BLOCK_N, sums.shape[1]])
         gate, up = tl.split(tl.permute(halves, [1, 2, 0]))
-        wide = gate.to(tl.float32)
-        silu = (wide / (1.0 + tl.exp(-wide))).to(dtype)
-        result = (silu.to(tl.float32) * up.to(tl.float32)).to(dtype)
+        result = swiglu(gate, up)
     if SHRINKS:
         result *= SHRINK
     n = part * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -287,14 +284,3 @@ def _grouped_gemm_kernel(
         total *= tl.load(scales_ptr + first + n, mask=is_output, other=0.0)[:, None]
         total *= tl.load(row_scales_ptr + row, mask=is_row, other=0.0)[None, :]
     store_with_swiglu(total, out_ptr, part, pair, is_row, OUTPUTS, SWIGLU, SHRINKS)
-
-
-@triton.jit
-def side_by_side(program, blocks, PARTS: tl.constexpr):
-    """A program's block and part: those of a few blocks run together, over all their parts, for they share rows, and
-    weights too if one expert has several."""
-    per_run = TOGETHER * PARTS
-    run = program // per_run
-    width = tl.minimum(blocks - run * TOGETHER, TOGETHER)
-    within = program % per_run
-    return run * TOGETHER + within % width, within // width
