@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.hub.pull import pull
+from penstock.hub.sources import pull
 from tests.waiting import GIVE_UP_S
 
 _SERVE = """

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import http.server
 import json
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
 from penstock.hub.config_only import read_config
+from tests.hub.local_hub import LocalHub
 
 CONFIG = {
     "model_type": "llama",
@@ -20,28 +18,6 @@ CONFIG = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-
-
-class _Answer(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        found = self.path == "/org/name/resolve/main/config.json"
-        self.send_response(200 if found else 404)
-        self.end_headers()
-        self.wfile.write(json.dumps(CONFIG).encode() if found else b"")
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with http.server.HTTPServer(("127.0.0.1", 0), _Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        yield
-        server.shutdown()
-        thread.join()
 
 
 def write(path: Path, **changes: object) -> str:
@@ -59,13 +35,15 @@ def test_a_directory_without_weights_is_enough(tmp_path: Path) -> None:
     assert read_config(str(tmp_path)).hidden_size == 64
 
 
-@pytest.mark.usefixtures("hub")
-def test_of_a_repository_only_its_config_is_read() -> None:
-    assert read_config("hf:org/name").num_kv_heads == 2
+def test_of_a_repository_only_its_config_is_read(hub: LocalHub, tmp_path: Path) -> None:
+    hub.files["config.json"] = json.dumps(CONFIG).encode()
+    assert read_config("hf:ada/tiny").num_kv_heads == 2
+    assert not hub.fetches("model.safetensors")
+    assert not (tmp_path / "models").exists()
 
 
-@pytest.mark.usefixtures("hub")
-def test_a_repository_that_is_not_there_is_named() -> None:
+def test_a_repository_that_is_not_there_is_named(hub: LocalHub) -> None:
+    hub.status = 404
     with pytest.raises(ModelMissing, match="org/other"):
         read_config("hf:org/other")
 

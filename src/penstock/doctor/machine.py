@@ -98,12 +98,12 @@ def _compiler() -> Iterator[Finding]:
 
 def model(spec: str, settings: EngineSettings) -> Iterator[Finding]:
     """Its files, as they are on this machine, and whether it fits."""
-    from penstock.hub.installed import installed_path
     from penstock.hub.resolve import resolve
+    from penstock.hub.sources import cached
 
     try:
-        path = installed_path(spec)
-        if path is None:
+        found = cached(spec)
+        if found is None:
             yield warn("model", f"{spec} is not on this machine yet", f"penstock pull {spec}, or the first start will")
             return
         checkpoint = resolve(spec)
@@ -111,9 +111,9 @@ def model(spec: str, settings: EngineSettings) -> Iterator[Finding]:
     except PenstockError as error:
         yield fail("model", error.message)
         return
-    size = sum(file.stat().st_size for file in _files(path))
+    size = sum(file.stat().st_size for file in _files(found.path))
     config = checkpoint.config
-    yield ok("model", f"{spec}: {_parameters(config)}, {size / _GIB:.2f} GiB, complete, in {path}")
+    yield ok("model", f"{spec}: {_parameters(config)}, {size / _GIB:.2f} GiB, complete, in {found.path}")
     kv = "bfloat16" if settings.kv_dtype == "auto" else settings.kv_dtype
     yield from _memory(size, ModelBytes(config, Formats(kv=kv)).kv_bytes_per_token, settings)
 

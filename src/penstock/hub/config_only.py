@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from penstock.core.errors import ModelCorrupt
 from penstock.core.model_config import ModelConfig
 from penstock.hub.hf_directory import config_without_weights, read_json
-from penstock.hub.hf_download import fetch_config
+from penstock.hub.hf_download import HF_PREFIX, HubSource
 from penstock.hub.progress import Progress
-from penstock.hub.resolve import HF_PREFIX, describe, repository_of
+from penstock.hub.resolve import describe
+from penstock.hub.sources import local_path, repository_of
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
 
 
 def read_config(spec: str, *, progress: Progress | None = None) -> ModelConfig:
     """Downloads no weights, but for an alias: that is a single file."""
-    path = Path(spec).expanduser()
+    path = local_path(spec)
     if spec.startswith(HF_PREFIX):
-        config = config_without_weights(fetch_config(repository_of(spec)), {})
+        config = config_without_weights(HubSource(repository_of(spec)).read_config(), {})
     elif path.suffix == ".json" and path.is_file():
         config = config_without_weights(read_json(path), {})
     else:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import fcntl
 import hashlib
 import os
-import shutil
+import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO, TypeGuard
+from typing import IO, BinaryIO
 
 from penstock.core.errors import ModelMissing
 from penstock.core.files import in_words, naming
 from penstock.core.private_files import make_private, open_private
+from penstock.hub.progress import Progress
 
 CHUNK_BYTES = 1 << 20
+WATCH_EVERY_S = 0.2
 
 
 @contextmanager
@@ -56,16 +59,33 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def check_room(directory: Path, num_bytes: int) -> None:
-    """Raise the OSError of a full disk, before anything is fetched. The directory must exist."""
-    if (free := shutil.disk_usage(directory).free) < num_bytes:
-        said = f"{num_bytes / 1e6:,.1f} MB are needed and {free / 1e6:,.1f} MB are free"
-        raise OSError(errno.ENOSPC, said, str(directory))
+def bytes_in(directory: Path) -> int:
+    """Bytes of the files in there, of those that do not go meanwhile."""
+    total = 0
+    for path in directory.rglob("*"):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return total
 
 
-def is_of_disk(error: Exception) -> TypeGuard[OSError]:
-    """Whether a file is what failed, and not the network: such an error names it."""
-    return isinstance(error, OSError) and error.filename is not None
+@contextmanager
+def watched(directory: Path, what: str, total: int, progress: Progress) -> Iterator[None]:
+    """Report how the directory grows while others write into it."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(WATCH_EVERY_S):
+            progress(what, min(bytes_in(directory), total - 1), total)  # not done before the writer says so
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+    progress(what, total, total)
 
 
 def cannot_store(name: str, error: OSError) -> ModelMissing:
@@ -74,11 +94,21 @@ def cannot_store(name: str, error: OSError) -> ModelMissing:
 
 def publish(partial: Path, path: Path) -> None:
     """Give a finished file its name, so that it survives a power cut whole or not at all."""
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
+    sync(partial)
     partial.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """A file's content, or a directory's names, onto the disk."""
+    file = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(file)
     finally:
-        os.close(directory)
+        os.close(file)
+
+
+def sync_all(directory: Path) -> None:
+    for path in directory.rglob("*"):
+        sync(path)
+    sync(directory)

@@ -1,28 +1,33 @@
-"""Downloading a model from the Hugging Face Hub, or a mirror of it, over plain HTTP.
+"""Models of the Hugging Face Hub, or of a mirror of it, fetched by `huggingface_hub`.
 
-HF_ENDPOINT names the mirror and HF_TOKEN opens gated models. A download that was cut off goes on where it stopped.
+HF_ENDPOINT names the mirror and HF_TOKEN opens gated models; HF_HUB_OFFLINE=1 keeps from asking. Files that other
+programs have put into the Hub's own cache are copied from there. The library resumes a connection that breaks off, and
+keeps the files that are whole when a process dies; it checks their sizes only, so the weights cache checks the hashes.
 """
 
 from __future__ import annotations
 
-import http.client
+import glob
 import json
 import os
-import time
-import urllib.error
-import urllib.request
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import ModelMissing, ModelUnsupported
-from penstock.core.files import naming, write_file
-from penstock.hub.disk import cannot_store, check_room, chunks, is_of_disk, locked, publish, sha256
-from penstock.hub.home import models_directory
+from penstock.hub.cache.record import RECORD, FileRecord, Record, read_record
+from penstock.hub.cache.weights import Reserve
+from penstock.hub.disk import watched
 from penstock.hub.progress import Progress
 
-TRIES = 3  # in a row without a byte
-TIMEOUT_S = 30.0
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
+
+LIBRARY = "penstock"
+HF_PREFIX = "hf:"
 WANTED = {
     "config.json",
     "generation_config.json",
@@ -35,156 +40,156 @@ WANTED = {
 
 
 @dataclass(frozen=True)
-class RemoteFile:
-    name: str
-    url: str
-    num_bytes: int
-    sha256: str | None  # only large files have one
+class HubSource:
+    repository: str  # org/name
+
+    @property
+    def spec(self) -> str:
+        return f"{HF_PREFIX}{self.repository}"
+
+    @property
+    def place(self) -> str:
+        return f"hf/{self.repository.replace('/', '--')}"
+
+    def unrecorded(self, directory: Path) -> Record | None:
+        """Such a version kept the Hub's listing, and wrote config.json last."""
+        if not (directory / "config.json").is_file():
+            return None
+        try:
+            listing = json.loads((directory / ".listing.json").read_bytes())
+            files = {
+                entry["rfilename"]: _file(entry["size"], (entry.get("lfs") or {}).get("sha256"))
+                for entry in listing["siblings"]
+            }
+            files = {name: file for name, file in files.items() if _is_wanted(name)}
+            revision = listing["sha"]
+        except (OSError, ValueError, KeyError, TypeError):
+            files, revision = (
+                {path.name: _file(path.stat().st_size) for path in directory.iterdir() if _is_wanted(path.name)},
+                None,
+            )
+        record = Record(spec=self.spec, files=files, revision=revision)
+        return record if record.is_whole(directory) else None
+
+    def fetch(self, directory: Path, reserve: Reserve, progress: Progress) -> Record:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import RevisionNotFoundError
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+
+        with self._errors_in_words():
+            # A fetch that was cut off goes on with its revision: files of two are never mixed.
+            kept = read_record(directory)
+            record = kept if kept is not None and kept.revision is not None else self._listing()
+            reserve(record, 0)
+            for unfinished in directory.rglob("*.incomplete"):
+                unfinished.unlink()  # of a process that was killed: the library never reads it again
+            try:
+                with (
+                    watched(directory, f"downloading {self.repository}", record.num_bytes, progress),
+                    disable_progress_bars(),
+                ):
+                    snapshot_download(
+                        self.repository,
+                        revision=record.revision,
+                        local_dir=directory,
+                        allow_patterns=[glob.escape(name) for name in record.files],
+                        endpoint=_endpoint(),
+                        library_name=LIBRARY,
+                    )
+            except RevisionNotFoundError:
+                (directory / RECORD).unlink()
+                raise
+        return record
+
+    def read_config(self) -> dict[str, Any]:
+        """config.json alone, for those who want to know what a model is like: some kilobytes, and nothing is kept."""
+        from huggingface_hub import hf_hub_download
+
+        with self._errors_in_words(), tempfile.TemporaryDirectory() as directory:
+            path = hf_hub_download(
+                self.repository, "config.json", local_dir=directory, endpoint=_endpoint(), library_name=LIBRARY
+            )
+            try:
+                config = json.loads(Path(path).read_bytes())
+            except ValueError:
+                config = None
+        if not isinstance(config, dict):
+            raise _no_hub()
+        return config
+
+    def _listing(self) -> Record:
+        from huggingface_hub import HfApi
+
+        api = HfApi(endpoint=_endpoint(), library_name=LIBRARY)
+        try:
+            found = api.model_info(self.repository, files_metadata=True)
+            files = {file.rfilename: _listed(file) for file in found.siblings or () if _is_wanted(file.rfilename)}
+        except (ValueError, KeyError, TypeError):
+            raise _no_hub() from None
+        if not any(map(_is_weights, files)):
+            raise ModelUnsupported(f"{self.repository} has no safetensors weights; choose a repository that has")
+        return Record(spec=self.spec, files=files, revision=found.sha)
+
+    @contextmanager
+    def _errors_in_words(self) -> Iterator[None]:
+        """Errors of the library as ours; those of the disk pass."""
+        import httpx2
+        from huggingface_hub.errors import (
+            HfHubHTTPError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+            OfflineModeIsEnabled,
+        )
+
+        try:
+            yield
+        except HFValidationError:
+            raise ModelMissing(f"{self.spec!r} is not a name of the Hugging Face Hub") from None
+        except (OSError, httpx2.HTTPError) as error:
+            failure: BaseException = error
+            if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
+                failure = error.__cause__
+            if isinstance(failure, HfHubHTTPError):
+                raise ModelMissing(_refusal(self.repository, failure.response.status_code)) from None
+            if isinstance(failure, OfflineModeIsEnabled):
+                raise ModelMissing(
+                    f"{self.repository} is not in the cache, and HF_HUB_OFFLINE keeps from fetching it; unset that, or "
+                    "pull it where there is a network"
+                ) from None
+            if isinstance(failure, OSError) and failure.errno is not None:
+                raise
+            raise ModelMissing(
+                f"could not download {self.repository} from {_endpoint()}: {failure or type(failure).__name__}; check "
+                "the network (or set HF_ENDPOINT to a mirror) and run the same again: files that are whole are kept"
+            ) from None
 
 
-def download_hf(repository: str, *, progress: Progress, backoff_s: float = 1.0) -> Path:
-    """The directory of `repository` ("org/name"), complete. Without a network, if it was completed before."""
-    directory = hf_directory(repository)
-    if is_complete(directory):
-        return directory
-    try:
-        with locked(directory / ".lock", on_wait=lambda: progress(f"another process is pulling {repository}", 0, None)):
-            if not is_complete(directory):
-                files = _listing(repository, directory)
-                check_room(directory, sum(_missing_bytes(file, directory / file.name) for file in files))
-                for file in files:
-                    _download(file, directory / file.name, progress, backoff_s)
-    except urllib.error.HTTPError as error:
-        raise ModelMissing(_refusal(repository, error.code)) from None
-    except (OSError, http.client.HTTPException) as error:
-        if is_of_disk(error):
-            raise cannot_store(repository, error) from None
-        raise ModelMissing(
-            f"could not download {repository} from {_endpoint()}: {error}; check the network (or set HF_ENDPOINT to a "
-            "mirror) and run the same again: what is there already is kept"
-        ) from None
-    return directory
+def _listed(file: RepoSibling) -> FileRecord:
+    if file.size is None:
+        raise ValueError(f"{file.rfilename} has no size")
+    if file.lfs is not None:
+        return _file(file.size, file.lfs.sha256)
+    return FileRecord(file.size, None if file.blob_id is None else f"git-sha1:{file.blob_id}")
 
 
-def fetch_config(repository: str) -> dict[str, Any]:
-    """config.json alone, for those who want to know what a model is like: some kilobytes, and nothing is kept."""
-    try:
-        with _open(f"{_endpoint()}/{repository}/resolve/main/config.json") as reply:
-            config = json.loads(reply.read())
-    except urllib.error.HTTPError as error:
-        raise ModelMissing(_refusal(repository, error.code)) from None
-    except (OSError, http.client.HTTPException) as error:
-        raise ModelMissing(f"could not read {repository} at {_endpoint()}: {error}; check the network") from None
-    except ValueError:
-        config = None
-    if not isinstance(config, dict):
-        raise ModelMissing(f"{_endpoint()} does not answer like the Hugging Face Hub; check HF_ENDPOINT")
-    return config
+def _file(num_bytes: int, sha256: str | None = None) -> FileRecord:
+    return FileRecord(num_bytes, None if sha256 is None else f"sha256:{sha256}")
 
 
-def hf_directory(repository: str) -> Path:
-    return models_directory() / "hf" / repository.replace("/", "--")
-
-
-def is_complete(directory: Path) -> bool:
-    """config.json comes last, so where it is, everything is."""
-    return (directory / "config.json").is_file()
-
-
-def _listing(repository: str, directory: Path) -> list[RemoteFile]:
-    """What to download. The answer is kept, so that a later run goes on with the same revision and never mixes two."""
-    kept = directory / ".listing.json"
-    if not kept.is_file():
-        partial = kept.with_name(".listing.json.part")
-        with _open(f"{_endpoint()}/api/models/{repository}?blobs=true") as reply:
-            write_file(partial, reply.read())
-        publish(partial, kept)
-    try:
-        files = _parse_listing(repository, json.loads(kept.read_bytes()))
-    except (ValueError, KeyError, TypeError):
-        kept.unlink()
-        raise ModelMissing(f"{_endpoint()} does not answer like the Hugging Face Hub; check HF_ENDPOINT") from None
-    if not any(_is_weights(file.name) for file in files):
-        kept.unlink()
-        raise ModelUnsupported(f"{repository} has no safetensors weights; choose a repository that has")
-    return sorted(files, key=lambda file: (file.name == "config.json", file.name))
-
-
-def _parse_listing(repository: str, listing: dict[str, Any]) -> list[RemoteFile]:
-    base = f"{_endpoint()}/{repository}/resolve/{listing['sha']}"
-    return [
-        RemoteFile(name, f"{base}/{name}", entry["size"], (entry.get("lfs") or {}).get("sha256"))
-        for entry in listing["siblings"]
-        if (name := entry["rfilename"]) in WANTED or (name.startswith("model") and _is_weights(name))
-    ]
+def _is_wanted(name: str) -> bool:
+    return name in WANTED or (name.startswith("model") and _is_weights(name))
 
 
 def _is_weights(name: str) -> bool:
     return name.endswith(".safetensors") and "/" not in name
 
 
-def _download(file: RemoteFile, path: Path, progress: Progress, backoff_s: float) -> None:
-    if path.is_file():
-        return
-    partial = path.with_name(path.name + ".part")
-    fruitless = 0
-    while (before := _size(partial)) < file.num_bytes:
-        failure: Exception = OSError(f"{file.name} was cut off")
-        try:
-            _append(file, partial, progress)
-        except urllib.error.HTTPError as error:
-            if error.code < 500:
-                raise
-            failure = error
-        except (OSError, http.client.HTTPException) as error:
-            if is_of_disk(error):
-                raise
-            failure = error
-        fruitless = 0 if _size(partial) > before else fruitless + 1
-        if fruitless == TRIES:
-            raise failure
-        time.sleep(backoff_s * fruitless)
-    partial.touch()  # for empty files
-    if _size(partial) != file.num_bytes or (file.sha256 and sha256(partial) != file.sha256):
-        partial.unlink()
-        raise OSError(f"{file.name} arrived damaged")
-    publish(partial, path)
-
-
-def _missing_bytes(file: RemoteFile, path: Path) -> int:
-    return 0 if path.is_file() else max(0, file.num_bytes - _size(path.with_name(path.name + ".part")))
-
-
-def _append(file: RemoteFile, partial: Path, progress: Progress) -> None:
-    done_bytes = _size(partial)
-    with _open(file.url, start=done_bytes) as reply:
-        resumes = reply.status == http.client.PARTIAL_CONTENT
-        with partial.open("ab" if resumes else "wb") as target:
-            done_bytes = done_bytes if resumes else 0
-            for chunk in chunks(reply):
-                with naming(partial):
-                    target.write(chunk)
-                    target.flush()
-                done_bytes += len(chunk)
-                progress(f"downloading {file.name}", done_bytes, file.num_bytes)
-
-
-def _open(url: str, start: int = 0) -> Any:
-    request = urllib.request.Request(url, headers={"User-Agent": "penstock"})
-    if start:
-        request.add_header("Range", f"bytes={start}-")
-    if token := os.environ.get("HF_TOKEN"):
-        # Not for the storage host that large files are redirected to.
-        request.add_unredirected_header("Authorization", f"Bearer {token}")
-    return urllib.request.urlopen(request, timeout=TIMEOUT_S)
-
-
 def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+def _no_hub() -> ModelMissing:
+    return ModelMissing(f"{_endpoint()} does not answer like the Hugging Face Hub; check HF_ENDPOINT")
 
 
 def _refusal(repository: str, status: int) -> str:

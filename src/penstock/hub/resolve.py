@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from penstock.core.config import nearest
@@ -12,26 +11,22 @@ from penstock.hub.encoder import EncoderCheckpoint, is_encoder
 from penstock.hub.gguf import GGUFCheckpoint
 from penstock.hub.hf import HFCheckpoint
 from penstock.hub.hf_directory import HFDirectory
-from penstock.hub.hf_download import download_hf
+from penstock.hub.hf_download import HF_PREFIX
 from penstock.hub.progress import Progress, silent
-from penstock.hub.pull import ALIASES, pull
+from penstock.hub.pull import ALIASES
+from penstock.hub.sources import REPOSITORY, local_path, source_of, weights_cache
 
-HF_PREFIX = "hf:"
-# org/name. No leading dots: none may lead out of the models directory, or to another path of the server.
-REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 ModelFiles = Checkpoint | HFDirectory  # both have the config and the tokenizer
 FORMS = f"a name ({', '.join(ALIASES)}), a .gguf file, a Hugging Face directory, or hf:org/name"
 
 
 def resolve(spec: str, *, progress: Progress | None = None) -> Checkpoint:
     """Open what `spec` names, downloading it first where it has to be. An alias wins over a file of the same name."""
-    progress = progress or silent
-    if spec in ALIASES:
-        weights = pull(spec, progress=progress)
-        return _open(weights if weights.suffix == ".gguf" else weights.parent)
-    if spec.startswith(HF_PREFIX):
-        return _open(download_hf(repository_of(spec), progress=progress))
-    path = Path(spec).expanduser()
+    if (source := source_of(spec)) is not None:
+        cache = weights_cache()
+        cache.hold(source)
+        return _open(cache.ensure(source, progress or silent))
+    path = local_path(spec)
     if path.exists():
         return _open(path)
     raise ModelMissing(f"there is no model {spec!r}{_suggestion(spec)} Give {FORMS}")
@@ -45,7 +40,7 @@ def _open(path: Path) -> Checkpoint:
 
 def describe(spec: str, *, progress: Progress | None = None) -> ModelFiles:
     """What `spec` names, for those who want no weights: a directory need not have any."""
-    path = Path(spec).expanduser()
+    path = local_path(spec)
     return HFDirectory(path) if spec not in ALIASES and path.is_dir() else resolve(spec, progress=progress)
 
 
@@ -55,15 +50,8 @@ def default_name(spec: str) -> str:
         return spec
     if spec.startswith(HF_PREFIX):
         return spec.removeprefix(HF_PREFIX)
-    path = Path(spec).expanduser().resolve()
+    path = local_path(spec).resolve()
     return path.stem if path.suffix == ".gguf" else path.name
-
-
-def repository_of(spec: str) -> str:
-    repository = spec.removeprefix(HF_PREFIX)
-    if not REPOSITORY.fullmatch(repository):
-        raise ModelMissing(f"{spec!r} is not of the form hf:org/name")
-    return repository
 
 
 def _suggestion(spec: str) -> str:
