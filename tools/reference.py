@@ -16,6 +16,7 @@ from penstock.cli.flags import SECTIONS, default_of, flag, members, show
 from penstock.cli.main import parser
 from penstock.core.errors import all_errors
 from penstock.core.settings import Settings, TelemetrySettings
+from penstock.fleet.settings import FleetSettings, PoolSettings, Schedule, SpotSettings
 from penstock.gateway.records.request_log import LogSettings
 from penstock.gateway.settings.gateway import GatewaySettings
 from penstock.observe.catalog import CATALOG, Metric
@@ -44,13 +45,21 @@ def config_page() -> str:
             )
         lines.append("")
     lines.append("`telemetry`: as of a gateway, below; in the file only.\n")
-    return "\n".join([*lines, *_gateway_settings(), ""])
+    fleet = ["\n## Of a fleet\n", "`penstock fleet --config fleet.yaml`: [its page](../autoscaling.md).\n"]
+    return "\n".join([*lines, *_gateway_settings(), *fleet, *_table(FLEET_GROUPS), ""])
+
+
+FLEET_GROUPS: dict[str, Any] = {
+    "": FleetSettings,
+    "pools.NAME.": PoolSettings,
+    "pools.NAME.spot.": SpotSettings,
+    "pools.NAME.schedules.N.": Schedule,
+}
 
 
 def _gateway_settings() -> list[str]:
     lines = ["## Of a gateway\n", "`penstock gateway --config penstock.yaml`: [its page](../gateway.md).\n"]
-    lines += ["| key | type | default | |", "|---|---|---|---|"]
-    groups = {
+    groups: dict[str, Any] = {
         "": GatewaySettings,
         "logs.": LogSettings,
         "telemetry.": TelemetrySettings,
@@ -58,6 +67,11 @@ def _gateway_settings() -> list[str]:
         "watch.alerts.": AlertSettings,
         "watch.probes.": ProbeSettings,
     }
+    return lines + _table(groups)
+
+
+def _table(groups: dict[str, Any]) -> list[str]:
+    lines = ["| key | type | default | |", "|---|---|---|---|"]
     for prefix, group in groups.items():
         kinds = get_type_hints(group)
         for field in dataclasses.fields(group):

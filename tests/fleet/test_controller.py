@@ -279,3 +279,11 @@ async def test_demand_of_gateways_reaches_the_status_and_the_history(store: Stor
     (status,) = store.fleet.pools()
     assert status.states == {"active": 2}
     assert store.fleet.decisions("m")
+
+
+async def test_fleet_spends_no_more_than_it_may(store: Store) -> None:
+    fleet = Fleet(store, min=4, price_per_hour=2.0)
+    fleet.settings = FleetSettings(spend_per_hour=5.0, pools=fleet.settings.pools)
+    controller = await leading(fleet)
+    await fleet.run(controller, 60)
+    assert len(fleet.driver.replicas) == 2

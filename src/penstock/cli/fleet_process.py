@@ -8,10 +8,12 @@ import logging
 import os
 import secrets
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import uvloop
 
@@ -23,10 +25,15 @@ from penstock.core.errors import ConfigError
 from penstock.core.private_files import make_private
 from penstock.fleet.controller import Controller, replica_settings
 from penstock.fleet.drivers.local import LocalDriver
+from penstock.fleet.drivers.spot_notice import seconds_left
 from penstock.fleet.gateway_keeper import GatewayKeeper
 from penstock.fleet.replica_client import ReplicaClient
 from penstock.fleet.settings import FleetSettings
+from penstock.gateway.replicas.fetch import fetch
 from penstock.gateway.settings.gateway import GatewaySettings
+from penstock.http.call import Failure
+from penstock.http.message import render
+from penstock.http.upstream import Upstream
 from penstock.hub.home import penstock_home
 from penstock.tenancy.fleet import PoolStatus
 from penstock.tenancy.store import open_store
@@ -34,6 +41,7 @@ from penstock.tenancy.store import open_store
 log = logging.getLogger("penstock")
 
 _DOWN_S = 30.0
+_NOTICE_S = 5.0
 
 
 def run_fleet(config: Path, store: str | None) -> None:
@@ -77,6 +85,8 @@ async def _run(settings: FleetSettings, url: str, config: Path) -> None:
             gateway = GatewayKeeper(directory / "gateway", gateway_settings(settings, url), secret)
             tasks.append(asyncio.create_task(gateway.run(lambda: controller.is_leader)))
             print(f"the gateway's log: {gateway.log_path}", flush=True)
+        if settings.interruption_url is not None:
+            tasks.append(asyncio.create_task(_watch_notices(settings.interruption_url, driver)))
         ended = asyncio.create_task(told.wait())
         try:
             await asyncio.wait([*tasks, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -89,6 +99,19 @@ async def _run(settings: FleetSettings, url: str, config: Path) -> None:
         if isinstance(result, Exception):
             raise result
     print(f"the controller ends; its replicas go on. `penstock fleet down --config {config}` stops them", flush=True)
+
+
+async def _watch_notices(url: str, driver: LocalDriver) -> None:
+    """Asks a metadata endpoint again and again. One that does not answer has no notice."""
+    parts = urlsplit(url)
+    upstream, target = Upstream.from_url(f"{parts.scheme}://{parts.netloc}"), (parts.path or "/").encode()
+    while True:
+        answer = await fetch(upstream, target, render([(b"metadata-flavor", b"Google")]), timeout_s=_NOTICE_S)
+        if not isinstance(answer, Failure):
+            seconds = seconds_left(answer.status, answer.body, time.time())
+            if seconds is not None:
+                await asyncio.to_thread(driver.interrupt_spot, seconds)
+        await asyncio.sleep(_NOTICE_S)
 
 
 async def _down(settings: FleetSettings, url: str) -> None:

@@ -31,12 +31,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "remove": "forget it; what it works on may end",
         "park": "give its device's memory back; its processes stay alive",
         "wake": "take the memory again, until a token has come out",
+        "interrupt": "give one of this machine's fleet an interruption notice, as a spot market does: for drills",
     }.items():
         command = verbs.add_parser(verb, help=text)
         if verb == "add":
             command.add_argument("model", metavar="MODEL", help="or MODEL@VERSION")
         if verb != "list":
-            command.add_argument("url", metavar="URL", help="http://HOST:PORT")
+            what = "http://HOST:PORT" + (", or the replica's id" if verb == "interrupt" else "")
+            command.add_argument("url", metavar="URL", help=what)
         if verb == "add":
             command.add_argument(
                 "--option",
@@ -48,6 +50,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             )
             drained = "it is sent nothing: drains one that a gateway's file or DNS names, until `remove`"
             command.add_argument("--draining", action="store_true", help=drained)
+        elif verb == "interrupt":
+            wait = "how long until it is killed (default: 30)"
+            command.add_argument("--seconds", type=float, default=30.0, metavar="SECONDS", help=wait)
+            continue
         elif verb in ("park", "wake"):
             _add_parking_flags(command, parks=verb == "park")
             continue
@@ -70,6 +76,13 @@ def _add_parking_flags(command: argparse.ArgumentParser, *, parks: bool) -> None
 def run(arguments: argparse.Namespace) -> None:
     if arguments.verb in ("park", "wake"):
         _change_state(arguments)
+        return
+    if arguments.verb == "interrupt":
+        from penstock.fleet.drivers.local import interrupt
+        from penstock.hub.home import penstock_home
+
+        replica = interrupt(penstock_home() / "fleet", arguments.url, arguments.seconds)
+        print(f"{replica} is taken away in {arguments.seconds:g} s")
         return
     with store_from(arguments) as store:
         book = store.replicas

@@ -76,7 +76,7 @@ async def _serve(settings: Settings, fleet: FleetSettings, directory: Path, num_
         running = serve(gateway, url, opened.set_result)
     secret = os.environ[SECRET_VARIABLE]
     client = ReplicaClient(secret)
-    driver = LocalDriver(directory / "replicas", secret, before_exec=die_with_parent)
+    driver = LocalDriver(fleet_directory(fleet.name) / "replicas", secret, before_exec=die_with_parent)
     with open_store(url) as store:
         lines = _Lines(pool, gateway, opened)
         controller = Controller(

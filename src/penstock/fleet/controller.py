@@ -37,7 +37,7 @@ from penstock.observe.redaction import redact
 from penstock.tenancy import fleet as rows
 from penstock.tenancy.database import Execute
 from penstock.tenancy.fleet import FleetReplica, PoolStatus
-from penstock.tenancy.replicas import ReplicaRow
+from penstock.tenancy.replicas import RESTING, ReplicaRow
 from penstock.tenancy.store import Store
 
 log = logging.getLogger(__name__)
@@ -248,6 +248,12 @@ class Controller:
             price = pool.settings.price_per_hour
             if action.capacity_type is CapacityType.SPOT:
                 price = pool.settings.spot.price_per_hour
+            if (limit := self._settings.spend_per_hour) is not None and self._spend_per_hour() + price > limit:
+                wait_s = pool.start_failed(now)
+                log.warning(
+                    "%s gets no other replica for %.0f s: the fleet may spend %g an hour", pool.name, wait_s, limit
+                )
+                return
             row = FleetReplica(
                 f"{pool.name.replace('@', '-').replace('/', '-')}-{secrets.token_hex(_ID_BYTES)}",
                 pool.name,
@@ -406,8 +412,18 @@ class Controller:
 
     def _member(self, row: FleetReplica, now: float) -> ReplicaRow:
         """What gateways are told of a replica."""
-        options = {"secret_env": SECRET_VARIABLE}
-        return ReplicaRow(row.pool, row.url, row.state != ReplicaState.ACTIVE, options, by=self._by, at=now)
+        return ReplicaRow(
+            row.pool,
+            row.url,
+            row.state != ReplicaState.ACTIVE,
+            {"secret_env": SECRET_VARIABLE},
+            by=self._by,
+            at=now,
+            state=row.state if row.state in RESTING else "",
+        )
+
+    def _spend_per_hour(self) -> float:
+        return sum(self._pools[row.pool].price_of(row) for row in self._rows.values() if row.pool in self._pools)
 
     def _of_pool(self, name: str) -> list[FleetReplica]:
         return [row for row in self._rows.values() if row.pool == name]

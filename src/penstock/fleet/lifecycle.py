@@ -22,6 +22,8 @@ from penstock.tenancy.fleet import FleetReplica
 
 SILENT_S = 60.0  # a replica whose process is there and that does not answer for so long is replaced
 _SETTLE_S = 2.0  # gateways have heard of a drain by then
+_OWN_DRAIN_S = 30.0  # how long a replica that was told to end still works, by default
+_SERVING = (ReplicaState.STANDBY, ReplicaState.ACTIVE)
 _LISTED_S = 30.0  # a driver that does not list a replica for so long after it was asked for has lost it
 
 
@@ -57,6 +59,8 @@ def advance(row: FleetReplica, facts: Facts, settings: PoolSettings, now: float)
     if facts.listed is not None and facts.listed.deadline_s is not None and row.deadline is None:
         row = replace(row, deadline=now + facts.listed.deadline_s)
     state = ReplicaState(row.state)
+    if facts.report is not None and facts.report.is_draining and state in _SERVING and row.deadline is None:
+        row = replace(row, deadline=now + _OWN_DRAIN_S)  # somebody ends it, or its device has a fault
     if state is not ReplicaState.STOPPING and (failure := _lost(row, facts, settings, now)):
         return Next(_moved(replace(row, failure=failure), ReplicaState.STOPPING, now), Command.STOP, failure)
     match state:

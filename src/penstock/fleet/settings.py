@@ -101,6 +101,11 @@ class FleetSettings:
         {}, "settings of a gateway that is started beside; none: gateways run elsewhere"
     )
     slo: Slo = field(default_factory=Slo)
+    interruption_url: str | None = setting(
+        None,
+        "metadata endpoint that announces the end of this machine, asked every 5 s, for the local driver's replicas on "
+        "spot capacity; none: no notices",
+    )
     every_s: Seconds = setting(1.0, "how often pools are looked at")
     lease_s: Seconds = setting(10.0, "a controller that has not renewed its lease for so long is replaced")
     spend_per_hour: Amount | None = setting(None, "no replica is started beyond it, all pools together")

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.api.relay import SECRET_VARIABLE
-from penstock.core.errors import CapacityRefused
+from penstock.core.errors import CapacityRefused, ReplicaNotFound
 from penstock.core.private_files import make_private, open_private
 from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
 from penstock.fleet.drivers.process import ManagedProcess
@@ -87,9 +87,11 @@ class LocalDriver:
 
     async def close(self) -> None: ...
 
-    def interrupt(self, replica_id: str, seconds: float) -> None:
-        """An interruption notice, as a spot market gives it: the replica is killed when the time is over."""
-        _write(self._directory / replica_id / "notice", str(self._clock() + seconds).encode())
+    def interrupt_spot(self, seconds: float) -> None:
+        """The machine is taken away: a notice for every replica on spot capacity that has none yet."""
+        for one in self._list():
+            if one.capacity_type is CapacityType.SPOT and one.deadline_s is None:
+                _write_notice(self._directory / one.id, self._clock() + seconds)
 
     def _list(self) -> Sequence[DriverReplica]:
         found = []
@@ -103,9 +105,7 @@ class LocalDriver:
 
     def _look(self, path: Path, kept: _Kept) -> DriverReplica:
         process = self._process(path.name)
-        url, failure = "", ""
-        with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
-            url = msgspec.json.decode((path / "address.json").read_bytes())["url"]
+        url, failure = _url(path), ""
         deadline_s = self._seconds_left(path)
         if deadline_s is not None and deadline_s <= 0:
             process.kill()
@@ -135,6 +135,26 @@ class LocalDriver:
         if found is None:
             found = self._processes[replica_id] = ManagedProcess(self._directory / replica_id)
         return found
+
+
+def interrupt(fleets: Path, named: str, seconds: float) -> str:
+    """An interruption notice for a replica of this machine, by its id or URL: it is killed when the time is over.
+    `fleets`: directory above those of all fleets. Returns its id."""
+    for path in fleets.glob("*/replicas/*"):
+        if named in (path.name, _url(path)):
+            _write_notice(path, time.time() + seconds)
+            return path.name
+    raise ReplicaNotFound(f"no fleet of this machine has a replica {named}")
+
+
+def _write_notice(path: Path, at: float) -> None:
+    _write(path / "notice", str(at).encode())
+
+
+def _url(path: Path) -> str:
+    with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
+        return str(msgspec.json.decode((path / "address.json").read_bytes())["url"])
+    return ""
 
 
 def _write(path: Path, data: bytes) -> None:
