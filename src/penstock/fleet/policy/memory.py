@@ -15,6 +15,8 @@ class PolicyMemory(Struct, frozen=True, omit_defaults=True):
     busy_at: float | None = None  # when somebody last asked
     rate: float = 0.0  # arrivals/s, over a minute
     variance: float = 0.0  # of `arrivals_per_s` around it
+    burst: float = 0.0  # arrivals/s beyond the rate in a single second, and when
+    burst_at: float = -1e9
     prompt_tokens: float = 0.0  # mean request, over some minutes
     output_tokens: float = 0.0
     cached_share: float = 0.0

@@ -48,7 +48,7 @@ class PoolPolicy:
     def horizons(self, durations: Durations) -> tuple[float, ...]:
         """Times ahead, in seconds, for which `decide` wants the forecast."""
         up_s, down_s = self.settings.up_cooldown_s, self.settings.down_cooldown_s
-        return tuple(sorted({durations.wake_s + up_s, durations.start_s + up_s, durations.start_s + down_s}))
+        return tuple(sorted({durations.wake_s, durations.start_s + up_s, durations.start_s + down_s}))
 
     def decide(self, observation: PoolObservation, memory: PolicyMemory, now: float) -> tuple[Decision, PolicyMemory]:
         round_ = _Round(self, observation, memory, now)
@@ -68,7 +68,7 @@ class _Round:
     def decision(self) -> tuple[Decision, PolicyMemory]:
         policy, memory, census, now = self.policy, self.memory, self.census, self.now
         demand, num_active = self.seen.demand, len(census.active)
-        signals = read_signals(demand, memory, self.passed_s, num_active, policy.profile, policy.slo)
+        signals = read_signals(demand, memory, now, num_active, policy.profile, policy.slo)
         bounds = policy._bounds.at(now)
         is_busy = demand.arrivals_per_s > 0 or demand.in_flight > 0 or signals.backlog > 0 or demand.held > 0
         busy_at = now if is_busy or memory.busy_at is None else memory.busy_at
@@ -91,6 +91,8 @@ class _Round:
             busy_at=busy_at,
             rate=signals.level,
             variance=signals.variance,
+            burst=signals.burst,
+            burst_at=signals.burst_at,
             prompt_tokens=signals.mix.prompt_tokens,
             output_tokens=signals.mix.output_tokens,
             cached_share=signals.mix.cached_share,
@@ -219,7 +221,7 @@ class _Round:
         spread = 0
         if settings.predict and signals.max_rate and settings.parked is None:
             band = band_at(self.seen.forecast, durations.start_s + settings.up_cooldown_s)
-            spread = max(0, needed_for(band.p99, signals.max_rate) - wanted) if band is not None else 0
+            spread = max(0, needed_for(band.p99, signals) - wanted) if band is not None else 0
         return plan_warm(settings, durations, None, spread, beyond)
 
     # What is done

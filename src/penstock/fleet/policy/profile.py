@@ -20,7 +20,7 @@ from penstock.capacity.steady import Engine, Limits
 from penstock.capacity.step_cost import StepCost
 from penstock.core.slo import Slo
 
-MAX_SLOWDOWN, MAX_SPEEDUP = 1.5, 1.25  # what was measured moves the profile no further
+MAX_SLOWDOWN, MAX_SPEEDUP = 1.5, 1.1  # what was measured moves the profile no further
 _STEP = math.log(1.02)  # of the rounding: two percent
 _SIGMA = math.sqrt(math.log(2))  # lengths are lognormal with a coefficient of variation of one
 _QUANTILES = [math.exp(_SIGMA * NormalDist().inv_cdf((i + 0.5) / 8)) for i in range(8)]

@@ -25,8 +25,12 @@ class Sizing(NamedTuple):
     reason: str
 
 
-def needed_for(rate: float, max_rate: float) -> int:
-    return math.ceil(rate / max_rate - 1e-9) if rate > 0 else 0
+def needed_for(rate: float, signals: Signals) -> int:
+    """Within the SLO on average, and with enough to spare for chance queues."""
+    if rate <= 0:
+        return 0
+    most = max(rate / signals.max_rate, (rate + signals.spare) / signals.saturation)
+    return math.ceil(most - 1e-9)
 
 
 def planned(band: ForecastBand, caution: float) -> float:
@@ -50,33 +54,33 @@ def size(
     reserve: int,
 ) -> Sizing:
     """`num_ready`: replicas that are active or will be; `reserve`: those in standby or parked."""
-    max_rate, rate = signals.max_rate, signals.rate
-    soon = band_at(bands, durations.wake_s + up_cooldown_s)
+    rate = signals.rate
+    soon = band_at(bands, durations.wake_s)
     later = band_at(bands, durations.start_s + up_cooldown_s)
-    soon_rate = max(rate, planned(soon, caution)) if soon else rate
+    soon_rate = max(rate, planned(soon, caution)) if soon and not reserve else rate
     later_rate = max(rate, planned(later, caution)) if later else rate
     held_rate = max([later_rate, *(planned(band, caution) for band in bands)])
     margin = 1 + min(_MAX_MARGIN, _MIN_MARGIN + signals.noise / signals.level if signals.level else _MIN_MARGIN)
-    needed = needed_for(soon_rate, max_rate)
+    needed = needed_for(soon_rate, signals)
     reason, decided = "demand", soon_rate
-    if (with_reserve := needed_for(later_rate, max_rate) - reserve) > needed:
+    if (with_reserve := needed_for(later_rate, signals) - reserve) > needed:
         needed, decided = with_reserve, later_rate
     if decided > rate:
         reason = "forecast"
-    held = max(needed_for(soon_rate * margin, max_rate), needed_for(held_rate * margin, max_rate) - reserve)
+    held = max(needed_for(soon_rate * margin, signals), needed_for(held_rate * margin, signals) - reserve)
     urgent = False
-    if signals.surge > rate and (fast := min(needed_for(signals.surge, max_rate), num_ready + reserve)) > needed:
+    if signals.surge > rate and (fast := min(needed_for(signals.surge, signals), num_ready + reserve)) > needed:
         needed, decided, reason, urgent = fast, signals.surge, "surge", True
     if signals.breaks_slo:
         behind = _with_backlog(signals, durations, num_ready, reserve)
         urgent = True
-        if needed_for(behind, max_rate) > needed:
-            needed, decided, reason = needed_for(behind, max_rate), behind, "queue"
+        if needed_for(behind, signals) > needed:
+            needed, decided, reason = needed_for(behind, signals), behind, "queue"
     return Sizing(needed, max(held, needed), urgent, decided, reason)
 
 
 def _with_backlog(signals: Signals, durations: Durations, num_ready: int, reserve: int) -> float:
-    """Arrivals/s, and the queue as it will be when capacity is ready, worked off in its time."""
+    """Arrivals/s, and what will be left of the queue when capacity is ready, worked off in a time like that."""
     ready_s = durations.wake_s if reserve else durations.start_s
-    short = max(0.0, signals.rate - num_ready * signals.saturation)
-    return signals.rate + (signals.backlog + short * ready_s) / max(_CLEAR_S, ready_s)
+    left = max(0.0, signals.backlog + (signals.rate - num_ready * signals.saturation) * ready_s)
+    return signals.rate + left / max(_CLEAR_S, ready_s)
