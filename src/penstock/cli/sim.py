@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli import sim_fleet
 from penstock.core.errors import ConfigError
 from penstock.core.files import check_outputs, write_file, write_json
 
@@ -29,6 +30,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_trace(one, strategy="kv_aware", replicas="16")
     compare = kinds.add_parser("compare", help="policies side by side, at several sizes")
     _add_trace(compare, strategy=_COMPARED, replicas="4,16,64")
+    fleet = kinds.add_parser("fleet", help="autoscaling policies over days of demand")
+    sim_fleet.add_flags(fleet, _PROFILE)
     calibrate = kinds.add_parser("calibrate", help="a profile from the step log of an engine")
     calibrate.add_argument("log", type=Path, metavar="STEPLOG", help="what `penstock engine --step-log FILE` wrote")
     calibrate.add_argument("--like", default=None, metavar="PROFILE", help="the rest of the profile is this one's")
@@ -75,6 +78,8 @@ def _add_trace(parser: argparse.ArgumentParser, *, strategy: str, replicas: str)
 def run(arguments: argparse.Namespace) -> None:
     if arguments.sim == "calibrate":
         _calibrate(arguments)
+    elif arguments.sim == "fleet":
+        sim_fleet.run(arguments)
     else:
         _compare(arguments)
 

@@ -1,0 +1,148 @@
+"""The oracle: the fewest replica-hours that keep the SLO's target, the whole demand known ahead, starts paid for.
+
+Needed at a second: the fewest replicas for which no window that ends there brings more work than they do in it and in
+the time that a first token may wait. Level k (the k-th replica) is needed while that is k or more, and is planned by
+itself: being there costs its seconds, each begin costs a start and a drain besides, and each needed second without it
+loses its share of that second's requests. At a price per lost request the best plan of a level is a walk over its
+needed spans (on or off); the price is searched at which the simulated share of requests within the SLO just reaches the
+target. So the oracle does not start fifty replicas for one second's burst, unless the target asks for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.fleet.policy.observation import Durations, PoolObservation
+from penstock.sim.fleet.demand import Counts, DemandCurve, Numbers
+from penstock.sim.fleet.policy import Baseline
+from penstock.sim.fleet.result import FleetResult
+from penstock.sim.fleet.serving import Serving
+
+_SPANS_S = (1, 2, 3, 5, 8, 13, 21, 34, 60)
+_BURST_WORK = 0.8  # of a request's work, within the few seconds in which its decodes have not all come
+_JOINED_S = 5  # needed spans so close are one
+_DRAIN_S = 10.0
+_SEARCHES = 12
+_SIMULATIONS = 4
+_MARGIN = 0.0001  # of the target, so that a search ends above it
+
+
+class Oracle(Baseline):
+    name = "oracle"
+
+    def __init__(self, plan: Counts, begins_at: float) -> None:
+        """`plan`: replicas of each second, those that are starting counted."""
+        self._plan = plan.tolist()
+        self._begins_at = begins_at
+
+    def wanted(self, observation: PoolObservation, num_live: int, now: float) -> int:
+        return int(self._plan[min(len(self._plan) - 1, int(now - self._begins_at))])
+
+
+def needed_replicas(curve: DemandCurve, serving: Serving) -> Counts:
+    """For each second."""
+    changes = np.flatnonzero(np.diff(curve.prompt_tokens) + np.diff(curve.output_tokens)) + 1
+    begins = np.concatenate([[0], changes])
+    lengths = np.diff(np.concatenate([begins, [curve.seconds]]))
+    rates = [serving.work(float(curve.prompt_tokens[at]), float(curve.output_tokens[at])).rate for at in begins]
+    work = curve.arrivals / np.repeat(rates, lengths)
+    total = np.concatenate([[0.0], np.cumsum(work)])
+    slack_s = 0.85 * serving.slo.ttft_s
+    most: Numbers = np.zeros(curve.seconds)
+    for span in _SPANS_S:
+        first = np.maximum(0, np.arange(1, curve.seconds + 1) - span)
+        factor = _BURST_WORK if span <= 3 else 1.0
+        most = np.maximum(most, factor * (total[1:] - total[first]) / (span + slack_s))
+    return np.ceil(most - 1e-9).astype(np.int64)
+
+
+class Plan(NamedTuple):
+    """Replicas of each second, with and without those that are starting."""
+
+    planned: Counts
+    active: Counts
+
+
+def plan_levels(needed: Counts, arrivals: Counts, start_s: float, price_s: float, least: int) -> Plan:
+    """`price_s`: replica-seconds that one request within the SLO is worth."""
+    seconds = len(needed)
+    lead = math.ceil(start_s) + 1
+    planned, active = np.zeros((2, seconds + 1), dtype=np.int64)
+    planned[0] = active[0] = least
+    gains = price_s * arrivals / np.maximum(1, needed)
+    for level in range(least + 1, int(needed.max()) + 1):
+        for begin, end in _level_spans(needed >= level, gains, start_s + _DRAIN_S):
+            planned[max(0, begin - lead)] += 1
+            active[begin] += 1
+            planned[end] -= 1
+            active[end] -= 1
+    return Plan(np.cumsum(planned)[:seconds], np.cumsum(active)[:seconds])
+
+
+def _level_spans(is_needed: np.ndarray, gains: Numbers, begin_cost: float) -> list[tuple[int, int]]:
+    edges = np.diff(np.concatenate([[0], is_needed.astype(np.int8), [0]]))
+    begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+    if len(begins) > 1:
+        far = np.flatnonzero(begins[1:] - ends[:-1] > _JOINED_S)
+        begins, ends = begins[np.concatenate([[0], far + 1])], ends[np.concatenate([far, [len(ends) - 1]])]
+    total = np.concatenate([[0.0], np.cumsum(np.where(is_needed, gains, 0.0))])
+    worth = (total[ends] - total[begins] - (ends - begins)).tolist()
+    starts, stops = begins.tolist(), ends.tolist()
+    on, off = -math.inf, 0.0
+    goes_on: list[bool] = []  # if on at a span: whether it was on since the one before
+    was_on: list[bool] = []  # if off after a span: whether it was on in it
+    before = 0
+    for begin, end, gain in zip(starts, stops, worth, strict=True):
+        kept, begun = on - (begin - before), off - begin_cost
+        goes_on.append(kept > begun)
+        new_on = gain + max(kept, begun)
+        was_on.append(new_on > off)
+        on, off = new_on, max(off, new_on)
+        before = end
+    spans: list[tuple[int, int]] = []
+    is_on, last_end = False, 0
+    for index in range(len(starts) - 1, -1, -1):
+        if not is_on and was_on[index]:
+            is_on, last_end = True, stops[index]
+        if is_on and not goes_on[index]:
+            spans.append((starts[index], last_end))
+            is_on = False
+    return spans
+
+
+def best_plan(
+    curve: DemandCurve,
+    serving: Serving,
+    durations: Durations,
+    target: float,
+    least: int,
+    simulate: Callable[[Oracle], FleetResult],
+) -> FleetResult:
+    """The cheapest result that keeps `target`; if none does, the one that keeps most. What a plan is expected to keep is
+    off by what queues carry from one second to the next: a simulation says by how much."""
+    needed = needed_replicas(curve, serving)
+    arrivals, requests = curve.arrivals, max(1, int(curve.arrivals.sum()))
+    expected_target, best = target, None
+    for _ in range(_SIMULATIONS):
+        low, high = 0.001, 1000.0
+        for _ in range(_SEARCHES):
+            price_s = math.sqrt(low * high)
+            plan = plan_levels(needed, arrivals, durations.start_s, price_s, least)
+            short = np.maximum(0, needed - plan.active) / np.maximum(1, needed)
+            expected = 1 - float((arrivals * short).sum()) / requests
+            low, high = (low, price_s) if expected >= expected_target else (price_s, high)
+        result = simulate(Oracle(plan.planned, curve.begins_at))
+        if best is None or _rank(result, target) > _rank(best, target):
+            best = result
+        expected_target = min(1 - 1e-6, expected + target + _MARGIN - result.in_slo)
+    assert best is not None
+    return best
+
+
+def _rank(result: FleetResult, target: float) -> tuple[bool, float]:
+    is_kept = result.in_slo >= target
+    return is_kept, -result.replica_hours if is_kept else result.in_slo
