@@ -1,21 +1,16 @@
 from __future__ import annotations
 
 import io
-import re
 
 import pytest
 
-from penstock.terminal.progress import ProgressBar, in_minutes
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from penstock.terminal.progress import PhaseBars, ProgressBar, in_minutes
+from tests.terminal.screens import Terminal, rows, without_colours
 
 
 def shown(stream: io.StringIO) -> list[str]:
     """What each drawing of the bar has behind it, without colours."""
-    drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()).split("\r")
+    drawn = without_colours(stream).split("\r")
     lines = [line.rpartition("━ ")[2].rstrip() for line in drawn if "━" in line]
     return [line for line, before in zip(lines, [None, *lines], strict=False) if line != before]
 
@@ -81,3 +76,23 @@ def test_a_log_sees_few_plain_lines() -> None:
     assert len(lines) == 3
     assert "\r" not in stream.getvalue()
     assert lines[-1] == "trying again"
+
+
+def test_phases_stay_on_the_screen_one_bar_each() -> None:
+    stream, seconds = Terminal(), [0.0]
+    bars = PhaseBars(stream, clock=lambda: seconds[0])
+    for now_s, what, done, total in ((0.0, "importing", 0, 0), (3.0, "reading", 0, 30), (4.0, "reading", 30, 30)):
+        seconds[0] = now_s
+        bars.show(what, done, total)
+    bars.finish()
+    assert rows(stream) == [f"0:00:03 {'━' * 30} importing", f"0:00:01 {'━' * 30} reading 30/30"]
+    assert stream.getvalue().endswith("\x1b[?25h")  # the cursor is there again
+
+
+def test_a_phase_that_comes_to_nothing_is_not_shown_as_done() -> None:
+    stream = Terminal()
+    bars = PhaseBars(stream, clock=lambda: 0.0)
+    bars.show("reading", 10, 30)
+    bars.close()
+    bars.finish()
+    assert rows(stream) == [f"0:00:00 {'━' * 10}╺{'━' * 19} reading 10/30"]

@@ -44,10 +44,11 @@ from penstock.observe.otlp.environment import telemetry_of
 from penstock.observe.registry import Registry
 from penstock.server.app import Replica
 from penstock.server.drain import Drain
-from penstock.server.loading import LoadingLines
+from penstock.server.loading import LoadingProgress
 from penstock.server.ready import client_url, loading_message, ready_message
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
+from penstock.terminal.progress import PhaseBars
 from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 
@@ -100,10 +101,12 @@ async def _serve(
     clock, pushed = MonotonicClock(), telemetry_of(settings.telemetry, "penstock-replica")
     name = settings.server.name or default_name(settings.model)
     recorder = Recorder(clock, name, settings.slo)
+    bars = PhaseBars() if on_ready is None and sys.stdout.isatty() else None
+    progress = LoadingProgress(clock, _say if on_ready is None else _say_nothing, bars)
     engine = EngineClient(
         lambda theirs: launch(settings, theirs),
         clock,
-        on_loading=LoadingLines(clock, _say if on_ready is None else _say_nothing),
+        on_loading=progress,
         on_report=recorder.engine_report,
     )
     replica = Replica(engine, recorder, clock, settings.server)
@@ -127,6 +130,7 @@ async def _serve(
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             info = loading.result()
+            progress.end(is_ready=True)
             took = f"ready in {sum(info.startup_s.values()):.2f} s: {startup_phases(info.startup_s)}"
             sampling = watch_devices(info, settings.server, replica.devices.take)
             if on_ready is not None:
@@ -138,6 +142,7 @@ async def _serve(
             sd_notify.notify(sd_notify.READY)
             await serving
     finally:
+        progress.end(is_ready=False)
         if sampling is not None:
             sampling.stop()
         loading.cancel()

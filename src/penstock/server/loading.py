@@ -1,4 +1,5 @@
-"""Progress of a start that takes a while: a line for each phase, so that nobody thinks it hangs."""
+"""Progress of a start, phase by phase, so that nobody thinks it hangs: bars on a terminal, else lines if it takes a
+while."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Callable
 
 from penstock.core.clock import Clock
 from penstock.engine.messages import Loading
+from penstock.terminal.progress import PhaseBars
 
 _QUIET_S = 3.0  # a start that is over by then says nothing
 _PAUSE_S = 5.0  # between two lines about the same phase
@@ -21,15 +23,21 @@ _DESCRIPTIONS = {
 }
 
 
-class LoadingLines:
-    def __init__(self, clock: Clock, write: Callable[[str], None]) -> None:
+class LoadingProgress:
+    def __init__(self, clock: Clock, write: Callable[[str], None], bars: PhaseBars | None = None) -> None:
+        """`bars`: on a terminal, for the first start. Later ones, of an engine that died, are told in lines."""
         self._clock = clock
         self._write = write
+        self._bars = bars
         self._began_s = clock.now()
         self._phase = ""
         self._written_s = self._began_s
 
     def __call__(self, message: Loading) -> None:
+        described = _DESCRIPTIONS.get(message.phase, message.phase)
+        if self._bars is not None:
+            self._bars.show(described, message.done, message.total)
+            return
         now_s = self._clock.now()
         if now_s - self._began_s < _QUIET_S:
             return
@@ -37,4 +45,10 @@ class LoadingLines:
             return
         self._phase, self._written_s = message.phase, now_s
         part = f", {message.done} of {message.total}" if message.total else ""
-        self._write(f"{now_s - self._began_s:5.0f} s  {_DESCRIPTIONS.get(message.phase, message.phase)}{part}")
+        self._write(f"{now_s - self._began_s:5.0f} s  {described}{part}")
+
+    def end(self, *, is_ready: bool) -> None:
+        """The first start is over, or came to nothing."""
+        if self._bars is not None:
+            (self._bars.finish if is_ready else self._bars.close)()
+            self._bars = None

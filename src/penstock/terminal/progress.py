@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _BAR_WIDTH = 30
 _LINE_EVERY_S = 5.0  # where there is no terminal
 _REDRAW_EVERY_S = 0.1
+_MOVES_PER_S = 4  # of a bar that counts nothing
 
 
 class ProgressBar:
@@ -113,6 +114,57 @@ class _Bars:
         self._progress.start()
         atexit.register(self._progress.stop)  # an error or Ctrl-C leaves the terminal as it was, too
         return self._progress
+
+
+class PhaseBars:
+    """The phases of one piece of work on a terminal, a bar for each; those that are over stay on the screen. Where
+    nothing is counted the bar moves to and fro. It is one line at a time: what other processes write stays there."""
+
+    def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream or sys.stdout
+        self._clock = clock
+        self._progress: Progress | None = None
+        self._what: str | None = None
+        self._task: TaskID
+
+    def show(self, what: str, done: int = 0, total: int = 0) -> None:
+        """`what` is the phase that runs; another one's beginning ends the one before."""
+        if self._progress is None or what != self._what:
+            self.finish()
+            self._progress, self._what = self._start(), what
+            self._task = self._progress.add_task(what, total=None, counted="")
+        counted = f"{done}/{total}" if total else ""
+        self._progress.update(self._task, completed=done, total=total or None, counted=counted, refresh=True)
+
+    def finish(self) -> None:
+        """Ends the last phase, which is over."""
+        if self._progress is not None:
+            total = self._progress.tasks[0].total or 1
+            self._progress.update(self._task, completed=total, total=total)
+            self.close()
+
+    def close(self) -> None:
+        """Ends a phase that is not over: its bar stays as it is."""
+        if self._progress is not None:
+            self._progress.stop()
+            atexit.unregister(self._progress.stop)
+            self._progress = None
+
+    def _start(self) -> Progress:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        progress = Progress(
+            TimeElapsedColumn(),
+            BarColumn(_BAR_WIDTH),
+            TextColumn("{task.description} {task.fields[counted]}", markup=False),
+            console=Console(file=self._stream, markup=False, highlight=False, emoji=False),
+            get_time=self._clock,
+            refresh_per_second=_MOVES_PER_S,
+        )
+        progress.start()
+        atexit.register(progress.stop)  # an error or Ctrl-C leaves the terminal as it was, too
+        return progress
 
 
 def in_minutes(seconds: float) -> str:
