@@ -1,5 +1,5 @@
 """Plan of a step's decode attention, for any batch: how contexts are cut into chunks, once a step for all layers. One
-program computes it on the device; its time was not measured by itself.
+program computes it on the device: latency is the limit, and was not measured by itself.
 
 The host knows only how many sequences there are. It launches for the most chunks there can be, so nothing is read back,
 and a captured graph stays right as contexts grow.

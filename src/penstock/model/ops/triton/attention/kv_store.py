@@ -1,5 +1,6 @@
 """Keys and values of a step into the paged cache: of prefill chunks, and of single tokens where others of their step
-attend to them (drafts). Speed was not measured by itself.
+attend to them (drafts). Writing them is the limit: memory's bandwidth for chunks, the start of a kernel for single
+tokens. The share was not measured by itself.
 
 Tiles of a chunk are laid out here too: `prefill` has the same.
 """

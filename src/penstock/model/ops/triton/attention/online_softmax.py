@@ -1,5 +1,5 @@
-"""Online softmax, in powers of two: the state of a row, and how two states are joined. A part of the attention kernels,
-not measured by itself.
+"""Online softmax, in powers of two, for tiles of any number of rows: the state of a row, and how two states are joined.
+A part of the attention kernels, which have the figures; partial results are bound by memory's bandwidth.
 
 `acc` [rows, dim] is the weighted sum of values, `total` [rows] that of weights, `highest` [rows] the score that the
 weights are relative to. Programs that take pieces of one context hand them to each other in memory.

@@ -1,5 +1,6 @@
 """Heads as attention reads them: QK norm and rotary embedding while they are loaded, rounding to the type of the cache.
-A part of the attention kernels, not measured by itself.
+For heads of any even size, any number of rows. A part of the attention kernels, which have the figures: loading is the
+limit.
 
 A cache tensor is [num_blocks, kv_heads, block_size, head_dim]: what one program reads of a block lies in one piece.
 """

@@ -1,6 +1,6 @@
 """Attention over prefixes that decodes share (cascade attention), for eight and more decodes with a prefix in common:
 it is read once for all of them, on tensor cores. 256 decodes with 2,048 of 2,208 tokens in common take 88 µs a layer
-instead of 318 (docs/gpu.md); the share of the limit was not measured.
+instead of 318 (docs/gpu.md). Arithmetic on tensor cores is the limit; the share was not measured.
 
 A program takes one piece of a prefix for the queries of one tile of sequences, all the heads that share a KV head: row
 m is head m % group of sequence m // group. Its result is joined by `decode` with each sequence's own part of the

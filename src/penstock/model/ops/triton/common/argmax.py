@@ -1,5 +1,6 @@
 """Argmax of logits, for greedy sampling of any number of rows: torch's takes one processor per row, and few rows leave
-the others idle. Speed: `python -m tools.gpu_ops small`; no figure is recorded.
+the others idle. Reading logits is the limit, and with few rows the start of two kernels; no figure is recorded
+(`python -m tools.gpu_ops small`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

@@ -1,5 +1,5 @@
-"""Facts about the GPU that kernels are chosen and tiled by. Where Triton interprets them there is no GPU, and little
-is asked for."""
+"""Facts about the GPU that kernels of all shapes are chosen and tiled by; nothing here runs on it. Where Triton
+interprets kernels there is no GPU, and little is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Programmatic dependent launch: a kernel starts while the one before it still runs, and waits where it must.
+"""Programmatic dependent launch: a kernel starts while the one before it still runs, and waits where it must. For short
+kernels, which the gap between two of them limits; the kernels that use it have the figures.
 
 Work before `wait_for_previous` overlaps the other's end. It may read weights, keys and values of earlier steps, and the
 step's inputs and plan, which are complete before its first layer begins; it may not read what a layer of this step

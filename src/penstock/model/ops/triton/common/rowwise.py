@@ -1,5 +1,5 @@
-"""RMSNorm, SwiGLU, and quantization of rows to FP8 or INT8, for any number of rows. In prefill they run at the memory's
-speed (docs/benchmarks.md, W6); with few rows they were not measured by themselves.
+"""RMSNorm, SwiGLU, and quantization of rows to FP8 or INT8, for any number of rows. Memory's bandwidth is the limit,
+and in prefill they reach it (docs/benchmarks.md, W6); with few rows the start of a kernel is, and was not measured.
 
 Every row is its own; intermediate roundings are those of `reference`, so results agree to the bit up to the order of a
 sum. The kernel before an 8-bit product writes 8 bits: the largest number of a row becomes the largest that the format

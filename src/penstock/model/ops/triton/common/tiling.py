@@ -1,4 +1,6 @@
-"""How a kernel is cut into programs: one record for every kernel whose launch is tuned, and the order of programs."""
+"""How a kernel is cut into programs: one record for every kernel whose launch is tuned, and the order of programs in a
+GEMM of many rows. The kernels have the shapes and the figures.
+"""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 

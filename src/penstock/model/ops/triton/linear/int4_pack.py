@@ -1,5 +1,5 @@
-"""Packing of weights of 4 and 8 bits in groups, in the order in which the kernels of W4A16 read them. Done once, when a
-model is loaded.
+"""Packing of weights of 4 and 8 bits in groups, in the order in which the kernels of W4A16 read them, for weights of
+any size. Done once, when a model is loaded: memory's bandwidth is the limit, and was not measured.
 
 A row of a weight is cut into chunks, and a chunk into parts of 32 columns: 4 of 4-bit integers, or 2 of 8-bit. A chunk
 is 32 words of 16 bits; word i holds one integer of every part, so that one shift and one mask take neighbours out of

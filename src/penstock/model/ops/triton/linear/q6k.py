@@ -1,6 +1,6 @@
 """GEMV for up to 16 rows with weights of 4 and 8 bits in groups of 16 columns (GGUF's Q6_K, Q3_K and Q2_K, and what is
-joined with them). Speed was not measured. Interpreted, where there is no inline PTX, it stands in for `w4a16_gemv` with
-groups of any size. Experts take the same turns (`w4a16_experts`).
+joined with them). Reading weights is the limit; the share was not measured. Interpreted, where there is no inline PTX,
+it stands in for `w4a16_gemv` with groups of any size. Experts take the same turns (`w4a16_experts`).
 
 Weights lie as `int4_pack` says, where a product takes 32 columns at a time: two groups. So it is taken twice, each time
 with the columns of the other group at zero. Reading weights is what takes time, not that.

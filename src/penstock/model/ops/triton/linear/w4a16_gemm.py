@@ -1,5 +1,6 @@
 """GEMM for 17 to 512 rows with weights of 4 and 8 bits in groups (W4A16, W8A16), and their dequantization for more rows
-and for embeddings. Tested, not tuned and not measured (docs/benchmarks.md).
+and for embeddings. Reading weights is the limit at first, then arithmetic; tested, not tuned and not measured
+(docs/benchmarks.md).
 
 Up to some hundreds of rows a tile of the weight is widened in registers on its way to the tensor cores. For more the
 whole weight is widened once, and the product is cuBLAS's: next to its time the widening is short.

@@ -1,5 +1,6 @@
 """W8A8 products of 8-bit integers with a scale per row and per output: a GEMV for up to 32 rows, a GEMM in tiles for
-more. 8B decodes 1.21 times as fast as in bf16 (docs/benchmarks.md); the share of the limit was not measured.
+more. Reading weights is the limit of the GEMV, arithmetic that of the GEMM. 8B decodes 1.21 times as fast as in bf16
+(docs/benchmarks.md); the share of the limit was not measured.
 
 Sums are exact, and scaled once. A few rows are multiplied thread by thread (`mma_ptx`). Either way a row's result is
 the same to the bit whatever is beside it.

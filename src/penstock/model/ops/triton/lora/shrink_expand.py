@@ -1,6 +1,6 @@
 """LoRA's two products, y += B(A(x)), each row with the pair of its own slot: BGMV for rows that each have their own
 adapter, SGMV for long runs of one. Fifty adapters of rank 16 add 1.6 to 1.7 ms to a step of 8B, where reading them
-takes 0.95 (docs/benchmarks.md, Adapters); prefill was not measured.
+takes 0.95 (docs/benchmarks.md, Adapters). In prefill arithmetic is the limit, and was not measured.
 
 Where its matrices lie is read on the device, so a captured graph serves any mix of adapters. A row without one, or
 whose adapter leaves the linear alone, is passed over; of ranks only those that are there are read. First A makes of x a

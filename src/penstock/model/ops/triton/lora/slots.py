@@ -1,4 +1,6 @@
-"""Slots of LoRA adapters in device memory: all adapters of a step, at one linear, are two kernels (`shrink_expand`).
+"""Slots of LoRA adapters in device memory, for any number of them and any ranks: all adapters of a step, at one linear,
+are two kernels (`shrink_expand`). The bus is the limit of an adapter's way there: 84 MB take 1.5 ms
+(docs/benchmarks.md, Adapters).
 
 Every slot is a piece of memory of one size, set aside before the KV cache is made: as much as an adapter of the largest
 rank that was asked for takes on every linear layer. An adapter lies in it without gaps, so one of fewer layers may have

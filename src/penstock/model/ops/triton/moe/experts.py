@@ -1,4 +1,5 @@
-"""The experts of a layer on a GPU, in any format: how they are stacked, and which kernel multiplies how many rows.
+"""The experts of a layer on a GPU, in any format: how they are stacked, and which kernel multiplies how many rows. With
+few rows reading weights is the limit, with many arithmetic: `grouped_gemm` has the shares.
 
 A step is three launches, or four: gate_up with SwiGLU, down, and the sum of each token's experts; rows of more than a
 few tokens are put together by their experts first. Nothing is read on the host, so a CUDA graph may hold it.

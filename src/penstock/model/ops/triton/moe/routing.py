@@ -1,5 +1,6 @@
 """Routing of a mixture, for any number of tokens and experts: the router's top k, rows sorted by their experts, the sum
-of what those made. Speed was not measured by itself.
+of what those made. With few tokens the start of a kernel is the limit, with many memory's bandwidth; neither was
+measured by itself.
 
 A pair is a token and one of its experts; pairs are counted token by token. A block is what a program multiplies at a
 time: rows of one expert. The host never learns who was chosen, so all that it fixes is how many blocks there may be.

@@ -1,5 +1,6 @@
 """Grouped GEMM with experts of 4 and 8 bits in groups (W4A16), for any number of rows: a GEMV for blocks of up to 16
-rows, a GEMM for larger ones. The share of the limit was not measured (times of an earlier state: docs/benchmarks.md).
+rows, where reading weights is the limit, a GEMM for larger ones, where arithmetic is. The share was not measured (times
+of an earlier state: docs/benchmarks.md).
 
 Weights lie as `int4_pack` says, one expert behind the other. Which rows a program has is `routing`'s affair.
 """
