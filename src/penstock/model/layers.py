@@ -197,14 +197,20 @@ def decoder_of(load_layer: LayerLoader) -> Family:
 
 
 def _embedding_and_head(weights: Weights) -> tuple[Linear, Linear]:
-    vocab, hidden = weights.config.vocab_size, weights.config.hidden_size
-    table = weights.table("model.embed_tokens.weight", vocab, hidden)
+    vocab, hidden, packed = weights.config.vocab_size, weights.config.hidden_size, weights.packed
+
+    def tied() -> tuple[Linear, Linear]:
+        return weights.ops.tied(weights.table("model.embed_tokens.weight", vocab, hidden))
+
+    def head() -> Linear:
+        return weights.ops.head(weights.table("lm_head.weight", vocab, hidden))
+
     if weights.config.tied_embeddings:
-        return over_vocabulary(*weights.ops.tied(table), vocab, weights.ranks)
-    embedding = weights.ops.embedding(table)
-    del table  # before the head is read: the two are the largest tensors there are
-    head = weights.ops.head(weights.table("lm_head.weight", vocab, hidden))
-    return over_vocabulary(embedding, head, vocab, weights.ranks)
+        both = tied() if packed is None else packed.tied("model.embed_tokens", tied)
+    else:  # one after the other: the two are the largest tensors there are
+        embedding = weights.ops.embedding(weights.table("model.embed_tokens.weight", vocab, hidden))
+        both = embedding, head() if packed is None else packed.linear("lm_head", head)
+    return over_vocabulary(*both, vocab, weights.ranks)
 
 
 def _scaled(embedding: Linear, scale: float, ops: Ops) -> Linear:

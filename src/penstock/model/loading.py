@@ -12,7 +12,7 @@ from penstock.model.layers import CausalLM, Progress
 from penstock.model.ops import Ops
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.ranks import Ranks, SingleRank
-from penstock.model.weights import Quantize, Site, Weights, read_stored
+from penstock.model.weights import Packed, Quantize, Site, Weights, read_stored
 
 
 def load_model(
@@ -24,12 +24,14 @@ def load_model(
     max_context: int | None = None,
     sites: list[Site] | None = None,
     ranks: Ranks | None = None,
+    packed: Packed | None = None,
 ) -> CausalLM:
     """Layer by layer, so that memory peaks a few layers above the packed size; `progress` is told after each.
 
     `quantize` makes of each linear's weight what is kept; without it, they are kept as stored. `max_context` is the
     longest that a sequence may become, where that is less than the model can. Each linear layer is added to `sites`.
-    `ranks`: those that share the model, of which this loads one's part; None: there is one.
+    `ranks`: those that share the model, of which this loads one's part; None: there is one. `packed`: where linear
+    layers may be found that were packed before.
     """
     architecture = checkpoint.config.architecture
     family = FAMILIES.get(architecture)
@@ -46,6 +48,7 @@ def load_model(
         max_context=max_context,
         sites=sites if sites is not None else [],
         ranks=ranks or SingleRank(),
+        packed=packed,
     )
     return family(weights, progress or (lambda done, total: None))
 

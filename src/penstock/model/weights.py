@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import numpy.typing as npt
 import torch
@@ -34,6 +34,15 @@ DTYPES: dict[NumberFormat, torch.dtype] = {
 
 Read = Callable[[str, torch.device, Part | None], Weight]  # the tensor of this name, or a part, on that device
 Quantize = Callable[[Weight], Weight]  # a linear's weight, as it is to be kept
+
+
+class Packed(Protocol):
+    """Linear layers that were packed before, by name, or that are made and kept for the next time."""
+
+    def linear(self, name: str, make: Callable[[], Linear]) -> Linear: ...
+
+    def tied(self, name: str, make: Callable[[], tuple[Linear, Linear]]) -> tuple[Linear, Linear]:
+        """An embedding and a head of one weight."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,7 @@ class Weights:
     is_end_layer: bool = False  # the first or the last one: what is rounded there costs most
     max_context: int | None = None  # tokens that a sequence may come to; None: all that the model can
     ranks: Ranks = field(default_factory=SingleRank)
+    packed: Packed | None = None  # linear layers as they were packed before; None: nobody keeps them
 
     @property
     def config(self) -> ModelConfig:
@@ -114,9 +124,13 @@ class Weights:
 
         One that is split by rows yields the sum over the ranks, unless the caller takes that sum later.
         """
-        biases = self._bias(outputs, inputs, split) if bias else None
-        # Nothing here holds on to the parts while they are packed: with their packed form they would be the peak.
-        linear = self.ops.linear(self.weight(outputs, inputs, split=split), biases, precise=precise)
+
+        def make() -> Linear:
+            biases = self._bias(outputs, inputs, split) if bias else None
+            # Nothing here holds on to the parts while they are packed: with their packed form they would be the peak.
+            return self.ops.linear(self.weight(outputs, inputs, split=split), biases, precise=precise)
+
+        linear = make() if self.packed is None else self.packed.linear(self.prefix + "+".join(outputs), make)
         self.note(linear, outputs, inputs, split=split)
         is_sum = split is Split.ROWS and is_summed and self.shard.size > 1
         return SummedLinear(linear, self.ranks) if is_sum else linear

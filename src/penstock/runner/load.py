@@ -14,6 +14,10 @@ from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.encoder import Pooling, read_pooling
 from penstock.model.loading import load_model
 from penstock.model.lora import with_adapters
+from penstock.model.ops import Ops
+from penstock.model.ops.native import NativeOps
+from penstock.model.ops.packed_cache import PackedCache, files_identity
+from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.weights import Site
 from penstock.runner.embedder import DecoderEmbedder
 from penstock.runner.kernels import choose_kernels
@@ -67,6 +71,7 @@ def _load_target(
         told_if_too_large("the model", "use a smaller one, or quant int4"),
         compiling_ahead(kernels, config, limits, adapts=num_loras > 0),
     ):
+        packed = _packed_cache(checkpoint, ops, settings)
         model = load_model(
             checkpoint,
             ops,
@@ -74,7 +79,10 @@ def _load_target(
             progress=lambda done, total: phase("weights", done, total),
             max_context=limits.max_model_len,
             sites=sites,
+            packed=packed,
         )
+    if packed is not None:
+        packed.save_later()
     scales = tuple(checkpoint.kv_scales(layer) for layer in range(config.num_layers))
     loaded = LoadedModel(kernels, ops, model, limits, kv_scales=scales)
     if num_loras:
@@ -87,13 +95,24 @@ def _load_target(
 
 def _load_draft(checkpoint: Checkpoint, settings: EngineSettings, device: torch.device, limits: Limits) -> LoadedModel:
     """`settings` and `limits` are the large model's; how its weights are to be quantized is its own affair."""
-    kernels = choose_kernels(checkpoint.config, replace(settings, quant="auto", kv_dtype="auto"), device)
+    own_settings = replace(settings, quant="auto", kv_dtype="auto")
+    kernels = choose_kernels(checkpoint.config, own_settings, device)
     ops = kernels.make_ops()
     longest = min(limits.max_model_len, checkpoint.config.context_length)
-    model = load_model(checkpoint, ops, quantize=kernels.quantize, max_context=longest)
+    packed = _packed_cache(checkpoint, ops, own_settings)
+    model = load_model(checkpoint, ops, quantize=kernels.quantize, max_context=longest, packed=packed)
+    if packed is not None:
+        packed.save_later()
     # All guesses of a step are launched before one is read.
     num_drafts = most_drafts(settings, overlaps=device.type == "cuda")
     return LoadedModel(kernels, ops, model, replace(limits, max_model_len=longest, num_ahead=num_drafts))
+
+
+def _packed_cache(checkpoint: Checkpoint, ops: Ops, settings: EngineSettings) -> PackedCache | None:
+    """None: weights for other kernels take no packing that would be worth keeping, and random ones are not kept."""
+    if not isinstance(ops, NativeOps) or isinstance(checkpoint, RandomCheckpoint):
+        return None
+    return PackedCache(ops, f"{files_identity(checkpoint.path)}\n{settings.quant} {settings.dtype}")
 
 
 def _device(wanted: str) -> torch.device:

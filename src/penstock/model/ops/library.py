@@ -111,6 +111,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "linear_bytes": (c_size_t, (c_int, c_int, c_int)),
     "linear_pack": (None, (c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_int, c_int)),
     "linear_pack_codes": (None, (c_void_p, c_void_p, c_int, c_void_p, POINTER(Codes), c_void_p, c_int, c_int)),
+    "linear_describe": (
+        None,
+        (c_void_p, c_int, c_int, c_void_p, c_void_p, c_void_p, c_int, c_int, c_float),
+    ),
     "linear_run": (None, (c_void_p, c_void_p, POINTER(Source), c_void_p, c_int)),
     "linear_lookup": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int)),
     "rms_norm": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int, c_float)),

@@ -42,31 +42,56 @@ class Kernels(Protocol):
 class PackedWeight:
     """A weight in panels, and the C struct that describes it. Owns its memory, and keeps the thread pool alive."""
 
-    def __init__(self, ops: Kernels, arithmetic: int, shape: torch.Size, bias: Tensor | None) -> None:
+    def __init__(
+        self, ops: Kernels, arithmetic: int, shape: torch.Size, bias: Tensor | None, panels: Tensor | None = None
+    ) -> None:
+        """`panels`: filled before, to be described; None: they are made, to be filled."""
         self.library, self.pool, self._ops = ops.library, ops.pool, ops
         self.n, self.k = shape
         self.order: Tensor | None = None  # of the columns, where it is not the activations'
-        self._arithmetic = arithmetic
-        self._bias = None if bias is None else bias.to(torch.float32, copy=True)
-        with ops.packing:
-            self._panels = ops.arena.pages(self.library.linear_bytes(arithmetic, self.n, self.k))
+        self.precise, self.unit = False, 1.0  # of low-bit ones: see `Codes`
+        self.arithmetic = arithmetic
+        self.bias = None if bias is None else bias.to(torch.float32, copy=True)
+        num_bytes = self.library.linear_bytes(arithmetic, self.n, self.k)
+        if panels is None:
+            with ops.packing:
+                panels = ops.arena.pages(num_bytes)
+        assert panels.nbytes == num_bytes
+        self.panels = panels
         self._struct = ctypes.create_string_buffer(self.library.linear_struct_bytes())
         self.pointer = ctypes.addressof(self._struct)
 
     @property
     def num_bytes(self) -> int:
-        return self._panels.nbytes
+        return self.panels.nbytes
+
+    def describe(self, *, precise: bool, order: Tensor | None, unit: float) -> PackedWeight:
+        """Panels that are filled already."""
+        self.precise, self.order, self.unit = precise, order, unit
+        self.library.linear_describe(
+            self.pointer,
+            self.arithmetic,
+            precise,
+            self.panels.data_ptr(),
+            pointer(self.bias),
+            pointer(order),
+            self.n,
+            self.k,
+            unit,
+        )
+        return self
 
     def fill(self, weight: Tensor) -> PackedWeight:
         source = weight.float().contiguous()
         with self._ops.packing:
-            self.library.linear_pack(*self._place(), source.data_ptr(), pointer(self._bias), self.n, self.k)
+            self.library.linear_pack(*self._place(), source.data_ptr(), pointer(self.bias), self.n, self.k)
         return self
 
     def fill_codes(self, weight: _Codes, *, precise: bool) -> PackedWeight:
         # A power of two, so that the division is exact: it moves the scales to where half precision is dense.
         largest = max(float(each.abs().max()) for each in (weight.scales, weight.minimums) if each is not None)
         unit = 2.0 ** math.ceil(math.log2(largest)) / _LARGEST_HALF if largest > 0 else 1.0
+        self.precise, self.unit = precise, unit
         values, scales, minimums = (
             weight.values.contiguous(),
             _halves(weight.scales, unit),
@@ -76,11 +101,11 @@ class PackedWeight:
         pointers = (pointer(each) for each in (values, scales, minimums, self.order))
         codes = Codes(*pointers, scales.shape[1], unit, precise)
         with self._ops.packing:
-            self.library.linear_pack_codes(*self._place(), codes, pointer(self._bias), self.n, self.k)
+            self.library.linear_pack_codes(*self._place(), codes, pointer(self.bias), self.n, self.k)
         return self
 
     def _place(self) -> tuple[int, int, int, int]:
-        return self.pool, self.pointer, self._arithmetic, self._panels.data_ptr()
+        return self.pool, self.pointer, self.arithmetic, self.panels.data_ptr()
 
 
 @dataclass(frozen=True)

@@ -236,6 +236,14 @@ void linear_pack_codes(struct pool *pool, struct linear *l, int arithmetic, char
     pool_run(pool, ceil_div(n, PANEL), pack_code_panel, &p);
 }
 
+/* A linear layer whose panels were packed before. */
+void linear_describe(struct linear *l, int arithmetic, int precise, const char *panels, const float *bias,
+                     const int32_t *order, int n, int k, float unit)
+{
+    const struct arithmetic *a = arithmetic_at(arithmetic);
+    *l = (struct linear){precise ? a->precise : a, panels, bias, order, n, k, unit};
+}
+
 size_t linear_struct_bytes(void) { return sizeof(struct linear); }
 
 struct lookup {
