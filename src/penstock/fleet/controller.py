@@ -140,6 +140,8 @@ class Controller:
         with self._book.fenced(self._settings.name, self._keeper.held) as execute:
             for row in found:
                 rows.remove_replica(execute, row.id)
+            for name in self._settings.pools:
+                rows.remove_pool(execute, name)
         self._keeper.release()
 
     # -- leading
@@ -173,10 +175,19 @@ class Controller:
         self._heard_at = dict.fromkeys(self._rows, now)
         for name, pool in self._pools.items():
             pool.restore(await asyncio.to_thread(self._book.memory, name))
+        await asyncio.to_thread(self._remove_unnamed_pools)
         for orphan in await self._driver.list():
             if orphan.id not in self._rows:
                 log.warning("replica %s belongs to nobody; it is stopped", orphan.id)
                 self._begin(orphan.id, Command.STOP, self._stop(orphan.id, 0.0))
+
+    def _remove_unnamed_pools(self) -> None:
+        """The file names them no longer. Another fleet's controller writes its own again within a second."""
+        unnamed = [one.pool for one in self._book.pools() if one.pool not in self._pools]
+        if unnamed:
+            with self._book.fenced(self._settings.name, self._keeper.held) as execute:
+                for name in unnamed:
+                    rows.remove_pool(execute, name)
 
     async def step(self) -> None:
         """One round: observe, decide, record, act. Raises LeaseLost or StoreUnavailable, and has then begun nothing."""
@@ -232,8 +243,10 @@ class Controller:
             log.warning("replica %s of %s is lost: %s", row.id, row.pool, redact(step.failure))
             self._on_failure(row, step.failure)
             if row.ready_at is None:
-                wait_s = pool.start_failed(now)
+                wait_s = pool.start_failed(now, redact(step.failure))
                 log.warning("the next start of %s is in %.0f s at the earliest", row.pool, wait_s)
+            else:
+                pool.count("lost")
         if step.row is None or step.row.state == row.state:
             return
         if row.state == ReplicaState.STARTING and step.row.ready_at is not None:
@@ -249,7 +262,7 @@ class Controller:
             if action.capacity_type is CapacityType.SPOT:
                 price = pool.settings.spot.price_per_hour
             if (limit := self._settings.spend_per_hour) is not None and self._spend_per_hour() + price > limit:
-                wait_s = pool.start_failed(now)
+                wait_s = pool.start_failed(now, f"the fleet may spend {limit:g} an hour")
                 log.warning(
                     "%s gets no other replica for %.0f s: the fleet may spend %g an hour", pool.name, wait_s, limit
                 )
@@ -377,7 +390,7 @@ class Controller:
             await self._driver.start(spec)
         except CapacityRefused as error:
             kind = CapacityType(row.capacity_type)
-            pool.start_failed(self._clock(), zone=row.zone, capacity_type=kind)
+            pool.start_failed(self._clock(), redact(error.message), zone=row.zone, capacity_type=kind)
             where = f" in {row.zone}" if row.zone else ""
             log.warning("no %s capacity for %s%s: %s", kind, row.pool, where, error.message)
             self._rows.pop(row.id, None)

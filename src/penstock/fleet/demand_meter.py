@@ -28,6 +28,14 @@ class _Sums(NamedTuple):
     out_of_slo: int = 0
 
 
+class Totals(NamedTuple):
+    """Requests within and beyond their objectives, and tokens, since a meter began."""
+
+    in_slo: int = 0
+    out_of_slo: int = 0
+    tokens: int = 0
+
+
 _COUNTED = _Sums._fields[1:]
 
 
@@ -81,10 +89,9 @@ class DemandMeter:
             tokens_per_s=(recent.prompt_tokens + recent.output_tokens) / recent.at if recent.at else 0.0,
         )
 
-    def totals(self) -> tuple[int, int]:
-        """Requests within and beyond their objectives, since the meter began."""
+    def totals(self) -> Totals:
         last = self._sums[-1] if self._sums else _Sums(0.0)
-        return last.in_slo, last.out_of_slo
+        return Totals(last.in_slo, last.out_of_slo, last.prompt_tokens + last.output_tokens)
 
     def _grown(self, now: float, seconds: float) -> _Sums:
         """What the counters grew by in the last seconds; `at` is how many seconds that were."""

@@ -9,8 +9,9 @@ import msgspec
 
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.slo import Slo
+from penstock.fleet.cost_meter import CostMeter
 from penstock.fleet.cost_observer import CostObserver
-from penstock.fleet.demand_meter import DemandMeter
+from penstock.fleet.demand_meter import DemandMeter, Totals
 from penstock.fleet.durations import MeasuredDurations
 from penstock.fleet.policy.decision import Decision
 from penstock.fleet.policy.forecast import Forecaster, ForecastState
@@ -27,6 +28,7 @@ from penstock.fleet.policy.observation import (
 from penstock.fleet.policy.pool_policy import PoolPolicy
 from penstock.fleet.policy.profile import CapacityProfile, ReplicaCosts
 from penstock.fleet.settings import PoolSettings
+from penstock.fleet.steps import StepRecord
 from penstock.tenancy.fleet import FleetReplica, FleetSample, PoolDemand, PoolStatus
 
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 2.0, 300.0
@@ -41,13 +43,18 @@ class Pool:
         self._costs = CostObserver()
         self._policy = PoolPolicy(settings, slo, None)
         self._forecaster = Forecaster(timezone=settings.timezone)
-        self._forecast: tuple[ForecastBand, ...] = ()
         self._reason = ""  # of the last decision that had one
         self._memory = PolicyMemory()
         self._meter = DemandMeter()
         self._refused_until: dict[tuple[str, CapacityType], float] = {}
-        self._sampled = (0, 0, 0.0)  # requests within and beyond their objectives, and when
+        self._sampled = Totals()
+        self._spending = CostMeter(self.price_of)
+        self._steps = StepRecord()
+        self._counts: Counter[str] = Counter()
+        self._reason = ""
+        self._expected = ForecastBand(0.0, 0.0, 0.0, 0.0)
         self._failures = 0  # starts in a row that failed
+        self._failure = ""
 
     # -- what is kept over restarts
 
@@ -58,6 +65,7 @@ class Pool:
             "policy": self._restore_memory,
             "costs": self._restore_costs,
             "forecast": self._restore_forecast,
+            "spending": self._spending.restore,
         }.items():
             if name in kept:
                 try:
@@ -69,7 +77,7 @@ class Pool:
         kept: dict[str, msgspec.Struct] = {"policy": self._memory, "forecast": self._forecaster.state}
         if self._policy.profile is not None:
             kept["costs"] = self._costs.costs
-        return {"durations": self.durations.encode()} | {
+        return {"durations": self.durations.encode(), "spending": self._spending.encode()} | {
             name: msgspec.json.encode(value).decode() for name, value in kept.items()
         }
 
@@ -100,23 +108,29 @@ class Pool:
         if self._costs.has_changed():
             self._policy.profile = CapacityProfile(self._costs.costs)
         durations = self.durations.p95()
-        self._forecast = self._forecaster.bands(now, self._policy.horizons(durations))
+        forecast = self._forecaster.bands(now, self._policy.horizons(durations))
+        self._expected = min(forecast, key=lambda band: abs(band.horizon_s - durations.start_s))
         return PoolObservation(
             self.name,
             self._with_reports(self._meter.demand(now), views, reports),
             views,
             durations,
-            self._forecast,
+            forecast,
             self._offers(),
         )
 
     def decide(self, observation: PoolObservation, now: float) -> Decision:
         decision, self._memory = self._policy.decide(observation, self._memory, now)
         self._reason = decision.reason or self._reason
+        self._steps.observe(decision.wanted, now)
+        self._counts.update(str(action.kind) for action in decision.actions)
         return decision
 
     def status(self, decision: Decision, rows: Sequence[FleetReplica], now: float) -> PoolStatus:
+        """The pool after a round; also the moment at which its replicas are paid for."""
+        self._spending.observe(rows, now)
         states = _count_states(rows)
+        starts = [now - row.created_at for row in rows if row.state == ReplicaState.STARTING]
         return PoolStatus(
             self.name,
             now,
@@ -128,14 +142,24 @@ class Pool:
             start_s=self._fastest_s(states),
             hold_s=self.settings.hold_s,
             reason=self._reason,
+            bound=decision.bound,
+            arrivals_per_s=self._meter.demand(now).arrivals_per_s,
+            forecast_p50=self._expected.p50,
+            forecast_p90=self._expected.p90,
+            cost_per_hour=sum(self.price_of(row) for row in rows),
+            durations=msgspec.structs.asdict(self.durations.p95()),
+            oldest_start_s=max(starts, default=0.0),
+            start_failures=self._failures,
+            failure=self._failure,
+            counts=dict(self._counts),
+            reversals=self._steps.num_reversals,
         )
 
     def sample(self, decision: Decision, rows: Sequence[FleetReplica], now: float) -> FleetSample:
         """The pool in the last minute, for the history."""
         demand = self._meter.demand(now)
-        in_slo, out_of_slo = self._meter.totals()
-        before, self._sampled = self._sampled, (in_slo, out_of_slo, now)
-        hours = (now - before[2]) / 3600 if before[2] else 0.0
+        before, self._sampled = self._sampled, self._meter.totals()
+        seconds, costs = self._spending.take()
         return FleetSample(
             now,
             self.name,
@@ -143,12 +167,15 @@ class Pool:
             demand.arrivals_per_s,
             demand.prompt_tokens,
             demand.output_tokens,
-            forecast_p50=self._forecast[-1].p50 if self._forecast else 0.0,
-            forecast_p90=self._forecast[-1].p90 if self._forecast else 0.0,
-            wanted=decision.wanted,
-            cost=hours * sum(self.price_of(row) for row in rows),
-            in_slo=in_slo - before[0],
-            out_of_slo=out_of_slo - before[1],
+            self._expected.p50,
+            self._expected.p90,
+            decision.wanted,
+            sum(costs.values()),
+            costs,
+            seconds,
+            self._sampled.tokens - before.tokens,
+            self._sampled.in_slo - before.in_slo,
+            self._sampled.out_of_slo - before.out_of_slo,
         )
 
     def price_of(self, row: FleetReplica) -> float:
@@ -157,12 +184,17 @@ class Pool:
             return self.settings.parked_price_per_hour or 0.0
         return row.price_per_hour
 
+    def count(self, event: str) -> None:
+        self._counts[event] += 1
+
     # -- starts that fail
 
-    def start_failed(self, now: float, *, zone: str = "", capacity_type: CapacityType | None = None) -> float:
+    def start_failed(self, now: float, why: str, *, zone: str = "", capacity_type: CapacityType | None = None) -> float:
         """No other start before a while, which doubles. `capacity_type`: the driver refused only this. Returns the
         seconds."""
         self._failures += 1
+        self._failure = why
+        self.count("failed_start")
         wait_s = min(_FIRST_BACKOFF_S * 2.0 ** (self._failures - 1), _MAX_BACKOFF_S)
         if capacity_type is CapacityType.SPOT:
             wait_s = float(self.settings.spot.retry_s)
@@ -174,6 +206,7 @@ class Pool:
 
     def start_succeeded(self) -> None:
         self._failures = 0
+        self._failure = ""
 
     # -- inside
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -86,6 +88,13 @@ def watched(directory: Path, what: str, total: int, progress: Progress) -> Itera
         ended.set()
         watcher.join()
     progress(what, total, total)
+
+
+def check_room(directory: Path, num_bytes: int) -> None:
+    """Raise the OSError of a full disk, before anything is written. The directory must exist."""
+    if (free := shutil.disk_usage(directory).free) < num_bytes:
+        said = f"{num_bytes / 1e6:,.1f} MB are needed and {free / 1e6:,.1f} MB are free"
+        raise OSError(errno.ENOSPC, said, str(directory))
 
 
 def cannot_store(name: str, error: OSError) -> ModelMissing:

@@ -83,7 +83,18 @@ class PoolStatus(Struct, frozen=True, omit_defaults=True):
     eta_s: float | None = None  # until the next replica is active; None: none is on its way
     start_s: float = 0.0  # measured p95 of the cheapest way to another active replica
     hold_s: float = 0.0  # how long requests may be held; 0: they are refused
-    reason: str = ""
+    reason: str = ""  # why `wanted` is what it is, as of its last change
+    bound: str = ""  # what keeps `wanted` from what the demand needs: min, max, spend, quota or schedule
+    arrivals_per_s: float = 0.0
+    forecast_p50: float = 0.0  # arrivals per second, expected by the time that a replica started now is ready
+    forecast_p90: float = 0.0
+    cost_per_hour: float = 0.0
+    durations: dict[str, float] = field(default_factory=dict)  # measured p95 seconds of each change of state
+    oldest_start_s: float = 0.0  # how long the slowest start under way has taken
+    start_failures: int = 0  # starts in a row that failed
+    failure: str = ""  # why the last of them did
+    counts: dict[str, int] = field(default_factory=dict)  # actions by kind and failures, since the controller began
+    reversals: int = 0  # steps up or down of the last hour that were taken back within five minutes
 
 
 class FleetDecision(Struct, frozen=True):
@@ -105,6 +116,9 @@ class FleetSample(Struct, frozen=True, omit_defaults=True):
     forecast_p90: float = 0.0
     wanted: int = 0
     cost: float = 0.0  # of this minute, every state that has a price counted
+    costs: dict[str, float] = field(default_factory=dict)  # the same by state
+    seconds: dict[str, float] = field(default_factory=dict)  # replica-seconds by state
+    tokens: int = 0  # of prompts and answers that ended in this minute
     in_slo: int = 0
     out_of_slo: int = 0
 
@@ -243,6 +257,11 @@ def write_pool(execute: Execute, status: PoolStatus) -> None:
         "ON CONFLICT (pool) DO UPDATE SET document = excluded.document",
         (status.pool, _encode(status)),
     )
+
+
+def remove_pool(execute: Execute, pool: str) -> None:
+    """No controller manages it any more."""
+    execute("DELETE FROM fleet_pools WHERE pool = ?", (pool,))
 
 
 def write_decision(execute: Execute, at: float, pool: str, document: Struct) -> None:
