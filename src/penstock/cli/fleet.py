@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from penstock.cli.store_flags import moment
 from penstock.core.errors import ConfigError
 
 _EXAMPLES = """\
 examples:
   penstock fleet --config fleet.yaml            # the controller, and a gateway in front of its replicas
-  penstock fleet explain --config fleet.yaml    # the last decisions, with their numbers
   penstock fleet status                         # pools and replicas now
+  penstock fleet explain                        # the last decisions, with their numbers
+  penstock fleet explain smollm2 --at 10m       # why it had so many replicas ten minutes ago
+  penstock fleet cost --since 7d --by tenant    # idle and warm capacity included
   penstock fleet down --config fleet.yaml       # stop the gateway and all replicas"""
 
 
@@ -22,13 +25,23 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "action",
         nargs="?",
         default="run",
-        choices=["run", "status", "explain", "down"],
+        choices=["run", "status", "explain", "cost", "down"],
         help="run: the controller, until a signal ends it; its replicas go on (default: run)",
     )
     parser.add_argument("pool", nargs="?", help="explain: of this pool only")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML: see docs/autoscaling.md")
     parser.add_argument("--store", metavar="URL", help="where replicas, demand and decisions are kept")
     parser.add_argument("--last", type=int, default=20, metavar="N", help="explain: so many decisions (default: 20)")
+    parser.add_argument(
+        "--at", type=moment, metavar="WHEN", help="explain: what held then: 2026-11-15T12:00 (UTC), or 10m ago"
+    )
+    parser.add_argument(
+        "--since",
+        type=moment,
+        metavar="WHEN",
+        help="explain, cost: from then on, in the same words; cost in whole hours (default of cost: 24h)",
+    )
+    parser.add_argument("--by", default="pool", choices=["pool", "tenant"], help="cost: of each (default: pool)")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
 
@@ -43,6 +56,10 @@ def run(arguments: argparse.Namespace) -> None:
             from penstock.cli.fleet_report import print_decisions
 
             print_decisions(arguments)
+        case "cost":
+            from penstock.cli.fleet_report import print_cost
+
+            print_cost(arguments)
         case action:
             if arguments.config is None:
                 raise ConfigError("a fleet needs its configuration: --config FILE", param="config")

@@ -24,6 +24,7 @@ T = TypeVar("T", bound=Struct)
 MAX_DECISIONS = 20_000  # per pool
 MAX_HISTORY = 30 * 24 * 60  # samples per pool: a month of minutes
 DEMAND_STALE_S = 30.0  # a gateway that has not written for so long is gone
+STATUS_STALE_S = 30.0  # a pool that no controller has written of for so long has none
 _DEMAND_KEPT_S = 3600.0  # then its rows are removed by others
 
 
@@ -216,13 +217,24 @@ class FleetBook:
         with self._database.reading() as execute:
             return _documents(execute, "SELECT document FROM fleet_pools ORDER BY pool", PoolStatus)
 
-    def decisions(self, pool: str | None = None, *, since: float = 0.0, limit: int = 1000) -> list[FleetDecision]:
-        """Newest first."""
-        where, parameters = ("AND pool = ? ", (pool,)) if pool is not None else ("", ())
+    def decisions(
+        self,
+        pool: str | None = None,
+        *,
+        since: float = 0.0,
+        until: float | None = None,
+        limit: int = 1000,
+        is_oldest_first: bool = False,
+    ) -> list[FleetDecision]:
+        """After `since`, until `until`; the newest first unless it is said otherwise."""
+        found: dict[str, object] = {"at > ?": since, "at <= ?": until, "pool = ?": pool}
+        asked = {condition: value for condition, value in found.items() if value is not None}
+        order = "at" if is_oldest_first else "at DESC"
         with self._database.reading() as execute:
             rows = execute(
-                f"SELECT at, pool, document FROM fleet_decisions WHERE at > ? {where}ORDER BY at DESC LIMIT {limit:d}",
-                (since, *parameters),
+                f"SELECT at, pool, document FROM fleet_decisions WHERE {' AND '.join(asked)} "
+                f"ORDER BY {order} LIMIT {limit:d}",
+                tuple(asked.values()),
             )
         return [FleetDecision(at, of, msgspec.Raw(document.encode())) for at, of, document in rows]
 

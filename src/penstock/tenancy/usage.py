@@ -52,6 +52,16 @@ class UsageSum(Struct, frozen=True):
     kv_block_ms: int = 0
 
 
+class TenantUsage(Struct, frozen=True, gc=False):
+    """What a tenant used of one model within an hour."""
+
+    tenant: str
+    hour: int  # its beginning
+    model: str
+    tokens: int = 0
+    device_us: int = 0
+
+
 class Spent(Struct, frozen=True, gc=False):
     tokens: int = 0
     cost_nanos: int = 0
@@ -113,6 +123,17 @@ class UsageBook:
                 (tenant_id, _hour(since_s), until_s),
             )
         return [UsageSum(*row) for row in rows]
+
+    def by_tenant(self, *, since_s: float, until_s: float) -> list[TenantUsage]:
+        """Everybody's use by hour. `since_s` counts from the beginning of its hour."""
+        with self._database.reading() as execute:
+            rows = execute(
+                "SELECT tenant_id, hour, model, CAST(SUM(input_tokens + output_tokens) AS BIGINT), "
+                "CAST(SUM(device_us) AS BIGINT) FROM usage_by_hour WHERE hour >= ? AND hour < ? "
+                "GROUP BY 1, 2, 3 ORDER BY 2, 1, 3",
+                (_hour(since_s), until_s),
+            )
+        return [TenantUsage(*row) for row in rows]
 
     def spending(self, names: Sequence[str], tenant_ids: Iterable[str] | None = None) -> dict[TenantPeriod, Spent]:
         """What was spent in these periods, by everybody or by these tenants."""

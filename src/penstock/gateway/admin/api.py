@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from penstock.core.errors import ConfigError, InvalidValue, MethodNotAllowed, NotFound, Overloaded, PenstockError
+from penstock.gateway.admin.fleet import FLEET_RESOURCES
 from penstock.gateway.admin.guard import Guard
 from penstock.gateway.admin.replicas import REPLICA_RESOURCES
 from penstock.gateway.admin.resources import RESOURCES, Action, AdminCall, Answer, Shape
@@ -27,7 +28,7 @@ from penstock.tenancy.store import Store
 
 log = logging.getLogger("penstock.gateway.admin")
 
-_RESOURCES = RESOURCES | ROUTE_RESOURCES | REPLICA_RESOURCES
+_RESOURCES = RESOURCES | ROUTE_RESOURCES | REPLICA_RESOURCES | FLEET_RESOURCES
 _MAX_PENDING = 64
 _TEXT = render([(b"content-type", CONTENT_TYPE.encode())])
 _NO_STORE = render([(b"cache-control", b"no-store")])  # a new key is among the answers
