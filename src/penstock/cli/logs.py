@@ -17,6 +17,8 @@ log = logging.getLogger("penstock")
 def configure_logs(level: str) -> None:
     """All that is logged goes through one output, and that is redacted."""
     logging.basicConfig(level=level.upper(), format=_FORMAT, stream=sys.stderr)
+    if level.upper() != "DEBUG":
+        logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each request of a download, with signed URLs
     for output in logging.getLogger().handlers:
         if not any(isinstance(one, RedactCredentials) for one in output.filters):
             output.addFilter(RedactCredentials())

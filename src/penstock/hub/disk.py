@@ -8,7 +8,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,10 +63,10 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 def bytes_in(directory: Path) -> int:
     """Bytes of the files in there, of those that do not go meanwhile."""
     total = 0
-    for path in directory.rglob("*"):
-        with contextlib.suppress(OSError):
-            status = path.lstat()
-            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size
     return total
 
 
@@ -97,8 +96,8 @@ def check_room(directory: Path, num_bytes: int) -> None:
         raise OSError(errno.ENOSPC, said, str(directory))
 
 
-def cannot_store(name: str, error: OSError) -> ModelMissing:
-    return ModelMissing(f"cannot store {name}: {in_words(error, instead='set PENSTOCK_HOME elsewhere')}")
+def cannot_store(name: str, error: OSError, verb: str = "store") -> ModelMissing:
+    return ModelMissing(f"cannot {verb} {name}: {in_words(error, instead='set PENSTOCK_HOME elsewhere')}")
 
 
 def publish(partial: Path, path: Path) -> None:

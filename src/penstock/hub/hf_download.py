@@ -7,7 +7,6 @@ keeps the files that are whole when a process dies; it checks their sizes only, 
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import tempfile
@@ -72,7 +71,7 @@ class HubSource:
         return record if record.is_whole(directory) else None
 
     def fetch(self, directory: Path, reserve: Reserve, progress: Progress) -> Record:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import RevisionNotFoundError
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -88,14 +87,15 @@ class HubSource:
                     watched(directory, f"downloading {self.repository}", record.num_bytes, progress),
                     disable_progress_bars(),
                 ):
-                    snapshot_download(
-                        self.repository,
-                        revision=record.revision,
-                        local_dir=directory,
-                        allow_patterns=[glob.escape(name) for name in record.files],
-                        endpoint=_endpoint(),
-                        library_name=LIBRARY,
-                    )
+                    for name in record.files:  # one by one: an interrupt need not wait for the library's threads
+                        hf_hub_download(
+                            self.repository,
+                            name,
+                            revision=record.revision,
+                            local_dir=directory,
+                            endpoint=_endpoint(),
+                            library_name=LIBRARY,
+                        )
             except RevisionNotFoundError:
                 (directory / RECORD).unlink()
                 raise
@@ -145,7 +145,7 @@ class HubSource:
             yield
         except HFValidationError:
             raise ModelMissing(f"{self.spec!r} is not a name of the Hugging Face Hub") from None
-        except (OSError, httpx2.HTTPError) as error:
+        except (OSError, httpx2.HTTPError, RuntimeError) as error:  # the last are Xet's
             failure: BaseException = error
             if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
                 failure = error.__cause__

@@ -58,11 +58,12 @@ class Entry:
     def is_being_changed(self) -> bool:
         return _is_held(self.lock)
 
-    def last_used_at(self) -> float:
-        for path in (self.use, self.directory, self.partial):
-            with contextlib.suppress(OSError):
-                return path.stat().st_mtime
-        return 0.0
+    def last_used_at(self) -> float | None:
+        """None: no process has used it yet."""
+        try:
+            return self.use.stat().st_mtime
+        except OSError:
+            return None
 
     def publish(self) -> None:
         """What was fetched, at its place, whole or not at all, also after a power cut."""
@@ -101,7 +102,9 @@ class Entry:
 
 def empty_trash(models: Path) -> None:
     """What killed processes did not get to delete."""
-    shutil.rmtree(models / ".trash", ignore_errors=True)
+    trash = models / ".trash"
+    for gone in trash.iterdir() if trash.is_dir() else ():
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ class WeightsCache:
         entry = self._entry(source)
         record = self._record(source)
         if record is None:
-            with self._changing(source, progress):
+            with self._changing(source, progress, "store"):
                 record = self._record(source) or self._fetch(entry, source, progress)
         return entry.directory / record.model
 
@@ -83,19 +83,18 @@ class WeightsCache:
         """The bytes that it had."""
         entry = self._entry(source)
         num_bytes = bytes_in(entry.directory) + bytes_in(entry.partial)
-        record = self._record(source)
-        if record is None and not num_bytes:
+        if not num_bytes:
             raise _not_cached(source)
-        if record is not None and record.pinned:
+        if self._described(source).pinned:
             raise Conflict(f"{source.spec} is pinned; `penstock models unpin {source.spec}` first")
-        with _storing(source), entry.claimed() as is_free:
+        with _naming(source, "remove"), entry.claimed() as is_free:
             if not is_free:
                 raise Conflict(f"{source.spec} is used by a process that runs; stop it first")
             entry.remove()
         return num_bytes
 
     def pin(self, source: Source, pinned: bool) -> None:
-        with self._changing(source, silent):
+        with self._changing(source, silent, "pin" if pinned else "unpin"):
             if (record := self._record(source)) is None:
                 raise _not_cached(source)
             replace(record, pinned=pinned).write(self._entry(source).directory)
@@ -104,7 +103,7 @@ class WeightsCache:
         """Files that are not what they should be, by reading all. A model that has some is taken out of the cache
         and never served: the next to ask for it fetches them again."""
         entry = self._entry(source)
-        with self._changing(source, progress):
+        with self._changing(source, progress, "verify"):
             if (record := self._record(source) or read_record(entry.directory)) is None:
                 raise _not_cached(source)
             if damaged := record.damaged(entry.directory, progress):
@@ -123,7 +122,10 @@ class WeightsCache:
         """Of a model that is whole."""
         directory = self._entry(source).directory
         if (record := read_record(directory)) is None:
-            return source.unrecorded(directory)
+            if (found := source.unrecorded(directory)) is None:
+                return None
+            fetched_at = directory.stat().st_mtime  # that version verified it then
+            return replace(found, fetched_at=fetched_at, verified_at=fetched_at)
         return record if record.verified_at is not None and record.is_whole(directory) else None
 
     def _fetch(self, entry: Entry, source: Source, progress: Progress) -> Record:
@@ -152,7 +154,7 @@ class WeightsCache:
         now = time.time()
         record = replace(
             record,
-            pinned=kept is not None and kept.pinned,
+            pinned=_is_pinned(entry.partial),
             fetched_at=now,
             verified_at=now,
             fetch_s=time.monotonic() - began_s,
@@ -170,7 +172,7 @@ class WeightsCache:
             while removed := self._to_remove(source, need):
                 for model in removed:
                     self._remove_unused(model, progress)
-            record.write(entry.partial)
+            replace(record, pinned=_is_pinned(entry.partial)).write(entry.partial)
 
     def _to_remove(self, source: Source, need: Need) -> list[CachedModel]:
         others = [model for model in self.models() if model.model != source.spec]
@@ -198,7 +200,7 @@ class WeightsCache:
             state="partial" if whole is None else "complete",
             is_in_use=is_fetched or entry.is_in_use(),
             pinned=record.pinned,
-            last_used_at=entry.last_used_at(),
+            last_used_at=max(entry.last_used_at() or 0.0, record.fetched_at or 0.0) or None,
             fetched_at=record.fetched_at,
             fetch_s=record.fetch_s,
             fetched_bytes=record.fetched_bytes,
@@ -207,25 +209,30 @@ class WeightsCache:
         )
 
     @contextlib.contextmanager
-    def _changing(self, source: Source, progress: Progress) -> Iterator[None]:
+    def _changing(self, source: Source, progress: Progress, verb: str) -> Iterator[None]:
         def on_wait() -> None:
             progress(f"another process is fetching or changing {source.spec}", 0, None)
 
-        with _storing(source), naming(self._models), locked(self._entry(source).lock, on_wait=on_wait):
+        with _naming(source, verb), naming(self._models), locked(self._entry(source).lock, on_wait=on_wait):
             yield
 
 
 @contextlib.contextmanager
-def _storing(source: Source) -> Iterator[None]:
+def _naming(source: Source, verb: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise cannot_store(source.spec, error) from None
+        raise cannot_store(source.spec, error, verb) from None
 
 
 def _directories(root: Path) -> Iterator[Path]:
     if root.is_dir():
         yield from (path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _is_pinned(directory: Path) -> bool:
+    record = read_record(directory)
+    return record is not None and record.pinned
 
 
 def _not_cached(source: Source) -> ModelMissing:

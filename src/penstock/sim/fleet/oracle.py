@@ -122,8 +122,8 @@ def best_plan(
     least: int,
     simulate: Callable[[Oracle], FleetResult],
 ) -> FleetResult:
-    """The cheapest result that keeps `target`; if none does, the one that keeps most. What a plan is expected to keep is
-    off by what queues carry from one second to the next: a simulation says by how much."""
+    """The cheapest result that keeps `target`; if none does, the one that keeps most. What a plan is expected to keep
+    is off by what queues carry from one second to the next: a simulation says by how much."""
     needed = needed_replicas(curve, serving)
     arrivals, requests = curve.arrivals, max(1, int(curve.arrivals.sum()))
     expected_target, best = target, None
