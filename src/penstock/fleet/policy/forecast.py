@@ -31,6 +31,7 @@ _GAP_S = 300.0  # longer without a sample: level and trend begin anew
 _SOFT = 0.1  # requests/s that errors are told against at least
 _ERROR_WEIGHT = 0.03  # of a new squared error: half an hour is remembered
 _QUANTILES = (0.5, 0.9, 0.99)
+_KEPT_EVERY, _MIN_KEPT, _MAX_KEPT = 4, 30, 360  # errors: every fourth minute, used after two hours, for a day
 _EPOCH_DAY = 3  # 1970-01-01 was a Thursday; weeks begin on Monday
 
 
@@ -39,8 +40,8 @@ class HorizonErrors(Struct):
 
     season: float = 0.04  # mean squares
     trend: float = 0.01
-    scale: float = 0.1  # mean size
-    quantiles: list[float] = field(default_factory=lambda: [0.0, 0.12, 0.3])
+    recent: list[float] = field(default_factory=list)  # of a day, every fourth minute
+    quantiles: list[float] = field(default_factory=lambda: [0.0, 0.12, 0.3])  # of them
 
 
 class Pending(Struct, array_like=True):
@@ -219,12 +220,14 @@ def _learn(errors: HorizonErrors, said: Pending, rate: float) -> None:
     if said.season >= 0:
         errors.season += _ERROR_WEIGHT * (min(4.0, _relative(rate, said.season) ** 2) + 1e-6 - errors.season)
     errors.trend += _ERROR_WEIGHT * (min(4.0, _relative(rate, said.trend) ** 2) + 1e-6 - errors.trend)
-    error = _relative(rate, said.mixed)
-    errors.scale += 0.01 * (min(1.0, abs(error)) - errors.scale)
-    # Each quantile moves up by its share of a step when the error was above it, and down by the rest otherwise.
-    for i, share in enumerate(_QUANTILES):
-        step = 0.1 * errors.scale
-        errors.quantiles[i] += step * (share if error > errors.quantiles[i] else share - 1)
+    if said.minute % _KEPT_EVERY:
+        return
+    errors.recent.append(round(_relative(rate, said.mixed), 3))
+    if len(errors.recent) > _MAX_KEPT:
+        del errors.recent[0]
+    if len(errors.recent) >= _MIN_KEPT:
+        ordered = sorted(errors.recent)
+        errors.quantiles = [ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in _QUANTILES]
 
 
 def _relative(rate: float, forecast: float) -> float:

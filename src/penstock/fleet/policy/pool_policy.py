@@ -31,6 +31,7 @@ _BETWEEN_DRAINS_S = 30.0
 _BUDGET_SHARE = 0.05  # of the SLO's error budget: what scaling may use up
 _CAUTION_DAY_S = 86400.0  # a day without a broken SLO takes the forecast's plan from its p99 to its middle
 _PEAK_S = 1.5 * 86400.0  # how long the busiest time is remembered
+_AFTER_BURST_S = 60.0
 _STOP_EARLY_S = 2.0  # before an interruption's deadline
 
 
@@ -71,7 +72,8 @@ class _Round:
         signals = read_signals(demand, memory, now, num_active, policy.profile, policy.slo)
         bounds = policy._bounds.at(now)
         is_busy = demand.arrivals_per_s > 0 or demand.in_flight > 0 or signals.backlog > 0 or demand.held > 0
-        busy_at = now if is_busy or memory.busy_at is None else memory.busy_at
+        is_new = memory.busy_at is None and census.num_ready > 0
+        busy_at = now if is_busy or is_new else memory.busy_at or -1e9
         sizing = self._size(signals, busy_at)
         needs = self._needs(sizing.held)
         before = min(bounds.max, max(bounds.min, memory.wanted if memory.wanted is not None else census.num_ready))
@@ -133,6 +135,7 @@ class _Round:
                 caution=self.memory.caution,
                 num_ready=census.num_ready,
                 reserve=census.reserve,
+                is_surge_declared=settings.surge > 1,
             )
         if settings.min > 0:
             return sizing
@@ -141,7 +144,7 @@ class _Round:
             return sizing._replace(
                 needed=max(1, sizing.needed), held=max(1, sizing.held), urgent=sizing.urgent or woken
             )
-        return Sizing(0, 0, False, 0.0, "idle")
+        return Sizing(0, 0, 0, False, 0.0, "idle")
 
     def _may_sleep(self, busy_at: float) -> bool:
         """With `min: 0`: nobody has asked for a while, and nobody is expected in the next."""
@@ -159,7 +162,8 @@ class _Round:
             if slo.tpot_s is not None:
                 scale_on["tpot_s"] = slo.tpot_s
         needed, reason = needed_by_thresholds(scale_on, demand, max(1, self.census.num_ready))
-        return Sizing(needed, needed, signals.breaks_slo, signals.rate, reason)
+        is_urgent = signals.breaks_slo and not self.census.coming  # signals lag: what comes has not told yet
+        return Sizing(needed, needed, needed, is_urgent, signals.rate, reason)
 
     def _needs(self, held: int) -> tuple[tuple[int, int], ...]:
         """The record of needs over the cooldown for steps down."""
@@ -183,7 +187,9 @@ class _Round:
         elif sizing.needed < bounds.min:
             self.bound = bounds.min_name
         if wanted > before:
-            if sizing.urgent or now - up_at >= settings.up_cooldown_s:
+            has_waited = now - up_at >= settings.up_cooldown_s or wanted <= before + self.census.reserve
+            is_sure = sizing.firm > before or now - down_at >= settings.down_cooldown_s or before < bounds.min
+            if sizing.urgent or (has_waited and is_sure):
                 return wanted, now, down_at
             return before, up_at, down_at
         held = max(bounds.min, max(need for _, need in needs))
@@ -197,6 +203,8 @@ class _Round:
         """More with each second that a queue breaks the SLO, less with each in which none does: in balance when
         scaling uses up its share of the error budget."""
         caution, passed_s = self.memory.caution, min(self.passed_s, 10.0)
+        if self.now - signals.burst_at < _AFTER_BURST_S:
+            return caution  # no plan would have held it
         if signals.queue_s > self.policy.slo.ttft_s:
             return min(1.0, caution + self.policy._alarm * passed_s)
         return max(0.0, caution - self.policy._relief * passed_s) if is_busy else caution

@@ -15,7 +15,8 @@ from penstock.fleet.policy.memory import PolicyMemory
 from penstock.fleet.policy.observation import Demand
 from penstock.fleet.policy.profile import MAX_SLOWDOWN, MAX_SPEEDUP, CapacityProfile, Mix
 
-_RATE_S, _NOISE_S, _MIX_S = 60.0, 900.0, 300.0  # time constants
+_RATE_S, _NOISE_S = 60.0, 900.0  # time constants
+_MIX_REQUESTS = 2000.0  # whose mean is the mix; of few requests a second those of five minutes
 _WINDOW_S = 15.0  # of `arrivals_per_s`
 _NOISE = 1.5  # deviations that a rise must exceed
 _SURGE = 6.0  # deviations of a single second, beyond which it is no chance
@@ -23,6 +24,7 @@ _BROKEN = 0.7  # of the SLO's TTFT: a queue so long leaves no time for the promp
 _BUDGET_SHARE = 0.05  # of the SLO's error budget: what chance queues may use up
 _MAX_DISPERSION = 30.0
 _MAX_SPARE = 0.5  # of the rate
+_MIN_CAUTION = 0.4
 CORRECTED_EVERY_S = 10.0
 
 
@@ -82,6 +84,7 @@ def read_signals(
     late = _BUDGET_SHARE * (1 - slo.quantile)
     # Heavy traffic: P(wait > t) = exp(-2 t spare / dispersion).
     spare = min(dispersion * -math.log(late) / (2 * _BROKEN * slo.ttft_s), _MAX_SPARE * level)
+    spare *= _MIN_CAUTION + (1 - _MIN_CAUTION) * memory.caution
     breaks = queue_s > _BROKEN * slo.ttft_s or demand.wait_p95_s > slo.ttft_s
     return Signals(
         rate, surge, level, variance, burst, burst_at, mix, max_rate, saturation, spare, backlog, queue_s, breaks
@@ -116,7 +119,8 @@ def corrected_slowdown(
 def _smoothed_mix(demand: Demand, memory: PolicyMemory, passed_s: float) -> Mix:
     if demand.prompt_tokens <= 0:  # nobody has asked lately
         return Mix(max(1.0, memory.prompt_tokens), max(1.0, memory.output_tokens), memory.cached_share)
-    weight = passed_s / (passed_s + _MIX_S) if memory.prompt_tokens else 1.0
+    tau_s = min(300.0, max(10.0, _MIX_REQUESTS / max(1.0, demand.arrivals_per_s)))
+    weight = passed_s / (passed_s + tau_s) if memory.prompt_tokens else 1.0
     return Mix(
         max(1.0, memory.prompt_tokens + (demand.prompt_tokens - memory.prompt_tokens) * weight),
         max(1.0, memory.output_tokens + (demand.output_tokens - memory.output_tokens) * weight),

@@ -14,11 +14,13 @@ from penstock.fleet.policy.observation import Durations, ForecastBand
 from penstock.fleet.policy.signals import Signals
 
 _MIN_MARGIN, _MAX_MARGIN = 0.01, 0.15  # of the rate: less replicas must hold with it
+_TOLERANCE = 0.94
 _CLEAR_S = 30.0  # a backlog is to be worked off within this time, or a start's if that is longer
 
 
 class Sizing(NamedTuple):
     needed: int  # active replicas
+    firm: int  # as many even if the rate were a little lower: what takes back a step down
     held: int  # below which the pool does not go
     urgent: bool  # no cooldown: a queue breaks the SLO, or a surge has begun
     rate: float  # arrivals/s that decided
@@ -52,6 +54,7 @@ def size(
     caution: float,
     num_ready: int,
     reserve: int,
+    is_surge_declared: bool = False,
 ) -> Sizing:
     """`num_ready`: replicas that are active or will be; `reserve`: those in standby or parked."""
     rate = signals.rate
@@ -67,16 +70,25 @@ def size(
         needed, decided = with_reserve, later_rate
     if decided > rate:
         reason = "forecast"
-    held = max(needed_for(soon_rate * margin, signals), needed_for(held_rate * margin, signals) - reserve)
+    held = max(
+        needed_for(soon_rate * margin, signals),
+        needed_for(max([rate, *(band.p90 for band in bands)]), signals),
+        needed_for(held_rate * margin, signals) - reserve,
+    )
     urgent = False
-    if signals.surge > rate and (fast := min(needed_for(signals.surge, signals), num_ready + reserve)) > needed:
+    if (
+        is_surge_declared
+        and signals.surge > rate
+        and (fast := min(needed_for(signals.surge, signals), num_ready + reserve)) > needed
+    ):
         needed, decided, reason, urgent = fast, signals.surge, "surge", True
     if signals.breaks_slo:
         behind = _with_backlog(signals, durations, num_ready, reserve)
         urgent = True
         if needed_for(behind, signals) > needed:
             needed, decided, reason = needed_for(behind, signals), behind, "queue"
-    return Sizing(needed, max(held, needed), urgent, decided, reason)
+    firm = needed_for(decided * _TOLERANCE, signals)
+    return Sizing(needed, min(firm, needed), max(held, needed), urgent, decided, reason)
 
 
 def _with_backlog(signals: Signals, durations: Durations, num_ready: int, reserve: int) -> float:
