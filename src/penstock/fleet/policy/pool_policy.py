@@ -78,7 +78,8 @@ class _Round:
         needs = self._needs(sizing.held)
         before = min(bounds.max, max(bounds.min, memory.wanted if memory.wanted is not None else census.num_ready))
         wanted, up_at, down_at = self._step(sizing, bounds, before, needs)
-        peak = max(memory.peak * (1 - min(1.0, self.passed_s / _PEAK_S)), sizing.needed)
+        peak = memory.peak * (1 - min(1.0, self.passed_s / _PEAK_S))
+        peak = peak if sizing.urgent else max(peak, sizing.needed)
         warm = self._plan_warm(signals, wanted, peak)
         surplus_at, moved_at = self._act(wanted, warm, bounds, sizing)
         slowdown, corrected_at = memory.slowdown, memory.corrected_at

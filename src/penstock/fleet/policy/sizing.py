@@ -14,7 +14,8 @@ from penstock.fleet.policy.observation import Durations, ForecastBand
 from penstock.fleet.policy.signals import Signals
 
 _MIN_MARGIN, _MAX_MARGIN = 0.01, 0.15  # of the rate: less replicas must hold with it
-_TOLERANCE = 0.94
+_MAX_HELD = 1.15  # of the forecast's middle: capacity is held for its p99, and for no more than this
+_TOLERANCE = 0.93
 _CLEAR_S = 30.0  # a backlog is to be worked off within this time, or a start's if that is longer
 
 
@@ -72,7 +73,7 @@ def size(
         reason = "forecast"
     held = max(
         needed_for(soon_rate * margin, signals),
-        needed_for(max([rate, *(band.p90 for band in bands)]), signals),
+        needed_for(max([rate, *(min(band.p99, _MAX_HELD * band.p50) for band in bands)]), signals),
         needed_for(held_rate * margin, signals) - reserve,
     )
     urgent = False
