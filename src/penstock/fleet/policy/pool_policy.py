@@ -214,7 +214,8 @@ class _Round:
 
     def _plan_warm(self, signals: Signals, wanted: int, peak: float) -> WarmPlan:
         settings, durations, policy = self.settings, self.seen.durations, self.policy
-        beyond = max(0, math.ceil(peak - 1e-9) - wanted)
+        room = max(0, settings.max - wanted)
+        beyond = min(room, max(0, math.ceil(peak - 1e-9) - wanted))
         if settings.surge > 1 and signals.saturation and signals.level > 0:
             key = (wanted, round(50 * math.log(signals.level)), durations)
             if (plan := policy._surges.get(key)) is None:
@@ -230,7 +231,7 @@ class _Round:
         spread = 0
         if settings.predict and signals.max_rate and settings.parked is None:
             band = band_at(self.seen.forecast, durations.start_s + settings.up_cooldown_s)
-            spread = max(0, needed_for(band.p99, signals) - wanted) if band is not None else 0
+            spread = min(room, max(0, needed_for(band.p99, signals) - wanted)) if band is not None else 0
         return plan_warm(settings, durations, None, spread, beyond)
 
     # What is done
@@ -316,12 +317,11 @@ class _Round:
 
     def _start(self, placement: Placement, to: ReplicaState, reason: str) -> bool:
         starts = sum(each.kind is ActionKind.START for each in self.actions)
-        if len(self.census.staying) + starts >= self.settings.max:
-            self.bound = self.bound or "max"
-            return False
-        offer = placement.place()
+        has_room = len(self.census.staying) + starts < self.settings.max
+        offer = placement.place() if has_room else None
         if offer is None:
-            self.bound = placement.obstacle
+            if to is ReplicaState.ACTIVE:
+                self.bound = placement.obstacle if has_room else self.bound or "max"
             return False
         self.actions.append(Action(ActionKind.START, reason, to=to, zone=offer.zone, capacity_type=offer.capacity_type))
         return True

@@ -26,6 +26,7 @@ _SIGMA = math.sqrt(math.log(2))  # lengths are lognormal with a coefficient of v
 _QUANTILES = [math.exp(_SIGMA * NormalDist().inv_cdf((i + 0.5) / 8)) for i in range(8)]
 _LENGTHS = [each * 8 / sum(_QUANTILES) for each in _QUANTILES]
 _PAIRING = (3, 6, 1, 4, 7, 2, 5, 0)  # outputs are as good as independent of prompts
+_MAX_KEPT = 10_000  # answers
 _UNTARGETED = 0.7  # of an engine's saturation, where not even an idle replica keeps the SLO
 
 
@@ -155,11 +156,16 @@ class CapacityProfile:
     def _key(self, mix: Mix, slo: Slo, slowdown: float) -> tuple[int, ...]:
         if slo is not self._slo:
             if self._slo is not None and slo != self._slo:
-                for kept in (self._engines, self._rates, self._predicted):
-                    kept.clear()
+                self._forget()
             self._slo = slo
+        if len(self._predicted) > _MAX_KEPT or len(self._engines) > _MAX_KEPT:
+            self._forget()
         shared = round(50 * min(0.98, max(0.0, mix.cached_share)))
         return _steps(mix.prompt_tokens), _steps(mix.output_tokens), shared, _steps(slowdown)
+
+    def _forget(self) -> None:
+        for kept in (self._engines, self._rates, self._predicted):
+            kept.clear()
 
     def _engine(self, key: tuple[int, ...], slo: Slo) -> Engine:
         if (engine := self._engines.get(key)) is None:
