@@ -19,7 +19,7 @@ from penstock.sim.fleet.baselines.planner import Planner
 from penstock.sim.fleet.baselines.static import StaticPeak
 from penstock.sim.fleet.demand import DemandCurve
 from penstock.sim.fleet.fluid import run_fluid
-from penstock.sim.fleet.oracle import best_plan
+from penstock.sim.fleet.oracle import Oracle, best_plan
 from penstock.sim.fleet.policy import Autoscaler, Ours, capacity_profile
 from penstock.sim.fleet.result import FleetResult, Prices
 from penstock.sim.fleet.serving import Serving
@@ -73,8 +73,9 @@ def compare(
             progress=partial(progress, policy.name) if progress else None,
         )
 
-    serving = Serving(case.profile, case.slo)
-    ideal = best_plan(case.curve, serving, case.durations, case.target, case.settings.min, simulate)
+    serving = partial(Serving, case.profile, case.slo)
+    plan = best_plan(case.curve, serving, case.durations, case.target, case.settings.min)
+    ideal = simulate(Oracle(plan.planned, case.curve.begins_at))
     found = [ideal if name == "oracle" else simulate(make_policy(name, case)) for name in policies]
     return [replace(each, over_oracle=each.replica_hours / ideal.replica_hours) for each in found]
 

@@ -19,7 +19,6 @@ import numpy as np
 from penstock.fleet.policy.observation import Durations, PoolObservation
 from penstock.sim.fleet.demand import Counts, DemandCurve, Numbers
 from penstock.sim.fleet.policy import Baseline
-from penstock.sim.fleet.result import FleetResult
 from penstock.sim.fleet.serving import Serving
 
 _SPANS_S = (1, 2, 3, 5, 8, 13, 21, 34, 60)
@@ -27,7 +26,7 @@ _BURST_WORK = 0.8  # of a request's work, within the few seconds in which its de
 _JOINED_S = 5  # needed spans so close are one
 _DRAIN_S = 10.0
 _SEARCHES = 12
-_SIMULATIONS = 4
+_SIMULATIONS = 5
 _MARGIN = 0.0001  # of the target, so that a search ends above it
 
 
@@ -43,8 +42,8 @@ class Oracle(Baseline):
         return int(self._plan[min(len(self._plan) - 1, int(now - self._begins_at))])
 
 
-def needed_replicas(curve: DemandCurve, serving: Serving) -> Counts:
-    """For each second."""
+def needed_replicas(curve: DemandCurve, serving: Serving) -> Numbers:
+    """Replicas, and parts of one, for each second."""
     changes = np.flatnonzero(np.diff(curve.prompt_tokens) + np.diff(curve.output_tokens)) + 1
     begins = np.concatenate([[0], changes])
     lengths = np.diff(np.concatenate([begins, [curve.seconds]]))
@@ -57,7 +56,7 @@ def needed_replicas(curve: DemandCurve, serving: Serving) -> Counts:
         first = np.maximum(0, np.arange(1, curve.seconds + 1) - span)
         factor = _BURST_WORK if span <= 3 else 1.0
         most = np.maximum(most, factor * (total[1:] - total[first]) / (span + slack_s))
-    return np.ceil(most - 1e-9).astype(np.int64)
+    return most
 
 
 class Plan(NamedTuple):
@@ -115,34 +114,49 @@ def _level_spans(is_needed: np.ndarray, gains: Numbers, begin_cost: float) -> li
 
 
 def best_plan(
-    curve: DemandCurve,
-    serving: Serving,
-    durations: Durations,
-    target: float,
-    least: int,
-    simulate: Callable[[Oracle], FleetResult],
-) -> FleetResult:
-    """The cheapest result that keeps `target`; if none does, the one that keeps most. What a plan is expected to keep
-    is off by what queues carry from one second to the next: a simulation says by how much."""
-    needed = needed_replicas(curve, serving)
-    arrivals, requests = curve.arrivals, max(1, int(curve.arrivals.sum()))
-    expected_target, best = target, None
+    curve: DemandCurve, serving: Callable[[], Serving], durations: Durations, target: float, least: int
+) -> Plan:
+    """The cheapest plan that keeps `target`; if none does, the one that keeps most. What a plan is expected to keep is
+    off by what queues carry from one second to the next, so what to expect is searched with simulations."""
+    needed = np.ceil(needed_replicas(curve, serving()) - 1e-9).astype(np.int64)
+    found: list[tuple[bool, float, Plan]] = []
+    low, high, expected_target = 0.0, 1.0, target
     for _ in range(_SIMULATIONS):
-        low, high = 0.001, 1000.0
-        for _ in range(_SEARCHES):
-            price_s = math.sqrt(low * high)
-            plan = plan_levels(needed, arrivals, durations.start_s, price_s, least)
-            short = np.maximum(0, needed - plan.active) / np.maximum(1, needed)
-            expected = 1 - float((arrivals * short).sum()) / requests
-            low, high = (low, price_s) if expected >= expected_target else (price_s, high)
-        result = simulate(Oracle(plan.planned, curve.begins_at))
-        if best is None or _rank(result, target) > _rank(best, target):
-            best = result
-        expected_target = min(1 - 1e-6, expected + target + _MARGIN - result.in_slo)
-    assert best is not None
-    return best
+        plan, expected = _expected_plan(curve, needed, durations.start_s, expected_target, least)
+        share = kept_share(curve, serving(), plan.active)
+        is_kept = share >= target
+        found.append((is_kept, -float(plan.planned.sum()) if is_kept else share, plan))
+        low, high = (low, expected) if is_kept else (expected, high)
+        guess = expected + target + _MARGIN - share
+        expected_target = guess if low < guess < high else (low + high) / 2 if low else guess
+    return max(found, key=lambda each: each[:2])[2]
 
 
-def _rank(result: FleetResult, target: float) -> tuple[bool, float]:
-    is_kept = result.in_slo >= target
-    return is_kept, -result.replica_hours if is_kept else result.in_slo
+def _expected_plan(curve: DemandCurve, needed: Counts, start_s: float, target: float, least: int) -> tuple[Plan, float]:
+    """The plan at the price at which the requests that it is short for leave `target` of all; and what they leave."""
+    arrivals, requests = curve.arrivals, max(1, int(curve.arrivals.sum()))
+    low, high = 0.001, 1000.0
+    for _ in range(_SEARCHES):
+        price_s = math.sqrt(low * high)
+        plan = plan_levels(needed, arrivals, start_s, price_s, least)
+        short = np.maximum(0, needed - plan.active) / np.maximum(1, needed)
+        expected = 1 - float((arrivals * short).sum()) / requests
+        low, high = (low, price_s) if expected >= target else (price_s, high)
+    return plan, expected
+
+
+def kept_share(curve: DemandCurve, serving: Serving, active: Counts) -> float:
+    """Of all requests, those within the SLO if so many replicas are active in each second."""
+    kept, before = 0.0, 0
+    for arrivals, prompt, output, num_active in zip(
+        curve.arrivals.tolist(),
+        curve.prompt_tokens.tolist(),
+        curve.output_tokens.tolist(),
+        active.tolist(),
+        strict=True,
+    ):
+        for left in range(before, num_active, -1):
+            serving.leave(left)
+        kept += serving.tick(arrivals, prompt, output, num_active).in_slo
+        before = num_active
+    return kept / max(1, int(curve.arrivals.sum()))
