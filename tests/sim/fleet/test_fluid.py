@@ -91,7 +91,8 @@ def test_the_oracle_keeps_a_replica_over_short_gaps_and_leaves_out_what_is_not_w
     assert plan.active[200] == 1
     assert plan.active[560] == 2
     assert plan.active.max() == 2  # one second of a third replica is not worth a start
-    assert plan.planned[500] == 2  # it starts before it is needed
+    assert plan.starts[550 - 61] == 1  # before it is needed
+    assert plan.replica_seconds == plan.active.sum() + 61
     dear = plan_levels(needed, arrivals, start_s=60.0, price_s=1000.0, least=1)
     assert (dear.active >= needed).all()
 

@@ -60,14 +60,14 @@ def compare(
         raise ConfigError(f"no policy '{unknown[0]}'; there are {', '.join(POLICIES)}", param="policy")
     signals = Signals(case.curve)
 
-    def simulate(policy: Autoscaler) -> FleetResult:
+    def simulate(policy: Autoscaler, num_active: int) -> FleetResult:
         return run_fluid(
             case.curve,
             policy,
             case.profile,
             case.slo,
             case.durations,
-            num_active=case.num_for(0, _BEGIN_S),
+            num_active=num_active,
             signals=signals,
             prices=case.prices,
             progress=partial(progress, policy.name) if progress else None,
@@ -75,8 +75,9 @@ def compare(
 
     serving = partial(Serving, case.profile, case.slo)
     plan = best_plan(case.curve, serving, case.durations, case.target, case.settings.min)
-    ideal = simulate(Oracle(plan.planned, case.curve.begins_at))
-    found = [ideal if name == "oracle" else simulate(make_policy(name, case)) for name in policies]
+    ideal = simulate(Oracle(plan, case.curve.begins_at), int(plan.starts[0]))
+    begin = case.num_for(0, _BEGIN_S)
+    found = [ideal if name == "oracle" else simulate(make_policy(name, case), begin) for name in policies]
     return [replace(each, over_oracle=each.replica_hours / ideal.replica_hours) for each in found]
 
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.fleet.policy.observation import Durations, PoolObservation
+from penstock.fleet.policy.decision import Action, ActionKind, Decision
+from penstock.fleet.policy.observation import Durations, PoolObservation, ReplicaState
 from penstock.sim.fleet.demand import Counts, DemandCurve, Numbers
 from penstock.sim.fleet.policy import Baseline
 from penstock.sim.fleet.serving import Serving
@@ -30,16 +31,35 @@ _SIMULATIONS = 5
 _MARGIN = 0.0001  # of the target, so that a search ends above it
 
 
+class Plan(NamedTuple):
+    """Replicas that are active in each second, and that are to be started and stopped at its end."""
+
+    active: Counts
+    starts: Counts
+    stops: Counts
+
+    @property
+    def replica_seconds(self) -> int:
+        """Those of starts included."""
+        return int(np.cumsum(self.starts - self.stops).sum())
+
+
 class Oracle(Baseline):
+    """Acts as planned. It stops replicas that are active, since those that start are for later."""
+
     name = "oracle"
 
-    def __init__(self, plan: Counts, begins_at: float) -> None:
-        """`plan`: replicas of each second, those that are starting counted."""
-        self._plan = plan.tolist()
+    def __init__(self, plan: Plan, begins_at: float) -> None:
+        self._starts, self._stops = plan.starts.tolist(), plan.stops.tolist()
         self._begins_at = begins_at
 
-    def wanted(self, observation: PoolObservation, num_live: int, now: float) -> int:
-        return int(self._plan[min(len(self._plan) - 1, int(now - self._begins_at))])
+    def decide(self, observation: PoolObservation, now: float) -> Decision:
+        second = min(len(self._starts) - 1, int(now - self._begins_at))
+        active = [each.id for each in observation.replicas if each.state is ReplicaState.ACTIVE]
+        change = self._starts[second] - self._stops[second]
+        actions = [Action(ActionKind.START, self.name)] * change
+        actions += [Action(ActionKind.STOP, self.name, each) for each in active[: max(0, -change)]]
+        return Decision(observation.pool, now, len(active), actions=tuple(actions))
 
 
 def needed_replicas(curve: DemandCurve, serving: Serving) -> Numbers:
@@ -59,27 +79,19 @@ def needed_replicas(curve: DemandCurve, serving: Serving) -> Numbers:
     return most
 
 
-class Plan(NamedTuple):
-    """Replicas of each second, with and without those that are starting."""
-
-    planned: Counts
-    active: Counts
-
-
 def plan_levels(needed: Counts, arrivals: Counts, start_s: float, price_s: float, least: int) -> Plan:
     """`price_s`: replica-seconds that one request within the SLO is worth."""
     seconds = len(needed)
     lead = math.ceil(start_s) + 1
-    planned, active = np.zeros((2, seconds + 1), dtype=np.int64)
-    planned[0] = active[0] = least
+    begins, starts, stops = np.zeros((3, seconds + 1), dtype=np.int64)
+    begins[0] = starts[0] = least
     gains = price_s * arrivals / np.maximum(1, needed)
     for level in range(least + 1, int(needed.max()) + 1):
         for begin, end in _level_spans(needed >= level, gains, start_s + _DRAIN_S):
-            planned[max(0, begin - lead)] += 1
-            active[begin] += 1
-            planned[end] -= 1
-            active[end] -= 1
-    return Plan(np.cumsum(planned)[:seconds], np.cumsum(active)[:seconds])
+            starts[max(0, begin - lead)] += 1
+            begins[begin] += 1
+            stops[end] += 1
+    return Plan(np.cumsum(begins - stops)[:seconds], starts[:seconds], stops[:seconds])
 
 
 def _level_spans(is_needed: np.ndarray, gains: Numbers, begin_cost: float) -> list[tuple[int, int]]:
@@ -125,7 +137,7 @@ def best_plan(
         plan, expected = _expected_plan(curve, needed, durations.start_s, expected_target, least)
         share = kept_share(curve, serving(), plan.active)
         is_kept = share >= target
-        found.append((is_kept, -float(plan.planned.sum()) if is_kept else share, plan))
+        found.append((is_kept, -float(plan.replica_seconds) if is_kept else share, plan))
         low, high = (low, expected) if is_kept else (expected, high)
         guess = expected + target + _MARGIN - share
         expected_target = guess if low < guess < high else (low + high) / 2 if low else guess
@@ -136,13 +148,17 @@ def _expected_plan(curve: DemandCurve, needed: Counts, start_s: float, target: f
     """The plan at the price at which the requests that it is short for leave `target` of all; and what they leave."""
     arrivals, requests = curve.arrivals, max(1, int(curve.arrivals.sum()))
     low, high = 0.001, 1000.0
+    best = plan_levels(needed, arrivals, start_s, high, least), 1.0
     for _ in range(_SEARCHES):
         price_s = math.sqrt(low * high)
         plan = plan_levels(needed, arrivals, start_s, price_s, least)
         short = np.maximum(0, needed - plan.active) / np.maximum(1, needed)
         expected = 1 - float((arrivals * short).sum()) / requests
-        low, high = (low, price_s) if expected >= target else (price_s, high)
-    return plan, expected
+        if expected >= target:
+            high, best = price_s, (plan, expected)
+        else:
+            low = price_s
+    return best
 
 
 def kept_share(curve: DemandCurve, serving: Serving, active: Counts) -> float:
