@@ -156,3 +156,25 @@ def test_interrupted_replica_is_replaced_first_and_its_stream_goes_on(tmp_path: 
         assert b'"error"' not in whole
         eventually(fleet.replicas, lambda found: replica not in found, within_s=PATIENCE_S)
         assert len(fleet.active()) == 1
+
+
+def test_a_pool_at_zero_gets_a_replica_for_its_first_request_which_is_told_how_long_it_waits(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    with real_fleet(tmp_path, tiny_model, min=0, max=1, hold_s=PATIENCE_S) as fleet:
+        fleet.start_controller()
+
+        def models() -> list[str]:
+            try:
+                with contextlib.closing(http.client.HTTPConnection(*fleet.gateway, timeout=PATIENCE_S)) as connection:
+                    connection.request("GET", "/v1/models")
+                    return [one["id"] for one in json.loads(connection.getresponse().read())["data"]]
+            except (OSError, AssertionError):  # it starts
+                return []
+
+        assert eventually(models, within_s=PATIENCE_S) == [MODEL]
+        assert not fleet.active()
+        answer = fleet.chat(max_tokens=5, stream=True)
+        assert answer.startswith(b": waiting for a replica")
+        assert b"data: [DONE]" in answer
+        assert len(fleet.active()) == 1

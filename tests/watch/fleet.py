@@ -51,6 +51,7 @@ class Fleet:
         self.starting: set[str] = set()
         self.draining: set[str] = set()
         self.resting: set[str] = set()
+        self.managed: set[str] = set()
         self.boots = dict.fromkeys(self.names, "b0")
         self.restarts = dict.fromkeys(self.names, 0)
         self.memory_kills = dict.fromkeys(self.names, 0)
@@ -80,7 +81,7 @@ class Fleet:
                 )
                 for name in self.names
             ]
-            fleet = FleetReading(readings, {MODEL: self.waiting}, self.devices)
+            fleet = FleetReading(readings, {MODEL: self.waiting}, self.devices, self.managed)
             self.changed += self.watch.tick(fleet, self.now, self.wall_s)
             self.devices = [device for device in self.devices if not device.xids]
         return self.changed[before:]

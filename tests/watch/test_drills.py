@@ -177,6 +177,17 @@ def test_model_whose_replicas_are_without_traffic_on_purpose_is_not_down_and_cos
     assert ("ModelDown", "page") in fleet.fired()
 
 
+def test_model_without_a_replica_that_a_controller_keeps_costs_no_budget() -> None:
+    fleet = Fleet(replicas=1, rate=0.0)
+    fleet.run(60)
+    fleet.names, fleet.managed = [], {MODEL}
+    fleet.run(60)
+    assert fleet.watch.objectives(MODEL).status(fleet.now).objectives[0].events == 60
+    fleet.managed = set()
+    fleet.run(60)
+    assert fleet.watch.objectives(MODEL).status(fleet.now).objectives[0].events == 120
+
+
 def test_model_that_nobody_loads_is_a_page_after_minutes() -> None:
     fleet = Fleet(replicas=1, rate=0.0)
     fleet.down = {"r0"}

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from penstock.admission.decision import Admit, Decision, Queued, Shed, ShedReason
+from penstock.admission.expected import Expected
 from penstock.admission.ledger import Entry, Ledger, cost, expected_cost
 from penstock.admission.loads import ReplicaLoads
 from penstock.admission.queue import Line, ModelQueue, Waiting
@@ -61,6 +62,7 @@ class Admission:
         self.router = router or Router()
         self._settings, self._slos = settings or AdmissionSettings(), slos or {}
         self._holds: Mapping[str, float] = {}
+        self._expected: Mapping[str, Expected] = {}
         self._loads = ReplicaLoads()
         self._ledger = Ledger()
         self._models: dict[str, _Model] = {}
@@ -73,6 +75,34 @@ class Admission:
         self._slos, self._holds = slos, holds
         for name, model in self._models.items():
             model.slo = slos.get(name, Slo())
+
+    def expect(self, expected: Mapping[str, Expected], now: float) -> None:
+        """Takes what controllers say of their models' next replicas. Those who wait for one that comes later than they
+        can wait are refused, with the new time; `poll` tells."""
+        self._expected = expected
+        for name, model in self._models.items():
+            if not model.queue or name not in expected or self.has_active(name, now):
+                continue
+            for item in list(model.queue.items):
+                eta_s = self.eta_s(name, now, item.since)
+                if eta_s is not None and now + eta_s > item.deadline:
+                    self._give_up(model.queue, item.request.id, ShedReason.NO_REPLICA, now)
+
+    def eta_s(self, model: str, now: float, since: float | None = None) -> float | None:
+        """Seconds until a model without an active replica has one, for a request that waits `since` then, or comes now;
+        None: nobody says."""
+        expected = self._expected.get(model)
+        if expected is None or now > expected.until:
+            return None
+        return expected.eta_s(now if since is None else since, now)
+
+    def managed(self, now: float) -> set[str]:
+        """Models whose replicas a controller keeps."""
+        return {name for name, expected in self._expected.items() if now <= expected.until}
+
+    def can_hold(self, now: float) -> bool:
+        """Whether there is a model whose requests wait for a replica that a controller starts."""
+        return any(now <= expected.until and expected.hold_s > 0 for expected in self._expected.values())
 
     @property
     def num_open(self) -> int:
@@ -127,8 +157,7 @@ class Admission:
         usable, dropped = self.router.usable(request, replicas, now)
         if not usable:
             shed = dead_end(request, replicas, dropped)
-            hold_s = self._holds.get(request.model) if shed.reason is ShedReason.NO_REPLICA else None
-            return shed if hold_s is None else self._hold(model, shed, hold_s, now)
+            return self._hold(model, shed, now) if shed.reason is ShedReason.NO_REPLICA else shed
         model.shares.seen(request, now)
         if not model.queue:
             choice = self._choose(request, usable, now, model.shares.ceiling(request, now), dropped)
@@ -202,7 +231,7 @@ class Admission:
         """What was decided since the last call about requests that wait."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, request_id, name = heapq.heappop(self._deadlines)
-            has_replica = any(replica.state_at(now) is not ReplicaState.OUT for replica in self._loads.of_model(name))
+            has_replica = any(replica.state_at(now) in _WORKING for replica in self._loads.of_model(name))
             reason = ShedReason.DEADLINE if has_replica else ShedReason.NO_REPLICA
             self._give_up(self._models[name].queue, request_id, reason, now)
         for model in self._models.values():
@@ -301,17 +330,27 @@ class Admission:
         self._news.remove(own)
         return own
 
-    def _hold(self, model: _Model, shed: Shed, hold_s: float, now: float) -> Decision:
-        """Into the queue of a model that has no replica now, until one is ready."""
+    def _hold(self, model: _Model, shed: Shed, now: float) -> Decision:
+        """Into the queue of a model that has no replica now, until one is ready, unless that takes too long."""
         queue, request = model.queue, shed.request
-        if queue.length(request.priority) >= self._settings.classes[request.priority].max_length:
-            return shed
-        if request.deadline is not None:
+        hold_s, eta_s = self._holds.get(request.model), None
+        expected = self._expected.get(request.model)
+        if expected is not None and now <= expected.until and not self.has_active(request.model, now):
+            eta_s = expected.eta_s(now, now)
+            hold_s = expected.hold_s or hold_s
+            if hold_s is not None and request.deadline is not None:
+                hold_s = request.deadline - now
+            if eta_s is not None:
+                shed = replace(shed, retry_after_s=max(MIN_RETRY_S, eta_s), is_expected=True)
+        elif hold_s is not None and request.deadline is not None:
             hold_s = min(hold_s, request.deadline - now)
+        is_full = queue.length(request.priority) >= self._settings.classes[request.priority].max_length
+        if hold_s is None or is_full or (eta_s is not None and eta_s > hold_s):
+            return shed
         model.shares.seen(request, now)
         queue.push(request, now, now + hold_s, expected_cost(request), is_promised=False, most_kv=request.kv_tokens)
         heapq.heappush(self._deadlines, (now + hold_s, request.id, request.model))
-        return Queued(request, queue.length(request.priority), hold_s)
+        return Queued(request, queue.length(request.priority), hold_s if eta_s is None else eta_s, is_held=True)
 
     def _refuse(self, queue: ModelQueue, request: EdgeRequest, reason: ShedReason, retry_s: float, now: float) -> Shed:
         """With a place kept for when it is told to come back; who comes too early is told the same time again."""
@@ -332,8 +371,10 @@ class Admission:
         """Refuse one that waits, if it still does."""
         item = queue.remove(request_id)
         if item is not None:
-            retry_s = max(MIN_RETRY_S, queue.clear_s(item.request.priority, now) / 2)
-            self._news.append(self._refuse(queue, item.request, reason, retry_s, now))
+            eta_s = self.eta_s(item.request.model, now) if reason is ShedReason.NO_REPLICA else None
+            retry_s = max(MIN_RETRY_S, queue.clear_s(item.request.priority, now) / 2 if eta_s is None else eta_s)
+            refused = self._refuse(queue, item.request, reason, retry_s, now)
+            self._news.append(replace(refused, is_expected=eta_s is not None))
 
     def _leave_replica(self, entry: Entry, now: float, used: Used | None) -> None:
         """What the replica no longer has to do. If a snapshot counted the request, take off what that counted."""

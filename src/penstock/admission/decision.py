@@ -32,6 +32,7 @@ class Queued(msgspec.Struct, frozen=True):
     request: EdgeRequest
     position: int  # in its class, counting from 1
     predicted_wait_s: float
+    is_held: bool = False  # for want of any replica
 
 
 class Shed(msgspec.Struct, frozen=True):
@@ -39,6 +40,7 @@ class Shed(msgspec.Struct, frozen=True):
     reason: ShedReason
     retry_after_s: float | None  # None: to come back does not help
     detail: str = ""
+    is_expected: bool = False  # a replica, by then
 
 
 Decision = Admit | Queued | Shed

@@ -30,6 +30,7 @@ from penstock.core.private_files import make_private
 from penstock.gateway.app import Gateway
 from penstock.gateway.demand.meter import DemandMeter
 from penstock.gateway.demand.reporter import DemandReporter
+from penstock.gateway.demand.statuses import PoolStatuses
 from penstock.gateway.membership.dns import DnsSource
 from penstock.gateway.membership.factory import ReplicaFactory, replicas_of
 from penstock.gateway.membership.membership import Membership
@@ -159,7 +160,10 @@ async def serve(
                 )
                 configuration.follow(tower.watch, gateway.now)
                 feed = Feed(GatewaySource(gateway, keys, budgets))
-                demand = DemandReporter(open_store(url).fleet, DemandMeter(gateway), gateway.clock)
+                statuses = PoolStatuses(admission, gateway.queue, gateway.now, configuration.manage)
+                statuses.apply({one.pool: one for one in store.fleet.pools()})
+                demand = DemandReporter(open_store(url).fleet, DemandMeter(gateway), gateway.clock, statuses.apply)
+                gateway.queue.first_held = demand.report_now
                 demand.start()
                 try:
                     reload = partial(_reload_everywhere, configuration, worker)
@@ -172,7 +176,8 @@ async def serve(
                         server = Server(app, limits, gate=gate)
                         look, num_ready = partial(_look, gateway), partial(_num_ready, gateway)
                         if worker is not None:
-                            await worker.warm_up(num_ready, len(gateway.replicas))
+                            used = sum(not replica.is_draining for replica in gateway.replicas.values())
+                            await worker.warm_up(num_ready, used)
                             worker.accepts_by(server)
                         await server.listen(listener, tls=tls)
                         again = _reload_on_hangup(configuration, certificates)

@@ -30,9 +30,18 @@ from penstock.gateway.proxy.answer_headers import AnswerHeaders, id_header
 from penstock.gateway.proxy.body_reader import LONG_BYTES, BodyReader
 from penstock.gateway.proxy.failover import Failover
 from penstock.gateway.proxy.fallback import Chain
+from penstock.gateway.proxy.holding import HoldingServices
 from penstock.gateway.proxy.proxied_request import ProxiedRequest, ProxyServices
 from penstock.gateway.proxy.rate_limit import ENTRY, RateLimitReservation
-from penstock.gateway.proxy.request_view import SURFACES, RequestView, Surface, expected_output, prepare
+from penstock.gateway.proxy.request_view import (
+    MAX_WAIT,
+    SURFACES,
+    RequestView,
+    Surface,
+    expected_output,
+    max_wait_s,
+    prepare,
+)
 from penstock.gateway.proxy.routed_request import Arrival, RoutedRequest, body_for
 from penstock.gateway.proxy.rule_facts import with_facts
 from penstock.gateway.proxy.rule_routing import ruled
@@ -100,6 +109,7 @@ class Gateway(Subscriber):
             clock=clock,
             limiter=services.limiter,
             queue=self.queue,
+            holding=HoldingServices(admission, clock, self.recorder),
             headers=AnswerHeaders(self.replicas, explains=explains),
             upstream=UpstreamServices(
                 clock, admission, self.replicas, self.snapshots, services.keys, self.failover, self.recorder
@@ -151,8 +161,9 @@ class Gateway(Subscriber):
         request_id = f"{self.random.getrandbits(96):024x}"
         try:
             if surface is None:
-                headers = JSON + id_header(request_id)
-                public_endpoints.show(exchange, headers, self.replicas.values(), self.now(), self._models)
+                headers, now = JSON + id_header(request_id), self.now()
+                can_hold = self.admission.can_hold(now)
+                public_endpoints.show(exchange, headers, self.replicas.values(), now, self._models, can_hold=can_hold)
             elif request.method != b"POST":
                 raise MethodNotAllowed(f"{request.path.decode(errors='replace')} takes POST")
             else:
@@ -293,6 +304,7 @@ class Gateway(Subscriber):
         body, fingerprint = found
         hint = routed.expected_output * size.choices if routed.expected_output is not None else None
         expected = self.lengths.expected(tenant.id, pool, size.max_tokens, hint)
+        max_wait = routed.exchange.request.headers.get(MAX_WAIT)
         request = EdgeRequest(
             id=routed.id,
             model=pool,
@@ -302,6 +314,7 @@ class Gateway(Subscriber):
             tenant=tenant.id,
             priority=tenant.priority.priority,
             session=view.session,
+            deadline=None if max_wait is None else self.now() + max_wait_s(max_wait),
             random01=routed.random01,
             fingerprint=fingerprint,
             context_tokens=size.context_tokens,

@@ -153,6 +153,19 @@ LIMIT_REFUSALS = Metric(
 QUEUE_LENGTH = Metric(
     "penstock_gateway_queue_length", "gauge", "Requests that wait at the gateway.", ("model", "class")
 )
+HELD = Metric(
+    "penstock_gateway_held_requests",
+    "gauge",
+    "Requests that wait at the gateway because no replica of their model takes work.",
+    ("model",),
+)
+HOLD_WAIT = Metric(
+    "penstock_gateway_hold_wait_seconds",
+    "histogram",
+    "Time that requests were held because no replica of their model took work, of those that were then sent to one.",
+    ("model",),
+    LATENCY_BUCKETS_S,
+)
 REPLICA_STATE = Metric(
     "penstock_gateway_replica_state",
     "gauge",

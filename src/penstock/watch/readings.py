@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from msgspec import Struct
 
@@ -28,3 +28,4 @@ class FleetReading(Struct, frozen=True):
     replicas: Sequence[ReplicaReading] = ()
     waiting: Mapping[str, int] = {}  # requests at the gateway, by model
     devices: Sequence[DeviceReading] = ()
+    managed: Set[str] = frozenset()  # models whose replicas a controller keeps: to have none is no fault

@@ -167,7 +167,8 @@ class Watch:
         self._ticked_at = now
         usable = {reading.model for reading in fleet.replicas if reading.is_usable}
         self._has_been_up |= usable
-        resting = {one.model for one in fleet.replicas} - {one.model for one in fleet.replicas if not one.is_resting}
+        resting = {one.model for one in fleet.replicas} | fleet.managed
+        resting -= {one.model for one in fleet.replicas if not one.is_resting}
         for name, model in self._models.items():
             if name in self._has_been_up and name not in resting and seconds > 0:
                 model.objectives.second(name in usable, seconds)

@@ -2,5 +2,6 @@
 
 meter       what this gateway sees of each pool, read once a second in the event loop
 tally       the same added up and as quantiles: rows of the store
+statuses    what controllers say of pools, in force here: ETAs, and models that exist without a replica
 reporter    the thread that writes rows and reads what controllers say
 """

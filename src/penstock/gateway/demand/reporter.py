@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 RARELY_S = 10.0
+_SOON_S = 0.1  # between two reports, at least
 SILENT_AFTER_S = 30.0  # a pool whose status is older has no controller
 _NAME = "demand reporter"
 
@@ -52,6 +53,7 @@ class DemandReporter:
         self._wrote_all_at = float("-inf")
         self._is_silent = False  # the store, as was told
         self._timer: Timer | None = None
+        self._ticked_at = 0.0
         self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
         self._worker: Worker | None = None
 
@@ -70,7 +72,14 @@ class DemandReporter:
             self._readings.put(None)
             self._thread.join()
 
+    def report_now(self) -> None:
+        """A request is held: its controller should know before the second is over."""
+        if self._timer is not None and self._clock.now() - self._ticked_at >= _SOON_S:
+            self._timer.cancel()
+            self._tick()
+
     def _tick(self) -> None:
+        self._ticked_at = self._clock.now()
         self._readings.put(self._meter.read())
         self._timer = self._clock.call_later(EVERY_S, self._tick)
 

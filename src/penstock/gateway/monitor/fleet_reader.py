@@ -58,7 +58,8 @@ class FleetReader(Subscriber):
             model: sum(admission.num_waiting(model, priority) for priority in CLASS_NAMES.values())
             for model in {replica.model for replica in replicas} | admission.waiting_models
         }
-        return FleetReading([self._reading(replica, now) for replica in replicas], waiting, devices)
+        readings = [self._reading(replica, now) for replica in replicas]
+        return FleetReading(readings, waiting, devices, admission.managed(now))
 
     def _reading(self, replica: Replica, now: float) -> ReplicaReading:
         snapshot, report = replica.snapshot, replica.report

@@ -43,6 +43,8 @@ class ReplicaView(Struct, frozen=True):
 class QueueView(Struct, frozen=True):
     model: str
     waiting: dict[str, int]  # by class
+    held: int = 0  # of them, for want of any replica
+    eta_s: float | None = None  # until there is one, as the fleet's controller says; None: there is, or nobody says
 
 
 class RouteView(Struct, frozen=True):
@@ -66,7 +68,7 @@ class GatewayState(Struct, frozen=True):
 def state_of(replicas: Iterable[Replica], admission: Admission, now: float) -> GatewayState:
     views = [_replica(replica, now) for replica in replicas]
     models = sorted({view.model for view in views} | admission.waiting_models)
-    return GatewayState(views, [QueueView(model, _waiting(admission, model)) for model in models])
+    return GatewayState(views, [_queue(admission, model, now) for model in models])
 
 
 def route_shown(route: Route, prices: Mapping[str, Price]) -> RouteView:
@@ -86,8 +88,12 @@ def route_shown(route: Route, prices: Mapping[str, Price]) -> RouteView:
     )
 
 
-def _waiting(admission: Admission, model: str) -> dict[str, int]:
-    return {name: admission.num_waiting(model, priority) for name, priority in CLASS_NAMES.items()}
+def _queue(admission: Admission, model: str, now: float) -> QueueView:
+    waiting = {name: admission.num_waiting(model, priority) for name, priority in CLASS_NAMES.items()}
+    if admission.has_active(model, now):
+        return QueueView(model, waiting)
+    eta_s = admission.eta_s(model, now)
+    return QueueView(model, waiting, sum(waiting.values()), None if eta_s is None else round(eta_s, 1))
 
 
 def _replica(replica: Replica, now: float) -> ReplicaView:

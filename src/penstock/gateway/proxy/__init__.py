@@ -11,6 +11,7 @@ upstream_request    the replica's side of it: what is sent, and how that ended
 failover            another replica, after a backoff or a wait
 direct_request      a request of the gateway's own: one replica, one try
 admission_queue     requests that wait
+holding             those that wait because no replica takes work, and what their clients are told meanwhile
 answer_headers      request id, replica, and why it was picked
 replica_attempt     one attempt at one replica
 transcript          what is kept of the answer, so that another replica can carry it on

@@ -19,6 +19,9 @@ class Waiting(Protocol):
 
     def decided(self, decision: Decision) -> None: ...
 
+    def held(self) -> None:
+        """It waits, for want of any replica of its model."""
+
 
 class AdmissionQueue:
     def __init__(self, admission: Admission, clock: TimerClock, give_way: Callable[[str], None]) -> None:
@@ -30,6 +33,7 @@ class AdmissionQueue:
         self._timer: Timer | None = None
         self.arrivals: Counter[str] = Counter()  # by pool, as `refused`
         self.refused: Counter[str] = Counter()
+        self.first_held: Callable[[], object] = lambda: None  # told when a request is held and was not before
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -45,6 +49,10 @@ class AdmissionQueue:
             return
         self._give_way(waiting.request.model)
         self._waiting[waiting.request.id] = waiting
+        if decision.is_held:
+            waiting.held()
+            if decision.position == 1:
+                self.first_held()
         if self._timer is None:
             self._timer = self._clock.call_later(_POLL_S, self._poll)
 

@@ -22,6 +22,7 @@ from penstock.gateway.proxy.admission_queue import AdmissionQueue
 from penstock.gateway.proxy.answer_headers import AnswerHeaders
 from penstock.gateway.proxy.failover import Failover
 from penstock.gateway.proxy.fallback import Chain, failure_of_shed
+from penstock.gateway.proxy.holding import HeldRequest, HoldingServices
 from penstock.gateway.proxy.journey import Actions, Charge, Journey, Leg, Role, State
 from penstock.gateway.proxy.rate_limit import RateLimitReservation
 from penstock.gateway.proxy.routed_request import RoutedRequest
@@ -46,6 +47,7 @@ class ProxyServices:
     clock: TimerClock
     limiter: Limiter
     queue: AdmissionQueue
+    holding: HoldingServices
     headers: AnswerHeaders
     upstream: UpstreamServices
     failover: Failover
@@ -59,6 +61,7 @@ class ProxiedRequest:
         "_account",
         "_chain",
         "_choice",
+        "_held",
         "_journey",
         "_reservation",
         "_routed",
@@ -87,6 +90,7 @@ class ProxiedRequest:
         self._size = size
         self._chain = chain
         self._choice: Choice | None = None  # of its replica, and why
+        self._held: HeldRequest | None = None  # while it waits for want of a replica
         self._reservation = None
         if quota is not None:
             tenant = routed.caller.tenant.id
@@ -127,7 +131,20 @@ class ProxiedRequest:
             self._chain.watch(self._too_slow)
         self._services.queue.submit(self)
 
+    def held(self) -> None:
+        self._held = HeldRequest(
+            self._services.holding, self._routed, self.request.model, self._sink, headers=self._headers
+        )
+
+    def _end_hold(self, *, is_admitted: bool) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.end(is_admitted=is_admitted)
+            self._sink = self._upstream.sink = held.sink
+
     def decided(self, decision: Decision) -> None:
+        if self._held is not None:
+            self._end_hold(is_admitted=isinstance(decision, Admit))
         if isinstance(decision, Admit):
             self._choice = decision.choice
             self._account.chose(self.request, decision.choice)
@@ -180,6 +197,8 @@ class ProxiedRequest:
     def _fall_back(self, action: on.FallBack) -> None:
         """On to the next model of the chain, if there is one, as if that had been asked for. What is reserved stays."""
         assert self._chain is not None
+        if self._held is not None:
+            self._end_hold(is_admitted=False)
         move = self._chain.move(action.failure, self.request)
         if move is None:
             self._run(self._journey.has_no_fallback())
@@ -234,6 +253,8 @@ class ProxiedRequest:
         self._account.quarantined(self.request, fingerprint, self._journey.tries.losses.replicas)
 
     def _settle(self, end: on.Settle) -> None:
+        if self._held is not None:
+            self._end_hold(is_admitted=False)
         self._sink.watcher = None
         if self._chain is not None:
             self._chain.close()

@@ -21,14 +21,17 @@ def show(
     replicas: Iterable[Replica],
     now: float,
     models: Callable[[Exchange], list[ModelCard]],
+    *,
+    can_hold: bool,
 ) -> None:
-    """`models`: those that the client may use. Raises NotFound where there is nothing to read."""
+    """`models`: those that the client may use; `can_hold`: a request for a model without a replica waits for one.
+    Raises NotFound where there is nothing to read."""
     request = exchange.request
     match request.path if request.method in (b"GET", b"HEAD") else b"":
         case b"/health":
             exchange.respond(200, headers, b'{"status":"ok"}')
         case b"/ready":
-            is_ready = any(replica.snapshot.state_at(now) is ReplicaState.READY for replica in replicas)
+            is_ready = can_hold or any(replica.snapshot.state_at(now) is ReplicaState.READY for replica in replicas)
             if dead := background.dead():  # keys, limits or bills may be wrong by now
                 said = {"ready": False, "reason": f"no longer running: {', '.join(dead)}; start the gateway again"}
                 exchange.respond(503, headers, msgspec.json.encode(said))

@@ -89,6 +89,8 @@ def shed(decision: Shed, size: Size) -> PenstockError:
             what = "no replica that is ready has this adapter"
         elif CONTEXT.reason in decision.detail:
             what = "no replica that is ready has a context of this length"
+        if decision.is_expected and decision.retry_after_s is not None:
+            what += f"; one is expected in about {math.ceil(decision.retry_after_s)} s"
         return EngineUnavailable(what, reason=reason.value, retry_after_s=decision.retry_after_s)
     return Overloaded(
         f"too much is asked of this model: {reason.value}", reason=reason.value, retry_after_s=decision.retry_after_s

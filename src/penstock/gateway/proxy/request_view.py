@@ -15,7 +15,9 @@ from penstock.api.errors import ANTHROPIC, OPENAI, Convention
 from penstock.core.errors import InvalidRequest
 
 EXPECTED_OUTPUT = b"x-penstock-expected-output"
+MAX_WAIT = b"x-penstock-max-wait"
 _MAX_DIGITS = 9
+_MAX_WAIT_S = 3600
 MAX_NAME = 256  # characters of a model's name; no route has a longer one
 _MAX_SESSION = 256  # characters; of a longer name its hash stands for it
 
@@ -200,3 +202,15 @@ def expected_output(headers: Mapping[bytes, bytes]) -> int | None:
         name = EXPECTED_OUTPUT.decode()
         raise InvalidRequest(f"{name}: expected a number of tokens, 1 or more", param=name)
     return int(said)
+
+
+def max_wait_s(said: bytes) -> float:
+    """Seconds that a request may wait for a place, or for a replica, as its client has said."""
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds <= _MAX_WAIT_S:
+        name = MAX_WAIT.decode()
+        raise InvalidRequest(f"{name}: expected a number of seconds, 0 to {_MAX_WAIT_S}", param=name)
+    return seconds

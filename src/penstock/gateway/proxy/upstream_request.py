@@ -67,11 +67,11 @@ class UpstreamRequest:
         "_routed",
         "_run",
         "_services",
-        "_sink",
         "_tokens_before",
         "_transcript",
         "is_stream",
         "outcome",
+        "sink",
     )
 
     def __init__(
@@ -89,7 +89,7 @@ class UpstreamRequest:
         self.is_stream = bool(routed.view.stream)
         self._services = services
         self._routed = routed
-        self._sink: Sink = routed.exchange
+        self.sink: Sink = routed.exchange  # where answers are written
         self._chain = chain
         self._journey = journey
         self._account = account
@@ -137,7 +137,7 @@ class UpstreamRequest:
         elif transcript.record is not None:
             self._account.follow(transcript.record, request)
         self._forwarding = forward(
-            self._sink,
+            self.sink,
             way,
             target=target,
             headers=replica.headers_for(tenant, relayed=relayed) + trace,

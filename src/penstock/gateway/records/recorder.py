@@ -174,6 +174,10 @@ class GatewayRecorder:
     def retried(self, model: str) -> None:
         self._registry.count(catalog.RETRIES, model).value += 1
 
+    def was_held(self, model: str, seconds: float) -> None:
+        """A request that was sent to a replica had waited for want of one."""
+        self._registry.spread(catalog.HOLD_WAIT, model).observe(seconds)
+
     def carried_on(self, model: str) -> None:
         self._registry.count(catalog.CARRIED_ON, model).value += 1
 
@@ -216,6 +220,7 @@ class GatewayRecorder:
         replace(
             catalog.QUEUE_LENGTH, {(q.model, name): count for q in state.queues for name, count in q.waiting.items()}
         )
+        replace(catalog.HELD, {(queue.model,): queue.held for queue in state.queues})
         replace(catalog.REPLICA_REQUESTS, {key: one.in_flight for key, one in named.items()})
         replace(
             catalog.REPLICA_STATE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from penstock.admission.admission import Admission
 from penstock.core.errors import ConfigError
@@ -45,11 +45,17 @@ class Configuration:
         self._watch: Watch | None = None
         self._now: Callable[[], float] = lambda: 0.0
         self._slos: dict[str, Slo] = {}
+        self._managed: frozenset[str] = frozenset()
         membership.changed = self._members_changed
 
     def follow(self, watch: Watch, now: Callable[[], float]) -> None:
         """Tells a watch which models there are."""
         self._watch, self._now = watch, now
+        self._members_changed()
+
+    def manage(self, pools: Iterable[str]) -> None:
+        """Takes the pools that controllers have: their models exist without a replica, too."""
+        self._managed = frozenset(pools)
         self._members_changed()
 
     def reload(self) -> list[str]:
@@ -88,8 +94,8 @@ class Configuration:
         self._members_changed()
 
     def _members_changed(self) -> None:
-        pools = self._membership.pools
-        self._routes.discover(name for name in pools if "@" not in name)
+        pools = self._managed.union(self._membership.pools)
+        self._routes.discover(name for name in sorted(pools) if "@" not in name)
         if self._watch is None:
             return
         slos = {name: self._slos.get(name, self.settings.slo) for name in pools}
