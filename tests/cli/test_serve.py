@@ -8,8 +8,10 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
+import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -165,6 +167,20 @@ def test_streams_that_are_left_end_their_work(tiny: RealServer) -> None:
         connection.close()
     eventually(tiny.left_over, lambda left: left == {})
     eventually(lambda: tiny.outcomes()["request_aborted"], lambda found: found == aborted + 20)
+
+
+def test_cold_start_is_told_phase_by_phase_and_that_of_an_engine_started_again_by_its_own(tiny_model: Path) -> None:
+    with tiny_server(tiny_model) as server:
+
+        def phases() -> list[str]:
+            with urllib.request.urlopen(f"{server.url}/v1/penstock/snapshot") as answer:
+                return list(json.load(answer)["startup_s"])
+
+        of_engine = ["process", "import", "files", "kernels", "weights", "cache", "engine", "report"]
+        assert phases() == ["python", "check", "http", *of_engine, "tokenizer", "open"]
+        assert re.search(r"ready in [\d.]+ s: python [\d.]+, .*import [\d.]+", server.banner)
+        server.engine_process().kill()
+        eventually(phases, lambda found: found == of_engine)
 
 
 def test_when_the_engine_is_killed_clients_hear_of_it_and_the_server_recovers(tiny: RealServer) -> None:
