@@ -80,7 +80,7 @@ async def start(config: Path, port: int, source: str, template: TemplateProcess 
         arguments = ["engine", "--config", str(config), "--log-level", "warning", "--report-fd", str(theirs.fileno())]
         process: ChildProcess
         if template is not None:
-            process = await spawn("penstock.cli.main", arguments, pass_fds=[theirs.fileno()], is_quiet=True)
+            process = await spawn("penstock.cli.main", arguments, pass_fds=[theirs.fileno()])
         else:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "penstock.cli.main", *arguments),

@@ -14,7 +14,8 @@ from penstock.engine_process.spawn import TemplateProcess, spawn
 async def start(template: TemplateProcess | None) -> None:
     assert template is not None
     process = await spawn("tests.engine_process.forked", ["1", "wait"])
-    print(json.dumps({"template": template.pid, "process": process.pid}), flush=True)
+    other = await spawn("tests.engine_process.forked", ["1", "wait"], outlives=True)
+    print(json.dumps({"template": template.pid, "process": process.pid, "outliving": other.pid}), flush=True)
     await process.wait()
 
 

@@ -84,6 +84,18 @@ async def test_end_of_a_forked_process_is_told_and_leaves_no_zombie(template: Te
         process.terminate()
 
 
+async def test_process_is_given_an_environment_and_a_place_for_its_output(
+    template: TemplateProcess, tmp_path: Path
+) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        environment = {**os.environ, "PENSTOCK_TEST_VARIABLE": "its own"}
+        output = log.fileno()
+        process = await spawn(PROGRAM, ["1", "0"], env=environment, stdout=output, stderr=output)
+    assert isinstance(process, ForkedProcess)
+    assert await process.wait() == 0
+    assert json.loads((tmp_path / "log").read_text())["variable"] == "its own"
+
+
 async def test_many_processes_at_a_time_each_have_their_own_end(template: TemplateProcess) -> None:
     all_started = await asyncio.gather(*(started(str(status)) for status in range(8)))
     assert [await process.wait() for process, _ in all_started] == list(range(8))
@@ -145,13 +157,11 @@ def test_process_and_template_end_with_their_starter_however_it_ends() -> None:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert starter.stdout is not None
-    told: dict[str, int] = {}
-    while not {"template", "process"} <= set(told):
-        line = starter.stdout.readline()
-        assert line
-        told |= json.loads(line)
+    lines = [json.loads(starter.stdout.readline()) for _ in range(3)]  # of the starter, and of each that it started
+    (told,) = (line for line in lines if "template" in line)
     starter.kill()
     starter.wait()
     starter.stdout.close()
     for name in ("template", "process"):
         eventually(lambda name=name: psutil.pid_exists(told[name]), lambda exists: not exists)
+    os.kill(told["outliving"], signal.SIGKILL)  # which is an error for one that has ended

@@ -18,6 +18,7 @@ import logging
 import os
 import secrets
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
@@ -255,7 +256,7 @@ async def _start(config: Path) -> tuple[ChildProcess, Coroutine[None, None, Read
             "penstock.cli.main",
             ["engine", "--config", str(config), *report],
             pass_fds=[theirs.fileno()],
-            is_quiet=True,
+            stdout=subprocess.DEVNULL,
             new_session=True,
         )
     return process, read_report(ours)

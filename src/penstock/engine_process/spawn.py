@@ -6,9 +6,10 @@
         process.terminate()                                      # pid, returncode, send_signal, terminate, kill
         status = await process.wait()
 
-A started process has the environment that this one has at that moment, and dies with it: it gets a SIGTERM when this
-process ends, however it ends. Processes that it starts in turn come from the same template (`TEMPLATE_VARIABLE`). A
-template that does not answer, refuses or has died costs a warning and the time of an import.
+A started process has the environment that this one has at that moment, unless it is given another, and dies with it:
+it gets a SIGTERM when this process ends, however it ends, unless it is to outlive it. Processes that it starts in turn
+come from the same template (`TEMPLATE_VARIABLE`). A template that does not answer, refuses or has died costs a warning
+and the time of an import.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -139,15 +140,21 @@ async def spawn(
     arguments: Sequence[str],
     *,
     pass_fds: Sequence[int] = (),
-    is_quiet: bool = False,
+    env: Mapping[str, str] | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
     new_session: bool = False,
+    outlives: bool = False,
 ) -> ChildProcess:
-    """`python -m MODULE ARGUMENTS`, forked if possible. Descriptors keep their numbers. `is_quiet`: without standard
-    output. `new_session`: for one that is executed; one that is forked always has its own."""
+    """`python -m MODULE ARGUMENTS`, forked if possible. Descriptors keep their numbers; `stdout` and `stderr` are
+    descriptors, or `subprocess.DEVNULL`. `env`: in place of this process's own. `new_session`: for one that is
+    executed; one that is forked always has its own. `outlives`: it goes on when this process has ended."""
+    environment = dict(os.environ if env is None else env)
     path = os.environ.get(TEMPLATE_VARIABLE, "off")
     if path != "off":
+        request = Spawn(module, list(arguments), environment, os.getcwd(), [0, 1, 2, *pass_fds])
         try:
-            return await _fork(path, module, arguments, pass_fds, is_quiet=is_quiet)
+            return await _fork(path, request, [*_standard(stdout, stderr), *pass_fds], outlives=outlives)
         except (OSError, TimeoutError, _CannotForkError) as error:
             log.warning("no process can be forked from the template, so one is executed: %s", error or "no answer")
     return await asyncio.create_subprocess_exec(
@@ -155,9 +162,11 @@ async def spawn(
         "-m",
         module,
         *arguments,
-        stdout=asyncio.subprocess.DEVNULL if is_quiet else None,
+        env=environment,
+        stdout=stdout,
+        stderr=stderr,
         start_new_session=new_session,
-        preexec_fn=die_with_parent,
+        preexec_fn=None if outlives else die_with_parent,
         pass_fds=pass_fds,
     )
 
@@ -172,25 +181,20 @@ class _CannotForkError(Exception):
     pass
 
 
-async def _fork(
-    path: str, module: str, arguments: Sequence[str], pass_fds: Sequence[int], *, is_quiet: bool
-) -> ForkedProcess:
+async def _fork(path: str, request: Spawn, descriptors: Sequence[int], *, outlives: bool) -> ForkedProcess:
     with contextlib.ExitStack() as undone:
         connection = undone.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         connection.setblocking(False)
         connection.connect(path)
         read_end, lifeline = os.pipe()
         undone.callback(os.close, lifeline)
+        nothing = os.open(os.devnull, os.O_RDWR)
         try:
-            nothing = os.open(os.devnull, os.O_RDWR)
-            try:
-                standard = [nothing, nothing if is_quiet else 1, 2]
-                request = Spawn(module, list(arguments), dict(os.environ), os.getcwd(), [0, 1, 2, *pass_fds])
-                descriptors = [read_end, *standard, *pass_fds]
-                socket.send_fds(connection, [msgspec.json.encode(request)], descriptors)
-            finally:
-                os.close(nothing)
+            passed = [nothing if descriptor == subprocess.DEVNULL else descriptor for descriptor in descriptors]
+            passed += [] if outlives else [read_end]
+            socket.send_fds(connection, [msgspec.json.encode(request)], passed)
         finally:
+            os.close(nothing)
             os.close(read_end)
         await asyncio.wait_for(_readable(connection), _ANSWER_S)
         packet, received, _, _ = socket.recv_fds(connection, MAX_PACKET, 1)
@@ -201,6 +205,10 @@ async def _fork(
             raise _CannotForkError(answer.reason)
         undone.pop_all()
         return ForkedProcess(answer.pid, received[0], lifeline, connection)
+
+
+def _standard(stdout: int | None, stderr: int | None) -> list[int]:
+    return [subprocess.DEVNULL, 1 if stdout is None else stdout, 2 if stderr is None else stderr]
 
 
 async def _readable(source: socket.socket | int) -> None:

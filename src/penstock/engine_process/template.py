@@ -8,13 +8,14 @@ says so before the first fork, and a template that is not clean ends. On Linux o
 
 FD is a listening Unix socket of packets. A connection is one process that is started, and has three packets:
 
-    client    Spawn     module, arguments, environment, directory; with descriptors: the lifeline, then what is passed
+    client    Spawn     module, arguments, environment, directory; with descriptors: what is passed, and the lifeline
     template  Spawned   the process's id, with a pidfd;  or Refused, and why
     template  Ended     its exit status, as `subprocess` has it: a signal is negative
 
 The new process has a session of its own and runs the module's `main`, as `python -m MODULE ARGUMENTS` would. The
 lifeline is the reading end of a pipe: when its other end is closed, and be it by the death of the client, the process
-gets a SIGTERM. The template's own death ends none of them. It reaps them all, and ends when its starter does.
+gets a SIGTERM; a process that is to outlive its client has none. The template's own death ends none of them. It reaps
+them all, and ends when its starter does.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class Job:
     """The work of a process that was just forked."""
 
     request: Spawn
-    lifeline: int
     descriptors: list[int]
+    lifeline: int | None
 
     def run(self) -> None:
         request = self.request
@@ -84,7 +85,8 @@ class Job:
             import_module("numpy.random").seed()
         sys.argv = [request.module, *request.arguments]
         _show([sys.executable, "-m", request.module, *request.arguments])
-        _end_with(self.lifeline)
+        if self.lifeline is not None:
+            _end_with(self.lifeline)
         module = import_module(request.module)
         (import_module(f"{request.module}.__main__") if hasattr(module, "__path__") else module).main()
 
@@ -142,8 +144,8 @@ class Template:
         _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if user != os.getuid():
             return "it serves its own user"
-        if len(received) != 1 + len(request.places):
-            return "a process needs a lifeline and the descriptors that it names"
+        if len(received) - len(request.places) not in (0, 1):
+            return "it wants the descriptors that are named, and a lifeline or none"
         asked = _read_at_import(request.environment)
         other = {name for name, _ in asked.items() ^ self._read_at_import.items()}
         return f"{min(other)} is read when libraries are loaded, and differs from the template's" if other else None
@@ -157,7 +159,8 @@ class Template:
             other.close()
         for descriptor in received:
             os.set_inheritable(descriptor, False)
-        return Job(request, received[0], received[1:])
+        passed = received[: len(request.places)]
+        return Job(request, passed, received[-1] if len(received) > len(passed) else None)
 
     def _reap(self, pidfd: int) -> None:
         pid, connection = self._running.pop(pidfd)
