@@ -75,3 +75,14 @@ def test_it_runs_where_little_is_installed_and_writes_all_that_a_table_needs(tmp
 def test_what_cannot_be_is_told(words: list[str], message: str) -> None:
     with pytest.raises(SystemExit, match=message):
         main(["bench", "engine", "--shape", "tiny", *words])
+
+
+@pytest.mark.slow
+def test_it_parks_and_wakes_an_engine_and_compares_its_tokens(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    words = "bench engine --shape tiny --device cpu --dtype float32 --max-num-seqs 8 --park 2 --json"
+    main([*words.split(), str(report)])
+    found = json.loads(report.read_text())
+    assert found["figures"] == []
+    assert [one["is_equal"] for one in found["parks"]] == [True, True]
+    assert all(one["given_back_bytes"] > 0 for one in found["parks"])

@@ -45,6 +45,7 @@ FILES = {
     "tests/runner/test_cuda_families.py": 30,
     "tests/runner/test_cuda_memory.py": 21,
     "tests/runner/test_cuda_moving.py": 7,
+    "tests/runner/test_cuda_park.py": 15,
     "tests/runner/test_cuda_runner.py": 32,
     "tests/runner/test_cuda_sharing.py": 37,
     "tests/runner/test_cuda_soak.py": 46,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.bench.offline import run_offline
@@ -28,6 +28,26 @@ class Round:
     seconds: float
     steps: int
     device_idle: float | None  # share of the time in which the device waited for the host; None: not known
+
+
+@dataclass(frozen=True)
+class ParkRound:
+    """A park, a wake and a first token."""
+
+    park_s: dict[str, float]  # phase by phase
+    given_back_bytes: int  # as the driver or the system counts them
+    wake_s: dict[str, float]
+    first_token_s: float  # after the wake
+    is_equal: bool  # tokens and log probabilities are those of before, to the bit
+
+    @property
+    def park_total_s(self) -> float:
+        return sum(self.park_s.values())
+
+    @property
+    def wake_total_s(self) -> float:
+        """With the first token."""
+        return sum(self.wake_s.values()) + self.first_token_s
 
 
 @dataclass(frozen=True)
@@ -65,6 +85,7 @@ class EngineReport:
     weight_bytes: int | None  # read in every step
     startup_s: dict[str, float]  # phase by phase
     figures: list[EngineFigure]
+    parks: list[ParkRound] = field(default_factory=list)
 
 
 def workload(name: str, trace: Path | None) -> EngineWorkload:

@@ -54,6 +54,8 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", default="W1,W1b,W2,W4,W6", metavar="NAME,…", help="of W1, W1b, W2, W3, W4, W6")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="the Azure conversation trace, for W3")
     parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="the best of N is shown (default: 3)")
+    parks = "instead of the workloads, park and wake the engine N times (sets --parkable)"
+    parser.add_argument("--park", type=_positive, default=0, metavar="N", help=parks)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     add_section(parser, "engine", leave_out=("load", "prefix_cache"))
 

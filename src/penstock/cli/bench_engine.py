@@ -38,6 +38,8 @@ def bench_engine(arguments: argparse.Namespace) -> None:
     config = shape(arguments.shape)
     workloads = [workload(name, arguments.trace) for name in arguments.workload.split(",")]
     settings = build(EngineSettings, section_from(arguments, "engine"), where="engine.")
+    if arguments.park:
+        settings = replace(settings, parkable=True)
     assembly, startup_s = _assemble(config, settings)
     device = _device_name(assembly)
     roofline = _roofline(config, assembly, device)
@@ -61,6 +63,11 @@ def bench_engine(arguments: argparse.Namespace) -> None:
     )
     _print_head(report, assembly.formats.kernels)
     _run(replace(workload(WARM_UP, None), name="warm-up"), config, assembly, num_rounds=1)
+    if arguments.park:
+        _park(arguments.park, config, assembly, report)
+        if arguments.json:
+            write_json(arguments.json, report)
+        return
     for work in workloads:
         rounds = _run(work, config, assembly, num_rounds=arguments.rounds)
         report.figures.append(figure(work, rounds, roofline))
@@ -81,6 +88,16 @@ def _run(work: EngineWorkload, config: ModelConfig, assembly: Assembly, *, num_r
         )
         for seed in range(num_rounds)
     ]
+
+
+def _park(num_rounds: int, config: ModelConfig, assembly: Assembly, report: EngineReport) -> None:
+    from penstock.bench.park import ParkBench, line
+
+    assert assembly.memory is not None
+    bench = ParkBench(assembly.memory, assembly.runner, lambda: make_scheduler(assembly), config.vocab_size)
+    for number in range(1, num_rounds + 1):
+        report.parks.append(bench.round())
+        print(line(number, report.parks[-1]), flush=True)
 
 
 def _assemble(config: ModelConfig, settings: EngineSettings) -> tuple[Assembly, dict[str, float]]:

@@ -78,6 +78,11 @@ class EngineSettings:
     max_cpu_loras: Count | None = setting(
         None, "most LoRA adapters in host memory; others are read from disk when they are used; auto: 4 times max_loras"
     )
+    parkable: bool = setting(
+        False,
+        "on a GPU, keep weights and KV cache in memory that can be given back, so that the replica can be parked; on a "
+        "CPU it always can",
+    )
     step_log: str | None = setting(None, "a file for a line about every step, for `penstock sim calibrate`")
 
 

@@ -241,8 +241,7 @@ class KVCache:
         """Forget all blocks on the device, of which nobody holds one: their memory goes. What is on the host stays."""
         assert self.pool.num_free == self.pool.num_blocks, "a sequence holds blocks"
         self.undo(self.pool.take_moves())  # that no step has made
-        for block_id in range(self.pool.num_blocks):
-            self.pool.spoil(block_id)
+        self.pool.clear()
 
     def retract(self, announced: BlockHash) -> None:
         """Nobody need wait for this block any longer: it is published, or it will not come."""

@@ -185,6 +185,11 @@ class BlockPool:
         if self._blocks[block_id].hash is not None:
             self._unname(block_id)
 
+    def clear(self) -> None:
+        """No content is what it was."""
+        for block_id in list(self._by_hash.values()):
+            self._unname(block_id)
+
     def take_moves(self) -> list[tuple[int, int]]:
         """All since the last call: for the next step, before all else."""
         moves, self.moves = self.moves, []

@@ -10,6 +10,7 @@ from penstock.runner.limits import Limits
 from penstock.runner.lora import RunnerAdapters
 from penstock.runner.parking import CpuMemory
 from penstock.runner.size import EngineSize
+from penstock.runner.virtual_memory import VirtualMemory
 from penstock.sched.plan import Runner
 
 
@@ -44,7 +45,7 @@ class Assembly:
     draft: Drafting | None = None  # a small model in the same blocks
     adapters: RunnerAdapters | None = None  # None: it cannot run any
     embedder: DecoderEmbedder | None = None  # None: it makes no vectors
-    memory: CpuMemory | None = None  # None: it cannot be given back
+    memory: CpuMemory | VirtualMemory | None = None  # None: it cannot be given back
 
     @property
     def limits(self) -> Limits:

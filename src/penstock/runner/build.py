@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from penstock.model.ops import LayerKV
+from penstock.model.ops import LayerKV, Zeros
 from penstock.runner.assembly import Assembly, Device, Drafting, Formats
 from penstock.runner.load import LoadedEngine, Phase
 from penstock.runner.loaded_model import LoadedModel
@@ -15,20 +15,22 @@ from penstock.runner.moving import BlockMover, HostCopies, PlainCopies
 from penstock.runner.parking import CpuMemory
 from penstock.runner.precision import name
 from penstock.runner.size import EngineSize
+from penstock.runner.virtual_memory import VirtualMemory
 
 
 def build(loaded: LoadedEngine, size: EngineSize, phase: Phase) -> Assembly:
     target, draft = replace(loaded.target, limits=size.limits), loaded.draft
     kernels, ops, device = target.kernels, target.ops, target.ops.device
     phase("cache", 0, 0)
-    kv = target.allocate_kv(size.num_blocks)
+    zeros = loaded.memory.zeros if loaded.memory is not None else None
+    kv = target.allocate_kv(size.num_blocks, zeros)
     settling = ops.settle_kv(kv)
     mover = BlockMover(ops, kv, _host_copies(target, kv, size)) if size.host_blocks else None
     if device.type == "cuda":
         phase("graphs", 0, 0)
     runner = make_runner(target, kv, mover)
-    drafting, drafts_kv = _drafting(draft, size.num_blocks) if draft is not None else (None, [])
-    memory = None
+    drafting, drafts_kv = _drafting(draft, size.num_blocks, zeros) if draft is not None else (None, [])
+    memory: CpuMemory | VirtualMemory | None = loaded.memory
     if device.type == "cpu":
         memory = CpuMemory(ops, [*kv, *drafts_kv], loaded.embedder, settling=settling)
     return Assembly(
@@ -51,8 +53,8 @@ def _described(device: torch.device) -> Device:
     return Device(str(device), gpu.name, f"GPU-{gpu.uuid}")
 
 
-def _drafting(draft: LoadedModel, num_blocks: int) -> tuple[Drafting, list[LayerKV]]:
-    kv = draft.allocate_kv(num_blocks)
+def _drafting(draft: LoadedModel, num_blocks: int, zeros: Zeros | None) -> tuple[Drafting, list[LayerKV]]:
+    kv = draft.allocate_kv(num_blocks, zeros)
     return Drafting(make_runner(draft, kv), draft.limits.max_model_len), kv
 
 

@@ -69,21 +69,21 @@ class _Blocks:
         self._is_shared = ops.device.type == "cuda"
         self._num_blocks = num_blocks if self._is_shared else 0
         # Before the cache of those who generate takes what is left.
-        self._layers = self._made(num_blocks) if self._is_shared else []
+        self.layers = self._made(num_blocks) if self._is_shared else []
 
     def at_least(self, num_blocks: int) -> list[LayerKV]:
         if num_blocks <= self._num_blocks:
-            return self._layers
+            return self.layers
         if self._is_shared:
             return self._made(num_blocks)  # for once: in the long run that memory is for other things
-        self._layers, self._num_blocks = [], 0  # freed before the larger one is made
-        self._layers, self._num_blocks = self._made(num_blocks), num_blocks
-        return self._layers
+        self.layers, self._num_blocks = [], 0  # freed before the larger one is made
+        self.layers, self._num_blocks = self._made(num_blocks), num_blocks
+        return self.layers
 
     def release(self) -> None:
         """Of a CPU only: on a GPU they belong to others' memory too."""
         if not self._is_shared:
-            self._layers, self._num_blocks = [], 0
+            self.layers, self._num_blocks = [], 0
 
     def _made(self, num_blocks: int) -> list[LayerKV]:
         shape = replace(self._shape, num_blocks=num_blocks)
@@ -111,6 +111,11 @@ class DecoderEmbedder:
         self._pooling = pooling
         self._most_blocks = -(-_ROOM * most_tokens // shape.block_size)
         self._blocks = _Blocks(ops, shape, self._most_blocks)
+
+    @property
+    def blocks(self) -> list[LayerKV]:
+        """Those that it has of its own, on a GPU."""
+        return self._blocks.layers
 
     def release(self) -> None:
         """Give back the memory that grows with the texts; it comes again with the next."""

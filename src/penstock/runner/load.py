@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from penstock.core.errors import ConfigError
 from penstock.core.settings import EngineSettings
@@ -27,6 +28,8 @@ from penstock.runner.lora import RunnerAdapters
 from penstock.runner.make_runner import compiling_ahead
 from penstock.runner.memory import free_bytes
 from penstock.runner.profile import told_if_too_large
+from penstock.runner.rehome import rehome, tensors_of
+from penstock.runner.virtual_memory import Keep, VirtualMemory
 
 Phase = Callable[[str, int, int], None]  # (name, parts done, parts in all; 0: unknown)
 
@@ -39,6 +42,7 @@ class LoadedEngine:
     draft: LoadedModel | None  # a small one that guesses for it, in the same blocks
     embedder: DecoderEmbedder  # on a GPU it has its own blocks already, before the cache takes the rest
     free_before_bytes: int  # of the device's memory, before this engine put anything there
+    memory: VirtualMemory | None = None  # where the weights are, if they can be given back
 
 
 def load(
@@ -54,7 +58,35 @@ def load(
         phase("draft", 0, 0)
         with told_if_too_large("the model to draft with", "use a smaller one, or none"):
             small = _load_draft(draft, settings, device, limits)
-    return LoadedEngine(target, small, embedder, free_before_bytes)
+    loaded = LoadedEngine(target, small, embedder, free_before_bytes)
+    if device.type == "cuda" and settings.parkable:
+        phase("move", 0, 0)
+        loaded = replace(loaded, memory=_parkable(loaded, device))
+    return loaded
+
+
+def _parkable(loaded: LoadedEngine, device: torch.device) -> VirtualMemory:
+    """All that lies on the device, moved to where it can be given back."""
+    from penstock.runner.cuda_driver import CudaDriver
+    from penstock.runner.pinned import PinnedMemory
+
+    pinned: list[PinnedMemory] = []  # which must outlive what is made of it
+
+    def pin(num_bytes: int) -> Tensor:
+        pinned.append(PinnedMemory(num_bytes, wanted_by="parking", param=None))
+        return pinned[-1].bytes
+
+    memory = VirtualMemory(CudaDriver(device), pin)
+    models = [model for model in (loaded.target, loaded.draft) if model is not None]
+    rehome(
+        memory,
+        tensors_of([model.adapters.slots for model in models if model.adapters is not None]),
+        Keep.ALWAYS,
+        device,
+    )
+    rehome(memory, tensors_of(loaded.embedder.blocks), Keep.NEVER, device)
+    rehome(memory, tensors_of([model.model for model in models]), Keep.ONCE, device)
+    return memory
 
 
 def _load_target(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from penstock.model.layers import CausalLM
-from penstock.model.ops import KVShape, LayerKV, Ops
+from penstock.model.ops import KVShape, LayerKV, Ops, Zeros
 from penstock.runner.kernels import Kernels
 from penstock.runner.limits import Limits
 from penstock.runner.lora import RunnerAdapters
@@ -31,9 +31,9 @@ class LoadedModel:
         dtype = self.ops.kv_dtype
         return self.kv_shape(1).block_bytes(dtype.itemsize, kv_scale_bytes(dtype))
 
-    def allocate_kv(self, num_blocks: int) -> list[LayerKV]:
+    def allocate_kv(self, num_blocks: int, zeros: Zeros | None = None) -> list[LayerKV]:
         """A cache with the scales of the model's files, where what is stored is scaled by layer."""
-        layers = self.ops.allocate_kv(self.kv_shape(num_blocks))
+        layers = self.ops.allocate_kv(self.kv_shape(num_blocks), zeros)
         if self.ops.kv_dtype is not FP8 or not self.kv_scales:
             return layers
         scaled = zip(layers, self.kv_scales, strict=True)

@@ -11,12 +11,18 @@ from pathlib import Path
 from penstock.core.errors import ModelCorrupt
 from penstock.hub.peft import read_peft
 from penstock.model.lora import AdapterBank, HostAdapter
+from penstock.model.lora_slots import Slots
 
 
 class RunnerAdapters:
     def __init__(self, bank: AdapterBank) -> None:
         self._bank = bank
         self._kept: dict[str, HostAdapter] = {}
+
+    @property
+    def slots(self) -> Slots:
+        """What lies on the device."""
+        return self._bank.slots
 
     @property
     def num_slots(self) -> int:

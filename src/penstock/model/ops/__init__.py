@@ -38,6 +38,12 @@ class KVShape:
         return 2 * self.num_layers * self.block_size * self.num_kv_heads * head_bytes
 
 
+class Zeros(Protocol):
+    """As `torch.zeros` is called for a KV cache."""
+
+    def __call__(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class LayerKV:
     """One layer's part of the cache. The layout is the implementation's own affair."""
@@ -208,8 +214,9 @@ class Ops(Protocol):
     def feed_forward(self, stream: Stream, norm: Norm, gate_up: Linear, down: Linear) -> None:
         """stream += down(silu(gate) * up), where gate and up are the halves of gate_up(norm(stream))"""
 
-    def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
-        """Zeroed lazily by the operating system where possible: untouched blocks cost no memory."""
+    def allocate_kv(self, shape: KVShape, zeros: Zeros | None = None) -> list[LayerKV]:
+        """Zeroed lazily by the operating system where possible: untouched blocks cost no memory. `zeros`: where a
+        device's memory comes from; None: from torch."""
 
     def settle_kv(self, kv: Sequence[LayerKV]) -> Thread | None:
         """The cache that steps will use: an implementation may take its memory now, in a thread beside all else."""

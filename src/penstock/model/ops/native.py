@@ -31,6 +31,7 @@ from penstock.model.ops import (
     Rope,
     Scaled,
     Stream,
+    Zeros,
     one_by_one,
 )
 from penstock.model.ops import library as c
@@ -162,7 +163,7 @@ class NativeOps:
     def feed_forward(self, stream: Stream, norm: Norm, gate_up: Linear, down: Linear) -> None:
         self.add_linear(stream, self.silu_mul(self.norm_linear(stream, norm, gate_up)), down)
 
-    def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
+    def allocate_kv(self, shape: KVShape, zeros: Zeros | None = None) -> list[LayerKV]:
         if shape.head_dim % 8 or shape.head_dim > MAX_HEAD_DIM:
             raise ModelUnsupported(f"head size {shape.head_dim} is no multiple of 8 up to {MAX_HEAD_DIM}")
         sizes = (self.kv_arithmetic, shape.block_size, shape.num_kv_heads, shape.head_dim)

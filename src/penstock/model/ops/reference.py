@@ -29,6 +29,7 @@ from penstock.model.ops import (
     Norm,
     Rope,
     Stream,
+    Zeros,
     one_by_one,
 )
 from penstock.model.ops.experts import HostExperts, add_shared, route
@@ -107,16 +108,16 @@ class ReferenceOps:
     def feed_forward(self, stream: Stream, norm: Norm, gate_up: Linear, down: Linear) -> None:
         self.add_linear(stream, self.silu_mul(self.norm_linear(stream, norm, gate_up)), down)
 
-    def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
+    def allocate_kv(self, shape: KVShape, zeros: Zeros | None = None) -> list[LayerKV]:
         self._block_size = shape.block_size
         head_size = shape.head_dim + (SCALE.itemsize if self.kv_dtype is torch.int8 else 0)
 
-        def zeros() -> Tensor:
+        def made() -> Tensor:
             # Not `empty`: a masked slot still meets a weight of zero, and zero times a stray NaN is NaN.
             size = (shape.num_blocks, shape.block_size, shape.num_kv_heads, head_size)
-            return torch.zeros(size, dtype=self.kv_dtype, device=self.device)
+            return (zeros or torch.zeros)(size, dtype=self.kv_dtype, device=self.device)
 
-        return [LayerKV(zeros(), zeros(), shape.block_size) for _ in range(shape.num_layers)]
+        return [LayerKV(made(), made(), shape.block_size) for _ in range(shape.num_layers)]
 
     def settle_kv(self, kv: Sequence[LayerKV]) -> None:
         pass

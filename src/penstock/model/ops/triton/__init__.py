@@ -31,6 +31,7 @@ from penstock.model.ops import (
     Rope,
     Stream,
     WrappedLinear,
+    Zeros,
     one_by_one,
 )
 from penstock.model.ops.triton.attention.decode import attend_decodes
@@ -157,13 +158,13 @@ class TritonOps:
         else:
             self.add_linear(stream, rowwise.silu_mul(halves), down)
 
-    def allocate_kv(self, shape: KVShape) -> list[LayerKV]:
+    def allocate_kv(self, shape: KVShape, zeros: Zeros | None = None) -> list[LayerKV]:
         if shape.block_size % MIN_BLOCK_SIZE:
             message = f"block_size is {shape.block_size}, but a GPU needs a multiple of {MIN_BLOCK_SIZE}"
             raise ConfigError(message, param="block_size")
         self._num_kv_heads = shape.num_kv_heads
         size = (shape.num_layers, 2, shape.num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
-        pool = torch.zeros(size, dtype=self.kv_dtype, device=self.device)
+        pool = (zeros or torch.zeros)(size, dtype=self.kv_dtype, device=self.device)
         return [TritonKV(layer[0], layer[1], shape.block_size, pool) for layer in pool]
 
     def settle_kv(self, kv: Sequence[LayerKV]) -> None:
