@@ -219,6 +219,21 @@ def test_unloading_waits_for_the_last_that_runs_and_refuses_new_ones() -> None:
     assert (engine.weights.kept, engine.weights.cleared, engine.slots.resident) == (set(), [0], [])
 
 
+def test_slots_of_a_parked_engine_are_left_alone_until_it_is_awake() -> None:
+    """Their memory is away; what is on the host comes and goes."""
+    engine = Engine()
+    engine.load("a")
+    engine.slots.leave(engine.run(request("r", "a")))
+    engine.lora.is_parked = True
+    engine.hear(UnloadAdapter("a"))
+    engine.load("b")
+    assert (engine.weights.cleared, engine.weights.kept) == ([], {"a", "b"})
+    engine.lora.is_parked = False
+    engine.hear()
+    assert engine.answers()[-1] == AdapterAnswer("a")
+    assert (engine.weights.cleared, engine.weights.kept) == ([0], {"b"})
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_adapter_may_be_unloaded_while_it_is_read(is_late: bool) -> None:
     engine = Engine()

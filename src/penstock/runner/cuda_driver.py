@@ -74,13 +74,13 @@ class _ArrayInterface:
 class CudaDriver:
     """The driver, for one device whose context is current in the calling thread, as torch makes it."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, library: str = "libcuda.so.1") -> None:
         """Raises `ConfigError` where the driver knows nothing of it."""
         torch.zeros(1, device=device)  # its context exists
         self._device = device
         self._number = device.index if device.index is not None else torch.cuda.current_device()
         try:
-            self._library = ctypes.CDLL("libcuda.so.1")
+            self._library = ctypes.CDLL(library)
             for name, arguments in _SIGNATURES.items():
                 function = getattr(self._library, name)
                 function.argtypes, function.restype = arguments, c_int

@@ -1,0 +1,75 @@
+"""The driver's calls through ctypes, against a fake libcuda in C that has the declarations of cuda.h."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.core.errors import ConfigError, EngineUnavailable
+from penstock.model.ops.build import find_compiler
+from penstock.runner.cuda_driver import CudaDriver
+from penstock.runner.virtual_memory import Keep, VirtualMemory
+
+SOURCE = Path(__file__).parent / "fake_libcuda.c"
+DEVICE = torch.device("cpu", 0)
+GRANULE, TOTAL = 2 << 20, 64 << 20
+
+
+class HostDriver(CudaDriver):
+    """The real calls; only what torch does of them is the host's."""
+
+    def tensor(self, address: int, num_bytes: int) -> Tensor:
+        return torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), dtype=torch.uint8)
+
+    def free_bytes(self) -> int:
+        return TOTAL - ctypes.c_size_t.in_dll(self._library, "fake_taken").value
+
+    def wait(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    built = tmp_path_factory.mktemp("fake") / "libcuda.so"
+    subprocess.run(
+        [*find_compiler(), "-shared", "-fPIC", "-Wall", "-Werror", str(SOURCE), "-o", str(built)], check=True
+    )
+    return str(built)
+
+
+def test_memory_is_parked_and_woken_at_its_addresses(library: str) -> None:
+    driver = HostDriver(DEVICE, library)
+    assert driver.granularity == GRANULE
+    memory = VirtualMemory(driver, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
+    weights, kv = memory.allocate(GRANULE + 5, Keep.ONCE), memory.zeros((3, 4), dtype=torch.float32, device=DEVICE)
+    weights.fill_(7)
+    kv.fill_(1.0)
+    free = driver.free_bytes()
+    for _ in range(2):
+        assert memory.park().num_bytes == 3 * GRANULE == TOTAL - free
+        assert memory.wake().num_bytes == 3 * GRANULE
+        assert set(weights.tolist()) == {7}
+        assert kv.count_nonzero() == 0
+    kv.fill_(2.0)
+    descriptor = memory.export(kv)
+    with mmap.mmap(descriptor, GRANULE) as shared:  # as another process would
+        os.close(descriptor)
+        assert torch.tensor(list(shared[:48]), dtype=torch.uint8).view(torch.float32).tolist() == [2.0] * 12
+    with pytest.raises(EngineUnavailable, match="GiB of free memory"):
+        memory.allocate(TOTAL, Keep.NEVER)
+    with pytest.raises(RuntimeError, match="cuMemMap failed with error 1: invalid argument"):
+        driver.map(GRANULE, GRANULE, 3)
+    memory.park()
+    assert driver.free_bytes() == TOTAL
+
+
+def test_a_machine_whose_driver_has_nothing_of_it_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="parkable"):
+        CudaDriver(DEVICE, str(tmp_path / "no such library"))
