@@ -179,6 +179,7 @@ def run(options: Options, ours: socket.socket) -> None:
         kv_bytes=0,
         routing_tokens=options.routing_tokens,
         max_loras=options.max_loras,
+        can_park=options.can_park,
     )
     guides = _guides(options) if options.is_guided else None
     mailbox.send(Ready(info))

@@ -34,6 +34,7 @@ def state(replica: Replica) -> tuple[str, bool]:
 def test_a_replica_is_parked_and_woken_and_answers_as_before() -> None:
     with serving() as replica:
         before = text(replica)
+        assert replica.call("GET", SNAPSHOT)[2]["can_park"] is True
         status, _, parked = replica.call("POST", PARK_PATH, {})
         assert (status, parked["state"]) == (200, "parked")
         assert parked["num_bytes"] > 0
@@ -124,6 +125,7 @@ def test_what_cannot_be_parked_says_why() -> None:
         assert state(replica) == ("ready", False)
         assert text(replica)
         assert replica.engine.state is EngineState.READY
+        assert replica.call("GET", SNAPSHOT)[2]["can_park"] is False
         for wrong in (b"[]", {"wait_s": -1}, {"wait": 1}, {"wait_s": 1e9}):
             assert replica.call("POST", PARK_PATH, wrong)[0] == 400
         replica.loop.call_soon_threadsafe(replica.app.drain.begin, "the GPU is broken")

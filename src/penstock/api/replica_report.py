@@ -36,6 +36,7 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     text: str = ""  # the digest of its `TokenizerBundle`; empty: it cannot be had yet
     adapters: tuple[AdapterNews, ...] = ()
     startup_s: dict[str, float] | None = None  # of its last start, phase by phase; None: it has not ended
+    can_park: bool = False  # its device's memory can be given back
     measured: EngineMeasurements = EngineMeasurements()
 
     @property

@@ -97,6 +97,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     embeds: bool = False  # it answers with vectors, and with scores if it generates too
     max_loras: int = 0  # adapters that have room on the device; 0: it cannot run any
     speculation: str = "off"  # what it guesses tokens with, in words
+    can_park: bool = False  # its device's memory can be given back
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):

@@ -104,6 +104,7 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
         embeds=assembly.embedder is not None,
         max_loras=slots.num_slots,
         speculation=speculates,
+        can_park=assembly.memory is not None,
     )
     made = Engine(
         scheduler,

@@ -166,6 +166,7 @@ class GatewayRoutes:
             text=self._text.result()[1] if self._text is not None and self._text.done() else "",
             adapters=self._adapter_news() if self._adapters else (),
             startup_s=engine.info.startup_s if engine.info is not None else None,
+            can_park=engine.info is not None and engine.info.can_park,
             measured=self._measured(),
         )
 
