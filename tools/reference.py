@@ -21,6 +21,7 @@ from penstock.gateway.records.request_log import LogSettings
 from penstock.gateway.settings.gateway import GatewaySettings
 from penstock.observe.catalog import CATALOG, Metric
 from penstock.observe.device_catalog import DEVICE_CATALOG
+from penstock.observe.fleet_catalog import FLEET_CATALOG
 from penstock.observe.gateway_catalog import GATEWAY_CATALOG
 from penstock.observe.otlp.names import named
 from penstock.observe.watch_catalog import WATCH_CATALOG
@@ -134,6 +135,7 @@ def metrics_page() -> str:
         ("Of its device", DEVICE_CATALOG),
         ("Of a gateway", GATEWAY_CATALOG),
         ("Of a gateway's watch", WATCH_CATALOG),
+        ("Of a fleet's controller, exported by gateways", FLEET_CATALOG),
     ):
         head = ["| name | kind | labels | | in OpenTelemetry, and its unit |", "|---|---|---|---|---|"]
         lines += [f"## {title}\n", *head, *map(_metric_row, catalog), ""]

@@ -10,7 +10,7 @@ from penstock.core.devices import DeviceReading
 from penstock.core.slo import Slo
 from penstock.watch.alerts import Alert
 from penstock.watch.answers import KnownAnswers, SaidToken
-from penstock.watch.readings import FleetReading, ReplicaReading
+from penstock.watch.readings import FleetReading, PoolReading, ReplicaReading
 from penstock.watch.watch import Watch
 
 MODEL = "m"
@@ -56,6 +56,7 @@ class Fleet:
         self.restarts = dict.fromkeys(self.names, 0)
         self.memory_kills = dict.fromkeys(self.names, 0)
         self.devices: list[DeviceReading] = []
+        self.pools: list[PoolReading] = []
         self.changed: list[Alert] = []
         self.owed = self.failures_owed = 0.0
 
@@ -81,7 +82,7 @@ class Fleet:
                 )
                 for name in self.names
             ]
-            fleet = FleetReading(readings, {MODEL: self.waiting}, self.devices, self.managed)
+            fleet = FleetReading(readings, {MODEL: self.waiting}, self.devices, self.managed, self.pools)
             self.changed += self.watch.tick(fleet, self.now, self.wall_s)
             self.devices = [device for device in self.devices if not device.xids]
         return self.changed[before:]

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from penstock.observe.catalog import CATALOG
+from penstock.observe.fleet_catalog import FLEET_CATALOG
 from penstock.observe.gateway_catalog import GATEWAY_CATALOG
 from penstock.observe.watch_catalog import WATCH_CATALOG
 from penstock.watch.grafana import dashboard, panel_queries
@@ -123,7 +124,7 @@ def test_every_alert_has_a_rule() -> None:
 def test_panels_and_rules_ask_for_metrics_that_exist() -> None:
     import re
 
-    known = {metric.name for metric in (*CATALOG, *GATEWAY_CATALOG, *WATCH_CATALOG)}
+    known = {metric.name for metric in (*CATALOG, *GATEWAY_CATALOG, *WATCH_CATALOG, *FLEET_CATALOG)}
     groups: Any = rules_document()["groups"]
     recorded = {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
     texts = [rule["expr"] for group in groups for rule in group["rules"]]

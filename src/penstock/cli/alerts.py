@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> None:
         from penstock.watch.kinds import KINDS
 
         for kind in KINDS:
-            print(f"{kind.severity:<7} {kind.name:<20} {kind.means} ({kind.page})")
+            print(f"{kind.severity:<7} {kind.name:<21} {kind.means} ({kind.page})")
         return
     text = _rules(arguments.runbooks) if arguments.verb == "rules" else _dashboard()
     if arguments.write is None:

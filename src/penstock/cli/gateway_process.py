@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from hashlib import sha256
@@ -61,6 +61,7 @@ from penstock.observe.otlp.environment import telemetry_of
 from penstock.observe.registry import Registry
 from penstock.tenancy.admins import AdminRing
 from penstock.tenancy.budgets import Budgets
+from penstock.tenancy.fleet import PoolStatus
 from penstock.tenancy.follower import Follower
 from penstock.tenancy.journal import Journal
 from penstock.tenancy.keys import KeyRing
@@ -161,8 +162,13 @@ async def serve(
                 configuration.follow(tower.watch, gateway.now)
                 feed = Feed(GatewaySource(gateway, keys, budgets))
                 statuses = PoolStatuses(admission, gateway.queue, gateway.now, configuration.manage)
-                statuses.apply({one.pool: one for one in store.fleet.pools()})
-                demand = DemandReporter(open_store(url).fleet, DemandMeter(gateway), gateway.clock, statuses.apply)
+
+                def apply_statuses(found: Mapping[str, PoolStatus]) -> None:
+                    statuses.apply(found)
+                    tower.pools.apply(found)
+
+                apply_statuses({one.pool: one for one in store.fleet.pools()})
+                demand = DemandReporter(open_store(url).fleet, DemandMeter(gateway), gateway.clock, apply_statuses)
                 gateway.queue.first_held = demand.report_now
                 demand.start()
                 try:

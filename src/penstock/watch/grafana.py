@@ -31,6 +31,11 @@ def _rate(metric: str, by: str) -> Query:
     return Query(f"sum by ({by}) (rate({metric}{_M}[5m]))", _legend(by))
 
 
+def _of_pools(metric: str, by: str) -> Query:
+    """Every gateway exports the same."""
+    return Query(f'max by ({by}) ({metric}{{pool=~"$model"}})', _legend(by))
+
+
 def _quantiles(metric: str, *quantiles: float) -> list[Query]:
     bins = f"sum by (model, le) (rate({metric}_bucket{_M}[5m]))"
     return [Query(f"histogram_quantile({q:g}, {bins})", f"{{{{model}}}} p{q * 100:g}") for q in quantiles]
@@ -77,6 +82,31 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Speed beside siblings", "percentunit", _over("min", "penstock_replica_speed_ratio", _REPLICA)),
         Panel("Routing penalty", "percentunit", _over("min", "penstock_replica_penalty_ratio", _REPLICA)),
         Panel("Probes: drift", "none", _over("max", "penstock_probe_drift", "model, adapter, replica")),
+    ),
+    "Autoscaling": (
+        Panel(
+            "Replicas by state, and wanted",
+            "none",
+            _of_pools("penstock_fleet_replicas", "pool, state"),
+            Query(_of_pools("penstock_fleet_wanted_replicas", "pool").expr, "{{pool}} wanted"),
+        ),
+        Panel(
+            "Demand and forecast",
+            "reqps",
+            _of_pools("penstock_fleet_requests_per_second", "pool"),
+            Query(
+                _of_pools("penstock_fleet_forecast_requests_per_second", "pool, quantile").expr,
+                "{{pool}} expected, {{quantile}}",
+            ),
+        ),
+        Panel("Cost per hour", "none", _of_pools("penstock_fleet_cost_per_hour", "pool")),
+        Panel(
+            "Decisions",
+            "none",
+            Query("max by (pool, action) (increase(penstock_fleet_decisions_total[5m]))", "{{pool}} {{action}}"),
+        ),
+        Panel("Changes of state, p95", "s", _of_pools("penstock_fleet_change_seconds", "pool, change")),
+        Panel("Starts in a row that failed", "none", _of_pools("penstock_fleet_failed_starts", "pool")),
     ),
     "The engines": (
         Panel("KV cache held", "percentunit", Query("penstock_kv_usage_ratio", "{{instance}}")),

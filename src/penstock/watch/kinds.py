@@ -73,6 +73,28 @@ FRAGMENTED = _ticket(
     "FragmentationRising", "fragmentation-rising", _CAUSE, "ever more of a KV cache is held and not filled"
 )
 PROBE_FAILING = _ticket("ProbeFailing", "probe-failing", _CAUSE, "known questions to a replica bring no answer")
+CONTROLLER_DOWN = _page(
+    "FleetControllerDown", "fleet-controller-down", _CAUSE, "no controller looks after a pool of the fleet", for_s=60.0
+)
+AT_BOUND = _ticket(
+    "PoolAtBound",
+    "pool-at-bound",
+    _CAUSE,
+    "a pool may not grow (max, spend, quota), and its demand needs it",
+    for_s=120.0,
+)
+START_SLOW = _ticket(
+    "ReplicaStartSlow", "replica-start-slow", _CAUSE, "a replica has been starting for over twice the usual time"
+)
+STARTS_FAILING = _ticket(
+    "ReplicaStartsFailing",
+    "replica-starts-failing",
+    _CAUSE,
+    "three or more starts of a pool's replicas failed in a row",
+)
+FLAPPING = _ticket(
+    "ScalingFlaps", "scaling-flaps", _CAUSE, "three or more steps of an hour were taken back within five minutes"
+)
 ANOMALY = _ticket("Anomaly", "anomaly", _CAUSE, "a signal is far from its own past, or from its siblings")
 
 KINDS: tuple[AlertKind, ...] = tuple(value for value in list(globals().values()) if isinstance(value, AlertKind))

@@ -29,6 +29,11 @@ _AS_DECIDED = (
     kinds.GPU_FULL,
     kinds.FRAGMENTED,
     kinds.PROBE_FAILING,
+    kinds.CONTROLLER_DOWN,
+    kinds.AT_BOUND,
+    kinds.START_SLOW,
+    kinds.STARTS_FAILING,
+    kinds.FLAPPING,
     kinds.ANOMALY,
 )
 

@@ -24,8 +24,24 @@ class ReplicaReading(Struct, frozen=True, kw_only=True):
     kv_fragmentation: float | None = None  # the part of what sequences hold of its KV cache that they do not fill
 
 
+class PoolReading(Struct, frozen=True, kw_only=True):
+    """A pool as its controller last left it."""
+
+    model: str
+    age_s: float = 0.0  # since then
+    wanted: int = 0
+    bound: str = ""  # what keeps it from the size that the demand needs
+    arrivals_per_s: float = 0.0
+    start_p95_s: float = 0.0
+    oldest_start_s: float = 0.0  # of the starts under way
+    failed_starts: int = 0  # in a row
+    failure: str = ""
+    reversals: int = 0  # steps of the last hour that were soon taken back
+
+
 class FleetReading(Struct, frozen=True):
     replicas: Sequence[ReplicaReading] = ()
     waiting: Mapping[str, int] = {}  # requests at the gateway, by model
     devices: Sequence[DeviceReading] = ()
     managed: Set[str] = frozenset()  # models whose replicas a controller keeps: to have none is no fault
+    pools: Sequence[PoolReading] = ()  # that a controller manages

@@ -7,11 +7,12 @@ from collections import defaultdict
 from penstock.observe import catalog, gateway_catalog
 from penstock.observe.catalog import CATALOG, Metric
 from penstock.observe.device_catalog import DEVICE_CATALOG
+from penstock.observe.fleet_catalog import FLEET_CATALOG
 from penstock.observe.gateway_catalog import GATEWAY_CATALOG
 from penstock.observe.otlp.names import named
 from penstock.observe.watch_catalog import WATCH_CATALOG
 
-GATEWAY, REPLICA = (*GATEWAY_CATALOG, *WATCH_CATALOG), (*CATALOG, *DEVICE_CATALOG)
+GATEWAY, REPLICA = (*GATEWAY_CATALOG, *WATCH_CATALOG, *FLEET_CATALOG), (*CATALOG, *DEVICE_CATALOG)
 
 
 def test_what_the_conventions_have_a_name_for_goes_by_it() -> None:

@@ -22,7 +22,28 @@ var e,t,n,r,i,a,o,s,c,l,u=Symbol.for(`pv`),d={},f=[],p=/^m(i|n|o|s|text|space)$/
 ## End
 
 Signals that follow the load speak after a week has been seen, the others after two hours.
-`,"../../../docs/runbooks/budget-burning.md":"# BudgetBurningFast, BudgetBurning\n\n**page or ticket** · An error budget is used up too fast. `BudgetBurningFast` (page): 14.4 times, so that a thirty-day budget is gone in two days. `BudgetBurning` (ticket): ten times over an hour, six over six hours, three over a day, or once over three days.\n\n## Look\n\n- The label `objective` says which: `errors` (requests that failed), `availability` (seconds without a usable replica), `ttft`, `tpot`, `latency` (times over their target).\n- `GET /admin/v1/slo`: how much is left, and how fast it goes in each window.\n- Errors: `penstock_gateway_requests_total` by `reason`, and the request log's lines with `outcome=failed`.\n\n## Do\n\n- Did it begin with a change? Roll it back first: `penstock routes rollback MODEL`.\n- One replica fails: drain it. All fail: [ModelDown](model-down.md), the store, the network.\n- Nothing is wrong but the target: change it in `slo`, on purpose.\n\n## End\n\nIt ends when the shorter of its two windows is well again. At least ten bad events are needed, and for times a hundred requests within the longer one, so that one failure at night wakes nobody.\n","../../../docs/runbooks/fragmentation-rising.md":`# FragmentationRising
+`,"../../../docs/runbooks/budget-burning.md":"# BudgetBurningFast, BudgetBurning\n\n**page or ticket** · An error budget is used up too fast. `BudgetBurningFast` (page): 14.4 times, so that a thirty-day budget is gone in two days. `BudgetBurning` (ticket): ten times over an hour, six over six hours, three over a day, or once over three days.\n\n## Look\n\n- The label `objective` says which: `errors` (requests that failed), `availability` (seconds without a usable replica), `ttft`, `tpot`, `latency` (times over their target).\n- `GET /admin/v1/slo`: how much is left, and how fast it goes in each window.\n- Errors: `penstock_gateway_requests_total` by `reason`, and the request log's lines with `outcome=failed`.\n\n## Do\n\n- Did it begin with a change? Roll it back first: `penstock routes rollback MODEL`.\n- One replica fails: drain it. All fail: [ModelDown](model-down.md), the store, the network.\n- Nothing is wrong but the target: change it in `slo`, on purpose.\n\n## End\n\nIt ends when the shorter of its two windows is well again. At least ten bad events are needed, and for times a hundred requests within the longer one, so that one failure at night wakes nobody.\n","../../../docs/runbooks/fleet-controller-down.md":`# FleetControllerDown
+
+**page** · For over a minute no controller has written of a pool that one manages. Replicas and gateways go on as they
+are: nothing is broken yet, and nothing grows, shrinks or is replaced.
+
+## Look
+
+- \`penstock fleet status\`: when each pool was last seen, and by the store that the gateway uses.
+- Is its process there? \`systemctl status\`, or the terminal of \`penstock fleet --config FILE\`; its last log lines.
+- The store: a controller that cannot reach it says so ("the fleet stays as it is") and acts on nothing.
+
+## Do
+
+- Start it again: \`penstock fleet --config FILE\`. It takes the replicas over that there are; several may run, one acts.
+- The fleet is meant to be gone: \`penstock fleet down --config FILE\` stops its replicas and takes its pools out of the
+  store. After a \`serve --replicas 1..4\` that was killed, start and end it once, or wait a day.
+- Until then: more replicas by hand, \`penstock replicas add\`.
+
+## End
+
+It ends with the first round of a controller. Clocks that differ by more than 30 s look the same: check NTP.
+`,"../../../docs/runbooks/fragmentation-rising.md":`# FragmentationRising
 
 **ticket** · Sequences hold ever more of a KV cache without filling it: over 30 %, and 10 points more than an hour ago.
 
@@ -154,6 +175,28 @@ What a slow replica or a queue explains is not told twice, also not for an hour 
 ## End
 
 It ends five minutes after the last kill. If the engine is killed again and again, the replica stays out and [ModelDown](model-down.md) may follow.
+`,"../../../docs/runbooks/pool-at-bound.md":`# PoolAtBound
+
+**ticket** · For two minutes a pool has needed more replicas than it may have: its \`max\`, its spend per hour, or the
+devices that there are. Requests wait, and admission's classes decide who does.
+
+## Look
+
+- \`penstock fleet explain POOL\`: how many are needed, at what rate, and which bound decides.
+- The console's fleet page: demand against the forecast. Is it a peak, or will it stay?
+- \`penstock usage\`, \`GET /admin/v1/queues\`: whose requests they are, and which class waits.
+
+## Do
+
+- It will stay: raise \`max\`, \`max_spend_per_hour\` or \`spend_per_hour\`; start the controller again with the new file.
+- It is somebody's loop: a rate limit or a budget for that tenant.
+- A peak that is known: a bound of its own under \`schedules\`.
+- \`quota\`: free devices, another zone, or spot capacity (\`spot.share\`).
+
+## End
+
+It hides warnings about times of the same model: they are its consequence. It ends a minute after the bound has stopped
+deciding.
 `,"../../../docs/runbooks/probe-failing.md":`# ProbeFailing
 
 **ticket** · Known questions to a replica, or for an adapter of it, bring no answer, though it counts as usable.
@@ -222,6 +265,46 @@ It hides warnings about times of the same model: they are its consequence.
 ## End
 
 It ends, and the penalty with it, after three periods at 0.88 of the siblings' speed or more.
+`,"../../../docs/runbooks/replica-start-slow.md":`# ReplicaStartSlow
+
+**ticket** · A replica has been starting for more than twice the time that starts of its pool take (p95), and for over a
+minute.
+
+## Look
+
+- \`penstock fleet status\`: which replica, and for how long.
+- Its log: with the local driver in \`$PENSTOCK_HOME/fleet/NAME/replicas/ID/\`; the start says which phase it is in.
+- \`penstock_fleet_change_seconds{change="start"}\`: have starts become slower, or is it this one?
+
+## Do
+
+- It downloads weights: pull them beforehand (\`penstock pull MODEL\`), or keep them on a local disk.
+- Disk or network is busy with other starts: they end one after another; fewer at once is \`up_cooldown_s\`.
+- It hangs: it is stopped after \`start_timeout_s\` and another one is started. Stop its process to hasten that.
+
+## End
+
+It ends when the replica is ready or given up. The measured time then counts for the next plans: more is started earlier.
+`,"../../../docs/runbooks/replica-starts-failing.md":`# ReplicaStartsFailing
+
+**ticket** · Three or more starts of a pool's replicas failed one after another. The next waits twice as long each time,
+up to five minutes; what runs goes on.
+
+## Look
+
+- The alert's text, or \`penstock fleet status\`: why the last one failed.
+- The replica's log: with the local driver in \`$PENSTOCK_HOME/fleet/NAME/replicas/\`.
+- Does it start by hand? \`penstock engine MODEL\` with the pool's settings, or \`penstock doctor\`.
+
+## Do
+
+- A model that is not there, a setting that is wrong: mend the fleet's file, start the controller again.
+- No memory, no device, a full disk: free it; or lower \`max\`, so that what cannot be is not asked for.
+- Capacity is refused by the provider: another zone or capacity type under \`zones\` and \`spot\`.
+
+## End
+
+It ends with the first start that succeeds. If no replica is left, \`ModelDown\` is a page of its own.
 `,"../../../docs/runbooks/request-quarantined.md":`# RequestQuarantined
 
 **page** · Two replicas were lost (died, hung, fell silent) while they worked on the same request. The gateway has sent it to no third one, has refused it (\`request_quarantined\`, 422), and refuses the same body of the same tenant for ten minutes.
@@ -240,6 +323,26 @@ It ends, and the penalty with it, after three periods at 0.88 of the siblings' s
 ## End
 
 It ends five minutes after the last request of this tenant was refused for that.
+`,"../../../docs/runbooks/scaling-flaps.md":`# ScalingFlaps
+
+**ticket** · Of a pool's steps up or down in the last hour, three or more were taken back within five minutes. Replicas
+that come and go cost their starts, their caches and moved streams, and serve nobody.
+
+## Look
+
+- \`penstock fleet explain POOL --since 1h\`: the rates and predictions of each step.
+- The console's fleet page: does the demand swing as fast, or only the decision?
+
+## Do
+
+- The demand swings within minutes: a longer \`down_cooldown_s\`, a \`min\` that covers the peaks, or \`standby\` replicas,
+  which become active in a moment.
+- \`scale_on\` with a threshold that one replica more or less crosses: leave a gap, or let the SLO decide.
+- The SLO cannot be kept by any number (long prompts on a slow device): see [objective-at-risk](objective-at-risk.md).
+
+## End
+
+It ends when the last hour has fewer than three.
 `,"../../../docs/runbooks/ttft-far-over-target.md":`# TtftFarOverTarget
 
 **page** · For two minutes the slowest hundredth of first tokens took more than twice the target: some users think that it is broken.

@@ -1,0 +1,85 @@
+"""What controllers last said of pools in the store, as metrics and as the watch reads it.
+
+Ages are those at the time of reading: while the store does not answer, nobody is called silent for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from penstock.observe import fleet_catalog as catalog
+from penstock.observe.catalog import Metric
+from penstock.observe.registry import Labels, Registry
+from penstock.tenancy.fleet import PoolStatus
+from penstock.watch.readings import PoolReading
+
+_FAILURES = {"failed_start": "start", "lost": "lost"}  # other counts are actions
+
+
+class PoolReader:
+    """Belongs to the event loop."""
+
+    def __init__(self, exports: list[Registry], clock: Callable[[], float] = time.time) -> None:
+        """`exports`: its metrics are added when there is a fleet."""
+        self._exports = exports
+        self._registry = Registry(catalog.FLEET_CATALOG)
+        self._clock = clock
+        self._pools: Mapping[str, PoolStatus] = {}
+        self._read_at = 0.0
+
+    def apply(self, found: Mapping[str, PoolStatus]) -> None:
+        """Told by the one who reads the store, about once a second."""
+        if found and self._registry not in self._exports:
+            self._exports.append(self._registry)
+        if found or self._pools:
+            self._pools, self._read_at = found, self._clock()
+            self._take_down()
+
+    def readings(self) -> list[PoolReading]:
+        return [
+            PoolReading(
+                model=one.pool,
+                age_s=self._read_at - one.at,
+                wanted=one.wanted,
+                bound=one.bound,
+                arrivals_per_s=one.arrivals_per_s,
+                start_p95_s=one.durations.get("start_s", 0.0),
+                oldest_start_s=one.oldest_start_s,
+                failed_starts=one.start_failures,
+                failure=one.failure,
+                reversals=one.reversals,
+            )
+            for one in self._pools.values()
+        ]
+
+    def _take_down(self) -> None:
+        pools = self._pools.values()
+        values: dict[Metric, dict[Labels, float]] = {
+            catalog.REPLICAS: {(one.pool, state): n for one in pools for state, n in one.states.items()},
+            catalog.WANTED: {(one.pool,): one.wanted for one in pools},
+            catalog.LIMITS: {(one.pool, name): getattr(one, name) for one in pools for name in ("min", "max")},
+            catalog.BOUND: {(one.pool, one.bound): 1 for one in pools if one.bound},
+            catalog.DEMAND: {(one.pool,): one.arrivals_per_s for one in pools},
+            catalog.FORECAST: {
+                (one.pool, quantile): value
+                for one in pools
+                for quantile, value in (("0.5", one.forecast_p50), ("0.9", one.forecast_p90))
+            },
+            catalog.DECISIONS: {
+                (one.pool, name): n for one in pools for name, n in one.counts.items() if name not in _FAILURES
+            },
+            catalog.FAILURES: {
+                (one.pool, kind): one.counts.get(name, 0) for one in pools for name, kind in _FAILURES.items()
+            },
+            catalog.FAILED_STARTS: {(one.pool,): one.start_failures for one in pools},
+            catalog.CHANGE_SECONDS: {
+                (one.pool, name.removesuffix("_s")): s for one in pools for name, s in one.durations.items()
+            },
+            catalog.START_SECONDS: {(one.pool,): one.oldest_start_s for one in pools},
+            catalog.REVERSALS: {(one.pool,): one.reversals for one in pools},
+            catalog.COST: {(one.pool,): one.cost_per_hour for one in pools},
+            catalog.STATUS_AGE: {(one.pool,): max(0.0, self._read_at - one.at) for one in pools},
+        }
+        for metric, found in values.items():
+            self._registry.replace(metric, found)

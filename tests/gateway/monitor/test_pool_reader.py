@@ -1,0 +1,63 @@
+"""What controllers say of pools, as metrics and for the watch."""
+
+from __future__ import annotations
+
+from penstock.gateway.monitor.pool_reader import PoolReader
+from penstock.observe.registry import Registry
+from penstock.tenancy.fleet import PoolStatus
+
+STATUS = PoolStatus(
+    "p",
+    100.0,
+    wanted=2,
+    min=1,
+    max=4,
+    states={"active": 1, "starting": 1},
+    bound="max",
+    arrivals_per_s=3.5,
+    forecast_p50=4.0,
+    forecast_p90=6.0,
+    cost_per_hour=7.2,
+    durations={"start_s": 12.0, "wake_s": 0.8},
+    oldest_start_s=5.0,
+    start_failures=1,
+    counts={"start": 3, "stop": 1, "failed_start": 2},
+    reversals=1,
+)
+
+
+def test_metrics_are_exported_once_there_is_a_fleet() -> None:
+    exports: list[Registry] = []
+    reader = PoolReader(exports, lambda: 104.0)
+    reader.apply({})
+    assert exports == []
+    reader.apply({"p": STATUS})
+    reader.apply({"p": STATUS})
+    (registry,) = exports
+    lines = set(registry.exposition().decode().splitlines())
+    assert {
+        'penstock_fleet_replicas{pool="p",state="starting"} 1',
+        'penstock_fleet_wanted_replicas{pool="p"} 2',
+        'penstock_fleet_limit_replicas{pool="p",limit="max"} 4',
+        'penstock_fleet_bound{pool="p",bound="max"} 1',
+        'penstock_fleet_requests_per_second{pool="p"} 3.5',
+        'penstock_fleet_forecast_requests_per_second{pool="p",quantile="0.9"} 6.0',
+        'penstock_fleet_decisions_total{pool="p",action="start"} 3',
+        'penstock_fleet_failures_total{pool="p",kind="start"} 2',
+        'penstock_fleet_failures_total{pool="p",kind="lost"} 0',
+        'penstock_fleet_change_seconds{pool="p",change="wake"} 0.8',
+        'penstock_fleet_cost_per_hour{pool="p"} 7.2',
+        'penstock_fleet_status_age_seconds{pool="p"} 4.0',
+    } <= lines
+    reader.apply({})
+    assert b'pool="p"' not in registry.exposition()
+    assert reader.readings() == []
+
+
+def test_age_is_that_of_the_reading_so_that_a_silent_store_blames_no_controller() -> None:
+    now = [104.0]
+    reader = PoolReader([], lambda: now[0])
+    reader.apply({"p": STATUS})
+    now[0] = 1000.0
+    (reading,) = reader.readings()
+    assert (reading.age_s, reading.bound, reading.start_p95_s, reading.failed_starts) == (4.0, "max", 12.0, 1)
