@@ -9,23 +9,21 @@ import re
 import shutil
 import subprocess
 import threading
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import yaml
 
 from penstock.observe.gpu.fake import FakeGpus
-from penstock.tenancy.fleet import PoolStatus, write_pool
-from penstock.tenancy.store import open_store
+from penstock.tenancy.fleet import PoolStatus
 from penstock.watch.grafana import panel_queries
 from penstock.watch.prometheus_rules import rules_document
 from tests.cli.real_gateway import RealGateway, real_gateway
+from tests.fleet.managed import managed
 from tests.gateway.provider import providing
 from tests.server.replica import NAME, serving
 from tests.waiting import eventually
@@ -264,7 +262,7 @@ def test_prometheus_raises_it_too_and_every_panel_has_data(tmp_path: Path) -> No
         gateway = stack.enter_context(real_gateway(tmp_path, models=models, **settings))
         targets = [url.removeprefix("http://") for url in (gateway.url, *models["small"]["replicas"])]
         server = stack.enter_context(prometheus(tmp_path, sink, *targets))
-        stack.enter_context(managed(gateway, PoolStatus("small", 0.0, states={"active": 2}, **_SCALING)))
+        stack.enter_context(managed(gateway.store, PoolStatus("small", 0.0, states={"active": 2}, **_SCALING)))
         with loaded(gateway, clients=2):
             eventually(lambda: server.has('penstock_slo_events_total{model="flaky", met="false"}'))
             _burn(gateway, provider)
@@ -274,28 +272,6 @@ def test_prometheus_raises_it_too_and_every_panel_has_data(tmp_path: Path) -> No
         assert {alert["labels"]["alertname"] for alert in sink.alerts()} == {"BudgetBurningFast"}
         assert {alert["labels"]["objective"] for alert in sink.alerts()} == {"errors"}
         assert {one["alert"] for one in found(gateway, "alerts")} == {"BudgetBurningFast"}
-
-
-@contextlib.contextmanager
-def managed(gateway: RealGateway, status: PoolStatus) -> Iterator[None]:
-    """A controller of the gateway's pool writes this status over and over."""
-    ended = threading.Event()
-
-    def write() -> None:
-        with open_store(gateway.store) as store:
-            lease = store.fleet.take_lease("drill", "test", store.fleet.lease("drill"))
-            assert lease is not None
-            while not ended.wait(0.5):
-                with store.fleet.fenced("drill", lease) as execute:
-                    write_pool(execute, msgspec.structs.replace(status, at=time.time()))
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 _SCALING: dict[str, Any] = {"counts": {"start": 2}, "durations": {"start_s": 1.0}}
@@ -308,7 +284,7 @@ def test_fleet_whose_starts_fail_is_an_alert_and_is_in_the_metrics(tmp_path: Pat
     with (
         serving() as replica,
         real_gateway(tmp_path, replica) as gateway,
-        managed(gateway, status),
+        managed(gateway.store, status),
     ):
         (alert,) = eventually(lambda: found(gateway, "alerts"))
         assert (alert["alert"], alert["model"]) == ("ReplicaStartsFailing", NAME)

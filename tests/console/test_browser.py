@@ -32,7 +32,7 @@ from tests.waiting import GIVE_UP_S, eventually
 
 pytestmark = pytest.mark.slow
 
-PAGES = ("overview", "fleet", "requests", "routing", "tenants", "alerts", "playground")
+PAGES = ("overview", "replicas", "fleet", "requests", "routing", "tenants", "alerts", "playground")
 ROOT = Path(__file__).parents[2]
 STORY = "Tell me a long story about river 18."  # to which the fake model has an answer of 2,573 tokens
 LONG = "You answer questions about waterworks, turbines and pipes. " * 20
@@ -284,7 +284,7 @@ def test_a_replica_that_is_out_is_grey_and_its_last_figures_are_not_shown(browse
     with opened(browser, fleet) as page:
         told = Told(page, fleet)
         told.hello["state"]["replicas"][1] |= {"state": "out", "heard_s_ago": 12.0, "kv_capacity": None}
-        told.show("fleet")
+        told.show("replicas")
         row = page.get_by_role("table", name="Replicas").locator("tr.out")
         expect(row.locator(".pill")).to_have_text("out")
         expect(row.locator(".pill")).to_have_class(re.compile("quiet"))
@@ -300,7 +300,7 @@ def test_an_operator_adds_drains_and_removes_a_replica(browser: Any, tmp_path: P
         with open_store(gateway.store) as store:
             admin = store.admins.add("root").secret
         eventually(lambda: gateway.ask("GET", "/console/v1/session")[1]["needs_key"])
-        with opened(browser, f"{gateway.url}/#/fleet") as page:
+        with opened(browser, f"{gateway.url}/#/replicas") as page:
             page.get_by_label("Admin key").fill(admin)
             page.keyboard.press("Enter")
             rows = page.get_by_role("table", name="Replicas").locator("tbody tr")
@@ -339,7 +339,7 @@ def test_an_operator_adds_drains_and_removes_a_replica(browser: Any, tmp_path: P
 
 
 def test_a_replica_of_the_gateways_file_can_be_drained_and_not_removed(browser: Any, tmp_path: Path) -> None:
-    with serving() as one, real_gateway(tmp_path, one) as gateway, opened(browser, f"{gateway.url}/#/fleet") as page:
+    with serving() as one, real_gateway(tmp_path, one) as gateway, opened(browser, f"{gateway.url}/#/replicas") as page:
         row = page.get_by_role("table", name="Replicas").locator("tbody tr")
         expect(row.locator("td[data-name=Source]")).to_contain_text("File")
         expect(row.get_by_role("button", name="Remove")).to_have_count(0)
@@ -414,7 +414,7 @@ def test_a_wide_screen_is_used_and_on_a_tablet_a_table_shows_that_it_goes_on(bro
         assert len(tops) == 1
         last = page.locator(".chart").last.bounding_box()
         assert last["x"] + last["width"] > 1850
-    with opened(browser, f"{fleet}/#/fleet", width=820, height=1180, is_touch=True) as page:
+    with opened(browser, f"{fleet}/#/replicas", width=820, height=1180, is_touch=True) as page:
         expect(page.locator("tbody tr")).to_have_count(2)
         scroll = page.locator(".scroll").first
         assert scroll.evaluate("box => box.scrollWidth > box.clientWidth")
@@ -548,7 +548,7 @@ def test_a_single_replica_has_the_same_page(browser: Any, single: Console) -> No
     with opened(browser, f"http://127.0.0.1:{single.port}") as page:
         expect(page.locator(".live")).to_have_text("live")
         expect(page.locator(".swatch.target")).to_have_count(2)  # its own SLO
-        for name in ("routing", "tenants", "alerts"):
+        for name in ("fleet", "routing", "tenants", "alerts"):
             page.goto(f"http://127.0.0.1:{single.port}/#/{name}")
             expect(page.locator(".empty")).to_be_visible()
         page.goto(f"http://127.0.0.1:{single.port}/#/playground")

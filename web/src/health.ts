@@ -57,7 +57,7 @@ export function findings(slos: ModelSlo[], replicas: Replica[]): Finding[] {
   const unwell = replicas.filter((one) => !isHealthy(one) && !isResting(one)).map((one): Finding => ({
     text: one.state === "ready" ? `${one.name}: circuit ${stateOf(one)}` : `${one.name} is ${stateOf(one)}`,
     tone: ["starting", "restarting", "draining", "degraded"].includes(one.state) ? "warn" : "bad",
-    page: "fleet",
+    page: "replicas",
   }));
   return [...missed, ...unwell];
 }

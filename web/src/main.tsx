@@ -5,6 +5,7 @@ import { Alerts } from "./pages/alerts";
 import { Fleet } from "./pages/fleet";
 import { Overview } from "./pages/overview";
 import { Playground } from "./pages/playground";
+import { ReplicasPage } from "./pages/replicas";
 import { Requests } from "./pages/requests";
 import { Runbook } from "./pages/runbook";
 import { Routing } from "./pages/routing";
@@ -15,11 +16,11 @@ import { store, useStore } from "./store";
 import { apply, nextTheme } from "./theme";
 
 const PAGES: [name: string, title: string][] = [
-  ["overview", "Overview"], ["fleet", "Fleet"], ["requests", "Requests"], ["routing", "Routing"],
+  ["overview", "Overview"], ["replicas", "Replicas"], ["fleet", "Fleet"], ["requests", "Requests"], ["routing", "Routing"],
   ["tenants", "Tenants"], ["alerts", "Alerts"], ["playground", "Playground"],
 ];
 const KEYS: [string, string][] = [
-  ["1 – 7", "go to a page"], ["/", "filter requests, or write a prompt"], ["↑ ↓  j k", "move in a table"],
+  ["1 – 8", "go to a page"], ["/", "filter requests, or write a prompt"], ["↑ ↓  j k", "move in a table"],
   ["Enter", "open what is selected"], ["t", "light or dark"], ["Esc", "close"], ["?", "these keys"],
 ];
 
@@ -96,6 +97,7 @@ function Console() {
 
 function Page({ page, id }: { page: string; id: string }) {
   switch (page) {
+    case "replicas": return <ReplicasPage />;
     case "fleet": return <Fleet />;
     case "requests": return <Requests id={id} />;
     case "routing": return <Routing />;

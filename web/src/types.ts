@@ -185,3 +185,87 @@ export interface Alert {
   resolved_at: number | null;
   runbook: string;
 }
+
+// The fleet: penstock/tenancy/fleet.py and fleet/policy/decision.py. Fields with their default may be missing.
+
+export interface Pool {
+  pool: string;
+  at: number;
+  wanted: number;
+  min: number;
+  max: number;
+  states: Record<string, number>;
+  eta_s: number | null;
+  reason: string;
+  bound: string;
+  arrivals_per_s: number;
+  forecast_p50: number;
+  forecast_p90: number;
+  cost_per_hour: number;
+  durations: Record<string, number>;
+  oldest_start_s: number;
+  start_failures: number;
+  failure: string;
+  reversals: number;
+}
+
+export interface FleetReplica {
+  id: string;
+  pool: string;
+  state: string;
+  since: number;
+  target: string;
+  url: string;
+  zone: string;
+  capacity_type: string;
+  price_per_hour: number;
+  created_at: number;
+  deadline: number | null;
+  failure: string;
+}
+
+export interface FleetStatus {
+  at: number;
+  pools: Pool[];
+  replicas: FleetReplica[];
+}
+
+export interface FleetSample {
+  at: number;
+  pool: string;
+  states?: Record<string, number>;
+  arrivals_per_s?: number;
+  forecast_p50?: number;
+  forecast_p90?: number;
+  wanted?: number;
+  cost?: number;
+  seconds?: Record<string, number>; // replica-seconds by state; missing: nothing was metered yet
+}
+
+export interface FleetAction {
+  kind: string;
+  reason: string;
+  replica?: string;
+  to?: string;
+  zone?: string;
+  capacity_type?: string;
+}
+
+export interface FleetDecision {
+  pool: string;
+  at: number;
+  wanted: number;
+  standby?: number;
+  parked?: number;
+  actions?: FleetAction[];
+  reason?: string;
+  bound?: string;
+  numbers?: Record<string, number>;
+}
+
+export interface PoolCost {
+  pool: string;
+  cost: number;
+  cost_per_1000_tokens: number | null;
+  busy: number | null;
+}

@@ -56,7 +56,7 @@ def _pool_row(one: PoolStatus, now: float) -> tuple[str, ...]:
         f"{one.forecast_p50:.2f} to {one.forecast_p90:.2f}" if one.forecast_p90 else "-",
         f"{one.cost_per_hour:.2f}" if one.cost_per_hour else "-",
         f"{now - one.at:.0f} s ago",
-        (f"bound by {one.bound}; {one.reason}" if one.bound else one.reason) or "-",
+        one.reason or "-",
     )
 
 

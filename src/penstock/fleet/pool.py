@@ -66,6 +66,7 @@ class Pool:
             "costs": self._restore_costs,
             "forecast": self._restore_forecast,
             "spending": self._spending.restore,
+            "reason": self._restore_reason,
         }.items():
             if name in kept:
                 try:
@@ -74,7 +75,11 @@ class Pool:
                     continue
 
     def to_keep(self) -> dict[str, str]:
-        kept: dict[str, msgspec.Struct] = {"policy": self._memory, "forecast": self._forecaster.state}
+        kept: dict[str, msgspec.Struct | str] = {
+            "policy": self._memory,
+            "forecast": self._forecaster.state,
+            "reason": self._reason,
+        }
         if self._policy.profile is not None:
             kept["costs"] = self._costs.costs
         return {"durations": self.durations.encode(), "spending": self._spending.encode()} | {
@@ -88,6 +93,9 @@ class Pool:
     def _restore_forecast(self, document: str) -> None:
         state = msgspec.json.decode(document, type=ForecastState)
         self._forecaster = Forecaster(state, timezone=self.settings.timezone)
+
+    def _restore_reason(self, document: str) -> None:
+        self._reason = msgspec.json.decode(document, type=str)
 
     def _restore_memory(self, document: str) -> None:
         self._memory = msgspec.json.decode(document, type=PolicyMemory)

@@ -1,4 +1,4 @@
-import { Bar, Card, Empty } from "../parts/basics";
+import { Bar, Card, Empty, Figure } from "../parts/basics";
 import { Chart } from "../parts/chart";
 import { Queues, Replicas } from "../parts/fleet";
 import { Status } from "../parts/alerts";
@@ -61,7 +61,7 @@ export function Overview() {
       </div>
       <Budgets slos={store.slos} />
       <div class="halves">
-        <Card title="Replicas" aside={<a href="#/fleet">Fleet</a>}>
+        <Card title="Replicas" aside={<a href="#/replicas">All</a>}>
           {store.state.replicas.length ? <Replicas rows={store.state.replicas} isShort /> : <Empty title="No replicas" />}
         </Card>
         <Card title="Queues" aside="requests waiting, by priority class">
@@ -69,16 +69,6 @@ export function Overview() {
         </Card>
       </div>
     </>
-  );
-}
-
-function Figure({ name, value, unit, tone = "" }: { name: string; value: string; unit: preact.ComponentChildren; tone?: string }) {
-  return (
-    <div class="figure">
-      <span class="name">{name}</span>
-      <b class={tone}>{value}</b>
-      <span class="unit">{unit}</span>
-    </div>
   );
 }
 

@@ -34,6 +34,16 @@ export function Empty({ title, children }: { title: string; children?: Component
   );
 }
 
+export function Figure({ name, value, unit, tone = "" }: { name: string; value: string; unit: ComponentChildren; tone?: string }) {
+  return (
+    <div class="figure">
+      <span class="name">{name}</span>
+      <b class={tone}>{value}</b>
+      <span class="unit">{unit}</span>
+    </div>
+  );
+}
+
 export function Problem({ title, children }: { title: string; children?: ComponentChildren }) {
   return (
     <div class="problem" role="alert">

@@ -152,7 +152,7 @@ function options(
   };
 }
 
-function minute(at_s: number): string {
+export function minute(at_s: number): string {
   const at = new Date(at_s * 1e3);
   const two = (value: number) => String(value).padStart(2, "0");
   return `${two(at.getHours())}:${two(at.getMinutes())}${at.getSeconds() ? `:${two(at.getSeconds())}` : ""}`;
