@@ -164,6 +164,8 @@ def run(options: Options, ours: socket.socket) -> None:
     slots = AdapterSlots(options.max_loras)
     scheduler = Scheduler(cache, budget, max_num_seqs=options.max_num_seqs, adapters=slots)
     info = EngineInfo(
+        startup_s={"engine": 0.01},
+        startup_cpu_s={"engine": 0.01},
         device="fake",
         number_format="int",
         quant="none",

@@ -1,55 +1,37 @@
-"""A pool's status and history: what gateways, the console and `penstock fleet` show of it."""
+"""A pool as gateways are told of it."""
 
 from __future__ import annotations
 
 import pytest
 
 from penstock.core.slo import Slo
-from penstock.fleet.policy.decision import Action, ActionKind, Decision
+from penstock.fleet.policy.decision import Decision
+from penstock.fleet.policy.observation import ReplicaState
 from penstock.fleet.pool import Pool
 from penstock.fleet.settings import PoolSettings
-from penstock.tenancy.fleet import FleetReplica, PoolDemand
+from penstock.tenancy.fleet import FleetReplica
 
 
-def pool() -> Pool:
-    return Pool("p", PoolSettings(model="smollm2", price_per_hour=3.6), Slo())
+def eta_s(state: ReplicaState, passed_s: float, target: ReplicaState = ReplicaState.ACTIVE) -> float | None:
+    pool = Pool("p", PoolSettings(), Slo())
+    for _ in range(3):
+        pool.durations.add("start_s", 60.0)
+    row = FleetReplica("r", "p", state, 1000.0, target=target, created_at=1000.0)
+    return pool.status(Decision("p", 1000.0, 1), [row], 1000.0 + passed_s).eta_s
 
 
-def replica(state: str, at: float, name: str = "a") -> FleetReplica:
-    return FleetReplica(name, "p", state, at, price_per_hour=3.6, created_at=at)
+def test_eta_is_what_is_left_of_the_usual_start() -> None:
+    assert eta_s(ReplicaState.STARTING, 20.0) == pytest.approx(40.0)
 
 
-def test_status_tells_of_starts_failures_and_cost() -> None:
-    found = pool()
-    found.start_failed(10.0, "no such model")
-    found.start_failed(20.0, "no such model")
-    status = found.status(Decision("p", 100.0, 1, bound="max"), [replica("starting", 60.0)], 100.0)
-    assert (status.start_failures, status.failure, status.counts) == (2, "no such model", {"failed_start": 2})
-    assert (status.oldest_start_s, status.bound, status.cost_per_hour) == (40.0, "max", 3.6)
-    assert status.durations["start_s"] > 0
-    found.start_succeeded()
-    assert found.status(Decision("p", 101.0, 1), [], 101.0).start_failures == 0
+def test_eta_of_an_overdue_start_grows() -> None:
+    assert eta_s(ReplicaState.STARTING, 120.0) == pytest.approx(30.0)
+    assert eta_s(ReplicaState.STARTING, 240.0) == pytest.approx(60.0)
 
 
-def test_reason_of_the_last_change_stays() -> None:
-    found = pool()
-    observation = found.observation([], {}, 0.0)
-    first = found.decide(observation, 0.0)
-    assert [action.kind for action in first.actions] == [ActionKind.START]
-    found._reason = "a surge"
-    assert found.status(Decision("p", 1.0, 1), [], 1.0).reason == "a surge"
-
-
-def test_sample_has_the_cost_and_the_tokens_since_the_one_before() -> None:
-    found = pool()
-    decision = Decision("p", 0.0, 1, actions=(Action(ActionKind.START, "wanted"),))
-    for second in (0.0, 30.0, 60.0):
-        row = PoolDemand("g", "p", second, arrivals=int(second), prompt_tokens=int(10 * second), output_tokens=5)
-        found.observe_demand([row], second)
-        found.status(decision, [replica("active", 0.0), replica("standby", 30.0, "b")], second)
-    sample = found.sample(decision, [replica("active", 0.0)], 60.0)
-    assert sample.seconds == {"active": 60.0, "standby": 30.0}
-    assert sample.cost == pytest.approx(0.09)
-    assert sample.costs == {"active": pytest.approx(0.06), "standby": pytest.approx(0.03)}
-    assert sample.tokens == 600
-    assert found.sample(decision, [], 61.0).cost == 0.0
+@pytest.mark.parametrize(
+    ("state", "target"),
+    [(ReplicaState.STARTING, ReplicaState.STANDBY), (ReplicaState.ACTIVE, ReplicaState.ACTIVE)],
+)
+def test_replica_that_is_not_on_its_way_has_no_eta(state: ReplicaState, target: ReplicaState) -> None:
+    assert eta_s(state, 1.0, target) is None

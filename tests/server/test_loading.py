@@ -30,14 +30,14 @@ def test_a_slow_start_names_its_phases_and_a_quick_one_says_nothing() -> None:
 def test_a_terminal_sees_a_bar_for_each_phase_and_lines_of_a_later_start() -> None:
     clock, lines, terminal = ManualClock(), list[str](), Terminal()
     tell = LoadingProgress(clock, lines.append, PhaseBars(terminal, clock=clock.now))
-    for phase, done, total in (("import", 0, 0), ("weights", 0, 30), ("weights", 10, 30), ("guides", 0, 0)):
+    for phase, done, total in (("import", 0, 0), ("weights", 0, 30), ("weights", 10, 30), ("cache", 0, 0)):
         clock.advance(2.0)
         tell(Loading(phase, done, total))
     tell.end(is_ready=True)
     assert [row.split(" ", 2)[2] for row in rows(terminal)] == [
         "importing torch",
         "reading weights 10/30",
-        "preparing guided output",
+        "making the KV cache",
     ]
     assert lines == []
     tell(Loading("import", 0, 0))

@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import signal
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,10 +20,12 @@ import uvloop
 
 from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli.config_file import read_config_file
+from penstock.cli.replicas import template_modules
 from penstock.cli.store_flags import store_url
 from penstock.core.config import build
 from penstock.core.errors import ConfigError
 from penstock.core.private_files import make_private
+from penstock.engine_process.spawn import TemplateProcess, spawn
 from penstock.fleet.controller import Controller, replica_settings
 from penstock.fleet.drivers.local import LocalDriver
 from penstock.fleet.drivers.spot_notice import seconds_left
@@ -46,7 +49,11 @@ _NOTICE_S = 5.0
 
 def run_fleet(config: Path, store: str | None) -> None:
     """Until a signal ends it."""
-    with fleet_settings(config) as settings:
+    with (
+        fleet_settings(config) as settings,
+        tempfile.TemporaryDirectory(prefix="penstock-") as directory,
+        TemplateProcess.start(template_modules(), Path(directory)),  # replicas are forked from it
+    ):
         uvloop.run(_run(settings, store_url(store or settings.store, None), config))
 
 
@@ -73,7 +80,7 @@ def fleet_settings(config: Path) -> Iterator[FleetSettings]:
 async def _run(settings: FleetSettings, url: str, config: Path) -> None:
     directory = fleet_directory(settings.name)
     secret = _secret(directory)
-    driver = LocalDriver(directory / "replicas", secret, gpus=_gpus())
+    driver = LocalDriver(directory / "replicas", secret, gpus=_gpus(), spawn=spawn)
     client = ReplicaClient(secret)
     told = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -22,13 +22,13 @@ from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli.before_serving import check, check_torch
 from penstock.cli.fleet_process import fleet_directory
 from penstock.cli.gateway_process import Opened, serve
-from penstock.cli.replicas import share_secret, supervise
+from penstock.cli.replicas import share_secret, supervise, template_modules
 from penstock.cli.store_flags import store_url
 from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.private_files import make_private, open_private
 from penstock.core.settings import ServerSettings, Settings
 from penstock.core.slo import Slo
-from penstock.engine_process.spawn import die_with_parent
+from penstock.engine_process.spawn import ChildProcess, TemplateProcess, spawn
 from penstock.fleet.controller import Controller
 from penstock.fleet.drivers.local import LocalDriver
 from penstock.fleet.replica_client import ReplicaClient
@@ -51,7 +51,11 @@ def serve_range(settings: Settings, fewest: int, most: int, num_processes: int =
     files = check(settings)
     share_secret(settings.server.gateway_secret)
     print(loading_message(settings.server.name or default_name(settings.model), settings, files), flush=True)
-    with _name_of_its_own() as name, tempfile.TemporaryDirectory(prefix="penstock-") as directory:
+    with (
+        _name_of_its_own() as name,
+        tempfile.TemporaryDirectory(prefix="penstock-") as directory,
+        TemplateProcess.start(template_modules(), Path(directory)),
+    ):
         uvloop.run(_serve(settings, _fleet(settings, name, fewest, most), Path(directory), num_processes))
 
 
@@ -76,7 +80,7 @@ async def _serve(settings: Settings, fleet: FleetSettings, directory: Path, num_
         running = serve(gateway, url, opened.set_result)
     secret = os.environ[SECRET_VARIABLE]
     client = ReplicaClient(secret)
-    driver = LocalDriver(fleet_directory(fleet.name) / "replicas", secret, before_exec=die_with_parent)
+    driver = LocalDriver(fleet_directory(fleet.name) / "replicas", secret, spawn=_spawn_child)
     with open_store(url) as store:
         lines = _Lines(pool, gateway, opened)
         controller = Controller(
@@ -112,6 +116,11 @@ def _fleet(settings: Settings, name: str, fewest: int, most: int) -> FleetSettin
     }
     served_as = settings.server.name or default_name(settings.model)
     return FleetSettings(name=name, slo=settings.slo or Slo(), pools={served_as: pool})
+
+
+async def _spawn_child(module: str, arguments: Sequence[str], *, outlives: bool, **more: Any) -> ChildProcess:
+    """A replica that ends with this process."""
+    return await spawn(module, arguments, **more)
 
 
 class _Lines:

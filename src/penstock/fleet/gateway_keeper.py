@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -46,7 +45,7 @@ class GatewayKeeper:
                     await asyncio.sleep(wait_s)
                     wait_s = min(2 * wait_s, _MAX_WAIT_S)
                     await self._process.stop(0.0)
-                self._start()
+                await self._start()
             elif is_leader() and self._config.exists() and self._config.read_bytes() != self._content:
                 self._config.write_bytes(self._content)
                 if (pid := self._process.pid) is not None:
@@ -57,8 +56,8 @@ class GatewayKeeper:
     async def stop(self, grace_s: float) -> None:
         await self._process.stop(grace_s)
 
-    def _start(self) -> None:
+    async def _start(self) -> None:
         make_private(self._config.parent)
         self._config.write_bytes(self._content)
-        command = [sys.executable, "-m", "penstock.cli.main", "gateway", "--config", str(self._config)]
-        self._process.start(command, {**os.environ, SECRET_VARIABLE: self._secret})
+        environment = {**os.environ, SECRET_VARIABLE: self._secret}
+        await self._process.start("penstock.cli.main", ["gateway", "--config", str(self._config)], environment)

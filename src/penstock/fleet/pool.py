@@ -258,19 +258,20 @@ class Pool:
         )
 
     def _eta_s(self, rows: Iterable[FleetReplica], now: float) -> float | None:
-        """Until the next replica is active, of those that are on their way."""
+        """Until the next replica is active, of those that are on their way. A change that takes longer than usual is
+        expected to take a quarter longer than it has."""
         durations = self.durations.p95()
+        usual_s = {
+            ReplicaState.STARTING: durations.start_s,
+            ReplicaState.WAKING: durations.wake_s,
+            ReplicaState.PARKED: durations.wake_s,
+            ReplicaState.STANDBY: durations.activate_s,
+        }
         found = []
         for row in rows:
-            if row.target != ReplicaState.ACTIVE:
-                continue
-            match row.state:
-                case ReplicaState.STARTING:
-                    found.append(row.created_at + durations.start_s - now)
-                case ReplicaState.WAKING | ReplicaState.PARKED:
-                    found.append(row.since + durations.wake_s - now)
-                case ReplicaState.STANDBY:
-                    found.append(durations.activate_s)
+            if row.target == ReplicaState.ACTIVE and (seconds := usual_s.get(ReplicaState(row.state))) is not None:
+                passed_s = now - row.since
+                found.append(max(seconds - passed_s, passed_s / 4))
         return max(min(found), 0.5) if found else None
 
     def _fastest_s(self, states: Mapping[str, int]) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import psutil
@@ -24,15 +23,19 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "one"
 
 
-def command(code: str, directory: Path) -> list[str]:
-    return [sys.executable, "-c", code, str(directory)]
+async def start(process: ManagedProcess, code: str) -> bool:
+    """`python -m code`, with a module of that content."""
+    folder = process.directory.parent / "modules"
+    folder.mkdir(exist_ok=True)
+    (folder / "work.py").write_text(code)
+    return await process.start("work", [str(process.directory)], {**os.environ, "PYTHONPATH": str(folder)})
 
 
 async def test_process_is_started_once_and_found_by_another_starter(directory: Path) -> None:
     first, second = ManagedProcess(directory), ManagedProcess(directory)
-    assert first.start(command(FOREVER, directory), os.environ)
+    assert await start(first, FOREVER)
     try:
-        assert not second.start(command(FOREVER, directory), os.environ)
+        assert not await start(second, FOREVER)
         assert second.is_running
         assert eventually(lambda: second.pid) == first.pid
     finally:
@@ -43,16 +46,16 @@ async def test_process_is_started_once_and_found_by_another_starter(directory: P
 
 async def test_process_that_has_ended_is_not_started_again_and_leaves_its_last_words(directory: Path) -> None:
     process = ManagedProcess(directory)
-    process.start(command("print('one'); print('out of memory')", directory), os.environ)
+    await start(process, "print('one'); print('out of memory')")
     eventually(lambda: process.is_running, lambda running: not running)
     assert process.last_words() == "out of memory"
-    assert not process.start(command(FOREVER, directory), os.environ)
+    assert not await start(process, FOREVER)
     await process.stop(0.0)
 
 
 async def test_killed_process_does_not_run_though_nobody_has_waited_for_it(directory: Path) -> None:
     process, other = ManagedProcess(directory), ManagedProcess(directory)
-    process.start(command(FOREVER, directory), os.environ)
+    await start(process, FOREVER)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     eventually(lambda: other.is_running, lambda running: not running)
@@ -65,7 +68,7 @@ async def test_process_that_ignores_its_signals_is_killed_with_its_children(
     monkeypatch.setattr("penstock.fleet.drivers.process._KILL_S", 0.1)
     parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {FOREVER!r}]); {STUBBORN}"
     process = ManagedProcess(directory)
-    process.start(command(parent, directory), os.environ)
+    await start(process, parent)
     eventually(process.last_words, lambda words: words == "ready")
     assert process.pid is not None
     (child,) = psutil.Process(process.pid).children()

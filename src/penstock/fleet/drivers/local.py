@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +23,7 @@ from penstock.api.relay import SECRET_VARIABLE
 from penstock.core.errors import CapacityRefused, ReplicaNotFound
 from penstock.core.private_files import make_private, open_private
 from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
-from penstock.fleet.drivers.process import ManagedProcess
+from penstock.fleet.drivers.process import ManagedProcess, Spawn, execute
 from penstock.fleet.policy.observation import CapacityType
 
 _LOOPBACK = "127.0.0.1"
@@ -47,15 +46,14 @@ class LocalDriver:
         secret: str,
         *,
         gpus: Sequence[int] = (),
-        before_exec: Callable[[], None] | None = None,
+        spawn: Spawn = execute,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`gpus`: the machine's, which replicas share out. `before_exec`: called in each child, as to die with the
-        controller."""
+        """`gpus`: the machine's, which replicas share out. `spawn`: how their processes are started."""
         self._directory = directory
         self._secret = secret
         self._gpus = gpus
-        self._before_exec = before_exec
+        self._spawn = spawn
         self._clock = clock
         self._processes: dict[str, ManagedProcess] = {}
         make_private(directory)
@@ -74,9 +72,8 @@ class LocalDriver:
         environment = {**os.environ, SECRET_VARIABLE: self._secret}
         if kept.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, kept.gpus))
-        command = [sys.executable, "-m", "penstock.cli.main", "engine", "--log-level", "warning"]
-        command += ["--config", str(path / "config.json"), "--address-file", str(path / "address.json")]
-        process.start(command, environment, before_exec=self._before_exec)
+        arguments = ["engine", "--address-file", str(path / "address.json"), "--config", str(path / "config.json")]
+        await process.start("penstock.cli.main", [*arguments, "--log-level", "warning"], environment, self._spawn)
 
     async def stop(self, replica_id: str, grace_s: float) -> None:
         await self._process(replica_id).stop(grace_s)

@@ -12,9 +12,10 @@ import fcntl
 import os
 import shutil
 import signal
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from penstock.core.private_files import make_private, open_private
 
@@ -24,10 +25,60 @@ _TAIL_BYTES = 2000
 _FORGOTTEN_S = 10.0  # how long a process may take to appear in /proc by its command line
 
 
+class Child(Protocol):
+    """A process that was spawned and is reaped by whoever spawned it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+
+class Spawn(Protocol):
+    """Starts `python -m MODULE ARGUMENTS`; `engine_process.spawn.spawn` forks it from a template."""
+
+    async def __call__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        pass_fds: Sequence[int],
+        env: Mapping[str, str],
+        stdout: int,
+        stderr: int,
+        new_session: bool,
+        outlives: bool,
+    ) -> Child: ...
+
+
+async def execute(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    pass_fds: Sequence[int],
+    env: Mapping[str, str],
+    stdout: int,
+    stderr: int,
+    new_session: bool,
+    outlives: bool,
+) -> Child:
+    """A new interpreter, which goes on when this process has ended."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module, *arguments),
+        env=dict(env),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=new_session,
+        pass_fds=pass_fds,
+    )
+
+
 class ManagedProcess:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._child: subprocess.Popen[bytes] | None = None  # if this process started it: it must be reaped
+        self._child: Child | None = None  # if this process started it
 
     @property
     def log_path(self) -> Path:
@@ -39,8 +90,6 @@ class ManagedProcess:
 
     @property
     def is_running(self) -> bool:
-        if self._child is not None:
-            self._child.poll()
         try:
             with open(self.directory / "lock", "rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -50,16 +99,15 @@ class ManagedProcess:
             pass
         return False
 
-    def start(
+    async def start(
         self,
-        command: Sequence[str],
+        module: str,
+        arguments: Sequence[str],
         environment: Mapping[str, str],
-        *,
-        pass_fds: Sequence[int] = (),
-        before_exec: Callable[[], None] | None = None,
+        spawn: Spawn = execute,
     ) -> bool:
-        """Starts the process unless it was started before, by whomever. Returns whether this call did. One that has
-        ended is not started again. The command line must name the directory."""
+        """Starts `python -m MODULE ARGUMENTS` unless that was done before, by whomever. Returns whether this call did.
+        One that has ended is not started again. The arguments must name the directory."""
         make_private(self.directory)
         with open_private(self.directory / "lock", "ab") as lock:
             try:
@@ -70,15 +118,15 @@ class ManagedProcess:
                 return False
             (self.directory / "begun").touch()
             with open_private(self.log_path, "ab") as log:
-                self._child = subprocess.Popen(
-                    command,
-                    env=dict(environment),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    pass_fds=[lock.fileno(), *pass_fds],
-                    preexec_fn=before_exec,
+                self._child = await spawn(
+                    module,
+                    arguments,
+                    env=environment,
+                    stdout=log.fileno(),
+                    stderr=log.fileno(),
+                    pass_fds=[lock.fileno()],
+                    new_session=True,
+                    outlives=True,
                 )
         return True
 
@@ -86,7 +134,7 @@ class ManagedProcess:
     def pid(self) -> int | None:
         """The process that leads its session; None: none runs, or it cannot be seen yet."""
         if self._child is not None:
-            return self._child.pid if self._child.poll() is None else None
+            return self._child.pid if self._child.returncode is None else None
         return _find(str(self.directory)) if self.is_running else None
 
     async def stop(self, grace_s: float) -> None:
@@ -97,8 +145,6 @@ class ManagedProcess:
             if not await self._ends_within(_KILL_S):
                 self.kill()
                 await self._ends_within(_KILL_S)
-        if self._child is not None:
-            self._child.poll()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def kill(self) -> None:
