@@ -18,7 +18,7 @@ from penstock.core.errors import InvalidValue, StoreUnavailable
 from penstock.core.private_files import make_private
 from penstock.tenancy.database import Execute, Row
 
-POLL_S = 0.05  # revocations are seen this much later, at most
+POLL_S = 0.02  # revocations are seen this much later, at most
 _BUSY_S = 10.0  # how long a writer waits for the others
 
 
