@@ -16,7 +16,7 @@ from penstock.fleet.policy.signals import Signals
 _MIN_MARGIN, _MAX_MARGIN = 0.01, 0.15  # of the rate: less replicas must hold with it
 _MAX_HELD = 1.15  # of the forecast's middle: capacity is held for its p99, and for no more than this
 _TOLERANCE = 0.93
-_CLEAR_S = 30.0  # a backlog is to be worked off within this time, or a start's if that is longer
+_CLEAR_S = 10.0  # a backlog is to be worked off within this time, or one like that until capacity is ready
 
 
 class Sizing(NamedTuple):
@@ -96,4 +96,4 @@ def _with_backlog(signals: Signals, durations: Durations, num_ready: int, reserv
     """Arrivals/s, and what will be left of the queue when capacity is ready, worked off in a time like that."""
     ready_s = durations.wake_s if reserve else durations.start_s
     left = max(0.0, signals.backlog + (signals.rate - num_ready * signals.saturation) * ready_s)
-    return signals.rate + left / max(_CLEAR_S, ready_s)
+    return signals.rate + left / max(_CLEAR_S, 2 * ready_s if reserve else ready_s)
