@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 
-from penstock.fleet.policy.decision import Action, Decision
+from penstock.fleet.policy.decision import Action, ActionKind, Decision
 from penstock.fleet.policy.observation import CapacityType, ReplicaState
 
 _BOUNDS = {
@@ -19,7 +19,7 @@ _BOUNDS = {
 _NUMBERS = {
     "rate": "{:.3g} requests/s",
     "planned_rate": "{:.3g} requests/s planned for",
-    "needed": "{:g} replicas needed now",
+    "needed": "{:g} needed now",
     "held": "{:g} needed within the cooldown and by the forecast",
     "max_rate": "{:.3g} requests/s per replica within the SLO",
     "backlog": "{:.3g} requests in queues",
@@ -65,7 +65,8 @@ def _action(action: Action) -> str:
     which = action.replica or "a new replica"
     where = f" in zone {action.zone}" if action.zone else ""
     kind = f" on {action.capacity_type} capacity" if action.capacity_type is not CapacityType.ON_DEMAND else ""
-    to = f" to {action.to}" if action.to is not ReplicaState.ACTIVE else ""
+    is_plain = action.kind is ActionKind.PARK or action.to is ReplicaState.ACTIVE
+    to = "" if is_plain else f" to {action.to}"
     return f"{action.kind} {which}{to}{where}{kind}: {action.reason}"
 
 

@@ -40,7 +40,7 @@ export function Marks({ steps, range, onPick }: { steps: Step[]; range: [number,
   return (
     <div class="marks">
       {groups.map(({ x, steps }) => {
-        const step = steps.at(-1)!;
+        const step = steps.findLast((one) => direction(one) !== "same") ?? steps.at(-1)!;
         const { at } = step.decision;
         return (
           <span key={steps[0]!.decision.at} style={{ left: `${100 * x}%` }}>
@@ -105,7 +105,7 @@ export function DecisionList({ steps, opened, onOpen }: { steps: Step[]; opened:
 function said(action: FleetAction): string {
   const kind = action.capacity_type && action.capacity_type !== "on_demand" ? ` on ${action.capacity_type} capacity` : "";
   const where = action.zone ? ` in zone ${action.zone}` : "";
-  return `${action.kind} ${action.replica || "a new replica"}${action.to && action.to !== "active" ? ` to ${action.to}` : ""}${where}${kind}: ${action.reason}`;
+  return `${action.kind} ${action.replica || "a new replica"}${action.to && action.kind !== "park" && action.to !== "active" ? ` to ${action.to}` : ""}${where}${kind}: ${action.reason}`;
 }
 
 const perSecond = (value: number) => `${digits(value)}/s`;
