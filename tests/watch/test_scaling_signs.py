@@ -16,7 +16,7 @@ def fired(pool: PoolReading, seconds: int) -> set[tuple[str, str]]:
 
 
 def pool(**values: object) -> PoolReading:
-    return PoolReading(**{"model": MODEL, "start_p95_s": 40.0, **values})  # type: ignore[arg-type]
+    return PoolReading(**{"model": MODEL, "wanted": 1, "num_active": 1, "start_p95_s": 40.0, **values})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,8 @@ def pool(**values: object) -> PoolReading:
         ({"oldest_start_s": 59.0, "start_p95_s": 2.0}, set()),
         ({"failed_starts": 2}, set()),
         ({"failed_starts": 3, "failure": "no disk"}, {("ReplicaStartsFailing", "ticket")}),
+        ({"failed_starts": 3, "num_active": 0}, {("ReplicaStartsFailing", "ticket"), ("ModelDown", "page")}),
+        ({"failed_starts": 3, "num_active": 0, "wanted": 0}, {("ReplicaStartsFailing", "ticket")}),
         ({"reversals": 2}, set()),
         ({"reversals": 3}, {("ScalingFlaps", "ticket")}),
         ({"age_s": 29.0}, set()),
@@ -48,6 +50,8 @@ def pool(**values: object) -> PoolReading:
         "fast start",
         "two failures",
         "three failures",
+        "three failures, and none is left",
+        "three failures, and none is wanted",
         "two reversals",
         "three reversals",
         "fresh",

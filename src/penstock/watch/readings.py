@@ -30,6 +30,7 @@ class PoolReading(Struct, frozen=True, kw_only=True):
     model: str
     age_s: float = 0.0  # since then
     wanted: int = 0
+    num_active: int = 0
     bound: str = ""  # what keeps it from the size that the demand needs
     arrivals_per_s: float = 0.0
     start_p95_s: float = 0.0

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from penstock.core.slo import TIMED
 from penstock.watch.alerts import Condition
-from penstock.watch.kinds import AT_BOUND, CONTROLLER_DOWN, FLAPPING, START_SLOW, STARTS_FAILING
+from penstock.watch.kinds import AT_BOUND, CONTROLLER_DOWN, FLAPPING, MODEL_DOWN, START_SLOW, STARTS_FAILING
 from penstock.watch.mishaps import explained
 from penstock.watch.readings import PoolReading
 
@@ -48,6 +48,9 @@ def _managed(pool: PoolReading) -> Iterator[Condition]:
     if pool.failed_starts >= _FAILED:
         summary = f"{model}: {pool.failed_starts} starts in a row failed: {pool.failure}"
         yield Condition(kind=STARTS_FAILING, summary=summary, value=float(pool.failed_starts), model=model)
+        if pool.wanted and not pool.num_active:  # no gateway knows of a replica that could be down
+            down = f"{model}: no replica can be used, and starts fail"
+            yield Condition(kind=MODEL_DOWN, summary=down, value=0.0, model=model, explains=explained(model))
     if pool.reversals >= _REVERSALS:
         summary = f"{model}: {pool.reversals} steps up or down of the last hour were taken back within five minutes"
         yield Condition(kind=FLAPPING, summary=summary, value=float(pool.reversals), model=model)

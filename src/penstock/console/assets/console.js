@@ -304,7 +304,7 @@ up to five minutes; what runs goes on.
 
 ## End
 
-It ends with the first start that succeeds. If no replica is left, \`ModelDown\` is a page of its own.
+It ends with the first start that succeeds. If no replica is active, \`ModelDown\` fires too, which is a page.
 `,"../../../docs/runbooks/request-quarantined.md":`# RequestQuarantined
 
 **page** · Two replicas were lost (died, hung, fell silent) while they worked on the same request. The gateway has sent it to no third one, has refused it (\`request_quarantined\`, 422), and refuses the same body of the same tenant for ten minutes.

@@ -42,6 +42,7 @@ class PoolReader:
                 model=one.pool,
                 age_s=self._read_at - one.at,
                 wanted=one.wanted,
+                num_active=one.states.get("active", 0),
                 bound=one.bound,
                 arrivals_per_s=one.arrivals_per_s,
                 start_p95_s=one.durations.get("start_s", 0.0),
