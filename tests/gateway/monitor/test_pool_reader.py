@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from penstock.gateway.monitor.pool_reader import PoolReader
 from penstock.observe.registry import Registry
 from penstock.tenancy.fleet import PoolStatus
@@ -61,3 +63,15 @@ def test_age_is_that_of_the_reading_so_that_a_silent_store_blames_no_controller(
     now[0] = 1000.0
     (reading,) = reader.readings()
     assert (reading.age_s, reading.bound, reading.start_p95_s, reading.failed_starts) == (4.0, "max", 12.0, 1)
+
+
+def test_clock_of_the_controllers_machine_may_be_wrong() -> None:
+    now = [1000.0]
+    reader = PoolReader([], lambda: now[0])
+    for second in range(3):
+        now[0] = 1000.0 + second
+        reader.apply({"p": replace(STATUS, at=500.0 + second)})
+    assert [one.age_s for one in reader.readings()] == [0.0]
+    now[0] = 1042.0
+    reader.apply({"p": replace(STATUS, at=502.0)})
+    assert [one.age_s for one in reader.readings()] == [40.0]

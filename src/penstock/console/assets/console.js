@@ -42,7 +42,7 @@ are: nothing is broken yet, and nothing grows, shrinks or is replaced.
 
 ## End
 
-It ends with the first round of a controller. Clocks that differ by more than 30 s look the same: check NTP.
+It ends with the first round of a controller.
 `,"../../../docs/runbooks/fragmentation-rising.md":`# FragmentationRising
 
 **ticket** · Sequences hold ever more of a KV cache without filling it: over 30 %, and 10 points more than an hour ago.

@@ -1,6 +1,7 @@
 """What controllers last said of pools in the store, as metrics and as the watch reads it.
 
-Ages are those at the time of reading: while the store does not answer, nobody is called silent for it.
+An age is the time from when a status last changed until it was last read, by this gateway's clock: clocks of other
+machines may be wrong, and while the store does not answer nobody is called silent for it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class PoolReader:
         self._registry = Registry(catalog.FLEET_CATALOG)
         self._clock = clock
         self._pools: Mapping[str, PoolStatus] = {}
+        self._changed_at: dict[str, float] = {}
         self._read_at = 0.0
 
     def apply(self, found: Mapping[str, PoolStatus]) -> None:
@@ -33,14 +35,20 @@ class PoolReader:
         if found and self._registry not in self._exports:
             self._exports.append(self._registry)
         if found or self._pools:
-            self._pools, self._read_at = found, self._clock()
+            known, self._pools, self._read_at = self._pools, found, self._clock()
+            self._changed_at = {pool: self._changed(known.get(pool), one) for pool, one in found.items()}
             self._take_down()
+
+    def _changed(self, known: PoolStatus | None, found: PoolStatus) -> float:
+        if known is None:  # it may have been there for long
+            return min(found.at, self._read_at)
+        return self._changed_at[found.pool] if known.at == found.at else self._read_at
 
     def readings(self) -> list[PoolReading]:
         return [
             PoolReading(
                 model=one.pool,
-                age_s=self._read_at - one.at,
+                age_s=self._read_at - self._changed_at[one.pool],
                 wanted=one.wanted,
                 num_active=one.states.get("active", 0),
                 bound=one.bound,
@@ -80,7 +88,7 @@ class PoolReader:
             catalog.START_SECONDS: {(one.pool,): one.oldest_start_s for one in pools},
             catalog.REVERSALS: {(one.pool,): one.reversals for one in pools},
             catalog.COST: {(one.pool,): one.cost_per_hour for one in pools},
-            catalog.STATUS_AGE: {(one.pool,): max(0.0, self._read_at - one.at) for one in pools},
+            catalog.STATUS_AGE: {(one.pool,): self._read_at - self._changed_at[one.pool] for one in pools},
         }
         for metric, found in values.items():
             self._registry.replace(metric, found)
