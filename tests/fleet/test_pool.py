@@ -35,3 +35,12 @@ def test_eta_of_an_overdue_start_grows() -> None:
 )
 def test_replica_that_is_not_on_its_way_has_no_eta(state: ReplicaState, target: ReplicaState) -> None:
     assert eta_s(state, 1.0, target) is None
+
+
+def test_number_that_was_wanted_long_ago_is_forgotten() -> None:
+    pool = Pool("p", PoolSettings(min=0, down_cooldown_s=300.0), Slo())
+    kept = {"policy": '{"wanted":3,"at":1000.0,"caution":0.7}'}
+    pool.restore(kept, 1200.0)
+    assert (pool._memory.wanted, pool._memory.caution) == (3, 0.7)
+    pool.restore(kept, 1400.0)
+    assert (pool._memory.wanted, pool._memory.caution) == (None, 0.7)

@@ -174,7 +174,7 @@ class Controller:
         self._done, now = {}, self._clock()
         self._heard_at = dict.fromkeys(self._rows, now)
         for name, pool in self._pools.items():
-            pool.restore(await asyncio.to_thread(self._book.memory, name))
+            pool.restore(await asyncio.to_thread(self._book.memory, name), now)
         await asyncio.to_thread(self._remove_unnamed_pools)
         for orphan in await self._driver.list():
             if orphan.id not in self._rows:

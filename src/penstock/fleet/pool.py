@@ -58,8 +58,9 @@ class Pool:
 
     # -- what is kept over restarts
 
-    def restore(self, kept: Mapping[str, str]) -> None:
-        """What cannot be read was written by another version, and is learned anew."""
+    def restore(self, kept: Mapping[str, str], now: float) -> None:
+        """What cannot be read was written by another version, and is learned anew. How many replicas were wanted long
+        ago says nothing of now."""
         for name, restore in {
             "durations": self.durations.restore,
             "policy": self._restore_memory,
@@ -73,6 +74,8 @@ class Pool:
                     restore(kept[name])
                 except (msgspec.DecodeError, msgspec.ValidationError, ValueError, KeyError):
                     continue
+        if self._memory.at is not None and now - self._memory.at > self.settings.down_cooldown_s:
+            self._memory = msgspec.structs.replace(self._memory, wanted=None, needs=())
 
     def to_keep(self) -> dict[str, str]:
         kept: dict[str, msgspec.Struct | str] = {
