@@ -70,6 +70,13 @@ def test_the_band_is_as_wide_as_errors_were() -> None:
         assert least <= (band.p99 - band.p50) / band.p50 <= most
 
 
+def test_a_morning_that_comes_out_of_nothing_does_not_widen_the_days_band() -> None:
+    forecaster = fed(2.5, lambda at: 200.0 if 6 <= at % DAY_S / 3600 < 22 else 0.0)
+    assert forecaster.state.at is not None
+    for band in forecaster.bands(forecaster.state.at, (60.0, 300.0)):
+        assert 190 < band.p50 <= band.p99 < 240
+
+
 def test_a_gap_and_a_restart_keep_the_season() -> None:
     forecaster = fed(2.0)
     kept = msgspec.json.encode(forecaster.state)

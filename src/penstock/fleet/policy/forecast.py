@@ -31,6 +31,7 @@ _GAP_S = 300.0  # longer without a sample: level and trend begin anew
 _SOFT = 0.1  # requests/s that errors are told against at least
 _ERROR_WEIGHT = 0.03  # of a new squared error: half an hour is remembered
 _QUANTILES = (0.5, 0.9, 0.99)
+_QUIET = 0.1  # of the peak
 _KEPT_EVERY, _MIN_KEPT, _MAX_KEPT = 4, 30, 360  # errors: every fourth minute, used after two hours, for a day
 _EPOCH_DAY = 3  # 1970-01-01 was a Thursday; weeks begin on Monday
 
@@ -61,6 +62,7 @@ class ForecastState(Struct):
     errors: list[HorizonErrors] = field(default_factory=lambda: [HorizonErrors() for _ in _AHEAD])
     pending: list[list[Pending]] = field(default_factory=lambda: [[] for _ in _AHEAD])
     at: float | None = None  # of the last sample
+    peak: float = 0.0  # requests/s of the busiest minute of a day or so
     level: float = 0.0
     slow: float = 0.0
     ratio_level: float = 0.0  # level and season over the last minutes: their ratio is how busy this day is
@@ -126,11 +128,12 @@ class Forecaster:
         if state.minute_s < MINUTE_S / 2:
             return
         rate, at = state.minute_sum / state.minute_s, (state.minute + 0.5) * MINUTE_S
+        state.peak = max(state.peak * (1 - MINUTE_S / 86400.0), rate)
         for errors, pending in zip(state.errors, state.pending, strict=True):
             while pending and pending[0].minute <= state.minute:
                 said = pending.pop(0)
                 if said.minute == state.minute:
-                    _learn(errors, said, rate)
+                    _learn(errors, said, rate, state.peak)
         season = self._season(at)
         if season is not None:
             state.ratio_level += 0.2 * (rate - state.ratio_level)
@@ -216,13 +219,13 @@ def _mixed(season: float | None, trend: float, errors: HorizonErrors) -> float:
     return weight * season + (1 - weight) * trend
 
 
-def _learn(errors: HorizonErrors, said: Pending, rate: float) -> None:
+def _learn(errors: HorizonErrors, said: Pending, rate: float, peak: float) -> None:
     if said.season >= 0:
         errors.season += _ERROR_WEIGHT * (min(4.0, _relative(rate, said.season) ** 2) + 1e-6 - errors.season)
     errors.trend += _ERROR_WEIGHT * (min(4.0, _relative(rate, said.trend) ** 2) + 1e-6 - errors.trend)
-    if said.minute % _KEPT_EVERY:
-        return
-    errors.recent.append(round(_relative(rate, said.mixed), 3))
+    if said.minute % _KEPT_EVERY or said.mixed < _QUIET * peak:
+        return  # a night's errors, as shares of next to nothing, say nothing of the day's
+    errors.recent.append(round(min(1.0, max(-1.0, _relative(rate, said.mixed))), 3))
     if len(errors.recent) > _MAX_KEPT:
         del errors.recent[0]
     if len(errors.recent) >= _MIN_KEPT:

@@ -14,7 +14,7 @@ from penstock.fleet.policy.observation import Durations, ForecastBand
 from penstock.fleet.policy.signals import Signals
 
 _MIN_MARGIN, _MAX_MARGIN = 0.01, 0.15  # of the rate: less replicas must hold with it
-_MAX_HELD = 1.15  # of the forecast's middle: capacity is held for its p99, and for no more than this
+_MAX_HELD = 1.10  # of the forecast's middle: capacity is held for its p99, and for no more than this
 _TOLERANCE = 0.93
 _CLEAR_S = 10.0  # a backlog is to be worked off within this time, or one like that until capacity is ready
 
