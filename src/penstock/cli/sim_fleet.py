@@ -44,6 +44,7 @@ def add_flags(parser: argparse.ArgumentParser, profile: str) -> None:
     )
     parser.add_argument("--price", type=float, default=4.0, metavar="P", help="of a replica-hour (default: 4)")
     parser.add_argument("--parked-price", type=float, default=0.4, metavar="P", help="likewise, parked (default: 0.4)")
+    parser.add_argument("--requests", action="store_true", help="request by request: for hours of a small demand")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots there")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
@@ -76,6 +77,7 @@ def run(given: argparse.Namespace) -> None:
         Durations(start_s=given.cold_start, wake_s=given.wake),
         given.target,
         Prices(given.price, given.parked_price),
+        given.requests,
     )
     bar = ProgressBar(unit="seconds")
     progress = bar if sys.stderr.isatty() else None

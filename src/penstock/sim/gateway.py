@@ -62,7 +62,7 @@ _MIN_DRAW = 2.0**-53  # with none at all, a decision log is taken for one of bef
 class Followed:
     """A replica and what the gateway thinks of it."""
 
-    __slots__ = ("health", "last", "replica", "riders", "silent", "speaks")
+    __slots__ = ("drains", "health", "is_gone", "last", "replica", "riders", "silent", "speaks")
 
     def __init__(self, replica: SimReplica) -> None:
         self.replica = replica
@@ -71,6 +71,8 @@ class Followed:
         self.last = replica.measured()
         self.silent = 0
         self.speaks = True  # False: its process is gone
+        self.drains = False
+        self.is_gone = False  # nobody follows it any more
 
 
 class SimGateway:
@@ -131,7 +133,29 @@ class SimGateway:
         if self._publishes:
             self.index.reset(name, ())
 
+    def drain(self, name: str) -> None:
+        self.followed[name].drains = True
+        self._heard(self.followed[name])
+
+    def undrain(self, name: str) -> None:
+        self.followed[name].drains = False
+        self._heard(self.followed[name])
+
+    def remove(self, name: str) -> None:
+        """Nobody is left there, and nobody comes again."""
+        followed = self.followed.pop(name)
+        followed.is_gone = True
+        self._speeds.forget(name)
+        self.index.forget(name)
+        self.admission.replica_gone(name)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
     def _look(self, followed: Followed) -> None:
+        if followed.is_gone:
+            return
         self._events.after(_REPORT_S, self._look, followed)
         if not followed.speaks:
             return
@@ -171,6 +195,7 @@ class SimGateway:
                 prefill_tokens_per_s=self._speeds.seen(name, measured.speeds.prefill_tokens_per_s, GUESSED_SPEED),
                 decode_tokens_per_s=decode_speed(measured),
                 host_share=host_share(measured.speeds),
+                state=ReplicaState.DRAINING if followed.drains else ReplicaState.READY,
             ),
             now,
         )

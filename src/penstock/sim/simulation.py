@@ -52,10 +52,9 @@ class Simulation:
             self.events, settings, self._ended, admission=admission, publishes=publishes, chosen=chosen
         )
         self.replicas: dict[str, SimReplica] = {}
+        self._takes_many = takes_many
         for number in range(num_replicas):
-            replica = SimReplica(f"r{number}", profile, self.events, self.gateway, takes_many=takes_many)
-            self.replicas[replica.name] = replica
-            self.gateway.follow(replica, number * _GOLDEN % 1.0)
+            self.add(f"r{number}")
 
     # -- what is asked
 
@@ -91,6 +90,23 @@ class Simulation:
         return self.tally.result(self.policy, self.profile.name, self.replicas.values(), **facts)
 
     # -- what happens to replicas
+
+    def add(self, name: str) -> None:
+        """A new replica; of a name that drains, the same one again."""
+        if name in self.replicas:
+            self.gateway.undrain(name)
+            return
+        replica = SimReplica(name, self.profile, self.events, self.gateway, takes_many=self._takes_many)
+        self.gateway.follow(replica, len(self.replicas) * _GOLDEN % 1.0)
+        self.replicas[name] = replica
+
+    def drain(self, name: str) -> None:
+        """It finishes what it has and gets nothing new."""
+        self.gateway.drain(name)
+
+    def remove(self, name: str) -> None:
+        self.gateway.remove(name)
+        del self.replicas[name]
 
     def kill(self, name: str) -> None:
         """Its process dies with what it holds."""

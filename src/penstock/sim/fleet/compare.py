@@ -21,6 +21,7 @@ from penstock.sim.fleet.demand import DemandCurve
 from penstock.sim.fleet.fluid import run_fluid
 from penstock.sim.fleet.oracle import Oracle, best_plan
 from penstock.sim.fleet.policy import Autoscaler, Ours, capacity_profile
+from penstock.sim.fleet.requests import run_requests
 from penstock.sim.fleet.result import FleetResult, Prices
 from penstock.sim.fleet.serving import Serving
 from penstock.sim.fleet.signals import Signals
@@ -41,6 +42,7 @@ class Case:
     durations: Durations
     target: float = 0.995
     prices: Prices = field(default_factory=Prices)
+    is_by_request: bool = False  # request by request, not as a fluid
 
     def num_for(self, first: int, seconds: int) -> int:
         """Replicas for the busiest minute of so many seconds, with room."""
@@ -61,6 +63,16 @@ def compare(
     signals = Signals(case.curve)
 
     def simulate(policy: Autoscaler, num_active: int) -> FleetResult:
+        if case.is_by_request:
+            return run_requests(
+                case.curve,
+                policy,
+                case.profile,
+                case.slo,
+                case.durations,
+                num_active=num_active,
+                prices=case.prices,
+            )
         return run_fluid(
             case.curve,
             policy,

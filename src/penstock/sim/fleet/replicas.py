@@ -73,8 +73,8 @@ class PoolReplicas:
     def drained(self, replica_id: str, now: float) -> None:
         replica = self._replicas[replica_id]
         if replica.state is S.DRAINING:
-            replica.until = now
-            self.advance(now)
+            self._leave_state(replica, now)
+            self._changed()
 
     def _new(self, now: float, target: ReplicaState) -> PoolReplica:
         self._number += 1
