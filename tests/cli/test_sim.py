@@ -42,3 +42,23 @@ def test_what_is_wrong_is_said_in_a_line(flags: list[str], said: str) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["sim", "run", TRACE, "--count", "5", *flags])
     assert said in str(stopped.value)
+
+
+def test_fleet_compares_autoscaling_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, figures = tmp_path / "out.html", tmp_path / "out.json"
+    asked = ["fleet", "steady", "--days", "0.005", "--peak", "60", "--policy", "static,oracle"]
+    main(["sim", *asked, "--html", str(page), "--json", str(figures)])
+    told = capsys.readouterr().out
+    assert told.splitlines()[0].startswith("policy")
+    assert "static" in told
+    assert "Replicas by state" in page.read_text()
+    results = json.loads(figures.read_text())
+    assert [each["policy"] for each in results] == ["static", "oracle"]
+    assert results[0]["in_slo"] > 0.99
+
+
+@pytest.mark.parametrize("flags", [["nothing"], ["steady", "--policy", "nobody"]])
+def test_fleet_refuses_what_it_does_not_know(flags: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["sim", "fleet", *flags])
+    assert "there are" in str(stopped.value)
