@@ -287,3 +287,13 @@ async def test_fleet_spends_no_more_than_it_may(store: Store) -> None:
     controller = await leading(fleet)
     await fleet.run(controller, 60)
     assert len(fleet.driver.replicas) == 2
+
+
+async def test_two_fleets_of_one_store_leave_each_other_alone(store: Store) -> None:
+    one, other = Fleet(store), Fleet(store)
+    other.settings = FleetSettings(name="other", pools={"n": {"min": 1}})
+    await one.run(await leading(one), 4)
+    await other.run(await leading(other), 4)
+    await one.run(await leading(one), 4)
+    assert (len(one.driver.replicas), len(other.driver.replicas)) == (2, 1)
+    assert {status.pool for status in store.fleet.pools()} == {"m", "n"}

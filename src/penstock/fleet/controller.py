@@ -129,7 +129,7 @@ class Controller:
         """Takes every replica from the gateways and ends it; for an operator who has ended the controllers."""
         while not await asyncio.to_thread(self._keeper.try_take):  # noqa: ASYNC110 - another process has it
             await asyncio.sleep(_FOLLOWER_S)  # another's lease expires
-        found = await asyncio.to_thread(self._book.replicas)
+        found = [row for row in await asyncio.to_thread(self._book.replicas) if row.fleet == self._settings.name]
         told = [row for row in await asyncio.to_thread(self._store.replicas.all) if row.by == self._by]
         with self._book.fenced(self._settings.name, self._keeper.held) as execute:
             self._book.write_members(execute, (), told)
@@ -168,7 +168,7 @@ class Controller:
             for name, one in self._settings.pool_settings().items()
         }
         found = await asyncio.to_thread(self._book.replicas)
-        self._rows = {row.id: row for row in found}
+        self._rows = {row.id: row for row in found if row.fleet == self._settings.name}
         told = await asyncio.to_thread(self._store.replicas.all)
         self._members = {row.url: row for row in told if row.by == self._by}
         self._done, now = {}, self._clock()
@@ -182,8 +182,9 @@ class Controller:
                 self._begin(orphan.id, Command.STOP, self._stop(orphan.id, 0.0))
 
     def _remove_unnamed_pools(self) -> None:
-        """The file names them no longer. Another fleet's controller writes its own again within a second."""
-        unnamed = [one.pool for one in self._book.pools() if one.pool not in self._pools]
+        """The file names them no longer."""
+        own = (one.pool for one in self._book.pools() if one.fleet == self._settings.name)
+        unnamed = [name for name in own if name not in self._pools]
         if unnamed:
             with self._book.fenced(self._settings.name, self._keeper.held) as execute:
                 for name in unnamed:
@@ -204,7 +205,7 @@ class Controller:
             for action in decision.actions:
                 self._take(pool, action, now)
             decisions.append(decision)
-            statuses.append(pool.status(decision, self._of_pool(name), now))
+            statuses.append(replace(pool.status(decision, self._of_pool(name), now), fleet=self._settings.name))
         commands |= self._advance(listed, now)  # what was decided begins in the same round
         await self._record(before, decisions, statuses, now)
         for replica_id, command in commands.items():
@@ -277,6 +278,7 @@ class Controller:
                 capacity_type=action.capacity_type,
                 price_per_hour=price,
                 created_at=now,
+                fleet=self._settings.name,
             )
             self._rows[row.id] = row
             return

@@ -70,6 +70,7 @@ class FleetReplica(Struct, frozen=True, omit_defaults=True):
     ready_at: float | None = None
     deadline: float | None = None  # an interruption notice
     failure: str = ""
+    fleet: str = ""  # its controllers' name: several fleets may have one store
 
 
 class PoolStatus(Struct, frozen=True, omit_defaults=True):
@@ -96,6 +97,7 @@ class PoolStatus(Struct, frozen=True, omit_defaults=True):
     failure: str = ""  # why the last of them did
     counts: dict[str, int] = field(default_factory=dict)  # actions by kind and failures, since the controller began
     reversals: int = 0  # steps up or down of the last hour that were taken back within five minutes
+    fleet: str = ""  # its controllers' name
 
 
 class FleetDecision(Struct, frozen=True):
