@@ -14,8 +14,10 @@ examples:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add_replica_flags(parser, _EXAMPLES)
-    parser.add_argument("--address-file", type=Path, metavar="FILE", help="JSON with its URL, written when it listens")
+    groups = add_replica_flags(parser, _EXAMPLES)
+    groups["logs and monitoring"].add_argument(
+        "--address-file", type=Path, metavar="FILE", help="JSON with its URL, written when it listens"
+    )
     parser.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)  # for `serve --replicas`
 
 

@@ -27,7 +27,14 @@ TOPICS = {  # of `serve --help`, in its order
         "engine.max_num_seqs",
         "engine.memory_fraction",
     ),
-    "computing": ("engine.dtype", "engine.threads", "engine.chunk_tokens", "engine.pooling", "engine.load"),
+    "computing": (
+        "engine.dtype",
+        "engine.threads",
+        "engine.chunk_tokens",
+        "engine.pooling",
+        "engine.load",
+        "engine.parkable",
+    ),
     "KV cache": ("engine.kv_dtype", "engine.block_size", "engine.prefix_cache", "engine.host_kv_gib"),
     "speculative decoding": ("engine.speculate", "engine.draft", "engine.draft_tokens"),
     "LoRA adapters": (

@@ -26,6 +26,8 @@
     ├── BuffersFull               no room for the request's body now; carries retry_after_s
     ├── StoreUnavailable          the store of tenants and usage does not answer
     ├── StoreCorrupt              it answers, but what it holds of somebody cannot be read
+    ├── LeaseLost                 another controller of the fleet acts now
+    ├── CapacityRefused           a driver has no capacity of this kind now
     ├── EngineUnavailable         the engine is starting, restarting or draining; carries retry_after_s
     ├── EngineFailed              the engine died or a step failed while this request was running
     ├── RequestAborted            the client went away, or the server is shutting down
