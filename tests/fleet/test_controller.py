@@ -249,6 +249,7 @@ async def test_refused_spot_capacity_is_replaced_by_on_demand(store: Store) -> N
     controller = await leading(fleet)
     await fleet.run(controller, 10)
     assert [one.capacity_type for one in fleet.driver.replicas.values()] == [CapacityType.ON_DEMAND]
+    assert {row.id for row in store.fleet.replicas()} == set(fleet.driver.replicas)
 
 
 async def test_pool_that_the_file_no_longer_names_is_drained(store: Store) -> None:

@@ -95,6 +95,7 @@ class Controller:
         )
         self._pools: dict[str, Pool] = {}
         self._rows: dict[str, FleetReplica] = {}
+        self._stored: dict[str, FleetReplica] = {}  # rows as the store has them
         self._members: dict[str, ReplicaRow] = {}  # as gateways were told, by URL
         self._running: dict[str, asyncio.Task[None]] = {}  # commands, by replica
         self._done: dict[str, _Done] = {}
@@ -168,7 +169,8 @@ class Controller:
             for name, one in self._settings.pool_settings().items()
         }
         found = await asyncio.to_thread(self._book.replicas)
-        self._rows = {row.id: row for row in found if row.fleet == self._settings.name}
+        self._stored = {row.id: row for row in found if row.fleet == self._settings.name}
+        self._rows = dict(self._stored)
         told = await asyncio.to_thread(self._store.replicas.all)
         self._members = {row.url: row for row in told if row.by == self._by}
         self._done, now = {}, self._clock()
@@ -195,7 +197,7 @@ class Controller:
         listed = {one.id: one for one in await self._driver.list()}
         demand, _ = await asyncio.gather(asyncio.to_thread(self._book.demand), self._read_reports())
         now = self._clock()
-        before, commands = dict(self._rows), self._advance(listed, now)
+        commands = self._advance(listed, now)
         decisions: list[Decision] = []
         statuses: list[PoolStatus] = []
         for name, pool in self._pools.items():
@@ -207,7 +209,7 @@ class Controller:
             decisions.append(decision)
             statuses.append(replace(pool.status(decision, self._of_pool(name), now), fleet=self._settings.name))
         commands |= self._advance(listed, now)  # what was decided begins in the same round
-        await self._record(before, decisions, statuses, now)
+        await self._record(decisions, statuses, now)
         for replica_id, command in commands.items():
             self._give(replica_id, command)
         self._on_change(statuses)
@@ -296,15 +298,14 @@ class Controller:
 
     # -- recording
 
-    async def _record(
-        self, before: Mapping[str, FleetReplica], decisions: list[Decision], statuses: list[PoolStatus], now: float
-    ) -> None:
+    async def _record(self, decisions: list[Decision], statuses: list[PoolStatus], now: float) -> None:
         seen = (row for row in self._rows.values() if row.state in _SEEN_BY_GATEWAYS and row.url)
         members = {row.url: self._member(row, now) for row in seen}
         told = [row for url, row in members.items() if _differs(self._members.get(url), row)]
         gone = [row for url, row in self._members.items() if url not in members]
-        changed = [row for row in self._rows.values() if before.get(row.id) != row]
-        removed = [id for id in before if id not in self._rows]
+        current = dict(self._rows)
+        changed = [row for row in current.values() if self._stored.get(row.id) != row]
+        removed = [id for id in self._stored if id not in current]
         kept = [one for one in decisions if one.actions or self._wanted.get(one.pool) != one.wanted]
         sampled = now - self._sampled_at >= _SAMPLE_S
         began, lease = time.monotonic(), self._keeper.held
@@ -326,7 +327,7 @@ class Controller:
 
         await asyncio.to_thread(write)
         self._keeper.renewed(began)
-        self._members = members
+        self._members, self._stored = members, current
         self._wanted |= {one.pool: one.wanted for one in decisions}
         if sampled:
             self._sampled_at = now
