@@ -21,6 +21,7 @@ import pytest
 from penstock.hub.home import penstock_home
 from penstock.tenancy.fleet import FleetReplica
 from penstock.tenancy.store import open_store
+from tests.cli.real_server import write_tiny_model
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -90,6 +91,15 @@ class RealFleet:
             answer.read()
             return answer.status
 
+    def models(self) -> list[str]:
+        """What the gateway lists, once it listens."""
+        try:
+            with contextlib.closing(http.client.HTTPConnection(*self.gateway, timeout=PATIENCE_S)) as connection:
+                connection.request("GET", "/v1/models")
+                return [one["id"] for one in json.loads(connection.getresponse().read())["data"]]
+        except (OSError, AssertionError):
+            return []
+
     def process_of(self, replica: str) -> int:
         address = self.home / "fleet" / "penstock" / "replicas" / replica / "address.json"
         return int(json.loads(address.read_bytes())["pid"])
@@ -158,23 +168,31 @@ def test_interrupted_replica_is_replaced_first_and_its_stream_goes_on(tmp_path: 
         assert len(fleet.active()) == 1
 
 
-def test_a_pool_at_zero_gets_a_replica_for_its_first_request_which_is_told_how_long_it_waits(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    with real_fleet(tmp_path, tiny_model, min=0, max=1, hold_s=PATIENCE_S) as fleet:
+def test_a_pool_at_zero_gets_a_replica_for_its_first_request_which_is_told_how_long_it_waits(tmp_path: Path) -> None:
+    """Its model comes while the request waits: until then no start can succeed."""
+    model = tmp_path / "model"
+    with real_fleet(tmp_path, model, min=0, max=1, hold_s=PATIENCE_S) as fleet:
         fleet.start_controller()
-
-        def models() -> list[str]:
-            try:
-                with contextlib.closing(http.client.HTTPConnection(*fleet.gateway, timeout=PATIENCE_S)) as connection:
-                    connection.request("GET", "/v1/models")
-                    return [one["id"] for one in json.loads(connection.getresponse().read())["data"]]
-            except (OSError, AssertionError):  # it starts
-                return []
-
-        assert eventually(models, within_s=PATIENCE_S) == [MODEL]
+        eventually(fleet.models, lambda names: names == [MODEL], within_s=PATIENCE_S)
         assert not fleet.active()
-        answer = fleet.chat(max_tokens=5, stream=True)
-        assert answer.startswith(b": waiting for a replica")
-        assert b"data: [DONE]" in answer
+        with contextlib.closing(http.client.HTTPConnection(*fleet.gateway, timeout=PATIENCE_S)) as connection:
+
+            def ask() -> http.client.HTTPResponse:
+                body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "stream": True}
+                connection.request("POST", CHAT, json.dumps({**body, "max_tokens": 5}))
+                answer = connection.getresponse()
+                return answer if answer.status == 200 else _read(answer)
+
+            # The gateway may not have heard yet that a controller manages the pool.
+            answer = eventually(ask, lambda found: found.status == 200)
+            assert answer.readline().startswith(b": waiting for a replica")
+            model.mkdir()
+            write_tiny_model(model)
+            assert answer.read().rstrip().endswith(b"data: [DONE]")
         assert len(fleet.active()) == 1
+
+
+def _read(answer: http.client.HTTPResponse) -> http.client.HTTPResponse:
+    """So that its connection can be used again."""
+    answer.read()
+    return answer
