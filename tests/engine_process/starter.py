@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
+import os
 import tempfile
 from pathlib import Path
 
@@ -15,11 +15,11 @@ async def start(template: TemplateProcess | None) -> None:
     assert template is not None
     process = await spawn("tests.engine_process.forked", ["1", "wait"])
     other = await spawn("tests.engine_process.forked", ["1", "wait"], outlives=True)
-    print(json.dumps({"template": template.pid, "process": process.pid, "outliving": other.pid}), flush=True)
+    told = {"template": template.pid, "process": process.pid, "outliving": other.pid}
+    os.write(1, json.dumps(told).encode() + b"\n")  # at once: the others write there too
     await process.wait()
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     with tempfile.TemporaryDirectory() as directory, TemplateProcess.start([], Path(directory)) as template:
         asyncio.run(start(template))
