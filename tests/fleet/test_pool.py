@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.api.replica_report import ReplicaReport
 from penstock.core.slo import Slo
 from penstock.fleet.policy.decision import Decision
 from penstock.fleet.policy.observation import ReplicaState
@@ -44,3 +45,14 @@ def test_number_that_was_wanted_long_ago_is_forgotten() -> None:
     assert (pool._memory.wanted, pool._memory.caution) == (3, 0.7)
     pool.restore(kept, 1400.0)
     assert (pool._memory.wanted, pool._memory.caution) == (None, 0.7)
+
+
+@pytest.mark.parametrize("can_park", [True, False])
+def test_replicas_that_cannot_be_parked_are_not_planned_to_be(can_park: bool) -> None:
+    pool = Pool("p", PoolSettings(surge=3.0, max=9), Slo())
+    row = FleetReplica(
+        "r", "p", ReplicaState.ACTIVE, 1000.0, url="http://127.0.0.1:1", created_at=900.0, ready_at=950.0
+    )
+    report = ReplicaReport("boot", "p", "ready", can_park=can_park)
+    pool.observation([row], {"r": report}, 1000.0)
+    assert pool._policy.settings.parked == (None if can_park else 0)

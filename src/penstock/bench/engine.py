@@ -46,7 +46,7 @@ class ParkRound:
 
     @property
     def wake_total_s(self) -> float:
-        """With the first token."""
+        """Seconds, the first token included."""
         return sum(self.wake_s.values()) + self.first_token_s
 
 

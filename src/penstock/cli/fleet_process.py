@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -140,16 +141,8 @@ def gateway_settings(settings: FleetSettings, url: str) -> GatewaySettings:
         price = {"replica_hour": pool.price_per_hour} if pool.price_per_hour else {}
         own: dict[str, Any] = {"secret_env": SECRET_VARIABLE, "slo": pool.slo}
         models[name] = own | ({"price": price} if price else {}) | (models.get(name) or {})
-    values["models"] = models
-    values.setdefault("slo", {})
-    built = build(GatewaySettings, {**values, "store": url}, where="gateway.")
-    return built if "slo" in (settings.gateway or {}) else _with_slo(built, settings)
-
-
-def _with_slo(built: GatewaySettings, settings: FleetSettings) -> GatewaySettings:
-    from dataclasses import replace
-
-    return replace(built, slo=settings.slo)
+    values = {"slo": asdict(settings.slo), **values, "models": models, "store": url}
+    return build(GatewaySettings, values, where="gateway.")
 
 
 def fleet_directory(name: str) -> Path:

@@ -103,23 +103,10 @@ def share_secret(chosen: str | None) -> None:
 
 async def _serve(settings: Settings, files: ModelFiles, ports: list[int], directory: Path, num_processes: int) -> None:
     name, store = settings.server.name or default_name(settings.model), store_url(None, None)
-    gateway = GatewaySettings(
-        host=settings.server.host,
-        port=settings.server.port,
-        store=store,
-        allowed_hosts=settings.server.allowed_hosts,
-        tls_cert=settings.server.tls_cert,
-        tls_key=settings.server.tls_key,
-        models={name: {"replicas": [f"http://127.0.0.1:{port}" for port in ports], "secret_env": SECRET_VARIABLE}},
-        slo=settings.slo,
-        telemetry=settings.telemetry,
-    )
+    pool = {"replicas": [f"http://127.0.0.1:{port}" for port in ports], "secret_env": SECRET_VARIABLE}
+    gateway = gateway_in_front(settings, store, {name: pool})
     opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
-    if num_processes > 1:
-        running = supervise(gateway, directory, num_processes, opened.set_result)
-    else:
-        running = serve(gateway, store, opened.set_result)
-    tasks = [asyncio.create_task(running)]
+    tasks = [asyncio.create_task(run_gateway(gateway, store, directory, num_processes, opened.set_result))]
     start: _Start | None = None
     try:
         either: list[asyncio.Future[Any]] = [opened, *tasks]
@@ -141,7 +128,33 @@ async def _serve(settings: Settings, files: ModelFiles, ports: list[int], direct
         task.result()
 
 
-async def supervise(
+def gateway_in_front(settings: Settings, store: str, models: dict[str, dict[str, Any]]) -> GatewaySettings:
+    """Settings of the gateway that clients meet where `serve` would be one replica."""
+    server = settings.server
+    return GatewaySettings(
+        host=server.host,
+        port=server.port,
+        store=store,
+        allowed_hosts=server.allowed_hosts,
+        tls_cert=server.tls_cert,
+        tls_key=server.tls_key,
+        models=models,
+        slo=settings.slo,
+        telemetry=settings.telemetry,
+    )
+
+
+async def run_gateway(
+    gateway: GatewaySettings, store: str, directory: Path, num_processes: int, on_open: Callable[[Opened], None]
+) -> None:
+    """A gateway in this process, or in several, until a signal ends it."""
+    if num_processes > 1:
+        await _supervise(gateway, directory, num_processes, on_open)
+    else:
+        await serve(gateway, store, on_open)
+
+
+async def _supervise(
     gateway: GatewaySettings, directory: Path, num_processes: int, on_open: Callable[[Opened], None]
 ) -> None:
     """The gateway as several processes, which end when this one does: their replicas are gone then."""

@@ -21,8 +21,8 @@ import uvloop
 from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli.before_serving import check, check_torch
 from penstock.cli.fleet_process import fleet_directory
-from penstock.cli.gateway_process import Opened, serve
-from penstock.cli.replicas import share_secret, supervise, template_modules
+from penstock.cli.gateway_process import Opened
+from penstock.cli.replicas import gateway_in_front, run_gateway, share_secret, template_modules
 from penstock.cli.store_flags import store_url
 from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.private_files import make_private, open_private
@@ -62,22 +62,8 @@ def serve_range(settings: Settings, fewest: int, most: int, num_processes: int =
 async def _serve(settings: Settings, fleet: FleetSettings, directory: Path, num_processes: int) -> None:
     (pool,) = fleet.pools
     url = store_url(None, None)
-    gateway = GatewaySettings(
-        host=settings.server.host,
-        port=settings.server.port,
-        store=url,
-        allowed_hosts=settings.server.allowed_hosts,
-        tls_cert=settings.server.tls_cert,
-        tls_key=settings.server.tls_key,
-        models={pool: {"secret_env": SECRET_VARIABLE}},
-        slo=settings.slo,
-        telemetry=settings.telemetry,
-    )
+    gateway = gateway_in_front(settings, url, {pool: {"secret_env": SECRET_VARIABLE}})
     opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
-    if num_processes > 1:
-        running = supervise(gateway, directory, num_processes, opened.set_result)
-    else:
-        running = serve(gateway, url, opened.set_result)
     secret = os.environ[SECRET_VARIABLE]
     client = ReplicaClient(secret)
     driver = LocalDriver(fleet_directory(fleet.name) / "replicas", secret, spawn=_spawn_child)
@@ -87,7 +73,7 @@ async def _serve(settings: Settings, fleet: FleetSettings, directory: Path, num_
             fleet, store, driver, client, is_alone=True, on_change=lines.show, on_failure=lines.show_failure
         )
         ending: list[asyncio.Future[Any]] = [
-            asyncio.create_task(running),
+            asyncio.create_task(run_gateway(gateway, url, directory, num_processes, opened.set_result)),
             asyncio.create_task(controller.run()),
             lines.cannot_start,
         ]

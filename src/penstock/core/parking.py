@@ -6,7 +6,7 @@ import msgspec
 
 
 class MemoryChange(msgspec.Struct, frozen=True):
-    """What parking or waking did to an engine's memory."""
+    """Effect of parking or waking on an engine's memory."""
 
     seconds: dict[str, float] = {}  # by phase, in their order
     num_bytes: int = 0  # given back, or taken again, as the device's driver or the system counts them

@@ -74,7 +74,7 @@ def _paths(dialect: Dialect) -> tuple[str, str]:
 
 
 def _check_idle(ask: Ask, dialect: Dialect) -> None:
-    """By the first of its documents that says how busy it is. What cannot be known is no reason against it."""
+    """Raises Conflict where the first document that tells the load tells of some. An unknown load is no obstacle."""
     for document in dialect.loads if dialect.parking is not None else ():
         answer = ask("GET", document.path.decode(), None)
         values = read(document, answer.body) if answer.status == 200 else {}

@@ -291,7 +291,7 @@ class EngineClient:
             self._changing.set_result(answer.change)
 
     def _with_start(self, info: EngineInfo) -> EngineInfo:
-        """What the engine said, with what its server alone can know of the start: how long the process took to begin,
+        """The engine's own words, with what its server alone can know of the start: how long the process took to begin,
         and from its last phase until it was heard of here."""
         if not info.began_s:
             return info

@@ -177,7 +177,7 @@ class Engine:
             self.outbox.append(ParkAnswer(False, model=self._model))
 
     def _change_memory(self, parks: bool) -> None:
-        """What is no `PenstockError` ends the process: nobody knows then what the device still has."""
+        """An error that is no `PenstockError` ends the process: nobody knows then what the device still has."""
         if self._memory is None:
             told = "this engine cannot give its device's memory back: on a GPU start it with --parkable"
             self.outbox.append(ParkAnswer(False, code=UnsupportedTask.code, message=told, model=self._model))

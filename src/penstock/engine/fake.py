@@ -70,7 +70,7 @@ class FakeRunner:
         self._is_parked = False
 
     def park(self) -> MemoryChange:
-        """As a device does: what its cache held is gone, what is on the host is not."""
+        """The cache's content is gone, as on a device; what is on the host is not."""
         self._is_parked = True
         self._slots[: self._num_blocks] = [[None] * self._block_size for _ in range(self._num_blocks)]
         return MemoryChange({"release": 0.0}, self._num_blocks * self._block_size)

@@ -1,4 +1,4 @@
-"""What the engine is connected to: where requests come from and news go, where guided ones get guides, and the memory
+"""Connections of the engine: where requests come from and news go, where guided ones get guides, and the memory
 that it can give back."""
 
 from __future__ import annotations

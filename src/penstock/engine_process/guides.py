@@ -1,4 +1,4 @@
-"""What an engine needs for guided answers. A vocabulary takes half a second to make, in the first guided request."""
+"""Parts of an engine for guided answers. A vocabulary takes half a second to make, in the first guided request."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _UNKNOWN_STATUS = 255  # as asyncio has it for a process that another one reaped
 
 
 class ChildProcess(Protocol):
-    """What `asyncio.subprocess.Process` and a forked process have in common."""
+    """Common interface of `asyncio.subprocess.Process` and a forked process."""
 
     @property
     def pid(self) -> int: ...

@@ -333,7 +333,7 @@ class Controller:
             self._sampled_at = now
         for one in kept:
             for action in one.actions:
-                log.info("%s: %s %s: %s", one.pool, action.kind, action.replica, action.reason)
+                log.info("%s: %s %s: %s", one.pool, action.kind, action.replica or "a replica", action.reason)
 
     def _write_sample(self, execute: Execute, decisions: list[Decision], now: float) -> None:
         for decision in decisions:
@@ -427,7 +427,7 @@ class Controller:
                 self._heard_at[row.id] = now
 
     def _member(self, row: FleetReplica, now: float) -> ReplicaRow:
-        """What gateways are told of a replica."""
+        """Row of a replica for gateways."""
         return ReplicaRow(
             row.pool,
             row.url,

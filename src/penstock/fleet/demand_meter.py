@@ -66,7 +66,7 @@ class DemandMeter:
             self._sums.popleft()
 
     def demand(self, now: float) -> Demand:
-        """What gateways see; the part that replicas report is the controller's to add."""
+        """Demand as gateways see it; the part that replicas report is the controller's to add."""
         rows = self._current
         recent, mix = self._grown(now, RATE_S), self._grown(now, MIX_S)
         finished = max(1, mix.finished)
@@ -94,7 +94,7 @@ class DemandMeter:
         return Totals(last.in_slo, last.out_of_slo, last.prompt_tokens + last.output_tokens)
 
     def _grown(self, now: float, seconds: float) -> _Sums:
-        """What the counters grew by in the last seconds; `at` is how many seconds that were."""
+        """Growth of the counters in the last seconds; `at` is how many seconds that were."""
         if not self._sums:
             return _Sums(0.0)
         last = self._sums[-1]

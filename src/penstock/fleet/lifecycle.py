@@ -36,7 +36,7 @@ class Command(StrEnum):
 
 
 class Facts(NamedTuple):
-    """What is seen of one replica in one round."""
+    """Observation of one replica in one round."""
 
     listed: DriverReplica | None = None
     report: ReplicaReport | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -59,8 +60,8 @@ class Pool:
     # -- what is kept over restarts
 
     def restore(self, kept: Mapping[str, str], now: float) -> None:
-        """What cannot be read was written by another version, and is learned anew. How many replicas were wanted long
-        ago says nothing of now."""
+        """Restores what the store kept. A part that cannot be read was written by another version, and is learned anew.
+        The number that was wanted long ago says nothing of now."""
         for name, restore in {
             "durations": self.durations.restore,
             "policy": self._restore_memory,
@@ -116,6 +117,9 @@ class Pool:
         for view in views:
             if view.id in reports:
                 self._costs.observe(view.id, reports[view.id].measured)
+                if self._policy.settings.parked is None and not reports[view.id].can_park:
+                    settings = dataclasses.replace(self.settings, parked=0)  # its engine has no such state
+                    self._policy = PoolPolicy(settings, self.slo, self._policy.profile)
         if self._costs.has_changed():
             self._policy.profile = CapacityProfile(self._costs.costs)
         durations = self.durations.p95()

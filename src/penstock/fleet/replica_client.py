@@ -1,10 +1,11 @@
-"""What the controller asks of a replica over HTTP: its report, a real token, and to park or wake."""
+"""HTTP client of the controller for replicas: its report, a real token, and to park or wake."""
 
 from __future__ import annotations
 
 import msgspec
 
 from penstock.api import relay
+from penstock.api.parking import PARK_PATH, WAKE_PATH
 from penstock.api.replica_report import ReplicaReport, decode
 from penstock.gateway.replicas.fetch import fetch
 from penstock.http.call import Failure
@@ -45,11 +46,11 @@ class ReplicaClient:
 
     async def park(self, url: str) -> str:
         """Gives its device memory back. Returns why not, if it could not."""
-        return await self._post(url, b"/v1/penstock/park")
+        return await self._post(url, PARK_PATH.encode())
 
     async def wake(self, url: str) -> str:
         """Returns when a real token came out, or why none did."""
-        return await self._post(url, b"/v1/penstock/wake")
+        return await self._post(url, WAKE_PATH.encode())
 
     def forget(self, url: str) -> None:
         if (upstream := self._upstreams.pop(url, None)) is not None:

@@ -12,10 +12,8 @@ import pytest
 from penstock.fleet.drivers.process import ManagedProcess
 from tests.waiting import eventually
 
-FOREVER = "import time; time.sleep(3600)"
-STUBBORN = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(3600)"
-)
+FOREVER = "import signal; signal.pause()"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); signal.pause()"
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ class ScheduledBounds:
         self._minute, self._bounds = -1, self._always
 
     def at(self, now: float) -> Bounds:
-        """Of several schedules at once the one with the most is `min`'s, and the one with the least is `max`'s.
+        """Bounds in force: where schedules overlap, the largest `min` and the smallest `max` count.
         `max` in the settings stands above all."""
         if not self._spans:
             return self._always

@@ -164,7 +164,7 @@ class Forecaster:
         state.week_seen[state.bucket] += 1
 
     def _candidates(self, at: float, horizon_s: float) -> tuple[float | None, float]:
-        """What season and level say, and what level and trend say."""
+        """Forecast of season and level, and that of level and trend."""
         state = self.state
         slope = (state.level - state.slow) / (_TREND_S - _LEVEL_S)
         ahead_s = _LEVEL_S + min(horizon_s, _MAX_TREND_S)

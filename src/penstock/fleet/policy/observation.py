@@ -1,4 +1,4 @@
-"""What the policy is told of a pool: demand, replicas by state, measured durations, and the forecast."""
+"""Input of the policy for one pool: demand, replicas by state, measured durations, and the forecast."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class _Round:
         return Sizing(0, 0, 0, False, 0.0, "idle")
 
     def _may_sleep(self, busy_at: float) -> bool:
-        """With `min: 0`: nobody has asked for a while, and nobody is expected in the next."""
+        """Whether a pool with `min: 0` may go to zero: nobody has asked for a while, and nobody is expected."""
         idle_s = self.settings.idle_s
         if self.now - busy_at < (idle_s if self.memory.wanted else 1e-9):
             return False

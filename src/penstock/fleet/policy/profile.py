@@ -95,7 +95,7 @@ class ReplicaCosts(Struct, frozen=True, omit_defaults=True):
 
 
 class ReplicaReport(Struct, frozen=True, omit_defaults=True):
-    """What one replica has measured of itself."""
+    """Measurements of one replica, by itself."""
 
     prefill_tokens_per_s: float = 0.0  # while it computes prompts
     steps: tuple[tuple[float, float], ...] = ()  # (sequences that decode, seconds of the step)
@@ -105,7 +105,7 @@ class ReplicaReport(Struct, frozen=True, omit_defaults=True):
 
 
 class Predicted(NamedTuple):
-    """What clients of one replica see at a rate. p: the SLO's quantile."""
+    """Latency and load of one replica at a rate, as its clients see it. p: the SLO's quantile."""
 
     ttft_p_s: float
     tpot_p_s: float

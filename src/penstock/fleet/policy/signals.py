@@ -94,7 +94,7 @@ def read_signals(
 def corrected_slowdown(
     demand: Demand, signals: Signals, memory: PolicyMemory, num_active: int, profile: CapacityProfile, slo: Slo
 ) -> float:
-    """What is measured says of the profile, bounded per round and altogether: one odd report changes little.
+    """Correction of the profile by what is measured, bounded per round and altogether: one odd report changes little.
 
     Asked every ten seconds. Tokens of replicas with a queue say how fast they are; TPOT and TTFT beyond what the load
     explains say that they are slower, and never that they are faster: a pool within its SLO proves only its load.

@@ -1,4 +1,4 @@
-"""What controllers say of their pools, in force at this gateway: when a replica is expected, and which models exist.
+"""Pool statuses of controllers, in force at this gateway: when a replica is expected, and which models exist.
 
 A status counts for `SILENT_AFTER_S` from when it last changed, by this gateway's clock: clocks of other machines may be
 wrong. Then its pool is as any other. Belongs to the event loop's thread.

@@ -1,4 +1,4 @@
-"""What controllers last said of pools in the store, as metrics and as the watch reads it.
+"""Pool statuses of controllers, read from the store, as metrics and as the watch reads it.
 
 An age is the time from when a status last changed until it was last read, by this gateway's clock: clocks of other
 machines may be wrong, and while the store does not answer nobody is called silent for it.

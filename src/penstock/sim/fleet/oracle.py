@@ -17,9 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.fleet.policy.decision import Action, ActionKind, Decision
-from penstock.fleet.policy.observation import Durations, PoolObservation, ReplicaState
+from penstock.fleet.policy.observation import Durations, ForecastBand, PoolObservation, ReplicaState
 from penstock.sim.fleet.demand import Counts, DemandCurve, Numbers
-from penstock.sim.fleet.policy import Baseline
 from penstock.sim.fleet.serving import Serving
 
 _SPANS_S = (1, 2, 3, 5, 8, 13, 21, 34, 60)
@@ -44,7 +43,7 @@ class Plan(NamedTuple):
         return int(np.cumsum(self.starts - self.stops).sum())
 
 
-class Oracle(Baseline):
+class Oracle:
     """Acts as planned. It stops replicas that are active, since those that start are for later."""
 
     name = "oracle"
@@ -52,6 +51,9 @@ class Oracle(Baseline):
     def __init__(self, plan: Plan, begins_at: float) -> None:
         self._starts, self._stops = plan.starts.tolist(), plan.stops.tolist()
         self._begins_at = begins_at
+
+    def observe(self, now: float, arrivals_per_s: float) -> tuple[ForecastBand, ...]:
+        return ()
 
     def decide(self, observation: PoolObservation, now: float) -> Decision:
         second = min(len(self._starts) - 1, int(now - self._begins_at))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 from penstock.core.slo import Slo
@@ -58,7 +59,7 @@ class Ours:
         return decision
 
 
-class Baseline:
+class Baseline(ABC):
     """A policy that counts replicas and knows no state between on and off."""
 
     name = ""
@@ -71,8 +72,9 @@ class Baseline:
         wanted = self.wanted(observation, len(live), now)
         return Decision(observation.pool, now, wanted, actions=resize(live, wanted, self.name))
 
+    @abstractmethod
     def wanted(self, observation: PoolObservation, num_live: int, now: float) -> int:
-        raise NotImplementedError
+        """Replicas that there should be."""
 
 
 def resize(live: list[ReplicaView], wanted: int, reason: str) -> tuple[Action, ...]:
