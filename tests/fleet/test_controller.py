@@ -146,6 +146,7 @@ async def test_pool_has_its_minimum_and_gateways_are_told_of_what_is_ready(store
     await fleet.run(controller, 3)
     assert fleet.states() == {"starting": 2}
     assert fleet.members() == {}
+    assert store.fleet.pools()[0].reason.startswith("the pool has at least 2")
     fleet.driver.is_ready = True
     await fleet.run(controller, 3)
     assert fleet.states() == {"active": 2}

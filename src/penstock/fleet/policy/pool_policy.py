@@ -413,6 +413,9 @@ class _Round:
     # Why
 
     def _why(self, sizing: Sizing) -> str:
+        at_least = self.policy._bounds.at(self.now).min
+        if self.census.num_ready < at_least and sizing.needed <= at_least and not sizing.urgent:
+            return f"the pool has at least {at_least}"
         match sizing.reason:
             case "queue":
                 return f"a queue breaks the TTFT of {self.policy.slo.ttft_s:g} s"
