@@ -58,7 +58,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     if arguments.before is not None:
         kinds = {"before": str(arguments.before.resolve()), **kinds}
     starts: dict[str, list[Start]] = {kind: [] for kind in kinds}
-    os.environ["PYTHONPATH"] = here
+    os.environ["PYTHONPATH"] = _before_others(here)
     with (
         tempfile.TemporaryDirectory() as directory,
         _reserved_ports(1) as (port,),
@@ -85,7 +85,7 @@ async def start(config: Path, port: int, source: str, template: TemplateProcess 
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "penstock.cli.main", *arguments),
                 pass_fds=[theirs.fileno()],
-                env=os.environ | {"PYTHONPATH": source, TEMPLATE_VARIABLE: "off"},
+                env=os.environ | {"PYTHONPATH": _before_others(source), TEMPLATE_VARIABLE: "off"},
             )
     try:
         report = await read_report(ours)
@@ -99,6 +99,10 @@ async def start(config: Path, port: int, source: str, template: TemplateProcess 
         return Start(ready_s, token_s, cpu_s, report.info.startup_s)
     finally:
         await _stop(process)
+
+
+def _before_others(source: str) -> str:
+    return os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
 
 
 def first_token(port: int) -> None:

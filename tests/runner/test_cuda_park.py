@@ -122,10 +122,12 @@ def test_the_driver_has_weights_and_cache_while_it_is_parked(on_gpu: Assembly) -
     free = torch.cuda.mem_get_info()[0]
     parked = on_gpu.memory.park()
     assert torch.cuda.mem_get_info()[0] - free == parked.num_bytes >= 0.99 * taken
-    other = torch.empty(parked.num_bytes - (64 << 20), dtype=torch.uint8, device="cuda")  # somebody else has it
+    left = torch.cuda.mem_get_info()[0] - parked.num_bytes // 2
+    other = torch.empty(left, dtype=torch.uint8, device="cuda")  # somebody else has it
+    free_beside = torch.cuda.mem_get_info()[0]
     with pytest.raises(EngineUnavailable, match="GiB"):
         on_gpu.memory.wake()
-    assert torch.cuda.mem_get_info()[0] < (256 << 20) + free, "nothing of it was kept"
+    assert torch.cuda.mem_get_info()[0] == free_beside, "nothing of it was kept"
     del other
     torch.cuda.empty_cache()
     assert on_gpu.memory.wake().num_bytes == parked.num_bytes
@@ -136,9 +138,11 @@ def test_the_driver_has_weights_and_cache_while_it_is_parked(on_gpu: Assembly) -
 def test_no_weight_is_left_outside_and_addresses_stay(on_gpu: Assembly) -> None:
     assert isinstance(on_gpu.memory, VirtualMemory)
     memory, runner = on_gpu.memory, on_gpu.runner
-    weights = [one for one in tensors_of(runner._model) if one.is_cuda and one.numel()]  # type: ignore[attr-defined]
+    reached = [one for one in tensors_of(runner._model) if one.is_cuda and one.numel()]  # type: ignore[attr-defined]
+    weights = [one for one in reached if one.is_floating_point()]  # integers are lists of work, which kernels keep
     cache = [layer.keys for layer in runner._kv]  # type: ignore[attr-defined]
-    assert all(memory.holds(one.data_ptr()) for one in [*weights, *cache])
+    outside = [f"{one.dtype} {list(one.shape)}" for one in [*weights, *cache] if not memory.holds(one.data_ptr())]
+    assert not outside, " ".join(outside)
     before = [one.data_ptr() for one in [*weights, *cache]]
     memory.park()
     memory.wake()

@@ -12,6 +12,7 @@ from penstock.model.layers import CausalLM, Progress
 from penstock.model.ops import Ops
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.ranks import Ranks, SingleRank
+from penstock.model.upload import Upload
 from penstock.model.weights import Packed, Quantize, Site, Weights, read_stored
 
 
@@ -38,7 +39,9 @@ def load_model(
     if family is None:
         known = ", ".join(FAMILIES)
         raise ModelUnsupported(f"architecture '{architecture}' is not supported; those that are: {known}")
-    read = checkpoint.draw if isinstance(checkpoint, RandomCheckpoint) else partial(read_stored, checkpoint)
+    read = (
+        checkpoint.draw if isinstance(checkpoint, RandomCheckpoint) else partial(read_stored, checkpoint, move=Upload())
+    )
     weights = Weights(
         checkpoint,
         read,

@@ -33,6 +33,7 @@ DTYPES: dict[NumberFormat, torch.dtype] = {
 }
 
 Read = Callable[[str, torch.device, Part | None], Weight]  # the tensor of this name, or a part, on that device
+Move = Callable[[Tensor, torch.device], Tensor]  # a copy on that device
 Quantize = Callable[[Weight], Weight]  # a linear's weight, as it is to be kept
 
 
@@ -215,36 +216,47 @@ def _axes(size: int | Axis | tuple[Axis, ...]) -> tuple[Axis, ...]:
     return (Axis(size) if isinstance(size, int) else size,)
 
 
-def read_stored(checkpoint: Checkpoint, name: str, device: torch.device, part: Part | None = None) -> Weight:
+def _copied(source: Tensor, device: torch.device) -> Tensor:
+    return source.to(device, copy=True)
+
+
+def read_stored(
+    checkpoint: Checkpoint, name: str, device: torch.device, part: Part | None = None, *, move: Move = _copied
+) -> Weight:
     """One tensor of a checkpoint, moved to the device as it is stored: nothing is widened on the way."""
-    return on_device(checkpoint.stored(name) if part is None else stored_part(checkpoint, name, part), device)
+    stored = checkpoint.stored(name) if part is None else stored_part(checkpoint, name, part)
+    return on_device(stored, device, move)
 
 
-def on_device(stored: Stored, device: torch.device) -> Weight:
+def on_device(stored: Stored, device: torch.device, move: Move) -> Weight:
+    def moved(array: npt.NDArray[Any], dtype: torch.dtype) -> Tensor:
+        tensor = _as_tensor(array, dtype)
+        return tensor if device.type == "cpu" and array.flags.writeable else move(tensor, device)
+
     if isinstance(stored, GroupedTensor):
-        return _grouped(stored, device)
-    values = _moved(stored.values, DTYPES[stored.format], device)
+        return _grouped(stored, moved)
+    values = moved(stored.values, DTYPES[stored.format])
     if stored.format not in ("F8_E4M3", "I8"):
         return values
     assert stored.scales is not None, "a checkpoint scales its 8-bit weights"
-    scales = _moved(stored.scales, torch.float32, device)
+    scales = moved(stored.scales, torch.float32)
     return Int8Weight(values, scales) if stored.format == "I8" else Fp8Weight(values, scales, stored.input_scale)
 
 
-def _grouped(stored: GroupedTensor, device: torch.device) -> GroupedWeight:
+def _grouped(stored: GroupedTensor, moved: Callable[[npt.NDArray[Any], torch.dtype], Tensor]) -> GroupedWeight:
     return GroupedWeight(
-        _moved(stored.values, torch.uint8, device),
+        moved(stored.values, torch.uint8),
         stored.bits,
-        _moved(stored.scales.values, DTYPES[stored.scales.format], device),
-        None if stored.zeros is None else _moved(stored.zeros, torch.uint8, device),
-        None if stored.minimums is None else _moved(stored.minimums.values, DTYPES[stored.minimums.format], device),
-        None if stored.order is None else _moved(stored.order, torch.int64, device),
+        moved(stored.scales.values, DTYPES[stored.scales.format]),
+        None if stored.zeros is None else moved(stored.zeros, torch.uint8),
+        None if stored.minimums is None else moved(stored.minimums.values, DTYPES[stored.minimums.format]),
+        None if stored.order is None else moved(stored.order, torch.int64),
     )
 
 
-def _moved(array: npt.NDArray[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _as_tensor(array: npt.NDArray[Any], dtype: torch.dtype) -> Tensor:
     if array.flags.writeable:
-        return torch.from_numpy(array).view(dtype).to(device)
+        return torch.from_numpy(array).view(dtype)
     # Torch cannot mark a tensor read-only, and warns of one over a mapped file. This one is copied from, and is gone.
     alias = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
-    return torch.frombuffer(alias, dtype=dtype).view(array.shape).to(device, copy=True)
+    return torch.frombuffer(alias, dtype=dtype).view(array.shape)

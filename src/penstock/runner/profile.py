@@ -17,6 +17,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.sampling import SamplingParams
 from penstock.runner.limits import Limits
 from penstock.runner.memory import GpuMemory
+from penstock.runner.rehearsal_note import RehearsalNote
 from penstock.runner.rows import MAX_TOKENS
 from penstock.sched.plan import SampleSpec, Slice, StepPlan
 from penstock.sched.scheduler import ADMISSION_SCAN
@@ -70,18 +71,26 @@ def _drafted(request_id: str, num_tokens: int, limits: Limits) -> Slice:
     return msgspec.structs.replace(planned, ahead=[planned.sample] * (num_tokens - 1))
 
 
-def profile(rehearse: Callable[[], object], device: torch.device, free_before_bytes: int) -> GpuMemory:
+def profile(
+    rehearse: Callable[[], object], device: torch.device, free_before_bytes: int, note: RehearsalNote
+) -> GpuMemory:
     """The device's memory beside what `rehearse` has made and run: all the runners, on caches of one block.
 
-    Torch keeps what it was given, so all that was taken at any moment is still taken when this looks.
+    Torch keeps what it was given, so all that was taken at any moment is still taken when this looks. What an earlier
+    engine of the same kind noted is believed.
     """
     torch.cuda.empty_cache()
-    runners = rehearse()
-    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    del runners
-    gc.collect()
-    torch.cuda.empty_cache()
-    return GpuMemory(total_bytes, free_before_bytes, free_bytes)
+    free_at_first, total_bytes = torch.cuda.mem_get_info(device)
+    taken_bytes = note.read()
+    if taken_bytes is None:
+        reserved_at_first = torch.cuda.memory_reserved(device)
+        runners = rehearse()
+        taken_bytes = free_at_first - torch.cuda.mem_get_info(device)[0]
+        note.write(taken_bytes, torch.cuda.memory_reserved(device) - reserved_at_first)
+        del runners
+        gc.collect()
+        torch.cuda.empty_cache()
+    return GpuMemory(total_bytes, free_before_bytes, free_at_first - taken_bytes)
 
 
 @contextmanager

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from penstock.core.settings import EngineSettings
+from penstock.model.ops.packed_cache import code_identity
 from penstock.runner.limits import Limits
 from penstock.runner.load import LoadedEngine, Phase
 from penstock.runner.make_runner import make_runner
 from penstock.runner.memory import blocks_on_cpu, blocks_on_gpu, blocks_on_host, staged
 from penstock.runner.profile import profile, told_if_too_large
+from penstock.runner.rehearsal_note import RehearsalNote
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ def size(loaded: LoadedEngine, settings: EngineSettings, phase: Phase) -> Engine
     staging_blocks = 0
     if target.ops.device.type == "cuda":
         phase("profile", 0, 0)
-        blocks = _blocks_on_gpu(loaded, all_bytes, settings.memory_fraction)
+        blocks = _blocks_on_gpu(loaded, all_bytes, settings)
         staging_blocks = staged(blocks) if host_blocks else 0
         blocks -= staging_blocks
     else:
@@ -37,12 +41,22 @@ def size(loaded: LoadedEngine, settings: EngineSettings, phase: Phase) -> Engine
     return EngineSize(limits.within(blocks), blocks, blocks * target.block_bytes, host_blocks, staging_blocks)
 
 
-def _blocks_on_gpu(loaded: LoadedEngine, block_bytes: int, fraction: float | None) -> int:
+def _blocks_on_gpu(loaded: LoadedEngine, block_bytes: int, settings: EngineSettings) -> int:
     models = [model for model in (loaded.target, loaded.draft) if model is not None]
     with told_if_too_large("the largest step", "lower chunk_tokens or max_num_seqs"):
         memory = profile(
             lambda: [make_runner(model, model.allocate_kv(1)) for model in models],
             loaded.target.ops.device,
             loaded.free_before_bytes,
+            rehearsal_note(loaded, settings),
         )
-    return blocks_on_gpu(memory, block_bytes, fraction=fraction)
+    return blocks_on_gpu(memory, block_bytes, fraction=settings.memory_fraction)
+
+
+def rehearsal_note(loaded: LoadedEngine, settings: EngineSettings) -> RehearsalNote:
+    """The note about engines of this kind on a GPU of this kind."""
+    models = [model for model in (loaded.target, loaded.draft) if model is not None]
+    gpu = torch.cuda.get_device_properties(loaded.target.ops.device)
+    kinds = [(each.model.config, each.limits, each.kernels.number_format, each.kernels.quant) for each in models]
+    libraries = (torch.__version__, torch.version.cuda, gpu.name, gpu.total_memory)
+    return RehearsalNote.about(repr((kinds, settings, libraries, code_identity("model", "quant", "runner"))))

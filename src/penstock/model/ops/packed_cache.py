@@ -70,7 +70,8 @@ class PackedCache:
         for them to be kept."""
         self._min_bytes = min_bytes
         self._ops = ops
-        self._key = f"{key}\n{ops.library._name}\n{ops.arithmetic} {sorted(ops.keeps)}\n{_code_identity()}"
+        code = code_identity("hub", "model", "quant")
+        self._key = f"{key}\n{ops.library._name}\n{ops.arithmetic} {sorted(ops.keeps)}\n{code}"
         self._directory = directory or penstock_home() / "packed"
         self._path = self._directory / f"{hashlib.sha256(self._key.encode()).hexdigest()[:24]}.bin"
         self._packed: dict[str, PackedWeight] = {}  # all that were asked for
@@ -158,9 +159,9 @@ def files_identity(path: Path) -> str:
     return f"{path.resolve()}\n{found}"
 
 
-def _code_identity() -> str:
-    """Penstock's code that turns files into panels: weights that other code made are not to be used."""
-    files = (file for part in ("hub", "model", "quant") for file in sorted((_SOURCES / part).rglob("*.py")))
+def code_identity(*packages: str) -> str:
+    """Penstock's code in these packages: what other code made or measured is not to be used."""
+    files = (file for part in packages for file in sorted((_SOURCES / part).rglob("*.py")))
     found = [(str(each.relative_to(_SOURCES)), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
     return hashlib.sha256(repr(found).encode()).hexdigest()
 
