@@ -180,11 +180,11 @@ async def test_controller_killed_at_any_call_leaves_nothing_twice_and_nothing_or
         assert await first.try_lead()
         for _ in range(4):
             await fleet.run(first, 1)
-            if any(task.done() and isinstance(task.exception(), Crash) for task in first._running.values()):
+            if any(task.done() and isinstance(task.exception(), Crash) for task in first._commands.running.values()):
                 break
     except Crash:
         pass
-    for task in first._running.values():
+    for task in first._commands.running.values():
         task.cancel()
     fleet.driver.calls_left = -1
     second = await leading(fleet)
@@ -289,6 +289,8 @@ async def test_fleet_spends_no_more_than_it_may(store: Store) -> None:
     controller = await leading(fleet)
     await fleet.run(controller, 60)
     assert len(fleet.driver.replicas) == 2
+    (status,) = store.fleet.pools()
+    assert (status.bound, status.start_failures) == ("spend", 0)
 
 
 async def test_two_fleets_of_one_store_leave_each_other_alone(store: Store) -> None:

@@ -152,7 +152,7 @@ FACTS = st.builds(
 
 
 @given(st.sampled_from(S), st.sampled_from(S), st.lists(FACTS, max_size=8))
-def test_replica_with_streams_is_never_parked_and_a_row_ends_only_after_a_stop(
+def test_replica_with_streams_is_never_parked_and_a_row_ends_only_after_a_stop_or_a_refused_start(
     state: S, target: S, rounds: list[Facts]
 ) -> None:
     current = row(state, target)
@@ -162,7 +162,8 @@ def test_replica_with_streams_is_never_parked_and_a_row_ends_only_after_a_stop(
         if current.state in (S.ACTIVE, S.DRAINING) and has_streams:
             assert found.command is not Command.PARK
         if found.row is None:
-            assert (current.state, facts.done) == (S.STOPPING, Command.STOP)
+            is_refused = current.state == S.STARTING and facts.is_refused
+            assert is_refused or (current.state, facts.done) == (S.STOPPING, Command.STOP)
             return
         if found.row.state == S.ACTIVE and current.state == S.STARTING:
             assert facts.done is Command.PROBE

@@ -27,12 +27,12 @@ from penstock.core.config import build
 from penstock.core.errors import ConfigError
 from penstock.core.private_files import make_private
 from penstock.engine_process.spawn import TemplateProcess, spawn
-from penstock.fleet.controller import Controller, replica_settings
+from penstock.fleet.controller import Controller
 from penstock.fleet.drivers.local import LocalDriver
 from penstock.fleet.drivers.spot_notice import seconds_left
 from penstock.fleet.gateway_keeper import GatewayKeeper
 from penstock.fleet.replica_client import ReplicaClient
-from penstock.fleet.settings import FleetSettings
+from penstock.fleet.settings import FleetSettings, replica_settings
 from penstock.gateway.replicas.fetch import fetch
 from penstock.gateway.settings.gateway import GatewaySettings
 from penstock.http.call import Failure

@@ -8,9 +8,10 @@ lease's epoch: one that was paused, and has been replaced, writes nothing more.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from penstock.core.errors import LeaseLost, StoreUnavailable
+from penstock.tenancy.database import Execute
 from penstock.tenancy.fleet import FleetBook, Lease
 
 
@@ -51,17 +52,17 @@ class LeaseKeeper:
         self._renewed_at = now
         return self.lease is not None
 
-    @property
-    def held(self) -> Lease:
-        """Raises LeaseLost, also when the store has not been reached for so long that another may have taken over."""
-        if self.lease is None or self._clock() - self._renewed_at >= self._lease_s:
+    @contextlib.contextmanager
+    def fenced(self) -> Iterator[Execute]:
+        """A transaction of the leader, which renews the lease. Raises LeaseLost, also when the store has not been
+        reached for so long that another may have taken over; nothing is written then."""
+        now = self._clock()
+        if self.lease is None or now - self._renewed_at >= self._lease_s:
             self.lease = None
             raise LeaseLost("the lease has expired")
-        return self.lease
-
-    def renewed(self, began: float) -> None:
-        """A fenced transaction that began at this time has been committed."""
-        self._renewed_at = began
+        with self._book.fenced(self._name, self.lease) as execute:
+            yield execute
+        self._renewed_at = now
 
     def release(self) -> None:
         if self.lease is not None:

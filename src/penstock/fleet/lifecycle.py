@@ -43,6 +43,7 @@ class Facts(NamedTuple):
     heard_at: float = 0.0  # the last report's time
     done: Command | None = None  # a command that has ended since
     failure: str = ""  # of that command; empty: it did what it should
+    is_refused: bool = False  # it was a start, and the driver has no capacity of this kind
 
 
 class Next(NamedTuple):
@@ -104,6 +105,8 @@ def _lost(row: FleetReplica, facts: Facts, settings: PoolSettings, now: float) -
 def _starting(row: FleetReplica, facts: Facts, now: float) -> Next:
     if row.target == ReplicaState.STOPPING:
         return _leaving(row, now)
+    if facts.is_refused:
+        return Next(None, failure=facts.failure)
     if facts.listed is None:
         return Next(row, Command.START)
     if facts.report is None or facts.report.state != "ready":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,8 +16,10 @@ from penstock.core.slo import Slo
 from penstock.fleet.cost_meter import CostMeter
 from penstock.fleet.cost_observer import CostObserver
 from penstock.fleet.demand_meter import DemandMeter, Totals
+from penstock.fleet.drivers.driver import ReplicaSpec
 from penstock.fleet.durations import MeasuredDurations
-from penstock.fleet.policy.decision import Decision
+from penstock.fleet.lifecycle import Next
+from penstock.fleet.policy.decision import Action, Decision
 from penstock.fleet.policy.forecast import Forecaster, ForecastState
 from penstock.fleet.policy.memory import PolicyMemory
 from penstock.fleet.policy.observation import (
@@ -28,16 +33,26 @@ from penstock.fleet.policy.observation import (
 )
 from penstock.fleet.policy.pool_policy import PoolPolicy
 from penstock.fleet.policy.profile import CapacityProfile, ReplicaCosts
-from penstock.fleet.settings import PoolSettings
+from penstock.fleet.settings import PoolSettings, replica_settings
 from penstock.fleet.steps import StepRecord
+from penstock.observe.redaction import redact
 from penstock.tenancy.fleet import FleetReplica, FleetSample, PoolDemand, PoolStatus
 
+log = logging.getLogger(__name__)
+
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 2.0, 300.0
+_ID_BYTES = 5
+_MEASURED = {
+    ReplicaState.WAKING: "wake_s",
+    ReplicaState.PARKING: "park_s",
+    ReplicaState.DRAINING: "drain_s",
+}
 
 
 class Pool:
-    def __init__(self, name: str, settings: PoolSettings, slo: Slo) -> None:
+    def __init__(self, name: str, settings: PoolSettings, slo: Slo, fleet: str = "") -> None:
         self.name = name
+        self.fleet = fleet
         self.settings = settings
         self.slo = slo
         self.durations = MeasuredDurations()
@@ -52,7 +67,6 @@ class Pool:
         self._spending = CostMeter(self.price_of)
         self._steps = StepRecord()
         self._counts: Counter[str] = Counter()
-        self._reason = ""
         self._expected = ForecastBand(0.0, 0.0, 0.0, 0.0)
         self._failures = 0  # starts in a row that failed
         self._failure = ""
@@ -62,19 +76,23 @@ class Pool:
     def restore(self, kept: Mapping[str, str], now: float) -> None:
         """Restores what the store kept. A part that cannot be read was written by another version, and is learned anew.
         The number that was wanted long ago says nothing of now."""
-        for name, restore in {
-            "durations": self.durations.restore,
-            "policy": self._restore_memory,
-            "costs": self._restore_costs,
-            "forecast": self._restore_forecast,
-            "spending": self._spending.restore,
-            "reason": self._restore_reason,
-        }.items():
-            if name in kept:
-                try:
-                    restore(kept[name])
-                except (msgspec.DecodeError, msgspec.ValidationError, ValueError, KeyError):
-                    continue
+        for name, document in kept.items():
+            with contextlib.suppress(msgspec.DecodeError, ValueError, KeyError):
+                match name:
+                    case "durations":
+                        self.durations.restore(document)
+                    case "spending":
+                        self._spending.restore(document)
+                    case "policy":
+                        self._memory = msgspec.json.decode(document, type=PolicyMemory)
+                    case "costs":
+                        self._costs.costs = msgspec.json.decode(document, type=ReplicaCosts)
+                        self._policy.profile = CapacityProfile(self._costs.costs)
+                    case "forecast":
+                        state = msgspec.json.decode(document, type=ForecastState)
+                        self._forecaster = Forecaster(state, timezone=self.settings.timezone)
+                    case "reason":
+                        self._reason = msgspec.json.decode(document, type=str)
         if self._memory.at is not None and now - self._memory.at > self.settings.down_cooldown_s:
             self._memory = msgspec.structs.replace(self._memory, wanted=None, needs=())
 
@@ -90,20 +108,6 @@ class Pool:
             name: msgspec.json.encode(value).decode() for name, value in kept.items()
         }
 
-    def _restore_costs(self, document: str) -> None:
-        self._costs.costs = msgspec.json.decode(document, type=ReplicaCosts)
-        self._policy.profile = CapacityProfile(self._costs.costs)
-
-    def _restore_forecast(self, document: str) -> None:
-        state = msgspec.json.decode(document, type=ForecastState)
-        self._forecaster = Forecaster(state, timezone=self.settings.timezone)
-
-    def _restore_reason(self, document: str) -> None:
-        self._reason = msgspec.json.decode(document, type=str)
-
-    def _restore_memory(self, document: str) -> None:
-        self._memory = msgspec.json.decode(document, type=PolicyMemory)
-
     # -- observe, decide
 
     def observe_demand(self, rows: Iterable[PoolDemand], now: float) -> None:
@@ -111,7 +115,11 @@ class Pool:
         self._forecaster.observe(now, self._meter.demand(now).arrivals_per_s)
 
     def observation(
-        self, rows: Iterable[FleetReplica], reports: Mapping[str, ReplicaReport], now: float
+        self,
+        rows: Iterable[FleetReplica],
+        reports: Mapping[str, ReplicaReport],
+        now: float,
+        spend_left_per_hour: float | None = None,
     ) -> PoolObservation:
         views = tuple(_view(row, reports.get(row.id)) for row in rows)
         for view in views:
@@ -132,6 +140,7 @@ class Pool:
             durations,
             forecast,
             self._offers(),
+            spend_left_per_hour,
         )
 
     def decide(self, observation: PoolObservation, now: float) -> Decision:
@@ -168,6 +177,7 @@ class Pool:
             failure=self._failure,
             counts=dict(self._counts),
             reversals=self._steps.num_reversals,
+            fleet=self.fleet,
         )
 
     def sample(self, decision: Decision, rows: Sequence[FleetReplica], now: float) -> FleetSample:
@@ -199,29 +209,66 @@ class Pool:
             return self.settings.parked_price_per_hour or 0.0
         return row.price_per_hour
 
-    def count(self, event: str) -> None:
-        self._counts[event] += 1
+    # -- replicas
 
-    # -- starts that fail
+    def new_replica(self, action: Action, now: float) -> FleetReplica:
+        """Row of a replica that is to be started."""
+        spot = action.capacity_type is CapacityType.SPOT
+        return FleetReplica(
+            f"{self.name.replace('@', '-').replace('/', '-')}-{secrets.token_hex(_ID_BYTES)}",
+            self.name,
+            ReplicaState.STARTING,
+            now,
+            target=action.to,
+            zone=action.zone,
+            capacity_type=action.capacity_type,
+            price_per_hour=self.settings.spot.price_per_hour if spot else self.settings.price_per_hour,
+            created_at=now,
+            fleet=self.fleet,
+        )
 
-    def start_failed(self, now: float, why: str, *, zone: str = "", capacity_type: CapacityType | None = None) -> float:
-        """No other start before a while, which doubles. `capacity_type`: the driver refused only this. Returns the
-        seconds."""
+    def spec(self, row: FleetReplica) -> ReplicaSpec:
+        return ReplicaSpec(
+            row.id,
+            row.pool,
+            replica_settings(self.name, self.settings, self.slo),
+            zone=row.zone,
+            capacity_type=CapacityType(row.capacity_type),
+            gpus=self.settings.gpus,
+        )
+
+    def measure(self, row: FleetReplica, step: Next, now: float) -> None:
+        """Durations of changes of state, and failures."""
+        if step.row is None:
+            self._costs.forget(row.id)
+        if step.failure:
+            log.warning("replica %s of %s is lost: %s", row.id, row.pool, redact(step.failure))
+            if row.ready_at is not None:
+                self._counts["lost"] += 1
+            else:
+                refused = CapacityType(row.capacity_type) if step.row is None else None
+                wait_s = self._start_failed(now, redact(step.failure), row.zone, refused)
+                log.warning("the next start of %s is in %.0f s at the earliest", row.pool, wait_s)
+        elif step.row is not None and step.row.state != row.state:
+            if row.state == ReplicaState.STARTING and step.row.ready_at is not None:
+                self._failures, self._failure = 0, ""
+                self.durations.add("start_s", now - row.created_at)
+            elif (name := _MEASURED.get(ReplicaState(row.state))) is not None:
+                self.durations.add(name, now - row.since)
+
+    def _start_failed(self, now: float, why: str, zone: str, refused: CapacityType | None) -> float:
+        """No other start before a while, which doubles. `refused`: the driver has no capacity of this type in this
+        zone; None: all others wait too. Returns the seconds."""
         self._failures += 1
         self._failure = why
-        self.count("failed_start")
+        self._counts["failed_start"] += 1
         wait_s = min(_FIRST_BACKOFF_S * 2.0 ** (self._failures - 1), _MAX_BACKOFF_S)
-        if capacity_type is CapacityType.SPOT:
+        if refused is CapacityType.SPOT:
             wait_s = float(self.settings.spot.retry_s)
-        types = [capacity_type] if capacity_type is not None else list(CapacityType)
-        for one in types:
-            for each in [zone] if capacity_type is not None else self.settings.zones or [""]:
-                self._refused_until[each, one] = now + wait_s
+        zones = [zone] if refused is not None else self.settings.zones or [""]
+        for kind in [refused] if refused is not None else CapacityType:
+            self._refused_until |= dict.fromkeys(((each, kind) for each in zones), now + wait_s)
         return wait_s
-
-    def start_succeeded(self) -> None:
-        self._failures = 0
-        self._failure = ""
 
     # -- inside
 

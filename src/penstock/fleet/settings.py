@@ -10,6 +10,7 @@ pools:
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,7 @@ from msgspec import Meta
 
 from penstock.core.config import build, within
 from penstock.core.errors import ConfigError
-from penstock.core.settings import EngineSettings, setting
+from penstock.core.settings import EngineSettings, ServerSettings, Settings, setting
 from penstock.core.slo import Seconds, Slo
 
 Number = Annotated[int, Meta(ge=0)]
@@ -122,3 +123,13 @@ class FleetSettings:
         """The fleet's objectives, with the pool's own over them."""
         own = build(Slo, pool.slo, where=f"pools.{name}.slo.")
         return replace(self.slo, **{key: getattr(own, key) for key in pool.slo})
+
+
+def replica_settings(pool: str, settings: PoolSettings, slo: Slo) -> Settings:
+    """Settings of a replica of a pool. Replicas on CPUs share the cores out, as many as there may be."""
+    engine = settings.engine
+    if engine.threads is None and not settings.gpus:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        engine = replace(engine, threads=max(1, cores // settings.max))
+    server = build(ServerSettings, {"name": pool, **settings.server}, where=f"pools.{pool}.server.")
+    return Settings(settings.model, engine, server, slo)

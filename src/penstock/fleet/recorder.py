@@ -1,0 +1,127 @@
+"""The controller's part of the store: each round is one transaction, fenced by the lease.
+
+It holds the replicas' rows and what gateways are told of them, pools, decisions, and once a minute the history with its
+costs and what is kept over restarts. What has not changed is not written. Blocks: for threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from penstock.api.relay import SECRET_VARIABLE
+from penstock.fleet.lease import LeaseKeeper
+from penstock.fleet.policy.decision import Decision
+from penstock.fleet.policy.observation import ReplicaState
+from penstock.fleet.pool import Pool
+from penstock.tenancy import fleet as tables
+from penstock.tenancy.fleet import FleetReplica, PoolStatus
+from penstock.tenancy.replicas import RESTING, ReplicaRow
+from penstock.tenancy.store import Store
+
+log = logging.getLogger(__name__)
+
+_SAMPLE_S = 60.0
+_HIDDEN = (ReplicaState.STARTING, ReplicaState.STOPPING)  # from gateways
+
+
+class Round(NamedTuple):
+    """One pool in one round."""
+
+    pool: Pool
+    decision: Decision
+    status: PoolStatus
+
+
+class Recorder:
+    def __init__(self, store: Store, fleet: str, keeper: LeaseKeeper) -> None:
+        self._store = store
+        self._book = store.fleet
+        self._fleet = fleet
+        self._keeper = keeper
+        self._by = f"fleet {fleet}"
+        self._rows: dict[str, FleetReplica] = {}  # as the store has them
+        self._members: dict[str, ReplicaRow] = {}  # as gateways were told, by URL
+        self._wanted: dict[str, int] = {}  # by pool, as last recorded
+        self._sampled_at = 0.0
+
+    def load(self, pools: Mapping[str, Pool], now: float) -> dict[str, FleetReplica]:
+        """What the last leader left: replicas, and what its pools have learned. Pools that the file names no longer are
+        removed."""
+        self._rows = {row.id: row for row in self._book.replicas() if row.fleet == self._fleet}
+        self._members = {row.url: row for row in self._store.replicas.all() if row.by == self._by}
+        for name, pool in pools.items():
+            pool.restore(self._book.memory(name), now)
+        self._remove_pools(but=pools)
+        return dict(self._rows)
+
+    def write(self, rows: Mapping[str, FleetReplica], rounds: Sequence[Round], now: float) -> None:
+        """Raises LeaseLost or StoreUnavailable, and has written nothing then."""
+        seen = (row for row in rows.values() if row.state not in _HIDDEN and row.url)
+        members = {row.url: self._member(row, now) for row in seen}
+        told = [row for url, row in members.items() if _differs(self._members.get(url), row)]
+        gone = [row for url, row in self._members.items() if url not in members]
+        decisions = [one.decision for one in rounds]
+        kept = [one for one in decisions if one.actions or self._wanted.get(one.pool) != one.wanted]
+        is_sampled = now - self._sampled_at >= _SAMPLE_S
+        with self._keeper.fenced() as execute:
+            for row in rows.values():
+                if self._rows.get(row.id) != row:
+                    tables.write_replica(execute, row)
+            for replica_id in self._rows.keys() - rows.keys():
+                tables.remove_replica(execute, replica_id)
+            if told or gone:
+                self._book.write_members(execute, told, gone)
+            for decision in kept:
+                tables.write_decision(execute, decision.at, decision.pool, decision)
+            for pool, decision, status in rounds:
+                tables.write_pool(execute, status)
+                if is_sampled:
+                    own = [row for row in rows.values() if row.pool == pool.name]
+                    tables.write_sample(execute, pool.sample(decision, own, now))
+                    for name, document in pool.to_keep().items():
+                        tables.write_memory(execute, pool.name, name, document)
+        self._members, self._rows = members, dict(rows)
+        self._wanted |= {one.pool: one.wanted for one in decisions}
+        self._sampled_at = now if is_sampled else self._sampled_at
+        for decision in kept:
+            for action in decision.actions:
+                log.info("%s: %s %s: %s", decision.pool, action.kind, action.replica or "a replica", action.reason)
+
+    def remove_members(self) -> None:
+        """Gateways send none of the fleet's replicas anything from now on."""
+        with self._keeper.fenced() as execute:
+            self._book.write_members(execute, (), self._members.values())
+
+    def remove_all(self) -> None:
+        """The fleet is no more."""
+        with self._keeper.fenced() as execute:
+            for replica_id in self._rows:
+                tables.remove_replica(execute, replica_id)
+        self._remove_pools(but=())
+
+    def _remove_pools(self, *, but: Container[str]) -> None:
+        own = (one.pool for one in self._book.pools() if one.fleet == self._fleet)
+        with self._keeper.fenced() as execute:
+            for name in own:
+                if name not in but:
+                    tables.remove_pool(execute, name)
+
+    def _member(self, row: FleetReplica, now: float) -> ReplicaRow:
+        """Row of a replica for gateways."""
+        return ReplicaRow(
+            row.pool,
+            row.url,
+            row.state != ReplicaState.ACTIVE,
+            {"secret_env": SECRET_VARIABLE},
+            by=self._by,
+            at=now,
+            state=row.state if row.state in RESTING else "",
+        )
+
+
+def _differs(told: ReplicaRow | None, row: ReplicaRow) -> bool:
+    return told is None or replace(told, at=row.at) != row
