@@ -3,144 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
-from penstock.api.replica_report import ReplicaReport
-from penstock.core.errors import CapacityRefused, EngineFailed, LeaseLost
-from penstock.core.measurements import EngineLoad, EngineMeasurements
-from penstock.fleet.controller import Controller
-from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
+from penstock.core.errors import LeaseLost
+from penstock.fleet.drivers.driver import DriverReplica
 from penstock.fleet.policy.observation import CapacityType
 from penstock.fleet.settings import FleetSettings
 from penstock.tenancy.fleet import PoolDemand
-from penstock.tenancy.store import Store, open_store
+from penstock.tenancy.store import Store
+from tests.fleet.fake_fleet import Crash, FakeFleet, leading
 
 NUM_CRASHES = 40
 
 
-class Crash(BaseException):
-    """The process is killed here."""
-
-
-class FakeDriver:
-    """Replicas in memory. One that is started twice is an error, whoever asks."""
-
-    def __init__(self) -> None:
-        self.replicas: dict[str, DriverReplica] = {}
-        self.started: Counter[str] = Counter()
-        self.is_ready = True
-        self.refuses: CapacityType | None = None
-        self.fails = False
-        self.calls_left = -1  # until a crash; negative: none
-
-    async def start(self, spec: ReplicaSpec) -> None:
-        self._call()
-        if self.refuses is spec.capacity_type:
-            raise CapacityRefused("none left")
-        if self.fails:
-            raise EngineFailed("the disk is full")
-        if spec.id not in self.replicas:
-            self.started[spec.id] += 1
-            url = f"http://127.0.0.1:{10_000 + len(self.started)}"
-            self.replicas[spec.id] = DriverReplica(spec.id, spec.pool, url, spec.zone, spec.capacity_type)
-        self._call()
-
-    async def stop(self, replica_id: str, grace_s: float) -> None:
-        self._call()
-        self.replicas.pop(replica_id, None)
-        self._call()
-
-    async def list(self) -> Sequence[DriverReplica]:
-        self._call()
-        return [*self.replicas.values()]
-
-    async def close(self) -> None: ...
-
-    def _call(self) -> None:
-        if self.calls_left == 0:
-            raise Crash
-        self.calls_left -= 1
-
-
-class FakeClient:
-    """Replicas that answer for as long as the driver has them."""
-
-    def __init__(self, driver: FakeDriver) -> None:
-        self._driver = driver
-        self.num_open: Counter[str] = Counter()
-
-    async def report(self, url: str) -> ReplicaReport | None:
-        if url not in {one.url for one in self._driver.replicas.values()}:
-            return None
-        state = "ready" if self._driver.is_ready else "starting"
-        return ReplicaReport("b", "m", state, measured=EngineMeasurements(EngineLoad(num_open=self.num_open[url])))
-
-    async def makes_token(self, url: str) -> bool:
-        return True
-
-    async def park(self, url: str) -> str:
-        return ""
-
-    async def wake(self, url: str) -> str:
-        return ""
-
-    def forget(self, url: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(f"sqlite:///{tmp_path / 'penstock.db'}") as found:
-        yield found
-
-
-class Fleet:
-    """A fleet whose seconds pass when a test says so."""
-
-    def __init__(self, store: Store, **pool: object) -> None:
-        self.store = store
-        self.driver = FakeDriver()
-        self.client = FakeClient(self.driver)
-        self.now = 1_000_000.0
-        self.settings = FleetSettings(pools={"m": {"min": 2, "max": 4, **pool}})
-
-    def controller(self, **more: object) -> Controller:
-        return Controller(
-            self.settings,
-            self.store,
-            self.driver,
-            self.client,  # type: ignore[arg-type]
-            clock=lambda: self.now,
-            **{"is_alone": True, **more},  # type: ignore[arg-type]
-        )
-
-    async def run(self, controller: Controller, seconds: int) -> None:
-        for _ in range(seconds):
-            await controller.step()
-            for _ in range(3):
-                await asyncio.sleep(0)  # its commands
-            self.now += 1.0
-
-    def states(self) -> Counter[str]:
-        return Counter(row.state for row in self.store.fleet.replicas())
-
-    def members(self) -> dict[str, bool]:
-        return {row.url: row.is_draining for row in self.store.replicas.all()}
-
-
-async def leading(fleet: Fleet, **more: object) -> Controller:
-    controller = fleet.controller(**more)
-    assert await controller.try_lead()
-    return controller
-
-
 async def test_pool_has_its_minimum_and_gateways_are_told_of_what_is_ready(store: Store) -> None:
-    fleet = Fleet(store)
+    fleet = FakeFleet(store)
     fleet.driver.is_ready = False
     controller = await leading(fleet)
     await fleet.run(controller, 3)
@@ -155,12 +33,12 @@ async def test_pool_has_its_minimum_and_gateways_are_told_of_what_is_ready(store
 
 
 async def test_replica_that_is_lost_is_replaced(store: Store) -> None:
-    fleet = Fleet(store)
+    fleet = FakeFleet(store)
     controller = await leading(fleet)
     await fleet.run(controller, 4)
     lost = next(iter(fleet.driver.replicas))
     one = fleet.driver.replicas[lost]
-    fleet.driver.replicas[lost] = DriverReplica(lost, "m", one.url, failure="killed")
+    fleet.driver.lose(lost)
     await fleet.run(controller, 8)
     assert lost not in fleet.driver.replicas
     assert fleet.states() == {"active": 2}
@@ -171,7 +49,7 @@ async def test_replica_that_is_lost_is_replaced(store: Store) -> None:
 async def test_controller_killed_at_any_call_leaves_nothing_twice_and_nothing_orphaned(
     store: Store, calls: int
 ) -> None:
-    fleet = Fleet(store)
+    fleet = FakeFleet(store)
     first = fleet.controller()
     fleet.driver.calls_left = calls
     loop = asyncio.get_running_loop()
@@ -196,7 +74,7 @@ async def test_controller_killed_at_any_call_leaves_nothing_twice_and_nothing_or
 
 
 async def test_of_two_controllers_one_acts_and_the_other_takes_over_when_it_goes(store: Store) -> None:
-    fleet = Fleet(store)
+    fleet = FakeFleet(store)
     first, second = fleet.controller(is_alone=False), fleet.controller(is_alone=False)
     assert await first.try_lead()
     assert not await second.try_lead()
@@ -210,7 +88,7 @@ async def test_of_two_controllers_one_acts_and_the_other_takes_over_when_it_goes
 
 
 async def test_paused_leader_that_was_replaced_begins_nothing(store: Store) -> None:
-    fleet = Fleet(store)
+    fleet = FakeFleet(store)
     old = await leading(fleet)
     new = await leading(fleet)
     with pytest.raises(LeaseLost):
@@ -221,7 +99,7 @@ async def test_paused_leader_that_was_replaced_begins_nothing(store: Store) -> N
 
 
 async def test_replica_that_no_row_names_is_stopped(store: Store) -> None:
-    fleet = Fleet(store)
+    fleet = FakeFleet(store)
     fleet.driver.replicas["left-over"] = DriverReplica("left-over", "m", "http://127.0.0.1:9")
     controller = await leading(fleet)
     await fleet.run(controller, 4)
@@ -230,7 +108,7 @@ async def test_replica_that_no_row_names_is_stopped(store: Store) -> None:
 
 @pytest.mark.parametrize("fault", ["fails", "lies"])
 async def test_driver_that_fails_or_lies_is_asked_ever_less_often(store: Store, fault: str) -> None:
-    fleet = Fleet(store, min=1, start_timeout_s=5.0)
+    fleet = FakeFleet(store, min=1, start_timeout_s=5.0)
     fleet.driver.fails, fleet.driver.is_ready = fault == "fails", False
     controller = await leading(fleet)
     tries = []
@@ -245,7 +123,7 @@ async def test_driver_that_fails_or_lies_is_asked_ever_less_often(store: Store, 
 
 
 async def test_refused_spot_capacity_is_replaced_by_on_demand(store: Store) -> None:
-    fleet = Fleet(store, min=1, spot={"share": 1.0, "price_per_hour": 0.5}, price_per_hour=1.0)
+    fleet = FakeFleet(store, min=1, spot={"share": 1.0, "price_per_hour": 0.5}, price_per_hour=1.0)
     fleet.driver.refuses = CapacityType.SPOT
     controller = await leading(fleet)
     await fleet.run(controller, 10)
@@ -254,7 +132,7 @@ async def test_refused_spot_capacity_is_replaced_by_on_demand(store: Store) -> N
 
 
 async def test_pool_that_the_file_no_longer_names_is_drained(store: Store) -> None:
-    fleet = Fleet(store)
+    fleet = FakeFleet(store)
     await fleet.run(await leading(fleet), 4)
     url = next(iter(fleet.driver.replicas.values())).url
     fleet.client.num_open[url] = 1
@@ -270,7 +148,7 @@ async def test_pool_that_the_file_no_longer_names_is_drained(store: Store) -> No
 
 
 async def test_demand_of_gateways_reaches_the_status_and_the_history(store: Store) -> None:
-    fleet = Fleet(store)
+    fleet = FakeFleet(store)
     controller = fleet.controller()
     store.fleet._clock = lambda: fleet.now
     assert await controller.try_lead()
@@ -284,7 +162,7 @@ async def test_demand_of_gateways_reaches_the_status_and_the_history(store: Stor
 
 
 async def test_fleet_spends_no_more_than_it_may(store: Store) -> None:
-    fleet = Fleet(store, min=4, price_per_hour=2.0)
+    fleet = FakeFleet(store, min=4, price_per_hour=2.0)
     fleet.settings = FleetSettings(spend_per_hour=5.0, pools=fleet.settings.pools)
     controller = await leading(fleet)
     await fleet.run(controller, 60)
@@ -294,7 +172,7 @@ async def test_fleet_spends_no_more_than_it_may(store: Store) -> None:
 
 
 async def test_two_fleets_of_one_store_leave_each_other_alone(store: Store) -> None:
-    one, other = Fleet(store), Fleet(store)
+    one, other = FakeFleet(store), FakeFleet(store)
     other.settings = FleetSettings(name="other", pools={"n": {"min": 1}})
     await one.run(await leading(one), 4)
     await other.run(await leading(other), 4)

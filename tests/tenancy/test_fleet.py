@@ -30,7 +30,8 @@ def test_renewed_lease_is_not_taken_by_one_who_saw_it_before(store: Store) -> No
     lease = book.take_lease("f", "a", None)
     assert lease is not None
     seen = book.lease("f")
-    book.renew_lease("f", lease)
+    with book.fenced("f", lease):
+        pass
     assert book.take_lease("f", "b", seen) is None
 
 
@@ -55,8 +56,8 @@ def test_released_lease_is_free(store: Store) -> None:
     seen = book.lease("f")
     assert seen is not None
     assert not seen.holder
-    with pytest.raises(LeaseLost):
-        book.renew_lease("f", lease)
+    with pytest.raises(LeaseLost), book.fenced("f", lease):
+        pass
 
 
 def test_members_are_told_to_gateways_in_the_same_transaction(store: Store) -> None:

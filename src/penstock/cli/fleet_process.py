@@ -103,6 +103,7 @@ async def _run(settings: FleetSettings, url: str, config: Path) -> None:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             client.close()
+            await driver.close()
     for result in results:
         if isinstance(result, Exception):
             raise result
@@ -128,6 +129,7 @@ async def _down(settings: FleetSettings, url: str) -> None:
     driver = LocalDriver(directory / "replicas", secret)
     with open_store(url) as store:
         await Controller(settings, store, driver, ReplicaClient(secret)).stop_all(_DOWN_S)
+        await driver.close()
         if settings.gateway is not None:
             await GatewayKeeper(directory / "gateway", gateway_settings(settings, url), secret).stop(_DOWN_S)
     print("the gateway and all replicas are stopped")

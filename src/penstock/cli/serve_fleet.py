@@ -85,6 +85,7 @@ async def _serve(settings: Settings, fleet: FleetSettings, directory: Path, num_
             await asyncio.gather(*ending, return_exceptions=True)
             await controller.stop_all(_STOP_S)
             client.close()
+            await driver.close()
     for one in done:
         one.result()
 

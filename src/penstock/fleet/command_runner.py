@@ -1,21 +1,27 @@
 """Commands to drivers and replicas, carried out beside the controller's rounds: at most one at a time for each replica.
 
-An outcome is kept until the controller takes it. A command that is dropped is given again by the next leader.
+An outcome is kept until the controller takes it. A command that fails is tried again ever later, and one that is
+dropped is given again by the next leader.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from penstock.core.errors import CapacityRefused, PenstockError
+from penstock.fleet.backoff import Backoff
 from penstock.fleet.drivers.driver import Driver, ReplicaSpec
 from penstock.fleet.lifecycle import Command
 from penstock.fleet.replica_client import ReplicaClient
 from penstock.tenancy.fleet import FleetReplica
 
+log = logging.getLogger(__name__)
+
 _STOP_GRACE_S = 30.0
+_MAX_BACKOFF_S = 60.0
 
 
 class Outcome(NamedTuple):
@@ -33,18 +39,22 @@ class CommandRunner:
         client: ReplicaClient,
         spec_of: Callable[[FleetReplica], ReplicaSpec],
         clock: Callable[[], float],
+        driver_timeout_s: float,
     ) -> None:
-        """`clock`: seconds since 1970, as in rows."""
+        """`clock`: seconds since 1970, as in rows. `driver_timeout_s`: a driver's call that takes longer has failed."""
         self._driver = driver
         self._client = client
         self._spec_of = spec_of
         self._clock = clock
+        self._driver_timeout_s = driver_timeout_s
+        self._backoffs: dict[tuple[str, Command], Backoff] = {}
         self._outcomes: dict[str, Outcome] = {}
         self.running: dict[str, asyncio.Task[None]] = {}  # by replica
 
     def give(self, row: FleetReplica, command: Command) -> None:
-        """Begins a command, unless one runs for this replica."""
-        if row.id not in self.running:
+        """Begins a command, unless one runs for this replica, or it failed a moment ago."""
+        backoff = self._backoffs.get((row.id, command))
+        if row.id not in self.running and (backoff is None or backoff.until <= self._clock()):
             self.running[row.id] = asyncio.create_task(self._run(row, command))
 
     def take_outcome(self, replica_id: str) -> Outcome | None:
@@ -69,6 +79,12 @@ class CommandRunner:
         finally:
             self.running.pop(row.id, None)
         self._outcomes[row.id] = outcome
+        if outcome.failure:
+            backoff = self._backoffs.setdefault((row.id, command), Backoff(_MAX_BACKOFF_S))
+            wait_s = backoff.fail(self._clock())
+            log.info("replica %s: %s failed, not again within %.0f s: %s", row.id, command, wait_s, outcome.failure)
+        elif command is Command.STOP:
+            self._backoffs = {key: one for key, one in self._backoffs.items() if key[0] != row.id}
 
     def _carry_out(self, row: FleetReplica, command: Command) -> Awaitable[str]:
         """Returns why it failed, or raises that."""
@@ -85,8 +101,7 @@ class CommandRunner:
                 return self._stop(row)
 
     async def _start(self, row: FleetReplica) -> str:
-        await self._driver.start(self._spec_of(row))
-        return ""
+        return await self._within(self._driver_timeout_s, self._driver.start(self._spec_of(row)))
 
     async def _probe(self, row: FleetReplica) -> str:
         return "" if await self._client.makes_token(row.url) else "no token came out"
@@ -95,5 +110,13 @@ class CommandRunner:
         grace_s = _STOP_GRACE_S if not row.failure else 0.0
         if row.deadline is not None:
             grace_s = max(0.0, min(grace_s, row.deadline - self._clock()))
-        await self._driver.stop(row.id, grace_s)
+        return await self._within(grace_s + self._driver_timeout_s, self._driver.stop(row.id, grace_s))
+
+    @staticmethod
+    async def _within(seconds: float, call: Awaitable[None]) -> str:
+        try:
+            async with asyncio.timeout(seconds):
+                await call
+        except TimeoutError:
+            return f"the driver did not answer within {seconds:g} s"
         return ""

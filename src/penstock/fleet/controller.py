@@ -11,14 +11,15 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.errors import LeaseLost, StoreUnavailable
 from penstock.fleet.command_runner import CommandRunner
-from penstock.fleet.drivers.driver import Driver, DriverReplica
+from penstock.fleet.drivers.driver import Driver
+from penstock.fleet.drivers.listing import Listing
 from penstock.fleet.lease import LeaseKeeper
 from penstock.fleet.lifecycle import Command, Facts, advance
 from penstock.fleet.policy.decision import Action, ActionKind
@@ -63,7 +64,10 @@ class Controller:
             store.fleet, settings.name, secrets.token_hex(8), settings.lease_s, time.monotonic, is_alone=is_alone
         )
         self._recorder = Recorder(store, settings.name, self._keeper)
-        self._commands = CommandRunner(driver, client, lambda row: self._pools[row.pool].spec(row), clock)
+        self._commands = CommandRunner(
+            driver, client, lambda row: self._pools[row.pool].spec(row), clock, settings.driver_timeout_s
+        )
+        self._listing = Listing(driver, wait_s=settings.every_s, timeout_s=settings.driver_timeout_s, clock=clock)
         self._pools: dict[str, Pool] = {}
         self._rows: dict[str, FleetReplica] = {}
         self._heard_at: dict[str, float] = {}
@@ -89,7 +93,7 @@ class Controller:
 
     @property
     def is_leader(self) -> bool:
-        return self._keeper.lease is not None
+        return self._keeper.is_held
 
     async def stop_all(self, grace_s: float) -> None:
         """Takes every replica from the gateways and ends it; for an operator who has ended the controllers."""
@@ -119,8 +123,7 @@ class Controller:
             await asyncio.sleep(max(0.0, self._settings.every_s - (time.monotonic() - began)))
 
     async def _take_over(self) -> None:
-        """Goes on from the store's rows. What the driver has and no row names was left by a controller that died while
-        it stopped a replica."""
+        """Goes on from the store's rows."""
         name, now = self._settings.name, self._clock()
         self._pools = {
             pool: Pool(pool, one, self._settings.slo_of(pool, one), name)
@@ -128,29 +131,27 @@ class Controller:
         }
         self._rows = await asyncio.to_thread(self._recorder.load, self._pools, now)
         self._heard_at = dict.fromkeys(self._rows, now)
-        for orphan in await self._driver.list():
-            if orphan.id not in self._rows:
-                log.warning("replica %s belongs to nobody; it is stopped", orphan.id)
-                row = FleetReplica(orphan.id, orphan.pool, ReplicaState.STOPPING, now, failure="it belongs to nobody")
-                self._commands.give(row, Command.STOP)
 
     async def step(self) -> None:
         """One round. Raises LeaseLost or StoreUnavailable, and has then begun nothing."""
-        listed, demand = await self._observe()
-        now = self._clock()
-        commands = self._advance(listed, now)
+        demand = await self._observe()
+        now, orphans = self._clock(), self._orphans()
+        commands = self._advance(now)
         rounds = [self._decide(pool, demand, now) for pool in self._pools.values()]
-        commands |= self._advance(listed, now)  # what was decided begins in the same round
+        commands |= self._advance(now)  # what was decided begins in the same round
         await asyncio.to_thread(self._recorder.write, self._rows, rounds, now)
         for replica_id, command in commands.items():
             if replica_id in self._rows:
                 self._commands.give(self._rows[replica_id], command)
+        for row in orphans:
+            self._commands.give(row, Command.STOP)
         self._on_change([one.status for one in rounds])
 
     # -- observe
 
-    async def _observe(self) -> tuple[dict[str, DriverReplica], list[PoolDemand]]:
-        listed = {one.id: one for one in await self._driver.list()}
+    async def _observe(self) -> list[PoolDemand]:
+        """Refreshes the listing and reports; returns the demand."""
+        await self._listing.refresh()
         asked = [row for row in self._rows.values() if row.url and row.state != ReplicaState.STOPPING]
         demand, reports = await asyncio.gather(
             asyncio.to_thread(self._book.demand), asyncio.gather(*(self._client.report(row.url) for row in asked))
@@ -158,17 +159,25 @@ class Controller:
         found = {row.id: report for row, report in zip(asked, reports, strict=True) if report is not None}
         self._heard_at |= dict.fromkeys(found, self._clock())
         self._reports = found
-        return listed, demand
+        return demand
 
-    def _advance(self, listed: Mapping[str, DriverReplica], now: float) -> dict[str, Command]:
+    def _orphans(self) -> list[FleetReplica]:
+        """Replicas that the driver has and no row names: left by a controller that died while it stopped them."""
+        return [
+            FleetReplica(one.id, one.pool, ReplicaState.STOPPING, 0.0, failure="it belongs to nobody")
+            for one in self._listing.replicas.values()
+            if one.id not in self._rows
+        ]
+
+    def _advance(self, now: float) -> dict[str, Command]:
         """Each replica's next state, from what was seen of it; returns the commands to give."""
         commands: dict[str, Command] = {}
         for row in list(self._rows.values()):
             pool = self._pools.get(row.pool)
             if pool is None:  # the file no longer names its pool
                 row = replace(row, target=ReplicaState.STOPPING)
-            heard_at = self._heard_at.get(row.id, row.created_at)
-            facts = Facts(listed.get(row.id), self._reports.get(row.id), heard_at)
+            heard_at, listed = self._heard_at.get(row.id, row.created_at), self._listing.replicas.get(row.id)
+            facts = Facts(listed, self._reports.get(row.id), heard_at, blind_s=self._listing.blind_s)
             if (outcome := self._commands.take_outcome(row.id)) is not None:
                 facts = facts._replace(done=outcome.command, failure=outcome.failure, is_refused=outcome.is_refused)
             step = advance(row, facts, pool.settings if pool is not None else _NO_POOL, now)
@@ -193,6 +202,8 @@ class Controller:
     # -- decide
 
     def _decide(self, pool: Pool, demand: Sequence[PoolDemand], now: float) -> Round:
+        seen = self._listing
+        pool.observe_driver(seen.failure, seen.num_failures, is_blind=seen.blind_s > 0)
         pool.observe_demand([row for row in demand if row.pool == pool.name], now)
         observation = pool.observation(self._of_pool(pool), self._reports, now, self._spend_left_per_hour())
         decision = pool.decide(observation, now)

@@ -37,7 +37,7 @@ class LeaseKeeper:
         self._clock = clock
         self._seen: Lease | None = None
         self._seen_at = 0.0
-        self.lease: Lease | None = None
+        self._lease: Lease | None = None
         self._renewed_at = 0.0
 
     def try_take(self) -> bool:
@@ -45,27 +45,31 @@ class LeaseKeeper:
         found, now = self._book.lease(self._name), self._clock()
         if found != self._seen:
             self._seen, self._seen_at = found, now
-        is_free = self._is_alone or found is None or not found.holder or now - self._seen_at >= self._lease_s
-        if not is_free:
+        is_mine = found is None or found.holder in ("", self._holder)  # nobody's is mine to take
+        if not is_mine and not self._is_alone and now - self._seen_at < self._lease_s:
             return False
-        self.lease = self._book.take_lease(self._name, self._holder, found)
+        self._lease = self._book.take_lease(self._name, self._holder, found)
         self._renewed_at = now
-        return self.lease is not None
+        return self._lease is not None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no other controller can have taken it."""
+        return self._lease is not None and self._clock() - self._renewed_at < self._lease_s
 
     @contextlib.contextmanager
     def fenced(self) -> Iterator[Execute]:
         """A transaction of the leader, which renews the lease. Raises LeaseLost, also when the store has not been
         reached for so long that another may have taken over; nothing is written then."""
-        now = self._clock()
-        if self.lease is None or now - self._renewed_at >= self._lease_s:
-            self.lease = None
+        now, lease = self._clock(), self._lease
+        if lease is None or not self.is_held:
             raise LeaseLost("the lease has expired")
-        with self._book.fenced(self._name, self.lease) as execute:
+        with self._book.fenced(self._name, lease) as execute:
             yield execute
         self._renewed_at = now
 
     def release(self) -> None:
-        if self.lease is not None:
-            lease, self.lease = self.lease, None
+        if self._lease is not None:
+            lease, self._lease = self._lease, None
             with contextlib.suppress(StoreUnavailable):  # it expires
                 self._book.release_lease(self._name, lease)

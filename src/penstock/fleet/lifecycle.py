@@ -44,6 +44,7 @@ class Facts(NamedTuple):
     done: Command | None = None  # a command that has ended since
     failure: str = ""  # of that command; empty: it did what it should
     is_refused: bool = False  # it was a start, and the driver has no capacity of this kind
+    blind_s: float = 0.0  # how long ago the driver said what it has
 
 
 class Next(NamedTuple):
@@ -83,14 +84,18 @@ def advance(row: FleetReplica, facts: Facts, settings: PoolSettings, now: float)
         case ReplicaState.WAKING:
             return _ended(row, facts, Command.WAKE, ReplicaState.STANDBY, now)
         case ReplicaState.STOPPING:
-            return Next(None) if facts.done is Command.STOP and not facts.failure else Next(row, Command.STOP)
+            if facts.done is Command.STOP and not facts.failure:
+                return Next(None)
+            return Next(replace(row, failure=facts.failure or row.failure), Command.STOP)
 
 
 def _lost(row: FleetReplica, facts: Facts, settings: PoolSettings, now: float) -> str:
     """Why the replica cannot be used any more; empty: it can."""
     if facts.listed is not None and facts.listed.failure:
         return facts.listed.failure
-    if facts.listed is None and now - row.since > _LISTED_S:
+    if facts.done is Command.START and facts.failure and not facts.is_refused:
+        return facts.failure
+    if facts.listed is None and now - facts.blind_s - row.since > _LISTED_S:
         return "the driver no longer has it"
     if row.state == ReplicaState.STARTING:
         if now - row.created_at > settings.start_timeout_s:
@@ -108,7 +113,7 @@ def _starting(row: FleetReplica, facts: Facts, now: float) -> Next:
     if facts.is_refused:
         return Next(None, failure=facts.failure)
     if facts.listed is None:
-        return Next(row, Command.START)
+        return Next(row, Command.START if not facts.blind_s else None)
     if facts.report is None or facts.report.state != "ready":
         return Next(row)
     if facts.done is Command.PROBE and not facts.failure:

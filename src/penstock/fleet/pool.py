@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.slo import Slo
+from penstock.fleet.backoff import Backoff
 from penstock.fleet.cost_meter import CostMeter
 from penstock.fleet.cost_observer import CostObserver
 from penstock.fleet.demand_meter import DemandMeter, Totals
@@ -40,7 +41,6 @@ from penstock.tenancy.fleet import FleetReplica, FleetSample, PoolDemand, PoolSt
 
 log = logging.getLogger(__name__)
 
-_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 2.0, 300.0
 _ID_BYTES = 5
 _MEASURED = {
     ReplicaState.WAKING: "wake_s",
@@ -68,8 +68,10 @@ class Pool:
         self._steps = StepRecord()
         self._counts: Counter[str] = Counter()
         self._expected = ForecastBand(0.0, 0.0, 0.0, 0.0)
-        self._failures = 0  # starts in a row that failed
+        self._backoff = Backoff()  # of starts that fail
         self._failure = ""
+        self._driver_failure, self._driver_failures = "", 0  # in a row
+        self._is_blind = False
 
     # -- what is kept over restarts
 
@@ -109,6 +111,10 @@ class Pool:
         }
 
     # -- observe, decide
+
+    def observe_driver(self, failure: str, num_failures: int, *, is_blind: bool) -> None:
+        """A driver that has not listed its replicas is asked for no others."""
+        self._driver_failure, self._driver_failures, self._is_blind = failure, num_failures, is_blind
 
     def observe_demand(self, rows: Iterable[PoolDemand], now: float) -> None:
         self._meter.observe(rows, now)
@@ -173,8 +179,8 @@ class Pool:
             cost_per_hour=sum(self.price_of(row) for row in rows),
             durations=msgspec.structs.asdict(self.durations.p95()),
             oldest_start_s=max(starts, default=0.0),
-            start_failures=self._failures,
-            failure=self._failure,
+            start_failures=max(self._backoff.num_failures, self._driver_failures),
+            failure=self._driver_failure or self._failure,
             counts=dict(self._counts),
             reversals=self._steps.num_reversals,
             fleet=self.fleet,
@@ -251,7 +257,7 @@ class Pool:
                 log.warning("the next start of %s is in %.0f s at the earliest", row.pool, wait_s)
         elif step.row is not None and step.row.state != row.state:
             if row.state == ReplicaState.STARTING and step.row.ready_at is not None:
-                self._failures, self._failure = 0, ""
+                self._backoff, self._failure = Backoff(), ""
                 self.durations.add("start_s", now - row.created_at)
             elif (name := _MEASURED.get(ReplicaState(row.state))) is not None:
                 self.durations.add(name, now - row.since)
@@ -259,10 +265,9 @@ class Pool:
     def _start_failed(self, now: float, why: str, zone: str, refused: CapacityType | None) -> float:
         """No other start before a while, which doubles. `refused`: the driver has no capacity of this type in this
         zone; None: all others wait too. Returns the seconds."""
-        self._failures += 1
         self._failure = why
         self._counts["failed_start"] += 1
-        wait_s = min(_FIRST_BACKOFF_S * 2.0 ** (self._failures - 1), _MAX_BACKOFF_S)
+        wait_s = self._backoff.fail(now)
         if refused is CapacityType.SPOT:
             wait_s = float(self.settings.spot.retry_s)
         zones = [zone] if refused is not None else self.settings.zones or [""]
@@ -274,6 +279,8 @@ class Pool:
 
     def _offers(self) -> tuple[Offer, ...]:
         settings = self.settings
+        if self._is_blind:
+            return ()
         kinds = {CapacityType.ON_DEMAND: settings.price_per_hour}
         if settings.spot.share > 0:
             kinds[CapacityType.SPOT] = settings.spot.price_per_hour

@@ -108,6 +108,9 @@ class FleetSettings:
         "spot capacity; none: no notices",
     )
     every_s: Seconds = setting(1.0, "how often pools are looked at")
+    driver_timeout_s: Seconds = setting(
+        30.0, "a call of a driver that takes longer, a stop's grace aside, has failed; it is tried again ever later"
+    )
     lease_s: Seconds = setting(10.0, "a controller that has not renewed its lease for so long is replaced")
     spend_per_hour: Amount | None = setting(None, "no replica is started beyond it, all pools together")
     pools: dict[str, dict[str, Any]] = field(default_factory=dict)

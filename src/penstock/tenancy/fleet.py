@@ -158,11 +158,6 @@ class FleetBook:
             )
         return taken
 
-    def renew_lease(self, name: str, lease: Lease) -> Lease:
-        """Raises LeaseLost."""
-        with self.fenced(name, lease):
-            return Lease(lease.holder, lease.epoch, lease.beat + 1)
-
     def release_lease(self, name: str, lease: Lease) -> None:
         """The next holder need not wait until it has expired."""
         with self._database.writing() as execute:

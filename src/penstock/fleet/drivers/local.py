@@ -14,6 +14,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -56,6 +57,7 @@ class LocalDriver:
         self._spawn = spawn
         self._clock = clock
         self._processes: dict[str, ManagedProcess] = {}
+        self._lister = ThreadPoolExecutor(1)  # a disk that hangs takes this thread only, however often it is asked
         make_private(directory)
 
     async def start(self, spec: ReplicaSpec) -> None:
@@ -80,9 +82,10 @@ class LocalDriver:
         self._processes.pop(replica_id, None)
 
     async def list(self) -> Sequence[DriverReplica]:
-        return await asyncio.to_thread(self._list)
+        return await asyncio.get_running_loop().run_in_executor(self._lister, self._list)
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        self._lister.shutdown(wait=False)
 
     def interrupt_spot(self, seconds: float) -> None:
         """The machine is taken away: a notice for every replica on spot capacity that has none yet."""
