@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.core.errors import LeaseLost
+from penstock.core.errors import LeaseLost, PoolTaken
 from penstock.fleet.drivers.driver import DriverReplica
 from penstock.fleet.policy.observation import CapacityType
 from penstock.fleet.settings import FleetSettings
@@ -179,3 +179,18 @@ async def test_two_fleets_of_one_store_leave_each_other_alone(store: Store) -> N
     await one.run(await leading(one), 4)
     assert (len(one.driver.replicas), len(other.driver.replicas)) == (2, 1)
     assert {status.pool for status in store.fleet.pools()} == {"m", "n"}
+
+
+async def test_second_fleet_with_a_pool_of_the_same_name_is_refused_until_the_first_is_stopped(store: Store) -> None:
+    one, other = FakeFleet(store), FakeFleet(store)
+    other.settings = FleetSettings(name="other", pools={"n": {"min": 1}, "m": {"min": 1}})
+    first = await leading(one)
+    await one.run(first, 4)
+    with pytest.raises(PoolTaken, match="the fleet 'penstock' of this store has a pool 'm'"):
+        await other.controller().run()
+    assert {status.pool: status.fleet for status in store.fleet.pools()} == {"m": "penstock"}
+    await one.run(first, 2)
+    assert set(one.members()) == {replica.url for replica in one.driver.replicas.values()}
+    await first.stop_all(0.0)
+    await other.run(await leading(other), 4)
+    assert {status.pool: status.fleet for status in store.fleet.pools()} == {"m": "other", "n": "other"}

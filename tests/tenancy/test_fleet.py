@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import LeaseLost
 from penstock.tenancy import fleet as rows
-from penstock.tenancy.fleet import FleetReplica, FleetSample, PoolDemand, PoolStatus
+from penstock.tenancy.fleet import FleetBook, FleetReplica, FleetSample, PoolDemand, PoolStatus
 from penstock.tenancy.replicas import ReplicaRow
 from penstock.tenancy.store import Store
 
@@ -112,3 +112,30 @@ def test_memory_is_kept_by_pool_and_name(store: Store) -> None:
         rows.write_memory(execute, "p", "forecast", '{"a":1}')
     assert book.memory("p") == {"forecast": '{"a":1}'}
     assert book.memory("q") == {}
+
+
+def test_pool_of_a_killed_process_is_not_shown_and_then_removed_with_all_it_told_gateways(store: Store) -> None:
+    now = [1000.0, 50.0]  # seconds since 1970, and those in which this machine was not suspended
+    book = FleetBook(store.fleet._database, lambda: now[0], lambda: now[1])
+    for fleet, is_ephemeral in (("serve", True), ("penstock", False)):
+        lease = book.take_lease(fleet, "a", None)
+        assert lease is not None
+        with book.fenced(fleet, lease) as execute:
+            rows.write_pool(execute, PoolStatus(f"of {fleet}", 1000.0, fleet=fleet, is_ephemeral=is_ephemeral))
+            rows.write_replica(execute, FleetReplica(f"r-{fleet}", f"of {fleet}", "active", 0.0, fleet=fleet))
+            member = ReplicaRow(f"of {fleet}", f"http://{fleet}:1", by=rows.member_author(fleet))
+            book.write_members(execute, [member], ())
+    assert set(book.write_demand([])) == {"of serve", "of penstock"}
+    now[0] += 31.0
+    assert set(book.write_demand([])) == {"of penstock"}
+    assert [one.pool for one in book.pools()] == ["of penstock"]
+    now[0] += 3600.0  # the machine was suspended: perhaps the process goes on in a moment
+    book.write_demand([])
+    assert {row.fleet for row in book.replicas()} == {"serve", "penstock"}
+    now[0], now[1] = now[0] + 121.0, now[1] + 121.0
+    book.write_demand([])
+    assert {row.fleet for row in book.replicas()} == {"penstock"}
+    assert [row.url for row in store.replicas.all()] == ["http://penstock:1"]
+    held = book.lease("serve")
+    assert held is not None
+    assert not held.holder

@@ -50,6 +50,7 @@ STATUS_TABLE: dict[type[PenstockError], HttpError] = {
     errors.StoreUnavailable: HttpError(503, "server_error"),
     errors.StoreCorrupt: HttpError(500, "server_error"),
     errors.LeaseLost: HttpError(409, "invalid_request_error"),
+    errors.PoolTaken: HttpError(409, "invalid_request_error"),
     errors.CapacityRefused: HttpError(503, "server_error"),
     errors.EngineUnavailable: HttpError(503, "server_error"),
     errors.EngineFailed: HttpError(500, "server_error"),

@@ -70,7 +70,14 @@ async def _serve(settings: Settings, fleet: FleetSettings, directory: Path, num_
     with open_store(url) as store:
         lines = _Lines(pool, gateway, opened)
         controller = Controller(
-            fleet, store, driver, client, is_alone=True, on_change=lines.show, on_failure=lines.show_failure
+            fleet,
+            store,
+            driver,
+            client,
+            is_alone=True,
+            is_ephemeral=True,
+            on_change=lines.show,
+            on_failure=lines.show_failure,
         )
         ending: list[asyncio.Future[Any]] = [
             asyncio.create_task(run_gateway(gateway, url, directory, num_processes, opened.set_result)),

@@ -27,6 +27,7 @@
     ├── StoreUnavailable          the store of tenants and usage does not answer
     ├── StoreCorrupt              it answers, but what it holds of somebody cannot be read
     ├── LeaseLost                 another controller of the fleet acts now
+    ├── PoolTaken                 another fleet of the store has a pool of this name
     ├── CapacityRefused           a driver has no capacity of this kind now
     ├── EngineUnavailable         the engine is starting, restarting or draining; carries retry_after_s
     ├── EngineFailed              the engine died or a step failed while this request was running
@@ -167,6 +168,12 @@ class LeaseLost(PenstockError):
     """Another controller acts now."""
 
     code = "lease_lost"
+
+
+class PoolTaken(PenstockError):
+    """Another fleet of the store has a pool of this name."""
+
+    code = "pool_taken"
 
 
 class CapacityRefused(PenstockError):

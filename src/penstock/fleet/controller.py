@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from penstock.api.replica_report import ReplicaReport
-from penstock.core.errors import LeaseLost, StoreUnavailable
+from penstock.core.errors import LeaseLost, PoolTaken, StoreUnavailable
 from penstock.fleet.command_runner import CommandRunner
 from penstock.fleet.drivers.driver import Driver
 from penstock.fleet.drivers.listing import Listing
@@ -47,13 +47,16 @@ class Controller:
         client: ReplicaClient,
         *,
         is_alone: bool = False,
+        is_ephemeral: bool = False,
         clock: Callable[[], float] = time.time,
         on_change: Callable[[Sequence[PoolStatus]], None] = lambda _: None,
         on_failure: Callable[[FleetReplica, str], None] = lambda row, why: None,
     ) -> None:
-        """`is_alone`: no other controller of this fleet can be running. `on_change` is told of the pools after each
-        round, `on_failure` of each replica that is lost, and why."""
+        """`is_alone`: no other controller of this fleet can be running. `is_ephemeral`: the fleet ends with this
+        process, however that ends. `on_change` is told of the pools after each round, `on_failure` of each replica that
+        is lost, and why."""
         self._settings = settings
+        self._is_ephemeral = is_ephemeral
         self._book = store.fleet
         self._driver = driver
         self._client = client
@@ -68,13 +71,15 @@ class Controller:
             driver, client, lambda row: self._pools[row.pool].spec(row), clock, settings.driver_timeout_s
         )
         self._listing = Listing(driver, wait_s=settings.every_s, timeout_s=settings.driver_timeout_s, clock=clock)
+        self._is_leading = False
         self._pools: dict[str, Pool] = {}
         self._rows: dict[str, FleetReplica] = {}
         self._heard_at: dict[str, float] = {}
         self._reports: dict[str, ReplicaReport] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled. A controller that is not the leader waits for its turn."""
+        """Until it is cancelled. A controller that is not the leader waits for its turn. Raises PoolTaken."""
+        taken: PoolTaken | None = None
         try:
             while True:
                 with outliving("fleet controller"):
@@ -85,15 +90,20 @@ class Controller:
                         log.warning("%s; this controller waits for its turn", error.message)
                     except StoreUnavailable as error:
                         log.warning("the fleet stays as it is: %s", error.message)
+                    except PoolTaken as error:
+                        taken = error
+                        break
+                self._is_leading = False
                 await self._commands.drop()
                 await asyncio.sleep(_FOLLOWER_S)
         finally:
             await self._commands.drop()
             await asyncio.to_thread(self._keeper.release)
+        raise taken
 
     @property
     def is_leader(self) -> bool:
-        return self._keeper.is_held
+        return self._is_leading and self._keeper.is_held
 
     async def stop_all(self, grace_s: float) -> None:
         """Takes every replica from the gateways and ends it; for an operator who has ended the controllers."""
@@ -113,6 +123,7 @@ class Controller:
         if not await asyncio.to_thread(self._keeper.try_take):
             return False
         await self._take_over()
+        self._is_leading = True
         log.info("this controller leads the fleet '%s' of %d replicas", self._settings.name, len(self._rows))
         return True
 
@@ -126,7 +137,7 @@ class Controller:
         """Goes on from the store's rows."""
         name, now = self._settings.name, self._clock()
         self._pools = {
-            pool: Pool(pool, one, self._settings.slo_of(pool, one), name)
+            pool: Pool(pool, one, self._settings.slo_of(pool, one), name, is_ephemeral=self._is_ephemeral)
             for pool, one in self._settings.pool_settings().items()
         }
         self._rows = await asyncio.to_thread(self._recorder.load, self._pools, now)

@@ -50,9 +50,13 @@ _MEASURED = {
 
 
 class Pool:
-    def __init__(self, name: str, settings: PoolSettings, slo: Slo, fleet: str = "") -> None:
+    def __init__(
+        self, name: str, settings: PoolSettings, slo: Slo, fleet: str = "", *, is_ephemeral: bool = False
+    ) -> None:
+        """`is_ephemeral`: it ends with this process, however that ends."""
         self.name = name
         self.fleet = fleet
+        self._is_ephemeral = is_ephemeral
         self.settings = settings
         self.slo = slo
         self.durations = MeasuredDurations()
@@ -184,7 +188,12 @@ class Pool:
             counts=dict(self._counts),
             reversals=self._steps.num_reversals,
             fleet=self.fleet,
+            is_ephemeral=self._is_ephemeral,
         )
+
+    def claim(self, now: float) -> PoolStatus:
+        """The pool before its first round."""
+        return PoolStatus(self.name, now, fleet=self.fleet, is_ephemeral=self._is_ephemeral)
 
     def sample(self, decision: Decision, rows: Sequence[FleetReplica], now: float) -> FleetSample:
         """The pool in the last minute, for the history."""

@@ -42,7 +42,7 @@ class Recorder:
         self._book = store.fleet
         self._fleet = fleet
         self._keeper = keeper
-        self._by = f"fleet {fleet}"
+        self._by = tables.member_author(fleet)
         self._rows: dict[str, FleetReplica] = {}  # as the store has them
         self._members: dict[str, ReplicaRow] = {}  # as gateways were told, by URL
         self._wanted: dict[str, int] = {}  # by pool, as last recorded
@@ -50,7 +50,10 @@ class Recorder:
 
     def load(self, pools: Mapping[str, Pool], now: float) -> dict[str, FleetReplica]:
         """What the last leader left: replicas, and what its pools have learned. Pools that the file names no longer are
-        removed."""
+        removed. Raises PoolTaken where another fleet has a pool of the same name."""
+        with self._keeper.fenced() as execute:
+            for pool in pools.values():
+                self._book.claim_pool(execute, pool.claim(now))
         self._rows = {row.id: row for row in self._book.replicas() if row.fleet == self._fleet}
         self._members = {row.url: row for row in self._store.replicas.all() if row.by == self._by}
         for name, pool in pools.items():

@@ -8,6 +8,7 @@ None of it takes a revision: gateways learn of replicas by the table `replicas`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
@@ -15,7 +16,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from penstock.core.errors import LeaseLost
+from penstock.core.errors import LeaseLost, PoolTaken
 from penstock.observe.background import count_error
 from penstock.tenancy.database import Database, Execute
 from penstock.tenancy.replicas import ReplicaRow, write_members
@@ -26,6 +27,7 @@ MAX_HISTORY = 30 * 24 * 60  # samples per pool: a month of minutes
 DEMAND_STALE_S = 30.0  # a gateway that has not written for so long is gone
 STATUS_STALE_S = 30.0  # a pool that no controller has written of for so long has none
 _DEMAND_KEPT_S = 3600.0  # then its rows are removed by others
+_ENDED_S = 120.0  # an ephemeral fleet that has written nothing for so long is removed by others
 
 
 class PoolDemand(Struct, frozen=True, omit_defaults=True):
@@ -98,6 +100,7 @@ class PoolStatus(Struct, frozen=True, omit_defaults=True):
     counts: dict[str, int] = field(default_factory=dict)  # actions by kind and failures, since the controller began
     reversals: int = 0  # steps up or down of the last hour that were taken back within five minutes
     fleet: str = ""  # its controllers' name
+    is_ephemeral: bool = False  # the pool ends with its controller's process, however that ends
 
 
 class FleetDecision(Struct, frozen=True):
@@ -135,9 +138,13 @@ class Lease(Struct, frozen=True):
 class FleetBook:
     """Blocks: for commands and for threads of their own."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, database: Database, clock: Callable[[], float], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._database = database
+        self._monotonic = monotonic
         self._clock = clock
+        self._silent: dict[str, tuple[float, float]] = {}  # by ephemeral pool: its last word, and since when
 
     # Lease
 
@@ -182,7 +189,8 @@ class FleetBook:
     # Demand
 
     def write_demand(self, rows: Iterable[PoolDemand]) -> dict[str, PoolStatus]:
-        """A gateway's demand; returns what controllers last said of every pool."""
+        """A gateway's demand; returns what controllers last said of every pool. Rows that a killed process left are
+        removed."""
         with self._database.writing() as execute:
             execute("DELETE FROM fleet_demand WHERE at < ?", (self._clock() - _DEMAND_KEPT_S,))
             for row in rows:
@@ -191,7 +199,10 @@ class FleetBook:
                     "(gateway, pool) DO UPDATE SET at = excluded.at, document = excluded.document",
                     (row.gateway, row.pool, row.at, _encode(row)),
                 )
-            return {one.pool: one for one in _documents(execute, "SELECT document FROM fleet_pools", PoolStatus)}
+            found = _documents(execute, "SELECT document FROM fleet_pools", PoolStatus)
+            for fleet in self._ended(found):
+                self._remove_fleet(execute, fleet)
+        return {one.pool: one for one in found if not self._is_over(one)}
 
     def remove_demand(self, gateway: str) -> None:
         """A gateway that ends takes its rows back."""
@@ -212,7 +223,8 @@ class FleetBook:
 
     def pools(self) -> list[PoolStatus]:
         with self._database.reading() as execute:
-            return _documents(execute, "SELECT document FROM fleet_pools ORDER BY pool", PoolStatus)
+            found = _documents(execute, "SELECT document FROM fleet_pools ORDER BY pool", PoolStatus)
+        return [one for one in found if not self._is_over(one)]
 
     def decisions(
         self,
@@ -242,10 +254,57 @@ class FleetBook:
             sql = f"SELECT document FROM fleet_history WHERE at > ?{where} ORDER BY at"
             return _documents(execute, sql, FleetSample, since, *parameters)
 
+    def claim_pool(self, execute: Execute, claim: PoolStatus) -> None:
+        """Makes the pool its fleet's, in a fenced transaction. Raises PoolTaken where another fleet has one of this
+        name: gateways would send requests to the replicas of both."""
+        execute(
+            "INSERT INTO fleet_pools (pool, document) VALUES (?, ?) ON CONFLICT (pool) DO NOTHING",
+            (claim.pool, _encode(claim)),
+        )
+        sql = "SELECT document FROM fleet_pools WHERE pool = ?"
+        for owner in _documents(execute, sql, PoolStatus, claim.pool):
+            if owner.fleet not in ("", claim.fleet) and not self._is_over(owner):
+                raise PoolTaken(
+                    f"the fleet '{owner.fleet}' of this store has a pool '{claim.pool}': end that fleet, give this "
+                    "model another name, or use another store"
+                )
+
     def memory(self, pool: str) -> Mapping[str, str]:
         """What the controller keeps over restarts, by name: forecast, durations, the policy's memory. JSON."""
         with self._database.reading() as execute:
             return dict(execute("SELECT name, document FROM fleet_memory WHERE pool = ?", (pool,)))
+
+    # Ephemeral fleets
+
+    def _is_over(self, status: PoolStatus) -> bool:
+        return status.is_ephemeral and self._clock() - status.at > STATUS_STALE_S
+
+    def _ended(self, statuses: Iterable[PoolStatus]) -> set[str]:
+        """Fleets to be removed. Silence counts by this machine's clock, which stands still while it is suspended."""
+        now = self._monotonic()
+        over = [one for one in statuses if self._is_over(one)]
+        before, self._silent = self._silent, {}
+        for one in over:
+            last, since = before.get(one.pool, (one.at, now))
+            self._silent[one.pool] = (one.at, since if last == one.at else now)
+        return {one.fleet for one in over if now - self._silent[one.pool][1] >= _ENDED_S}
+
+    def _remove_fleet(self, execute: Execute, fleet: str) -> None:
+        """A controller that was only paused loses its lease by this, and begins anew."""
+        execute("UPDATE fleet_lease SET holder = '', epoch = epoch + 1 WHERE name = ?", (fleet,))
+        for pool in _documents(execute, "SELECT document FROM fleet_pools", PoolStatus):
+            if pool.fleet == fleet:
+                remove_pool(execute, pool.pool)
+        for replica in _documents(execute, "SELECT document FROM fleet_replicas", FleetReplica):
+            if replica.fleet == fleet:
+                remove_replica(execute, replica.id)
+        members = _documents(execute, "SELECT document FROM replicas", ReplicaRow)
+        self.write_members(execute, (), [row for row in members if row.by == member_author(fleet)])
+
+
+def member_author(fleet: str) -> str:
+    """Author of the rows by which a fleet's controller tells gateways of its replicas."""
+    return f"fleet {fleet}"
 
 
 def write_replica(execute: Execute, row: FleetReplica) -> None:
