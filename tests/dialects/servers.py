@@ -132,6 +132,7 @@ class FakeVllm(FakeServer):
             f"vllm:iteration_tokens_total_count{{{labels}}} {float(self.steps)}\n"
             f"vllm:request_prefill_kv_computed_tokens_sum{{{labels}}} 100000.0\n"
             f"vllm:request_prefill_time_seconds_sum{{{labels}}} 1.0\n"
+            f'vllm:engine_sleep_state{{{labels},sleep_state="awake"}} {float(not self.is_parked)}\n'
         )
         return {
             "/health": (200, {}, b""),

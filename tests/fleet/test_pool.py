@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.slo import Slo
-from penstock.fleet.policy.decision import Decision
+from penstock.fleet.policy.decision import Action, ActionKind, Decision
 from penstock.fleet.policy.observation import ReplicaState
 from penstock.fleet.pool import Pool
 from penstock.fleet.settings import PoolSettings
@@ -56,3 +57,13 @@ def test_replicas_that_cannot_be_parked_are_not_planned_to_be(can_park: bool) ->
     report = ReplicaReport("boot", "p", "ready", can_park=can_park)
     pool.observation([row], {"r": report}, 1000.0)
     assert pool._policy.settings.parked == (None if can_park else 0)
+
+
+def test_replica_has_the_price_of_its_state() -> None:
+    pool = Pool("p", PoolSettings(price_per_hour=3.0, parked_price_per_hour=0.5), Slo())
+    row = pool.new_replica(Action(ActionKind.START, "demand"), 1000.0)
+    assert row.price_per_hour == 3.0
+    parked = pool.priced(replace(row, state=ReplicaState.PARKED))
+    assert parked.price_per_hour == 0.5
+    assert pool.status(Decision("p", 1000.0, 1), [parked], 1000.0).cost_per_hour == 0.5
+    assert pool.priced(replace(parked, state=ReplicaState.WAKING)).price_per_hour == 3.0

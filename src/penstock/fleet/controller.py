@@ -199,7 +199,7 @@ class Controller:
                 continue
             if step.failure:
                 self._on_failure(row, step.failure)
-            self._rows[row.id] = step.row
+            self._rows[row.id] = pool.priced(step.row) if pool is not None else step.row
             if step.command is not None and row.id not in self._commands.running:
                 commands[row.id] = step.command
         return commands
@@ -233,8 +233,7 @@ class Controller:
     def _spend_left_per_hour(self) -> float | None:
         if self._settings.spend_per_hour is None:
             return None
-        spent = sum(self._pools[row.pool].price_of(row) for row in self._rows.values() if row.pool in self._pools)
-        return self._settings.spend_per_hour - spent
+        return self._settings.spend_per_hour - sum(row.price_per_hour for row in self._rows.values())
 
     def _of_pool(self, pool: Pool) -> list[FleetReplica]:
         return [row for row in self._rows.values() if row.pool == pool.name]

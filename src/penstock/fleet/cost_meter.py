@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -19,9 +19,7 @@ class CostMeter:
     """Between two rounds a replica is in the state that the later one finds it in. The time without a controller is
     paid for too: the next one goes on from when the last one looked."""
 
-    def __init__(self, price_of: Callable[[FleetReplica], float]) -> None:
-        """`price_of`: money per hour of a replica in its state."""
-        self._price_of = price_of
+    def __init__(self) -> None:
         self._at: float | None = None
         self._metered = Metered({}, {})
 
@@ -31,7 +29,7 @@ class CostMeter:
             for row in rows:
                 passed_s = max(0.0, now - max(self._at, row.created_at))
                 seconds[row.state] = seconds.get(row.state, 0.0) + passed_s
-                costs[row.state] = costs.get(row.state, 0.0) + passed_s / 3600 * self._price_of(row)
+                costs[row.state] = costs.get(row.state, 0.0) + passed_s / 3600 * row.price_per_hour
         self._at = now
 
     def take(self) -> Metered:

@@ -68,7 +68,7 @@ class Pool:
         self._meter = DemandMeter()
         self._refused_until: dict[tuple[str, CapacityType], float] = {}
         self._sampled = Totals()
-        self._spending = CostMeter(self.price_of)
+        self._spending = CostMeter()
         self._steps = StepRecord()
         self._counts: Counter[str] = Counter()
         self._expected = ForecastBand(0.0, 0.0, 0.0, 0.0)
@@ -180,7 +180,7 @@ class Pool:
             arrivals_per_s=self._meter.demand(now).arrivals_per_s,
             forecast_p50=self._expected.p50,
             forecast_p90=self._expected.p90,
-            cost_per_hour=sum(self.price_of(row) for row in rows),
+            cost_per_hour=sum(row.price_per_hour for row in rows),
             durations=msgspec.structs.asdict(self.durations.p95()),
             oldest_start_s=max(starts, default=0.0),
             start_failures=max(self._backoff.num_failures, self._driver_failures),
@@ -218,17 +218,18 @@ class Pool:
             self._sampled.out_of_slo - before.out_of_slo,
         )
 
-    def price_of(self, row: FleetReplica) -> float:
-        """Per hour, in the state that it is in."""
-        if row.state == ReplicaState.PARKED:
-            return self.settings.parked_price_per_hour or 0.0
-        return row.price_per_hour
-
     # -- replicas
+
+    def priced(self, row: FleetReplica) -> FleetReplica:
+        """The row with the price of its state."""
+        parked = self.settings.parked_price_per_hour or 0.0
+        price = parked if row.state == ReplicaState.PARKED else row.full_price_per_hour
+        return msgspec.structs.replace(row, price_per_hour=price)
 
     def new_replica(self, action: Action, now: float) -> FleetReplica:
         """Row of a replica that is to be started."""
-        spot = action.capacity_type is CapacityType.SPOT
+        settings, is_spot = self.settings, action.capacity_type is CapacityType.SPOT
+        price = settings.spot.price_per_hour if is_spot else settings.price_per_hour
         return FleetReplica(
             f"{self.name.replace('@', '-').replace('/', '-')}-{secrets.token_hex(_ID_BYTES)}",
             self.name,
@@ -237,7 +238,8 @@ class Pool:
             target=action.to,
             zone=action.zone,
             capacity_type=action.capacity_type,
-            price_per_hour=self.settings.spot.price_per_hour if spot else self.settings.price_per_hour,
+            price_per_hour=price,
+            full_price_per_hour=price,
             created_at=now,
             fleet=self.fleet,
         )
@@ -364,7 +366,7 @@ def _view(row: FleetReplica, report: ReplicaReport | None) -> ReplicaView:
         ReplicaState(row.target),
         row.zone,
         CapacityType(row.capacity_type),
-        row.price_per_hour,
+        row.full_price_per_hour,
         row.created_at,
         row.deadline,
         measured.load.num_open if measured is not None else 0,

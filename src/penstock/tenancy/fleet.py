@@ -67,7 +67,8 @@ class FleetReplica(Struct, frozen=True, omit_defaults=True):
     url: str = ""
     zone: str = ""
     capacity_type: str = "on_demand"
-    price_per_hour: float = 0.0
+    price_per_hour: float = 0.0  # in the state that it is in
+    full_price_per_hour: float = 0.0  # in every state but parked
     created_at: float = 0.0
     ready_at: float | None = None
     deadline: float | None = None  # an interruption notice

@@ -101,6 +101,18 @@ async def test_a_server_without_metrics_is_used_and_counted_by_what_was_sent() -
         assert found.seen.limits.max_model_len == 4096  # that it did say
 
 
+async def test_a_vllm_that_sleeps_is_parked_and_not_lost() -> None:
+    async with followed(fake := FakeVllm()) as found:
+        await found.until(lambda: found.state == "ready")
+        assert not found.replica.is_resting
+        fake.is_parked = True
+        await found.until(lambda: found.replica.is_resting)
+        assert found.state == "out"  # it is sent nothing
+        fake.is_parked = False
+        await found.until(lambda: found.state == "ready")
+        assert not found.replica.is_resting
+
+
 async def test_facts_come_from_where_each_server_keeps_them() -> None:
     async with followed(FakeSglang()) as found:
         await found.until(lambda: found.state == "ready")

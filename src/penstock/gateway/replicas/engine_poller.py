@@ -53,6 +53,7 @@ class Followed(Protocol):
     probe_every_s: float | None
     deep_probe_every_s: float | None
     prefill_speed: float | None
+    is_asleep: bool
 
     @property
     def url(self) -> str: ...
@@ -256,6 +257,7 @@ class EnginePoller:
     def _hear(self, dialect: Dialect, values: reading.Values, sent_at: float) -> None:
         replica, snapshot = self._replica, self._snapshot(dialect, values, sent_at)
         measured = self._measured(values, snapshot)
+        replica.is_asleep = values.get(Signal.IS_AWAKE) == 0
         is_lost = replica.health.hangs(measured, self._clock.now())
         self._said = replace(snapshot, load=measured.load)
         replica.heard(self._said)

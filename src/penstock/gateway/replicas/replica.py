@@ -113,6 +113,7 @@ class Replica:
         self.source = "file"  # that names it; `gateway.membership` knows others
         self._left: Callable[[Replica], None] | None = None
         self.report: ReplicaReport | None = None  # the last; None: it makes none
+        self.is_asleep = False  # it says that it has given its device's memory back, as vLLM's sleep mode does
         self.prefill_speed: float | None = None  # as it measured it
         self.text = ""  # the digest of its tokenizer and chat template; empty: it has not said
         self.relays = False  # streams can be carried on: it is a penstock replica
@@ -174,6 +175,7 @@ class Replica:
         self.listed = adapters
 
     def lost(self) -> None:
+        self.is_asleep = False
         self._said = msgspec.structs.replace(self._said, state=ReplicaState.OUT)
 
     def seen(self, now: float) -> ReplicaSnapshot:
@@ -221,7 +223,8 @@ class Replica:
     @property
     def is_parked(self) -> bool:
         """Its process is there and has given its device's memory back, or is about to, or takes it again."""
-        return self._said.state is ReplicaState.DRAINING and self.report is not None and self.report.state in _PARKED
+        says_parked = self.report is not None and self.report.state in _PARKED
+        return self.is_asleep or (self._said.state is ReplicaState.DRAINING and says_parked)
 
     def send_away(self) -> None:
         """It hangs, or is gone: what it has of ours goes on elsewhere."""
