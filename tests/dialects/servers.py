@@ -137,6 +137,7 @@ class FakeVllm(FakeServer):
         return {
             "/health": (200, {}, b""),
             "/version": as_json({"version": "0.32.0"}),
+            **({"/is_sleeping": as_json({"is_sleeping": self.is_parked})} if self.can_park else {}),
             "/v1/models": self.models(owned_by="vllm", max_model_len=4096),
             **({"/metrics": metrics} if self.has_metrics else {}),
         }

@@ -17,7 +17,7 @@ from tests.waiting import GIVE_UP_S
 
 
 def asking(url: str) -> Ask:
-    def one(method: str, path: str, body: bytes | None) -> Answer:
+    async def one(method: str, path: str, body: bytes | None) -> Answer:
         found = ask(url, method, path, body, headers={"content-type": "application/json"}, timeout_s=GIVE_UP_S)
         named = {name.encode(): value.encode() for name, value in found.headers.items()}
         return Answer(found.status, named, found.body)
@@ -27,47 +27,49 @@ def asking(url: str) -> Ask:
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "found out"])
 @pytest.mark.parametrize("kind", [FakeVllm, FakeSglang], ids=lambda kind: kind.__name__)
-def test_other_engines_are_parked_when_they_are_idle_and_woken_to_a_token(kind: type[FakeServer], named: bool) -> None:
+async def test_other_engines_are_parked_when_they_are_idle_and_woken_to_a_token(
+    kind: type[FakeServer], named: bool
+) -> None:
     with kind() as fake:
         change = partial(park, asking(fake.url), DIALECTS[fake.dialect] if named else None)
         fake.running, fake.waiting = 1, 2
         with pytest.raises(Conflict, match="3 requests are still open"):
-            change()
+            await change()
         assert not fake.is_parked
         fake.running = fake.waiting = 0
-        assert change().state == "parked"
+        assert (await change()).state == "parked"
         assert fake.is_parked
-        assert wake(asking(fake.url), DIALECTS[fake.dialect] if named else None).state == "ready"
+        assert (await wake(asking(fake.url), DIALECTS[fake.dialect] if named else None)).state == "ready"
         assert not fake.is_parked
     if isinstance(fake, FakeVllm):
         path, asked, _ = fake.asked[-1]
         assert (path, asked["model"], asked["max_tokens"]) == ("/v1/completions", "m", 1)
 
 
-def test_an_engine_that_was_not_started_for_it_says_what_it_needs() -> None:
+async def test_an_engine_that_was_not_started_for_it_says_what_it_needs() -> None:
     with FakeVllm(can_park=False) as fake:
         with pytest.raises(UnsupportedTask, match="--enable-sleep-mode and VLLM_SERVER_DEV_MODE=1"):
-            park(asking(fake.url))
+            await park(asking(fake.url))
         fake.is_parked = True  # and a wake that brings no token is none
         with pytest.raises(UnsupportedTask, match="/wake_up"):
-            wake(asking(fake.url))
+            await wake(asking(fake.url))
         fake.can_park, fake.is_overloaded = True, True
         with pytest.raises(EngineUnavailable, match="full"):
-            wake(asking(fake.url))
+            await wake(asking(fake.url))
 
 
-def test_an_engine_without_such_a_state_cannot_be_parked() -> None:
+async def test_an_engine_without_such_a_state_cannot_be_parked() -> None:
     with FakeTgi() as fake, pytest.raises(UnsupportedTask, match="tgi"):
-        park(asking(fake.url))
+        await park(asking(fake.url))
 
 
-def test_a_penstock_replica_is_parked_and_woken_by_the_same_calls() -> None:
+async def test_a_penstock_replica_is_parked_and_woken_by_the_same_calls() -> None:
     with serving() as replica:
         url = f"http://{replica.host}:{replica.port}"
-        parked = park(asking(url), wait_s=5.0)
+        parked = await park(asking(url), wait_s=5.0)
         assert parked.state == "parked"
         assert parked.num_bytes > 0
-        assert wake(asking(url)).seconds["first_token"] >= 0
+        assert (await wake(asking(url))).seconds["first_token"] >= 0
         replica.loop.call_soon_threadsafe(replica.app.drain.begin, "the GPU is broken")
         with pytest.raises(Conflict, match="the GPU is broken"):
-            park(asking(url), DIALECTS["penstock"])
+            await park(asking(url), DIALECTS["penstock"])

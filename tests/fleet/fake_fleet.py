@@ -95,11 +95,9 @@ class FakeClient:
     async def makes_token(self, url: str) -> bool:
         return True
 
-    async def park(self, url: str) -> str:
-        return ""
+    async def park(self, url: str) -> None: ...
 
-    async def wake(self, url: str) -> str:
-        return ""
+    async def wake(self, url: str) -> None: ...
 
     def forget(self, url: str) -> None: ...
 
@@ -126,11 +124,14 @@ class FakeFleet:
             **{"is_alone": True, **more},  # type: ignore[arg-type]
         )
 
-    async def run(self, controller: Controller, seconds: int) -> None:
+    async def run(self, controller: Controller, seconds: int, *, waits: bool = False) -> None:
+        """`waits`: for commands that take their time."""
         for _ in range(seconds):
             await controller.step()
             for _ in range(3):
                 await asyncio.sleep(0)  # its commands
+            while waits and (running := controller._commands.running):
+                await asyncio.wait([*running.values()])
             self.now += 1.0
 
     def states(self) -> Counter[str]:

@@ -89,43 +89,35 @@ def with_two_pools(store: Store, **pool: object) -> FakeFleet:
     return fleet
 
 
-async def let_pass(fleet: FakeFleet, controller: Controller, seconds: int) -> None:
-    """Rounds of a second, each with the time that a driver's call may take."""
-    for _ in range(seconds):
-        await fleet.run(controller, 1)
-        while controller._commands.running:
-            await asyncio.wait([*controller._commands.running.values()])
-
-
 async def test_driver_that_hangs_in_a_start_is_given_up_ever_later_and_other_pools_go_on(store: Store) -> None:
     fleet = with_two_pools(store)
     fleet.driver.hangs = {"start m"}
     controller = await leading(fleet)
-    await let_pass(fleet, controller, 60)
+    await fleet.run(controller, 60, waits=True)
     assert {one.pool for one in fleet.driver.replicas.values()} == {"other"}
     assert 3 <= fleet.driver.num_hung["start m"] <= 6  # 2, 4, 8, 16, 32 s between them
     hung, other = store.fleet.pools()
     assert "the driver did not answer within" in hung.failure
     assert (hung.start_failures, other.start_failures) == (fleet.driver.num_hung["start m"], 0)
     fleet.driver.hangs.clear()
-    await let_pass(fleet, controller, 70)
+    await fleet.run(controller, 70, waits=True)
     assert fleet.states() == {"active": 2}
 
 
 async def test_driver_that_hangs_in_a_stop_is_asked_again_ever_later(store: Store) -> None:
     fleet = with_two_pools(store)
     controller = await leading(fleet)
-    await let_pass(fleet, controller, 4)
+    await fleet.run(controller, 4, waits=True)
     (old,) = (name for name, one in fleet.driver.replicas.items() if one.pool == "m")
     fleet.driver.hangs = {"stop m"}
     fleet.driver.lose(old)
-    await let_pass(fleet, controller, 60)
+    await fleet.run(controller, 60, waits=True)
     assert fleet.states() == {"active": 2, "stopping": 1}  # its successor did not wait for it
     assert 3 <= fleet.driver.num_hung["stop m"] <= 6
     (row,) = (one for one in store.fleet.replicas() if one.state == "stopping")
     assert "the driver did not answer within" in row.failure
     fleet.driver.hangs.clear()
-    await let_pass(fleet, controller, 70)
+    await fleet.run(controller, 70, waits=True)
     assert fleet.states() == {"active": 2}
     assert old not in fleet.driver.replicas
 
@@ -136,16 +128,16 @@ async def test_driver_that_does_not_list_its_replicas_is_asked_for_no_others_and
 ) -> None:
     fleet = with_two_pools(store, max=4)
     controller = await leading(fleet)
-    await let_pass(fleet, controller, 4)
+    await fleet.run(controller, 4, waits=True)
     fleet.driver.hangs, fleet.driver.fails_to_list = {"list"} if fault == "hangs" else set(), fault == "fails"
     fleet.settings.pools["m"]["min"] = 2
     controller = await leading(fleet)
-    await let_pass(fleet, controller, 120)
+    await fleet.run(controller, 120, waits=True)
     assert sorted(fleet.members().values()) == [False, False]  # what was there serves on
     assert len(fleet.driver.started) == 2
     assert all("list" in status.failure and status.start_failures >= 3 for status in store.fleet.pools())
     fleet.driver.hangs, fleet.driver.fails_to_list = set(), False
-    await let_pass(fleet, controller, 130)
+    await fleet.run(controller, 130, waits=True)
     assert fleet.states() == {"active": 3}
     assert not any(status.start_failures for status in store.fleet.pools())
 

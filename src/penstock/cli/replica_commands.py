@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import http.client
 import os
 import time
@@ -125,7 +126,7 @@ def _change_state(arguments: argparse.Namespace) -> None:
     if arguments.key_env is not None:
         headers["authorization"] = f"Bearer {os.environ.get(arguments.key_env, '')}"
 
-    def ask_replica(method: str, path: str, body: bytes | None) -> Answer:
+    async def ask_replica(method: str, path: str, body: bytes | None) -> Answer:
         found = ask(arguments.url, method, path, body, headers=headers, timeout_s=_ASK_S)
         named = {name.encode(): value.encode() for name, value in found.headers.items()}
         return Answer(found.status, named, found.body)
@@ -133,9 +134,9 @@ def _change_state(arguments: argparse.Namespace) -> None:
     began_s = time.monotonic()
     try:
         if arguments.verb == "park":
-            report = parking.park(ask_replica, dialect, wait_s=arguments.wait_s)
+            report = asyncio.run(parking.park(ask_replica, dialect, wait_s=arguments.wait_s))
         else:
-            report = parking.wake(ask_replica, dialect)
+            report = asyncio.run(parking.wake(ask_replica, dialect))
     except (OSError, http.client.HTTPException) as error:
         raise EngineUnavailable(f"{arguments.url} cannot be reached: {error}") from None
     if arguments.json:

@@ -116,6 +116,7 @@ class Parking(msgspec.Struct, frozen=True):
     park: str
     wake: str
     needs: str  # with what it has to be started
+    shows: str | None = None  # GET, answered only by one that was started so; None: there is no such path
 
 
 class Native(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ asked first how busy they are, and after waking for a token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -18,9 +18,9 @@ from penstock.dialects.engines.openai import PENSTOCK
 from penstock.dialects.liveness import Answer
 from penstock.dialects.reading import read
 
-Ask = Callable[[str, str, bytes | None], Answer]  # method, path, and a body in JSON
+Ask = Callable[[str, str, bytes | None], Awaitable[Answer]]  # method, path, and a body in JSON
 
-_UNKNOWN_PATH = (404, 405, 501)
+UNKNOWN_PATH = (404, 405, 501)
 
 
 class _Card(msgspec.Struct):
@@ -39,32 +39,39 @@ class _Refusal(msgspec.Struct):
     error: _Error = _Error()
 
 
-def park(ask: Ask, dialect: Dialect | None = None, *, wait_s: float = 30.0) -> ParkReport:
+async def park(ask: Ask, dialect: Dialect | None = None, *, wait_s: float = 30.0) -> ParkReport:
     """Make a replica give its device's memory back. `dialect`: None: it is found out; `wait_s`: how long a penstock
     replica may wait for its open requests. Raises `Conflict` where some are open, and what else stands in the way.
 
     Of other engines nothing must be sent there meanwhile: drain them at their gateways before.
     """
-    dialect = dialect or _detected(ask)
+    dialect = dialect or await detected(ask)
     if dialect is PENSTOCK:
-        return _reported(ask("POST", PARK_PATH, msgspec.json.encode(ParkRequest(wait_s))))
-    _check_idle(ask, dialect)
-    _call(ask, dialect, _paths(dialect)[0])
+        return _reported(await ask("POST", PARK_PATH, msgspec.json.encode(ParkRequest(wait_s))))
+    await _check_idle(ask, dialect)
+    await _call(ask, dialect, _paths(dialect)[0])
     return ParkReport("parked")
 
 
-def wake(ask: Ask, dialect: Dialect | None = None) -> ParkReport:
+async def wake(ask: Ask, dialect: Dialect | None = None) -> ParkReport:
     """Make it take the memory again, and make a token."""
-    dialect = dialect or _detected(ask)
+    dialect = dialect or await detected(ask)
     if dialect is PENSTOCK:
-        return _reported(ask("POST", WAKE_PATH, b"{}"))
-    _call(ask, dialect, _paths(dialect)[1])
-    _make_token(ask, dialect)
+        return _reported(await ask("POST", WAKE_PATH, b"{}"))
+    await _call(ask, dialect, _paths(dialect)[1])
+    await make_token(ask, dialect)
     return ParkReport("ready")
 
 
-def _detected(ask: Ask) -> Dialect:
-    return detect({path: ask("GET", path, None) for path in paths("") if "{model}" not in path})
+async def can_park(ask: Ask, dialect: Dialect) -> bool:
+    """Whether it knows the paths, as far as it tells: of some engines only a call shows it."""
+    if dialect.parking is None or dialect.parking.shows is None:
+        return dialect.parking is not None
+    return (await ask("GET", dialect.parking.shows, None)).status == 200
+
+
+async def detected(ask: Ask) -> Dialect:
+    return detect({path: await ask("GET", path, None) for path in paths("") if "{model}" not in path})
 
 
 def _paths(dialect: Dialect) -> tuple[str, str]:
@@ -73,10 +80,10 @@ def _paths(dialect: Dialect) -> tuple[str, str]:
     return dialect.parking.park, dialect.parking.wake
 
 
-def _check_idle(ask: Ask, dialect: Dialect) -> None:
+async def _check_idle(ask: Ask, dialect: Dialect) -> None:
     """Raises Conflict where the first document that tells the load tells of some. An unknown load is no obstacle."""
     for document in dialect.loads if dialect.parking is not None else ():
-        answer = ask("GET", document.path.decode(), None)
+        answer = await ask("GET", document.path.decode(), None)
         values = read(document, answer.body) if answer.status == 200 else {}
         if Signal.RUNNING in values:
             num_open = int(values[Signal.RUNNING] + values.get(Signal.WAITING, 0.0))
@@ -85,26 +92,26 @@ def _check_idle(ask: Ask, dialect: Dialect) -> None:
             return
 
 
-def _call(ask: Ask, dialect: Dialect, path: str) -> None:
-    answer = ask("POST", path, b"{}")
-    if answer.status in _UNKNOWN_PATH:
+async def _call(ask: Ask, dialect: Dialect, path: str) -> None:
+    answer = await ask("POST", path, b"{}")
+    if answer.status in UNKNOWN_PATH:
         assert dialect.parking is not None
         raise UnsupportedTask(f"it does not know {path.partition('?')[0]}: start it with {dialect.parking.needs}")
     _check(answer)
 
 
-def _make_token(ask: Ask, dialect: Dialect) -> None:
+async def make_token(ask: Ask, dialect: Dialect) -> None:
     if dialect.health.deep is not None:
-        _check(ask("GET", dialect.health.deep.decode(), None))
+        _check(await ask("GET", dialect.health.deep.decode(), None))
         return
     try:
-        cards = msgspec.json.decode(ask("GET", "/v1/models", None).body, type=_Cards).data
+        cards = msgspec.json.decode((await ask("GET", "/v1/models", None)).body, type=_Cards).data
     except msgspec.DecodeError:
         cards = []
     if not cards:
         raise EngineUnavailable("it is awake, but names no model that could be asked for a token")
     wanted = {"model": cards[0].id, "prompt": "1", "max_tokens": 1}
-    _check(ask("POST", "/v1/completions", msgspec.json.encode(wanted)))
+    _check(await ask("POST", "/v1/completions", msgspec.json.encode(wanted)))
 
 
 def _reported(answer: Answer) -> ParkReport:

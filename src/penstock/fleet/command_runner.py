@@ -71,7 +71,7 @@ class CommandRunner:
 
     async def _run(self, row: FleetReplica, command: Command) -> None:
         try:
-            outcome = Outcome(command, await self._carry_out(row, command))
+            outcome = Outcome(command, await self._carry_out(row, command) or "")
         except PenstockError as error:
             outcome = Outcome(command, error.message, isinstance(error, CapacityRefused))
         except OSError as error:
@@ -86,7 +86,7 @@ class CommandRunner:
         elif command is Command.STOP:
             self._backoffs = {key: one for key, one in self._backoffs.items() if key[0] != row.id}
 
-    def _carry_out(self, row: FleetReplica, command: Command) -> Awaitable[str]:
+    def _carry_out(self, row: FleetReplica, command: Command) -> Awaitable[str | None]:
         """Returns why it failed, or raises that."""
         match command:
             case Command.START:

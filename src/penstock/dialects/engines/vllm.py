@@ -56,6 +56,8 @@ VLLM = Dialect(
     lora=Lora("model", b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter"),
     cancel=Cancel(b"/abort_requests", "request_ids", is_list=True),
     # Level 1 keeps the weights in host memory; without a mode newer ones abort what runs.
-    parking=Parking("/sleep?level=1&mode=wait", "/wake_up", "--enable-sleep-mode and VLLM_SERVER_DEV_MODE=1"),
+    parking=Parking(
+        "/sleep?level=1&mode=wait", "/wake_up", "--enable-sleep-mode and VLLM_SERVER_DEV_MODE=1", "/is_sleeping"
+    ),
     has_kv_events=True,
 )
