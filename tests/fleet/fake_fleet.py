@@ -85,12 +85,14 @@ class FakeClient:
     def __init__(self, driver: FakeDriver) -> None:
         self._driver = driver
         self.num_open: Counter[str] = Counter()
+        self.can_park = True
 
     async def report(self, url: str) -> ReplicaReport | None:
         if url not in {one.url for one in self._driver.replicas.values()}:
             return None
         state = "ready" if self._driver.is_ready else "starting"
-        return ReplicaReport("b", "m", state, measured=EngineMeasurements(EngineLoad(num_open=self.num_open[url])))
+        measured = EngineMeasurements(EngineLoad(num_open=self.num_open[url]))
+        return ReplicaReport("b", "m", state, can_park=self.can_park and state == "ready", measured=measured)
 
     async def makes_token(self, url: str) -> bool:
         return True

@@ -194,3 +194,14 @@ async def test_second_fleet_with_a_pool_of_the_same_name_is_refused_until_the_fi
     await first.stop_all(0.0)
     await other.run(await leading(other), 4)
     assert {status.pool: status.fleet for status in store.fleet.pools()} == {"m": "other", "n": "other"}
+
+
+async def test_pool_whose_replicas_cannot_be_parked_loses_none_by_trying(store: Store) -> None:
+    fleet = FakeFleet(store, min=1, parked=1)
+    fleet.client.can_park = False
+    controller = await leading(fleet)
+    await fleet.run(controller, 60)
+    assert fleet.states() == {"active": 1, "standby": 1}  # it was started before anybody knew
+    await fleet.run(controller, 400)
+    assert fleet.states() == {"active": 1}
+    assert len(fleet.driver.started) == 2

@@ -23,8 +23,9 @@ def row(state: S, target: S = S.ACTIVE, **more: object) -> FleetReplica:
     return replace(FleetReplica("r", "p", state, 0.0, target=target, url="http://127.0.0.1:1"), **more)
 
 
-def report(state: str = "ready", num_open: int = 0) -> ReplicaReport:
-    return ReplicaReport("boot", "m", state, measured=EngineMeasurements(EngineLoad(num_open=num_open)))
+def report(state: str = "ready", num_open: int = 0, *, can_park: bool = True) -> ReplicaReport:
+    measured = EngineMeasurements(EngineLoad(num_open=num_open))
+    return ReplicaReport("boot", "m", state, can_park=can_park, measured=measured)
 
 
 def test_replica_is_active_only_after_a_real_token() -> None:
@@ -55,7 +56,7 @@ def test_replica_of_a_warm_pool_waits_in_standby_and_is_active_at_once_when_want
 
 @pytest.mark.parametrize(
     ("target", "state", "command"),
-    [(S.STOPPING, S.STOPPING, Command.STOP), (S.PARKED, S.PARKING, Command.PARK), (S.STANDBY, S.STANDBY, None)],
+    [(S.STOPPING, S.STOPPING, Command.STOP), (S.PARKED, S.STANDBY, None), (S.STANDBY, S.STANDBY, None)],
 )
 def test_active_replica_leaves_when_its_last_stream_has_ended(target: S, state: S, command: Command | None) -> None:
     draining = advance(row(S.ACTIVE, target), Facts(LISTED, report(num_open=2), 1.0), SETTINGS, 1.0)
@@ -72,6 +73,17 @@ def test_active_replica_leaves_when_its_last_stream_has_ended(target: S, state: 
 def test_gateways_hear_of_a_drain_before_an_idle_replica_goes() -> None:
     draining = row(S.DRAINING, S.STOPPING, since=10.0)
     assert advance(draining, Facts(LISTED, report(), 10.5), SETTINGS, 10.5).row == draining
+
+
+@pytest.mark.parametrize("can_park", [True, False])
+def test_replica_that_cannot_be_parked_stays_in_standby(can_park: bool) -> None:
+    waiting = row(S.STANDBY, S.PARKED)
+    found = advance(waiting, Facts(LISTED, report(can_park=can_park), 1.0), SETTINGS, 1.0)
+    assert found.row is not None
+    assert (found.row.state, found.row.target, found.command) == (
+        (S.PARKING, S.PARKED, Command.PARK) if can_park else (S.STANDBY, S.STANDBY, None)
+    )
+    assert advance(waiting, Facts(LISTED, None, 1.0), SETTINGS, 1.0).row == waiting  # it has not said yet
 
 
 def test_draining_replica_that_is_wanted_again_stays() -> None:

@@ -54,6 +54,8 @@ def test_replicas_that_cannot_be_parked_are_not_planned_to_be(can_park: bool) ->
     row = FleetReplica(
         "r", "p", ReplicaState.ACTIVE, 1000.0, url="http://127.0.0.1:1", created_at=900.0, ready_at=950.0
     )
+    pool.observation([row], {"r": ReplicaReport("boot", "p", "starting")}, 999.0)  # it cannot say yet
+    assert pool._policy.settings.parked is None
     report = ReplicaReport("boot", "p", "ready", can_park=can_park)
     pool.observation([row], {"r": report}, 1000.0)
     assert pool._policy.settings.parked == (None if can_park else 0)

@@ -69,7 +69,7 @@ def advance(row: FleetReplica, facts: Facts, settings: PoolSettings, now: float)
         case ReplicaState.STARTING:
             return _starting(row, facts, now)
         case ReplicaState.STANDBY:
-            return _standby(row, now)
+            return _standby(row, facts, now)
         case ReplicaState.ACTIVE:
             is_leaving = row.target != ReplicaState.ACTIVE
             return Next(_moved(row, ReplicaState.DRAINING, now) if is_leaving else row)
@@ -123,11 +123,15 @@ def _starting(row: FleetReplica, facts: Facts, now: float) -> Next:
     return Next(row, Command.PROBE)
 
 
-def _standby(row: FleetReplica, now: float) -> Next:
+def _standby(row: FleetReplica, facts: Facts, now: float) -> Next:
     match row.target:
         case ReplicaState.ACTIVE:
             return Next(_moved(row, ReplicaState.ACTIVE, now))
         case ReplicaState.PARKED:
+            if facts.report is None:
+                return Next(row)
+            if not facts.report.can_park:  # to try would cost the replica
+                return Next(replace(row, target=ReplicaState.STANDBY))
             return Next(_moved(row, ReplicaState.PARKING, now), Command.PARK)
         case ReplicaState.STOPPING:
             return _leaving(row, now)
@@ -146,8 +150,6 @@ def _draining(row: FleetReplica, facts: Facts, settings: PoolSettings, now: floa
     match row.target:
         case ReplicaState.STOPPING:
             return _leaving(row, now)
-        case ReplicaState.PARKED if is_idle:
-            return Next(_moved(row, ReplicaState.PARKING, now), Command.PARK)
         case _:
             return Next(_moved(row, ReplicaState.STANDBY, now) if is_idle else row)
 

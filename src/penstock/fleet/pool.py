@@ -135,9 +135,7 @@ class Pool:
         for view in views:
             if view.id in reports:
                 self._costs.observe(view.id, reports[view.id].measured)
-                if self._policy.settings.parked is None and not reports[view.id].can_park:
-                    settings = dataclasses.replace(self.settings, parked=0)  # its engine has no such state
-                    self._policy = PoolPolicy(settings, self.slo, self._policy.profile)
+                self._check_parking(reports[view.id])
         if self._costs.has_changed():
             self._policy.profile = CapacityProfile(self._costs.costs)
         durations = self.durations.p95()
@@ -152,6 +150,16 @@ class Pool:
             self._offers(),
             spend_left_per_hour,
         )
+
+    def _check_parking(self, report: ReplicaReport) -> None:
+        """Replicas whose engine has no such state are not planned to be parked. One that starts cannot say yet."""
+        if report.state == "ready" and not report.can_park and self._policy.settings.parked != 0:
+            if self.settings.parked:
+                log.warning(
+                    "%s: its replicas cannot be parked, so `parked: %d` is none", self.name, self.settings.parked
+                )
+            settings = dataclasses.replace(self.settings, parked=0)
+            self._policy = PoolPolicy(settings, self.slo, self._policy.profile)
 
     def decide(self, observation: PoolObservation, now: float) -> Decision:
         decision, self._memory = self._policy.decide(observation, self._memory, now)
