@@ -11,12 +11,23 @@ def test_decision_says_what_why_from_what_and_until_when() -> None:
     before, after = Decision("p", 0.0, 1), Decision("p", 3600.0, 1)
     start = Action(ActionKind.START, "2 are wanted", zone="b", capacity_type=CapacityType.SPOT)
     numbers = {"rate": 3.2, "max_rate": 1.7, "forecast_p50_66s": 4.0, "some_new_one": 0.5}
-    decision = Decision("p", 60.0, 2, standby=1, actions=(start,), reason="a surge", bound="max", numbers=numbers)
+    decision = Decision(
+        "p",
+        60.0,
+        2,
+        standby=1,
+        actions=(start,),
+        reason="a surge",
+        bound="max",
+        warm_bound="spend",
+        numbers=numbers,
+    )
     head, *lines = explain(decision, before, after)
     assert head.endswith("p: 2 replicas active, 1 standby wanted, 1 before")
     assert lines[:-1] == [
         "    why: a surge",
         "    bound by the pool's `max`; the demand alone asks for another number",
+        "    warm replicas: the spend per hour allows no more; as many are planned as above",
         "    seen: 3.2 requests/s, 1.7 requests/s per replica within the SLO, 4 requests/s expected in 66 s, "
         "some new one 0.5",
         "    done: start a new replica in zone b on spot capacity: 2 are wanted",

@@ -43,6 +43,9 @@ def explain(decision: Decision, before: Decision | None = None, after: Decision 
         yield f"    why: {decision.reason}"
     if decision.bound:
         yield f"    bound by {_BOUNDS.get(decision.bound, decision.bound)}; the demand alone asks for another number"
+    if decision.warm_bound:
+        what = _BOUNDS.get(decision.warm_bound, decision.warm_bound)
+        yield f"    warm replicas: {what} allows no more; as many are planned as above"
     if decision.numbers:
         yield f"    seen: {', '.join(number_in_words(name, value) for name, value in decision.numbers.items())}"
     for action in decision.actions:

@@ -45,7 +45,7 @@ class Recorder:
         self._by = tables.member_author(fleet)
         self._rows: dict[str, FleetReplica] = {}  # as the store has them
         self._members: dict[str, ReplicaRow] = {}  # as gateways were told, by URL
-        self._wanted: dict[str, int] = {}  # by pool, as last recorded
+        self._decided: dict[str, tuple[object, ...]] = {}  # by pool, as last recorded
         self._sampled_at = 0.0
 
     def load(self, pools: Mapping[str, Pool], now: float) -> dict[str, FleetReplica]:
@@ -68,7 +68,8 @@ class Recorder:
         told = [row for url, row in members.items() if _differs(self._members.get(url), row)]
         gone = [row for url, row in self._members.items() if url not in members]
         decisions = [one.decision for one in rounds]
-        kept = [one for one in decisions if one.actions or self._wanted.get(one.pool) != one.wanted]
+        decided = {one.pool: (one.wanted, one.warm_bound) for one in decisions}
+        kept = [one for one in decisions if one.actions or self._decided.get(one.pool) != decided[one.pool]]
         is_sampled = now - self._sampled_at >= _SAMPLE_S
         with self._keeper.fenced() as execute:
             for row in rows.values():
@@ -88,7 +89,7 @@ class Recorder:
                     for name, document in pool.to_keep().items():
                         tables.write_memory(execute, pool.name, name, document)
         self._members, self._rows = members, dict(rows)
-        self._wanted |= {one.pool: one.wanted for one in decisions}
+        self._decided |= decided
         self._sampled_at = now if is_sampled else self._sampled_at
         for decision in kept:
             for action in decision.actions:

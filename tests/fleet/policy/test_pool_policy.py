@@ -139,6 +139,12 @@ def test_max_decides_and_is_named() -> None:
     assert (decision.wanted, decision.bound) == (3, "max")
 
 
+def test_spend_that_leaves_no_room_for_a_planned_standby_is_named() -> None:
+    settings = replace(ONLY_ACTIVE, min=2, standby=2, max_spend_per_hour=7.0)
+    decision = FakePool(settings, offers=(Offer(price_per_hour=2.0),)).run(10, demand(0.0))
+    assert (decision.standby, decision.warm_bound, decision.bound) == (2, "spend", "min")
+
+
 def test_spend_decides_and_is_named() -> None:
     fleet = FakePool(replace(ONLY_ACTIVE, max_spend_per_hour=7.0), offers=(Offer(price_per_hour=2.0),))
     fleet.add(views(1, price_per_hour=2.0))

@@ -40,4 +40,5 @@ class Decision(Struct, frozen=True, omit_defaults=True):
     actions: tuple[Action, ...] = ()
     reason: str = ""  # why `wanted` is what it is
     bound: str = ""  # min, max, spend, quota or schedule, if one of them decided
+    warm_bound: str = ""  # max, spend or quota, if it keeps standby or parked replicas from what is planned
     numbers: dict[str, float] = field(default_factory=dict)  # predicted TTFT, TPOT, KV use; rate; forecast

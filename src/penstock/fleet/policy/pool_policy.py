@@ -64,7 +64,7 @@ class _Round:
         self.census = Census(observation.replicas)
         self.passed_s = max(0.0, now - memory.at) if memory.at is not None else 0.0
         self.actions: list[Action] = []
-        self.bound = ""
+        self.bound = self.warm_bound = ""
 
     def decision(self) -> tuple[Decision, PolicyMemory]:
         policy, memory, census, now = self.policy, self.memory, self.census, self.now
@@ -117,6 +117,7 @@ class _Round:
             actions=tuple(self.actions),
             reason=self._reason(sizing, signals, wanted, warm) if has_changed else "",
             bound=self.bound,
+            warm_bound=self.warm_bound,
             numbers=self._numbers(sizing, signals, wanted) if has_changed else {},
         )
         return decision, remembered
@@ -322,6 +323,8 @@ class _Round:
         if offer is None:
             if to is ReplicaState.ACTIVE:
                 self.bound = placement.obstacle if has_room else self.bound or "max"
+            else:
+                self.warm_bound = placement.obstacle if has_room else "max"
             return False
         self.actions.append(Action(ActionKind.START, reason, to=to, zone=offer.zone, capacity_type=offer.capacity_type))
         return True
