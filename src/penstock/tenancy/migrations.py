@@ -119,7 +119,13 @@ FLEET = (
     "CREATE INDEX fleet_history_by_pool ON fleet_history (pool, at)",
 )
 
-MIGRATIONS = (TENANTS_AND_KEYS, USAGE, ADMINS, ROUTES, MEASURED, ADAPTERS, REPLICAS, FLEET)
+FLEET_ROUNDS = (
+    # Rounds of the autoscaling policy, each with all that it decided by: for `penstock replay fleet`.
+    "CREATE TABLE fleet_rounds (at DOUBLE PRECISION NOT NULL, pool TEXT NOT NULL, document TEXT NOT NULL)",
+    "CREATE INDEX fleet_rounds_by_pool ON fleet_rounds (pool, at)",
+)
+
+MIGRATIONS = (TENANTS_AND_KEYS, USAGE, ADMINS, ROUTES, MEASURED, ADAPTERS, REPLICAS, FLEET, FLEET_ROUNDS)
 
 
 def migrate(database: Database) -> int:
