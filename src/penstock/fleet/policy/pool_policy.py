@@ -41,7 +41,7 @@ class PoolPolicy:
     def __init__(self, settings: PoolSettings, slo: Slo, profile: CapacityProfile | None) -> None:
         self.settings, self.slo, self.profile = settings, slo, profile
         self._bounds = ScheduledBounds(settings)
-        self._surges: dict[tuple[int, int, Durations], WarmPlan] = {}
+        self._surges: dict[tuple[int, int, int, Durations], WarmPlan] = {}
         allowed = _BUDGET_SHARE * (1 - slo.quantile)
         self._relief = 1 / _CAUTION_DAY_S  # of caution, per second within the SLO
         self._alarm = self._relief / allowed
@@ -218,13 +218,13 @@ class _Round:
         room = max(0, settings.max - wanted)
         beyond = min(room, max(0, math.ceil(peak - 1e-9) - wanted))
         if settings.surge > 1 and signals.saturation and signals.level > 0:
-            key = (wanted, round(50 * math.log(signals.level)), durations)
+            level, saturation = (round(50 * math.log(each)) for each in (signals.level, signals.saturation))
+            key = (wanted, level, saturation, durations)
             if (plan := policy._surges.get(key)) is None:
                 if len(policy._surges) > 1000:
                     policy._surges.clear()
-                surge = Surge(
-                    settings.surge * math.exp(key[1] / 50), wanted, signals.saturation, 0.7 * policy.slo.ttft_s
-                )
+                rate = settings.surge * math.exp(level / 50)
+                surge = Surge(rate, wanted, math.exp(saturation / 50), 0.7 * policy.slo.ttft_s)
                 plan = policy._surges[key] = plan_warm(settings, durations, surge, 0, 0)
             if beyond > plan.kept and settings.parked is None and not settings.parked_price_per_hour:
                 return plan._replace(kept=beyond)
