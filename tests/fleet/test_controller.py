@@ -9,6 +9,7 @@ import pytest
 from penstock.core.errors import LeaseLost, PoolTaken
 from penstock.fleet.drivers.driver import DriverReplica
 from penstock.fleet.policy.observation import CapacityType
+from penstock.fleet.rounds import read_rounds
 from penstock.fleet.settings import FleetSettings
 from penstock.tenancy.fleet import PoolDemand
 from penstock.tenancy.store import Store
@@ -159,6 +160,27 @@ async def test_demand_of_gateways_reaches_the_status_and_the_history(store: Stor
     (status,) = store.fleet.pools()
     assert status.states == {"active": 2}
     assert store.fleet.decisions("m")
+
+
+async def test_rounds_of_decisions_and_of_every_minute_are_kept_and_can_be_decided_again(store: Store) -> None:
+    fleet = Fleet(store, min=1, scale_on={"waiting": 2})
+    controller = fleet.controller()
+    store.fleet._clock = lambda: fleet.now
+    assert await controller.try_lead()
+    for second in range(150):
+        waiting = 5 if second == 90 else 0
+        counted = {"arrivals": second, "refused": second // 10, "finished": second}
+        store.fleet.write_demand([PoolDemand("g", "m", fleet.now, waiting=waiting, **counted)])
+        await fleet.run(controller, 1)
+    rounds = read_rounds(store.fleet.rounds("m"))
+    assert [each.decision.at - 1_000_000 for each in rounds if not each.decision.actions] == [60.0, 120.0]
+    kept = {one.at for one in store.fleet.decisions("m")}
+    assert kept == {each.decision.at for each in rounds if each.decision.reason}
+    assert [each.policy().decide(each.observation, each.memory, each.decision.at)[0] for each in rounds] == [
+        each.decision for each in rounds
+    ]
+    sample = store.fleet.history("m")[-1]
+    assert (sample.arrivals, sample.refused) == (60, 6)
 
 
 async def test_fleet_spends_no_more_than_it_may(store: Store) -> None:

@@ -20,6 +20,7 @@ class _Sums(NamedTuple):
 
     at: float
     arrivals: int = 0
+    refused: int = 0
     finished: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -29,11 +30,13 @@ class _Sums(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Requests within and beyond their objectives, and tokens, since a meter began."""
+    """Requests that came, were refused, kept their objectives or did not, and tokens, since a meter began."""
 
     in_slo: int = 0
     out_of_slo: int = 0
     tokens: int = 0
+    arrivals: int = 0
+    refused: int = 0
 
 
 _COUNTED = _Sums._fields[1:]
@@ -91,7 +94,8 @@ class DemandMeter:
 
     def totals(self) -> Totals:
         last = self._sums[-1] if self._sums else _Sums(0.0)
-        return Totals(last.in_slo, last.out_of_slo, last.prompt_tokens + last.output_tokens)
+        tokens = last.prompt_tokens + last.output_tokens
+        return Totals(last.in_slo, last.out_of_slo, tokens, last.arrivals, last.refused)
 
     def _grown(self, now: float, seconds: float) -> _Sums:
         """Growth of the counters in the last seconds; `at` is how many seconds that were."""

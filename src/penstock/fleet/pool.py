@@ -34,6 +34,7 @@ from penstock.fleet.policy.observation import (
 )
 from penstock.fleet.policy.pool_policy import PoolPolicy
 from penstock.fleet.policy.profile import CapacityProfile, ReplicaCosts
+from penstock.fleet.rounds import PolicyRound, record
 from penstock.fleet.settings import PoolSettings, replica_settings
 from penstock.fleet.steps import StepRecord
 from penstock.observe.redaction import redact
@@ -65,6 +66,7 @@ class Pool:
         self._forecaster = Forecaster(timezone=settings.timezone)
         self._reason = ""  # of the last decision that had one
         self._memory = PolicyMemory()
+        self._last: tuple[PoolObservation, PolicyMemory, Decision]
         self._meter = DemandMeter()
         self._refused_until: dict[tuple[str, CapacityType], float] = {}
         self._sampled = Totals()
@@ -162,11 +164,17 @@ class Pool:
             self._policy = PoolPolicy(settings, self.slo, self._policy.profile)
 
     def decide(self, observation: PoolObservation, now: float) -> Decision:
-        decision, self._memory = self._policy.decide(observation, self._memory, now)
+        before = self._memory
+        decision, self._memory = self._policy.decide(observation, before, now)
+        self._last = observation, before, decision
         self._reason = decision.reason or self._reason
         self._steps.observe(decision.wanted, now)
         self._counts.update(str(action.kind) for action in decision.actions)
         return decision
+
+    def round(self) -> PolicyRound:
+        """The last call of `decide` with all that went into it, for the store."""
+        return record(self._policy, *self._last)
 
     def status(self, decision: Decision, rows: Sequence[FleetReplica], now: float) -> PoolStatus:
         """The pool after a round; also the moment at which its replicas are paid for."""
@@ -224,6 +232,9 @@ class Pool:
             self._sampled.tokens - before.tokens,
             self._sampled.in_slo - before.in_slo,
             self._sampled.out_of_slo - before.out_of_slo,
+            self._sampled.arrivals - before.arrivals,
+            self._sampled.refused - before.refused,
+            demand.cached_share,
         )
 
     # -- replicas

@@ -83,6 +83,8 @@ class Recorder:
                 tables.write_decision(execute, decision.at, decision.pool, decision)
             for pool, decision, status in rounds:
                 tables.write_pool(execute, status)
+                if is_sampled or decision in kept:
+                    tables.write_round(execute, decision.at, pool.name, pool.round())
                 if is_sampled:
                     own = [row for row in rows.values() if row.pool == pool.name]
                     tables.write_sample(execute, pool.sample(decision, own, now))

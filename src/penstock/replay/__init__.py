@@ -1,4 +1,5 @@
-"""Replay: what another policy would have done with the requests of a gateway's decision log.
+"""Replay: what another policy would have done with the requests of a gateway's decision log, or in the rounds of a
+fleet controller (`scaling`).
 
     log ──▶ replay ──▶ each other policy: which replica, how many tokens reused, when a first token
               │

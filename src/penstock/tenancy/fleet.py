@@ -1,7 +1,7 @@
 """The fleet's part of the store: demand that gateways see, replicas and decisions of the controller, and its lease.
 
     gateways ──demand──▶ fleet_demand      fleet_pools ──ETA──▶ gateways
-    controller ──▶ fleet_replicas, fleet_decisions, fleet_memory, fleet_history   (fenced by its lease)
+    controller ──▶ fleet_replicas, fleet_decisions, fleet_rounds, fleet_memory, fleet_history   (fenced by its lease)
 
 None of it takes a revision: gateways learn of replicas by the table `replicas`.
 """
@@ -24,6 +24,7 @@ from penstock.tenancy.replicas import ReplicaRow, write_members
 T = TypeVar("T", bound=Struct)
 MAX_DECISIONS = 20_000  # per pool
 MAX_HISTORY = 30 * 24 * 60  # samples per pool: a month of minutes
+MAX_ROUNDS = 7 * 24 * 60  # per pool: a week, if nothing were decided
 DEMAND_STALE_S = 30.0  # a gateway that has not written for so long is gone
 STATUS_STALE_S = 30.0  # a pool that no controller has written of for so long has none
 _DEMAND_KEPT_S = 3600.0  # then its rows are removed by others
@@ -128,6 +129,9 @@ class FleetSample(Struct, frozen=True, omit_defaults=True):
     tokens: int = 0  # of prompts and answers that ended in this minute
     in_slo: int = 0
     out_of_slo: int = 0
+    arrivals: int | None = None  # requests of this minute; None: written by a version that did not count them
+    refused: int = 0  # of them
+    cached_share: float = 0.0  # of prompt tokens, found in prefix caches
 
 
 class Lease(Struct, frozen=True):
@@ -270,6 +274,12 @@ class FleetBook:
                     "model another name, or use another store"
                 )
 
+    def rounds(self, pool: str, *, since: float = 0.0) -> list[str]:
+        """JSON of `fleet.rounds.PolicyRound`, oldest first."""
+        with self._database.reading() as execute:
+            sql = "SELECT document FROM fleet_rounds WHERE pool = ? AND at > ? ORDER BY at"
+            return [document for (document,) in execute(sql, (pool, since))]
+
     def memory(self, pool: str) -> Mapping[str, str]:
         """What the controller keeps over restarts, by name: forecast, durations, the policy's memory. JSON."""
         with self._database.reading() as execute:
@@ -337,6 +347,12 @@ def write_decision(execute: Execute, at: float, pool: str, document: Struct) -> 
     """Keeps the newest of each pool."""
     execute("INSERT INTO fleet_decisions (at, pool, document) VALUES (?, ?, ?)", (at, pool, _encode(document)))
     _trim(execute, "fleet_decisions", pool, MAX_DECISIONS)
+
+
+def write_round(execute: Execute, at: float, pool: str, document: Struct) -> None:
+    """Keeps the newest of each pool."""
+    execute("INSERT INTO fleet_rounds (at, pool, document) VALUES (?, ?, ?)", (at, pool, _encode(document)))
+    _trim(execute, "fleet_rounds", pool, MAX_ROUNDS)
 
 
 def write_sample(execute: Execute, sample: FleetSample) -> None:

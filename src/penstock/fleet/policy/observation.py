@@ -25,7 +25,7 @@ class CapacityType(StrEnum):
     SPOT = "spot"
 
 
-class ReplicaView(Struct, frozen=True, gc=False):
+class ReplicaView(Struct, frozen=True, gc=False, omit_defaults=True):
     """One replica as the policy sees it. Times are the policy's clock."""
 
     id: str
@@ -42,7 +42,7 @@ class ReplicaView(Struct, frozen=True, gc=False):
     cached_blocks: int = 0  # of the prefix cache: what its loss would cost
 
 
-class Demand(Struct, frozen=True, gc=False):
+class Demand(Struct, frozen=True, gc=False, omit_defaults=True):
     """The pool's demand over the last seconds, summed over all gateways. Signals of R35 are all here."""
 
     arrivals_per_s: float = 0.0  # of the last 15 s or so: what the policy reacts to
@@ -66,7 +66,7 @@ class Demand(Struct, frozen=True, gc=False):
     gpu_utilisation: float = 0.0  # share of time in which devices worked, mean of active replicas
 
 
-class Durations(Struct, frozen=True, gc=False):
+class Durations(Struct, frozen=True, gc=False, omit_defaults=True):
     """Measured p95 seconds of each change of state."""
 
     start_s: float = 60.0  # from nothing to standby
@@ -85,7 +85,7 @@ class ForecastBand(Struct, frozen=True, gc=False):
     p99: float
 
 
-class Offer(Struct, frozen=True, gc=False):
+class Offer(Struct, frozen=True, gc=False, omit_defaults=True):
     """Capacity that a driver can still give."""
 
     zone: str = ""
@@ -95,7 +95,7 @@ class Offer(Struct, frozen=True, gc=False):
     refused_until: float = 0.0  # the driver refused; not asked again before
 
 
-class PoolObservation(Struct, frozen=True):
+class PoolObservation(Struct, frozen=True, omit_defaults=True):
     pool: str
     demand: Demand
     replicas: tuple[ReplicaView, ...] = ()
