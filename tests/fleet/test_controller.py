@@ -163,7 +163,7 @@ async def test_demand_of_gateways_reaches_the_status_and_the_history(store: Stor
 
 
 async def test_rounds_of_decisions_and_of_every_minute_are_kept_and_can_be_decided_again(store: Store) -> None:
-    fleet = Fleet(store, min=1, scale_on={"waiting": 2})
+    fleet = FakeFleet(store, min=1, scale_on={"waiting": 2})
     controller = fleet.controller()
     store.fleet._clock = lambda: fleet.now
     assert await controller.try_lead()
