@@ -55,7 +55,11 @@ GROUPS = {
         Command("bench", "bench", "measure servers under load, or one device"),
         Command("plan", "plan", "what hardware a model and a load need, what it costs, what costs less"),
         Command("sim", "sim", "a fleet under a trace, in simulated time"),
-        Command("replay", "replay", "what another routing policy would have done, by a decision log"),
+        Command(
+            "replay",
+            "replay",
+            "what another policy would have done: routing by a decision log, or scaling by the store",
+        ),
     ),
 }
 

@@ -15,6 +15,7 @@ examples:
   penstock fleet explain                        # the last decisions, with their numbers
   penstock fleet explain smollm2 --at 10m       # why it had so many replicas ten minutes ago
   penstock fleet cost --since 7d --by tenant    # idle and warm capacity included
+  penstock fleet what-if smollm2 --since 7d --set min=2 --set slo.ttft_s=0.3,standby=1 --device-kind h100=2.5,1.8
   penstock fleet down --config fleet.yaml       # stop the gateway and all replicas"""
 
 
@@ -25,10 +26,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "action",
         nargs="?",
         default="run",
-        choices=["run", "status", "explain", "cost", "down"],
+        choices=["run", "status", "explain", "cost", "what-if", "down"],
         help="run: the controller, until a signal ends it; its replicas go on (default: run)",
     )
-    parser.add_argument("pool", nargs="?", help="explain: of this pool only")
+    parser.add_argument(
+        "pool", nargs="?", help="explain: of this pool only; what-if: of this one (default: the only one)"
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML: see docs/autoscaling.md")
     parser.add_argument("--store", metavar="URL", help="where replicas, demand and decisions are kept")
     parser.add_argument("--last", type=int, default=20, metavar="N", help="explain: so many decisions (default: 20)")
@@ -39,9 +42,28 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--since",
         type=moment,
         metavar="WHEN",
-        help="explain, cost: from then on, in the same words; cost in whole hours (default of cost: 24h)",
+        help="explain, cost, what-if: from then on, in the same words; cost in whole hours (default of cost: 24h, of "
+        "what-if: 7d)",
     )
     parser.add_argument("--by", default="pool", choices=["pool", "tenant"], help="cost: of each (default: pool)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,…",
+        help="what-if: an alternative, by settings of a pool: min=2,standby=1, slo.ttft_s=0.3, spot.share=0.5; may be "
+        "given several times",
+    )
+    parser.add_argument(
+        "--device-kind",
+        action="append",
+        default=[],
+        metavar="NAME=PRICE[,SPEED]",
+        help="what-if: an alternative on another device, its price per hour, and how many times as fast it is",
+    )
+    parser.add_argument(
+        "--policy", default="", metavar="NAME,…", help="what-if: also other policies: static, hpa, keda, planner"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
 
@@ -60,6 +82,10 @@ def run(arguments: argparse.Namespace) -> None:
             from penstock.cli.fleet_report import print_cost
 
             print_cost(arguments)
+        case "what-if":
+            from penstock.cli.fleet_what_if import print_what_if
+
+            print_what_if(arguments)
         case action:
             if arguments.config is None:
                 raise ConfigError("a fleet needs its configuration: --config FILE", param="config")

@@ -1,4 +1,5 @@
-"""`penstock replay LOG`: what other policies would have done with the requests of a gateway's decision log."""
+"""`penstock replay LOG`: what other policies would have done with the requests of a gateway's decision log; and
+`penstock replay fleet`: with the rounds of an autoscaled pool."""
 
 from __future__ import annotations
 
@@ -6,15 +7,35 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli import replay_fleet
 from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.router.strategies import RoutingSettings
 
+_EXAMPLES = """\
+examples:
+  penstock replay ~/.cache/penstock/decisions/gateway-8000.log --policy round_robin
+  penstock replay fleet smollm2 --since 1d --set min=2 --set slo.ttft_s=0.3
+  penstock replay fleet --policy hpa"""
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("log", type=Path, metavar="LOG", help="a gateway's, under PENSTOCK_HOME/decisions")
-    parser.add_argument("--policy", default="all", metavar="NAME,…", help="strategies of docs/router.md (default: all)")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLES
+    parser.add_argument(
+        "log",
+        type=Path,
+        metavar="LOG",
+        help="a gateway's, under PENSTOCK_HOME/decisions; or `fleet`: an autoscaled pool's decisions, from the store",
+    )
+    replay_fleet.add_flags(parser)
+    parser.add_argument(
+        "--policy",
+        default="all",
+        metavar="NAME,…",
+        help="strategies of docs/router.md (default: all); fleet: hpa, keda, planner (default: all, or those by --set)",
+    )
     parser.add_argument(
         "--weights",
         type=_weights,
@@ -31,6 +52,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    if str(arguments.log) == "fleet":
+        replay_fleet.run(arguments)
+        return
     from penstock.cli.store_flags import print_json
     from penstock.gateway.records.decisions import read_entries
     from penstock.replay.replay import Replay

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from penstock.core.errors import ConfigError
@@ -67,10 +66,17 @@ def test_a_surge_is_so_many_times_as_much_at_once() -> None:
 
 def test_history_becomes_demand_with_its_gaps() -> None:
     samples = [
-        FleetSample(at=60.0 * minute, pool="p", arrivals_per_s=5.0, prompt_tokens=100) for minute in (1, 2, 10, 11)
+        FleetSample(at=60.0 * minute, pool="p", arrivals=300, prompt_tokens=100, cached_share=0.25, output_tokens=10)
+        for minute in (1, 2, 10, 11)
     ]
-    drawn = from_history(samples, seed=0)
+    drawn = from_history(samples, seed=0, dispersion=1.0)
     assert drawn.seconds == 600
     assert drawn.begins_at == 60.0
-    assert drawn.arrivals[120:540].sum() == 0
-    assert np.mean(drawn.arrivals[:120]) == pytest.approx(5.0, rel=0.3)
+    assert drawn.arrivals[60:480].sum() == 0
+    assert drawn.arrivals[:60].sum() == drawn.arrivals[480:540].sum() == drawn.arrivals[540:].sum() == 300
+    assert set(drawn.prompt_tokens) == {75.0}
+
+
+def test_history_of_a_version_that_counted_no_arrivals_goes_by_its_rates() -> None:
+    samples = [FleetSample(at=60.0 * minute, pool="p", arrivals_per_s=5.0) for minute in range(4)]
+    assert from_history(samples, seed=0).arrivals.mean() == pytest.approx(5.0, rel=0.3)

@@ -12,9 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.core.errors import ConfigError
-from penstock.sim.fleet.demand import DAY_S, DemandCurve, Window, draw
+from penstock.sim.fleet.demand import DAY_S, MINUTE_S, DemandCurve, Window, draw
 
-MINUTE_S = 60
 _HOUR_S = 3600
 _NOISE = 0.05  # of the rate, with a memory of ten minutes
 _DISPERSION = 4.0  # of counts: what the quieter half of windows of a real service has

@@ -25,6 +25,7 @@ Counts = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 
 DAY_S = 86400
+MINUTE_S = 60
 _COLUMNS = ("start_s", "requests_per_s", "dispersion", "input_mean", "output_mean")
 
 
@@ -129,18 +130,22 @@ def scaled(windows: Sequence[Window], peak: float | None) -> list[Window]:
 
 
 def from_history(samples: Iterable[FleetSample], seed: int, *, dispersion: float = 0.0) -> DemandCurve:
-    """What a fleet recorded of one pool, minute by minute; a gap is a time without requests."""
+    """Demand of one pool that a fleet recorded, minute by minute; a gap is a time without requests. Prompt tokens that
+    were found in caches are left out: nobody computed them."""
     found = sorted(samples, key=lambda sample: sample.at)
     if len(found) < 2:
         raise ConfigError("a history of two minutes at least is needed", param="pool")
+    known = [(each.prompt_tokens * (1 - each.cached_share), each.output_tokens) for each in found if each.prompt_tokens]
+    lengths = known[0] if known else (1.0, 1.0)  # of the last requests that ended
     windows: list[Window] = []
-    for sample, after in pairwise(found):
-        if (passed_s := round(after.at - sample.at)) < 1:
+    for before, sample in pairwise(found):
+        if (passed_s := round(sample.at - before.at)) < 1:
             continue
-        lengths = sample.prompt_tokens, sample.output_tokens
-        windows.append(Window(min(passed_s, 60), sample.arrivals_per_s, dispersion, *lengths))
-        if passed_s > 120:
-            windows.append(Window(passed_s - 60, 0.0, 0.0, *lengths))
-        elif passed_s > 60:
-            windows[-1] = windows[-1]._replace(seconds=passed_s)
+        if sample.prompt_tokens:
+            lengths = sample.prompt_tokens * (1 - sample.cached_share), sample.output_tokens
+        if passed_s > 2 * MINUTE_S:
+            windows.append(Window(passed_s - MINUTE_S, 0.0, 0.0, *lengths))
+            passed_s = MINUTE_S
+        rate = sample.arrivals_per_s if sample.arrivals is None else sample.arrivals / passed_s
+        windows.append(Window(passed_s, rate, dispersion, *lengths))
     return draw(found[0].pool, windows, seed, begins_at=found[0].at)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.core.slo import Slo
-from penstock.fleet.policy.observation import Demand, Durations, PoolObservation, ReplicaState
+from penstock.fleet.policy.observation import Demand, Durations, Offer, PoolObservation, ReplicaState
 from penstock.sim.fleet.demand import DemandCurve
 from penstock.sim.fleet.policy import POOL, Autoscaler
 from penstock.sim.fleet.replicas import PoolReplicas
@@ -30,6 +30,7 @@ def run_fluid(
     num_active: int,
     signals: Signals | None = None,
     prices: Prices = Prices(),  # noqa: B008 (frozen)
+    offers: Sequence[Offer] = (Offer(),),
     progress: Callable[[int, int], None] | None = None,
 ) -> FleetResult:
     """`num_active`: replicas that there are at the beginning."""
@@ -40,6 +41,7 @@ def run_fluid(
         durations,
         num_active,
         now=curve.begins_at,
+        offers=offers,
         drains=lambda _: serving.leave(pool.counts[ReplicaState.ACTIVE]),
     )
     prompts, outputs = curve.prompt_tokens.tolist(), curve.output_tokens.tolist()
@@ -54,7 +56,7 @@ def run_fluid(
         ttfts.append(tick.ttft_s)
         bands = policy.observe(now + 1, arrivals)
         forecast = (bands[0].p50, bands[0].p90) if bands else None
-        tally.second(arrivals, tick.in_slo, tick.shed, pool.states, forecast)
+        tally.second(arrivals, tick.in_slo, tick.shed, pool.states, forecast, pool.num_spot)
         waiting, decoding = serving.queued, serving.decoding
         each = decoding / active if active else 0.0
         kv_usage = min(1.0, each * (prompt + output) / kv_tokens)
@@ -82,6 +84,7 @@ def run_fluid(
             pool.views,
             durations,
             bands,
+            tuple(offers),
         )
         decision = policy.decide(observation, now + 1)
         if decision.actions:

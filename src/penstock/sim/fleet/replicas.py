@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.fleet.policy.decision import Action, ActionKind
-from penstock.fleet.policy.observation import Durations, ReplicaState, ReplicaView
+from penstock.fleet.policy.observation import CapacityType, Durations, Offer, ReplicaState, ReplicaView
 
 S = ReplicaState
 _STOP_S = 1.0  # of a process that has nothing to do any more
@@ -20,6 +20,8 @@ class PoolReplica:
     since: float
     target: ReplicaState
     started_at: float
+    zone: str = ""
+    capacity_type: CapacityType = CapacityType.ON_DEMAND
     until: float = math.inf  # when it leaves its state
 
     def move(self, state: ReplicaState, now: float, takes_s: float = math.inf) -> None:
@@ -28,7 +30,8 @@ class PoolReplica:
 
 class PoolReplicas:
     """`activated` and `drains` are told of replicas that begin to take requests and that end to; `drains` says how many
-    seconds the streams of one will last, or infinity: `drained` is called then."""
+    seconds the streams of one will last, or infinity: `drained` is called then. Those that there are at the beginning
+    are on demand, spread over the zones of `offers`."""
 
     def __init__(
         self,
@@ -36,20 +39,24 @@ class PoolReplicas:
         num_active: int,
         *,
         now: float = 0.0,
+        offers: Sequence[Offer] = (Offer(),),
         activated: Callable[[str], None] | None = None,
         drains: Callable[[str], float] | None = None,
         gone: Callable[[str], None] | None = None,
     ) -> None:
         self.durations = durations
         self.counts: dict[ReplicaState, int] = dict.fromkeys(ReplicaState, 0)
+        self._prices = {(each.zone, each.capacity_type): each.price_per_hour for each in offers}
+        self.num_spot = 0  # that occupy a device
         self._activated, self._drains, self._gone = activated, drains, gone
         self._replicas: dict[str, PoolReplica] = {}
         self._number = 0
         self._next = math.inf
         self.views: tuple[ReplicaView, ...] = ()
         self.states: list[tuple[ReplicaState, int]] = []  # that have any, with how many
-        for _ in range(num_active):
-            self._move(self._new(now, S.ACTIVE), S.ACTIVE, now)
+        zones = [each.zone for each in offers if each.capacity_type is CapacityType.ON_DEMAND]
+        for number in range(num_active):
+            self._move(self._new(now, S.ACTIVE, zones[number % len(zones)]), S.ACTIVE, now)
         self._changed()
 
     def advance(self, now: float) -> None:
@@ -64,7 +71,7 @@ class PoolReplicas:
     def act(self, actions: Iterable[Action], now: float) -> None:
         for action in actions:
             if action.kind is ActionKind.START:
-                replica = self._new(now, action.to)
+                replica = self._new(now, action.to, action.zone, action.capacity_type)
                 self._move(replica, S.STARTING, now, self.durations.start_s)
             elif (known := self._replicas.get(action.replica)) is not None:
                 self._act_on(known, action, now)
@@ -76,9 +83,11 @@ class PoolReplicas:
             self._leave_state(replica, now)
             self._changed()
 
-    def _new(self, now: float, target: ReplicaState) -> PoolReplica:
+    def _new(
+        self, now: float, target: ReplicaState, zone: str, capacity_type: CapacityType = CapacityType.ON_DEMAND
+    ) -> PoolReplica:
         self._number += 1
-        replica = PoolReplica(f"r{self._number}", S.STARTING, now, target, now)
+        replica = PoolReplica(f"r{self._number}", S.STARTING, now, target, now, zone, capacity_type)
         self._replicas[replica.id] = replica
         self.counts[S.STARTING] += 1
         return replica
@@ -135,7 +144,19 @@ class PoolReplicas:
     def _changed(self) -> None:
         self._next = min((replica.until for replica in self._replicas.values()), default=math.inf)
         self.states = [(state, count) for state, count in self.counts.items() if count]
+        self.num_spot = sum(
+            each.capacity_type is CapacityType.SPOT and each.state is not S.PARKED for each in self._replicas.values()
+        )
         self.views = tuple(
-            ReplicaView(each.id, each.state, each.since, each.target, started_at=each.started_at)
+            ReplicaView(
+                each.id,
+                each.state,
+                each.since,
+                each.target,
+                each.zone,
+                each.capacity_type,
+                self._prices.get((each.zone, each.capacity_type), 0.0),
+                each.started_at,
+            )
             for each in self._replicas.values()
         )

@@ -44,6 +44,7 @@ class FleetResult(Struct, frozen=True):
     broken_s: int  # seconds in which fewer requests than the SLO's quantile kept it; of a surge: from its begin on
     most_active: int
     cpu_s: float = 0.0
+    spot_hours: float = 0.0  # of `replica_hours`
     over_oracle: float | None = None  # replica-hours as a multiple of the oracle's
     timeline: list[Point] = []
 
@@ -53,6 +54,7 @@ class Prices(Struct, frozen=True):
 
     occupied: float = 4.0
     parked: float = 0.4
+    spot: float = 0.0
 
 
 class FleetTally:
@@ -60,7 +62,7 @@ class FleetTally:
         self._every = max(1, math.ceil(seconds / _POINTS))
         self._quantile, self._broken_from = quantile, broken_from
         self._seconds = 0
-        self._requests = self._kept = self._shed = 0.0
+        self._requests = self._kept = self._shed = self._spot_s = 0.0
         self._state_s: dict[ReplicaState, float] = dict.fromkeys(ReplicaState, 0.0)
         self._most_active = self._broken = 0
         self._timeline: list[Point] = []
@@ -74,8 +76,10 @@ class FleetTally:
         shed: float,
         states: Sequence[tuple[ReplicaState, int]],
         forecast: tuple[float, float] | None,
+        num_spot: int = 0,
     ) -> None:
         self._seconds += 1
+        self._spot_s += num_spot
         self._requests += arrivals
         self._kept += kept
         self._shed += shed
@@ -104,7 +108,7 @@ class FleetTally:
     def result(self, policy: str, curve: str, prices: Prices, cpu_s: float) -> FleetResult:
         hours = {state: seconds / 3600 for state, seconds in self._state_s.items()}
         parked = hours[ReplicaState.PARKED]
-        occupied = sum(hours.values()) - parked
+        occupied, spot = sum(hours.values()) - parked, self._spot_s / 3600
         return FleetResult(
             policy=policy,
             curve=curve,
@@ -115,12 +119,13 @@ class FleetTally:
             replica_hours=occupied,
             parked_hours=parked,
             hours={state.value: each for state, each in hours.items() if each},
-            cost=occupied * prices.occupied + parked * prices.parked,
+            cost=(occupied - spot) * prices.occupied + spot * prices.spot + parked * prices.parked,
             decisions=len(self._changes),
             taken_back=share_taken_back(self._changes),
             broken_s=self._broken,
             most_active=self._most_active,
             cpu_s=cpu_s,
+            spot_hours=spot,
             timeline=self._timeline,
         )
 
