@@ -196,6 +196,13 @@ def test_parked_replicas_with_a_price_are_stopped_when_nothing_needs_them() -> N
     assert (fleet.num_active, len(fleet.replicas)) == (1, 1)
 
 
+def test_replica_that_passes_through_standby_to_be_parked_counts_as_parked() -> None:
+    fleet = pool(1, PoolSettings(min=1, max=3, standby=0, parked=1))
+    (started,) = views(1, ReplicaState.STANDBY, first=1)
+    fleet.add([msgspec.structs.replace(started, target=ReplicaState.PARKED)])
+    assert fleet.run(1, demand(0.1)).actions == ()
+
+
 def test_set_standby_is_kept_filled() -> None:
     fleet = pool(1, PoolSettings(min=1, max=4, standby=1, parked=0))
     fleet.run(70, demand(0.5 * RATE))

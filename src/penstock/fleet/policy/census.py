@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from penstock.fleet.policy.observation import ReplicaState, ReplicaView
 
 _ON_THEIR_WAY = frozenset({ReplicaState.STARTING, ReplicaState.WAKING})
+_ON_THEIR_WAY_DOWN = frozenset({ReplicaState.PARKED, ReplicaState.STOPPING})
 
 
 class Census:
@@ -37,7 +38,7 @@ class Census:
                 place = self.active
             elif state in _ON_THEIR_WAY and target is ReplicaState.ACTIVE:
                 place = self.coming
-            elif state is ReplicaState.STANDBY:
+            elif state is ReplicaState.STANDBY and target not in _ON_THEIR_WAY_DOWN:
                 place = self.standby
             elif state is ReplicaState.PARKED:
                 place = self.parked
