@@ -139,11 +139,11 @@ def replica_profile(costs: ReplicaCosts, **more: object) -> Profile:
 
 
 def measured_costs(rounds: Sequence[PolicyRound]) -> ReplicaCosts:
-    """The last that was known of a replica's speed, corrected by what the policy had measured."""
-    last = next((each for each in reversed(rounds) if each.costs is not None), None)
-    if last is None or last.costs is None:
+    """Speed of a replica in the median round, as replicas told it and as the policy had corrected it."""
+    known = [each.costs.scaled(each.memory.slowdown) for each in rounds if each.costs is not None]
+    if not known:
         raise ConfigError("no replica of this pool has told how fast it is; ask it something first", param="pool")
-    return last.costs.scaled(last.memory.slowdown)
+    return sorted(known, key=lambda costs: costs.linear_token_s)[len(known) // 2]
 
 
 def measured_dispersion(rounds: Sequence[PolicyRound]) -> float:
