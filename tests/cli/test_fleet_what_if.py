@@ -1,4 +1,4 @@
-"""`penstock fleet what-if` and `penstock replay fleet`, over a store with two hours of a pool's recorded demand."""
+"""`penstock fleet what-if` and `penstock replay fleet`, over a store with an hour of a pool's recorded demand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.tenancy.fleet import FleetSample
 from penstock.tenancy.store import open_store
 
 BEGAN = time.time() // 60 * 60 - 9000.0
-MINUTES = 120
+MINUTES = 60
 COSTS = ReplicaCosts(fixed_s=1e-3, read_s=4e-3, linear_token_s=1e-4, sequence_s=2e-5, kv_tokens=600_000)
 SETTINGS = PoolSettings(min=1, max=8, price_per_hour=2.0, parked=0)
 SLO = Slo(ttft_s=1.0, tpot_s=0.05)
@@ -108,7 +108,7 @@ def test_alternatives_stand_beside_what_was_recorded_and_what_is_configured(
     assert found["h9"]["replica_hours"] < 0.5 * configured["replica_hours"]
     assert found["static"]["decisions"] <= 1
     assert document["requests"] == sum(int(60 * rate(minute)) for minute in range(1, MINUTES))
-    assert any("60 refused" in note for note in document["notes"])
+    assert any("30 refused" in note for note in document["notes"])
     assert any("spot" in note for note in document["notes"])
 
 
