@@ -11,7 +11,7 @@ from penstock.fleet.policy.observation import Durations, ReplicaState
 from penstock.fleet.settings import PoolSettings
 from penstock.sim.fleet.compare import POLICIES, Case, compare
 from penstock.sim.fleet.demand import Window, draw
-from penstock.sim.fleet.oracle import plan_levels
+from penstock.sim.fleet.oracle import needed_levels, plan_levels
 from penstock.sim.fleet.page import page
 from penstock.sim.fleet.replicas import PoolReplicas
 from penstock.sim.fleet.result import share_taken_back
@@ -86,14 +86,15 @@ def test_a_change_is_taken_back_by_the_opposite_within_five_minutes() -> None:
 def test_the_oracle_keeps_a_replica_over_short_gaps_and_leaves_out_what_is_not_worth_it() -> None:
     needed = np.array([2] * 50 + [1] * 50 + [2] * 50 + [1] * 400 + [2] * 50 + [1] * 50 + [3] + [1] * 100)
     arrivals = np.full(len(needed), 10)
-    plan = plan_levels(needed, arrivals, start_s=60.0, price_s=1.0, least=1)
+    levels = needed_levels(needed, arrivals, least=1)
+    plan = plan_levels(levels, len(needed), start_s=60.0, price_s=1.0, least=1)
     assert plan.active.tolist()[:150] == [2] * 150  # begun once: the gap is shorter than a start
     assert plan.active[200] == 1
     assert plan.active[560] == 2
     assert plan.active.max() == 2  # one second of a third replica is not worth a start
     assert plan.starts[550 - 61] == 1  # before it is needed
     assert plan.replica_seconds == plan.active.sum() + 61
-    dear = plan_levels(needed, arrivals, start_s=60.0, price_s=1000.0, least=1)
+    dear = plan_levels(levels, len(needed), start_s=60.0, price_s=1000.0, least=1)
     assert (dear.active >= needed).all()
 
 

@@ -11,7 +11,7 @@ target. So the oracle does not start fifty replicas for one second's burst, unle
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -81,30 +81,45 @@ def needed_replicas(curve: DemandCurve, serving: Serving) -> Numbers:
     return most
 
 
-def plan_levels(needed: Counts, arrivals: Counts, start_s: float, price_s: float, least: int) -> Plan:
+class Level(NamedTuple):
+    """Spans of seconds that need the k-th replica, and the requests that its share of each span is."""
+
+    begins: Counts
+    ends: Counts
+    requests: Numbers
+
+
+def needed_levels(needed: Counts, arrivals: Counts, least: int) -> list[Level]:
+    shares = arrivals / np.maximum(1, needed)
+    return [_level(needed >= level, shares) for level in range(least + 1, int(needed.max()) + 1)]
+
+
+def _level(is_needed: np.ndarray, shares: Numbers) -> Level:
+    edges = np.diff(np.concatenate([[0], is_needed.astype(np.int8), [0]]))
+    begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+    if len(begins) > 1:
+        far = np.flatnonzero(begins[1:] - ends[:-1] > _JOINED_S)
+        begins, ends = begins[np.concatenate([[0], far + 1])], ends[np.concatenate([far, [len(ends) - 1]])]
+    total = np.concatenate([[0.0], np.cumsum(np.where(is_needed, shares, 0.0))])
+    return Level(begins, ends, total[ends] - total[begins])
+
+
+def plan_levels(levels: Sequence[Level], seconds: int, start_s: float, price_s: float, least: int) -> Plan:
     """`price_s`: replica-seconds that one request within the SLO is worth."""
-    seconds = len(needed)
     lead = math.ceil(start_s) + 1
     begins, starts, stops = np.zeros((3, seconds + 1), dtype=np.int64)
     begins[0] = starts[0] = least
-    gains = price_s * arrivals / np.maximum(1, needed)
-    for level in range(least + 1, int(needed.max()) + 1):
-        for begin, end in _level_spans(needed >= level, gains, start_s + _DRAIN_S):
+    for level in levels:
+        for begin, end in _level_spans(level, price_s, start_s + _DRAIN_S):
             starts[max(0, begin - lead)] += 1
             begins[begin] += 1
             stops[end] += 1
     return Plan(np.cumsum(begins - stops)[:seconds], starts[:seconds], stops[:seconds])
 
 
-def _level_spans(is_needed: np.ndarray, gains: Numbers, begin_cost: float) -> list[tuple[int, int]]:
-    edges = np.diff(np.concatenate([[0], is_needed.astype(np.int8), [0]]))
-    begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
-    if len(begins) > 1:
-        far = np.flatnonzero(begins[1:] - ends[:-1] > _JOINED_S)
-        begins, ends = begins[np.concatenate([[0], far + 1])], ends[np.concatenate([far, [len(ends) - 1]])]
-    total = np.concatenate([[0.0], np.cumsum(np.where(is_needed, gains, 0.0))])
-    worth = (total[ends] - total[begins] - (ends - begins)).tolist()
-    starts, stops = begins.tolist(), ends.tolist()
+def _level_spans(level: Level, price_s: float, begin_cost: float) -> list[tuple[int, int]]:
+    worth = (price_s * level.requests - (level.ends - level.begins)).tolist()
+    starts, stops = level.begins.tolist(), level.ends.tolist()
     on, off = -math.inf, 0.0
     goes_on: list[bool] = []  # if on at a span: whether it was on since the one before
     was_on: list[bool] = []  # if off after a span: whether it was on in it
@@ -133,10 +148,11 @@ def best_plan(
     """The cheapest plan that keeps `target`; if none does, the one that keeps most. What a plan is expected to keep is
     off by what queues carry from one second to the next, so what to expect is searched with simulations."""
     needed = np.ceil(needed_replicas(curve, serving()) - 1e-9).astype(np.int64)
+    levels = needed_levels(needed, curve.arrivals, least)
     found: list[tuple[bool, float, Plan]] = []
     low, high, expected_target = 0.0, 1.0, target
     for _ in range(_SIMULATIONS):
-        plan, expected = _expected_plan(curve, needed, durations.start_s, expected_target, least)
+        plan, expected = _expected_plan(curve, needed, levels, durations.start_s, expected_target, least)
         share = kept_share(curve, serving(), plan.active)
         is_kept = share >= target
         found.append((is_kept, -float(plan.replica_seconds) if is_kept else share, plan))
@@ -146,14 +162,16 @@ def best_plan(
     return max(found, key=lambda each: each[:2])[2]
 
 
-def _expected_plan(curve: DemandCurve, needed: Counts, start_s: float, target: float, least: int) -> tuple[Plan, float]:
+def _expected_plan(
+    curve: DemandCurve, needed: Counts, levels: Sequence[Level], start_s: float, target: float, least: int
+) -> tuple[Plan, float]:
     """The plan at the price at which the requests that it is short for leave `target` of all; and what they leave."""
     arrivals, requests = curve.arrivals, max(1, int(curve.arrivals.sum()))
     low, high = 0.001, 1000.0
-    best = plan_levels(needed, arrivals, start_s, high, least), 1.0
+    best = plan_levels(levels, curve.seconds, start_s, high, least), 1.0
     for _ in range(_SEARCHES):
         price_s = math.sqrt(low * high)
-        plan = plan_levels(needed, arrivals, start_s, price_s, least)
+        plan = plan_levels(levels, curve.seconds, start_s, price_s, least)
         short = np.maximum(0, needed - plan.active) / np.maximum(1, needed)
         expected = 1 - float((arrivals * short).sum()) / requests
         if expected >= target:
