@@ -54,5 +54,30 @@ def test_busiest_second_is_told_beside_the_mean() -> None:
     assert demand.arrivals_per_s == pytest.approx(34 / 15)
 
 
+def test_dispersion_is_that_of_seconds_and_a_single_burst_is_no_noise() -> None:
+    meter, arrivals = DemandMeter(), 0
+    for second in range(60):
+        arrivals += 9000 if second == 30 else 80 if second % 2 else 120
+        meter.observe([row("a", second, arrivals), row("b", second, 100 * second)], second)
+    assert meter.demand(60.0).dispersion == pytest.approx(20**2 / 200, rel=0.1)
+
+
+def test_rows_that_come_a_round_late_are_no_noise() -> None:
+    meter = DemandMeter()
+    for second in range(60):
+        shown = second - (second % 7 == 0)
+        meter.observe([row("a", shown, 100 * shown), row("b", second, 100 * second)], second)
+    assert meter.demand(60.0).dispersion == pytest.approx(0.0, abs=0.1)
+
+
+def test_mix_is_that_of_the_last_requests_where_there_are_many() -> None:
+    meter = DemandMeter()
+    tokens = 0
+    for second in range(100):
+        tokens += 1000 * (100 if second < 70 else 300)
+        meter.observe([row("a", second, 1000 * (second + 1), prompt_tokens=tokens)], second)
+    assert meter.demand(99.0).prompt_tokens == 300
+
+
 def test_nothing_observed_is_no_demand() -> None:
     assert DemandMeter().demand(0.0).arrivals_per_s == 0.0

@@ -12,7 +12,8 @@ from penstock.tenancy.fleet import PoolDemand
 
 RATE_S = 15.0  # what the policy reacts to
 PEAK_S = 5.0
-MIX_S = 300.0  # lengths of requests change slowly, and their means need many
+NOISE_S, MIN_STEPS = 60.0, 20  # of the dispersion
+MIX_S, MIX_REQUESTS = 300.0, 2000  # the mean request is that of the last so many, or of so many seconds
 
 
 class _Sums(NamedTuple):
@@ -27,6 +28,15 @@ class _Sums(NamedTuple):
     output_tokens: int = 0
     in_slo: int = 0
     out_of_slo: int = 0
+
+
+class _Step(NamedTuple):
+    """Arrivals between two rows of each gateway, and the time between them by the gateways' own clocks: a row that
+    comes a round late is no burst."""
+
+    at: float
+    arrivals: int
+    passed_s: float
 
 
 class Totals(NamedTuple):
@@ -52,12 +62,14 @@ class DemandMeter:
         self._current: list[PoolDemand] = []
         self._counted: dict[str, PoolDemand] = {}  # by gateway, also of those that have fallen silent
         self._sums: deque[_Sums] = deque()
+        self._steps: deque[_Step] = deque()
 
     def observe(self, rows: Iterable[PoolDemand], now: float) -> None:
         """Rows of all gateways that still write."""
         total = self._sums[-1] if self._sums else _Sums(now)
         counts = {name: getattr(total, name) for name in _COUNTED}
         self._current = list(rows)
+        self._add_step(now)
         for row in self._current:
             # Gateways that this meter finds when it begins may have counted for hours; a later one counts from zero.
             before = self._counted.get(row.gateway) or (_ZERO if self._sums else row)
@@ -71,12 +83,13 @@ class DemandMeter:
     def demand(self, now: float) -> Demand:
         """Demand as gateways see it; the part that replicas report is the controller's to add."""
         rows = self._current
-        recent, mix = self._grown(now, RATE_S), self._grown(now, MIX_S)
+        recent, mix = self._grown(now, RATE_S), self._mix()
         finished = max(1, mix.finished)
         busy = [row for row in rows if row.arrivals]
         return Demand(
             arrivals_per_s=recent.arrivals / recent.at if recent.at else 0.0,
             peak_arrivals_per_s=self._peak(now),
+            dispersion=self._dispersion(),
             prompt_tokens=mix.prompt_tokens / finished,
             output_tokens=mix.output_tokens / finished,
             cached_share=mix.cached_tokens / mix.prompt_tokens if mix.prompt_tokens else 0.0,
@@ -92,6 +105,23 @@ class DemandMeter:
             tokens_per_s=(recent.prompt_tokens + recent.output_tokens) / recent.at if recent.at else 0.0,
         )
 
+    def _add_step(self, now: float) -> None:
+        pairs = [(row, self._counted[row.gateway]) for row in self._current if row.gateway in self._counted]
+        passed_s = sum(row.at - before.at for row, before in pairs) / max(1, len(pairs))
+        if passed_s > 0:
+            self._steps.append(_Step(now, sum(row.arrivals - before.arrivals for row, before in pairs), passed_s))
+        while self._steps and self._steps[0].at <= now - NOISE_S:
+            self._steps.popleft()
+
+    def _dispersion(self) -> float:
+        """The busiest step is left out: a burst that does not come again says nothing of the next minutes."""
+        steps = sorted(self._steps, key=lambda step: step.arrivals / step.passed_s)[:-1]
+        rate = sum(step.arrivals for step in steps) / max(1e-9, sum(step.passed_s for step in steps))
+        if len(steps) < MIN_STEPS or not rate:
+            return 1.0
+        squares = sum((step.arrivals - rate * step.passed_s) ** 2 / step.passed_s for step in steps)
+        return squares / (len(steps) - 1) / rate
+
     def totals(self) -> Totals:
         last = self._sums[-1] if self._sums else _Sums(0.0)
         tokens = last.prompt_tokens + last.output_tokens
@@ -102,7 +132,16 @@ class DemandMeter:
         if not self._sums:
             return _Sums(0.0)
         last = self._sums[-1]
-        first = next(one for one in self._sums if one.at >= now - seconds or one is last)
+        return self._since(next(one for one in self._sums if one.at >= now - seconds or one is last))
+
+    def _mix(self) -> _Sums:
+        if not self._sums:
+            return _Sums(0.0)
+        enough = self._sums[-1].finished - MIX_REQUESTS
+        return self._since(next((one for one in reversed(self._sums) if one.finished <= enough), self._sums[0]))
+
+    def _since(self, first: _Sums) -> _Sums:
+        last = self._sums[-1]
         counts = {name: getattr(last, name) - getattr(first, name) for name in _COUNTED}
         return _Sums(last.at - first.at, **counts)
 

@@ -74,7 +74,7 @@ class PoolSettings:
     idle_s: Seconds = setting(600.0, "with `min: 0`: how long nothing is asked before the last replica goes")
     hold_s: Seconds = setting(120.0, "how long requests are held at most while no replica is active")
     up_cooldown_s: Amount = setting(60.0, "between two steps up; none for a queue that already breaks the SLO")
-    down_cooldown_s: Amount = setting(300.0, "how long less must be enough before a replica goes")
+    down_cooldown_s: Amount = setting(300.0, "how long after a step up no replica goes")
     scale_on: dict[Signal, float] = setting({}, "plain thresholds, instead of the prediction: one replica more above")
     predict: bool = setting(True, "start capacity ahead of the demand that is expected by time of week and trend")
     price_per_hour: Amount = setting(0.0, "of a replica on demand")

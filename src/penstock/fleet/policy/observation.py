@@ -47,6 +47,7 @@ class Demand(Struct, frozen=True, gc=False, omit_defaults=True):
 
     arrivals_per_s: float = 0.0  # of the last 15 s or so: what the policy reacts to
     peak_arrivals_per_s: float = 0.0  # the busiest of the last few seconds
+    dispersion: float = 1.0  # variance of the arrivals of a second over their mean, of the last minute
     prompt_tokens: float = 0.0  # mean of a request
     output_tokens: float = 0.0
     cached_share: float = 0.0  # of prompt tokens, found in prefix caches

@@ -26,8 +26,9 @@ from penstock.fleet.policy.thresholds import needed_by_thresholds
 from penstock.fleet.policy.warm import Surge, WarmPlan, plan_warm
 from penstock.fleet.settings import PoolSettings, Signal
 
-_SPAN_S = 30.0  # of the record of needs
-_BETWEEN_DRAINS_S = 30.0
+_SPAN_S = 10.0  # of the record of needs
+_MIN_HOLD_S = 60.0  # the level's time constant: before, a lull and a fall look alike
+_BETWEEN_DRAINS_S = 30.0  # signals of 15 s have seen the last drain twice
 _BUDGET_SHARE = 0.05  # of the SLO's error budget: what scaling may use up
 _CAUTION_DAY_S = 86400.0  # a day without a broken SLO takes the forecast's plan from its p99 to its middle
 _PEAK_S = 1.5 * 86400.0  # how long the busiest time is remembered
@@ -77,6 +78,7 @@ class _Round:
         sizing = self._size(signals, busy_at)
         needs = self._needs(sizing.held)
         before = min(bounds.max, max(bounds.min, memory.wanted if memory.wanted is not None else census.num_ready))
+        before = min(before, max(bounds.min, census.num_ready, sizing.held))  # what has not come is not waited for
         wanted, up_at, down_at = self._step(sizing, bounds, before, needs)
         peak = memory.peak * (1 - min(1.0, self.passed_s / _PEAK_S))
         peak = peak if sizing.urgent else max(peak, sizing.needed)
@@ -84,7 +86,7 @@ class _Round:
         surplus_at, moved_at = self._act(wanted, warm, bounds, sizing)
         slowdown, corrected_at = memory.slowdown, memory.corrected_at
         if policy.profile is not None and now - corrected_at >= CORRECTED_EVERY_S:
-            slowdown = corrected_slowdown(demand, signals, memory, num_active, policy.profile, policy.slo)
+            slowdown = corrected_slowdown(demand, signals, memory, now, num_active, policy.profile, policy.slo)
             corrected_at = now
         remembered = PolicyMemory(
             wanted=wanted,
@@ -93,7 +95,7 @@ class _Round:
             down_at=down_at,
             busy_at=busy_at,
             rate=signals.level,
-            variance=signals.variance,
+            dispersion=signals.dispersion,
             burst=signals.burst,
             burst_at=signals.burst_at,
             prompt_tokens=signals.mix.prompt_tokens,
@@ -101,6 +103,8 @@ class _Round:
             cached_share=signals.mix.cached_share,
             slowdown=slowdown,
             corrected_at=corrected_at,
+            queued_at=now if signals.breaks_slo else memory.queued_at,
+            queued_since=(memory.queued_since or now) if signals.breaks_slo else None,
             caution=self._caution(signals, is_busy),
             needs=needs,
             peak=peak,
@@ -167,12 +171,17 @@ class _Round:
         is_urgent = signals.breaks_slo and not self.census.coming  # signals lag: what comes has not told yet
         return Sizing(needed, needed, needed, is_urgent, signals.rate, reason)
 
+    @property
+    def _hold_s(self) -> float:
+        """How long less must have been enough: a replica that is not needed may cost what its return costs twice."""
+        return min(self.settings.down_cooldown_s, max(_MIN_HOLD_S, 2 * self.seen.durations.start_s))
+
     def _needs(self, held: int) -> tuple[tuple[int, int], ...]:
-        """The record of needs over the cooldown for steps down."""
+        """The record of needs, for steps down."""
         needs, span = self.memory.needs, int(self.now // _SPAN_S)
         if needs and needs[-1][0] == span:
             return needs if held <= needs[-1][1] else (*needs[:-1], (span, held))
-        oldest = int((self.now - self.settings.down_cooldown_s) // _SPAN_S)
+        oldest = int((self.now - self._hold_s) // _SPAN_S)
         if needs and span - needs[-1][0] > 2:
             needs = ()  # nobody looked for a while
         return (*(each for each in needs if each[0] >= oldest), (span, held))
@@ -195,10 +204,10 @@ class _Round:
                 return wanted, now, down_at
             return before, up_at, down_at
         held = max(bounds.min, max(need for _, need in needs))
-        is_whole = needs[0][0] <= int((now - settings.down_cooldown_s) // _SPAN_S)
-        if held < before and is_whole and now - down_at >= min(_BETWEEN_DRAINS_S, settings.down_cooldown_s):
-            step = max(1, before // 10)
-            return max(held, before - step), up_at, now
+        is_whole = needs[0][0] <= int((now - self._hold_s) // _SPAN_S)
+        has_rested = now - up_at > settings.down_cooldown_s and now - down_at >= min(_BETWEEN_DRAINS_S, self._hold_s)
+        if held < before and is_whole and has_rested:
+            return before - (before - held + 1) // 2, up_at, now  # half of the way, then the signals are read again
         return before, up_at, down_at
 
     def _caution(self, signals: Signals, is_busy: bool) -> float:
@@ -352,9 +361,6 @@ class _Round:
 
     def _shrink(self, number: int, warm: WarmPlan, bounds: Bounds, wanted: int) -> None:
         census, settings = self.census, self.settings
-        number = min(number, max(1, len(census.active) // 10) - census.num_draining)
-        if number <= 0:
-            return
         standby = len(census.standby) + census.to_standby
         parked = len(census.parked) + census.to_parked
         reason = f"{wanted} active replicas hold the SLO"
@@ -438,7 +444,7 @@ class _Round:
         if self.bound:
             said = f"{said}; bound by {self.bound}"
         elif wanted > sizing.needed:
-            said = f"{said}; {sizing.held} held by the last {self.settings.down_cooldown_s:.0f} s and the forecast"
+            said = f"{said}; {sizing.held} held by the last {self._hold_s:.0f} s and the forecast"
         return f"{said}; {warm.reason}" if warm.reason else said
 
     def _numbers(self, sizing: Sizing, signals: Signals, wanted: int) -> dict[str, float]:

@@ -13,10 +13,10 @@ from typing import NamedTuple
 from penstock.fleet.policy.observation import Durations, ForecastBand
 from penstock.fleet.policy.signals import Signals
 
-_MIN_MARGIN, _MAX_MARGIN = 0.01, 0.15  # of the rate: less replicas must hold with it
-_MAX_HELD = 1.10  # of the forecast's middle: capacity is held for its p99, and for no more than this
-_TOLERANCE = 0.93
-_CLEAR_S = 10.0  # a backlog is to be worked off within this time, or one like that until capacity is ready
+_SURE = 3.0  # deviations of the level by chance that a step down allows for: one in some hundred steps is a mistake
+_MIN_MARGIN, _MAX_MARGIN = 0.01, 0.5  # of the rate: the profile rounds by two percent; half is a whole pool of bursts
+_TOLERANCE = 0.93  # of the rate: a step down is taken back only if this would need it too; a forecast errs by so much
+_CLEAR_S = 10.0  # a backlog that the pool works off by itself within this time needs no more replicas
 
 
 class Sizing(NamedTuple):
@@ -64,7 +64,7 @@ def size(
     soon_rate = max(rate, planned(soon, caution)) if soon and not reserve else rate
     later_rate = max(rate, planned(later, caution)) if later else rate
     held_rate = max([later_rate, *(planned(band, caution) for band in bands)])
-    margin = 1 + min(_MAX_MARGIN, _MIN_MARGIN + signals.noise / signals.level if signals.level else _MIN_MARGIN)
+    margin = 1 + min(_MAX_MARGIN, _MIN_MARGIN + _SURE * signals.level_noise)
     needed = needed_for(soon_rate, signals)
     reason, decided = "demand", soon_rate
     if (with_reserve := needed_for(later_rate, signals) - reserve) > needed:
@@ -73,7 +73,6 @@ def size(
         reason = "forecast"
     held = max(
         needed_for(soon_rate * margin, signals),
-        needed_for(max([rate, *(min(band.p99, _MAX_HELD * band.p50) for band in bands)]), signals),
         needed_for(held_rate * margin, signals) - reserve,
     )
     urgent = False
@@ -88,12 +87,12 @@ def size(
         urgent = True
         if needed_for(behind, signals) > needed:
             needed, decided, reason = needed_for(behind, signals), behind, "queue"
-    firm = needed_for(decided * _TOLERANCE, signals)
+    firm = needed_for(decided * min(_TOLERANCE, 1 / margin), signals)
     return Sizing(needed, min(firm, needed), max(held, needed), urgent, decided, reason)
 
 
 def _with_backlog(signals: Signals, durations: Durations, num_ready: int, reserve: int) -> float:
-    """Arrivals/s, and what will be left of the queue when capacity is ready, worked off in a time like that."""
-    ready_s = durations.wake_s if reserve else durations.start_s
+    """Arrivals/s, and what will be left of the queue when capacity is ready, worked off in as long again."""
+    ready_s = max(_CLEAR_S, durations.wake_s if reserve else durations.start_s)
     left = max(0.0, signals.backlog + (signals.rate - num_ready * signals.saturation) * ready_s)
-    return signals.rate + left / max(_CLEAR_S, 2 * ready_s if reserve else ready_s)
+    return signals.rate + left / ready_s

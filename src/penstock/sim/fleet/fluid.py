@@ -13,7 +13,7 @@ from penstock.sim.fleet.policy import POOL, Autoscaler
 from penstock.sim.fleet.replicas import PoolReplicas
 from penstock.sim.fleet.result import FleetResult, FleetTally, Prices
 from penstock.sim.fleet.serving import Serving
-from penstock.sim.fleet.signals import Signals
+from penstock.sim.fleet.signals import SMOOTHED_S, Signals
 from penstock.sim.profile import Profile
 
 _LATENCIES_S = 30  # of which a controller sees quantiles
@@ -45,6 +45,7 @@ def run_fluid(
         drains=lambda _: serving.leave(pool.counts[ReplicaState.ACTIVE]),
     )
     prompts, outputs = curve.prompt_tokens.tolist(), curve.output_tokens.tolist()
+    started = deque([0.0] * SMOOTHED_S, SMOOTHED_S)
     ttfts = deque([0.0] * _LATENCIES_S, _LATENCIES_S)
     kv_tokens = profile.kv_tokens
     for second in range(curve.seconds):
@@ -54,6 +55,7 @@ def run_fluid(
         arrivals, prompt, output = seen.arrivals[second], prompts[second], outputs[second]
         tick = serving.tick(arrivals, prompt, output, active)
         ttfts.append(tick.ttft_s)
+        started.append(tick.started)
         bands = policy.observe(now + 1, arrivals)
         forecast = (bands[0].p50, bands[0].p90) if bands else None
         tally.second(arrivals, tick.in_slo, tick.shed, pool.states, forecast, pool.num_spot)
@@ -65,6 +67,7 @@ def run_fluid(
             Demand(
                 arrivals_per_s=seen.rate[second],
                 peak_arrivals_per_s=seen.peak[second],
+                dispersion=seen.dispersion[second],
                 prompt_tokens=seen.prompt_tokens[second],
                 output_tokens=seen.output_tokens[second],
                 waiting=int(waiting),
@@ -79,7 +82,7 @@ def run_fluid(
                 kv_usage=kv_usage,
                 memory_headroom=1.0 - kv_usage,
                 active_sequences=each,
-                tokens_per_s=seen.rate[second] * (prompt + output),
+                tokens_per_s=sum(started) / SMOOTHED_S * (prompt + output),
             ),
             pool.views,
             durations,

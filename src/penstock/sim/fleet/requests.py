@@ -140,6 +140,7 @@ class _Run:
         return Demand(
             arrivals_per_s=seen.rate[second],
             peak_arrivals_per_s=seen.peak[second],
+            dispersion=seen.dispersion[second],
             prompt_tokens=prompt,
             output_tokens=seen.output_tokens[second],
             waiting=waiting,

@@ -34,6 +34,7 @@ class Tick(NamedTuple):
 
     in_slo: float  # requests
     shed: float
+    started: float  # requests whose prompts were computed
     ttft_s: float  # of one that comes at the end of it
     step_s: float
 
@@ -110,14 +111,15 @@ class Serving:
         first_s = _STEPS_TO_FIRST * step_s
         in_time = self._in_time(queued, arrivals, speed, (self.slo.ttft_s - first_s) * speed)
         kept = arrivals * in_time * self._tpot_share()
-        return Tick(min(kept, arrivals - shed) if shed < arrivals else 0.0, shed, first_s + self.queued / speed, step_s)
+        in_slo = min(kept, arrivals - shed) if shed < arrivals else 0.0
+        return Tick(in_slo, shed, started, first_s + self.queued / speed, step_s)
 
     def _hold(self, arrivals: float) -> Tick:
         self.queued += arrivals
         self.decoding = 0.0
         shed = max(0.0, self.queued - 16 * _GATEWAY_QUEUE)
         self.queued -= shed
-        return Tick(0.0, shed, 2 * self.slo.ttft_s if self.queued else 0.0, self.step_s)
+        return Tick(0.0, shed, 0.0, 2 * self.slo.ttft_s if self.queued else 0.0, self.step_s)
 
     def _tpot_share(self) -> float:
         if self.slo.tpot_s is None:
