@@ -117,4 +117,4 @@ def _in_flight(case: Case) -> float:
     rate = _HPA_LOAD * serving.work(prompt, output).rate
     for _ in range(60):
         serving.tick(rate, prompt, output, 1)
-    return max(1.0, serving.decoding)
+    return max(1.0, serving.in_flight)

@@ -73,7 +73,7 @@ def run_fluid(
                 waiting=int(waiting),
                 waiting_tokens=int(waiting * prompt),
                 held=0 if active else int(waiting),
-                in_flight=int(waiting + decoding),
+                in_flight=int(serving.in_flight),
                 oldest_wait_s=tick.ttft_s if waiting >= 1 else 0.0,
                 wait_p95_s=max(0.0, tick.ttft_s - 5 * tick.step_s),
                 ttft_p95_s=sorted(ttfts)[-2],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,12 +19,12 @@ from penstock.sim.fleet.demand import DemandCurve
 from penstock.sim.fleet.policy import POOL, Autoscaler
 from penstock.sim.fleet.replicas import PoolReplicas
 from penstock.sim.fleet.result import FleetResult, FleetTally, Prices
-from penstock.sim.fleet.signals import Signals
+from penstock.sim.fleet.signals import SMOOTHED_S, Signals
 from penstock.sim.flight import Ask, Flight
 from penstock.sim.profile import Profile
 from penstock.sim.simulation import Simulation
 
-_SEEN = 300  # flights of which a controller sees quantiles
+_LATENCIES_S = 30.0  # of which a controller sees quantiles
 
 
 def requests_of(curve: DemandCurve, profile: Profile, seed: int) -> Iterator[Ask]:
@@ -53,6 +54,15 @@ def run_requests(
     return _Run(curve, policy, profile, slo, durations, num_active).result(seed, prices)
 
 
+class _Ended(NamedTuple):
+    """A request that has ended."""
+
+    at_s: float
+    ttft_s: float
+    tpot_s: float
+    tokens: int  # of prompt and output
+
+
 class _Run:
     def __init__(
         self,
@@ -69,7 +79,7 @@ class _Run:
         self._shed = [0] * curve.seconds
         self._states: list[list[tuple[ReplicaState, int]]] = []
         self._forecasts: list[tuple[float, float] | None] = []
-        self._flights: deque[tuple[float, float]] = deque(maxlen=_SEEN)  # TTFT, TPOT
+        self._flights: deque[_Ended] = deque()
         self._tally = FleetTally(curve.seconds, slo.quantile, broken_from=curve.surge_at or 0)
         self._draining: set[str] = set()
         self._sim = Simulation(profile, 0, slo=slo, ended=self._ended)
@@ -100,7 +110,7 @@ class _Run:
             return
         ttft_s = flight.first_s - flight.ask.at_s
         tpot_s = (flight.ended_s - flight.first_s) / (output - 1) if output > 1 else 0.0
-        self._flights.append((ttft_s, tpot_s))
+        self._flights.append(_Ended(flight.ended_s, ttft_s, tpot_s, flight.ask.prompt_tokens + output))
         self._kept[second] += ttft_s <= self._slo.ttft_s and tpot_s <= (self._slo.tpot_s or tpot_s)
 
     def _drain(self, replica: str) -> float:
@@ -135,7 +145,10 @@ class _Run:
         queued = gateway.num_waiting
         waiting = queued + sum(each.num_waiting for each in loads)
         prompt = seen.prompt_tokens[second]
-        ttfts, tpots = (sorted(values) for values in zip(*self._flights, strict=True)) if self._flights else ([], [])
+        while self._flights and self._flights[0].at_s <= second + 1 - _LATENCIES_S:
+            self._flights.popleft()
+        ttfts, tpots = sorted(each.ttft_s for each in self._flights), sorted(each.tpot_s for each in self._flights)
+        tokens = sum(each.tokens for each in self._flights if each.at_s > second + 1 - SMOOTHED_S)
         kv = max((each.kv_active_tokens for each in loads), default=0) / self._sim.profile.kv_tokens
         return Demand(
             arrivals_per_s=seen.rate[second],
@@ -152,5 +165,5 @@ class _Run:
             kv_usage=min(1.0, kv),
             memory_headroom=1.0 - min(1.0, kv),
             active_sequences=sum(each.num_running for each in loads) / max(1, len(loads)),
-            tokens_per_s=seen.rate[second] * (prompt + seen.output_tokens[second]),
+            tokens_per_s=tokens / SMOOTHED_S,
         )

@@ -45,6 +45,7 @@ class Serving:
     def __init__(self, profile: Profile, slo: Slo) -> None:
         self.profile, self.slo = profile, slo
         self.queued = 0.0
+        self.prefilling = 0.0  # requests between the queue and their first token
         self.decoding = 0.0
         self.step_s = profile.cost.step_s + profile.cost.weights_s
         self.life_s = 1.0  # of a decode
@@ -109,6 +110,7 @@ class Serving:
         shed = max(0.0, self.queued - most)
         self.queued -= shed
         first_s = _STEPS_TO_FIRST * step_s
+        self.prefilling = started * first_s
         in_time = self._in_time(queued, arrivals, speed, (self.slo.ttft_s - first_s) * speed)
         kept = arrivals * in_time * self._tpot_share()
         in_slo = min(kept, arrivals - shed) if shed < arrivals else 0.0
@@ -116,7 +118,7 @@ class Serving:
 
     def _hold(self, arrivals: float) -> Tick:
         self.queued += arrivals
-        self.decoding = 0.0
+        self.prefilling = self.decoding = 0.0
         shed = max(0.0, self.queued - 16 * _GATEWAY_QUEUE)
         self.queued -= shed
         return Tick(0.0, shed, 0.0, 2 * self.slo.ttft_s if self.queued else 0.0, self.step_s)
@@ -135,6 +137,11 @@ class Serving:
         if queued <= most:
             return 1.0
         return min(1.0, max(0.0, 1 - (queued - most) / (speed - arrivals))) if speed > arrivals else 0.0
+
+    @property
+    def in_flight(self) -> float:
+        """Requests that wait, whose prompts are computed, and that decode."""
+        return self.queued + self.prefilling + self.decoding
 
     def leave(self, num_active: int) -> float:
         """A replica stops taking requests and takes its decodes with it. Seconds until the last of them has ended."""
