@@ -1,6 +1,6 @@
 """The policy of one pool: from what is seen to what is done, once a second.
 
-    signals ──▶ sizing (or thresholds) ──▶ bounds, cooldowns ──▶ wanted ──▶ actions: activate, wake, start, or drain
+    signals ──▶ sizing (or thresholds) ──▶ bounds, cooldowns ──▶ wanted ──▶ transitions: activate, wake, start, drain
     forecast ──▶   │                                                          │ placement, departure
                    └──▶ warm: standby and parked
 
@@ -14,15 +14,14 @@ import math
 from penstock.core.slo import Slo
 from penstock.fleet.policy.bounds import Bounds, ScheduledBounds
 from penstock.fleet.policy.census import Census
-from penstock.fleet.policy.decision import Action, ActionKind, Decision
-from penstock.fleet.policy.departure import departing
+from penstock.fleet.policy.decision import Decision
 from penstock.fleet.policy.memory import PolicyMemory
-from penstock.fleet.policy.observation import CapacityType, Durations, PoolObservation, ReplicaState, ReplicaView
-from penstock.fleet.policy.placement import Placement
+from penstock.fleet.policy.observation import Durations, PoolObservation
 from penstock.fleet.policy.profile import CapacityProfile
 from penstock.fleet.policy.signals import CORRECTED_EVERY_S, Signals, corrected_slowdown, read_signals
 from penstock.fleet.policy.sizing import Sizing, band_at, needed_for, size
 from penstock.fleet.policy.thresholds import needed_by_thresholds
+from penstock.fleet.policy.transitions import Transitions
 from penstock.fleet.policy.warm import Surge, WarmPlan, plan_warm
 from penstock.fleet.settings import PoolSettings, Signal
 
@@ -33,7 +32,6 @@ _BUDGET_SHARE = 0.05  # of the SLO's error budget: what scaling may use up
 _CAUTION_DAY_S = 86400.0  # a day without a broken SLO takes the forecast's plan from its p99 to its middle
 _PEAK_S = 1.5 * 86400.0  # how long the busiest time is remembered
 _AFTER_BURST_S = 60.0
-_STOP_EARLY_S = 2.0  # before an interruption's deadline
 
 
 class PoolPolicy:
@@ -64,8 +62,7 @@ class _Round:
         self.policy, self.settings, self.seen, self.memory, self.now = policy, policy.settings, observation, memory, now
         self.census = Census(observation.replicas)
         self.passed_s = max(0.0, now - memory.at) if memory.at is not None else 0.0
-        self.actions: list[Action] = []
-        self.bound = self.warm_bound = ""
+        self.transitions = Transitions(policy.settings, observation, self.census, memory, now)
 
     def decision(self) -> tuple[Decision, PolicyMemory]:
         policy, memory, census, now = self.policy, self.memory, self.census, self.now
@@ -83,7 +80,8 @@ class _Round:
         peak = memory.peak * (1 - min(1.0, self.passed_s / _PEAK_S))
         peak = peak if sizing.urgent else max(peak, sizing.needed)
         warm = self._plan_warm(signals, wanted, peak)
-        surplus_at, moved_at = self._act(wanted, warm, bounds, sizing)
+        surplus_at, moved_at = self.transitions.reach(wanted, warm, bounds, self._why(sizing))
+        actions = tuple(self.transitions.actions)
         slowdown, corrected_at = memory.slowdown, memory.corrected_at
         if policy.profile is not None and now - corrected_at >= CORRECTED_EVERY_S:
             slowdown = corrected_slowdown(demand, signals, memory, now, num_active, policy.profile, policy.slo)
@@ -111,17 +109,17 @@ class _Round:
             surplus_at=surplus_at,
             moved_at=moved_at,
         )
-        has_changed = bool(self.actions) or wanted != memory.wanted
+        has_changed = bool(actions) or wanted != memory.wanted
         decision = Decision(
             pool=self.seen.pool,
             at=now,
             wanted=wanted,
             standby=warm.standby,
             parked=warm.kept,
-            actions=tuple(self.actions),
+            actions=actions,
             reason=self._reason(sizing, signals, wanted, warm) if has_changed else "",
-            bound=self.bound,
-            warm_bound=self.warm_bound,
+            bound=self.transitions.bound,
+            warm_bound=self.transitions.warm_bound,
             numbers=self._numbers(sizing, signals, wanted) if has_changed else {},
         )
         return decision, remembered
@@ -194,9 +192,9 @@ class _Round:
         up_at, down_at = memory.up_at, memory.down_at
         wanted = min(bounds.max, max(bounds.min, sizing.needed))
         if sizing.needed > bounds.max:
-            self.bound = bounds.max_name
+            self.transitions.bound = bounds.max_name
         elif sizing.needed < bounds.min:
-            self.bound = bounds.min_name
+            self.transitions.bound = bounds.min_name
         if wanted > before:
             has_waited = now - up_at >= settings.up_cooldown_s or wanted <= before + self.census.reserve
             is_sure = sizing.firm > before or now - down_at >= settings.down_cooldown_s or before < bounds.min
@@ -244,181 +242,6 @@ class _Round:
             spread = min(room, max(0, needed_for(band.p99, signals) - wanted)) if band is not None else 0
         return plan_warm(settings, durations, None, spread, beyond)
 
-    # What is done
-
-    def _act(self, wanted: int, warm: WarmPlan, bounds: Bounds, sizing: Sizing) -> tuple[float | None, float]:
-        """Returns `surplus_at` and `moved_at` of the memory."""
-        settings, census, now, memory = self.settings, self.census, self.now, self.memory
-        gap = wanted - census.num_ready
-        standby, parked = list(census.standby), list(census.parked)
-        lacks_warm = warm.standby > len(standby) + census.to_standby or warm.parked > len(parked) + census.to_parked
-        placement: Placement | None = None
-        surplus_at = None
-        if gap > 0 or lacks_warm or census.doomed:
-            placement = self._placement(bounds)
-            gap = self._fill(gap, standby, parked, placement, sizing)
-            if lacks_warm and gap <= 0:
-                self._fill_warm(warm, standby, parked, placement)
-        self._leave_doomed()
-        num_surplus = len(census.active) - wanted
-        if num_surplus > 0:
-            self._shrink(num_surplus, warm, bounds, wanted)
-        elif not self.actions:
-            surplus = len(standby) + census.to_standby > warm.standby or len(parked) + census.to_parked > warm.kept
-            if surplus:
-                surplus_at = memory.surplus_at if memory.surplus_at is not None else now
-                if now - surplus_at >= settings.down_cooldown_s and not census.num_draining:
-                    self._release(standby, parked, warm)
-            elif (settings.zones or settings.spot.share) and self._may_move(wanted):
-                moved = self._move(placement or self._placement(bounds))
-                return None, now if moved else memory.moved_at
-        return surplus_at, memory.moved_at
-
-    def _placement(self, bounds: Bounds) -> Placement:
-        settings, census = self.settings, self.census
-        spend_left = self.seen.spend_left_per_hour
-        if settings.max_spend_per_hour is not None:
-            spent = sum(self._price(each, each.state) for each in self.seen.replicas)
-            left = settings.max_spend_per_hour - spent
-            spend_left = left if spend_left is None else min(left, spend_left)
-        return Placement(settings, self.seen.offers, census.staying, spend_left, bounds.min, self.now)
-
-    def _price(self, replica: ReplicaView, state: ReplicaState) -> float:
-        if state is ReplicaState.PARKED:
-            return self.settings.parked_price_per_hour or 0.0
-        return replica.price_per_hour
-
-    def _fill(
-        self, gap: int, standby: list[ReplicaView], parked: list[ReplicaView], placement: Placement, sizing: Sizing
-    ) -> int:
-        """Standby first, then parked, then those on their way into reserve, then starts. Returns what is left."""
-        reason = self._why(sizing)
-        while gap > 0 and standby:
-            replica = standby.pop()
-            self.actions.append(Action(ActionKind.ACTIVATE, reason, replica.id, zone=replica.zone))
-            gap -= 1
-        while gap > 0 and parked:
-            replica = parked.pop()
-            more = replica.price_per_hour - self._price(replica, ReplicaState.PARKED)
-            if not placement.affords(more):
-                self.bound = "spend"
-                return gap
-            placement.pay(more)
-            self.actions.append(Action(ActionKind.WAKE, reason, replica.id, zone=replica.zone))
-            gap -= 1
-        gap -= self.census.to_standby + self.census.to_parked
-        while gap > 0 and self._start(placement, ReplicaState.ACTIVE, reason):
-            gap -= 1
-        return gap
-
-    def _fill_warm(
-        self, warm: WarmPlan, standby: list[ReplicaView], parked: list[ReplicaView], placement: Placement
-    ) -> None:
-        for _ in range(warm.standby - len(standby) - self.census.to_standby):
-            if len(parked) > warm.parked:
-                self.actions.append(
-                    Action(ActionKind.WAKE, warm.reason or "standby is set", parked.pop().id, ReplicaState.STANDBY)
-                )
-            elif not self._start(placement, ReplicaState.STANDBY, warm.reason or "standby is set"):
-                return
-        for _ in range(warm.parked - len(parked) - self.census.to_parked):
-            if not self._start(placement, ReplicaState.PARKED, warm.reason or "parked is set"):
-                return
-
-    def _start(self, placement: Placement, to: ReplicaState, reason: str) -> bool:
-        starts = sum(each.kind is ActionKind.START for each in self.actions)
-        has_room = len(self.census.staying) + starts < self.settings.max
-        offer = placement.place() if has_room else None
-        if offer is None:
-            if to is ReplicaState.ACTIVE:
-                self.bound = placement.obstacle if has_room else self.bound or "max"
-            else:
-                self.warm_bound = placement.obstacle if has_room else "max"
-            return False
-        self.actions.append(Action(ActionKind.START, reason, to=to, zone=offer.zone, capacity_type=offer.capacity_type))
-        return True
-
-    def _leave_doomed(self) -> None:
-        """Replacements are in `actions` before. The last replica of a pool serves until another does, or has to go."""
-        drain_s = self.seen.durations.drain_s
-        for replica in self.census.doomed:
-            assert replica.deadline is not None
-            left_s = replica.deadline - self.now
-            is_last = replica.state is ReplicaState.ACTIVE and not self.census.active
-            if is_last and left_s > drain_s + 2 * _STOP_EARLY_S:
-                continue
-            self.actions.append(
-                Action(
-                    ActionKind.STOP,
-                    f"interrupted: gone in {max(0.0, left_s):.0f} s",
-                    replica.id,
-                    ReplicaState.STOPPING,
-                    replica.zone,
-                    replica.capacity_type,
-                    max(0.0, left_s - _STOP_EARLY_S),
-                )
-            )
-
-    def _shrink(self, number: int, warm: WarmPlan, bounds: Bounds, wanted: int) -> None:
-        census, settings = self.census, self.settings
-        standby = len(census.standby) + census.to_standby
-        parked = len(census.parked) + census.to_parked
-        reason = f"{wanted} active replicas hold the SLO"
-        for replica in departing(census.active, census.staying, number, bounds.min, settings.spot.share):
-            if standby < warm.standby:
-                kind, to = ActionKind.DEACTIVATE, ReplicaState.STANDBY
-                standby += 1
-            elif parked < warm.kept:
-                kind, to = ActionKind.PARK, ReplicaState.PARKED
-                parked += 1
-            else:
-                kind, to = ActionKind.STOP, ReplicaState.STOPPING
-            self.actions.append(Action(kind, reason, replica.id, to, replica.zone, replica.capacity_type))
-
-    def _release(self, standby: list[ReplicaView], parked: list[ReplicaView], warm: WarmPlan) -> None:
-        """One that is more than planned, a state further down."""
-        if len(standby) > warm.standby:
-            can_park = len(parked) + self.census.to_parked < warm.kept
-            to = ReplicaState.PARKED if can_park else ReplicaState.STOPPING
-            kind, chosen = ActionKind.PARK if can_park else ActionKind.STOP, standby
-        elif len(parked) > warm.kept:
-            kind, to, chosen = ActionKind.STOP, ReplicaState.STOPPING, parked
-        else:
-            return
-        for replica in departing(chosen, self.census.staying, 1, 0, 1.0):
-            self.actions.append(Action(kind, "more than planned", replica.id, to, replica.zone, replica.capacity_type))
-
-    # Zones and spot capacity that come back
-
-    def _may_move(self, wanted: int) -> bool:
-        census, settings = self.census, self.settings
-        return (
-            len(census.active) == wanted > 0
-            and not census.coming
-            and not census.num_draining
-            and self.now - self.memory.moved_at >= settings.spot.retry_s
-            and len(census.staying) < settings.max
-        )
-
-    def _move(self, placement: Placement) -> bool:
-        """Starts a replica where one is missing; the one that is too many then goes by `departing`."""
-        zones = [placement.zones[zone] for zone in self.settings.zones]
-        is_uneven = bool(zones) and max(zones) - min(zones) > 1
-        if not is_uneven and not placement.can_use_spot:
-            return False
-        least = min(zones, default=0)
-        offer = placement.place()
-        if offer is None:
-            return False
-        if is_uneven and placement.zones[offer.zone] == least + 1:
-            reason = f"zone {offer.zone} has room again"
-        elif offer.capacity_type is CapacityType.SPOT:
-            reason = "spot capacity is offered again"
-        else:
-            return False
-        self.actions.append(Action(ActionKind.START, reason, zone=offer.zone, capacity_type=offer.capacity_type))
-        return True
-
     # Why
 
     def _why(self, sizing: Sizing) -> str:
@@ -441,8 +264,8 @@ class _Round:
         said = self._why(sizing)
         if signals.max_rate and sizing.reason in ("queue", "surge", "forecast", "demand"):
             said = f"{said}, {signals.max_rate:.3g} per replica within the SLO: {sizing.needed} needed"
-        if self.bound:
-            said = f"{said}; bound by {self.bound}"
+        if bound := self.transitions.bound:
+            said = f"{said}; bound by {bound}"
         elif wanted > sizing.needed:
             said = f"{said}; {sizing.held} held by the last {self._hold_s:.0f} s and the forecast"
         return f"{said}; {warm.reason}" if warm.reason else said
