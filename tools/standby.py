@@ -1,8 +1,8 @@
 """How long a standby replica takes to become active: `python -m tools.standby --rounds 100`.
 
 A request is held at a real gateway whose only replica is in standby, another writer commits five times a second as a
-controller does, and the replica's row changes. Times are from before that commit until the whole answer is there, beside
-those of the same request when the replica is active: what a busy machine adds to every request is in both.
+controller does, and the replica's row changes. Times are from before that commit until the whole answer is there,
+beside those of the same request when the replica is active: what a busy machine adds to every request is in both.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import quantiles
 
-from penstock.tenancy.fleet import PoolStatus, write_pool
-from penstock.tenancy.store import open_store
 from tests.cli.real_gateway import RealGateway, real_gateway
 from tests.server.replica import serving
 from tests.waiting import eventually
+
+from penstock.tenancy.fleet import PoolStatus, write_pool
+from penstock.tenancy.store import open_store
 
 _NAME = "small"
 _EVERY_S = 0.2
@@ -84,9 +85,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory, serving() as replica:
-        with real_gateway(Path(directory), models={_NAME: {"hold_s": 60}}) as gateway, controller_beside(gateway.store):
-            found = measure(gateway, f"http://{replica.host}:{replica.port}", arguments.rounds)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        serving() as replica,
+        real_gateway(Path(directory), models={_NAME: {"hold_s": 60}}) as gateway,
+        controller_beside(gateway.store),
+    ):
+        found = measure(gateway, f"http://{replica.host}:{replica.port}", arguments.rounds)
     for name, values in found.items():
         cut = quantiles(values, n=20)
         late = sum(value >= 100 for value in values)
