@@ -26,8 +26,6 @@ from penstock.sim.profile import Profile
 from penstock.tenancy.fleet import FleetSample
 
 RECORDED = "as recorded"
-_WINDOW_S = 15.0  # of the arrivals whose variance the policy measures
-_MIN_COUNTED = 5.0  # requests of such a window; fewer say nothing about bursts
 _MAX_DISPERSION = 30.0
 
 
@@ -147,7 +145,6 @@ def measured_costs(rounds: Sequence[PolicyRound]) -> ReplicaCosts:
 
 
 def measured_dispersion(rounds: Sequence[PolicyRound]) -> float:
-    """Variance of the counts of arrivals over their mean, in the busy part of the recorded time; at least Poisson's."""
-    memories = [each.memory for each in rounds if each.memory.rate * _WINDOW_S >= _MIN_COUNTED]
-    found = median(each.variance * _WINDOW_S / each.rate for each in memories) if memories else 1.0
-    return min(_MAX_DISPERSION, max(1.0, found))
+    """Variance of the arrivals of a second over their mean, in the median round that had any; at least Poisson's."""
+    found = [each.memory.dispersion for each in rounds if each.memory.rate > 0]
+    return min(_MAX_DISPERSION, max(1.0, median(found))) if found else 1.0
