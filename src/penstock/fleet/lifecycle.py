@@ -92,7 +92,7 @@ def advance(row: FleetReplica, facts: Facts, settings: PoolSettings, now: float)
 def _lost(row: FleetReplica, facts: Facts, settings: PoolSettings, now: float) -> str:
     """Why the replica cannot be used any more; empty: it can."""
     if facts.listed is not None and facts.listed.failure:
-        return facts.listed.failure
+        return "it has ended, as was announced" if row.deadline is not None else facts.listed.failure
     if facts.done is Command.START and facts.failure and not facts.is_refused:
         return facts.failure
     if facts.listed is None and now - facts.blind_s - row.since > _LISTED_S:

@@ -59,6 +59,15 @@ def test_a_pool_shrinks_only_after_less_was_enough_for_twice_a_start() -> None:
     assert 2 <= len(fleet.decisions) <= 3
 
 
+def test_a_short_cooldown_is_as_short_as_it_says() -> None:
+    fleet = pool(3, replace(ONLY_ACTIVE, down_cooldown_s=5.0))
+    fleet.run(60, demand(2.5 * RATE))
+    fleet.run(3, demand(0.1 * RATE))
+    assert fleet.decisions == []
+    fleet.run(90, demand(0.1 * RATE))
+    assert fleet.num_active == 1
+
+
 def test_a_step_up_is_not_taken_back_within_the_cooldown() -> None:
     fleet = pool(1)
     fleet.run(3, demand(0.5 * RATE))

@@ -25,7 +25,8 @@ from penstock.fleet.policy.transitions import Transitions
 from penstock.fleet.policy.warm import Surge, WarmPlan, plan_warm
 from penstock.fleet.settings import PoolSettings, Signal
 
-_SPAN_S = 10.0  # of the record of needs
+_MOST_SPAN_S = 10.0  # of the record of needs
+_UNSEEN_S = 60.0  # a record with a longer gap says nothing
 _MIN_HOLD_S = 60.0  # the level's time constant: before, a lull and a fall look alike
 _BETWEEN_DRAINS_S = 30.0  # signals of 15 s have seen the last drain twice
 _BUDGET_SHARE = 0.05  # of the SLO's error budget: what scaling may use up
@@ -176,13 +177,17 @@ class _Round:
 
     def _needs(self, held: int) -> tuple[tuple[int, int], ...]:
         """The record of needs, for steps down."""
-        needs, span = self.memory.needs, int(self.now // _SPAN_S)
+        needs, span = self.memory.needs, self._span(self.now)
         if needs and needs[-1][0] == span:
             return needs if held <= needs[-1][1] else (*needs[:-1], (span, held))
-        oldest = int((self.now - self._hold_s) // _SPAN_S)
-        if needs and span - needs[-1][0] > 2:
+        oldest = self._span(self.now - self._hold_s)
+        if needs and needs[-1][0] < self._span(self.now - _UNSEEN_S):
             needs = ()  # nobody looked for a while
         return (*(each for each in needs if each[0] >= oldest), (span, held))
+
+    def _span(self, at: float) -> int:
+        """Number of the span of the record that a moment is in; a cooldown has ten at least."""
+        return int(at // min(_MOST_SPAN_S, max(1.0, self.settings.down_cooldown_s / 10)))
 
     def _step(
         self, sizing: Sizing, bounds: Bounds, before: int, needs: tuple[tuple[int, int], ...]
@@ -202,7 +207,7 @@ class _Round:
                 return wanted, now, down_at
             return before, up_at, down_at
         held = max(bounds.min, max(need for _, need in needs))
-        is_whole = needs[0][0] <= int((now - self._hold_s) // _SPAN_S)
+        is_whole = needs[0][0] <= self._span(now - self._hold_s)
         has_rested = now - up_at > settings.down_cooldown_s and now - down_at >= min(_BETWEEN_DRAINS_S, self._hold_s)
         if held < before and is_whole and has_rested:
             return before - (before - held + 1) // 2, up_at, now  # half of the way, then the signals are read again
@@ -246,6 +251,11 @@ class _Round:
 
     def _why(self, sizing: Sizing) -> str:
         at_least = self.policy._bounds.at(self.now).min
+        before = self.memory.wanted
+        if before is not None and sizing.needed <= before and self.census.num_ready < before:
+            if self.census.doomed:
+                return f"in place of {', '.join(each.id for each in self.census.doomed)}, which is taken away"
+            return f"{before} were active or on their way, and are wanted"
         if self.census.num_ready < at_least and sizing.needed <= at_least and not sizing.urgent:
             return f"the pool has at least {at_least}"
         match sizing.reason:
