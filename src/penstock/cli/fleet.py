@@ -16,6 +16,8 @@ examples:
   penstock fleet explain smollm2 --at 10m       # why it had so many replicas ten minutes ago
   penstock fleet cost --since 7d --by tenant    # idle and warm capacity included
   penstock fleet what-if smollm2 --since 7d --set min=2 --set slo.ttft_s=0.3,standby=1 --device-kind h100=2.5,1.8
+  penstock fleet drain zone-b --seconds 120     # its replicas go elsewhere, as if the zone were to be lost
+  penstock fleet uncordon zone-b                # it may be used again
   penstock fleet down --config fleet.yaml       # stop the gateway and all replicas"""
 
 
@@ -26,11 +28,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "action",
         nargs="?",
         default="run",
-        choices=["run", "status", "explain", "cost", "what-if", "down"],
-        help="run: the controller, until a signal ends it; its replicas go on (default: run)",
+        choices=["run", "status", "explain", "cost", "what-if", "cordon", "drain", "uncordon", "down"],
+        help="run: the controller, until a signal ends it; its replicas go on (default: run). cordon: this machine's "
+        "fleets start nothing in a zone, or no spot capacity; drain: and replace what is there",
     )
+    parser.add_argument("name", nargs="?", help="explain, what-if: a pool. cordon, drain, uncordon: a zone, or 'spot'")
     parser.add_argument(
-        "pool", nargs="?", help="explain: of this pool only; what-if: of this one (default: the only one)"
+        "--seconds", type=float, default=120.0, metavar="S", help="drain: until what is there is killed (default: 120)"
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML: see docs/autoscaling.md")
     parser.add_argument("--store", metavar="URL", help="where replicas, demand and decisions are kept")
@@ -86,9 +90,27 @@ def run(arguments: argparse.Namespace) -> None:
             from penstock.cli.fleet_what_if import print_what_if
 
             print_what_if(arguments)
+        case "cordon" | "drain" | "uncordon":
+            _change_cordon(arguments)
         case action:
             if arguments.config is None:
                 raise ConfigError("a fleet needs its configuration: --config FILE", param="config")
             from penstock.cli.fleet_process import run_down, run_fleet
 
             (run_fleet if action == "run" else run_down)(arguments.config, arguments.store)
+
+
+def _change_cordon(arguments: argparse.Namespace) -> None:
+    from penstock.fleet.drivers.local import cordon, uncordon
+    from penstock.hub.home import penstock_home
+
+    name, fleets = arguments.name or "", penstock_home() / "fleet"
+    if arguments.action == "uncordon":
+        uncordon(fleets, name)
+        print(f"{name} may be used again")
+        return
+    is_drained = arguments.action == "drain"
+    drained = cordon(fleets, name, drained_in_s=arguments.seconds if is_drained else None)
+    print(f"nothing is started in {name} until `penstock fleet uncordon {name}`")
+    for replica in drained:
+        print(f"{replica} is taken away in {arguments.seconds:g} s")

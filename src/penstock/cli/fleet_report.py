@@ -76,10 +76,10 @@ def _replica_row(one: FleetReplica, now: float) -> tuple[str, ...]:
 def print_decisions(arguments: argparse.Namespace) -> None:
     with open_store(store_url(arguments.store, arguments.config)) as store:
         if arguments.at is not None:
-            found = _in_force(store.fleet, arguments.pool, arguments.at)
+            found = _in_force(store.fleet, arguments.name, arguments.at)
         else:
             since = arguments.since or 0.0
-            rows = store.fleet.decisions(arguments.pool, since=since, limit=arguments.last + 1)
+            rows = store.fleet.decisions(arguments.name, since=since, limit=arguments.last + 1)
             found = _with_neighbours([msgspec.json.decode(one.document, type=Decision) for one in rows])
             found = found[-arguments.last :]
     if arguments.json:

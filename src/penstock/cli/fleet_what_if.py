@@ -45,7 +45,7 @@ _CONFIGURED = "as configured"
 
 def print_what_if(arguments: argparse.Namespace) -> None:
     since = arguments.since if arguments.since is not None else time.time() - _WEEK_S
-    recorded = read_recorded(arguments.pool, since, store=arguments.store, config=arguments.config)
+    recorded = read_recorded(arguments.name, since, store=arguments.store, config=arguments.config)
     baselines = [name.strip() for name in arguments.policy.split(",") if name.strip()]
     if unknown := [name for name in baselines if name not in POLICIES or name == "oracle"]:
         raise ConfigError(f"no policy '{unknown[0]}'; there are static, hpa, keda, planner", param="policy")

@@ -5,6 +5,7 @@ DIRECTORY/REPLICA/replica.json   what it is, written first
                   address.json   its URL, written by the replica when it listens
                   notice         an interruption notice: seconds since 1970 at which it is taken away
                   log, lock      see `process`
+DIRECTORY/../cordoned/NAME       a zone or capacity type in which nothing is started
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.api.relay import SECRET_VARIABLE
-from penstock.core.errors import CapacityRefused, ReplicaNotFound
+from penstock.core.errors import CapacityRefused, ConfigError, ReplicaNotFound
 from penstock.core.private_files import make_private, open_private
 from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
 from penstock.fleet.drivers.process import ManagedProcess, Spawn, execute
@@ -65,6 +66,9 @@ class LocalDriver:
         path = process.directory
         if process.has_begun:
             return
+        for name in (spec.zone, spec.capacity_type):
+            if name and (_cordons(self._directory) / name).exists():
+                raise CapacityRefused(f"{name} is cordoned")
         kept = _Kept(spec.pool, spec.zone, spec.capacity_type, [*self._free_gpus(spec)])
         make_private(path)
         _write(path / "replica.json", msgspec.json.encode(kept))
@@ -94,14 +98,8 @@ class LocalDriver:
                 _write_notice(self._directory / one.id, self._clock() + seconds)
 
     def _list(self) -> Sequence[DriverReplica]:
-        found = []
-        for path in sorted(self._directory.iterdir()):
-            try:
-                kept = msgspec.json.decode((path / "replica.json").read_bytes(), type=_Kept)
-            except (OSError, msgspec.DecodeError):
-                continue  # its start has not come so far
-            found.append(self._look(path, kept))
-        return found
+        paths = sorted(self._directory.iterdir())
+        return [self._look(path, kept) for path in paths if (kept := _read_kept(path)) is not None]
 
     def _look(self, path: Path, kept: _Kept) -> DriverReplica:
         process = self._process(path.name)
@@ -122,9 +120,9 @@ class LocalDriver:
         if not spec.gpus:
             return []
         taken: set[int] = set()
-        for path in self._directory.glob("*/replica.json"):
-            with contextlib.suppress(OSError, msgspec.DecodeError):
-                taken |= set(msgspec.json.decode(path.read_bytes(), type=_Kept).gpus)
+        for path in self._directory.iterdir():
+            if (kept := _read_kept(path)) is not None:
+                taken |= set(kept.gpus)
         free = [gpu for gpu in self._gpus if gpu not in taken]
         if len(free) < spec.gpus:
             raise CapacityRefused(f"a replica of {spec.pool} needs {spec.gpus} GPUs, and {len(free)} are free")
@@ -145,6 +143,42 @@ def interrupt(fleets: Path, named: str, seconds: float) -> str:
             _write_notice(path, time.time() + seconds)
             return path.name
     raise ReplicaNotFound(f"no fleet of this machine has a replica {named}")
+
+
+def cordon(fleets: Path, name: str, *, drained_in_s: float | None = None) -> list[str]:
+    """No fleet of this machine starts replicas in this zone, or of this capacity type, any more. `drained_in_s`: those
+    that are there get interruption notices. Returns the ids of these."""
+    if not name or Path(name).name != name:
+        raise ConfigError("name a zone, or a capacity type", param="name")
+    drained = []
+    for directory in fleets.glob("*/replicas"):
+        cordons = _cordons(directory)
+        make_private(cordons)
+        _write(cordons / name, b"")
+        if drained_in_s is None:
+            continue
+        for path in directory.iterdir():
+            kept = _read_kept(path)
+            if kept is not None and name in (kept.zone, kept.capacity_type):
+                _write_notice(path, time.time() + drained_in_s)
+                drained.append(path.name)
+    return drained
+
+
+def uncordon(fleets: Path, name: str) -> None:
+    for directory in fleets.glob("*/replicas"):
+        (_cordons(directory) / name).unlink(missing_ok=True)
+
+
+def _cordons(directory: Path) -> Path:
+    return directory.parent / "cordoned"
+
+
+def _read_kept(path: Path) -> _Kept | None:
+    """None: its start has not come so far."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode((path / "replica.json").read_bytes(), type=_Kept)
+    return None
 
 
 def _write_notice(path: Path, at: float) -> None:
