@@ -122,7 +122,7 @@ class Recorder:
             row.pool,
             row.url,
             row.state != ReplicaState.ACTIVE,
-            {"secret_env": SECRET_VARIABLE},
+            {"secret_env": SECRET_VARIABLE} | ({"zone": row.zone} if row.zone else {}),
             by=self._by,
             at=now,
             state=row.state if row.state in RESTING else "",

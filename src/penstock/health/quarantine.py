@@ -7,7 +7,8 @@ hung, or its engine died; one that could not be connected to, that drains, or th
 - A request that has lost two is sent to no third one, ever. It is refused, and so is the same body of the same tenant
   for ten minutes, unless it has an alibi: the second replica had made `ALIBI_TOKENS` for it. What a replica does not
   survive it meets again where it left off, so it does not get so far; a bystander does. With an alibi it may go back to
-  either of the two, and waits for that (`stranded`), and its body is not refused.
+  either of the two, and waits for that (`stranded`), and its body is not refused. Where both are gone for good, as a
+  controller's are, it may go to any other.
 - A replica that dies takes bystanders with it. Those that it had made so many tokens for are sent to other replicas
   than those that had just come, wherever there are two to choose from (`apart`): so the bystanders go on where the
   culprit is not, and what has lost the same two replicas is as a rule the culprit alone.
@@ -51,8 +52,9 @@ class Losses:
         return self._num >= _MAX_LOST and not self._has_alibi
 
     def forbidden(self, replicas: Collection[str]) -> frozenset[str]:
-        """Those of `replicas` that it is never sent to."""
-        return frozenset(replicas) - self.replicas if len(self.replicas) >= _MAX_LOST else frozenset()
+        """Those of `replicas`, which are all there are, that it is not sent to."""
+        may_return = len(self.replicas) >= _MAX_LOST and not self.replicas.isdisjoint(replicas)
+        return frozenset(replicas) - self.replicas if may_return else frozenset()
 
     def apart(self, ready: Collection[str]) -> frozenset[str]:
         """Those of `ready` replicas that are for the others of the same loss, if there is a choice."""

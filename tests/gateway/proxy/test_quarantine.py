@@ -97,6 +97,7 @@ def test_a_request_goes_to_no_third_replica_whatever_its_alibi() -> None:
     losses.add("b", ALIBI_TOKENS)
     assert not losses.is_culprit  # it ran there for a while
     assert losses.forbidden(["a", "b", "c"]) == {"c"}
+    assert losses.forbidden(["c", "d"]) == frozenset()  # neither can come back
     losses.add("a", ALIBI_TOKENS - 1)
     assert losses.is_culprit
 

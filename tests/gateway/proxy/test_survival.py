@@ -76,6 +76,27 @@ async def test_more_streams_than_may_be_retried_outlive_their_replica() -> None:
 
 
 @pytest.mark.slow
+async def test_streams_of_a_lost_replica_go_on_in_another_zone() -> None:
+    with ExitStack() as stack:
+        replicas = [stack.enter_context(serving(step_s=0.01, **ROOMY)) for _ in range(3)]
+        gateway = stack.enter_context(running_gateway(*replicas))
+        expected = [said(replicas[0], number, 300) for number in range(12)]
+        calls = await streams(gateway, replicas, 12, 300)
+        hurt = busy(replicas)
+        near, far = (one for one in replicas if one is not hurt)
+        for replica, zone in ((hurt, "east"), (near, "east"), (far, "west")):
+            gateway.app.replicas[f"http://{replica.host}:{replica.port}"].zone = zone
+        before, num_lost = near.engine.num_open, hurt.engine.num_open
+        assert num_lost > 0
+        with engines_paused([near, far]):
+            hurt.kill_engine()
+            await eventually_async(lambda: near.engine.num_open + far.engine.num_open == 12)
+            assert near.engine.num_open == before
+        assert await whole_texts(calls) == expected
+        eventually(gateway.is_idle)
+
+
+@pytest.mark.slow
 async def test_a_stream_returns_to_a_replica_that_failed_it_before() -> None:
     with (
         serving(step_s=0.01, **ROOMY) as one,

@@ -58,6 +58,7 @@ class ReplicaFactory:
             salts=self._salts,
             dialect="openai" if key and pool.dialect == "auto" else pool.dialect,  # a paid one is not asked around
             id=replica_id,
+            zone=pool.zone,
         )
 
 

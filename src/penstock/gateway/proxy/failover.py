@@ -6,7 +6,7 @@ once, or when one comes back (`stranded`). The next model, where there is one, i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from random import Random
 
 from penstock.admission.admission import Admission
@@ -42,8 +42,12 @@ class Failover:
         """The choice of another replica; None: there is none for it."""
         losses, avoid = journey.tries.losses, self._avoided(journey)
         choice = None
-        if losses.replicas and (apart := losses.apart(self._pools[request.model].ready_replicas - avoid)):
-            choice = self._reroute(request, avoid | apart, is_begun=journey.is_begun)
+        if losses.replicas:
+            ready, near = self._pools[request.model].ready_replicas - avoid, self._in_zones_of(losses.replicas)
+            near = near if ready - near else frozenset()
+            apart = losses.apart(ready - near)
+            if near or apart:
+                choice = self._reroute(request, avoid | near | apart, is_begun=journey.is_begun)
         return choice or self._reroute(request, avoid, is_begun=journey.is_begun)
 
     def can_move(self, request: EdgeRequest, journey: Journey) -> bool:
@@ -54,6 +58,12 @@ class Failover:
 
     def back_off(self, action: SendLater, backed_off: Callable[[tuple[Leg, ...]], None]) -> None:
         self._clock.call_later(action.max_s * self._random.random(), backed_off, action.legs)
+
+    def _in_zones_of(self, lost: Set[str]) -> frozenset[str]:
+        """Replicas in the same zones: a zone is lost as a whole, and its last replicas a moment after its first."""
+        replicas = self._replicas
+        zones = {replicas[one].zone for one in lost if one in replicas} - {""}
+        return frozenset(one.id for one in replicas.values() if one.zone in zones) if zones else frozenset()
 
     def _avoided(self, journey: Journey) -> frozenset[str]:
         """Replicas that it must not go to next."""

@@ -89,12 +89,14 @@ class Replica:
         sends_priority: bool = False,
         adapters: Mapping[str, str | None] | None = None,
         salts: CacheSalts | None = None,
+        zone: str = "",
     ) -> None:
         """`model`: the pool it is in; `served_as`: what it calls the model itself, if that is another name. `salts`:
         the same for all replicas of a gateway."""
         self.id = id or url
         self.name = f"{model}-{crc32(self.id.encode()) & 0xFFFF:04x}"  # towards clients, who need no addresses
         self.model = model
+        self.zone = zone  # its failure domain; empty: not known
         self.served_as = served_as or model
         self.upstream = upstream
         self.dialect = dialect  # of `dialects`, if it is no penstock replica; auto: it is found out

@@ -64,6 +64,7 @@ class ModelSettings:
     ca_file: str | None = None  # PEM file of the CAs that https:// replicas are trusted by; auto: the system's
     client_cert: str | None = None  # PEM file of the certificate that such replicas are shown, if they ask
     client_key: str | None = None  # and of its private key; auto: in the same file
+    zone: str = ""  # the replicas' failure domain: what loses one goes on in another; empty: not known
     fallback: list[str] = field(default_factory=list)  # models to go on to, in this order, when this one cannot
     fallback_on: list[Literal["error", "slow", "context"]] = field(default_factory=lambda: ["error", "slow", "context"])
     forward_fields: list[str] = field(default_factory=list)  # of requests, that other servers may be sent besides
