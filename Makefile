@@ -48,7 +48,7 @@ bench-gateway: $(VENV)/.installed-dev  ## ARGS="--peer 'vllm-router=…'" measur
 drills: $(VENV)/.installed-dev  ## the tests that take too long for `make test`
 	$(BIN)/python -m pytest -m drill
 
-drill-%: $(VENV)/.installed-dev  ## survival, limits, refusals, spike, greedy, pressure, slow_provider, slow_clients, fuzz, hostile: real processes, attacked
+drill-%: $(VENV)/.installed-dev  ## survival, limits, refusals, spike, greedy, pressure, slow_provider, slow_clients, fleet, zone, spot, fuzz, hostile: real processes, attacked
 	$(BIN)/python -m tools.drills.$* $(ARGS)
 
 test-peers: $(VENV)/.installed-dev  ## real vLLM on a CPU, Triton and Dynamo's mocker as replicas: they are fetched first

@@ -7,6 +7,9 @@
     python -m tools.drills.pressure      more long prompts, and more decodes, than the KV cache holds
     python -m tools.drills.slow_provider a provider that takes its time, and a model of one's own behind it
     python -m tools.drills.slow_clients  hundreds of clients that stop reading, and some that leave
+    python -m tools.drills.fleet         a fleet that grows, shrinks to nothing and back, and loses its parts meanwhile
+    python -m tools.drills.zone          the loss of a zone, and its return
+    python -m tools.drills.spot          spot capacity that is taken away, refused and offered again
     python -m tools.drills.fuzz          wrong requests by the thousand
 
 Each prints a table and exits with 1 if a promise was broken; short versions are slow tests. They know penstock by its
