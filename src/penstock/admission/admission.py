@@ -96,6 +96,11 @@ class Admission:
             return None
         return expected.eta_s(now if since is None else since, now)
 
+    def hold_s(self, model: str, now: float) -> float:
+        """How long requests may wait for a replica that a controller starts; 0: none does."""
+        expected = self._expected.get(model)
+        return expected.hold_s if expected is not None and now <= expected.until else 0.0
+
     def managed(self, now: float) -> set[str]:
         """Models whose replicas a controller keeps."""
         return {name for name, expected in self._expected.items() if now <= expected.until}

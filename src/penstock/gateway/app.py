@@ -99,7 +99,7 @@ class Gateway(Subscriber):
         self.now = clock.now
         self._learned = LearnedAdapters()
         self.services = services
-        self.stranded = StrandedStreams(self.replicas, clock, resume_wait_s)
+        self.stranded = StrandedStreams(self.replicas, clock, resume_wait_s, admission.hold_s)
         self.failover = Failover(admission, self.replicas, self.pools, self.stranded, clock, self.random)
         self.shadows = Shadows(self.replicas, self.pools, admission, self.recorder, clock)
         self.queue = AdmissionQueue(admission, clock, self.shadows.give_way)

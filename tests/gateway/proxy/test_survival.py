@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import ExitStack
+from math import inf
 from typing import Any
 
 import pytest
 from tools.drills.call import Call, begin, post
 
+from penstock.admission.expected import Expected
 from penstock.core.replica import ReplicaState
 from penstock.gateway.proxy.stranded import WAIT_S
 from tests.engine.expecting import expected as expected_ids
@@ -147,6 +149,23 @@ async def test_a_stream_that_lost_two_replicas_waits_for_one_of_them_and_spares_
 
         await asyncio.to_thread(eventually, lambda: lost[0].engine.state == "ready")
         await asyncio.to_thread(gateway.set_in_use, lost[0], True)
+        assert await whole_texts(calls) == expected
+        eventually(gateway.is_idle)
+
+
+@pytest.mark.slow
+async def test_a_stream_waits_for_as_long_as_a_controller_lets_requests_wait() -> None:
+    may_return = threading.Event()
+    with serving(step_s=0.01, may_return=may_return, **ROOMY) as one, running_gateway(one) as gateway:
+        expected = [said(one, 0, 100)]
+        held = Expected(hold_s=10 * WAIT_S, ready_at=None, start_s=0.0, until=inf)
+        gateway.app.admission.expect({NAME: held}, gateway.app.clock.now())
+        calls = await streams(gateway, [one], 1, 100)
+        one.kill_engine()
+        await eventually_async(lambda: len(gateway.app.stranded) == 1)
+        await asyncio.to_thread(gateway.advance, 2 * WAIT_S)
+        assert len(gateway.app.stranded) == 1
+        may_return.set()
         assert await whole_texts(calls) == expected
         eventually(gateway.is_idle)
 

@@ -1,12 +1,13 @@
 """Streams that have begun and have no replica to go on at: each waits until one comes back, or until its time is up.
 
 A stream strands when the last replica of its model is lost, or when it has lost two and may go to no third
-(`quarantine`). Its client sees a pause instead of an error, if a replica is back in time.
+(`quarantine`). Its client sees a pause instead of an error, if a replica is back in time. Where a controller keeps the
+model's replicas, that is as long as it lets requests wait for one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Protocol
 
 from penstock.core.replica import ReplicaState
@@ -31,7 +32,15 @@ class Stream(Protocol):
 
 
 class StrandedStreams:
-    def __init__(self, replicas: Mapping[str, Replica], clock: TimerClock, wait_s: float = WAIT_S) -> None:
+    def __init__(
+        self,
+        replicas: Mapping[str, Replica],
+        clock: TimerClock,
+        wait_s: float = WAIT_S,
+        hold_s: Callable[[str, float], float] = lambda model, now: 0.0,
+    ) -> None:
+        """`hold_s`: how long requests of a model may wait for a replica, by now."""
+        self._hold_s = hold_s
         self._replicas = replicas
         self._clock = clock
         self._wait_s = wait_s
@@ -45,7 +54,8 @@ class StrandedStreams:
             return
         replicas, now = self._replicas.values(), self._clock.now()
         stream.forget_tries({one.id for one in replicas if one.snapshot.state_at(now) is ReplicaState.OUT})
-        self._timers[stream] = self._clock.call_later(self._wait_s, self._give_up, stream)
+        wait_s = max(self._wait_s, self._hold_s(stream.request.model, now))
+        self._timers[stream] = self._clock.call_later(wait_s, self._give_up, stream)
 
     def discard(self, stream: Stream) -> None:
         if (timer := self._timers.pop(stream, None)) is not None:
