@@ -73,8 +73,10 @@ async def play(fleet: RealFleet, tokens: int) -> FleetReport:
         watch.killed.add(leaving)  # its notice may have ended it while nobody decided anything
     watch.check_nothing_orphaned()
     async with watch.phase("silence", 0) as phase:
-        zero_s = await watch.until("no replica", lambda: not watch.rows)
-        phase.seen = f"no replica after {zero_s:.1f} s"
+        zero_s = await watch.until(
+            "none but parked ones", lambda: {one.state for one in watch.rows.values()} <= {"parked"}
+        )
+        phase.seen = f"none, or {len(watch.rows)} parked, after {zero_s:.1f} s"
     async with watch.phase("back from zero", 2) as phase:
         back_s = await watch.until("one replica", lambda: len(watch.active) == 1)
         await watch.answers(4)

@@ -23,6 +23,7 @@ POOL_SETTINGS: dict[str, Any] = {
     "max": 5,
     "standby": 0,
     "parked": 0,
+    "scale_on": {"active_sequences": 1000},  # as many as `min`, however busy the machine is
     "zones": list(ZONES),
     "spot": {"retry_s": 3.0},
     "hold_s": 240.0,
