@@ -10,6 +10,9 @@ keep-alives:
     : cost 0.0125 3.5                                       before the end, or before the next: what was used here
     : carry on: draining                                    instead of an end: the replica gives the stream back
 
+An answer that its client wants as a whole is relayed in the same form where the gateway asks for that: an empty event
+after every few tokens, and the whole answer as its last event.
+
 A unit and the events after it belong together: their text follows from the ids of all units so far, and an id whose
 text is held back comes with a later unit. So a cut stream is resumed from its units alone and the number of events that
 followed the last one; the next replica goes through the last unit again and leaves those events out.
@@ -32,6 +35,7 @@ from penstock.core.request import Cost, Priority
 HEADER = "x-penstock"  # from a gateway: one of the two
 STREAM = "stream"  # the body is the client's; a streamed answer is to be relayed
 ENVELOPE = "envelope"  # the body is an `Envelope`, and the answer is to be relayed
+WHOLE_HEADER = "x-penstock-whole"  # from a gateway: an answer that is not streamed is to be relayed, too
 SECRET_HEADER = "x-penstock-secret"
 SECRET_VARIABLE = "PENSTOCK_GATEWAY_SECRET"  # where a replica and the gateway that started it have it from
 NAMESPACE_HEADER = "x-penstock-namespace"  # from a gateway: whose prefixes these are, and nobody else's
@@ -44,6 +48,8 @@ TokenIds = list[Annotated[int, Meta(ge=0, le=2**31 - 1)]]
 _CARRY_ON = b": carry on: "
 _COST = b": cost "
 _MAX_COST_S = 1e12  # what says more of one request is no measurement, and no store could hold a few of them
+_WHOLE_TOKENS = 16  # in a unit of an answer that is not streamed
+_PROGRESS = b"data: {}\n\n"
 _LAST_READS = 4  # what a replica says at last is in one of these
 
 
@@ -179,6 +185,20 @@ class UnitWriter:
             return b""
         unit = (choice, token_ids, cached_tokens) if cached_tokens else (choice, token_ids)
         return b": %b\n\n%b" % (_encode(unit), b"".join(events))
+
+
+class WholeWriter:
+    """Units of an answer that its client gets as a whole: one for every few tokens of a choice."""
+
+    def __init__(self) -> None:
+        self._units = UnitWriter()
+        self._held: dict[int, int] = {}  # tokens per choice
+
+    def unit(self, choice: int, token_ids: list[int], cached_tokens: int) -> bytes:
+        held = self._held.get(choice, 0) + len(token_ids)
+        is_due = held >= _WHOLE_TOKENS
+        self._held[choice] = 0 if is_due else held
+        return self._units.unit(choice, token_ids, cached_tokens, (_PROGRESS,) if is_due else ())
 
 
 # -- the gateway writes

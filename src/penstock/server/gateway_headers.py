@@ -28,6 +28,7 @@ class GatewayHeaders:
     origin: relay.Origin
     is_from_gateway: bool = False
     is_relayed: bool = False  # a streamed answer is to be one that another replica can carry on
+    is_relayed_whole: bool = False  # so is one that is not streamed
     prompt_ids: list[list[int]] | None = None  # rendered and tokenized at the gateway
     resume: relay.Resume | None = None
     namespace: str = ""  # the gateway's tenant, whose prefixes are its own
@@ -72,7 +73,8 @@ class GatewayTrust:
     def read(self, request: Request, body: bytes) -> GatewayHeaders:
         named = (relay.HEADER, relay.NAMESPACE_HEADER, relay.WATERMARK_HEADER, relay.TENANT_HEADER)
         mode, namespace, mark, tenant = (request.headers.get(name) for name in named)
-        if mode is None and namespace is None and mark is None and tenant is None:
+        is_whole = relay.WHOLE_HEADER in request.headers
+        if mode is None and namespace is None and mark is None and tenant is None and not is_whole:
             return GatewayHeaders(body, new_origin())
         self.check(request)
         namespace = namespace or ""
@@ -80,7 +82,7 @@ class GatewayTrust:
         if mode is None or mode == relay.STREAM:
             is_relayed = mode is not None
             return GatewayHeaders(
-                body, new_origin(), True, is_relayed, namespace=namespace, watermark=mark, tenancy=tenancy
+                body, new_origin(), True, is_relayed, is_whole, namespace=namespace, watermark=mark, tenancy=tenancy
             )
         if mode != relay.ENVELOPE:
             raise InvalidRequest(f"{relay.HEADER}: expected '{relay.STREAM}' or '{relay.ENVELOPE}'")
@@ -91,6 +93,7 @@ class GatewayTrust:
             origin,
             True,
             True,
+            is_whole,
             envelope.prompt_ids,
             envelope.resume,
             namespace,

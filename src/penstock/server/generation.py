@@ -77,6 +77,7 @@ class Generation:
         self.num_cached_tokens = 0
         self.num_resumed_tokens = 0
         self.replayed: Piece | None = None
+        self.resumed_whole: list[Piece] = []  # of an answer that is not streamed: all that is known
         self.resumed_parts: dict[int, list[Part]] = {}  # per choice, before `replayed`; where tools may be called
         sampling = wanted.to_sampling(vocab_size, fallback_seed=headers.origin.seed)
         if prepared.watermark is not None:
@@ -129,7 +130,8 @@ class Generation:
                     index, detokenizer.copy(), model.tokenizer, prepared.stops, calling
                 )
         if headers.resume is not None:
-            if outputs or not self.options.stream:
+            is_relayed = self.options.stream or (headers.is_relayed_whole and not self.has_logprobs)
+            if outputs or not is_relayed:
                 raise InvalidRequest("resume: this is not the request that the stream was for", param="resume")
             self._resume(headers.resume, vocab_size)
 
@@ -139,7 +141,11 @@ class Generation:
             known, text = request.output_ids, self._choices[request.id]
             check_token_ids(known, vocab_size, "resume")
             self.num_resumed_tokens += len(known)
-            if last is not None and last.choice == index:
+            if not self.options.stream:
+                text.resume([])
+                if known:
+                    self.resumed_whole.append(text.read_event(_replayed_event(request, known)))
+            elif last is not None and last.choice == index:
                 self.resumed_parts[index] = text.resume(known[: len(known) - len(last.token_ids)])
                 self.replayed = text.read_event(_replayed_event(request, last.token_ids))
             elif known:
@@ -161,6 +167,10 @@ class Generation:
         scored_bytes = 0 if num_logprobs is None else _SCORED_BYTES * (1 + num_logprobs)
         num_repeated = self.num_prompt_tokens * self.options.n
         return num_repeated * _TOKEN_BYTES + self.num_output_tokens * (_TOKEN_BYTES + scored_bytes)
+
+    @property
+    def has_logprobs(self) -> bool:
+        return self._requests[0].sampling.num_logprobs is not None
 
     @property
     def usage(self) -> Usage:

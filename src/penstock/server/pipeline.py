@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from penstock.api import relay, server_timing
+from penstock.api import relay, server_timing, sse
 from penstock.api.asgi import Request
 from penstock.api.openai import ChatRequest, new_id
 from penstock.api.sink import Headers, Sink, SseStream, json_response
@@ -81,7 +81,8 @@ class Pipeline:
             times.tokenized_s = self._clock.now()
             # The client's id may repeat; what the engine calls the request must not.
             generation = Generation(prepared, new_id(request.id), times)
-            relayed_as = headers.origin.id if headers.is_relayed and generation.options.stream else ""
+            is_relayed = headers.is_relayed if generation.options.stream else _relays_whole(headers, generation)
+            relayed_as = headers.origin.id if is_relayed else ""
             with generation, self._drain.admit(generation, relayed_as):
                 record.follow(generation)
                 generation.start(self._engine, max_open=self._max_open)
@@ -111,11 +112,30 @@ class Pipeline:
                 frames = RelayedFrames(writer, request.error_event, headers, generation)
             await write_stream(sink, frames, first, pieces, timing)
             return
+        if _relays_whole(headers, generation):
+            relayed = RelayedWhole(writer, request.error_event, headers, generation)
+            await self._write_relayed_whole(sink, relayed, first, pieces, timing)
+            return
         async for more in pieces:
             first += more
         cost = [(relay.COST_HEADER.encode(), relay.cost_value(generation.cost))] if headers.is_from_gateway else []
         whole = await self._offload.write(generation.answer_bytes, partial(writer.whole, first))
         await json_response(sink, 200, whole, timing + cost)
+
+    async def _write_relayed_whole(
+        self, sink: Sink, frames: RelayedWhole, first: list[Piece], rest: AsyncIterator[list[Piece]], headers: Headers
+    ) -> None:
+        async with SseStream(sink, frames.error_event, headers):
+            await sink.write(frames.opening() + frames.frame(first))
+            async for pieces in rest:
+                if frame := frames.frame(pieces):
+                    await sink.write(frame)
+            await sink.write(await self._offload.write(frames.answer_bytes, frames.closing))
+
+
+def _relays_whole(headers: GatewayHeaders, generation: Generation) -> bool:
+    """Log probabilities are not known from ids: an answer that has them begins anew elsewhere."""
+    return headers.is_relayed_whole and not generation.options.stream and not generation.has_logprobs
 
 
 async def write_stream(
@@ -194,3 +214,33 @@ class RelayedFrames(Frames):
         is_requests = isinstance(error, InvalidRequest)
         ending = self._error_event(error) if is_requests else relay.carry_on_comment(error)
         return relay.cost_comment(self._generation.cost) + ending
+
+
+class RelayedWhole(RelayedFrames):
+    """An answer that its client gets as a whole, as far as it has come, and at last all of it."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        error_event: Callable[[PenstockError], bytes],
+        headers: GatewayHeaders,
+        generation: Generation,
+    ) -> None:
+        super().__init__(writer, error_event, headers, generation)
+        self._whole = relay.WholeWriter()
+        self._pieces = list(generation.resumed_whole)
+
+    @property
+    def answer_bytes(self) -> int:
+        return self._generation.answer_bytes
+
+    def opening(self) -> bytes:
+        return b"" if self._is_resumed else relay.origin_comment(self._origin)
+
+    def frame(self, pieces: list[Piece]) -> bytes:
+        self._pieces += pieces
+        unit, n = self._whole.unit, self._generation.options.n
+        return b"".join([unit(p.index, p.token_ids, 0 if p.index % n else p.cached_tokens) for p in pieces])
+
+    def closing(self) -> bytes:
+        return sse.event(self._writer.whole(self._pieces)) + relay.cost_comment(self._generation.cost)

@@ -77,6 +77,59 @@ async def test_more_streams_than_may_be_retried_outlive_their_replica() -> None:
         eventually(gateway.is_idle)
 
 
+def asked_whole(number: int, tokens: int, **options: Any) -> bytes:
+    body: dict[str, Any] = {"model": NAME, "prompt": f"stream {number}", "max_tokens": tokens, "ignore_eos": True}
+    return post("/v1/completions", body | {"temperature": 0} | options, "none")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_drained", [False, True], ids=["lost", "drained"])
+async def test_an_answer_that_is_not_streamed_goes_on_at_another_replica_where_it_was(is_drained: bool) -> None:
+    with (
+        serving(step_s=0.01, **ROOMY) as one,
+        serving(step_s=0.01, **ROOMY) as two,
+        running_gateway(one, two) as gateway,
+    ):
+        calls = [await begin(gateway.port, asked_whole(number, 300, n=2)) for number in range(4)]
+        await eventually_async(lambda: one.engine.num_open + two.engine.num_open == 8)
+        await eventually_async(
+            lambda: sum(replica.engine.measured.totals.generated_tokens for replica in (one, two)),
+            lambda made: made > 8 * 60,
+        )
+        hurt = busy([one, two])
+        if is_drained:
+            await asyncio.to_thread(hurt.call, "POST", "/v1/penstock/drain")
+            await eventually_async(lambda: hurt.engine.num_open == 0)
+        else:
+            hurt.kill_engine()
+        async with asyncio.timeout(GIVE_UP_S):
+            await asyncio.gather(*(call.ended for call in calls))
+        for number, call in enumerate(calls):
+            assert call.status == 200
+            assert call.headers["content-type"] == "application/json"
+            assert [choice["text"] for choice in call.json()["choices"]] == [said(one, number, 300)] * 2
+            assert call.usage["completion_tokens"] == 600
+        assert 'penstock_gateway_streams_carried_on_total{model="small"} ' in gateway.metrics()
+        eventually(gateway.is_idle)
+
+
+@pytest.mark.slow
+async def test_an_answer_with_log_probabilities_begins_anew_at_another_replica() -> None:
+    with (
+        serving(step_s=0.01, **ROOMY) as one,
+        serving(step_s=0.01, **ROOMY) as two,
+        running_gateway(one, two) as gateway,
+    ):
+        call = await begin(gateway.port, asked_whole(0, 100, logprobs=1))
+        await eventually_async(lambda: one.engine.num_open + two.engine.num_open == 1)
+        busy([one, two]).kill_engine()
+        async with asyncio.timeout(GIVE_UP_S):
+            await call.ended
+        (choice,) = call.json()["choices"]
+        assert choice["text"] == said(one, 0, 100)
+        assert len(choice["logprobs"]["tokens"]) == 100
+
+
 @pytest.mark.slow
 async def test_streams_of_a_lost_replica_go_on_in_another_zone() -> None:
     with ExitStack() as stack:

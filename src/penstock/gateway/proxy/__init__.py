@@ -14,6 +14,7 @@ admission_queue     requests that wait
 holding             those that wait because no replica takes work, and what their clients are told meanwhile
 answer_headers      request id, replica, and why it was picked
 replica_attempt     one attempt at one replica
+whole_answer        an answer that its client gets as a whole, and the gateway token by token
 transcript          what is kept of the answer, so that another replica can carry it on
 stranded            streams that wait for a replica to come back
 fallback            the next model, where this one cannot serve the request

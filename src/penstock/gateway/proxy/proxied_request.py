@@ -235,6 +235,9 @@ class ProxiedRequest:
         self._account.refused(action.error)
 
     def _break_off(self, action: on.BreakOff) -> None:
+        if not self._sink.is_started:  # its client was to get it as a whole
+            refusals.respond(self._sink, self._routed.surface.convention, action.error, self.request.id)
+            return
         event = error_event(action.error, self.request.id, self._routed.surface.convention)
         self._sink.write(event, is_last=True)
 

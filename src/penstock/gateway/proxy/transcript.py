@@ -1,5 +1,5 @@
-"""What a gateway keeps of one answer as it passes: of a penstock replica's stream the token ids, so that another can
-carry it on; of any other stream a count of its events; and at the end what was used."""
+"""What a gateway keeps of one answer as it passes: of a penstock replica's the token ids, so that another can carry it
+on, also if the client gets it as a whole; of any other stream a count of its events; and at the end what was used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from penstock.api.relay import COST_HEADER, StreamRecord, is_whole, read_cost, s
 from penstock.core.request import Cost
 from penstock.dialects.usage import StreamTally
 from penstock.gateway.records.token_usage import TokenUsage, find_usage
-from penstock.gateway.replicas.replica import ENVELOPE_HEADER, STREAM_HEADER, Replica
+from penstock.gateway.replicas.replica import ENVELOPE_HEADER, STREAM_HEADER, WHOLE_HEADER, Replica
 from penstock.gateway.tokens.request_size import Size
 from penstock.http.forward import IsWhole, Outcome, Tap
 from penstock.http.message import ResponseHead
@@ -42,22 +42,34 @@ class Transcript:
             else:
                 self._tally = StreamTally()
                 self.tap = self._tally.append
+        elif replica.relays:
+            self.tap, self.is_whole = self._append, is_whole
+        asks = b"" if self._is_stream or not replica.relays else WHOLE_HEADER
         if replica.relays:
             ids = self._size.ids_for(replica.text)
             if ids and len(ids) + len(self._body) <= _MAX_BYTES:
-                return ENVELOPE_HEADER, sealed(self._body, ids)
-        return STREAM_HEADER if self.record is not None else b"", self._body
+                return ENVELOPE_HEADER + asks, sealed(self._body, ids)
+        return STREAM_HEADER if self.record is not None else asks, self._body
 
     def rest_letter(self, replica: Replica) -> tuple[bytes, bytes] | None:
         """The same for what the client has not seen yet; None: nobody can know what that is."""
         if self.record is None:
             return None
         envelope = self.record.envelope(self._body, self._size.ids_for(replica.text) or b"null")
-        return (ENVELOPE_HEADER, envelope) if envelope is not None else None
+        if envelope is None:
+            return None
+        return ENVELOPE_HEADER + (b"" if self._is_stream else WHOLE_HEADER), envelope
 
     def answered(self, head: ResponseHead) -> None:
         """An answer begins that will be passed on."""
         self._cost = read_cost(head.headers.get(_COST_HEADER, b""))
+        has_events = head.headers.get(b"content-type", b"").startswith(b"text/event-stream")
+        if has_events and not self._is_stream and self.record is None and self.tap is not None:
+            self.record = StreamRecord()
+
+    def _append(self, blocks: bytes) -> None:
+        if self.record is not None:
+            self.record.append(blocks)
 
     @property
     def num_tokens(self) -> int:

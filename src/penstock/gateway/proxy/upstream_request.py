@@ -20,6 +20,7 @@ from penstock.gateway.proxy.journey import Actions, Charge, Journey, Send
 from penstock.gateway.proxy.replica_attempt import ReplicaAttempt, is_lost, is_replicas_fault
 from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.proxy.transcript import Transcript
+from penstock.gateway.proxy.whole_answer import WholeAnswer
 from penstock.gateway.records.accounting import RequestAccounting
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.records.token_usage import TokenUsage
@@ -121,6 +122,8 @@ class UpstreamRequest:
             self._run(self._journey.refused(EngineFailed("nobody can know what is left of the answer")))
             return
         relayed, body = letter
+        if not self.is_stream and replica.relays and not isinstance(self.sink, WholeAnswer):
+            self.sink = WholeAnswer(self.sink)
         try:
             way = replica.way(tenant, target, body, request.adapter)
         except PenstockError as error:  # such a server must not be sent it, which says nothing about the replica

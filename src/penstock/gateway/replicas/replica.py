@@ -53,6 +53,7 @@ _NAMESPACE = relay.NAMESPACE_HEADER.encode()
 _TENANT = relay.TENANT_HEADER.encode()
 _WATERMARK = relay.WATERMARK_HEADER.encode()
 STREAM_HEADER = render([(relay.HEADER.encode(), relay.STREAM.encode())])
+WHOLE_HEADER = render([(relay.WHOLE_HEADER.encode(), b"relayed")])
 ENVELOPE_HEADER = render([(relay.HEADER.encode(), relay.ENVELOPE.encode())])
 
 _PARKED = ("parking", "parked", "waking")  # as its report has it
