@@ -27,7 +27,7 @@ from penstock.fleet.settings import PoolSettings, Signal
 
 _MOST_SPAN_S = 10.0  # of the record of needs
 _UNSEEN_S = 60.0  # a record with a longer gap says nothing
-_MIN_HOLD_S = 60.0  # the level's time constant: before, a lull and a fall look alike
+_MIN_HOLD_S = 120.0  # twice the level's time constant: before, a lull and a fall look alike
 _BETWEEN_DRAINS_S = 30.0  # signals of 15 s have seen the last drain twice
 _BUDGET_SHARE = 0.05  # of the SLO's error budget: what scaling may use up
 _CAUTION_DAY_S = 86400.0  # a day without a broken SLO takes the forecast's plan from its p99 to its middle
