@@ -25,7 +25,7 @@ _SURGE = 6.0  # deviations of a single second, beyond which it is no chance
 _BROKEN = 0.7  # of the SLO's TTFT: a queue so long leaves no time for the prompt
 _BUDGET_SHARE = 0.05  # of the SLO's error budget: what chance queues may use up
 _MAX_SPARE = 3.0  # of the rate: what a replica beyond that keeps is a twentieth of what one in use serves
-_MIN_CAUTION = 0.4  # of the spare that theory asks for: its queue never runs empty, a pool's does
+_MIN_CAUTION = 0.4  # of the spare that theory asks for, while the SLO is kept; chosen by simulation
 CORRECTED_EVERY_S = 10.0
 _LATENCIES_S = 60.0  # in the times of so many seconds a queue is still seen after its end, and calm after its begin
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from penstock.fleet.policy.observation import Durations, ForecastBand
 from penstock.fleet.policy.signals import Signals
 
-_SURE = 3.0  # deviations of the level by chance that a step down allows for: one in some hundred steps is a mistake
+_SURE = 3.0  # deviations of the level by chance that a step down allows for; chosen among 2 and 3 by simulation
 _MIN_MARGIN, _MAX_MARGIN = 0.01, 0.5  # of the rate: the profile rounds by two percent; half is a whole pool of bursts
-_TOLERANCE = 0.93  # of the rate: a step down is taken back only if this would need it too; a forecast errs by so much
+_TOLERANCE = 0.93  # of the rate: a step down is taken back only if this would need it too; not derived
 _CLEAR_S = 10.0  # a backlog that the pool works off by itself within this time needs no more replicas
 
 
