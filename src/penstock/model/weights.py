@@ -228,7 +228,7 @@ def read_stored(
     return on_device(stored, device, move)
 
 
-def on_device(stored: Stored, device: torch.device, move: Move) -> Weight:
+def on_device(stored: Stored, device: torch.device, move: Move = _copied) -> Weight:
     def moved(array: npt.NDArray[Any], dtype: torch.dtype) -> Tensor:
         tensor = _as_tensor(array, dtype)
         return tensor if device.type == "cpu" and array.flags.writeable else move(tensor, device)

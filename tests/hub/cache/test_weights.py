@@ -24,8 +24,9 @@ SPEC = TINY.spec
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}  # events of sys.audit
 WRITES = os.O_WRONLY | os.O_RDWR
 # A process that uses a model, says so, and ends with its standard input.
-USE = (
-    "import sys; from penstock.hub.sources import *; "
+USE = (  # a shell's background job ignores SIGINT, and so do its children
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from penstock.hub.sources import *; "
     "c, s = weights_cache(), source_of(sys.argv[1]); c.hold(s); print(c.ensure(s), flush=True); sys.stdin.read()"
 )
 
