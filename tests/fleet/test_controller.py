@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.core.errors import LeaseLost, PoolTaken
+from penstock.core.errors import ConfigError, LeaseLost, PoolTaken
 from penstock.fleet.drivers.driver import DriverReplica
 from penstock.fleet.policy.observation import CapacityType
 from penstock.fleet.rounds import read_rounds
@@ -216,6 +216,14 @@ async def test_second_fleet_with_a_pool_of_the_same_name_is_refused_until_the_fi
     await first.stop_all(0.0)
     await other.run(await leading(other), 4)
     assert {status.pool: status.fleet for status in store.fleet.pools()} == {"m": "other", "n": "other"}
+
+
+async def test_fleet_whose_controller_still_runs_is_not_taken_down(store: Store) -> None:
+    fleet = FakeFleet(store)
+    await fleet.run(await leading(fleet), 4)
+    with pytest.raises(ConfigError, match="end it first"):
+        await fleet.controller(is_alone=False).stop_all(0.0, patience_s=0.0)
+    assert fleet.states() == {"active": 2}
 
 
 async def test_pool_whose_replicas_cannot_be_parked_loses_none_by_trying(store: Store) -> None:

@@ -128,7 +128,7 @@ async def _down(settings: FleetSettings, url: str) -> None:
     secret = _secret(directory)
     driver = LocalDriver(directory / "replicas", secret)
     with open_store(url) as store:
-        await Controller(settings, store, driver, ReplicaClient(secret)).stop_all(_DOWN_S)
+        await Controller(settings, store, driver, ReplicaClient(secret)).stop_all(_DOWN_S, 2 * settings.lease_s)
         await driver.close()
         if settings.gateway is not None:
             await GatewayKeeper(directory / "gateway", gateway_settings(settings, url), secret).stop(_DOWN_S)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from penstock.api.replica_report import ReplicaReport
-from penstock.core.errors import LeaseLost, PoolTaken, StoreUnavailable
+from penstock.core.errors import ConfigError, LeaseLost, PoolTaken, StoreUnavailable
 from penstock.fleet.command_runner import CommandRunner
 from penstock.fleet.drivers.driver import Driver
 from penstock.fleet.drivers.listing import Listing
@@ -105,9 +106,13 @@ class Controller:
     def is_leader(self) -> bool:
         return self._is_leading and self._keeper.is_held
 
-    async def stop_all(self, grace_s: float) -> None:
-        """Takes every replica from the gateways and ends it; for an operator who has ended the controllers."""
-        while not await asyncio.to_thread(self._keeper.try_take):  # noqa: ASYNC110 - another process has it
+    async def stop_all(self, grace_s: float, patience_s: float = math.inf) -> None:
+        """Takes every replica from the gateways and ends it; for an operator who has ended the controllers. Raises
+        ConfigError if one still leads after `patience_s`."""
+        until_s = time.monotonic() + patience_s
+        while not await asyncio.to_thread(self._keeper.try_take):
+            if time.monotonic() >= until_s:
+                raise ConfigError("a controller of this fleet still runs; end it first, by Ctrl+C or SIGTERM")
             await asyncio.sleep(_FOLLOWER_S)  # another's lease expires
         found = await asyncio.to_thread(self._recorder.load, {}, self._clock())
         await asyncio.to_thread(self._recorder.remove_members)

@@ -158,7 +158,7 @@ def test_a_pool_that_is_used_by_nobody_sleeps_and_wakes_for_the_first_request() 
     fleet.run(500, demand(0.0))
     assert fleet.replicas == {}
     decision = fleet.step(demand(0.0, held=1, waiting=1))
-    assert [each.kind for each in decision.actions] == [ActionKind.START]
+    assert [(each.kind, each.reason) for each in decision.actions] == [(ActionKind.START, "a request waits")]
 
 
 # Bounds

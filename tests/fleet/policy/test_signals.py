@@ -46,6 +46,11 @@ def test_a_queue_breaks_the_slo_when_it_takes_too_long_to_work_off() -> None:
     assert signals(demand(0.0, held=1), memory, active=0).queue_s == math.inf
 
 
+def test_waiting_tokens_are_no_number_of_requests_before_it_is_known_how_long_one_is() -> None:
+    first = Demand(waiting=1, held=1, waiting_tokens=646)
+    assert signals(first, PolicyMemory(), active=0).backlog == 1
+
+
 def test_one_odd_report_changes_little_and_many_change_no_more_than_the_bound() -> None:
     memory = remembered(3 * RATE, 1.0)
     odd = demand(3 * RATE, tpot_p95_s=100.0, ttft_p95_s=1000.0)

@@ -147,7 +147,10 @@ class _Round:
         if not self._may_sleep(busy_at):
             woken = not self.memory.wanted
             return sizing._replace(
-                needed=max(1, sizing.needed), held=max(1, sizing.held), urgent=sizing.urgent or woken
+                needed=max(1, sizing.needed),
+                held=max(1, sizing.held),
+                urgent=sizing.urgent or woken,
+                reason="a request waits" if woken and sizing.needed <= 1 else sizing.reason,
             )
         return Sizing(0, 0, 0, False, 0.0, "idle")
 

@@ -77,7 +77,9 @@ def read_signals(
     if profile is not None:
         max_rate = profile.max_rate(mix, slo, memory.slowdown)
         saturation = max(max_rate, profile.saturation(mix, slo, memory.slowdown))
-    backlog = max(float(demand.waiting), float(demand.held), demand.waiting_tokens / mix.prompt_tokens)
+    backlog = float(max(demand.waiting, demand.held))
+    if demand.prompt_tokens or memory.prompt_tokens:  # nobody knows how many requests tokens are before the first ends
+        backlog = max(backlog, demand.waiting_tokens / mix.prompt_tokens)
     if not num_active:
         queue_s = math.inf if backlog else 0.0
     else:
