@@ -93,7 +93,7 @@ def what_if(recorded: RecordedPool, alternatives: Sequence[Alternative], baselin
 
 
 def _notes(recorded: RecordedPool, alternatives: Sequence[Alternative]) -> Iterator[str]:
-    """What the answer cannot know."""
+    """Limits of the answer, in one line."""
     yield "when in its minute a request came, and replicas that fail"
     if refused := sum(each.refused for each in recorded.samples):
         yield f"how many of the {refused:,} refused requests were the same one again"

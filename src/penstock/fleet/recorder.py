@@ -49,7 +49,7 @@ class Recorder:
         self._sampled_at = 0.0
 
     def load(self, pools: Mapping[str, Pool], now: float) -> dict[str, FleetReplica]:
-        """What the last leader left: replicas, and what its pools have learned. Pools that the file names no longer are
+        """The last leader's replicas, and what its pools have learned. Pools that the file names no longer are
         removed. Raises PoolTaken where another fleet has a pool of the same name."""
         with self._keeper.fenced() as execute:
             for pool in pools.values():

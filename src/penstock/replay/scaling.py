@@ -34,7 +34,7 @@ class Difference(Struct, frozen=True):
 
 
 class Replayed(Struct, frozen=True):
-    """What a policy decided over all rounds. Shares are of rounds."""
+    """A policy's decisions over all rounds. Shares are of rounds."""
 
     name: str
     same: float

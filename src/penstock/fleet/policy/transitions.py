@@ -1,4 +1,4 @@
-"""What is done so that a pool has the replicas that are wanted, in the states that are planned.
+"""Actions by which a pool comes to the replicas that are wanted, in the states that are planned.
 
 Capacity is taken from standby, then parked, then started; what is too much goes a state down. It knows no demand: how
 many are wanted, and why, was decided before.

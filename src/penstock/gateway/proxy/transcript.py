@@ -1,4 +1,4 @@
-"""What a gateway keeps of one answer as it passes: of a penstock replica's the token ids, so that another can carry it
+"""A gateway's notes of one answer as it passes: of a penstock replica's the token ids, so that another can carry it
 on, also if the client gets it as a whole; of any other stream a count of its events; and at the end what was used."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a controller sees of a curve's demand: arrivals of the last seconds, their noise, and the
+"""A controller's view of a curve's demand: arrivals of the last seconds, their noise, and the
 mean request."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _mean(values: Numbers, seconds: int) -> Numbers:
 
 
 def _dispersion(arrivals: Numbers, seconds: int) -> Numbers:
-    """As the controller's meter has it: the busiest second of the last ones is left out."""
+    """The same number as the controller's meter has: the busiest second of the last ones is left out."""
     found: Numbers = np.ones(len(arrivals))
     if len(arrivals) < seconds:
         return found

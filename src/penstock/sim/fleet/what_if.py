@@ -30,7 +30,7 @@ _MAX_DISPERSION = 30.0
 
 
 class Outcome(Struct, frozen=True):
-    """What came of a pool over the recorded time. Hours are of replicas."""
+    """The outcome of a pool over the recorded time. Hours are of replicas."""
 
     name: str
     replica_hours: float  # in every state that occupies a device
