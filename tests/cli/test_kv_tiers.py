@@ -9,6 +9,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from tools.drills.pressure import samples
 from tools.drills.stand import MODEL, Process, stand
 
 from penstock.gateway.records.decisions import read_decisions
@@ -32,6 +33,11 @@ def ask(server: Process, prompt: list[int]) -> tuple[str, int]:
     return raw.headers.get("x-penstock-route", ""), usage.prompt_tokens_details.cached_tokens or 0
 
 
+def exact_replicas(gateway: Process) -> float:
+    """Replicas whose KV blocks the gateway knows from their events."""
+    return sum(sample.value for sample in samples(gateway) if sample.name == "penstock_gateway_replica_kv_exact")
+
+
 def test_a_prompt_that_only_one_replicas_host_has_goes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(1)
     prompts = [[draw.randrange(3, 500) for _ in range(TOKENS)] for _ in range(CACHE // TOKENS + ON_HOST + 3)]
@@ -43,8 +49,8 @@ def test_a_prompt_that_only_one_replicas_host_has_goes_there(tmp_path: Path, mon
             ask(one, prompt)
         monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))  # for the gateway's decisions; replicas find their kernels
         gateway = place.gateway(one, other)
-        # It has heard of both, exactly.
-        eventually(lambda: ask(gateway, prompts[-1])[0], lambda route: ";matched=768;of=2" in route)
+        eventually(lambda: exact_replicas(gateway), lambda exact: exact == 2)
+        assert ";matched=768;of=2" in ask(gateway, prompts[-1])[0]
         before = other.get("/v1/penstock/snapshot")["prompt_tokens"]
         for prompt in prompts[:ON_HOST]:
             route, cached = ask(gateway, prompt)

@@ -146,8 +146,9 @@ class LoraManager:
     def _settle(self) -> list[ToEngine]:
         if not (self._known or self._leaving or self._reading):  # nobody uses adapters
             return []
+        before = len(self._answers)
         messages = list(self._advance())
-        self._tell()
+        self._tell(before)
         return messages
 
     def _advance(self) -> Iterator[ToEngine]:
@@ -231,9 +232,9 @@ class LoraManager:
     def _fail(self, requests: list[Request], message: str) -> None:
         self._failures += [TokenEvent(each.id, finish=FinishReason.ERROR, error=message) for each in requests]
 
-    def _tell(self) -> None:
-        """Say where the adapters are, if that has changed."""
+    def _tell(self, place: int) -> None:
+        """Say where the adapters are, if that has changed, before the answers that changed it."""
         state = AdapterState(self._slots.resident, list(self._host), self._slots.swaps, self._reads, self._model)
         if state != self._told:
             self._told = state
-            self._answers.append(state)
+            self._answers.insert(place, state)

@@ -182,6 +182,12 @@ REPLICA_BREAKER = Metric(
 REPLICA_REQUESTS = Metric(
     "penstock_gateway_replica_requests", "gauge", "Requests of this gateway at a replica now.", ("model", "replica")
 )
+REPLICA_KV_EXACT = Metric(
+    "penstock_gateway_replica_kv_exact",
+    "gauge",
+    "1 if the router knows every KV block of a replica from its events; 0: it goes by what it has sent there.",
+    ("model", "replica"),
+)
 TLS_EXPIRY = Metric(
     "penstock_gateway_tls_certificate_expiry_timestamp_seconds",
     "gauge",

@@ -38,6 +38,7 @@ class ReplicaView(Struct, frozen=True):
     heard_s_ago: float | None
     source: str  # that names it: file, store, dns
     is_draining: bool  # an operator said so; a replica may drain by itself too
+    is_kv_exact: bool  # the router knows every KV block of it from its events, and not only what it was sent
 
 
 class QueueView(Struct, frozen=True):
@@ -66,7 +67,8 @@ class GatewayState(Struct, frozen=True):
 
 
 def state_of(replicas: Iterable[Replica], admission: Admission, now: float) -> GatewayState:
-    views = [_replica(replica, now) for replica in replicas]
+    index = admission.router.index
+    views = [_replica(replica, index.is_exact(replica.id), now) for replica in replicas]
     models = sorted({view.model for view in views} | admission.waiting_models)
     return GatewayState(views, [_queue(admission, model, now) for model in models])
 
@@ -96,7 +98,7 @@ def _queue(admission: Admission, model: str, now: float) -> QueueView:
     return QueueView(model, waiting, sum(waiting.values()), None if eta_s is None else round(eta_s, 1))
 
 
-def _replica(replica: Replica, now: float) -> ReplicaView:
+def _replica(replica: Replica, is_kv_exact: bool, now: float) -> ReplicaView:
     seen = replica.seen(now)
     state = seen.state_at(now)
     return ReplicaView(
@@ -117,6 +119,7 @@ def _replica(replica: Replica, now: float) -> ReplicaView:
         heard_s_ago=round(now - seen.taken_at, 3) if seen.reports and seen.taken_at else None,
         source=replica.source,
         is_draining=replica.is_draining,
+        is_kv_exact=is_kv_exact,
     )
 
 

@@ -222,6 +222,7 @@ class GatewayRecorder:
         )
         replace(catalog.HELD, {(queue.model,): queue.held for queue in state.queues})
         replace(catalog.REPLICA_REQUESTS, {key: one.in_flight for key, one in named.items()})
+        replace(catalog.REPLICA_KV_EXACT, {key: int(one.is_kv_exact) for key, one in named.items()})
         replace(
             catalog.REPLICA_STATE,
             {(*key, str(state)): int(state == one.state) for key, one in named.items() for state in _STATES},
