@@ -21,12 +21,13 @@ import uvloop
 
 from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli.config_file import read_config_file
+from penstock.cli.fleet_drivers import check_driver, open_driver
 from penstock.cli.replicas import template_modules
 from penstock.cli.store_flags import store_url
 from penstock.core.config import build
 from penstock.core.errors import ConfigError
 from penstock.core.private_files import make_private
-from penstock.engine_process.spawn import TemplateProcess, spawn
+from penstock.engine_process.spawn import TemplateProcess
 from penstock.fleet.controller import Controller
 from penstock.fleet.drivers.local import LocalDriver
 from penstock.fleet.drivers.spot_notice import seconds_left
@@ -73,15 +74,14 @@ def fleet_settings(config: Path) -> Iterator[FleetSettings]:
             raise ConfigError("a fleet has at least one pool", param="pools")
         for name, pool in settings.pool_settings().items():
             replica_settings(name, pool, settings.slo_of(name, pool))
-        if settings.driver != "local":
-            raise ConfigError(f"the driver '{settings.driver}' is not part of this version", param="driver")
+        check_driver(settings)
         yield settings
 
 
 async def _run(settings: FleetSettings, url: str, config: Path) -> None:
     directory = fleet_directory(settings.name)
     secret = _secret(directory)
-    driver = LocalDriver(directory / "replicas", secret, gpus=_gpus(), spawn=spawn)
+    driver = open_driver(settings, directory, secret)
     client = ReplicaClient(secret)
     told = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -93,7 +93,7 @@ async def _run(settings: FleetSettings, url: str, config: Path) -> None:
             gateway = GatewayKeeper(directory / "gateway", gateway_settings(settings, url), secret)
             tasks.append(asyncio.create_task(gateway.run(lambda: controller.is_leader)))
             print(f"the gateway's log: {gateway.log_path}", flush=True)
-        if settings.interruption_url is not None:
+        if settings.interruption_url is not None and isinstance(driver, LocalDriver):
             tasks.append(asyncio.create_task(_watch_notices(settings.interruption_url, driver)))
         ended = asyncio.create_task(told.wait())
         try:
@@ -126,7 +126,7 @@ async def _watch_notices(url: str, driver: LocalDriver) -> None:
 async def _down(settings: FleetSettings, url: str) -> None:
     directory = fleet_directory(settings.name)
     secret = _secret(directory)
-    driver = LocalDriver(directory / "replicas", secret)
+    driver = open_driver(settings, directory, secret)
     with open_store(url) as store:
         await Controller(settings, store, driver, ReplicaClient(secret)).stop_all(_DOWN_S, 2 * settings.lease_s)
         await driver.close()
@@ -164,11 +164,6 @@ def _secret(directory: Path) -> str:
 
 def _private(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)
-
-
-def _gpus() -> Sequence[int]:
-    found = Path("/proc/driver/nvidia/gpus")
-    return range(len(list(found.iterdir()))) if found.is_dir() else ()
 
 
 class _Lines:
