@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -37,6 +37,17 @@ async def eventually_async(
         if found:
             return found[0]
         await asyncio.sleep(LOOK_EVERY_S)
+    raise AssertionError("unreachable")
+
+
+async def eventually_awaited(look: Callable[[], Awaitable[T]], is_so: Callable[[T], object] = bool) -> T:
+    """The same for a look that must be awaited itself."""
+    seen: list[T] = []
+    for _ in _looks(lambda: seen[-1:], lambda found: bool(found) and bool(is_so(found[0])), GIVE_UP_S):
+        if seen and is_so(seen[-1]):
+            return seen[-1]
+        await asyncio.sleep(LOOK_EVERY_S if seen else 0)
+        seen.append(await look())
     raise AssertionError("unreachable")
 
 

@@ -52,6 +52,7 @@ STATUS_TABLE: dict[type[PenstockError], HttpError] = {
     errors.LeaseLost: HttpError(409, "invalid_request_error"),
     errors.PoolTaken: HttpError(409, "invalid_request_error"),
     errors.CapacityRefused: HttpError(503, "server_error"),
+    errors.OrchestratorError: HttpError(503, "server_error"),
     errors.EngineUnavailable: HttpError(503, "server_error"),
     errors.EngineFailed: HttpError(500, "server_error"),
     errors.RequestAborted: HttpError(503, "server_error"),  # seen by a client only when the server is stopping

@@ -18,6 +18,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     groups["logs and monitoring"].add_argument(
         "--address-file", type=Path, metavar="FILE", help="JSON with its URL, written when it listens"
     )
+    parser.add_argument("--settings", help=argparse.SUPPRESS)  # JSON, for drivers that start it elsewhere
     parser.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)  # for `serve --replicas`
 
 

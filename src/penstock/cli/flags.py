@@ -9,6 +9,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import msgspec
+
 from penstock.cli.config_file import read_config_file
 from penstock.core.config import build
 from penstock.core.settings import Settings
@@ -117,6 +119,8 @@ def _add_flag(group: argparse._ArgumentGroup, section: str, name: str) -> None:
 def settings_from(arguments: argparse.Namespace) -> Settings:
     file = read_config_file(arguments.config) if arguments.config else None
     values, flags = dict(file.values) if file else {}, set()
+    if getattr(arguments, "settings", None) is not None:
+        values = msgspec.json.decode(arguments.settings)
     if arguments.model is not None:
         values["model"] = arguments.model
         flags.add("model")

@@ -11,6 +11,7 @@ from penstock.core.errors import ConfigError
 _EXAMPLES = """\
 examples:
   penstock fleet --config fleet.yaml            # the controller, and a gateway in front of its replicas
+  penstock fleet --config fleet.yaml --driver kubernetes   # its replicas are pods: see docs/kubernetes.md
   penstock fleet status                         # pools and replicas now
   penstock fleet explain                        # the last decisions, with their numbers
   penstock fleet explain smollm2 --at 10m       # why it had so many replicas ten minutes ago
@@ -37,6 +38,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=120.0, metavar="S", help="drain: until what is there is killed (default: 120)"
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML: see docs/autoscaling.md")
+    parser.add_argument(
+        "--driver",
+        choices=["local", "kubernetes", "ray"],
+        help="run, down: what starts replicas, instead of the file's",
+    )
+    parser.add_argument(
+        "--address", metavar="ADDRESS", help="of the driver's cluster: a kubeconfig's context, or Ray's address"
+    )
     parser.add_argument("--store", metavar="URL", help="where replicas, demand and decisions are kept")
     parser.add_argument("--last", type=int, default=20, metavar="N", help="explain: so many decisions (default: 20)")
     parser.add_argument(
@@ -97,7 +106,8 @@ def run(arguments: argparse.Namespace) -> None:
                 raise ConfigError("a fleet needs its configuration: --config FILE", param="config")
             from penstock.cli.fleet_process import run_down, run_fleet
 
-            (run_fleet if action == "run" else run_down)(arguments.config, arguments.store)
+            chosen = {"driver": arguments.driver, "address": arguments.address}
+            (run_fleet if action == "run" else run_down)(arguments.config, arguments.store, chosen)
 
 
 def _change_cordon(arguments: argparse.Namespace) -> None:

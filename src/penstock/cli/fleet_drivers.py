@@ -2,27 +2,57 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from penstock.api.relay import SECRET_VARIABLE
+from penstock.core.config import within
 from penstock.core.errors import ConfigError
 from penstock.engine_process.spawn import spawn
 from penstock.fleet.drivers.driver import Driver
+from penstock.fleet.drivers.kubernetes import KubernetesDriver
 from penstock.fleet.drivers.local import LocalDriver
 from penstock.fleet.settings import FleetSettings
+from penstock.http.kubernetes_api import KubernetesApi, check_client
 
-DRIVERS = ("local",)
+DRIVERS = ("local", "kubernetes")
 
 
 def check_driver(settings: FleetSettings) -> None:
     """Raises if this version has no such driver, or it lacks something here."""
     if settings.driver not in DRIVERS:
         raise ConfigError(f"the driver '{settings.driver}' is not part of this version", param="driver")
+    if settings.driver == "kubernetes":
+        _check_kubernetes(settings)
 
 
 def open_driver(settings: FleetSettings, directory: Path, secret: str) -> Driver:
     """`directory` is the fleet's own on this machine, `secret` its replicas'."""
+    if settings.driver == "kubernetes":
+        cluster = settings.kubernetes
+        return KubernetesDriver(settings, KubernetesApi(replace(cluster, context=settings.address or cluster.context)))
     return LocalDriver(directory / "replicas", secret, gpus=_gpus(), spawn=spawn)
+
+
+def _check_kubernetes(settings: FleetSettings) -> None:
+    with within("driver"):
+        check_client()
+    for name, pool in settings.pool_settings().items():
+        own = settings.kubernetes.of_pool(name, pool.kubernetes)
+        if not own.image:
+            raise ConfigError("pods need an image with penstock in it", param="kubernetes.image")
+        if own.nodes > 1:
+            raise ConfigError(
+                "an engine of this version runs on one node: replicas over several need parallelism over nodes",
+                param=f"pools.{name}.kubernetes.nodes",
+            )
+    if not os.environ.get(SECRET_VARIABLE):
+        raise ConfigError(
+            f"the controller of pods needs {SECRET_VARIABLE}, as the Secret '{settings.kubernetes.secret}' has it",
+            param="kubernetes.secret",
+        )
 
 
 def _gpus() -> Sequence[int]:

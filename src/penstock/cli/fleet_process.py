@@ -10,7 +10,7 @@ import secrets
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -49,27 +49,28 @@ _DOWN_S = 30.0
 _NOTICE_S = 5.0
 
 
-def run_fleet(config: Path, store: str | None) -> None:
-    """Until a signal ends it."""
+def run_fleet(config: Path, store: str | None, chosen: Mapping[str, str | None]) -> None:
+    """Until a signal ends it. `chosen`: settings that flags have instead of the file."""
     with (
-        fleet_settings(config) as settings,
+        fleet_settings(config, chosen) as settings,
         tempfile.TemporaryDirectory(prefix="penstock-") as directory,
         TemplateProcess.start(template_modules(), Path(directory)),  # replicas are forked from it
     ):
         uvloop.run(_run(settings, store_url(store or settings.store, None), config))
 
 
-def run_down(config: Path, store: str | None) -> None:
-    with fleet_settings(config) as settings:
+def run_down(config: Path, store: str | None, chosen: Mapping[str, str | None]) -> None:
+    with fleet_settings(config, chosen) as settings:
         uvloop.run(_down(settings, store_url(store or settings.store, None)))
 
 
 @contextmanager
-def fleet_settings(config: Path) -> Iterator[FleetSettings]:
+def fleet_settings(config: Path, chosen: Mapping[str, str | None] | None = None) -> Iterator[FleetSettings]:
     """The file's settings; what is wrong with them is told with its line, also if it is found inside."""
     file = read_config_file(config)
     with file.located():
-        settings = build(FleetSettings, file.values)
+        given = {name: value for name, value in (chosen or {}).items() if value is not None}
+        settings = build(FleetSettings, {**file.values, **given})
         if not settings.pools:
             raise ConfigError("a fleet has at least one pool", param="pools")
         for name, pool in settings.pool_settings().items():

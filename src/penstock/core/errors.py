@@ -29,6 +29,7 @@
     ├── LeaseLost                 another controller of the fleet acts now
     ├── PoolTaken                 another fleet of the store has a pool of this name
     ├── CapacityRefused           a driver has no capacity of this kind now
+    ├── OrchestratorError         Kubernetes or Ray refuses, and `reason` is its own word for it, or does not answer
     ├── EngineUnavailable         the engine is starting, restarting or draining; carries retry_after_s
     ├── EngineFailed              the engine died or a step failed while this request was running
     ├── RequestAborted            the client went away, or the server is shutting down
@@ -180,6 +181,12 @@ class CapacityRefused(PenstockError):
     """A driver has no capacity of this kind now."""
 
     code = "capacity_refused"
+
+
+class OrchestratorError(PenstockError):
+    """Kubernetes or Ray refuses, and `reason` is its own word for it, or does not answer (`Unreachable`)."""
+
+    code = "orchestrator_error"
 
 
 class EngineUnavailable(PenstockError):

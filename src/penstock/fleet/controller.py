@@ -142,7 +142,14 @@ class Controller:
         """Goes on from the store's rows."""
         name, now = self._settings.name, self._clock()
         self._pools = {
-            pool: Pool(pool, one, self._settings.slo_of(pool, one), name, is_ephemeral=self._is_ephemeral)
+            pool: Pool(
+                pool,
+                one,
+                self._settings.slo_of(pool, one),
+                name,
+                is_ephemeral=self._is_ephemeral,
+                shares_machine=self._settings.driver == "local",
+            )
             for pool, one in self._settings.pool_settings().items()
         }
         self._rows = await asyncio.to_thread(self._recorder.load, self._pools, now)

@@ -91,7 +91,7 @@ def advance(row: FleetReplica, facts: Facts, settings: PoolSettings, now: float)
 
 def _lost(row: FleetReplica, facts: Facts, settings: PoolSettings, now: float) -> str:
     """Why the replica cannot be used any more; empty: it can."""
-    if facts.listed is not None and facts.listed.failure:
+    if facts.listed is not None and facts.listed.failure and not facts.listed.is_refused:
         return "it has ended, as was announced" if row.deadline is not None else facts.listed.failure
     if facts.done is Command.START and facts.failure and not facts.is_refused:
         return facts.failure
@@ -112,6 +112,8 @@ def _starting(row: FleetReplica, facts: Facts, now: float) -> Next:
         return _leaving(row, now)
     if facts.is_refused:
         return Next(None, failure=facts.failure)
+    if facts.listed is not None and facts.listed.is_refused:
+        return Next(None, failure=facts.listed.failure)  # what is left of it belongs to nobody, and is stopped
     if facts.listed is None:
         return Next(row, Command.START if not facts.blind_s else None)
     if facts.report is None or facts.report.state != "ready":

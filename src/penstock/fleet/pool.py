@@ -52,11 +52,19 @@ _MEASURED = {
 
 class Pool:
     def __init__(
-        self, name: str, settings: PoolSettings, slo: Slo, fleet: str = "", *, is_ephemeral: bool = False
+        self,
+        name: str,
+        settings: PoolSettings,
+        slo: Slo,
+        fleet: str = "",
+        *,
+        is_ephemeral: bool = False,
+        shares_machine: bool = True,
     ) -> None:
-        """`is_ephemeral`: it ends with this process, however that ends."""
+        """`is_ephemeral`: it ends with this process, however that ends. `shares_machine`: its replicas are here."""
         self.name = name
         self.fleet = fleet
+        self._shares_machine = shares_machine
         self._is_ephemeral = is_ephemeral
         self.settings = settings
         self.slo = slo
@@ -267,7 +275,7 @@ class Pool:
         return ReplicaSpec(
             row.id,
             row.pool,
-            replica_settings(self.name, self.settings, self.slo),
+            replica_settings(self.name, self.settings, self.slo, shares_machine=self._shares_machine),
             zone=row.zone,
             capacity_type=CapacityType(row.capacity_type),
             gpus=self.settings.gpus,

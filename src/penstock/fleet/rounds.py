@@ -22,7 +22,9 @@ from penstock.fleet.policy.pool_policy import PoolPolicy
 from penstock.fleet.policy.profile import CapacityProfile, ReplicaCosts
 from penstock.fleet.settings import PoolSettings
 
-UNUSED = frozenset({"model", "engine", "server", "slo", "hold_s", "start_timeout_s", "drain_timeout_s", "gpus"})
+UNUSED = frozenset(
+    {"model", "engine", "server", "slo", "hold_s", "start_timeout_s", "drain_timeout_s", "gpus", "kubernetes"}
+)
 
 
 class PolicyRound(Struct, frozen=True, omit_defaults=True):

@@ -20,6 +20,7 @@ from penstock.core.config import build, within
 from penstock.core.errors import ConfigError
 from penstock.core.settings import EngineSettings, ServerSettings, Settings, setting
 from penstock.core.slo import Seconds, Slo
+from penstock.fleet.drivers.kubernetes_settings import KubernetesSettings
 
 Number = Annotated[int, Meta(ge=0)]
 Amount = Annotated[float, Meta(ge=0)]
@@ -87,6 +88,7 @@ class PoolSettings:
     start_timeout_s: Seconds = setting(600.0, "a start that takes longer has failed")
     drain_timeout_s: Seconds = setting(600.0, "how long streams that cannot move may go on at a replica that goes")
     gpus: Number = setting(0, "GPUs of each replica; 0: it runs on a CPU, or takes the machine's only one")
+    kubernetes: dict[str, Any] = setting({}, "settings of its pods that are not the fleet's")
 
     def __post_init__(self) -> None:
         if self.min > self.max:
@@ -98,6 +100,9 @@ class FleetSettings:
     name: str = setting("penstock", "of this fleet: controllers with the same name and store share one lease")
     store: str | None = setting(None, "where replicas, demand and decisions are kept: sqlite:///path or postgresql://…")
     driver: Literal["local", "kubernetes", "ray"] = setting("local", "what starts and stops replicas")
+    address: str | None = setting(
+        None, "of the driver's cluster: a context of the kubeconfig, or Ray's address; auto: the driver finds it"
+    )
     gateway: dict[str, Any] | None = setting(
         {}, "settings of a gateway that is started beside; none: gateways run elsewhere"
     )
@@ -113,6 +118,7 @@ class FleetSettings:
     )
     lease_s: Seconds = setting(10.0, "a controller that has not renewed its lease for so long is replaced")
     spend_per_hour: Amount | None = setting(None, "no replica is started beyond it, all pools together")
+    kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
     pools: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def pool_settings(self) -> dict[str, PoolSettings]:
@@ -128,10 +134,11 @@ class FleetSettings:
         return replace(self.slo, **{key: getattr(own, key) for key in pool.slo})
 
 
-def replica_settings(pool: str, settings: PoolSettings, slo: Slo) -> Settings:
-    """Settings of a replica of a pool. Replicas on CPUs share the cores out, as many as there may be."""
+def replica_settings(pool: str, settings: PoolSettings, slo: Slo, *, shares_machine: bool = True) -> Settings:
+    """Settings of a replica of a pool. Replicas on the CPUs of this machine share the cores out, as many as there may
+    be."""
     engine = settings.engine
-    if engine.threads is None and not settings.gpus:
+    if engine.threads is None and not settings.gpus and shares_machine:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         engine = replace(engine, threads=max(1, cores // settings.max))
     server = build(ServerSettings, {"name": pool, **settings.server}, where=f"pools.{pool}.server.")

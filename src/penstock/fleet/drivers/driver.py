@@ -34,6 +34,7 @@ class DriverReplica:
     capacity_type: CapacityType = CapacityType.ON_DEMAND
     failure: str = ""  # it has ended, or cannot be started, and why
     deadline_s: float | None = None  # an interruption notice: seconds until it is taken away
+    is_refused: bool = False  # `failure` is that no capacity of this kind was found for it
 
 
 class Driver(Protocol):
