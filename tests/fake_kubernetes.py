@@ -241,8 +241,8 @@ def _merged(one: Any, patch: Any) -> Any:
     return found | {key: _merged(one.get(key), value) for key, value in patch.items() if value is not None}
 
 
-def write_kubeconfig(path: Path, server: str, namespace: str) -> Path:
-    context = {"cluster": "fake", "user": "fake", "namespace": namespace}
+def write_kubeconfig(path: Path, server: str, namespace: str = "") -> Path:
+    context = {"cluster": "fake", "user": "fake"} | ({"namespace": namespace} if namespace else {})
     document = {
         "apiVersion": "v1",
         "kind": "Config",

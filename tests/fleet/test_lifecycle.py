@@ -163,6 +163,14 @@ FACTS = st.builds(
 )
 
 
+def test_replica_that_no_node_takes_is_a_refused_start_and_its_row_ends() -> None:
+    unplaced = DriverReplica("r", "p", failure="no node takes its pod", is_refused=True)
+    refused = advance(row(S.STARTING, url=""), Facts(unplaced), SETTINGS, 1.0)
+    assert (refused.row, refused.command, refused.failure) == (None, None, "no node takes its pod")
+    unwanted = advance(row(S.STARTING, S.STOPPING, url=""), Facts(unplaced), SETTINGS, 1.0)
+    assert unwanted.command is Command.STOP
+
+
 @given(st.sampled_from(S), st.sampled_from(S), st.lists(FACTS, max_size=8))
 def test_replica_with_streams_is_never_parked_and_a_row_ends_only_after_a_stop_or_a_refused_start(
     state: S, target: S, rounds: list[Facts]

@@ -148,8 +148,9 @@ class KubernetesApi:
             named.kubeconfig, context=named.context, client_configuration=found, persist_config=False
         )
         context: Any = getattr(loader, "_current_context", None)
-        with contextlib.suppress(KeyError, TypeError):
-            self.namespace = named.namespace or context["context"]["namespace"]
+        if named.namespace is None and context is not None:
+            with contextlib.suppress(config.ConfigException):  # it names none
+                self.namespace = context["context"]["namespace"]
 
 
 def check_client() -> None:

@@ -178,3 +178,140 @@ async def test_a_driver_that_begins_anew_finds_its_replicas(cluster: Cluster, dr
         await other.start(spec("Pool/X@2-abc"))
         assert len(await other.list()) == 1
     assert (found.id, found.zone, found.capacity_type) == ("Pool/X@2-abc", "west", CapacityType.SPOT)
+
+
+async def test_a_pod_that_ends_or_cannot_start_is_listed_with_its_failure(
+    driver: KubernetesDriver, kubelet: Kubelet
+) -> None:
+    await kubelet.add_node("contract-b")
+    for replica in ("pool-1", "pool-2", "pool-3"):
+        await driver.start(spec(replica))
+        await kubelet.run(replica, "contract-b")
+    ended = {"name": "penstock", "state": {"terminated": {"exitCode": 3, "reason": "Error", "message": "no memory"}}}
+    waiting = {"name": "penstock", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+    usual = {"image": "i", "imageID": "", "lastState": {}, "ready": False, "restartCount": 0}
+    await kubelet.report("pool-1", phase="Failed", containerStatuses=[ended | usual])
+    await kubelet.report("pool-2", phase="Pending", containerStatuses=[waiting | usual])
+    await kubelet.report("pool-3", phase="Failed", reason="Evicted", message="the node was low on memory")
+    found = await until(driver, lambda listed: len([one for one in listed if one.failure]) == 3)
+    assert [one.failure for one in found] == [
+        "its pod has ended: no memory: exit code 3",
+        "its pod cannot start: ImagePullBackOff: no such image",
+        "its pod has ended: Evicted: the node was low on memory",
+    ]
+    await driver.stop("pool-1", 0.0)  # nothing is left to be waited for
+    assert [one.id for one in await driver.list()] == ["pool-2", "pool-3"]
+
+
+async def test_a_pod_that_no_node_takes_is_refused_after_a_while(cluster: Cluster, kubelet: Kubelet) -> None:
+    async with driving(cluster, unschedulable_s=1e-9, node_selector={"penstock.dev/none": "such"}) as driver:
+        await driver.start(spec("pool-1"))
+        unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+        await kubelet.report("pool-1", conditions=[unplaced])
+        (found,) = await until(driver, lambda listed: listed[0].failure)
+        assert found.is_refused
+        assert found.failure.startswith("no node takes its pod: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "seconds"),
+    [
+        ({"taints": [{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]}, 120.0),
+        ({"taints": [{"key": "cloud.google.com/impending-node-termination", "effect": "NoSchedule"}]}, 15.0),
+        ({"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]}, 600.0),
+        ({"unschedulable": True}, 600.0),
+    ],
+)
+async def test_a_node_that_will_go_is_a_notice(
+    driver: KubernetesDriver, kubelet: Kubelet, change: Object, seconds: float
+) -> None:
+    await kubelet.add_node("contract-c")
+    await kubelet.add_node("contract-d")
+    for replica, node in (("pool-1", "contract-c"), ("pool-2", "contract-d")):
+        await driver.start(spec(replica))
+        await kubelet.run(replica, node)
+    await until(driver, lambda listed: all(one.url for one in listed))
+    # A scheduler may have placed them otherwise: the node that counts is where the first one is.
+    node = (await kubelet.get("pool-1"))["spec"]["nodeName"]
+    is_apart = (await kubelet.get("pool-2"))["spec"]["nodeName"] != node
+    await kubelet.change_node(node, change)
+    found = await until(driver, lambda listed: listed[0].deadline_s is not None)
+    assert 0.0 < (found[0].deadline_s or 0.0) <= seconds
+    assert (found[1].deadline_s is None) == is_apart
+    await kubelet.change_node(node, {"taints": None, "unschedulable": None})
+    await until(driver, lambda listed: listed[0].deadline_s is None)
+
+
+async def test_an_eviction_is_a_notice(driver: KubernetesDriver, kubelet: Kubelet) -> None:
+    await kubelet.add_node("contract-e")
+    await driver.start(spec("pool-1"))
+    await kubelet.run("pool-1", "contract-e")
+    await until(driver, lambda listed: listed[0].url)
+    await kubelet.api.request("DELETE", f"{kubelet.pods}/pool-1")  # by somebody else, with the pod's own grace
+    (found,) = await until(driver, lambda listed: listed[0].deadline_s is not None)
+    assert 0.0 < (found.deadline_s or 0.0) <= 45.0
+    assert not found.failure
+
+
+async def test_preemption_is_a_notice(driver: KubernetesDriver, kubelet: Kubelet) -> None:
+    await kubelet.add_node("contract-f")
+    await driver.start(spec("pool-1"))
+    await kubelet.run("pool-1", "contract-f")
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    await kubelet.report("pool-1", conditions=[target])
+    await until(driver, lambda listed: listed[0].deadline_s is not None)
+
+
+async def test_pods_on_a_lost_node_are_removed_without_its_word(
+    cluster: Cluster, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.fleet.drivers.kubernetes._CONFIRM_S", 0.0)
+    async with driving(cluster, pre_stop_s=0) as driver:
+        await kubelet.add_node("contract-g")
+        await driver.start(spec("pool-1"))
+        await kubelet.run("pool-1", "contract-g")
+        await until(driver, lambda listed: listed[0].url)
+        taint = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}
+        node = (await kubelet.get("pool-1"))["spec"]["nodeName"]
+        await kubelet.change_node(node, {"taints": [taint]})
+        await until(driver, lambda listed: listed[0].deadline_s is not None)
+        await driver.stop("pool-1", 0.0)
+        assert await driver.list() == []
+
+
+async def test_a_watch_that_breaks_or_expires_is_taken_up_again(
+    cluster: Cluster, driver: KubernetesDriver, kubelet: Kubelet
+) -> None:
+    drop, forget = needs(cluster, "drop_watches"), needs(cluster, "forget_history")
+    await driver.start(spec("pool-1"))
+    await until(driver, bool)
+    for number in (2, 3):
+        async with driving(cluster) as other:
+            await other.start(spec(f"pool-{number}"))
+            await kubelet.remove(f"pool-{number - 1}")
+        if number == 3:
+            forget()
+        drop()
+        await until(driver, lambda listed, number=number: [one.id for one in listed] == [f"pool-{number}"])
+
+
+async def test_a_listing_that_may_be_old_is_an_error(cluster: Cluster, driver: KubernetesDriver) -> None:
+    go_down, come_up = needs(cluster, "go_down"), needs(cluster, "come_up")
+    await driver.start(spec("pool-1"))
+    assert len(await driver.list()) == 1
+    go_down()
+
+    async def fails() -> str:
+        try:
+            await driver.list()
+        except OrchestratorError as error:
+            return error.reason or ""
+        return ""
+
+    assert await eventually_awaited(fails) == "Unreachable"
+    with pytest.raises(OrchestratorError, match="cannot be reached"):
+        await driver.start(spec("pool-2"))
+    come_up()
+    assert [one.id for one in await until(driver, bool)] == ["pool-1"]
+    await driver.start(spec("pool-2"))
+    assert len(await driver.list()) == 2
