@@ -271,14 +271,14 @@ def _decision_log(settings: GatewaySettings) -> Iterator[DecisionLog | None]:
 async def _limiter(settings: GatewaySettings, store: str) -> AsyncIterator[Limiter]:
     """Gateways that have the same tenants count together: those of a host by themselves, others with Redis."""
     limiter: SharedLimiter | RedisLimiter
-    if settings.limiter is None:
+    if (redis := settings.limiter_url) is None:
         directory = penstock_home() / "limits" / _digest(store)
         make_private(directory)
         limiter = SharedLimiter(directory)
     else:
         from penstock.tenancy.limits.redis import RedisLimiter  # an extra: penstock[redis]
 
-        limiter = RedisLimiter(settings.limiter, on_loss=settings.without_limiter)
+        limiter = RedisLimiter(redis, on_loss=settings.without_limiter)
     await limiter.start()
     try:
         yield limiter

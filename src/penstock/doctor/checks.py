@@ -76,7 +76,7 @@ def _gateway(file: ConfigFile, store: str | None, default_store: str) -> Iterato
     needed = {}
     if url.startswith(("postgres://", "postgresql://")):
         needed["psycopg"] = "penstock[postgres]"
-    if settings.limiter is not None:
+    if settings.limiter_url is not None:
         needed["redis"] = "penstock[redis]"
     if any(model.kv_events is not None for model in models.values()):
         needed["zmq"] = "penstock[zmq]"
@@ -88,7 +88,7 @@ def _gateway(file: ConfigFile, store: str | None, default_store: str) -> Iterato
     if (cert_file := settings.tls_cert) is not None:
         yield from _guarded(lambda: fleet.certificate(cert_file))
     yield from _guarded(lambda: fleet.store(url))
-    if (limiter := settings.limiter) is not None:
+    if (limiter := settings.limiter_url) is not None:
         yield from _guarded(lambda: fleet.limiter(limiter))
     yield from _guarded(lambda: fleet.replicas(settings))
     yield from _telemetry(settings.telemetry, "penstock-gateway")

@@ -97,7 +97,9 @@ class GatewaySettings:
     port: Annotated[int, Meta(ge=0, le=65535)] = setting(8000, "port to listen on; 0 picks a free one")
     store: str | None = setting(None, "where tenants, keys and usage are: sqlite:///path or postgresql://…")
     limiter: str | None = setting(
-        None, "who counts: auto, all gateways of this host and store together; redis://…, those of all hosts"
+        None,
+        "who counts: redis://…, gateways of all hosts together; auto: as PENSTOCK_LIMITER says, or without it those of "
+        "this host and store",
     )
     without_limiter: Literal["closed", "open"] = setting(
         "closed", "when Redis does not answer: refuse, or let everybody in"
@@ -152,6 +154,11 @@ class GatewaySettings:
 
     def pools(self) -> dict[str, ModelSettings]:
         return {name: build(ModelSettings, values, where=f"models.{name}.") for name, values in self.models.items()}
+
+    @property
+    def limiter_url(self) -> str | None:
+        """Where Redis is. It may hold a password, and so the environment may say it instead of the file."""
+        return self.limiter or os.environ.get("PENSTOCK_LIMITER") or None
 
     def tls(self) -> ServerTls | None:
         """The certificate of the public port, and of the admin port if `has_admin_tls`; raises if unusable."""
