@@ -33,6 +33,7 @@ CHECKS = {
     "imports": ["lint-imports"],
     "reference docs": ["python", "tools/reference.py", "--check"],
     "console page": ["python", "tools/console.py", "--check"],
+    "helm chart": ["python", "-m", "tools.helm", "--check"],
 }
 MARKERS = {"fast": "not slow", "slow": "slow and not drill"}
 WORKERS = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]

@@ -1,0 +1,54 @@
+{{/* Configuration files of penstock, made from values. tests/deploy loads each with penstock's own settings. */}}
+
+{{/* A pool with everything that holds for all replicas, as YAML. Argument: (list $ pool) */}}
+{{- define "penstock.pool" -}}
+{{- $root := index . 0 -}}{{- $pool := index . 1 -}}
+{{- toYaml (mergeOverwrite (deepCopy $root.Values.replicas) (dict "scaledBy" "controller" "settings" dict) (deepCopy $pool)) -}}
+{{- end -}}
+
+{{- define "penstock.gatewayConfig" -}}
+{{- $models := dict -}}
+{{- range $given := .Values.pools -}}
+{{- $pool := fromYaml (include "penstock.pool" (list $ $given)) -}}
+{{- $model := dict "secret_env" "PENSTOCK_GATEWAY_SECRET" -}}
+{{- with $pool.settings.slo }}{{ $_ := set $model "slo" . }}{{ end -}}
+{{- with $pool.settings.price_per_hour }}{{ $_ := set $model "price" (dict "replica_hour" .) }}{{ end -}}
+{{- if ne $pool.scaledBy "controller" -}}
+{{- $name := printf "%s-%s.%s.svc.%s" (include "penstock.fullname" $) $pool.name $.Release.Namespace $.Values.clusterDomain -}}
+{{- $_ := set $model "dns" (list (printf "http://%s:8000" $name)) -}}
+{{- $_ := set $model "hold_s" (dig "hold_s" 120 $pool.settings) -}}
+{{- end -}}
+{{- $_ := set $models $pool.name $model -}}
+{{- end -}}
+{{- $config := dict "host" "0.0.0.0" "port" 8000 "admin_host" "0.0.0.0" "admin_port" 8001 "models" $models -}}
+{{- $_ := set $config "without_limiter" .Values.limiter.onLoss -}}
+{{- with .Values.fleet.config.slo }}{{ $_ := set $config "slo" . }}{{ end -}}
+{{- if .Values.gateway.cacheSalt }}{{ $_ := set $config "cache_salt_env" "PENSTOCK_CACHE_SALT" }}{{ end -}}
+{{- if .Values.gateway.tls.secretName -}}
+{{- $_ := set $config "tls_cert" "/run/penstock/tls/tls.crt" -}}
+{{- $_ := set $config "tls_key" "/run/penstock/tls/tls.key" -}}
+{{- end -}}
+{{- toYaml (mergeOverwrite $config (deepCopy .Values.gateway.config)) -}}
+{{- end -}}
+
+{{- define "penstock.fleetConfig" -}}
+{{- $pools := dict -}}
+{{- range $given := .Values.pools -}}
+{{- $pool := fromYaml (include "penstock.pool" (list $ $given)) -}}
+{{- if eq $pool.scaledBy "controller" }}{{ $_ := set $pools $pool.name $pool.settings }}{{ end -}}
+{{- end -}}
+{{- $config := dict "name" (include "penstock.fullname" .) "driver" "kubernetes" "gateway" nil "pools" $pools -}}
+{{- toYaml (mergeOverwrite $config (deepCopy .Values.fleet.config)) -}}
+{{- end -}}
+
+{{/* The file of `penstock engine` in a Deployment's pods. Argument: (list $ pool), the pool as of penstock.pool */}}
+{{- define "penstock.replicaConfig" -}}
+{{- $root := index . 0 -}}{{- $pool := index . 1 -}}{{- $settings := $pool.settings -}}
+{{- $config := dict "model" (default $pool.name $settings.model) -}}
+{{- with $settings.engine }}{{ $_ := set $config "engine" . }}{{ end -}}
+{{- $slo := mergeOverwrite (deepCopy (default dict $root.Values.fleet.config.slo)) (default dict $settings.slo) -}}
+{{- with $slo }}{{ $_ := set $config "slo" . }}{{ end -}}
+{{- $server := dict "host" "0.0.0.0" "port" 8000 "name" $pool.name -}}
+{{- $_ := set $config "server" (mergeOverwrite $server (default dict $settings.server)) -}}
+{{- toYaml $config -}}
+{{- end -}}

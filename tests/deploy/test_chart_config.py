@@ -1,0 +1,109 @@
+"""Configuration files that the chart makes of values, loaded by penstock's own settings."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock.cli.flags import add_replica_flags, settings_from
+from penstock.cli.fleet_process import gateway_settings
+from penstock.cli.gateway import _read
+from penstock.core.config import build
+from penstock.core.settings import Settings
+from penstock.fleet.settings import FleetSettings, replica_settings
+from penstock.gateway.settings.gateway import GatewaySettings
+from tests.deploy.chart import VALUES, config_files, needs_helm, of_kind, pods
+
+pytestmark = needs_helm
+SECRET = "PENSTOCK_GATEWAY_SECRET"
+
+
+def gateway(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> GatewaySettings:
+    """The gateway's file as `penstock gateway` reads it, with the environment that its pod has."""
+    (text,) = (text for key, text in config_files(name).items() if key.endswith("/gateway.yaml"))
+    (pod,) = (pod for key, pod in pods(name).items() if key.endswith("-gateway"))
+    for variable in pod["spec"]["containers"][0]["env"]:
+        monkeypatch.setenv(variable["name"], variable.get("value", "x"))
+    path = folder / "gateway.yaml"
+    path.write_text(text)
+    return _read(path, {})
+
+
+def fleet(name: str) -> FleetSettings | None:
+    found = [text for key, text in config_files(name).items() if key.endswith("/fleet.yaml")]
+    return build(FleetSettings, yaml.safe_load(found[0])) if found else None
+
+
+def replicas(name: str, folder: Path) -> dict[str, Settings]:
+    """The file of each Deployment of replicas, as `penstock engine` reads it."""
+    found = {}
+    for key, text in config_files(name).items():
+        if key.endswith("/replica.yaml"):
+            path = folder / "replica.yaml"
+            path.write_text(text)
+            parser = argparse.ArgumentParser()
+            add_replica_flags(parser, "")
+            found[key.split("/")[0]] = settings_from(parser.parse_args(["--config", str(path)]))
+    return found
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_penstock_accepts_the_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = gateway(name, tmp_path, monkeypatch)
+    ports = {one["name"]: one["containerPort"] for one in _gateway_container(name)["ports"]}
+    assert (settings.port, settings.admin_port) == (ports["http"], ports["admin"])
+    assert settings.store is None  # it is a secret, and so in the environment
+    found = fleet(name)
+    if found is not None:
+        for pool, own in found.pool_settings().items():
+            replica_settings(pool, own, found.slo_of(pool, own))
+    for one in replicas(name, tmp_path).values():
+        assert (one.server.host, one.server.port) == ("0.0.0.0", 8000)
+
+
+def test_gateways_know_the_controllers_pools_as_one_that_it_starts_itself_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller = fleet("gpu")
+    assert controller is not None
+    theirs, ours = gateway_settings(controller, "sqlite:///x"), gateway("gpu", tmp_path, monkeypatch)
+    assert ours.slo == theirs.slo
+    assert {key: asdict(one) for key, one in ours.pools().items()} == {
+        key: asdict(one) for key, one in theirs.pools().items()
+    }
+
+
+def test_gateways_find_deployments_by_their_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = gateway("hpa", tmp_path, monkeypatch).pools()
+    assert models["chat"].dns == ["http://penstock-chat.serving.svc.cluster.local:8000"]
+    assert of_kind("hpa", "Service")["penstock-chat"]["spec"]["clusterIP"] == "None"
+    assert (models["chat"].secret_env, models["chat"].slo) == (SECRET, {"ttft_s": 0.3})
+    one = replicas("hpa", tmp_path)["penstock-chat"]
+    assert (one.model, one.server.name, one.slo.ttft_s) == ("hf:Qwen/Qwen3-8B", "chat", 0.3)
+
+
+def test_values_of_the_operator_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = gateway("public", tmp_path, monkeypatch)
+    assert settings.max_arriving_bytes == 2 << 30
+    assert settings.cache_salt_env == "PENSTOCK_CACHE_SALT"
+    models = settings.pools()
+    assert (models["smollm2"].aliases, models["smollm2"].secret_env) == (["default"], SECRET)
+    assert models["gpt-4o-mini"].key_env == "OPENAI_API_KEY"
+
+
+def test_a_certificate_is_where_the_file_says() -> None:
+    (text,) = (text for key, text in config_files("public").items() if key.endswith("/gateway.yaml"))
+    container = _gateway_container("public")
+    (folder,) = (one["mountPath"] for one in container["volumeMounts"] if one["name"] == "tls")
+    assert Path(yaml.safe_load(text)["tls_cert"]).parent == Path(folder)
+    assert container["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
+
+
+def _gateway_container(name: str) -> dict[str, object]:
+    (pod,) = (pod for key, pod in pods(name).items() if key.endswith("-gateway"))
+    (container,) = pod["spec"]["containers"]
+    return container
