@@ -7,6 +7,8 @@ def test_what_nobody_has_heard_of_for_a_while_is_degraded_and_then_out_but_never
     assert replica.state_at(100.9) is ReplicaState.READY
     assert replica.state_at(101.1) is ReplicaState.DEGRADED
     assert replica.state_at(131.0) is ReplicaState.OUT
+    patient = ReplicaSnapshot(id="a", taken_at=100.0, stale_after_s=20.0)
+    assert (patient.state_at(120.0), patient.state_at(121.0)) == (ReplicaState.READY, ReplicaState.DEGRADED)
 
 
 def test_age_does_not_bring_back_what_is_out_or_draining() -> None:

@@ -5,6 +5,7 @@ from hypothesis import given
 from penstock.core.measurements import EngineLoad, EngineMeasurements, EngineSpeeds, ServingLimits
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.health.replica_health import ReplicaHealth
+from penstock.health.settings import HealthSettings
 from penstock.health.slow_start import SlowStart
 from tests.snapshots import snapshot
 
@@ -27,6 +28,10 @@ def report(steps: int, num_running: int = 1, *, num_open: int = 0, speed: float 
         limits=ServingLimits(chunk_tokens=500),
         speeds=EngineSpeeds(speed, decode_step_s=0.1),
     )
+
+
+def test_reports_are_stale_after_a_third_of_the_silence_and_never_before_four_polls() -> None:
+    assert [HealthSettings(silent_after_s=s).stale_after_s for s in (0.5, 3.0, 60.0)] == [1.0, 1.0, 20.0]
 
 
 def test_one_that_is_there_from_the_first_is_not_cold_and_one_that_comes_later_is() -> None:

@@ -40,6 +40,7 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     models: tuple[str, ...] = ()
     taken_at: float = 0.0
     reports: bool = True  # False: it says nothing of itself, as providers do, so that its silence means nothing
+    stale_after_s: float = STALE_AFTER_S
 
     # what it says of itself, as it is in its report
     limits: ServingLimits = UNKNOWN_LIMITS
@@ -98,13 +99,13 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         if excess > 0:  # beyond its last place a replica frees one for every mean output that it decodes
             queue_s += excess * self.mean_output_tokens / self.decode_tokens_per_s
         force_setattr(self, "queue_s", queue_s)
-        force_setattr(self, "fresh_until", self.taken_at + STALE_AFTER_S if self.reports else inf)
+        force_setattr(self, "fresh_until", self.taken_at + self.stale_after_s if self.reports else inf)
 
-    def state_at(self, now: float, stale_after_s: float = STALE_AFTER_S) -> ReplicaState:
+    def state_at(self, now: float) -> ReplicaState:
         if not self.reports:
             return self.state
         age_s = now - self.taken_at
-        if age_s <= stale_after_s or self.state in (ReplicaState.OUT, ReplicaState.DRAINING):
+        if age_s <= self.stale_after_s or self.state in (ReplicaState.OUT, ReplicaState.DRAINING):
             return self.state
         return ReplicaState.DEGRADED if age_s <= GONE_AFTER_S else ReplicaState.OUT
 

@@ -23,6 +23,7 @@ def snapshot_of(report: ReplicaReport, last: ReplicaSnapshot, heard_at: float) -
         url=last.url,
         models=last.models,
         taken_at=heard_at,
+        stale_after_s=last.stale_after_s,
         limits=measured.limits if measured.limits.kv_capacity_tokens else last.limits,
         load=measured.load,
         adapters=frozenset([one.name for one in report.adapters]) if report.adapters else frozenset(),

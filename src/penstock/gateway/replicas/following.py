@@ -46,7 +46,13 @@ class Following(Subscriber):
 
     def replica_changed(self, replica: Replica) -> None:
         if replica.relays and replica.id not in self._kv_followers:  # a penstock replica
-            self._kv_followers[replica.id] = KvFollower(replica.id, replica.upstream, replica.headers, self._index)
+            self._kv_followers[replica.id] = KvFollower(
+                replica.id,
+                replica.upstream,
+                replica.headers,
+                self._index,
+                silent_after_s=replica.health.settings.stale_after_s,
+            )
         self._log_state(replica)
         self._keepers[replica.id].look()
 

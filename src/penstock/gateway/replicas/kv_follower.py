@@ -15,6 +15,7 @@ from typing import Protocol
 from penstock.api import kv_blocks
 from penstock.api.kv_blocks import HASH_BYTES, BlockNews
 from penstock.core.hashing import ROUTING_TOKENS
+from penstock.core.replica import STALE_AFTER_S
 from penstock.gateway.replicas.silence import SilenceTimer
 from penstock.http.call import Call, Failure
 from penstock.http.clock import Timer
@@ -23,7 +24,6 @@ from penstock.http.upstream import Upstream
 
 _RETRY_S, _MAX_RETRY_S = 0.1, 0.5
 _ABSENT_S = 10.0  # a server that has no such stream may be replaced by one that has
-_SILENT_S = 1.0  # the replica writes every 400 ms at least
 _SLICE_BYTES = 512 * HASH_BYTES  # so many at a time: the loop is never held for a millisecond
 
 
@@ -50,7 +50,13 @@ class KvFollower:
     """From its making until `close`, in the running loop. `headers` are rendered lines, with the replica's secret."""
 
     def __init__(
-        self, replica_id: str, upstream: Upstream, headers: bytes, index: BlockIndex, size: int = ROUTING_TOKENS
+        self,
+        replica_id: str,
+        upstream: Upstream,
+        headers: bytes,
+        index: BlockIndex,
+        size: int = ROUTING_TOKENS,
+        silent_after_s: float = STALE_AFTER_S,  # the replica writes every 400 ms at least
     ) -> None:
         self._replica_id = replica_id
         self._upstream = upstream
@@ -61,7 +67,7 @@ class KvFollower:
         self._clock = upstream.clock
         self._call: Call | None = None
         self._timer: Timer | None = None
-        self._silence = SilenceTimer(self._clock, _SILENT_S, self._lost)
+        self._silence = SilenceTimer(self._clock, silent_after_s, self._lost)
         self._retry_s = _RETRY_S
         self._status = 0
         self._is_stream = False

@@ -124,7 +124,10 @@ class Replica:
         self.breaker = self.health.breaker
         self.probe_every_s = probe_every_s  # None: as all are
         self.deep_probe_every_s = deep_probe_every_s
-        self._said = ReplicaSnapshot(id=self.id, url=url, models=(model,), state=ReplicaState.OUT)
+        stale_after_s = self.health.settings.stale_after_s
+        self._said = ReplicaSnapshot(
+            id=self.id, url=url, models=(model,), state=ReplicaState.OUT, stale_after_s=stale_after_s
+        )
         self.snapshot = self._said  # with what this gateway thinks of it
         headers = [(b"content-type", b"application/json")]
         if key is not None:
