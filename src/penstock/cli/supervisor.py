@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -53,7 +54,7 @@ log = logging.getLogger("penstock.gateway")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _START_S = 120.0
 _STOP_S = 40.0  # a gateway drains for 30
-_DUMP_S = 1.0  # for the stacks of a worker that is to be killed
+_DUMP_S = 5.0  # for a worker that hangs to write its stacks and end; one that is stopped cannot
 _LOCK = "supervisor.pid"
 
 
@@ -313,10 +314,15 @@ class Supervisor:
             worker.process.pid,
             self._worker_timeout_s,
         )
+        with contextlib.suppress(OSError):  # a core would hold clients' prompts
+            resource.prlimit(worker.process.pid, resource.RLIMIT_CORE, (0, 0))
         with contextlib.suppress(ProcessLookupError):
-            worker.process.send_signal(signal.SIGQUIT)
-            await asyncio.sleep(_DUMP_S)
-            worker.process.kill()
+            worker.process.send_signal(signal.SIGABRT)
+        try:
+            await asyncio.wait_for(worker.process.wait(), _DUMP_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                worker.process.kill()
 
     async def _fill(self, slot: int, *, instead_of: _Worker | None = None) -> None:
         """Starts a worker, and tries again until there is one."""
