@@ -69,6 +69,10 @@ class FakeKubernetes:
         """No watch can go on from a version that was seen before."""
         self._oldest = self._version = self._version + 1
 
+    @property
+    def num_watches(self) -> int:
+        return len(self._watches)
+
     # -- HTTP
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -259,7 +263,7 @@ def write_kubeconfig(path: Path, server: str, namespace: str = "") -> Path:
 async def fake_kubernetes() -> AsyncIterator[FakeKubernetes]:
     server = FakeKubernetes()
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]] = server.answer
-    runner = web.ServerRunner(web.Server(handler), shutdown_timeout=0)
+    runner = web.ServerRunner(web.Server(handler, handler_cancellation=True), shutdown_timeout=0)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
+import socket
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +16,13 @@ from penstock.core.errors import ConfigError
 from penstock.engine_process.spawn import spawn
 from penstock.fleet.drivers.driver import Driver
 from penstock.fleet.drivers.kubernetes import KubernetesDriver
+from penstock.fleet.drivers.kubernetes_pod import pod_name
 from penstock.fleet.drivers.local import LocalDriver
+from penstock.fleet.kubernetes_lease import KubernetesLeaseKeeper
+from penstock.fleet.lease import LeaseKeeper
 from penstock.fleet.settings import FleetSettings
 from penstock.http.kubernetes_api import KubernetesApi, check_client
+from penstock.tenancy.fleet import FleetBook
 
 DRIVERS = ("local", "kubernetes")
 
@@ -31,9 +38,26 @@ def check_driver(settings: FleetSettings) -> None:
 def open_driver(settings: FleetSettings, directory: Path, secret: str) -> Driver:
     """`directory` is the fleet's own on this machine, `secret` its replicas'."""
     if settings.driver == "kubernetes":
-        cluster = settings.kubernetes
-        return KubernetesDriver(settings, KubernetesApi(replace(cluster, context=settings.address or cluster.context)))
+        return KubernetesDriver(settings, _api(settings))
     return LocalDriver(directory / "replicas", secret, gpus=_gpus(), spawn=spawn)
+
+
+def open_lease(settings: FleetSettings, book: FleetBook) -> LeaseKeeper:
+    """Belongs to the running event loop."""
+    holder = f"{socket.gethostname()}-{secrets.token_hex(8)}"
+    if settings.lease == "store" or (settings.lease == "auto" and settings.driver != "kubernetes"):
+        return LeaseKeeper(book, settings.name, holder, settings.lease_s, time.monotonic)
+    return KubernetesLeaseKeeper(
+        _api(settings),
+        pod_name(f"penstock-{settings.name}"),
+        *(book, settings.name, holder, settings.lease_s, time.monotonic),
+    )
+
+
+def _api(settings: FleetSettings) -> KubernetesApi:
+    cluster = settings.kubernetes
+    is_context = settings.driver == "kubernetes" and settings.address is not None
+    return KubernetesApi(replace(cluster, context=settings.address) if is_context else cluster)
 
 
 def _check_kubernetes(settings: FleetSettings) -> None:

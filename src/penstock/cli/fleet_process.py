@@ -21,7 +21,7 @@ import uvloop
 
 from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli.config_file import read_config_file
-from penstock.cli.fleet_drivers import check_driver, open_driver
+from penstock.cli.fleet_drivers import check_driver, open_driver, open_lease
 from penstock.cli.replicas import template_modules
 from penstock.cli.store_flags import store_url
 from penstock.core.config import build
@@ -88,7 +88,8 @@ async def _run(settings: FleetSettings, url: str, config: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
     with open_store(url) as store:
-        controller = Controller(settings, store, driver, client, on_change=_Lines().show)
+        keeper = open_lease(settings, store.fleet)
+        controller = Controller(settings, store, driver, client, keeper=keeper, on_change=_Lines().show)
         tasks = [asyncio.create_task(controller.run())]
         if settings.gateway is not None:
             gateway = GatewayKeeper(directory / "gateway", gateway_settings(settings, url), secret)
@@ -129,7 +130,9 @@ async def _down(settings: FleetSettings, url: str) -> None:
     secret = _secret(directory)
     driver = open_driver(settings, directory, secret)
     with open_store(url) as store:
-        await Controller(settings, store, driver, ReplicaClient(secret)).stop_all(_DOWN_S, 2 * settings.lease_s)
+        keeper = open_lease(settings, store.fleet)
+        controller = Controller(settings, store, driver, ReplicaClient(secret), keeper=keeper)
+        await controller.stop_all(_DOWN_S, 2 * settings.lease_s)
         await driver.close()
         if settings.gateway is not None:
             await GatewayKeeper(directory / "gateway", gateway_settings(settings, url), secret).stop(_DOWN_S)

@@ -33,6 +33,7 @@ from penstock.gateway.demand.reporter import DemandReporter
 from penstock.gateway.demand.statuses import PoolStatuses
 from penstock.gateway.membership.dns import DnsSource
 from penstock.gateway.membership.factory import ReplicaFactory, replicas_of
+from penstock.gateway.membership.kubernetes import KubernetesSource
 from penstock.gateway.membership.membership import Membership
 from penstock.gateway.membership.store import StoreSource
 from penstock.gateway.monitor.monitor import Monitor
@@ -145,8 +146,8 @@ async def serve(
                 configuration = Configuration(settings, routes, membership, gateway.pools, admission, prices)
                 configuration.read = read
                 configuration.apply(settings)
-                names = DnsSource(settings.dns)
-                for source in (names, added):  # the store can drain what the configuration names, and add to it
+                names, pods = DnsSource(settings.dns), KubernetesSource(settings.kubernetes)
+                for source in (names, pods, added):  # the store can drain what the configuration names, and add to it
                     source.changed = membership.refresh
                     membership.add_source(source)
                 certificates = Certificates(tls, gateway.replicas, membership, recorder)
@@ -205,6 +206,7 @@ async def serve(
                 finally:
                     demand.close()
                     names.close()
+                    await pods.close()
                     tower.close()
                     gateway.close()
 

@@ -47,15 +47,16 @@ class Controller:
         driver: Driver,
         client: ReplicaClient,
         *,
+        keeper: LeaseKeeper | None = None,
         is_alone: bool = False,
         is_ephemeral: bool = False,
         clock: Callable[[], float] = time.time,
         on_change: Callable[[Sequence[PoolStatus]], None] = lambda _: None,
         on_failure: Callable[[FleetReplica, str], None] = lambda row, why: None,
     ) -> None:
-        """`is_alone`: no other controller of this fleet can be running. `is_ephemeral`: the fleet ends with this
-        process, however that ends. `on_change` is told of the pools after each round, `on_failure` of each replica that
-        is lost, and why."""
+        """`keeper`: of the lease; None: the store's. `is_alone`: no other controller of this fleet can be running.
+        `is_ephemeral`: the fleet ends with this process, however that ends. `on_change` is told of the pools after each
+        round, `on_failure` of each replica that is lost, and why."""
         self._settings = settings
         self._is_ephemeral = is_ephemeral
         self._book = store.fleet
@@ -64,7 +65,7 @@ class Controller:
         self._clock = clock
         self._on_change = on_change
         self._on_failure = on_failure
-        self._keeper = LeaseKeeper(
+        self._keeper = keeper or LeaseKeeper(
             store.fleet, settings.name, secrets.token_hex(8), settings.lease_s, time.monotonic, is_alone=is_alone
         )
         self._recorder = Recorder(store, settings.name, self._keeper)
@@ -119,7 +120,7 @@ class Controller:
         listed = await self._driver.list()
         await asyncio.gather(*(self._driver.stop(one, grace_s) for one in {*found, *(one.id for one in listed)}))
         await asyncio.to_thread(self._recorder.remove_all)
-        self._keeper.release()
+        await asyncio.to_thread(self._keeper.release)
 
     # -- lead
 

@@ -116,6 +116,9 @@ class FleetSettings:
     driver_timeout_s: Seconds = setting(
         30.0, "a call of a driver that takes longer, a stop's grace aside, has failed; it is tried again ever later"
     )
+    lease: Literal["auto", "store", "kubernetes"] = setting(
+        "auto", "where the lease is kept; auto: with the driver kubernetes a Lease of the cluster, else the store"
+    )
     lease_s: Seconds = setting(10.0, "a controller that has not renewed its lease for so long is replaced")
     spend_per_hour: Amount | None = setting(None, "no replica is started beyond it, all pools together")
     kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)

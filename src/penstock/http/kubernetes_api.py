@@ -92,8 +92,10 @@ class KubernetesApi:
                 yield event
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
+        """A later request connects anew."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
 
     @contextlib.asynccontextmanager
     async def _opened(

@@ -73,11 +73,15 @@ class KubernetesWatch:
         if uid not in self._removed and (known is None or _version(known) < _version(one)):
             self.objects[uid] = one
 
-    async def close(self) -> None:
+    def stop(self) -> None:
         if self._worker is not None:
             self._worker.stop()
         if self._task is not None:
             self._task.cancel()
+
+    async def close(self) -> None:
+        self.stop()
+        if self._task is not None:
             with suppress(asyncio.CancelledError):
                 await self._task
 

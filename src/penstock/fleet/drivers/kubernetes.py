@@ -21,6 +21,7 @@ from penstock.fleet.drivers.kubernetes_settings import KubernetesSettings
 from penstock.fleet.policy.observation import CapacityType
 from penstock.fleet.settings import FleetSettings
 from penstock.http.kubernetes_api import KubernetesApi, Object
+from penstock.http.kubernetes_objects import pod_url, spec_of
 from penstock.http.kubernetes_watch import KubernetesWatch
 
 _CONFIRM_S = 15.0  # a node that is lost confirms nothing, and its pods are removed without
@@ -107,7 +108,7 @@ class KubernetesDriver:
         return DriverReplica(
             metadata["annotations"][f"{DOMAIN}/replica"],
             _pool(pod),
-            status.url(pod),
+            pod_url(pod),
             labels.get(f"{DOMAIN}/zone", ""),
             CapacityType.SPOT if is_spot else CapacityType.ON_DEMAND,
             why,
@@ -153,7 +154,7 @@ class KubernetesDriver:
         return None
 
     def _node(self, pod: Object) -> Object | None:
-        name = status.spec_of(pod).get("nodeName")
+        name = spec_of(pod).get("nodeName")
         return next((node for node in self._nodes.objects.values() if node["metadata"]["name"] == name), None)
 
     def _is_node_lost(self, pod: Object) -> bool:

@@ -1,4 +1,4 @@
-"""Pods and nodes as replicas: addresses, failures, and the signs that one is about to be taken away. Pure.
+"""Pods and nodes as replicas: failures, and the signs that one is about to be taken away. Pure.
 
 Kubernetes says in four places that a pod will go: its deletionTimestamp, its condition DisruptionTarget, a taint of its
 node, and the node's `unschedulable`. Taints have the names that clouds and autoscalers give them.
@@ -7,9 +7,9 @@ node, and the node's `unschedulable`. Taints have the names that clouds and auto
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from penstock.http.kubernetes_api import Object
+from penstock.http.kubernetes_objects import condition, has_ended, is_leaving, spec_of, status_of
 
 UNREACHABLE_S = 30.0
 _TAINTS: Mapping[str, float | None] = {  # seconds from the taint to the node's end; None: as long as a drain may take
@@ -39,37 +39,11 @@ _CANNOT_START = (
 _GRACE_S = 30.0
 
 
-def url(pod: Object) -> str:
-    """Address of the replica; empty: it has none yet. The port's name is the scheme."""
-    address = status_of(pod).get("podIP") or ""
-    if not address:
-        return ""
-    for container in spec_of(pod).get("containers") or ():
-        for port in container.get("ports") or ():
-            scheme = port.get("name")
-            if scheme in ("http", "https"):
-                return at(scheme, address, port["containerPort"])
-    return ""
-
-
-def at(scheme: str, address: str, port: int) -> str:
-    return f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}"
-
-
-def is_ready(pod: Object) -> bool:
-    return condition(pod, "Ready").get("status") == "True"
-
-
-def is_leaving(pod: Object) -> bool:
-    """Whether somebody has asked for its end."""
-    return pod["metadata"].get("deletionTimestamp") is not None
-
-
 def failure(pod: Object) -> str:
     """Why the pod has ended, or will never run; empty: it may."""
     status = status_of(pod)
     containers = status.get("containerStatuses") or ()
-    if status.get("phase") in ("Failed", "Succeeded"):
+    if has_ended(pod):
         ended = [one.get("state", {}).get("terminated") or {} for one in containers]
         codes = [f"exit code {one['exitCode']}" for one in ended if "exitCode" in one]
         words = [status.get("reason"), status.get("message"), *(one.get("message") for one in ended), *codes]
@@ -111,21 +85,3 @@ def notice_s(pod: Object, node: Object | None, node_drain_s: float) -> float | N
 def is_lost(node: Object | None) -> bool:
     """Whether nobody on the node can confirm that a pod has ended."""
     return node is None or any(taint["key"] in _LOST for taint in spec_of(node).get("taints") or ())
-
-
-def condition(one: Object, kind: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any]
-    for found in status_of(one).get("conditions") or ():
-        if found.get("type") == kind:
-            return found
-    return {}
-
-
-def spec_of(one: Object) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = one.get("spec") or {}
-    return found
-
-
-def status_of(one: Object) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = one.get("status") or {}
-    return found

@@ -34,6 +34,7 @@ from penstock.gateway.records.request_log import LogSettings
 from penstock.gateway.replicas.kv_sources import KvEventSettings
 from penstock.gateway.settings.routes import pool_name, rule_set, versions_of
 from penstock.health.settings import HealthSettings, Period
+from penstock.http.kubernetes_api import ClusterSettings
 from penstock.http.tls import ServerTls, client_context
 from penstock.router.router import Router
 from penstock.router.routes import Failure, Fallback, PoolShare, Route, RouteTable
@@ -52,6 +53,7 @@ class ModelSettings:
 
     replicas: list[str] = field(default_factory=list)  # URLs of penstock replicas, or of OpenAI-compatible servers
     dns: list[str] = field(default_factory=list)  # names that are looked up: http://NAME:PORT, srv+http://NAME
+    kubernetes: list[dict[str, Any]] = field(default_factory=list)  # pods: selector, and namespace, port, dialect
     served_as: str | None = None  # the name that the replicas know it by; auto: the one it has here
     versions: dict[str, Any] = field(default_factory=dict)  # each with a weight, replicas, and what is not as above
     rules: list[dict[str, Any]] = field(default_factory=list)  # the first that fires says where to
@@ -149,6 +151,7 @@ class GatewaySettings:
         WAIT_S, "how long a stream whose replicas were lost waits for one to come back before it ends with an error"
     )
     dns: DnsSettings = field(default_factory=DnsSettings)
+    kubernetes: ClusterSettings = field(default_factory=ClusterSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
