@@ -49,7 +49,7 @@ def open_lease(settings: FleetSettings, book: FleetBook) -> LeaseKeeper:
         return LeaseKeeper(book, settings.name, holder, settings.lease_s, time.monotonic)
     return KubernetesLeaseKeeper(
         _api(settings),
-        pod_name(f"penstock-{settings.name}"),
+        pod_name(settings.name),
         *(book, settings.name, holder, settings.lease_s, time.monotonic),
     )
 
@@ -65,7 +65,7 @@ def _check_kubernetes(settings: FleetSettings) -> None:
         check_client()
     for name, pool in settings.pool_settings().items():
         own = settings.kubernetes.of_pool(name, pool.kubernetes)
-        if not own.image:
+        if not own.image and not pool.advisory:
             raise ConfigError("pods need an image with penstock in it", param="kubernetes.image")
         if own.nodes > 1:
             raise ConfigError(

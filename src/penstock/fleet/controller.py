@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.errors import ConfigError, LeaseLost, PoolTaken, StoreUnavailable
 from penstock.fleet.command_runner import CommandRunner
-from penstock.fleet.drivers.driver import Driver
+from penstock.fleet.drivers.driver import Driver, NotingDriver, ReplicaNote
 from penstock.fleet.drivers.listing import Listing
 from penstock.fleet.lease import LeaseKeeper
 from penstock.fleet.lifecycle import Command, Facts, advance
@@ -160,6 +160,7 @@ class Controller:
         """One round. Raises LeaseLost or StoreUnavailable, and has then begun nothing."""
         demand = await self._observe()
         now, orphans = self._clock(), self._orphans()
+        self._adopt(now)
         commands = self._advance(now)
         rounds = [self._decide(pool, demand, now) for pool in self._pools.values()]
         commands |= self._advance(now)  # what was decided begins in the same round
@@ -169,6 +170,8 @@ class Controller:
                 self._commands.give(self._rows[replica_id], command)
         for row in orphans:
             self._commands.give(row, Command.STOP)
+        if isinstance(self._driver, NotingDriver):
+            self._driver.note({row.id: self._note(row) for row in self._rows.values()})
         self._on_change([one.status for one in rounds])
 
     # -- observe
@@ -190,13 +193,39 @@ class Controller:
         return [
             FleetReplica(one.id, one.pool, ReplicaState.STOPPING, 0.0, failure="it belongs to nobody")
             for one in self._listing.replicas.values()
-            if one.id not in self._rows
+            if one.id not in self._rows and not self._is_advisory(one.pool)
         ]
+
+    def _adopt(self, now: float) -> None:
+        """Replicas of advisory pools are as the driver lists them, whoever started them."""
+        if self._listing.blind_s:
+            return
+        for one in self._listing.replicas.values():
+            if (pool := self._pools.get(one.pool)) is not None and pool.settings.advisory and not one.failure:
+                self._rows[one.id] = pool.adopted(one, self._rows.get(one.id), now)
+        for row in [row for row in self._rows.values() if self._is_advisory(row.pool)]:
+            listed = self._listing.replicas.get(row.id)
+            if listed is None or listed.failure:
+                self._forget(row)
+
+    def _is_advisory(self, pool: str) -> bool:
+        """Whether replicas of this pool are neither started nor stopped here."""
+        found = self._pools.get(pool)
+        return found.settings.advisory if found is not None else self._settings.advisory
+
+    def _note(self, row: FleetReplica) -> ReplicaNote:
+        if (report := self._reports.get(row.id)) is None:
+            return ReplicaNote(row.state)
+        measured = report.measured
+        cached = measured.cache.cached_blocks * measured.limits.block_size
+        return ReplicaNote(row.state, max(cached, measured.load.kv_active_tokens))
 
     def _advance(self, now: float) -> dict[str, Command]:
         """Each replica's next state, from what was seen of it; returns the commands to give."""
         commands: dict[str, Command] = {}
         for row in list(self._rows.values()):
+            if self._is_advisory(row.pool):
+                continue
             pool = self._pools.get(row.pool)
             if pool is None:  # the file no longer names its pool
                 row = replace(row, target=ReplicaState.STOPPING)

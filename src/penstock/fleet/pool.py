@@ -17,10 +17,10 @@ from penstock.fleet.backoff import Backoff
 from penstock.fleet.cost_meter import CostMeter
 from penstock.fleet.cost_observer import CostObserver
 from penstock.fleet.demand_meter import DemandMeter, Totals
-from penstock.fleet.drivers.driver import ReplicaSpec
+from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
 from penstock.fleet.durations import MeasuredDurations
 from penstock.fleet.lifecycle import Next
-from penstock.fleet.policy.decision import Action, Decision
+from penstock.fleet.policy.decision import Action, ActionKind, Decision
 from penstock.fleet.policy.forecast import Forecaster, ForecastState
 from penstock.fleet.policy.memory import PolicyMemory
 from penstock.fleet.policy.observation import (
@@ -175,6 +175,8 @@ class Pool:
         before = self._memory
         decision, self._memory = self._policy.decide(observation, before, now)
         self._last = observation, before, decision
+        if self.settings.advisory:
+            decision = msgspec.structs.replace(decision, actions=())
         self._reason = decision.reason or self._reason
         self._steps.observe(decision.wanted, now)
         self._counts.update(str(action.kind) for action in decision.actions)
@@ -270,6 +272,19 @@ class Pool:
             created_at=now,
             fleet=self.fleet,
         )
+
+    def adopted(self, listed: DriverReplica, known: FleetReplica | None, now: float) -> FleetReplica:
+        """Row of a replica that something else starts and stops, as it is seen."""
+        state = ReplicaState.ACTIVE if listed.is_ready and listed.url else ReplicaState.STARTING
+        if listed.deadline_s is not None:
+            state = ReplicaState.DRAINING
+        if known is None:
+            action = Action(ActionKind.START, "", zone=listed.zone, capacity_type=listed.capacity_type)
+            known = msgspec.structs.replace(self.new_replica(action, now), id=listed.id)
+        if state != known.state:
+            ready_at = known.ready_at or (now if state is ReplicaState.ACTIVE else None)
+            known = msgspec.structs.replace(known, state=state, since=now, ready_at=ready_at)
+        return msgspec.structs.replace(known, url=listed.url)
 
     def spec(self, row: FleetReplica) -> ReplicaSpec:
         return ReplicaSpec(

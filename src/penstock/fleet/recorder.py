@@ -63,7 +63,8 @@ class Recorder:
 
     def write(self, rows: Mapping[str, FleetReplica], rounds: Sequence[Round], now: float) -> None:
         """Raises LeaseLost or StoreUnavailable, and has written nothing then."""
-        seen = (row for row in rows.values() if row.state not in _HIDDEN and row.url)
+        advisory = {one.pool.name for one in rounds if one.pool.settings.advisory}  # gateways find these themselves
+        seen = (row for row in rows.values() if row.state not in _HIDDEN and row.url and row.pool not in advisory)
         members = {row.url: self._member(row, now) for row in seen}
         told = [row for url, row in members.items() if _differs(self._members.get(url), row)]
         gone = [row for url, row in self._members.items() if url not in members]

@@ -23,7 +23,18 @@ from penstock.fleet.policy.profile import CapacityProfile, ReplicaCosts
 from penstock.fleet.settings import PoolSettings
 
 UNUSED = frozenset(
-    {"model", "engine", "server", "slo", "hold_s", "start_timeout_s", "drain_timeout_s", "gpus", "kubernetes"}
+    {
+        "model",
+        "engine",
+        "server",
+        "slo",
+        "hold_s",
+        "start_timeout_s",
+        "drain_timeout_s",
+        "gpus",
+        "kubernetes",
+        "advisory",
+    }
 )
 
 

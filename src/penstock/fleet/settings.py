@@ -88,6 +88,9 @@ class PoolSettings:
     start_timeout_s: Seconds = setting(600.0, "a start that takes longer has failed")
     drain_timeout_s: Seconds = setting(600.0, "how long streams that cannot move may go on at a replica that goes")
     gpus: Number = setting(0, "GPUs of each replica; 0: it runs on a CPU, or takes the machine's only one")
+    advisory: bool = setting(
+        False, "decide, record and export how many replicas are wanted, and start and stop none; auto: the fleet's"
+    )
     kubernetes: dict[str, Any] = setting({}, "settings of its pods that are not the fleet's")
 
     def __post_init__(self) -> None:
@@ -121,6 +124,7 @@ class FleetSettings:
     )
     lease_s: Seconds = setting(10.0, "a controller that has not renewed its lease for so long is replaced")
     spend_per_hour: Amount | None = setting(None, "no replica is started beyond it, all pools together")
+    advisory: bool = setting(False, "of every pool that does not say: something else starts and stops its replicas")
     kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
     pools: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -128,7 +132,9 @@ class FleetSettings:
         found = {}
         for name, values in self.pools.items():
             with within(f"pools.{name}."):
-                found[name] = build(PoolSettings, {"model": name, **values}, where=f"pools.{name}.")
+                found[name] = build(
+                    PoolSettings, {"model": name, "advisory": self.advisory, **values}, where=f"pools.{name}."
+                )
         return found
 
     def slo_of(self, name: str, pool: PoolSettings) -> Slo:

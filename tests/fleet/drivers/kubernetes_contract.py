@@ -20,7 +20,7 @@ import pytest
 from penstock.core.errors import OrchestratorError
 from penstock.core.settings import EngineSettings, ServerSettings, Settings
 from penstock.core.slo import Slo
-from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
+from penstock.fleet.drivers.driver import DriverReplica, ReplicaNote, ReplicaSpec
 from penstock.fleet.drivers.kubernetes import KubernetesDriver
 from penstock.fleet.drivers.kubernetes_pod import pod_name
 from penstock.fleet.drivers.kubernetes_settings import KubernetesSettings
@@ -28,6 +28,8 @@ from penstock.fleet.policy.observation import CapacityType
 from penstock.fleet.settings import FleetSettings
 from penstock.http.kubernetes_api import ClusterSettings, KubernetesApi, Object
 from tests.waiting import eventually_awaited
+
+COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
 class Cluster(Protocol):
@@ -100,11 +102,12 @@ async def kubelet(cluster: Cluster) -> AsyncIterator[Kubelet]:
 
 
 @contextlib.asynccontextmanager
-async def driving(cluster: Cluster, **settings: Any) -> AsyncIterator[KubernetesDriver]:
+async def driving(cluster: Cluster, *, pool: Object | None = None, **settings: Any) -> AsyncIterator[KubernetesDriver]:
+    """`pool`: settings of the pool `pool`; the others are of its pods."""
     own = KubernetesSettings(
         kubeconfig=str(cluster.kubeconfig), namespace=cluster.namespace, image="penstock:test", **settings
     )
-    fleet = FleetSettings(name="fleet", driver="kubernetes", kubernetes=own, pools={"pool": {}})
+    fleet = FleetSettings(name="fleet", driver="kubernetes", kubernetes=own, pools={"pool": pool or {}})
     driver = KubernetesDriver(fleet, KubernetesApi(own))
     try:
         yield driver
@@ -315,3 +318,36 @@ async def test_a_listing_that_may_be_old_is_an_error(cluster: Cluster, driver: K
     assert [one.id for one in await until(driver, bool)] == ["pool-1"]
     await driver.start(spec("pool-2"))
     assert len(await driver.list()) == 2
+
+
+async def test_a_replicas_state_is_a_label(driver: KubernetesDriver, kubelet: Kubelet) -> None:
+    await driver.start(spec("pool-1"))
+    assert (await kubelet.get("pool-1"))["metadata"]["labels"]["penstock.dev/state"] == "starting"
+    await driver.list()
+
+    async def label() -> str:
+        driver.note({"pool-1": ReplicaNote("active", 1000), "gone": ReplicaNote("active")})
+        return str((await kubelet.get("pool-1"))["metadata"]["labels"]["penstock.dev/state"])
+
+    assert await eventually_awaited(label, lambda found: found == "active")
+    assert COST not in (await kubelet.get("pool-1"))["metadata"]["annotations"]  # nobody but the controller ends it
+
+
+async def test_pods_of_an_advisory_pool_are_listed_and_told_what_they_hold(cluster: Cluster, kubelet: Kubelet) -> None:
+    await kubelet.add_node("contract-h", **{"topology.kubernetes.io/zone": "west"})
+    container = {"name": "c", "image": "vllm", "ports": [{"containerPort": 8000}]}
+    for name, labels in (("vllm-1", {"app": "vllm"}), ("other-1", {"app": "other"})):
+        manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}}
+        await kubelet.api.request("POST", kubelet.pods, body=manifest | {"spec": {"containers": [container]}})
+    async with driving(cluster, pool={"advisory": True, "kubernetes": {"selector": "app=vllm"}}) as driver:
+        (found,) = await until(driver, bool)
+        assert (found.id, found.pool, found.is_ready) == ("vllm-1", "pool", False)
+        await kubelet.run("vllm-1", "contract-h", "127.0.1.9")
+        (found,) = await until(driver, lambda listed: listed[0].is_ready and listed[0].zone)
+        assert (found.url, found.zone) == ("http://127.0.1.9:8000", "west")
+
+        async def cost() -> str:
+            driver.note({"vllm-1": ReplicaNote("active", 5000)})
+            return str(((await kubelet.get("vllm-1"))["metadata"].get("annotations") or {}).get(COST))
+
+        assert await eventually_awaited(cost, lambda found: found == "4096")

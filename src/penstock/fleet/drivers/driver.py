@@ -5,9 +5,9 @@ Every call is idempotent by replica id, so that a controller that takes over may
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from penstock.core.settings import Settings
 from penstock.fleet.policy.observation import CapacityType
@@ -35,6 +35,14 @@ class DriverReplica:
     failure: str = ""  # it has ended, or cannot be started, and why
     deadline_s: float | None = None  # an interruption notice: seconds until it is taken away
     is_refused: bool = False  # `failure` is that no capacity of this kind was found for it
+    is_ready: bool = True  # by its own probe, where the driver has it probed
+
+
+class ReplicaNote(NamedTuple):
+    """What the controller knows of a replica."""
+
+    state: str
+    tokens_held: int = 0  # in its KV cache: work that would have to be done again elsewhere
 
 
 class Driver(Protocol):
@@ -49,3 +57,11 @@ class Driver(Protocol):
 
     async def close(self) -> None:
         """The controller goes; the replicas stay, unless the driver was told otherwise."""
+
+
+@runtime_checkable
+class NotingDriver(Protocol):
+    """A driver that shows the controller's view where operators and the orchestrator look."""
+
+    def note(self, notes: Mapping[str, ReplicaNote]) -> None:
+        """All replicas, by id, after each round. It neither waits nor raises."""

@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from penstock.core.errors import CapacityRefused, OrchestratorError
 from penstock.fleet.drivers import kubernetes_status as status
-from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
+from penstock.fleet.drivers.driver import DriverReplica, ReplicaNote, ReplicaSpec
+from penstock.fleet.drivers.kubernetes_notes import PodNotes
 from penstock.fleet.drivers.kubernetes_pod import DOMAIN, INDEX_LABEL, pod_name, render_group, render_pod, selector
 from penstock.fleet.drivers.kubernetes_settings import KubernetesSettings
 from penstock.fleet.policy.observation import CapacityType
 from penstock.fleet.settings import FleetSettings
 from penstock.http.kubernetes_api import KubernetesApi, Object
-from penstock.http.kubernetes_objects import pod_url, spec_of
+from penstock.http.kubernetes_objects import is_ready, pod_url, spec_of
 from penstock.http.kubernetes_watch import KubernetesWatch
 
 _CONFIRM_S = 15.0  # a node that is lost confirms nothing, and its pods are removed without
@@ -40,6 +41,12 @@ class KubernetesDriver:
         self._clock = clock
         self._pods = KubernetesWatch(api, self._path, selector(settings.name), changed=self._pods_changed)
         self._nodes = KubernetesWatch(api, lambda: "/api/v1/nodes")
+        self._foreign = {  # pods that something else starts and stops, by pool
+            name: KubernetesWatch(api, self._path, chosen)
+            for name, pool in self._pools.items()
+            if pool.advisory and (chosen := self._settings_of(name).selector)
+        }
+        self._notes = PodNotes(api, clock)
         self._changed = asyncio.Event()
         self._deadlines: dict[str, float] = {}  # of pods that will be taken away, by uid
         self._waits: dict[str, float] = {}  # since when no node takes a pod, by uid
@@ -80,18 +87,36 @@ class KubernetesDriver:
     async def list(self) -> Sequence[DriverReplica]:
         self._nodes.start()
         pods = await self._pods.current()
+        foreign = {name: await watch.current() for name, watch in self._foreign.items()}
         with suppress(OrchestratorError):  # whoever may not see nodes has fewer signs
             await self._nodes.current()
-        now = self._clock()
+        now, uids = self._clock(), {*pods, *(uid for found in foreign.values() for uid in found)}
         for known in (self._deadlines, self._waits):
-            for uid in known.keys() - pods.keys():
+            for uid in known.keys() - uids:
                 del known[uid]
-        replicas = [self._replica(pod, now) for pod in pods.values() if _is_leader(pod)]
-        return sorted(replicas, key=lambda one: one.id)
+        replicas = {one.id: one for pod in pods.values() if _is_leader(pod) for one in [self._replica(pod, now)]}
+        for name, found in foreign.items():
+            replicas |= {one.id: one for pod in found.values() for one in [self._adoptable(name, pod, now)]}
+        return sorted(replicas.values(), key=lambda one: one.id)
+
+    def note(self, notes: Mapping[str, ReplicaNote]) -> None:
+        own = [
+            (pod, self._pods, note)
+            for pod in self._pods.objects.values()
+            if (note := notes.get(_replica_id(pod))) is not None
+        ]
+        foreign = [
+            (pod, watch, note)
+            for watch in self._foreign.values()
+            for pod in watch.objects.values()
+            if (note := notes.get(pod["metadata"]["name"])) is not None
+        ]
+        self._notes.show(own + foreign, has_cost=lambda pod: not _replica_id(pod))
 
     async def close(self) -> None:
-        await self._pods.close()
-        await self._nodes.close()
+        self._notes.close()
+        for watch in (self._pods, self._nodes, *self._foreign.values()):
+            await watch.close()
         await self._api.close()
 
     # -- inside
@@ -106,7 +131,7 @@ class KubernetesDriver:
                 why, is_refused = unplaced, True
         is_spot = labels.get(f"{DOMAIN}/capacity-type") == CapacityType.SPOT.value
         return DriverReplica(
-            metadata["annotations"][f"{DOMAIN}/replica"],
+            _replica_id(pod),
             _pool(pod),
             pod_url(pod),
             labels.get(f"{DOMAIN}/zone", ""),
@@ -114,6 +139,21 @@ class KubernetesDriver:
             why,
             self._seconds_left(pod, settings, now),
             is_refused=is_refused,
+            is_ready=is_ready(pod),
+        )
+
+    def _adoptable(self, pool: str, pod: Object, now: float) -> DriverReplica:
+        """A pod that something else starts and stops."""
+        settings, node = self._settings_of(pool), self._node(pod)
+        labels = (node["metadata"].get("labels") if node is not None else None) or {}
+        return DriverReplica(
+            pod["metadata"]["name"],
+            pool,
+            pod_url(pod) or pod_url(pod, settings.port),
+            labels.get(settings.zone_key, ""),
+            failure=status.failure(pod),
+            deadline_s=self._seconds_left(pod, settings, now),
+            is_ready=is_ready(pod),
         )
 
     def _seconds_left(self, pod: Object, settings: KubernetesSettings, now: float) -> float | None:
@@ -149,7 +189,7 @@ class KubernetesDriver:
 
     def _find(self, replica_id: str) -> Object | None:
         for pod in self._pods.objects.values():
-            if _is_leader(pod) and pod["metadata"]["annotations"][f"{DOMAIN}/replica"] == replica_id:
+            if _is_leader(pod) and _replica_id(pod) == replica_id:
                 return pod
         return None
 
@@ -175,7 +215,11 @@ def _pool(pod: Object) -> str:
     return str(pod["metadata"]["annotations"][f"{DOMAIN}/pool"])
 
 
+def _replica_id(pod: Object) -> str:
+    """Empty: the pod is not of this driver."""
+    return str((pod["metadata"].get("annotations") or {}).get(f"{DOMAIN}/replica", ""))
+
+
 def _is_leader(pod: Object) -> bool:
     """Whether a pod stands for its replica: of a group over several nodes, the first does."""
-    is_ours = f"{DOMAIN}/replica" in (pod["metadata"].get("annotations") or {})
-    return is_ours and (pod["metadata"].get("labels") or {}).get(INDEX_LABEL, "0") == "0"
+    return bool(_replica_id(pod)) and (pod["metadata"].get("labels") or {}).get(INDEX_LABEL, "0") == "0"

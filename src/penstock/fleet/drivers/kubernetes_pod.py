@@ -26,9 +26,7 @@ from penstock.http.kubernetes_api import Object
 
 CONTAINER = "penstock"
 DOMAIN = "penstock.dev"
-STATE_LABEL = f"{DOMAIN}/state"
-DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-GROUP_LABEL, INDEX_LABEL = "leaderworkerset.sigs.k8s.io/name", "leaderworkerset.sigs.k8s.io/worker-index"
+INDEX_LABEL = "leaderworkerset.sigs.k8s.io/worker-index"
 _HOME = "/var/cache/penstock"
 _MARGIN_S = 10  # for a process to end, after its streams have
 _PERIOD_S = 5  # of probes
