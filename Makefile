@@ -36,6 +36,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/python tools/reference.py
+	$(BIN)/python -m tools.helm
 
 bench: bench-cpu
 

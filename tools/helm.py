@@ -86,6 +86,10 @@ def schema_text() -> str:
     return json.dumps(values_schema(CHART / "values.yaml"), indent=2) + "\n"
 
 
+def is_base_stale() -> bool:
+    return not STAMP.exists() or STAMP.read_text() != digest_of_chart()
+
+
 def stale() -> Iterable[str]:
     schema = CHART / "values.schema.json"
     if not schema.exists() or schema.read_text() != schema_text():
@@ -93,7 +97,7 @@ def stale() -> Iterable[str]:
     for source, copy in COPIES.items():
         if not copy.exists() or copy.read_bytes() != source.read_bytes():
             yield str(copy.relative_to(ROOT))
-    if not STAMP.exists() or STAMP.read_text() != digest_of_chart():
+    if is_base_stale():
         yield str(BASE.relative_to(ROOT))
 
 
@@ -104,8 +108,9 @@ def write() -> None:
     for source, copy in COPIES.items():
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(source, copy)
-    write_base(render("--namespace", "penstock"), BASE)
-    STAMP.write_text(digest_of_chart())
+    if is_base_stale():  # the rest needs no helm
+        write_base(render("--namespace", "penstock"), BASE)
+        STAMP.write_text(digest_of_chart())
 
 
 def main() -> None:

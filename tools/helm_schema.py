@@ -44,6 +44,7 @@ KNOWN: dict[str, Schema] = {
     "metricsFrom": OBJECTS,
     "adminFrom": OBJECTS,
     "gatewayFrom": OBJECTS,
+    "gpuTolerations": OBJECTS,
     "nodeSelector": TEXTS,
     "onLoss": {"enum": ["closed", "open"]},
     "podAnnotations": TEXTS,
@@ -120,7 +121,7 @@ def _penstock_settings() -> dict[str, Schema]:
     found["PoolSettings"]["properties"]["server"] = {"$ref": "#/$defs/ServerSettings"}
     for one in ("PoolSettings", "ModelSettings"):
         found[one]["properties"]["slo"] = {"$ref": "#/$defs/Slo"}
-    for name in ("store", "pools", "gateway", "driver"):  # the chart's own
+    for name in ("name", "store", "pools", "gateway", "driver"):  # the chart's own
         found["FleetSettings"]["properties"].pop(name)
     found["GatewaySettings"]["properties"].pop("store")
     return found

@@ -6,17 +6,20 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 
 from penstock.cli.flags import add_replica_flags, settings_from
-from penstock.cli.fleet_process import gateway_settings
+from penstock.cli.fleet_process import fleet_settings, gateway_settings
 from penstock.cli.gateway import _read
-from penstock.core.config import build
 from penstock.core.settings import Settings
+from penstock.fleet.drivers.driver import ReplicaSpec
+from penstock.fleet.drivers.kubernetes_pod import render_pod
+from penstock.fleet.policy.observation import CapacityType
 from penstock.fleet.settings import FleetSettings, replica_settings
 from penstock.gateway.settings.gateway import GatewaySettings
-from tests.deploy.chart import VALUES, config_files, needs_helm, of_kind, pods
+from tests.deploy.chart import NEWEST, VALUES, config_files, needs_helm, of_kind, pods
 
 pytestmark = needs_helm
 SECRET = "PENSTOCK_GATEWAY_SECRET"
@@ -33,9 +36,14 @@ def gateway(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Gateway
     return _read(path, {})
 
 
-def fleet(name: str) -> FleetSettings | None:
-    found = [text for key, text in config_files(name).items() if key.endswith("/fleet.yaml")]
-    return build(FleetSettings, yaml.safe_load(found[0])) if found else None
+def fleet(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> FleetSettings:
+    """The controller's file as `penstock fleet` reads it."""
+    (text,) = (text for key, text in config_files(name).items() if key.endswith("/fleet.yaml"))
+    path = folder / "fleet.yaml"
+    path.write_text(text)
+    monkeypatch.setenv(SECRET, "x")
+    with fleet_settings(path) as settings:
+        return settings
 
 
 def replicas(name: str, folder: Path) -> dict[str, Settings]:
@@ -57,10 +65,8 @@ def test_penstock_accepts_the_files(name: str, tmp_path: Path, monkeypatch: pyte
     ports = {one["name"]: one["containerPort"] for one in _gateway_container(name)["ports"]}
     assert (settings.port, settings.admin_port) == (ports["http"], ports["admin"])
     assert settings.store is None  # it is a secret, and so in the environment
-    found = fleet(name)
-    if found is not None:
-        for pool, own in found.pool_settings().items():
-            replica_settings(pool, own, found.slo_of(pool, own))
+    if any(key.endswith("/fleet.yaml") for key in config_files(name)):
+        assert fleet(name, tmp_path, monkeypatch).gateway is None  # gateways run elsewhere
     for one in replicas(name, tmp_path).values():
         assert (one.server.host, one.server.port) == ("0.0.0.0", 8000)
 
@@ -68,13 +74,52 @@ def test_penstock_accepts_the_files(name: str, tmp_path: Path, monkeypatch: pyte
 def test_gateways_know_the_controllers_pools_as_one_that_it_starts_itself_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    controller = fleet("gpu")
-    assert controller is not None
+    controller = fleet("gpu", tmp_path, monkeypatch)
     theirs, ours = gateway_settings(controller, "sqlite:///x"), gateway("gpu", tmp_path, monkeypatch)
     assert ours.slo == theirs.slo
     assert {key: asdict(one) for key, one in ours.pools().items()} == {
         key: asdict(one) for key, one in theirs.pools().items()
     }
+
+
+@pytest.mark.parametrize("name", ["default", "gpu", "public"])
+def test_pods_of_the_controller_are_accepted_and_are_found_by_policies_and_monitors(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = fleet(name, tmp_path, monkeypatch)
+    (policy,) = (one for key, one in of_kind(name, "NetworkPolicy").items() if key.endswith("-replica"))
+    for key, pool in settings.pool_settings().items():
+        wanted = replica_settings(key, pool, settings.slo_of(key, pool))
+        for kind in CapacityType:
+            spec = ReplicaSpec(f"{key}-1", key, wanted, zone="zone-a", capacity_type=kind, gpus=pool.gpus)
+            own = settings.kubernetes.of_pool(key, pool.kubernetes)
+            pod = render_pod(settings.name, spec, own, pool.start_timeout_s)
+            kubernetes_validate.validate(pod, NEWEST, strict=True)
+            assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+            (container,) = pod["spec"]["containers"]
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert {"cache", "shm", "tmp"} == {one["name"] for one in container["volumeMounts"]}
+            assert {"cache", "shm", "tmp"} == {one["name"] for one in pod["spec"]["volumes"]}
+            assert pod["spec"]["securityContext"]["runAsUser"] == 10001
+            assert pod["spec"]["serviceAccountName"] in of_kind(name, "ServiceAccount")
+
+
+def test_spot_pods_and_gpus_are_where_the_values_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = fleet("gpu", tmp_path, monkeypatch)
+    pool = settings.pool_settings()["qwen3-8b"]
+    wanted = replica_settings("qwen3-8b", pool, settings.slo)
+    spec = ReplicaSpec("a", "qwen3-8b", wanted, "zone-b", CapacityType.SPOT, pool.gpus)
+    own = settings.kubernetes.of_pool("qwen3-8b", pool.kubernetes)
+    pod = render_pod(settings.name, spec, own, pool.start_timeout_s)["spec"]
+    assert pod["nodeSelector"] == {
+        "nvidia.com/gpu.product": "NVIDIA-H200",
+        "karpenter.sh/capacity-type": "spot",
+        "topology.kubernetes.io/zone": "zone-b",
+    }
+    assert [one["key"] for one in pod["tolerations"]] == ["nvidia.com/gpu", "karpenter.sh/capacity-type"]
+    assert pod["containers"][0]["resources"]["limits"] == {"memory": "96Gi", "nvidia.com/gpu": "1"}
+    assert (pod["runtimeClassName"], pod["priorityClassName"]) == ("nvidia", "serving")
+    assert pod["containers"][0]["image"] == "penstock:0.1.0-cuda"
 
 
 def test_gateways_find_deployments_by_their_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

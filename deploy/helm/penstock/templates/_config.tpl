@@ -3,7 +3,9 @@
 {{/* A pool with everything that holds for all replicas, as YAML. Argument: (list $ pool) */}}
 {{- define "penstock.pool" -}}
 {{- $root := index . 0 -}}{{- $pool := index . 1 -}}
-{{- toYaml (mergeOverwrite (deepCopy $root.Values.replicas) (dict "scaledBy" "controller" "settings" dict) (deepCopy $pool)) -}}
+{{- $found := mergeOverwrite (deepCopy $root.Values.replicas) (dict "scaledBy" "controller" "settings" dict) (deepCopy $pool) -}}
+{{- if dig "gpus" 0 $found.settings }}{{ $_ := set $found "tolerations" (concat $found.gpuTolerations $found.tolerations) }}{{ end -}}
+{{- toYaml $found -}}
 {{- end -}}
 
 {{- define "penstock.gatewayConfig" -}}
@@ -35,10 +37,55 @@
 {{- $pools := dict -}}
 {{- range $given := .Values.pools -}}
 {{- $pool := fromYaml (include "penstock.pool" (list $ $given)) -}}
-{{- if eq $pool.scaledBy "controller" }}{{ $_ := set $pools $pool.name $pool.settings }}{{ end -}}
+{{- if eq $pool.scaledBy "controller" -}}
+{{- $pods := fromYaml (include "penstock.podSettings" (list $ $pool)) -}}
+{{- $own := mergeOverwrite $pods (default dict $pool.settings.kubernetes) -}}
+{{- $_ := set $pools $pool.name (merge (dict "kubernetes" $own) $pool.settings) -}}
 {{- end -}}
-{{- $config := dict "name" (include "penstock.fullname" .) "driver" "kubernetes" "gateway" nil "pools" $pools -}}
+{{- end -}}
+{{- $cluster := dict "secret" (include "penstock.secretName" .) -}}
+{{- $_ := set $cluster "service_account" (include "penstock.serviceAccount" (list . "replica")) -}}
+{{- $config := dict "name" (include "penstock.fullname" .) "driver" "kubernetes" "gateway" nil -}}
+{{- $config = merge $config (dict "kubernetes" $cluster "pools" $pools) -}}
 {{- toYaml (mergeOverwrite $config (deepCopy .Values.fleet.config)) -}}
+{{- end -}}
+
+{{/* Settings of the pods that the controller starts for a pool. Argument: (list $ pool), the pool as of penstock.pool */}}
+{{- define "penstock.podSettings" -}}
+{{- $root := index . 0 -}}{{- $pool := index . 1 -}}
+image: {{ include "penstock.image" (list $root $pool.image (include "penstock.device" $pool)) }}
+zone_key: {{ $pool.zoneKey }}
+pre_stop_s: {{ $pool.preStopSeconds }}
+node_selector: {{ toJson $pool.nodeSelector }}
+tolerations: {{ toJson $pool.tolerations }}
+spot_node_selector: {{ toJson $pool.spot.nodeSelector }}
+spot_tolerations: {{ toJson $pool.spot.tolerations }}
+{{- with $pool.resources }}
+resources: {{ toJson . }}
+{{- end }}
+cache_volume:
+  {{- include "penstock.cacheVolume" $pool | nindent 2 }}
+template:
+  metadata:
+    {{- include "penstock.replicaMetadata" . | nindent 4 }}
+  spec:
+    {{- include "penstock.placement" (list $root (pick $pool "priorityClassName" "affinity")) | nindent 4 }}
+    {{- with $pool.runtimeClassName }}
+    runtimeClassName: {{ . }}
+    {{- end }}
+    containers:
+    - name: penstock
+      imagePullPolicy: {{ $pool.image.pullPolicy }}
+      securityContext:
+        {{- toYaml $root.Values.securityContext | nindent 8 }}
+      {{- with $pool.extraEnv }}
+      env:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      volumeMounts:
+        {{- include "penstock.replicaMounts" $pool | nindent 8 }}
+    volumes:
+      {{- include "penstock.replicaVolumes" $pool | nindent 6 }}
 {{- end -}}
 
 {{/* The file of `penstock engine` in a Deployment's pods. Argument: (list $ pool), the pool as of penstock.pool */}}

@@ -5,6 +5,45 @@
 {{- add (ceil (dig "server" "drain_timeout_s" 30.0 (index . 1).settings)) 25 -}}
 {{- end -}}
 
+{{/* Volumes of weights and of all else that a replica writes. Argument: a pool */}}
+{{- define "penstock.cacheVolume" -}}
+{{- if eq .cache.kind "hostPath" -}}
+hostPath: {path: {{ .cache.path }}, type: Directory}
+{{- else if eq .cache.kind "persistentVolumeClaim" -}}
+persistentVolumeClaim: {claimName: {{ .cache.claim }}}
+{{- else -}}
+emptyDir: {sizeLimit: {{ .cache.size }}}
+{{- end -}}
+{{- end -}}
+
+{{- define "penstock.replicaVolumes" -}}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ .sharedMemory }}}
+- name: tmp
+  emptyDir: {sizeLimit: 1Gi}
+{{- if eq .cache.kind "persistentVolumeClaim" }}
+- name: home
+  emptyDir: {sizeLimit: {{ .cache.size }}}
+{{- end }}
+{{- end -}}
+
+{{/* A shared claim has the weights alone: compiled kernels must be the process's own. */}}
+{{- define "penstock.replicaMounts" -}}
+{{- if eq .cache.kind "persistentVolumeClaim" -}}
+- {name: home, mountPath: /var/cache/penstock}
+- {name: cache, mountPath: /var/cache/penstock/models}
+{{- else -}}
+- {name: cache, mountPath: /var/cache/penstock}
+{{- end }}
+- {name: shm, mountPath: /dev/shm}
+- {name: tmp, mountPath: /tmp}
+{{- end -}}
+
+{{/* The Dockerfile's target for a pool. */}}
+{{- define "penstock.device" -}}
+{{- gt (int (dig "gpus" 0 .settings)) 0 | ternary "cuda" "cpu" -}}
+{{- end -}}
+
 {{- define "penstock.replicaMetadata" -}}
 {{- $root := index . 0 -}}{{- $pool := index . 1 -}}
 labels:
@@ -42,7 +81,7 @@ topologySpreadConstraints:
   {{- include "penstock.spread" (list (printf "%s\npenstock.dev/pool: %s" (include "penstock.selector" (list $root "replica")) $pool.name) $pool.zoneKey) | trim | nindent 2 }}
 containers:
 - name: penstock
-  image: {{ include "penstock.image" (list $root $pool.image (gt $gpus 0 | ternary "cuda" "cpu")) }}
+  image: {{ include "penstock.image" (list $root $pool.image (include "penstock.device" $pool)) }}
   imagePullPolicy: {{ $pool.image.pullPolicy }}
   args: [engine, --config, /etc/penstock/replica.yaml]
   env:
@@ -82,29 +121,11 @@ containers:
     {{- toYaml $root.Values.securityContext | nindent 4 }}
   volumeMounts:
   - {name: config, mountPath: /etc/penstock, readOnly: true}
-  {{- if eq $pool.cache.kind "persistentVolumeClaim" }}
-  - {name: home, mountPath: /var/cache/penstock}
-  - {name: cache, mountPath: /var/cache/penstock/models}
-  {{- else }}
-  - {name: cache, mountPath: /var/cache/penstock}
-  {{- end }}
-  - {name: shm, mountPath: /dev/shm}
-  - {name: tmp, mountPath: /tmp}
+  {{- include "penstock.replicaMounts" $pool | nindent 2 }}
 volumes:
 - name: config
   configMap: {name: {{ include "penstock.fullname" $root }}-{{ $pool.name }}}
 - name: cache
-{{- if eq $pool.cache.kind "hostPath" }}
-  hostPath: {path: {{ $pool.cache.path }}, type: Directory}
-{{- else if eq $pool.cache.kind "persistentVolumeClaim" }}
-  persistentVolumeClaim: {claimName: {{ $pool.cache.claim }}}
-- name: home
-  emptyDir: {sizeLimit: {{ $pool.cache.size }}}
-{{- else }}
-  emptyDir: {sizeLimit: {{ $pool.cache.size }}}
-{{- end }}
-- name: shm
-  emptyDir: {medium: Memory, sizeLimit: {{ $pool.sharedMemory }}}
-- name: tmp
-  emptyDir: {sizeLimit: 1Gi}
+  {{- include "penstock.cacheVolume" $pool | nindent 2 }}
+{{ include "penstock.replicaVolumes" $pool }}
 {{- end -}}
