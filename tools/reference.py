@@ -17,6 +17,7 @@ from penstock.cli.main import parser
 from penstock.core.errors import all_errors
 from penstock.core.settings import Settings, TelemetrySettings
 from penstock.fleet.drivers.kubernetes_settings import KubernetesSettings
+from penstock.fleet.drivers.ray_settings import RaySettings
 from penstock.fleet.settings import FleetSettings, PoolSettings, Schedule, SpotSettings
 from penstock.gateway.records.request_log import LogSettings
 from penstock.gateway.settings.gateway import GatewaySettings
@@ -54,6 +55,7 @@ def config_page() -> str:
 FLEET_GROUPS: dict[str, Any] = {
     "": FleetSettings,
     "kubernetes.": KubernetesSettings,
+    "ray.": RaySettings,
     "pools.NAME.": PoolSettings,
     "pools.NAME.spot.": SpotSettings,
     "pools.NAME.schedules.N.": Schedule,

@@ -20,9 +20,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--settings", help=argparse.SUPPRESS)  # JSON, for drivers that start it elsewhere
     parser.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)  # for `serve --replicas`
+    parser.add_argument("--lease-fd", type=int, help=argparse.SUPPRESS)  # for actors of Ray
 
 
 def run(arguments: argparse.Namespace) -> None:
+    if arguments.lease_fd is not None:
+        from penstock.cli.lease_pipe import end_with_holder
+
+        end_with_holder(arguments.lease_fd)
     settings = settings_from(arguments)
     if arguments.report_fd is not None:
         from penstock.cli.start_report import serve_and_report

@@ -12,6 +12,7 @@ _EXAMPLES = """\
 examples:
   penstock fleet --config fleet.yaml            # the controller, and a gateway in front of its replicas
   penstock fleet --config fleet.yaml --driver kubernetes   # its replicas are pods: see docs/kubernetes.md
+  penstock fleet --config fleet.yaml --driver ray          # its replicas are actors: see docs/ray.md
   penstock fleet status                         # pools and replicas now
   penstock fleet explain                        # the last decisions, with their numbers
   penstock fleet explain smollm2 --at 10m       # why it had so many replicas ten minutes ago

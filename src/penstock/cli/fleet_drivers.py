@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from penstock.api.relay import SECRET_VARIABLE
@@ -18,27 +19,30 @@ from penstock.fleet.drivers.driver import Driver
 from penstock.fleet.drivers.kubernetes import KubernetesDriver
 from penstock.fleet.drivers.kubernetes_pod import pod_name
 from penstock.fleet.drivers.local import LocalDriver
+from penstock.fleet.drivers.ray import RayDriver
+from penstock.fleet.drivers.ray_process import RayProcess
 from penstock.fleet.kubernetes_lease import KubernetesLeaseKeeper
 from penstock.fleet.lease import LeaseKeeper
 from penstock.fleet.settings import FleetSettings
 from penstock.http.kubernetes_api import KubernetesApi, check_client
 from penstock.tenancy.fleet import FleetBook
 
-DRIVERS = ("local", "kubernetes")
-
 
 def check_driver(settings: FleetSettings) -> None:
-    """Raises if this version has no such driver, or it lacks something here."""
-    if settings.driver not in DRIVERS:
-        raise ConfigError(f"the driver '{settings.driver}' is not part of this version", param="driver")
+    """Raises if the driver lacks something here."""
     if settings.driver == "kubernetes":
         _check_kubernetes(settings)
+    elif settings.driver == "ray":
+        _check_ray(settings)
 
 
 def open_driver(settings: FleetSettings, directory: Path, secret: str) -> Driver:
     """`directory` is the fleet's own on this machine, `secret` its replicas'."""
     if settings.driver == "kubernetes":
         return KubernetesDriver(settings, _api(settings))
+    if settings.driver == "ray":
+        ray = RayProcess(settings.address or "auto", settings.ray.namespace, directory / "ray.log")
+        return RayDriver(settings, ray, secret)
     return LocalDriver(directory / "replicas", secret, gpus=_gpus(), spawn=spawn)
 
 
@@ -77,6 +81,14 @@ def _check_kubernetes(settings: FleetSettings) -> None:
             f"the controller of pods needs {SECRET_VARIABLE}, as the Secret '{settings.kubernetes.secret}' has it",
             param="kubernetes.secret",
         )
+
+
+def _check_ray(settings: FleetSettings) -> None:
+    if find_spec("ray") is None:
+        raise ConfigError("the driver 'ray' needs Ray: pip install 'penstock[ray]'", param="driver")
+    for name, pool in settings.pool_settings().items():
+        if settings.ray.of_pool(name, pool.ray).place_timeout_s >= settings.driver_timeout_s:
+            raise ConfigError("`place_timeout_s` must be less than `driver_timeout_s`", param="ray.place_timeout_s")
 
 
 def _gpus() -> Sequence[int]:

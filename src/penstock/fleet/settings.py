@@ -21,6 +21,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.settings import EngineSettings, ServerSettings, Settings, setting
 from penstock.core.slo import Seconds, Slo
 from penstock.fleet.drivers.kubernetes_settings import KubernetesSettings
+from penstock.fleet.drivers.ray_settings import RaySettings
 
 Number = Annotated[int, Meta(ge=0)]
 Amount = Annotated[float, Meta(ge=0)]
@@ -92,6 +93,7 @@ class PoolSettings:
         False, "decide, record and export how many replicas are wanted, and start and stop none; auto: the fleet's"
     )
     kubernetes: dict[str, Any] = setting({}, "settings of its pods that are not the fleet's")
+    ray: dict[str, Any] = setting({}, "settings of its actors that are not the fleet's")
 
     def __post_init__(self) -> None:
         if self.min > self.max:
@@ -126,6 +128,7 @@ class FleetSettings:
     spend_per_hour: Amount | None = setting(None, "no replica is started beyond it, all pools together")
     advisory: bool = setting(False, "of every pool that does not say: something else starts and stops its replicas")
     kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
+    ray: RaySettings = field(default_factory=RaySettings)
     pools: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def pool_settings(self) -> dict[str, PoolSettings]:

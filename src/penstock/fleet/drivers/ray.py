@@ -1,0 +1,113 @@
+"""Replicas on Ray: each is a detached actor in a placement group of its own, which starts the engine's process.
+
+A placement group is a replica's record: its name says what the replica is, and it stays until the replica is stopped,
+whatever becomes of the actor. So the next controller finds everything by names.
+
+    penstock/FLEET/REPLICA?pool=smollm2&zone=a&capacity=spot
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from urllib.parse import parse_qs, quote, unquote, urlencode
+
+import msgspec
+
+from penstock.core.errors import CapacityRefused
+from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
+from penstock.fleet.drivers.ray_cluster import EngineOrder, GroupView, RayCluster
+from penstock.fleet.policy.observation import CapacityType
+from penstock.fleet.settings import RaySettings
+
+_UNFINISHED_S = 60.0  # a start that nobody goes on with for so long has failed
+_UNKNOWN_DRAIN_S = 60.0  # where a node drains and nobody said until when
+_PLACE = 0.001  # of a resource that marks a place: many replicas share it
+
+
+class RayDriver:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        cluster: RayCluster,
+        fleet: str,
+        secret: str,
+        settings: RaySettings,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster = cluster
+        self._prefix = f"penstock/{quote(fleet, safe='')}/"
+        self._secret = secret
+        self._settings = settings
+        self._clock = clock
+        self._starting: set[str] = set()  # names of groups
+        self._unfinished: dict[str, float] = {}  # groups whose actors have not begun, and since when that is known
+
+    async def start(self, spec: ReplicaSpec) -> None:
+        name, bundle = self._name(spec), self._bundle(spec)
+        server = replace(spec.settings.server, gateway_secret=None)
+        config = msgspec.json.encode(asdict(replace(spec.settings, server=server))).decode()
+        self._starting.add(name)
+        try:
+            if not await self._cluster.create_group(name, bundle, self._settings.place_timeout_s):
+                await self._cluster.remove_group(name)
+                wanted = ", ".join(f"{key} {value:g}" for key, value in bundle.items())
+                raise CapacityRefused(f"Ray has no node with room for {wanted}")
+            await self._cluster.start_engine(name, bundle, EngineOrder(config, self._secret))
+        finally:
+            self._starting.discard(name)
+
+    async def stop(self, replica_id: str, grace_s: float) -> None:
+        for group in (await self._cluster.view(self._own_prefix(replica_id))).groups:
+            if group.actor.is_begun and not group.actor.failure:
+                await self._cluster.stop_engine(group.name, grace_s)
+            await self._cluster.remove_group(group.name)
+
+    async def list(self) -> Sequence[DriverReplica]:
+        view, now = await self._cluster.view(self._prefix), self._clock()
+        idle = [group.name for group in view.groups if not group.actor.is_begun and group.name not in self._starting]
+        self._unfinished = {name: self._unfinished.get(name, now) for name in idle}
+        deadlines = {node: at - now if at else _UNKNOWN_DRAIN_S for node, at in view.draining.items()}
+        return [
+            self._replica(group, deadlines.get(group.node))
+            for group in view.groups
+            if now - self._unfinished.get(group.name, -_UNFINISHED_S) >= _UNFINISHED_S
+        ]
+
+    async def close(self) -> None:
+        await self._cluster.close()
+
+    def _replica(self, group: GroupView, deadline_s: float | None) -> DriverReplica:
+        named, _, described = group.name.removeprefix(self._prefix).partition("?")
+        about = {key: values[0] for key, values in parse_qs(described).items()}
+        return DriverReplica(
+            unquote(named),
+            about.get("pool", ""),
+            group.actor.url,
+            about.get("zone", ""),
+            CapacityType(about.get("capacity", CapacityType.ON_DEMAND)),
+            "its start was never finished" if group.name in self._unfinished else group.actor.failure,
+            deadline_s if deadline_s is None else max(0.0, deadline_s),
+        )
+
+    def _own_prefix(self, replica_id: str) -> str:
+        return f"{self._prefix}{quote(replica_id, safe='')}?"
+
+    def _name(self, spec: ReplicaSpec) -> str:
+        about = {"pool": spec.pool, "zone": spec.zone, "capacity": spec.capacity_type}
+        return self._own_prefix(spec.id) + urlencode({key: value for key, value in about.items() if value})
+
+    def _bundle(self, spec: ReplicaSpec) -> dict[str, float]:
+        """Resources of one replica, all on one node."""
+        cpus, settings = self._settings.cpus, self._settings
+        if cpus is None:
+            cpus = 1.0 if spec.gpus else float(spec.settings.engine.threads or 1)
+        bundle = {"CPU": cpus, "GPU": float(spec.gpus), **settings.resources}
+        if spec.zone:
+            bundle[f"{settings.zone_prefix}{spec.zone}"] = _PLACE
+        if settings.capacity_prefix:
+            bundle[f"{settings.capacity_prefix}{spec.capacity_type}"] = _PLACE
+        return {key: value for key, value in bundle.items() if value}

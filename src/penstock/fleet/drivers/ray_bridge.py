@@ -1,0 +1,187 @@
+"""The process that speaks with Ray: `python -m penstock.fleet.drivers.ray_bridge`, a child of the fleet controller.
+
+Ray's calls block, and a process that is connected to Ray is ended by it when the head is away for a minute. So no
+controller is connected: it writes requests to this process and reads answers, a line of JSON each (`ray_process`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+import msgspec
+import ray
+from ray._private.state import state
+from ray.exceptions import RayActorError
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from penstock.fleet.drivers.ray_actor import ReplicaActor
+from penstock.fleet.drivers.ray_cluster import ActorView, ClusterView, EngineOrder, GroupView
+
+_STATUS_S = 2.0  # for actors to answer; one that is late is taken as it was
+_STOP_S = 15.0  # beyond the grace: for a node that does not answer
+_BEGIN_S = 60.0
+
+
+class Request(msgspec.Struct):
+    id: int
+    method: str
+    arguments: dict[str, Any]
+
+
+class Reply(msgspec.Struct):
+    id: int
+    result: Any = None
+    failure: str = ""
+
+
+class Bridge:
+    """Belongs to many threads: Ray's calls may be made by any."""
+
+    def __init__(self, *, address: str, namespace: str, runtime_env: Mapping[str, Any]) -> None:
+        """Raises what Ray does where it cannot be reached."""
+        ray.init(address=address, namespace=namespace, logging_level=logging.WARNING, log_to_driver=False)
+        self._actor = ray.remote(ReplicaActor)
+        self._runtime_env = dict(runtime_env)
+        self._lock = threading.Lock()
+        self._asked: dict[str, Any] = {}  # references to answers of actors that are late
+        self._views: dict[str, ActorView] = {}  # as last seen
+
+    def create_group(self, *, name: str, bundle: Mapping[str, float], wait_s: float) -> bool:
+        group = _find_group(name)
+        if group is None:
+            group = ray.util.placement_group([dict(bundle)], strategy="STRICT_PACK", name=name, lifetime="detached")
+        return bool(group.wait(wait_s))
+
+    def remove_group(self, *, name: str) -> None:
+        if (group := _find_group(name)) is not None:
+            remove_placement_group(group)
+
+    def start_engine(self, *, name: str, bundle: Mapping[str, float], order: Mapping[str, str]) -> None:
+        told = msgspec.convert(order, EngineOrder)
+        group = _find_group(name)
+        if group is None:
+            raise ValueError(f"there is no placement group {name}")
+        resources = {key: value for key, value in bundle.items() if key not in ("CPU", "GPU")}
+        actor = self._actor.options(
+            name=name,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=0,
+            max_concurrency=4,
+            num_cpus=bundle.get("CPU", 0),
+            num_gpus=bundle.get("GPU", 0),
+            resources=resources or None,
+            runtime_env=self._runtime_env or None,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+        ).remote(name.partition("?")[0].replace("/", "-"))
+        ray.get(actor.begin.remote(told.config, told.secret), timeout=_BEGIN_S)
+
+    def stop_engine(self, *, name: str, grace_s: float) -> None:
+        with contextlib.suppress(ValueError, RayActorError):
+            actor = ray.get_actor(name)
+            ray.wait([actor.stop.remote(grace_s)], timeout=grace_s + _STOP_S)
+
+    def view(self, *, prefix: str) -> ClusterView:
+        placed = {
+            one["name"]: str(next(iter(one["bundles_to_node_id"].values()), "") or "")
+            for one in placement_group_table().values()
+            if one["name"].startswith(prefix) and one["state"] != "REMOVED"
+        }
+        living = set(ray.util.list_named_actors()) & set(placed)
+        with self._lock:
+            self._ask(living)
+            self._views = {name: self._look(name, is_living=name in living) for name in placed}
+            groups = [GroupView(name, node, self._views[name]) for name, node in placed.items()]
+        draining = {node: deadline_ms / 1000 for node, deadline_ms in state.get_draining_nodes().items()}
+        return ClusterView(groups, draining)
+
+    def _ask(self, names: set[str]) -> None:
+        """Asks all of them how they are, but those that have not answered yet."""
+        new = []
+        for name in names - set(self._asked):
+            with contextlib.suppress(ValueError):  # it has ended since
+                self._asked[name] = ray.get_actor(name).status.remote()
+                new.append(self._asked[name])
+        if new:
+            ray.wait(new, num_returns=len(new), timeout=_STATUS_S)
+
+    def _look(self, name: str, *, is_living: bool) -> ActorView:
+        before = self._views.get(name, ActorView())
+        reference = self._asked.get(name)
+        if reference is not None and ray.wait([reference], timeout=0)[0]:
+            del self._asked[name]
+            try:
+                return ActorView(**ray.get(reference))
+            except RayActorError as error:
+                return _ended(before, str(error))
+        if is_living or before.failure:
+            return before
+        return _ended(before, _death_cause(name))
+
+
+def _ended(before: ActorView, why: str) -> ActorView:
+    """An actor that has never been is none that has ended."""
+    return msgspec.structs.replace(before, is_begun=before.is_begun or bool(why), failure=_short(why))
+
+
+def _short(why: str) -> str:
+    """Ray's reports of an end have a line for each of their fields."""
+    return " ".join(why.split())[:500]
+
+
+def _death_cause(name: str) -> str:
+    """Why Ray's actor of this name has ended; empty: there has been none."""
+    for one in state.actor_table(None, actor_state_name="DEAD").values():
+        if one["Name"] == name:
+            return str(one["DeathCause"].actor_died_error_context.error_message) or "Ray ended its actor"
+    return ""
+
+
+def _find_group(name: str) -> PlacementGroup | None:
+    with contextlib.suppress(ValueError):
+        return ray.util.get_placement_group(name)
+    return None
+
+
+def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
+    """Until there are no more requests. The first one is to connect; each other one gets a thread."""
+    lock, encoder = threading.Lock(), msgspec.json.Encoder()
+
+    def answer(request: Request, method: Callable[..., Any]) -> bool:
+        reply = Reply(request.id)
+        try:
+            reply.result = method(**request.arguments)
+        except Exception as error:
+            reply.failure = _short(str(error)) or type(error).__name__
+        with lock:
+            replies.write(encoder.encode(reply) + b"\n")
+            replies.flush()
+        return not reply.failure
+
+    bridge: Bridge | None = None
+
+    def connect(**arguments: Any) -> None:
+        nonlocal bridge
+        bridge = Bridge(**arguments)
+
+    for line in requests:
+        request = msgspec.json.decode(line, type=Request)
+        if bridge is None:
+            if not answer(request, connect):
+                return
+        else:
+            threading.Thread(target=answer, args=(request, getattr(bridge, request.method)), daemon=True).start()
+
+
+if __name__ == "__main__":
+    own = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints is no answer
+    serve(sys.stdin.buffer, own)
+    os._exit(0)
