@@ -10,7 +10,7 @@ PART ?= 1/1
 # Tests start hundreds of processes, and each would compile penstock anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-flaky test-gpu test-thorough check format bench bench-cpu bench-gateway test-peers drills console dist lock clean
+.PHONY: install serve test test-flaky test-gpu test-thorough check format bench bench-cpu bench-gateway test-peers test-ray drills console dist lock clean
 
 install: $(VENV)/.installed
 
@@ -55,6 +55,18 @@ drill-%: $(VENV)/.installed-dev  ## survival, limits, refusals, spike, greedy, p
 test-peers: $(VENV)/.installed-dev  ## real vLLM on a CPU, Triton and Dynamo's mocker as replicas: they are fetched first
 	$(BIN)/python tools/peers/install.py .peers
 	PENSTOCK_PEERS=.peers $(BIN)/python -m pytest tests/peers tests/gateway/replicas/test_engine_poller.py -m slow
+
+test-ray: .ray/.installed  ## the fleet's driver on a real Ray cluster with pretended GPUs: Ray is fetched first
+	.ray/bin/python -m pytest tests/ray -p no:xdist $(ARGS)
+
+# An environment of its own, which sees the other one: Ray brings 60 packages.
+.ray/.installed: $(VENV)/.installed-dev
+	@echo "Installing Ray into .ray: about 400 MB"
+	@$(BIN)/python -m venv .ray
+	@.ray/bin/python tools/pip_progress.py .ray/pip.log install 'ray[default]>=2.60'
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> .ray/lib/$$(ls .ray/lib)/site-packages/penstock.pth
+	@touch $@
 
 console: $(VENV)/.installed  ## the web console's page, from web/ into the package: needs npm, and nobody else does
 	$(BIN)/python tools/console.py

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 import msgspec
-import ray
 from ray._private.state import state
 from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+import ray
 from penstock.fleet.drivers.ray_actor import ReplicaActor
 from penstock.fleet.drivers.ray_cluster import ActorView, ClusterView, EngineOrder, GroupView
 
@@ -97,7 +97,10 @@ class Bridge:
         living = set(ray.util.list_named_actors()) & set(placed)
         with self._lock:
             self._ask(living)
-            self._views = {name: self._look(name, is_living=name in living) for name in placed}
+            for gone in [name for name in self._views if name.startswith(prefix) and name not in placed]:
+                del self._views[gone]
+                self._asked.pop(gone, None)
+            self._views |= {name: self._look(name, is_living=name in living) for name in placed}
             groups = [GroupView(name, node, self._views[name]) for name, node in placed.items()]
         draining = {node: deadline_ms / 1000 for node, deadline_ms in state.get_draining_nodes().items()}
         return ClusterView(groups, draining)

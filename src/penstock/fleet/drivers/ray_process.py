@@ -108,6 +108,9 @@ class RayProcess:
         return msgspec.convert(await self._call("view", {"prefix": prefix}, _CALL_S, is_vital=True), ClusterView)
 
     async def close(self) -> None:
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
         if self._bridge is not None:
             await self._bridge.close()
 
@@ -117,7 +120,7 @@ class RayProcess:
         """`is_vital`: without an answer in time the connection is given up."""
         async with self._opening:
             if self._bridge is None or self._bridge.is_over:
-                await self.close()
+                await self._disconnect()
                 self._bridge = _Bridge(await self._spawn(), self._settings)
             bridge = self._bridge
         try:

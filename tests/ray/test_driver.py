@@ -1,0 +1,199 @@
+"""The driver of Ray, on a fake cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.core.config import build
+from penstock.core.errors import CapacityRefused, ConfigError, PenstockError
+from penstock.core.settings import EngineSettings, ServerSettings, Settings
+from penstock.core.slo import Slo
+from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
+from penstock.fleet.drivers.ray import RayDriver
+from penstock.fleet.drivers.ray_cluster import ActorView
+from penstock.fleet.drivers.ray_process import RayProcess
+from penstock.fleet.policy.observation import CapacityType
+from penstock.fleet.settings import FleetSettings, RaySettings
+from tests.ray.fake_cluster import FakeRayCluster
+
+SECRET = "its secret"
+SETTINGS = Settings("m", EngineSettings(threads=2), ServerSettings(gateway_secret="another"), Slo())
+
+
+class ManualClock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def cluster() -> FakeRayCluster:
+    return FakeRayCluster({"one": {"CPU": 4, "GPU": 2, "zone:a": 1000}, "two": {"CPU": 4, "GPU": 2, "zone:b": 1000}})
+
+
+def driver(cluster: FakeRayCluster, clock: ManualClock, fleet: str = "fleet", **settings: object) -> RayDriver:
+    return RayDriver(cluster, fleet, SECRET, build(RaySettings, settings), clock=clock)
+
+
+def spec(name: str, zone: str = "", **others: object) -> ReplicaSpec:
+    return replace(ReplicaSpec(name, "a/pool", SETTINGS, zone=zone), **others)  # type: ignore[arg-type]
+
+
+async def listed(driver: RayDriver) -> dict[str, DriverReplica]:
+    return {one.id: one for one in await driver.list()}
+
+
+def bundles(cluster: FakeRayCluster) -> list[Mapping[str, float]]:
+    return [one.bundle for one in cluster.groups.values()]
+
+
+async def test_the_next_controller_finds_replicas_as_they_were_started(
+    cluster: FakeRayCluster, clock: ManualClock
+) -> None:
+    first = driver(cluster, clock)
+    await first.start(spec("r", "b", gpus=2, capacity_type=CapacityType.SPOT))
+    await first.start(spec("r", "b", gpus=2, capacity_type=CapacityType.SPOT))
+    await first.close()
+    (found,) = await driver(cluster, clock).list()
+    assert found == DriverReplica("r", "a/pool", "http://two:1", "b", CapacityType.SPOT)
+    assert await driver(cluster, clock, "another fleet").list() == []
+
+
+async def test_the_secret_goes_to_the_actor_alone(cluster: FakeRayCluster, clock: ManualClock) -> None:
+    await driver(cluster, clock).start(spec("r"))
+    ((name, order),) = cluster.orders
+    assert order.secret == SECRET
+    assert SECRET not in name + order.config
+    assert json.loads(order.config)["server"]["gateway_secret"] is None
+
+
+async def test_a_replica_reserves_what_it_needs(cluster: FakeRayCluster, clock: ManualClock) -> None:
+    await driver(cluster, clock).start(spec("cpu"))
+    await driver(cluster, clock).start(spec("gpu", "a", gpus=1))
+    await driver(cluster, clock, cpus=0.5).start(spec("chosen", "b", gpus=1))
+    assert bundles(cluster) == [
+        {"CPU": 2.0},
+        {"CPU": 1.0, "GPU": 1.0, "zone:a": 0.001},
+        {"CPU": 0.5, "GPU": 1.0, "zone:b": 0.001},
+    ]
+    await cluster.add_node({"CPU": 1, "kind:spot": 1, "big": 1})
+    marked = driver(cluster, clock, capacity_prefix="kind:", cpus=1, resources={"big": 1})
+    await marked.start(spec("spot", capacity_type=CapacityType.SPOT))
+    assert bundles(cluster)[-1] == {"CPU": 1.0, "big": 1.0, "kind:spot": 0.001}
+
+
+async def test_capacity_that_is_not_there_is_refused_and_not_waited_for(
+    cluster: FakeRayCluster, clock: ManualClock
+) -> None:
+    found = driver(cluster, clock)
+    await found.start(spec("r", "a", gpus=2))
+    with pytest.raises(CapacityRefused, match=r"no node with room for CPU 1, GPU 1, zone:a 0.001"):
+        await found.start(spec("s", "a", gpus=1))
+    assert [*await listed(found)] == ["r"]
+    assert len(cluster.groups) == 1
+
+
+async def test_a_stop_gives_the_grace_and_frees_the_resources(cluster: FakeRayCluster, clock: ManualClock) -> None:
+    found = driver(cluster, clock)
+    await found.start(spec("r", "a", gpus=2))
+    await found.start(spec("r-2", "b"))
+    await found.stop("r", 7.0)
+    await found.stop("r", 7.0)
+    assert cluster.graces_s == [7.0]
+    assert [*await listed(found)] == ["r-2"]
+    await found.start(spec("s", "a", gpus=2))
+
+
+async def test_a_replica_that_has_ended_is_listed_until_it_is_stopped(
+    cluster: FakeRayCluster, clock: ManualClock
+) -> None:
+    found = driver(cluster, clock)
+    await found.start(spec("r", "a"))
+    await found.start(spec("s", "b"))
+    await cluster.lose_node("two")
+    assert {name: one.failure for name, one in (await listed(found)).items()} == {"r": "", "s": "its node is gone"}
+    await found.stop("s", 5.0)
+    assert cluster.graces_s == []  # nobody is there to be told
+    assert [*await listed(found)] == ["r"]
+
+
+async def test_draining_nodes_become_notices(cluster: FakeRayCluster, clock: ManualClock) -> None:
+    found = driver(cluster, clock)
+    await found.start(spec("r", "a"))
+    await found.start(spec("s", "b"))
+    await cluster.drain_node("two", clock() + 90.0)
+    assert {name: one.deadline_s for name, one in (await listed(found)).items()} == {"r": None, "s": 90.0}
+    clock.advance(100.0)
+    assert (await listed(found))["s"].deadline_s == 0.0
+    await cluster.drain_node("one", 0.0)  # nobody said until when
+    assert (await listed(found))["r"].deadline_s == 60.0
+
+
+async def test_a_start_that_was_broken_off_is_not_listed_until_it_has_failed(
+    cluster: FakeRayCluster, clock: ManualClock
+) -> None:
+    died = driver(cluster, clock)
+    await died.start(spec("r"))
+    (group,) = cluster.groups.values()
+    group.actor = ActorView()  # the controller died before it was told to begin
+    found = driver(cluster, clock)
+    assert await found.list() == []
+    clock.advance(60.0)
+    assert (await listed(found))["r"].failure == "its start was never finished"
+    await found.start(spec("r"))
+    assert (await listed(found))["r"].failure == ""
+
+
+async def test_a_start_under_way_is_listed(cluster: FakeRayCluster, clock: ManualClock) -> None:
+    class Slow(FakeRayCluster):
+        async def start_engine(self, *given: object) -> None:
+            await asyncio.Event().wait()
+
+    slow = Slow(cluster.nodes)
+    found = driver(slow, clock)
+    starting = asyncio.create_task(found.start(spec("r")))
+    while not slow.groups:
+        await asyncio.sleep(0)
+    assert (await listed(found))["r"] == DriverReplica("r", "a/pool")
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    assert await found.list() == []
+
+
+async def test_a_head_that_is_down_fails_the_call_and_nothing_else(cluster: FakeRayCluster, clock: ManualClock) -> None:
+    found = driver(cluster, clock)
+    await found.start(spec("r"))
+    cluster.is_down = True
+    with pytest.raises(PenstockError):
+        await found.list()
+    cluster.is_down = False
+    assert (await listed(found))["r"].failure == ""
+
+
+async def test_a_cluster_that_cannot_be_reached_fails_each_call(tmp_path: Path) -> None:
+    """Where Ray is not installed the child process cannot even begin."""
+    cluster = RayProcess(RaySettings(address="127.0.0.1:1"), tmp_path / "ray.log")
+    for _ in range(2):
+        with pytest.raises(PenstockError, match="Ray"):
+            await cluster.view("penstock/")
+    await cluster.close()
+
+
+def test_a_placement_is_given_up_before_the_call_is() -> None:
+    with pytest.raises(ConfigError, match="place_timeout_s"):
+        build(FleetSettings, {"driver": "ray", "ray": {"place_timeout_s": 30.0}})

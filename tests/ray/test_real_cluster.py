@@ -1,0 +1,73 @@
+"""A real Ray cluster keeps the contract that the fake does; and no engine outlives its actor or raylet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.fleet.drivers.ray_cluster import EngineOrder
+from tests.cli.real_server import write_tiny_model
+from tests.ray.contract import PATIENCE_S, RayClusterContract, until
+from tests.ray.real_cluster import RealRay, RealStage, engine_of, has_ended, real_ray
+from tests.waiting import GIVE_UP_S, eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.drill]
+
+
+@pytest.fixture(scope="module")
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRay]:
+    with real_ray(tmp_path_factory.mktemp("ray")) as found:
+        yield found
+
+
+@pytest.fixture
+async def stage(ray: RealRay, tmp_path: Path) -> AsyncIterator[RealStage]:
+    found = RealStage(ray, tmp_path / "ray.log")
+    yield found
+    await found.close()
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> EngineOrder:
+    model = tmp_path / "model"
+    model.mkdir()
+    write_tiny_model(model)
+    engine = {"load": "dummy", "dtype": "float32", "threads": 1}
+    return EngineOrder(json.dumps({"model": str(model), "engine": engine}), "secret")
+
+
+class TestRealRayCluster(RayClusterContract):
+    """Tests of the contract."""
+
+
+async def test_an_engine_ends_when_its_raylet_is_killed(ray: RealRay, stage: RealStage, order: EngineOrder) -> None:
+    bundle = {"CPU": 1.0, "here": 0.001}
+    node = await stage.add_node({"CPU": 1, "here": 1})
+    assert await stage.create_group("here/r", bundle, GIVE_UP_S)
+    await stage.start_engine("here/r", bundle, order)
+    view = await until(lambda: stage.view("here/"), lambda view: view.groups[0].actor.url)
+    engine = engine_of(view.groups[0].actor.url)
+    processes = [engine, engine.parent(), *engine.children(recursive=True)]
+    ray.kill_raylet(node)
+    eventually(lambda: [one for one in processes if not has_ended(one)], lambda found: not found, within_s=PATIENCE_S)
+    await until(lambda: stage.view("here/"), lambda view: view.groups[0].actor.failure)
+    await stage.remove_group("here/r")
+
+
+async def test_the_secret_is_neither_in_the_engines_arguments_nor_in_what_ray_keeps(
+    ray: RealRay, stage: RealStage, order: EngineOrder, tmp_path: Path
+) -> None:
+    bundle = {"CPU": 1.0, "there": 0.001}
+    await stage.add_node({"CPU": 1, "there": 1})
+    secret = "a-secret-that-nobody-prints"
+    assert await stage.create_group("there/r", bundle, GIVE_UP_S)
+    await stage.start_engine("there/r", bundle, EngineOrder(order.config, secret))
+    view = await until(lambda: stage.view("there/"), lambda view: view.groups[0].actor.url)
+    assert secret not in " ".join(engine_of(view.groups[0].actor.url).cmdline())
+    assert b"there/r" in ray.kept()
+    assert secret.encode() not in ray.kept()
+    assert not [path for path in ray.logs() if secret.encode() in path.read_bytes()]
+    await stage.remove_group("there/r")
