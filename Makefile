@@ -10,7 +10,7 @@ PART ?= 1/1
 # Tests start hundreds of processes, and each would compile penstock anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-flaky test-gpu test-thorough check format bench bench-cpu bench-gateway test-peers test-ray drills console dist lock clean
+.PHONY: install serve test test-flaky test-gpu test-thorough check format bench bench-cpu bench-gateway test-peers test-kubernetes test-ray drills console dist lock clean
 
 install: $(VENV)/.installed
 
@@ -67,6 +67,10 @@ test-ray: .ray/.installed  ## the fleet's driver on a real Ray cluster with pret
 	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> .ray/lib/$$(ls .ray/lib)/site-packages/penstock.pth
 	@touch $@
+
+test-kubernetes: $(VENV)/.installed-dev  ## pods of real processes on a real control plane, as root: it is built first; FILES="tests/kubernetes/test_node_agent.py"
+	$(BIN)/python -m tools.kubernetes.install
+	$(BIN)/python -m pytest -m drill $(or $(FILES),tests/kubernetes)
 
 console: $(VENV)/.installed  ## the web console's page, from web/ into the package: needs npm, and nobody else does
 	$(BIN)/python tools/console.py

@@ -1,0 +1,64 @@
+"""A real control plane with four nodes in two zones, shared by all tests; each test has a namespace of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tools.drills.stand import write_model
+from tools.kubernetes.cluster import Cluster
+from tools.kubernetes.cluster import cluster as open_cluster
+from tools.kubernetes.control_plane import is_possible
+from tools.kubernetes.install import missing
+
+from tests.kubernetes.namespaces import Namespace, until
+
+ZONES = {"east-1": "east", "east-2": "east", "west-1": "west", "west-2": "west"}
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if names := missing():
+        pytest.skip(f"{', '.join(names)} not installed: make test-kubernetes")
+    if not is_possible():
+        pytest.skip("the node agent needs root: namespaces and mounts")
+    with open_cluster(tmp_path_factory.mktemp("kubernetes")) as found:
+        for name, zone in ZONES.items():
+            found.add_node(name, zone)
+        yield found
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a model whose weights are made up."""
+    return write_model(tmp_path_factory.mktemp("models") / "tiny", 1 << 16)
+
+
+@pytest_asyncio.fixture
+async def ns(cluster: Cluster) -> AsyncIterator[Namespace]:
+    """A fresh one; what is in it is deleted afterwards."""
+    async with cluster.api() as api:
+        name = f"test-{next(_numbers)}"
+        await api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+        found = Namespace(api, name)
+
+        async def account() -> bool:
+            return bool((await found.get("ServiceAccount", "default") or {}).get("secrets"))
+
+        await until(account)  # else no pod is admitted
+        yield found
+        await api.delete(f"/api/v1/namespaces/{name}")
+        await until(found.pods, lambda pods: not pods)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    found = getattr(item, "funcargs", {}).get("cluster")
+    if report.when == "call" and report.failed and found is not None:
+        report.sections.append(("logs of the cluster", found.logs()))
+    return report
