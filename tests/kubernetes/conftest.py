@@ -20,12 +20,16 @@ ZONES = {"east-1": "east", "east-2": "east", "west-1": "west", "west-2": "west"}
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def skip_unless_possible() -> None:
     if names := missing():
         pytest.skip(f"{', '.join(names)} not installed: make test-kubernetes")
     if not is_possible():
         pytest.skip("the node agent needs root: namespaces and mounts")
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    skip_unless_possible()
     with open_cluster(tmp_path_factory.mktemp("kubernetes")) as found:
         for name, zone in ZONES.items():
             found.add_node(name, zone)
@@ -59,6 +63,6 @@ async def ns(cluster: Cluster) -> AsyncIterator[Namespace]:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
     found = getattr(item, "funcargs", {}).get("cluster")
-    if report.when == "call" and report.failed and found is not None:
+    if report.when == "call" and report.failed and isinstance(found, Cluster):
         report.sections.append(("logs of the cluster", found.logs()))
     return report

@@ -17,7 +17,7 @@ import ssl
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.waiting import eventually
@@ -51,7 +51,7 @@ class LoopbackNetwork:
 
 
 class ControlPlane:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, api_flags: Sequence[str]) -> None:
         self.directory = directory
         self.network = LoopbackNetwork()
         host = self.network.address(0, 2)
@@ -59,7 +59,7 @@ class ControlPlane:
         self.kubeconfig = directory / "kubeconfig"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._write_files()
-        self._commands = self._make_commands(host)
+        self._commands = self._make_commands(host, api_flags)
 
     def start(self, *parts: str) -> None:
         """Starts these parts, and waits for the API server before those that need it."""
@@ -122,7 +122,7 @@ class ControlPlane:
         }
         self.kubeconfig.write_text(json.dumps(config))  # which is YAML too
 
-    def _make_commands(self, host: str) -> dict[str, list[str]]:
+    def _make_commands(self, host: str, api_flags: Sequence[str]) -> dict[str, list[str]]:
         at = self.directory
         store, peers = f"http://{host}:2379", f"http://{host}:2380"
         client = [f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", f"--cert-dir={at}/certs", "--port=0"]
@@ -150,6 +150,7 @@ class ControlPlane:
                 f"--service-account-signing-key-file={at}/accounts.key",
                 f"--default-not-ready-toleration-seconds={_TOLERATED_S}",
                 f"--default-unreachable-toleration-seconds={_TOLERATED_S}",
+                *api_flags,
             ],
             "kube-controller-manager": [
                 *client,
@@ -178,10 +179,11 @@ def _program(name: str) -> str:
 
 
 @contextlib.contextmanager
-def control_plane(directory: Path) -> Iterator[ControlPlane]:
-    plane = ControlPlane(directory)
+def control_plane(directory: Path, *parts: str, api_flags: Sequence[str] = ()) -> Iterator[ControlPlane]:
+    """`parts`: some of them; all if none is named. `api_flags`: more for the API server."""
+    plane = ControlPlane(directory, api_flags)
     try:
-        plane.start(*PARTS)
+        plane.start(*(parts or PARTS))
         yield plane
     finally:
         plane.close()
