@@ -19,6 +19,7 @@ from penstock.core.settings import Settings, TelemetrySettings
 from penstock.fleet.drivers.kubernetes_settings import KubernetesSettings
 from penstock.fleet.drivers.ray_settings import RaySettings
 from penstock.fleet.settings import FleetSettings, PoolSettings, Schedule, SpotSettings
+from penstock.gateway.endpoint_picker.settings import EndpointPickerSettings
 from penstock.gateway.records.request_log import LogSettings
 from penstock.gateway.settings.gateway import GatewaySettings
 from penstock.observe.catalog import CATALOG, Metric
@@ -68,6 +69,7 @@ def _gateway_settings() -> list[str]:
         "": GatewaySettings,
         "logs.": LogSettings,
         "telemetry.": TelemetrySettings,
+        "endpoint_picker.": EndpointPickerSettings,
         "watch.": WatchSettings,
         "watch.alerts.": AlertSettings,
         "watch.probes.": ProbeSettings,

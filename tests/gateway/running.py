@@ -171,6 +171,7 @@ def running_gateway(
     notes: Notes | None = None,
     clock: ManualClock | LoopClock | None = None,
     tls: ServerTls | None = None,
+    make: Callable[..., Gateway] = Gateway,
 ) -> Iterator[RunningGateway]:
     """In front of `replicas`, or of whatever `pools` name; it waits until all of them are ready."""
     urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
@@ -183,7 +184,7 @@ def running_gateway(
         keys, ledger = KeyRing(), UsageList()
         prices = {name: pool.price for name, pool in pools_of(pools).items()}
         services = TenantServices(keys, LocalLimiter(clock.now), Budgets(), ledger, prices, notes or ForgetfulNotes())
-        gateway = Gateway(routes_of(pools), services, Admission(settings=admission), recorder, clock=clock)
+        gateway = make(routes_of(pools), services, Admission(settings=admission), recorder, clock=clock)
         membership = Membership(gateway.replicas, ReplicaFactory(health, clock), notes.by_replica() if notes else None)
         membership.configure(pools_of(pools))
         server = Server(gateway, clock=clock, gate=gateway)

@@ -31,6 +31,7 @@ from penstock.gateway.app import Gateway
 from penstock.gateway.demand.meter import DemandMeter
 from penstock.gateway.demand.reporter import DemandReporter
 from penstock.gateway.demand.statuses import PoolStatuses
+from penstock.gateway.endpoint_picker.picker import EndpointPicker
 from penstock.gateway.membership.dns import DnsSource
 from penstock.gateway.membership.factory import ReplicaFactory, replicas_of
 from penstock.gateway.membership.kubernetes import KubernetesSource
@@ -96,9 +97,11 @@ async def serve(
     on_open: Callable[[Opened], None] | None = None,
     worker: GatewayWorker | None = None,
     read: Callable[[], GatewaySettings] | None = None,
+    *,
+    picks: bool = False,
 ) -> None:
     """Until a signal ends it. `worker`: one of several processes, with listening sockets from a supervisor. `read`: the
-    settings from their file again, for a reload."""
+    settings from their file again, for a reload. `picks`: it is an Endpoint Picker, and has no public port."""
     log_the_uncaught()
     sys.setswitchinterval(_SWITCH_S)
     models, pushed = settings.pools(), telemetry_of(settings.telemetry, "penstock-gateway")
@@ -126,9 +129,8 @@ async def serve(
             gateway_traces(pushed) as traces,
         ):
             await asyncio.sleep(0)  # what the follower found first is applied
-            _refuse_to_be_open(settings, keys)
             tls = settings.tls()
-            listener = listening_socket(settings.host, settings.port) if worker is None else worker.public_listener()
+            listener = None if picks else _public_listener(settings, keys, worker)
             async with _limiter(settings, url) as limiter:
                 pages = PageGuard(settings.host, settings.allowed_hosts)
                 services = TenantServices(keys, limiter, budgets, ledger, prices, store.adapters, pages)
@@ -137,7 +139,8 @@ async def serve(
                 slos, slack = slos_of(settings.slo, models), slack_of(settings.watch.alerts)
                 admission = Admission(router_of(settings, models), admission_of(settings), slos)
                 headers, resume_wait_s = settings.route_headers, settings.resume_wait_s
-                gateway = Gateway(
+                make = partial(EndpointPicker, settings) if picks else Gateway
+                gateway = make(
                     routes.table, services, admission, recorder, explains=headers, resume_wait_s=resume_wait_s
                 )
                 routes.changed = gateway.use
@@ -179,19 +182,28 @@ async def serve(
                         gate,
                         notice,
                     ):
-                        limits = ClientLimits(max_arriving_bytes=settings.max_arriving_bytes)
-                        server = Server(app, limits, gate=gate)
                         look, num_ready = partial(_look, gateway), partial(_num_ready, gateway)
-                        if worker is not None:
-                            used = sum(not replica.is_draining for replica in gateway.replicas.values())
-                            await worker.warm_up(num_ready, used)
-                            worker.accepts_by(server)
-                        await server.listen(listener, tls=tls)
+                        stop: Callable[[], Awaitable[object]]
+                        if isinstance(gateway, EndpointPicker):
+                            from penstock.gateway.endpoint_picker.server import EndpointPickerServer
+
+                            picker = EndpointPickerServer(gateway)
+                            line, stop = await picker.listen(), picker.stop
+                        else:
+                            assert listener is not None
+                            limits = ClientLimits(max_arriving_bytes=settings.max_arriving_bytes)
+                            server = Server(app, limits, gate=gate)
+                            if worker is not None:
+                                used = sum(not replica.is_draining for replica in gateway.replicas.values())
+                                await worker.warm_up(num_ready, used)
+                                worker.accepts_by(server)
+                            await server.listen(listener, tls=tls)
+                            line, stop = _ready_line(settings, listener, keys), partial(server.stop, _DRAIN_S)
                         again = _reload_on_hangup(configuration, certificates)
-                        told, words = _told_to_end(), [_ready_line(settings, listener, keys), notice]
+                        told, words = _told_to_end(), [line, notice]
                         print(*words, sep="\n", flush=True)
                         async with nullcontext() if worker is None else worker.answering(look, num_ready, again):
-                            if on_open is not None:
+                            if on_open is not None and listener is not None:
                                 on_open(Opened(listener, words, keys.has_had_tenants, num_ready))
                             sd_notify.notify(sd_notify.READY)
                             gc.freeze()
@@ -202,13 +214,18 @@ async def serve(
                             feed.close()  # or its viewers would be waited for
                             if worker is not None:
                                 await worker.hand_over(told)
-                            await server.stop(_DRAIN_S)
+                            await stop()
                 finally:
                     demand.close()
                     names.close()
                     await pods.close()
                     tower.close()
                     gateway.close()
+
+
+def _public_listener(settings: GatewaySettings, keys: KeyRing, worker: GatewayWorker | None) -> socket.socket:
+    _refuse_to_be_open(settings, keys)
+    return listening_socket(settings.host, settings.port) if worker is None else worker.public_listener()
 
 
 def _reload_everywhere(configuration: Configuration, worker: GatewayWorker | None) -> list[str]:

@@ -67,7 +67,8 @@ from penstock.router.request import EdgeRequest
 from penstock.router.routes import Route, RouteTable
 from penstock.router.rules import Facts
 from penstock.router.sticky import session_bucket
-from penstock.tenancy.limits.quota import NOBODY
+from penstock.tenancy.keys import Caller
+from penstock.tenancy.limits.quota import NOBODY, Quota
 from penstock.tenancy.tenants import Tenant
 
 _LARGE_BYTES = 16 << 10  # of a body: to read it, count it and name its blocks is no work worth speaking of
@@ -150,7 +151,7 @@ class Gateway(Subscriber):
 
     def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
         """Answers a request whose body was not read."""
-        surface, request_id = SURFACES[exchange.request.path], f"{self.random.getrandbits(96):024x}"
+        surface, request_id = SURFACES[exchange.request.path], self._new_id()
         refusals.respond(exchange, surface.convention, error, request_id)
         self.recorder.turned_away(request_id, surface.name, error, exchange.request.headers)
 
@@ -158,7 +159,7 @@ class Gateway(Subscriber):
         request = exchange.request
         surface = SURFACES.get(request.path)
         convention = surface.convention if surface is not None else OPENAI
-        request_id = f"{self.random.getrandbits(96):024x}"
+        request_id = self._new_id()
         try:
             if surface is None:
                 headers, now = JSON + id_header(request_id), self.now()
@@ -167,15 +168,16 @@ class Gateway(Subscriber):
             elif request.method != b"POST":
                 raise MethodNotAllowed(f"{request.path.decode(errors='replace')} takes POST")
             else:
-                self._enter(exchange, surface, request_id)
+                self.enter(exchange, surface, request_id, self.services.caller(request.headers))
         except PenstockError as error:
             refusals.respond(exchange, convention, error, request_id)
             if surface is not None:
                 self.recorder.turned_away(request_id, surface.name, error, request.headers)
 
-    def _enter(self, exchange: Exchange, surface: Surface, request_id: str) -> None:
-        """Authenticates a request. One with a large body pays for it before anything is done that grows with it."""
-        caller, body = self.services.caller(exchange.request.headers), exchange.request.body
+    def enter(self, exchange: Exchange, surface: Surface, request_id: str, caller: Caller) -> None:
+        """A caller's request on its way to `begin`. One with a large body pays for it before anything is done that
+        grows with it."""
+        body = exchange.request.body
         arrival = Arrival(request_id, exchange, surface, caller, self._accesses.of(caller.tenant))
         quota = arrival.access.quota
         if quota is None or len(body) <= _LARGE_BYTES:
@@ -328,7 +330,22 @@ class Gateway(Subscriber):
         chain = None
         if route.fallbacks:
             chain = Chain(self.routes, self.pools, self.admission, self.clock, routed, access.models, size.output)
-        ProxiedRequest(self._proxy, routed, request, size, body, access.quota, chain).begin()
+        self.begin(routed, request, size, body, access.quota, chain)
+
+    def begin(
+        self,
+        routed: RoutedRequest,
+        request: EdgeRequest,
+        size: Size,
+        body: bytes,
+        quota: Quota | None,
+        chain: Chain | None,
+    ) -> None:
+        """Hands a request over that all is known of: to the proxy. `body`: as its replicas are sent it."""
+        ProxiedRequest(self._proxy, routed, request, size, body, quota, chain).begin()
+
+    def _new_id(self) -> str:
+        return f"{self.random.getrandbits(96):024x}"
 
     def _models(self, exchange: Exchange) -> list[ModelCard]:
         """The models that whoever asks may use."""

@@ -28,6 +28,7 @@ from penstock.core.config import build, within
 from penstock.core.errors import ConfigError
 from penstock.core.settings import TelemetrySettings, setting
 from penstock.core.slo import Seconds, Slo
+from penstock.gateway.endpoint_picker.settings import EndpointPickerSettings
 from penstock.gateway.proxy.cache_salt import KEY_BYTES, CacheSalts, key_in
 from penstock.gateway.proxy.stranded import WAIT_S
 from penstock.gateway.records.request_log import LogSettings
@@ -152,6 +153,7 @@ class GatewaySettings:
     )
     dns: DnsSettings = field(default_factory=DnsSettings)
     kubernetes: ClusterSettings = field(default_factory=ClusterSettings)
+    endpoint_picker: EndpointPickerSettings = field(default_factory=EndpointPickerSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
