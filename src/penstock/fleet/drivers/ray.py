@@ -18,8 +18,9 @@ import msgspec
 from penstock.core.errors import CapacityRefused
 from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
 from penstock.fleet.drivers.ray_cluster import EngineOrder, GroupView, RayCluster
+from penstock.fleet.drivers.ray_settings import RaySettings
 from penstock.fleet.policy.observation import CapacityType
-from penstock.fleet.settings import RaySettings
+from penstock.fleet.settings import FleetSettings
 
 _UNFINISHED_S = 60.0  # a start that nobody goes on with for so long has failed
 _UNKNOWN_DRAIN_S = 60.0  # where a node drains and nobody said until when
@@ -31,32 +32,32 @@ class RayDriver:
 
     def __init__(
         self,
+        settings: FleetSettings,
         cluster: RayCluster,
-        fleet: str,
         secret: str,
-        settings: RaySettings,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self._settings = settings.ray
+        self._pools = settings.pool_settings()
+        self._prefix = f"penstock/{quote(settings.name, safe='')}/"
         self._cluster = cluster
-        self._prefix = f"penstock/{quote(fleet, safe='')}/"
         self._secret = secret
-        self._settings = settings
         self._clock = clock
         self._starting: set[str] = set()  # names of groups
         self._unfinished: dict[str, float] = {}  # groups whose actors have not begun, and since when that is known
 
     async def start(self, spec: ReplicaSpec) -> None:
-        name, bundle = self._name(spec), self._bundle(spec)
-        server = replace(spec.settings.server, gateway_secret=None)
-        config = msgspec.json.encode(asdict(replace(spec.settings, server=server))).decode()
+        settings = self._settings_of(spec.pool)
+        name, bundle = self._name(spec), _bundle(spec, settings)
+        order = EngineOrder(_config(spec, int(bundle.get("CPU", 0))), self._secret, settings.runtime_env)
         self._starting.add(name)
         try:
-            if not await self._cluster.create_group(name, bundle, self._settings.place_timeout_s):
+            if not await self._cluster.create_group(name, bundle, settings.place_timeout_s):
                 await self._cluster.remove_group(name)
                 wanted = ", ".join(f"{key} {value:g}" for key, value in bundle.items())
                 raise CapacityRefused(f"Ray has no node with room for {wanted}")
-            await self._cluster.start_engine(name, bundle, EngineOrder(config, self._secret))
+            await self._cluster.start_engine(name, bundle, order)
         finally:
             self._starting.discard(name)
 
@@ -93,6 +94,10 @@ class RayDriver:
             deadline_s if deadline_s is None else max(0.0, deadline_s),
         )
 
+    def _settings_of(self, pool: str) -> RaySettings:
+        found = self._pools.get(pool)
+        return self._settings.of_pool(pool, found.ray) if found is not None else self._settings
+
     def _own_prefix(self, replica_id: str) -> str:
         return f"{self._prefix}{quote(replica_id, safe='')}?"
 
@@ -100,14 +105,23 @@ class RayDriver:
         about = {"pool": spec.pool, "zone": spec.zone, "capacity": spec.capacity_type}
         return self._own_prefix(spec.id) + urlencode({key: value for key, value in about.items() if value})
 
-    def _bundle(self, spec: ReplicaSpec) -> dict[str, float]:
-        """Resources of one replica, all on one node."""
-        cpus, settings = self._settings.cpus, self._settings
-        if cpus is None:
-            cpus = 1.0 if spec.gpus else float(spec.settings.engine.threads or 1)
-        bundle = {"CPU": cpus, "GPU": float(spec.gpus), **settings.resources}
-        if spec.zone:
-            bundle[f"{settings.zone_prefix}{spec.zone}"] = _PLACE
-        if settings.capacity_prefix:
-            bundle[f"{settings.capacity_prefix}{spec.capacity_type}"] = _PLACE
-        return {key: value for key, value in bundle.items() if value}
+
+def _bundle(spec: ReplicaSpec, settings: RaySettings) -> dict[str, float]:
+    """Resources of one replica, all on one node."""
+    cpus = settings.cpus
+    if cpus is None:
+        cpus = 1.0 if spec.gpus else float(spec.settings.engine.threads or 1)
+    bundle = {"CPU": cpus, "GPU": float(spec.gpus), **settings.resources}
+    if spec.zone:
+        bundle[f"{settings.zone_prefix}{spec.zone}"] = _PLACE
+    if settings.capacity_prefix:
+        bundle[f"{settings.capacity_prefix}{spec.capacity_type}"] = _PLACE
+    return {key: value for key, value in bundle.items() if value}
+
+
+def _config(spec: ReplicaSpec, num_cpus: int) -> str:
+    """Settings of the replica. An engine on CPUs has as many threads as it reserves, unless the pool says how many."""
+    engine, server = spec.settings.engine, replace(spec.settings.server, gateway_secret=None)
+    if engine.threads is None and not spec.gpus:
+        engine = replace(engine, threads=max(1, num_cpus))
+    return msgspec.json.encode(asdict(replace(spec.settings, engine=engine, server=server))).decode()

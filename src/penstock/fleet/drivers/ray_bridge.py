@@ -44,11 +44,10 @@ class Reply(msgspec.Struct):
 class Bridge:
     """Belongs to many threads: Ray's calls may be made by any."""
 
-    def __init__(self, *, address: str, namespace: str, runtime_env: Mapping[str, Any]) -> None:
+    def __init__(self, *, address: str, namespace: str) -> None:
         """Raises what Ray does where it cannot be reached."""
         ray.init(address=address, namespace=namespace, logging_level=logging.WARNING, log_to_driver=False)
         self._actor = ray.remote(ReplicaActor)
-        self._runtime_env = dict(runtime_env)
         self._lock = threading.Lock()
         self._asked: dict[str, Any] = {}  # references to answers of actors that are late
         self._views: dict[str, ActorView] = {}  # as last seen
@@ -63,7 +62,7 @@ class Bridge:
         if (group := _find_group(name)) is not None:
             remove_placement_group(group)
 
-    def start_engine(self, *, name: str, bundle: Mapping[str, float], order: Mapping[str, str]) -> None:
+    def start_engine(self, *, name: str, bundle: Mapping[str, float], order: Mapping[str, Any]) -> None:
         told = msgspec.convert(order, EngineOrder)
         group = _find_group(name)
         if group is None:
@@ -78,7 +77,7 @@ class Bridge:
             num_cpus=bundle.get("CPU", 0),
             num_gpus=bundle.get("GPU", 0),
             resources=resources or None,
-            runtime_env=self._runtime_env or None,
+            runtime_env=dict(told.runtime_env) or None,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
         ).remote(name.partition("?")[0].replace("/", "-"))
         ray.get(actor.begin.remote(told.config, told.secret), timeout=_BEGIN_S)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -16,6 +16,7 @@ class EngineOrder(msgspec.Struct, frozen=True):
 
     config: str  # settings of the replica, as JSON
     secret: str
+    runtime_env: Mapping[str, Any] = {}  # as Ray has it
 
 
 class ActorView(msgspec.Struct, frozen=True):
@@ -38,7 +39,7 @@ class ClusterView(msgspec.Struct, frozen=True):
 
 
 class RayCluster(Protocol):
-    """Every call raises PenstockError or OSError where Ray does not answer. Group and actor have the same name."""
+    """Every call raises OrchestratorError where Ray refuses or does not answer. Group and actor have the same name."""
 
     async def create_group(self, name: str, bundle: Mapping[str, float], wait_s: float) -> bool:
         """Reserves resources on one node, unless that was done before. False: there was no room for so long."""

@@ -16,10 +16,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.errors import EngineUnavailable
+from penstock.core.errors import OrchestratorError
 from penstock.core.private_files import make_private, open_private
 from penstock.fleet.drivers.ray_cluster import ClusterView, EngineOrder
-from penstock.fleet.settings import RaySettings
 
 _MAX_LINE = 1 << 26
 _CONNECT_S = 60.0
@@ -30,13 +29,13 @@ _START_S = 60.0  # for an actor: an interpreter that imports Ray
 class _Bridge:
     """One child process, connected to Ray or about to be."""
 
-    def __init__(self, process: asyncio.subprocess.Process, settings: RaySettings) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, address: str, namespace: str) -> None:
         self._process = process
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._reading = asyncio.create_task(self._read())
         self.is_over = False
-        connect = {"address": settings.address, "namespace": settings.namespace, "runtime_env": settings.runtime_env}
+        connect = {"address": address, "namespace": namespace}
         self._connecting = asyncio.create_task(self._ask("connect", connect, _CONNECT_S))
 
     async def call(self, method: str, arguments: Mapping[str, Any], timeout_s: float) -> Any:
@@ -62,13 +61,13 @@ class _Bridge:
             if answer is None or answer.done():
                 continue
             if reply["failure"]:
-                answer.set_exception(EngineUnavailable(f"Ray: {reply['failure']}"))
+                answer.set_exception(OrchestratorError(f"Ray: {reply['failure']}"))
             else:
                 answer.set_result(reply["result"])
         self.is_over = True
         for answer in self._waiting.values():
             if not answer.done():
-                answer.set_exception(EngineUnavailable("the connection to Ray has ended"))
+                answer.set_exception(OrchestratorError("the connection to Ray has ended", reason="Unreachable"))
         await self._process.wait()
 
     def kill(self) -> None:
@@ -84,9 +83,10 @@ class _Bridge:
 class RayProcess:
     """Belongs to the event loop."""
 
-    def __init__(self, settings: RaySettings, log_path: Path) -> None:
+    def __init__(self, address: str, namespace: str, log_path: Path) -> None:
         """`log_path`: what Ray's library writes."""
-        self._settings = settings
+        self._address = address
+        self._namespace = namespace
         self._log_path = log_path
         self._bridge: _Bridge | None = None
         self._opening = asyncio.Lock()
@@ -121,14 +121,14 @@ class RayProcess:
         async with self._opening:
             if self._bridge is None or self._bridge.is_over:
                 await self._disconnect()
-                self._bridge = _Bridge(await self._spawn(), self._settings)
+                self._bridge = _Bridge(await self._spawn(), self._address, self._namespace)
             bridge = self._bridge
         try:
             return await bridge.call(method, arguments, timeout_s)
         except TimeoutError:
             if is_vital:
                 bridge.kill()
-            raise EngineUnavailable(f"Ray did not answer within {timeout_s:g} s") from None
+            raise OrchestratorError(f"Ray did not answer within {timeout_s:g} s", reason="Unreachable") from None
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         make_private(self._log_path.parent)
