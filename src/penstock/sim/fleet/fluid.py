@@ -54,7 +54,7 @@ def run_fluid(
         active = pool.counts[ReplicaState.ACTIVE]
         arrivals, prompt, output = seen.arrivals[second], prompts[second], outputs[second]
         tick = serving.tick(arrivals, prompt, output, active)
-        ttfts.append(tick.ttft_s)
+        ttfts.append(tick.ttft_s + tick.rest_p95_s)
         started.append(tick.started)
         bands = policy.observe(now + 1, arrivals)
         forecast = (bands[0].p50, bands[0].p90) if bands else None

@@ -3,6 +3,7 @@
 A replica is the simulator's `Profile`: its step's roofline, its chunk size, its places. In steps that are full of
 prompts a replica completes so many of them a second; fewer come through where no place is free for their decodes. A
 step's time is everybody's time per token, and outputs are geometrically distributed, so that decodes end at a rate.
+Prompts are exponentially distributed: one that is longer than a chunk is the later for it, however idle its replica.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from penstock.sim.profile import Profile
 
 _STEPS_TO_FIRST = 5.0  # steps of a first token that does not wait: the one under way, its own, one ahead of both
 _GATEWAY_QUEUE = 512  # requests that a gateway lets wait; see `admission.settings`
+_P95 = 0.95
 _TPOT_BLUR = 0.1  # of the TPOT objective: around it, the share of requests that keep it falls from one to nothing
 
 
@@ -37,6 +39,20 @@ class Tick(NamedTuple):
     started: float  # requests whose prompts were computed
     ttft_s: float  # of one that comes at the end of it
     step_s: float
+    rest_p95_s: float = 0.0  # what a long prompt's chunks after the first add to its TTFT
+
+
+class _Rest(NamedTuple):
+    """Time of a prompt's chunks after its first, where prompts are exponentially distributed."""
+
+    share: float  # of prompts that have more than one
+    mean_s: float  # of those
+
+    def share_over(self, seconds: float) -> float:
+        return self.share * math.exp(-seconds / self.mean_s)
+
+    def quantile_s(self, quantile: float) -> float:
+        return max(0.0, self.mean_s * math.log(max(1e-9, self.share) / (1 - quantile)))
 
 
 class Serving:
@@ -111,10 +127,11 @@ class Serving:
         self.queued -= shed
         first_s = _STEPS_TO_FIRST * step_s
         self.prefilling = started * first_s
-        in_time = self._in_time(queued, arrivals, speed, (self.slo.ttft_s - first_s) * speed)
+        rest = _Rest(math.exp(-tokens / prompt_tokens), prompt_tokens / tokens * full_s)
+        in_time = self._in_time(queued / speed, self.queued / speed, self.slo.ttft_s - first_s, rest)
         kept = arrivals * in_time * self._tpot_share()
         in_slo = min(kept, arrivals - shed) if shed < arrivals else 0.0
-        return Tick(in_slo, shed, started, first_s + self.queued / speed, step_s)
+        return Tick(in_slo, shed, started, first_s + self.queued / speed, step_s, rest.quantile_s(_P95))
 
     def _hold(self, arrivals: float) -> Tick:
         self.queued += arrivals
@@ -130,13 +147,14 @@ class Serving:
         return min(1.0, max(0.0, 0.5 - over / (2 * _TPOT_BLUR)))
 
     @staticmethod
-    def _in_time(queued: float, arrivals: float, speed: float, most: float) -> float:
-        """Share of a second's arrivals that find at most so many before them; the queue grows or shrinks evenly."""
-        if arrivals > speed:
-            return min(1.0, max(0.0, (most - queued) / (arrivals - speed)))
-        if queued <= most:
-            return 1.0
-        return min(1.0, max(0.0, 1 - (queued - most) / (speed - arrivals))) if speed > arrivals else 0.0
+    def _in_time(first_s: float, last_s: float, most_s: float, rest: _Rest) -> float:
+        """Share of a second's arrivals whose wait and whose own prompt take at most so long. Waits grow or shrink
+        evenly from the first's to the last's."""
+        slack_s = sorted((max(0.0, most_s - first_s), max(0.0, most_s - last_s)))
+        if (spread_s := abs(last_s - first_s)) < 1e-9:
+            return 1 - rest.share_over(slack_s[0]) if most_s >= first_s else 0.0
+        late_s = rest.mean_s * (rest.share_over(slack_s[0]) - rest.share_over(slack_s[1]))
+        return max(0.0, slack_s[1] - slack_s[0] - late_s) / spread_s
 
     @property
     def in_flight(self) -> float:
