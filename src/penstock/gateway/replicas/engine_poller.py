@@ -84,6 +84,7 @@ class EnginePoller:
         self._replica = replica
         self._changed = changed
         self._poll_every_s = min(max(poll_every_s, MIN_POLL_S), STALE_AFTER_S / 2)
+        self._stale_after_s = replica.health.settings.stale_after_s
         self._metrics = metrics
         self._is_plain = is_plain
         self._others: dict[int, Upstream] = {}  # by port
@@ -236,12 +237,12 @@ class EnginePoller:
         said = await self._read(document)
         if said is not None:
             self._hear(dialect, self._facts | said, sent_at)
-        elif sent_at - self._said.taken_at > STALE_AFTER_S:
+        elif sent_at - self._said.taken_at > self._stale_after_s:
             # It answers its health path, so it is of use: the last of all, and as busy as it last was.
             self._replica.heard(replace(self._said, state=ReplicaState.DEGRADED, taken_at=sent_at - GONE_AFTER_S / 2))
 
     async def _read(self, document: Document) -> dict[Signal, float] | None:
-        answer = await self._ask(document.path, self._upstream(document), timeout_s=STALE_AFTER_S)
+        answer = await self._ask(document.path, self._upstream(document), timeout_s=self._stale_after_s)
         if isinstance(answer, Failure) or answer.status != 200:
             if isinstance(answer, Failure) and answer.kind in _REFUSED:
                 self._is_doubted.set()
@@ -268,9 +269,10 @@ class EnginePoller:
     def _snapshot(self, dialect: Dialect, values: reading.Values, sent_at: float | None) -> ReplicaSnapshot:
         replica, before = self._replica, self._lately.before(values, self._clock.now())
         replica.prefill_speed = reading.prefill_rate(values, before)
-        return reading.snapshot(
+        said = reading.snapshot(
             dialect, values, before, id=replica.id, url=replica.url, model=replica.model, taken_at=sent_at
         )
+        return replace(said, stale_after_s=self._stale_after_s)
 
     def _measured(self, values: reading.Values, snapshot: ReplicaSnapshot) -> EngineMeasurements:
         """For the watchdog, which is more patient with one that has computed nothing yet."""
