@@ -1,15 +1,8 @@
-import random
 from collections.abc import Iterator
 
 import pytest
 
 from tests.server.replica import Replica, serving
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    """Requests without a seed get one from here, and with some the fake model ends its answer after a token or two."""
-    random.seed(0)
 
 
 @pytest.fixture(scope="package")

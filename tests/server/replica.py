@@ -46,6 +46,7 @@ NAME = "small"
 CHAT = """{% for message in messages %}<s>{{ message.role }}: {{ message.content }}</s>{% endfor %}
 {%- if add_generation_prompt %}<s>assistant: {% endif %}"""
 EOS = 2
+SEED = 1  # of requests that have none: with one that is drawn the fake model ends an answer where it likes
 
 Message = dict[str, str]
 
@@ -213,6 +214,7 @@ def serving(
         embeds=True,
     )
     app = ReplicaApp(engine, recorder, clock, settings or ServerSettings())
+    app.trust.draw_seed = lambda: SEED
     app.open(model)
     front: list[Any] = [app]
 

@@ -1,11 +1,13 @@
 """What an application does with the official client, checked against what the fake model must say."""
 
 import math
+from itertools import count
 from typing import Any
 
 import openai
 import pytest
 
+from penstock.server.gateway_headers import GatewayTrust
 from tests.server.replica import EOS, NAME, Replica
 from tests.waiting import eventually
 
@@ -128,9 +130,12 @@ def test_n_choices_have_seeds_of_their_own(replica: Replica, stream: bool) -> No
     assert texts == {i: replica.answer(CONVERSATION, 8, seed=40 + i) for i in range(3)}
 
 
-def test_without_a_seed_answers_differ(replica: Replica) -> None:
-    texts = {replica.openai.completions.create(model=NAME, prompt="seed").choices[0].text for _ in range(3)}
-    assert len(texts) == 3
+def test_without_a_seed_answers_differ(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert GatewayTrust(None).draw_seed() != GatewayTrust(None).draw_seed()  # of 63 random bits
+    monkeypatch.setattr(replica.app.trust, "draw_seed", count(5).__next__)
+    texts = [replica.openai.completions.create(model=NAME, prompt="seed").choices[0].text for _ in range(3)]
+    assert texts == [replica.answer("seed", 16, seed=5 + number) for number in range(3)]
+    assert len(set(texts)) == 3
 
 
 def test_a_list_of_prompts_is_answered_in_order(replica: Replica) -> None:

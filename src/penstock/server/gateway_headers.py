@@ -12,6 +12,7 @@ import ipaddress
 import random
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.api import relay
@@ -41,6 +42,7 @@ class GatewayTrust:
         self._secret = secret or None
         self._metrics_token = metrics_token or None
         self._pages = pages or PageGuard()
+        self.draw_seed: Callable[[], int] = lambda: random.getrandbits(63)  # for a request that has none
 
     @property
     def has_secret(self) -> bool:
@@ -75,19 +77,26 @@ class GatewayTrust:
         mode, namespace, mark, tenant = (request.headers.get(name) for name in named)
         is_whole = relay.WHOLE_HEADER in request.headers
         if mode is None and namespace is None and mark is None and tenant is None and not is_whole:
-            return GatewayHeaders(body, new_origin())
+            return GatewayHeaders(body, self._new_origin())
         self.check(request)
         namespace = namespace or ""
         tenancy = relay.read_tenant(tenant) if tenant is not None else relay.Tenancy(namespace)
         if mode is None or mode == relay.STREAM:
             is_relayed = mode is not None
             return GatewayHeaders(
-                body, new_origin(), True, is_relayed, is_whole, namespace=namespace, watermark=mark, tenancy=tenancy
+                body,
+                self._new_origin(),
+                True,
+                is_relayed,
+                is_whole,
+                namespace=namespace,
+                watermark=mark,
+                tenancy=tenancy,
             )
         if mode != relay.ENVELOPE:
             raise InvalidRequest(f"{relay.HEADER}: expected '{relay.STREAM}' or '{relay.ENVELOPE}'")
         envelope = relay.open_envelope(body)
-        origin = envelope.resume.origin if envelope.resume else new_origin()
+        origin = envelope.resume.origin if envelope.resume else self._new_origin()
         return GatewayHeaders(
             bytes(envelope.request),
             origin,
@@ -101,6 +110,9 @@ class GatewayTrust:
             tenancy,
         )
 
+    def _new_origin(self) -> relay.Origin:
+        return relay.Origin(id=uuid.uuid4().hex, created=int(time.time()), seed=self.draw_seed())
+
 
 def _bearer(request: Request) -> str:
     offered = request.headers.get("authorization", "")
@@ -109,10 +121,6 @@ def _bearer(request: Request) -> str:
 
 def _is_same(offered: str, secret: str) -> bool:
     return hmac.compare_digest(offered.encode(), secret.encode())
-
-
-def new_origin() -> relay.Origin:
-    return relay.Origin(id=uuid.uuid4().hex, created=int(time.time()), seed=random.getrandbits(63))
 
 
 def _is_loopback(address: str | None) -> bool:
