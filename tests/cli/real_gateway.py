@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tools.drills.stand import PATIENT
 
 from tests.server.replica import Replica
 from tests.waiting import eventually
@@ -59,6 +60,10 @@ class RealGateway:
         is_json = answer.headers.get("content-type") == "application/json"
         return answer.status, json.loads(content) if content and is_json else content
 
+    def knows(self, key: str) -> bool:
+        """Whether a tenant's key works and no other does: until it hears of the first tenant it is open to any."""
+        return [self.ask("GET", "/v1/models", key=one)[0] for one in ("none", key)] == [401, 200]
+
     def num_ready(self) -> int:
         """The replicas that requests can go to by now. `/ready` says only that there is one."""
         status, metrics = self.ask("GET", "/metrics", url=self.admin_url)
@@ -91,7 +96,7 @@ def real_gateway(
     number = len(list(directory.glob("*.yaml")))
     config, log = directory / f"{number}.yaml", directory / f"{number}.log"
     models = {"small": {"replicas": urls, "price": price or {}}}
-    config.write_text(yaml.safe_dump({"port": 0, "store": store, "models": models, **settings}))
+    config.write_text(yaml.safe_dump({"port": 0, "store": store, "models": models, **PATIENT, **settings}))
     with log.open("w") as complaints:
         process = subprocess.Popen(
             [sys.executable, "-m", "penstock.cli.main", "gateway", "--config", str(config), "--log-level", level],

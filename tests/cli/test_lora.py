@@ -11,7 +11,7 @@ from typing import Any
 
 import openai
 import pytest
-from tools.drills.stand import MODEL, Process, stand
+from tools.drills.stand import MODEL, PATIENT, Process, stand
 
 from penstock.hub.resolve import describe
 from tests.model.lora import write_adapter
@@ -53,7 +53,7 @@ def test_adapters_follow_the_configuration_and_those_of_hands_are_learned(tmp_pa
         nothing = place.tenant("nothing")
 
         def configured(**adapters: str) -> dict[str, Any]:
-            return {"models": {MODEL: {"replicas": [one.url, other.url], "adapters": adapters}}}
+            return {"models": {MODEL: {"replicas": [one.url, other.url], "adapters": adapters}}, **PATIENT}
 
         def loaded(first: set[str], second: set[str]) -> None:
             eventually(lambda: (adapters_of(one), adapters_of(other)), lambda found: found == (first, second))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 from tools.drills import pressure, slow_provider
-from tools.drills.stand import Process, Stand, stand
+from tools.drills.stand import PATIENT, Process, Stand, stand
 
 from tests.gateway.provider import providing
 
@@ -24,7 +24,7 @@ class Place(NamedTuple):
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with stand(tmp_path_factory.mktemp("pressure"), context=pressure.CONTEXT) as found:
         under = pressure.UnderPressure(found)
-        yield Place(found, under, found.gateway(under.replica, **pressure.GATEWAY))
+        yield Place(found, under, found.gateway(under.replica, **PATIENT))
 
 
 def check(report: pressure.Report) -> None:

@@ -9,18 +9,16 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
-from tools.drills.stand import MODEL, Process, stand
+from tools.drills.stand import MODEL, PATIENT, Process, stand
 
 from tests.sdk import Unverified
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
-PATIENT: Any = {"health": {"hung_after_s": 600, "silent_after_s": 60}}  # engines that are stopped are not hung
 PREFIXES = [f"{name} " + "the words of a long beginning that many questions share " * 30 for name in "abcdefgh"]
 
 
@@ -48,15 +46,9 @@ def post(server: Process, content: str, max_tokens: int = 1) -> tuple[Mapping[st
 def ask(gateway: Process, prefix: str, question: str) -> tuple[str, int]:
     """Where it was answered, and how many tokens were there already. It is asked when the gateway has heard that no
     replica works: one that computes a prompt is spared another."""
-    eventually(lambda: work(gateway), lambda found: not any(found))
+    eventually(gateway.known_work, lambda found: not any(found))
     headers, cached = post(gateway, prefix + question, max_tokens=2)
     return headers["x-penstock-replica"], cached
-
-
-def work(gateway: Process) -> list[int]:
-    """What the gateway believes that its replicas do."""
-    names = ("in_flight", "running", "waiting", "prefill_tokens")
-    return [one[name] for one in gateway.get("/admin/v1/replicas")["replicas"] for name in names]
 
 
 def is_exact(route: str) -> bool:

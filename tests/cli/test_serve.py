@@ -199,7 +199,7 @@ def test_when_the_engine_is_killed_clients_hear_of_it_and_the_server_recovers(ti
 
 
 def test_a_stop_signal_to_the_whole_group_lets_running_streams_finish(tiny_model: Path) -> None:
-    with tiny_server(tiny_model) as server:
+    with tiny_server(tiny_model, "--drain-timeout", "600") as server:
         engine = server.engine_process()
         stream = iter(long_stream(server, max_tokens=3000))
         next(stream)

@@ -29,7 +29,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from tests.waiting import eventually
 from tools.drills.call import Call, begin, post
-from tools.drills.stand import MODEL, Process, Stand, stand
+from tools.drills.stand import MODEL, PATIENT, Process, Stand, stand
 from tools.drills.survival import fault
 
 CONTEXT = 8192
@@ -39,10 +39,6 @@ MAX_BYTES = 128 << 20  # more than on the quiet day: what a step takes and what 
 CHAT = 30  # tokens of a short prompt
 QUIET = 8  # streams at a time, on a quiet day
 LATE = 150  # requests that come when all places are taken
-GATEWAY = {  # nobody is late or takes the replica for hung, however slow the machine is
-    "max_wait_s": {"interactive": 600, "standard": 600},
-    "health": {"hung_after_s": 600, "silent_after_s": 60},
-}
 _GIVE_UP_S = 600.0  # whoever waits for longer waits for ever
 _FLUSH_STEPS = 64  # after so many the step log reaches its file
 _FIRST_WORD, _LAST_WORD = 10, 500  # ids of plain tokens
@@ -142,7 +138,8 @@ async def drill(
     replica = under.replica
     expected = await under.quiet_answers(bodies, at_once)
     await asyncio.to_thread(eventually, lambda: held(replica), lambda found: not found)
-    await asyncio.to_thread(eventually, lambda: known_work(door, replica), lambda found: not any(found))
+    if door is not replica:
+        await asyncio.to_thread(eventually, door.known_work, lambda found: not any(found))
     report = Report(len(bodies))
     num_steps = len(await under.steps())
     before, memory_bytes = metrics(replica), memory(replica)
@@ -186,14 +183,6 @@ async def all_there(door: Process, calls: Sequence[Call]) -> None:
         await asyncio.sleep(0.01)
 
 
-def known_work(door: Process, replica: Process) -> list[int]:
-    """What a gateway believes that the replica still does."""
-    if door is replica:
-        return []
-    (seen,) = door.get("/admin/v1/replicas")["replicas"]
-    return [seen[name] for name in ("in_flight", "running", "waiting", "kv_active_tokens")]
-
-
 def samples(process: Process) -> list[Sample]:
     with urllib.request.urlopen(f"{process.url}/metrics", timeout=60) as answer:
         return [one for family in text_string_to_metric_families(answer.read().decode()) for one in family.samples]
@@ -232,7 +221,7 @@ def show(name: str, report: Report) -> None:
 async def run(place: Stand, num_long: int, num_decodes: int) -> bool:
     under = await asyncio.to_thread(UnderPressure, place)
     replica = under.replica
-    gateway = place.gateway(replica, **GATEWAY)
+    gateway = place.gateway(replica, **PATIENT)
     print(f"{'':8} {'streams':>8} {'right':>6} {'fullest':>8} {'preempted':>10} {'refused':>8} {'memory':>11} left")
     found = []
     for name, door, bodies, num_late in (

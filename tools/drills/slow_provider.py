@@ -22,7 +22,7 @@ from tests.gateway.provider import Provider, providing
 from tests.waiting import eventually
 from tools.drills.call import Call, ask, begin, post
 from tools.drills.spike import p
-from tools.drills.stand import MODEL, Process, Stand, stand
+from tools.drills.stand import MODEL, PATIENT, Process, Stand, stand
 
 SLOW_AFTER_S = 0.5
 _GIVE_UP_S = 600.0  # whoever waits for longer waits for ever
@@ -79,8 +79,10 @@ async def drill(gateway: Process, provider: Provider, count: int) -> Report:
         eventually, lambda: (provider.num_left, len(provider.asked)), lambda seen: seen[0] == seen[1]
     )
     report.num_given_up = provider.num_left
-    again = await ask(gateway.port, asked(OUTSIDE, 0))
-    if said(again) != provider.says or "x-penstock-fallback" in again.headers:
+    async with asyncio.timeout(_GIVE_UP_S):  # the provider is asked again once it is quick, as this machine lets it be
+        while "x-penstock-fallback" in (again := await ask(gateway.port, asked(OUTSIDE, 0))).headers:
+            pass
+    if said(again) != provider.says:
         report.wrong.append(f"quick again, the provider does not answer: {again.body[-200:]!r}")
     report.wrong += [f"in a log: {line}" for line in gateway.complaints()]
     return report
@@ -92,9 +94,11 @@ def chain(place: Stand, replica: Process, provider: Provider) -> Process:
         OUTSIDE: {"replicas": [provider.url], "fallback": [MODEL], "slow_after_s": SLOW_AFTER_S, "dialect": "openai"},
         MODEL: {"replicas": [replica.url]},
     }
-    gateway = place.gateway(models=models)
-    eventually(lambda: {one["id"] for one in gateway.get("/v1/models")["data"]}, lambda found: found == set(models))
-    eventually(gateway.is_ready)
+    gateway = place.gateway(models=models, **PATIENT)
+    eventually(
+        lambda: [one["state"] for one in gateway.get("/admin/v1/replicas")["replicas"]],
+        lambda states: states == ["ready"] * len(models),
+    )
     return gateway
 
 

@@ -23,6 +23,11 @@ from tests.waiting import eventually
 MODEL = "drill"
 PACED = NAME  # the model of paced replicas
 LARGE = 1 << 19  # tokens of context, and so of KV cache: room for hundreds of long streams
+# Settings of a gateway that takes nobody for late, silent or hung, however slow the machine is.
+PATIENT: dict[str, Any] = {
+    "max_wait_s": {"interactive": 600, "standard": 600},
+    "health": {"hung_after_s": 600, "silent_after_s": 60, "probe_timeout_s": 60, "deep_probe_every_s": 0},
+}
 _PENSTOCK = "penstock.cli.main"
 _SHAPE = {
     "model_type": "llama",
@@ -90,6 +95,11 @@ class Process:
         asked = urllib.request.Request(self.url + path, method="POST", headers=json_type)
         with urllib.request.urlopen(asked, timeout=60) as answer:
             return json.load(answer)
+
+    def known_work(self) -> list[int]:
+        """The work that a gateway believes its replicas do."""
+        names = ("in_flight", "running", "waiting", "prefill_tokens", "kv_active_tokens")
+        return [one[name] for one in self.get("/admin/v1/replicas")["replicas"] for name in names]
 
     def num_open(self) -> int:
         """Of a replica: what it works on."""
