@@ -19,8 +19,10 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from tools.drills.stand import PATIENT
 
 from penstock.cli.gateway_worker import ask
+from tests.children import children
 from tests.cli.real_server import tiny_server
 from tests.server.replica import Replica, serving
 from tests.waiting import GIVE_UP_S, eventually
@@ -42,6 +44,7 @@ class SupervisedGateway:
             "admin_port": 0,
             "store": f"sqlite:///{directory / 'tenants.db'}",
             "models": {"small": {"replicas": [f"http://{replica.host}:{replica.port}"]}},
+            **PATIENT,
         } | settings
         self.configure()
         self._home = directory
@@ -190,11 +193,15 @@ def test_every_worker_answers_and_one_that_hangs_keeps_nobody_waiting(gateway: S
 
 def test_scrape_of_the_admin_port_finds_the_series_of_every_worker(gateway: SupervisedGateway) -> None:
     gateway.all_workers()
-    status, text = gateway.get("/metrics", gateway.admin_address)
-    assert status == 200
-    series = re.findall(rb'^penstock_gateway_requests_open{worker="(\d)",model="small"} ', text, re.M)
-    assert series == [b"0", b"1"]
-    assert text.count(b"# TYPE penstock_gateway_requests_open ") == 1
+
+    def scrape() -> tuple[int, list[bytes], int]:
+        """The status, the workers that have a series, and how often it is said what the series is."""
+        status, text = gateway.get("/metrics", gateway.admin_address)
+        series = re.findall(rb'^penstock_gateway_requests_open{worker="(\d)",model="small"} ', text, re.M)
+        return status, series, text.count(b"# TYPE penstock_gateway_requests_open ")
+
+    # A worker that does not answer its sibling within two seconds is left out.
+    eventually(scrape, lambda found: found == (200, [b"0", b"1"], 1))
 
 
 def test_killed_worker_is_started_again_and_meanwhile_nobody_is_refused(gateway: SupervisedGateway) -> None:
@@ -263,7 +270,7 @@ def test_rolling_restart_with_a_bad_configuration_changes_nothing(gateway: Super
         eventually(gateway.log.read_text, lambda log: "'klingon' is no dialect" in log)
     finally:
         gateway.configure()
-    assert gateway.workers() == before
+    eventually(gateway.workers, lambda now: now == before)
 
 
 def test_killed_supervisor_is_missed_by_nobody_and_another_takes_over(gateway: SupervisedGateway) -> None:
@@ -310,18 +317,17 @@ def test_replicas_of_serve_outlive_the_workers_in_front_of_them(tiny_model: Path
         assert "penstock gateway at" in server.banner
         assert "2 behind a gateway" in server.banner
 
-        def children(command: str) -> set[psutil.Process]:
-            found = psutil.Process(server.process.pid).children(recursive=True)
-            return {one for one in found if one.status() != psutil.STATUS_ZOMBIE and command in one.cmdline()}
+        def running(command: str) -> set[psutil.Process]:
+            return set(children(server.process.pid, command))
 
-        replicas, workers = children("engine"), eventually(lambda: children("gateway"), lambda all: len(all) == 2)
+        replicas, workers = running("engine"), eventually(lambda: running("gateway"), lambda all: len(all) == 2)
         killed = workers.pop()
         killed.kill()
-        eventually(lambda: children("gateway"), lambda now: len(now) == 2 and killed not in now)
+        eventually(lambda: running("gateway"), lambda now: len(now) == 2 and killed not in now)
         completion = server.openai.completions.create(model=server.model, prompt="once", max_tokens=2)
         assert completion.usage is not None
         assert completion.usage.completion_tokens == 2
-        assert children("engine") == replicas
+        assert running("engine") == replicas
     assert server.process.returncode == 0
     assert not any(one.is_running() for one in replicas | workers)
 
