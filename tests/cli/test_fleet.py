@@ -37,7 +37,7 @@ def test_service_goes_on_without_its_controller_and_the_next_one_goes_on_from_th
         (another,) = eventually(fleet.active, lambda found: found and replica not in found, within_s=PATIENCE_S)
         assert another != replica
         eventually(fleet.chat, lambda status: status == 200)
-        assert len(fleet.replicas()) == 1
+        eventually(fleet.replicas, lambda found: list(found) == [another], within_s=PATIENCE_S)
         assert "start" in fleet.run("fleet", "explain")
         assert another in fleet.run("fleet", "status")
     assert fleet.processes() == []

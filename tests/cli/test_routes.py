@@ -63,6 +63,8 @@ class Load:
 
     def __init__(self, gateways: Two, num_clients: int = 8) -> None:
         self.outcomes: Counter[str] = Counter()
+        self.streams: Counter[tuple[str, str]] = Counter()  # by the gateway's URL and the outcome
+        self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(gateways[n % 2],)) for n in range(num_clients)]
 
@@ -87,10 +89,17 @@ class Load:
                 content = answer.read().decode()
                 whole = "[DONE]" in content if stream else "usage" in content
                 who = "one" if '"one"' in content else "two" if '"two"' in content else "nobody"
-                self.outcomes[who if answer.status == 200 and whole else f"{answer.status} {content[:200]}"] += 1
+                self._count(
+                    gateway, who if answer.status == 200 and whole else f"{answer.status} {content[:200]}", stream
+                )
             except (OSError, http.client.HTTPException) as error:
-                self.outcomes[repr(error)] += 1
+                self._count(gateway, repr(error), stream)
         connection.close()
+
+    def _count(self, gateway: RealGateway, outcome: str, stream: bool) -> None:
+        with self._lock:
+            self.outcomes[outcome] += 1
+            self.streams[gateway.url, outcome] += stream
 
 
 def test_a_change_and_its_rollback_are_everywhere_and_lose_nothing(gateways: Two) -> None:
@@ -111,6 +120,7 @@ def test_a_change_and_its_rollback_are_everywhere_and_lose_nothing(gateways: Two
             eventually(lambda before=before: (load.outcomes - before).total(), lambda count: count > 30)  # type: ignore[misc]
             if expected["m@v2"] == 100.0:
                 assert {said(one) for one in gateways for _ in range(5)} == {"two"}
+                eventually(lambda: load.streams[first.url, "two"])
             elif expected["m@v2"] == 0.0:
                 assert {said(one) for one in gateways for _ in range(5)} == {"one"}
             else:
@@ -188,7 +198,7 @@ def test_a_shadow_neither_slows_nor_costs_anything(tmp_path: Path) -> None:
         gateway.command("tenants", "add", "acme", "--tokens-per-minute", "1000000")
         key = gateway.command("keys", "create", "acme")
         admin = gateway.command("admins", "add", "root")
-        eventually(lambda: gateway.ask("GET", "/v1/models", key=key)[0], lambda status: status == 200)
+        eventually(lambda: gateway.knows(key))
         for _ in range(20):
             assert gateway.ask("POST", "/v1/chat/completions", BODY, key=key)[0] == 200
         eventually(lambda: len(two.asked), lambda count: count == 20)

@@ -94,6 +94,5 @@ def _check_metrics(sink: Sink) -> None:
 
 
 def _check_the_log(gateway: RealGateway, door: Received) -> None:
-    eventually(gateway.log.read_text, lambda log: door.attributes["penstock.request.id"] in log)
-    (line,) = [line for line in gateway.log.read_text().splitlines() if f"trace={TRACE}" in line]
+    (line,) = eventually(lambda: [line for line in gateway.log.read_text().splitlines() if f"trace={TRACE}" in line])
     assert f"id={door.attributes['penstock.request.id']}" in line

@@ -15,7 +15,7 @@ from penstock.health.quarantine import ALIBI_TOKENS, Losses, Quarantine
 from tests.gateway.poison import Fleet, mortal_fleet
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.server.replica import NAME
-from tests.waiting import GIVE_UP_S, eventually
+from tests.waiting import GIVE_UP_S, eventually, eventually_async
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,9 @@ async def test_a_request_takes_two_replicas_with_it_and_is_refused_then(
         assert b'"code":"request_quarantined"' in refused.body
     else:
         assert (refused.status, refused.json()["error"]["code"]) == (422, "request_quarantined")
-    (usage,) = [one for one in gateway.ledger.usages if one.tenant_id == "attacker" and one.requests]
+    (usage,) = await eventually_async(
+        lambda: [one for one in gateway.ledger.usages if one.tenant_id == "attacker" and one.requests]
+    )
     assert usage.input_tokens > 0  # billed what it used, or might have
     assert any("attacker" in record.message and "lost with it" in record.message for record in caplog.records)
     assert 'penstock_gateway_requests_quarantined_total{model="small"} 1' in gateway.metrics()

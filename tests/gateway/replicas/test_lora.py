@@ -246,6 +246,7 @@ def test_what_is_no_longer_configured_is_taken_from_those_it_was_brought_to(kind
         with running_gateway(pools=pools({"bard": "/a/bard"}), notes=notes):
             eventually(lambda: "poet" not in server.adapters)
             eventually(lambda: (server.url, "poet") not in notes.all)
+            eventually(lambda: ("poet" in other.adapters) == (kind is LoraVllm))
         assert "bard" in server.adapters
         assert ("poet" in other.adapters) == (kind is LoraVllm)  # there it was loaded by hand
 
