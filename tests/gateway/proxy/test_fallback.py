@@ -191,8 +191,9 @@ def test_a_model_that_has_too_much_to_do_leads_on(max_wait_s: float, reason: str
             )
             next(iter(stream))
             eventually(lambda: gateway.app.replicas[urls[0]].snapshot.load.num_running == 1)
-            assert ask(gateway.openai, NAME) == ("from b", f"{NAME}->b; {reason}")
-            assert gateway.app.admission.num_waiting(NAME) == 0
+            with busy.engine_paused():  # it stays busy for as long as this takes
+                assert ask(gateway.openai, NAME) == ("from b", f"{NAME}->b; {reason}")
+                assert gateway.app.admission.num_waiting(NAME) == 0
             stream.close()
             eventually(gateway.is_idle)
 

@@ -64,8 +64,8 @@ def busy(replicas: list[Replica]) -> Replica:
 @pytest.mark.slow
 async def test_more_streams_than_may_be_retried_outlive_their_replica() -> None:
     with (
-        serving(step_s=0.01, **ROOMY) as one,
-        serving(step_s=0.01, **ROOMY) as two,
+        serving(step_s=0.03, **ROOMY) as one,
+        serving(step_s=0.03, **ROOMY) as two,
         running_gateway(one, two) as gateway,
     ):
         expected = [said(one, number, 100) for number in range(120)]

@@ -17,7 +17,7 @@ from penstock.gateway.records.facts import Ending, RequestFacts
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.records.request_log import RequestLog
 from tests.gateway.running import RunningGateway, running_gateway, slow_and_fast
-from tests.server.replica import NAME, Replica
+from tests.server.replica import NAME, Replica, engines_paused
 from tests.waiting import eventually
 
 MESSAGES: Any = [{"role": "user", "content": "the first and the second"}]
@@ -55,19 +55,20 @@ def test_requests_are_counted_once_by_how_they_end(replicas: list[Replica]) -> N
         assert usage is not None
         stream = client.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=400, stream=True)
         next(iter(stream))
-        seen = look(gateway)
-        assert seen["requests_open", NAME] == seen["streams_open", NAME] == 1
-        for wrong, error in {
-            "concurrency": openai.RateLimitError,
-            "model": openai.NotFoundError,
-            "key": openai.AuthenticationError,
-        }.items():
-            with pytest.raises(error):
-                (gateway.client("psk_wrong") if wrong == "key" else client).chat.completions.create(
-                    model="no-such" if wrong == "model" else NAME, messages=MESSAGES, max_tokens=5
-                )
-        stream.close()
-        eventually(gateway.is_idle)
+        with engines_paused(replicas):
+            seen = look(gateway)
+            assert seen["requests_open", NAME] == seen["streams_open", NAME] == 1
+            for wrong, error in {
+                "concurrency": openai.RateLimitError,
+                "model": openai.NotFoundError,
+                "key": openai.AuthenticationError,
+            }.items():
+                with pytest.raises(error):
+                    (gateway.client("psk_wrong") if wrong == "key" else client).chat.completions.create(
+                        model="no-such" if wrong == "model" else NAME, messages=MESSAGES, max_tokens=5
+                    )
+            stream.close()
+            eventually(gateway.is_idle)
         found = look(gateway)
     requests = {key[1:]: value for key, value in found.items() if key[0] == "requests_total"}
     assert requests == {

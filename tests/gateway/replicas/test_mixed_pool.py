@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 
 from tests.cli.real_gateway import RealGateway, real_gateway
@@ -23,6 +25,21 @@ def states(gateway: RealGateway) -> dict[str, str]:
     """By kind."""
     _, found = gateway.ask("GET", "/admin/v1/replicas")
     return {one["kind"]: one["state"] for one in found["replicas"]}
+
+
+def in_flight(gateway: RealGateway) -> dict[str, int]:
+    """By kind."""
+    _, found = gateway.ask("GET", "/admin/v1/replicas")
+    return {one["kind"]: one["in_flight"] for one in found["replicas"]}
+
+
+@contextlib.contextmanager
+def stopped(process: psutil.Process) -> Iterator[None]:
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
 
 
 def ask_all(gateway: RealGateway, numbers: Iterable[int]) -> Counter[str]:
@@ -54,7 +71,11 @@ def test_both_are_used_and_either_takes_over_from_the_other(tmp_path: Path) -> N
         models = {MODEL: {"replicas": [own.url, foreign.url]}}
         with real_gateway(tmp_path, models=models) as gateway:
             eventually(lambda: states(gateway), lambda seen: seen == {"penstock": "ready", "llamacpp": "ready"})
-            assert len(ask_all(gateway, range(24))) == 2
+            with ThreadPoolExecutor(1) as clients, stopped(own.engine_process()):
+                # One by one all might go to the quicker.
+                asked = clients.submit(ask_all, gateway, range(24))
+                eventually(lambda: in_flight(gateway), lambda seen: all(seen.values()))
+            assert len(asked.result()) == 2
 
             foreign.process.kill()
             eventually(lambda: states(gateway)["llamacpp"], lambda seen: seen == "out")
