@@ -11,6 +11,7 @@ from penstock.core.errors import Conflict, UnsupportedTask
 from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
 from penstock.fleet.replica_client import ReplicaClient
 from penstock.tenancy.store import Store
+from tests.clocks import SlowClock
 from tests.dialects.servers import FakeServer, FakeSglang, FakeTgi, FakeVllm
 from tests.fleet.fake_fleet import FakeDriver, FakeFleet, leading
 from tests.server.replica import serving
@@ -20,7 +21,7 @@ parkable = pytest.mark.parametrize("kind", [FakeVllm, FakeSglang], ids=lambda ki
 
 @pytest.fixture
 def client() -> Iterator[ReplicaClient]:
-    with closing(ReplicaClient(None)) as found:
+    with closing(ReplicaClient(None, SlowClock())) as found:
         yield found
 
 

@@ -13,20 +13,18 @@ from tests.gateway.admin.test_api import Administered, api
 
 __all__ = ["api"]
 
-NOW = time.time()
-
 
 @pytest.fixture
 def fleet(api: Administered) -> Iterator[Administered]:
-    book = api.store.fleet
+    book, now = api.store.fleet, time.time()
     lease = book.take_lease("f", "a", None)
     assert lease is not None
     with book.fenced("f", lease) as execute:
-        rows.write_pool(execute, PoolStatus("p", NOW, wanted=2, max=4, states={"active": 1, "starting": 1}))
-        rows.write_replica(execute, FleetReplica("p-1", "p", "active", NOW - 5, zone="a", price_per_hour=2.0))
+        rows.write_pool(execute, PoolStatus("p", now, wanted=2, max=4, states={"active": 1, "starting": 1}))
+        rows.write_replica(execute, FleetReplica("p-1", "p", "active", now - 5, zone="a", price_per_hour=2.0))
         for pool, ago in (("p", 50.0), ("q", 40.0), ("p", 30.0), ("p", 7200.0)):
-            rows.write_decision(execute, NOW - ago, pool, PoolStatus(pool, NOW - ago, wanted=int(ago)))
-            rows.write_sample(execute, FleetSample(NOW - ago, pool, {"active": 1}, cost=0.5))
+            rows.write_decision(execute, now - ago, pool, PoolStatus(pool, now - ago, wanted=int(ago)))
+            rows.write_sample(execute, FleetSample(now - ago, pool, {"active": 1}, cost=0.5))
     yield api
     with book.fenced("f", lease) as execute:
         for table in ("fleet_pools", "fleet_replicas", "fleet_decisions", "fleet_history", "fleet_lease"):

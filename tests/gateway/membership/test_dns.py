@@ -17,7 +17,7 @@ from penstock.gateway.replicas.replica_set import ReplicaSet
 from penstock.gateway.settings.gateway import DnsSettings, ModelSettings
 from tests.clocks import ManualClock
 from tests.gateway.membership.fake_dns import FakeDns, fake_dns
-from tests.waiting import eventually_async
+from tests.waiting import GIVE_UP_S, eventually_async
 
 NAME, SERVICE = "replicas.internal", "_penstock._tcp.replicas.internal"
 
@@ -41,7 +41,7 @@ class Stand(NamedTuple):
 async def looking(*entries: str) -> AsyncIterator[Stand]:
     async with fake_dns() as (server, port):
         clock, replicas = ManualClock(), ReplicaSet()
-        source = DnsSource(DnsSettings(nameservers=["127.0.0.1"], port=port), clock)
+        source = DnsSource(DnsSettings(nameservers=["127.0.0.1"], port=port, timeout_s=GIVE_UP_S), clock)
         membership = Membership(replicas, ReplicaFactory(clock=clock))
         source.changed = membership.refresh
         membership.add_source(source)

@@ -14,7 +14,7 @@ from penstock.dialects.engines import DIALECTS
 from penstock.dialects.requests import RequestOptions, outgoing
 from tests.gateway.running import running_gateway
 from tests.server.replica import NAME, serving
-from tests.waiting import eventually
+from tests.waiting import GIVE_UP_S, eventually
 
 CHAT = "/v1/chat/completions"
 SCHEMA = {
@@ -57,7 +57,7 @@ async def test_a_call_outlives_its_replica() -> None:
             await call.at_event(6)
             if is_hurt:
                 max((one, two), key=lambda replica: replica.engine.num_open).kill_engine()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(GIVE_UP_S):
                 await call.ended
             assert call.is_whole
             found.append(arguments(call.events()))

@@ -15,7 +15,7 @@ from penstock.dialects.liveness import Liveness
 from penstock.gateway.records.token_usage import find_usage
 from penstock.health.settings import HealthSettings
 from penstock.http.call import FailureKind
-from tests.clocks import ManualClock
+from tests.clocks import ManualClock, SlowClock
 from tests.dialects.servers import FAKES, WORDS, FakeServer, FakeSglang, FakeTgi, FakeTriton, FakeTrtllm, FakeVllm
 from tests.gateway.following import Following, InFlightRequest, following
 from tests.gateway.llamacpp import llamacpp_serving
@@ -278,7 +278,7 @@ def llamacpp() -> Iterator[str]:
 
 @pytest.mark.slow
 async def test_llamacpp_meets_the_contract(llamacpp: str) -> None:
-    async with following(llamacpp, model="smollm2") as found:
+    async with following(llamacpp, model="smollm2", clock=SlowClock()) as found:
         await meets_the_contract(found, "llamacpp")
         assert (found.seen.max_sequences, found.seen.limits.max_model_len) == (2, 512)
         calls = [

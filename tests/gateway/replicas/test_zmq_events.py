@@ -8,15 +8,23 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
+import pytest
 import zmq
 
 from penstock.dialects.kv_blocks import Changes
 from penstock.gateway.replicas.zmq_events import EventSource, IndexTeller, KvEventReader
 from penstock.router.prefix_index import PrefixIndex
 from tests.dialects.engine_cache import EngineCache
+from tests.waiting import GIVE_UP_S
 from tests.waiting import eventually_async as eventually
 
 ROUTING_TOKENS = 256
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publisher whose thread has to wait for the processor is not taken for one that replays nothing."""
+    monkeypatch.setattr("penstock.gateway.replicas.zmq_events._REPLAY_S", GIVE_UP_S)
 
 
 class Publisher:
