@@ -117,6 +117,6 @@ async def test_two_hundred_streams_are_right_to_the_byte_and_leave_nothing_behin
     for client in clients:
         client.close()
     await eventually_async(lambda: one.gateway.server.num_connections, lambda num_open: num_open == 0)
-    assert all(way.num_open == way.num_idle for way in one.gateway.upstreams)
+    await eventually_async(lambda: all(way.num_open == way.num_idle for way in one.gateway.upstreams))
     left = [thing for thing in gc.get_objects() if isinstance(thing, (Exchange, Forwarding, Call, Connection))]
     assert not left  # and it took no collector: there are no cycles

@@ -13,7 +13,7 @@ from penstock.tenancy.ledger import Ledger
 from penstock.tenancy.store import Store, open_store
 from penstock.tenancy.usage import Usage
 from tests.tenancy.children import child, line_from
-from tests.waiting import eventually
+from tests.waiting import GIVE_UP_S, eventually
 
 
 def used(number: int) -> Usage:
@@ -111,8 +111,7 @@ HUGE = 10**30  # no store can hold it
 def test_a_record_that_the_store_cannot_hold_is_set_aside_and_the_others_are_written(
     store: Store, num_others: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    budgets = Budgets()
-    with Ledger(store.usage, budgets) as ledger:
+    with Ledger(store.usage, Budgets(), interval_s=GIVE_UP_S) as ledger:  # ticks are the test's own
         for number in range(num_others):
             ledger.record(used(number))
         ledger.record(Usage("poison", "mallory", "k", "m", time.time(), output_tokens=HUGE))
@@ -182,7 +181,7 @@ def test_recovered_usage_counts_in_budgets(store: Store, store_url: str, tmp_pat
         gateway.send_signal(signal.SIGKILL)
         gateway.wait()
     budgets = Budgets()
-    with Ledger(store.usage, budgets, Journal(tmp_path / "journal")) as ledger:
+    with Ledger(store.usage, budgets, Journal(tmp_path / "journal"), interval_s=GIVE_UP_S) as ledger:
         month = time.strftime("%Y-%m", time.gmtime())
         assert budgets.spent("acme", month).tokens == 5 * 7
         ledger.record(used(1))
