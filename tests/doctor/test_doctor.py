@@ -26,6 +26,7 @@ from tests.certificates import new_ca
 from tests.gateway.provider import providing
 from tests.gateway.running import running_gateway
 from tests.server.replica import serving
+from tests.waiting import GIVE_UP_S
 
 
 def written(path: Path, settings: dict[str, Any]) -> Path:
@@ -44,6 +45,7 @@ def found(config: Path, store: Path | None = None) -> dict[str, list[Finding]]:
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(fleet, "_TIMEOUT_S", GIVE_UP_S)
 
 
 def test_a_gateway_with_all_it_needs_has_nothing_to_fix(tmp_path: Path) -> None:
@@ -134,13 +136,14 @@ def test_a_store_whose_tenants_cannot_be_read_is_not_ok(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_told() -> None:
+    host = "127.0.0.77"  # where nobody else takes it once it is free
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind((host, 0))
         taken.listen()
         number = taken.getsockname()[1]
-        (finding,) = fleet.port("127.0.0.1", number, "server.port")
+        (finding,) = fleet.port(host, number, "server.port")
         assert (finding.verdict, "server.port" in finding.hint) == ("warn", True)
-    assert next(fleet.port("127.0.0.1", number, "server.port")).verdict == "ok"
+    assert next(fleet.port(host, number, "server.port")).verdict == "ok"
 
 
 def test_too_few_open_files_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

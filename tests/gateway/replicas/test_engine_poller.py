@@ -19,7 +19,7 @@ from tests.clocks import ManualClock, SlowClock
 from tests.dialects.servers import FAKES, WORDS, FakeServer, FakeSglang, FakeTgi, FakeTriton, FakeTrtllm, FakeVllm
 from tests.gateway.following import Following, InFlightRequest, following
 from tests.gateway.llamacpp import llamacpp_serving
-from tests.waiting import eventually_async
+from tests.waiting import GIVE_UP_S, eventually_async
 
 fakes = pytest.mark.parametrize("kind", FAKES, ids=lambda kind: kind.__name__)
 with_load = pytest.mark.parametrize(
@@ -301,6 +301,6 @@ async def test_llamacpp_without_metrics_has_slots(llamacpp: str) -> None:
     from penstock.http.upstream import Upstream
 
     upstream = Upstream.from_url(llamacpp)
-    answer = await fetch(upstream, SLOTS.path, b"", timeout_s=5)
+    answer = await fetch(upstream, SLOTS.path, b"", timeout_s=GIVE_UP_S)
     upstream.close()
     assert reading.read(SLOTS, answer[2]) == {Signal.RUNNING: 0.0}

@@ -5,6 +5,7 @@ from penstock.observe.gpu.fake import FakeGpus
 from penstock.observe.gpu.nvml import open_nvml
 from penstock.observe.gpu.sampling import Sampling
 from penstock.observe.gpu.source import Joined
+from tests.waiting import GIVE_UP_S, eventually
 
 
 class Broken:
@@ -41,10 +42,9 @@ def test_a_thread_reads_until_it_is_stopped_and_then_lets_go() -> None:
 
     sampling = Sampling(gpus, take, every_s=0.001)
     sampling.start()
-    assert enough.wait(5)
+    assert enough.wait(GIVE_UP_S)
     sampling.stop()
-    sampling._thread.join(5)
-    assert gpus.is_closed
+    eventually(lambda: gpus.is_closed)
     assert [readings[0].number for readings in taken[:3]] == [1, 2, 3]
 
 
