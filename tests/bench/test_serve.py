@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from penstock.bench import serve
 from penstock.bench.board import Board
 from penstock.bench.serve import Asked, LoadShape, Report, Target, bench_serve
 from penstock.core.errors import ConfigError
 from penstock.workload.lengths import Lengths
 from penstock.workload.trace import read_trace
-from tests.bench.fake_server import FakeServer, prompt_of, serving
+from tests.bench.fake_server import FakeServer, MemoryClient, prompt_of, serving
+from tests.virtual_time import in_virtual_time
 
 SHORT = Asked(prompt=Lengths.parse("20"), output=Lengths.parse("3"))
 PROBES = 2  # questions asked before a load, for the length of words
@@ -52,21 +54,26 @@ async def test_a_sweep_asks_new_questions_at_every_load_and_the_same_again_with_
     assert report.model == "fake"
 
 
-async def test_a_trace_is_replayed_at_its_times_with_its_prefixes_and_sessions(tmp_path: Path) -> None:
+@in_virtual_time
+async def test_a_trace_is_replayed_at_its_times_with_its_prefixes_and_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trace = tmp_path / "mooncake.jsonl"
     rows = [(0, 700, [1, 2]), (1000, 700, [1, 3]), (2000, 9000, list(range(20, 38))), (3000, 1100, [1, 2, 4])]
     names = ("timestamp", "input_length", "hash_ids")
     lines = [dict(zip(names, row, strict=True), output_length=3) for row in rows]
     trace.write_text("\n".join(map(json.dumps, lines)))
-    async with serving(FakeServer()) as fake:
-        report = await bench(fake, Asked(trace=trace, speed=10.0), num_requests=None)
+    fake = FakeServer()
+    monkeypatch.setattr(serve, "Client", lambda url, **_: MemoryClient(fake))
+    asked = Asked(trace=trace, speed=10.0)
+    report = await bench(fake, asked, num_requests=None, target=Target("http://127.0.0.1:1"))
     first, second, long, third = (prompt_of(body).split() for body in fake.bodies[PROBES:])
     assert first[:512] == second[:512]
     assert first[512:] != second[512:]
     assert third[:700] == first
     assert len(long) == 4096 - 8 - 3
     assert "1 of 4 requests of the trace are longer than the context" in report.notes[0]
-    assert [row.intended_s for row in report.points[0].requests] == pytest.approx([0, 0.1, 0.2, 0.3], abs=0.002)
+    assert [row.intended_s for row in report.points[0].requests] == pytest.approx([0, 0.1, 0.2, 0.3])
     assert [body["user"] for body in fake.bodies[PROBES:]] == [one.session for one in read_trace(trace)]
 
 
