@@ -27,6 +27,7 @@ from penstock.observe.device_catalog import DEVICE_CATALOG
 from penstock.observe.fleet_catalog import FLEET_CATALOG
 from penstock.observe.gateway_catalog import GATEWAY_CATALOG
 from penstock.observe.otlp.names import named
+from penstock.observe.vllm_catalog import VLLM_CATALOG
 from penstock.observe.watch_catalog import WATCH_CATALOG
 from penstock.watch.settings import AlertSettings, ProbeSettings, WatchSettings
 
@@ -145,14 +146,20 @@ def metrics_page() -> str:
     ):
         head = ["| name | kind | labels | | in OpenTelemetry, and its unit |", "|---|---|---|---|---|"]
         lines += [f"## {title}\n", *head, *map(_metric_row, catalog), ""]
+    rows = [f"| `{one.name}` | {one.kind} | {_labels(one)} | {one.help} |" for one in VLLM_CATALOG]
+    lines += ["## Of a replica, under vLLM's names\n", "For [stock Endpoint Pickers](../endpoint-picker.md).\n"]
+    lines += ["| name | kind | labels | |", "|---|---|---|---|", *rows, ""]
     return "\n".join(lines)
 
 
 def _metric_row(metric: Metric) -> str:
-    labels = ", ".join(f"`{label}`" for label in metric.labels)
     otel = named(metric)
     kind = next((f", {value}" for key, value in otel.fixed.items() if key == "gen_ai.token.type"), "")
-    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} | `{otel.name}`{kind}, {otel.unit} |"
+    return f"| `{metric.name}` | {metric.kind} | {_labels(metric)} | {metric.help} | `{otel.name}`{kind}, {otel.unit} |"
+
+
+def _labels(metric: Metric) -> str:
+    return ", ".join(f"`{label}`" for label in metric.labels)
 
 
 ARCHITECTURE = Path("docs/architecture.md")

@@ -59,6 +59,7 @@ class Replica:
             deep_timeout_s=settings.deep_health_timeout_s,
         )
         self.look = health.look  # before its numbers are read
+        self._vllm_metrics = health.vllm
         self._parking = Parking(engine, self.drain, clock, health.first_token)
         self._gateway = GatewayRoutes(
             engine, self.drain, self._parking, self.devices, self.trust, self._state, settings
@@ -87,6 +88,7 @@ class Replica:
         gc.freeze()  # what is loaded by now stays: the garbage collector need not stop a stream to look through it
         pool = ThreadPoolExecutor(thread_name_prefix="tokenize")
         self._gateway.open(model, pool)
+        self._vllm_metrics.adapters = model.adapters
         offload = Offload(pool)
         self._guides = GuideTrials(
             self._gateway.encoded_text, model.config.eos_token_ids, self._recorder.registry, self._clock

@@ -23,6 +23,7 @@ from penstock.server.drain import Drain
 from penstock.server.gateway_headers import GatewayTrust
 from penstock.server.lora import tally
 from penstock.server.recorder import Recorder
+from penstock.server.vllm_metrics import VllmMetrics
 
 
 class HealthRoutes:
@@ -47,6 +48,7 @@ class HealthRoutes:
         self._trust = trust
         self._state = state
         self._deep_timeout_s = deep_timeout_s
+        self.vllm = VllmMetrics(engine, recorder.model)
         self._probe: asyncio.Task[tuple[bool, dict[str, object]]] | None = None
 
     def routes(self) -> list[Route]:
@@ -112,7 +114,9 @@ class HealthRoutes:
         is_ready = self._state() is EngineState.READY
         self._devices.look()
         tally(self._recorder.registry, self._engine.adapters)
-        return self._recorder.exposition(is_ready=is_ready, restarts=self._engine.restarts, info=self._engine.info)
+        self.vllm.look()
+        own = self._recorder.exposition(is_ready=is_ready, restarts=self._engine.restarts, info=self._engine.info)
+        return lambda: own() + self.vllm.exposition()
 
     async def metrics(self, request: Request, sink: Sink) -> None:
         body = await asyncio.to_thread(self.look())  # milliseconds, in which streams go on
