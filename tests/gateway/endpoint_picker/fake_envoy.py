@@ -16,15 +16,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from envoy.service.ext_proc.v3.external_processor_pb2_grpc import ExternalProcessorStub
-from google.protobuf.struct_pb2 import Struct
 
+from tests.gateway.endpoint_picker.published import enum_number, message
 from tests.waiting import GIVE_UP_S
 
-DUPLEX, BUFFERED, NONE = ProcessingMode.FULL_DUPLEX_STREAMED, ProcessingMode.BUFFERED, ProcessingMode.NONE
+_MODE = "envoy.extensions.filters.http.ext_proc.v3.ProcessingMode.BodySendMode"
+DUPLEX, BUFFERED, NONE = (enum_number(_MODE, name) for name in ("FULL_DUPLEX_STREAMED", "BUFFERED", "NONE"))
+_PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+
+ProcessingRequest, ProcessingResponse = message("ProcessingRequest"), message("ProcessingResponse")
+HttpHeaders, HttpBody = message("HttpHeaders"), message("HttpBody")
+HeaderMap, HeaderValue = message("HeaderMap"), message("HeaderValue")
+ProtocolConfiguration = message("ProtocolConfiguration")
+
 DESTINATION = "x-gateway-destination-endpoint"
 _READ_BYTES = 1000
 
@@ -44,7 +48,7 @@ class Answer:
 
 @dataclass
 class EnvoyRequest:
-    messages: queue.SimpleQueue[pb.ProcessingRequest | None]
+    messages: queue.SimpleQueue[Any]
     call: Any
     mode: int
     headers: dict[str, str]
@@ -52,12 +56,11 @@ class EnvoyRequest:
     endpoints: list[str] = field(default_factory=list)
     chunks: list[bytes] = field(default_factory=list)  # of the body, as the Endpoint Picker sent it back
 
-    def send(self, message: pb.ProcessingRequest) -> None:
+    def send(self, message: Any) -> None:
         self.messages.put(message)
 
-    def receive(self) -> pb.ProcessingResponse:
-        found: pb.ProcessingResponse = next(self.call)
-        return found
+    def receive(self) -> Any:
+        return next(self.call)
 
     def cancel(self) -> None:
         """As when Envoy's client goes away: the stream is reset."""
@@ -67,20 +70,19 @@ class EnvoyRequest:
 
     def send_request(self, body: bytes, subset: Iterable[str] | None = None, *, chunk_bytes: int = 1000) -> None:
         """Headers and, as far as Envoy does not wait before, the body."""
-        first = pb.ProcessingRequest(
-            request_headers=pb.HttpHeaders(headers=_header_map(self.headers), end_of_stream=not body),
-            protocol_config=pb.ProtocolConfiguration(request_body_mode=self.mode, response_body_mode=self.mode),
+        first = ProcessingRequest(
+            request_headers=HttpHeaders(headers=_header_map(self.headers), end_of_stream=not body),
+            protocol_config=ProtocolConfiguration(request_body_mode=self.mode, response_body_mode=self.mode),
         )
         if subset is not None:
-            hint = Struct()
+            hint = first.metadata_context.filter_metadata["envoy.lb.subset_hint"]
             hint.update({f"{DESTINATION}-subset": list(subset)})
-            first.metadata_context.filter_metadata["envoy.lb.subset_hint"].CopyFrom(hint)
         self.send(first)
         if self.mode == DUPLEX:
             for start in range(0, len(body), chunk_bytes):
                 part = body[start : start + chunk_bytes]
                 is_last = start + chunk_bytes >= len(body)
-                self.send(pb.ProcessingRequest(request_body=pb.HttpBody(body=part, end_of_stream=is_last)))
+                self.send(ProcessingRequest(request_body=HttpBody(body=part, end_of_stream=is_last)))
 
     def ask(self, body: bytes, subset: Iterable[str] | None = None, *, chunk_bytes: int = 1000) -> None:
         """Sends the request to the Endpoint Picker, and takes its decision."""
@@ -91,7 +93,7 @@ class EnvoyRequest:
             answer = self.receive()
             assert answer.WhichOneof("response") == "request_headers", answer
             assert not answer.request_headers.response.header_mutation.set_headers
-            self.send(pb.ProcessingRequest(request_body=pb.HttpBody(body=body, end_of_stream=True)))
+            self.send(ProcessingRequest(request_body=HttpBody(body=body, end_of_stream=True)))
             self._take_buffered(body)
         else:
             self.take_destination()
@@ -115,7 +117,7 @@ class EnvoyRequest:
             if streamed.end_of_stream:
                 return
 
-    def _take_destination(self, answer: pb.ProcessingResponse, kind: str) -> bool:
+    def _take_destination(self, answer: Any, kind: str) -> bool:
         if answer.WhichOneof("response") == "immediate_response":
             now = answer.immediate_response
             headers = {one.header.key: one.header.raw_value.decode() for one in now.headers.set_headers}
@@ -154,10 +156,8 @@ class EnvoyRequest:
             connection.request(self.headers[":method"], self.headers[":path"], self.body or None, plain)
             response = connection.getresponse()
             headers = {":status": str(response.status)} | {k.lower(): v for k, v in response.getheaders()}
-            told = pb.ProcessingRequest(response_headers=pb.HttpHeaders(headers=_header_map(headers)))
-            lb = Struct()
-            lb.update({f"{DESTINATION}-served": where})
-            told.metadata_context.filter_metadata["envoy.lb"].CopyFrom(lb)
+            told = ProcessingRequest(response_headers=HttpHeaders(headers=_header_map(headers)))
+            told.metadata_context.filter_metadata["envoy.lb"].update({f"{DESTINATION}-served": where})
             self.send(told)
             answer = self.receive()
             assert answer.WhichOneof("response") == "response_headers", answer
@@ -172,7 +172,7 @@ class EnvoyRequest:
         assert list(self.call) == []
 
     def _pass_by(self, data: bytes, *, is_last: bool) -> bytes:
-        self.send(pb.ProcessingRequest(response_body=pb.HttpBody(body=data, end_of_stream=is_last)))
+        self.send(ProcessingRequest(response_body=HttpBody(body=data, end_of_stream=is_last)))
         answer = self.receive()
         assert answer.WhichOneof("response") == "response_body", answer
         mutation = answer.response_body.response.body_mutation
@@ -183,7 +183,7 @@ class EnvoyRequest:
         return bytes(mutation.streamed_response.body)
 
     @staticmethod
-    def _mutate(headers: dict[str, str], mutation: pb.HeaderMutation) -> None:
+    def _mutate(headers: dict[str, str], mutation: Any) -> None:
         for name in mutation.remove_headers:
             headers.pop(name, None)
         for option in mutation.set_headers:
@@ -200,13 +200,15 @@ class FakeEnvoy:
         else:
             credentials = grpc.ssl_channel_credentials(root_certificate)
             self.channel = grpc.secure_channel(address, credentials, [("grpc.ssl_target_name_override", name)])
-        self._process = ExternalProcessorStub(self.channel).Process
+        self._process = self.channel.stream_stream(
+            _PROCESS, ProcessingRequest.SerializeToString, ProcessingResponse.FromString
+        )
 
     def open(
         self, method: str = "POST", path: str = "/v1/completions", mode: int = DUPLEX, **more: str
     ) -> EnvoyRequest:
         """`more`: headers, with _ for -."""
-        messages: queue.SimpleQueue[pb.ProcessingRequest | None] = queue.SimpleQueue()
+        messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         call = self._process(iter(messages.get, None), timeout=GIVE_UP_S)
         headers = {":method": method, ":path": path, ":authority": "models", "content-type": "application/json"}
         return EnvoyRequest(messages, call, mode, headers | {k.replace("_", "-"): v for k, v in more.items()})
@@ -230,5 +232,5 @@ class FakeEnvoy:
         self.channel.close()
 
 
-def _header_map(headers: dict[str, str]) -> HeaderMap:
+def _header_map(headers: dict[str, str]) -> Any:
     return HeaderMap(headers=[HeaderValue(key=name, raw_value=value.encode()) for name, value in headers.items()])

@@ -2,4 +2,4 @@
 
     Envoy --ext_proc over gRPC--> `server` > `ext_proc` (messages) > `picker` (decides) > `picked_request` (the rest)
 
-It needs the extra penstock[epp]; only `server` and `ext_proc` import gRPC and Envoy's protobufs."""
+It needs the extra penstock[epp]; only `server`, `ext_proc` and `ext_proc_messages` import gRPC and protobuf."""

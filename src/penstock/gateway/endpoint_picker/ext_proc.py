@@ -16,13 +16,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 
-from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue, HeaderValueOption
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from envoy.type.v3.http_status_pb2 import HttpStatus
-from google.protobuf.struct_pb2 import Struct
-
 from penstock.core.errors import PenstockError
+from penstock.gateway.endpoint_picker import ext_proc_messages as pb
+from penstock.gateway.endpoint_picker.ext_proc_messages import Message
 from penstock.gateway.endpoint_picker.pick_exchange import Destination, PickExchange, Refusal, ResponseObserver
 from penstock.gateway.endpoint_picker.picker import EndpointPicker
 from penstock.http.message import Request
@@ -35,14 +31,13 @@ LB_METADATA = "envoy.lb"
 SUBSET_METADATA = "envoy.lb.subset_hint"
 MAX_CHUNK_BYTES = 62_000  # of a streamed body: with its envelope it stays under the 64 KiB that Envoy takes at once
 
-_DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
-_BUFFERED = (ProcessingMode.BUFFERED, ProcessingMode.BUFFERED_PARTIAL)
-_OVERWRITE = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+_DUPLEX = pb.FULL_DUPLEX_STREAMED
+_BUFFERED = (pb.BUFFERED, pb.BUFFERED_PARTIAL)
 
-Write = Callable[[pb.ProcessingResponse], Awaitable[None]]
+Write = Callable[[Message], Awaitable[None]]
 
 
-async def process(picker: EndpointPicker, messages: AsyncIterator[pb.ProcessingRequest], write: Write) -> None:
+async def process(picker: EndpointPicker, messages: AsyncIterator[Message], write: Write) -> None:
     """One stream to its end. One that Envoy gives up is cancelled, wherever it is."""
     stream = _Stream(picker, write)
     try:
@@ -71,7 +66,7 @@ class _Stream:
         if self._exchange is not None:
             self._exchange.lost()
 
-    async def take(self, message: pb.ProcessingRequest) -> bool:
+    async def take(self, message: Message) -> bool:
         """Answers one message. Returns whether the stream goes on."""
         if message.HasField("protocol_config"):
             self._request_mode = message.protocol_config.request_body_mode
@@ -96,7 +91,7 @@ class _Stream:
 
     # -- the request
 
-    async def _request_headers(self, headers: pb.HttpHeaders) -> bool:
+    async def _request_headers(self, headers: Message) -> bool:
         self._head = {name.encode(): value for name, value in _pairs(headers.headers)}
         if headers.end_of_stream or self._request_mode not in (_DUPLEX, *_BUFFERED):
             found = await self._pick()
@@ -107,7 +102,7 @@ class _Stream:
             await self._write(pb.ProcessingResponse(request_headers=pb.HeadersResponse()))
         return True
 
-    async def _request_body(self, body: pb.HttpBody) -> bool:
+    async def _request_body(self, body: Message) -> bool:
         if self._exchange is not None:  # it was picked by its headers
             await self._write(pb.ProcessingResponse(request_body=pb.BodyResponse()))
             return True
@@ -165,7 +160,7 @@ class _Stream:
         assert isinstance(refusal, Refusal)
         pairs = [*refusal.headers, (DROPPED_REASON, refusal.reason.encode())]
         answer = pb.ImmediateResponse(
-            status=HttpStatus(code=refusal.status),
+            status=pb.HttpStatus(code=refusal.status),
             headers=_mutation(pairs),
             body=refusal.body,
             details=f"penstock_{refusal.reason}",
@@ -173,7 +168,7 @@ class _Stream:
         await self._write(pb.ProcessingResponse(immediate_response=answer))
         return False
 
-    def _read_metadata(self, message: pb.ProcessingRequest) -> None:
+    def _read_metadata(self, message: Message) -> None:
         found = message.metadata_context.filter_metadata
         if SUBSET_METADATA in found and SUBSET in found[SUBSET_METADATA]:
             self._subset = frozenset(_texts(found[SUBSET_METADATA], SUBSET))
@@ -182,7 +177,7 @@ class _Stream:
 
     # -- the response
 
-    async def _response_headers(self, headers: pb.HttpHeaders) -> None:
+    async def _response_headers(self, headers: Message) -> None:
         found = dict(_pairs(headers.headers))
         told = pb.HeadersResponse()
         if self._observer is not None:
@@ -194,7 +189,7 @@ class _Stream:
                 self._observer.ended()
         await self._write(pb.ProcessingResponse(response_headers=told))
 
-    async def _response_body(self, body: pb.HttpBody) -> None:
+    async def _response_body(self, body: Message) -> None:
         if self._observer is not None:
             self._observer.data(body.body)
             if body.end_of_stream:
@@ -206,12 +201,12 @@ class _Stream:
             await self._write(pb.ProcessingResponse(response_body=pb.BodyResponse(response=common)))
 
 
-def _pairs(headers: HeaderMap) -> Iterator[tuple[str, bytes]]:
+def _pairs(headers: Message) -> Iterator[tuple[str, bytes]]:
     for one in headers.headers:
         yield one.key.lower(), one.raw_value or one.value.encode()
 
 
-def _texts(metadata: Struct, key: str) -> list[str]:
+def _texts(metadata: Message, key: str) -> list[str]:
     """A list of texts, or one text with commas."""
     value = metadata.fields[key]
     if value.WhichOneof("kind") == "list_value":
@@ -219,15 +214,17 @@ def _texts(metadata: Struct, key: str) -> list[str]:
     return [part.strip() for part in value.string_value.split(",") if part.strip()]
 
 
-def _mutation(pairs: Iterable[tuple[str, bytes]], removed: Iterable[str] = ()) -> pb.HeaderMutation:
+def _mutation(pairs: Iterable[tuple[str, bytes]], removed: Iterable[str] = ()) -> Message:
     options = [
-        HeaderValueOption(header=HeaderValue(key=name, raw_value=value), append_action=_OVERWRITE)
+        pb.HeaderValueOption(
+            header=pb.HeaderValue(key=name, raw_value=value), append_action=pb.OVERWRITE_IF_EXISTS_OR_ADD
+        )
         for name, value in pairs
     ]
     return pb.HeaderMutation(set_headers=options, remove_headers=removed)
 
 
-def _headers_to(found: Destination, num_bytes: int | None = None) -> pb.HeadersResponse:
+def _headers_to(found: Destination, num_bytes: int | None = None) -> Message:
     """`num_bytes`: of a body that is not the client's."""
     pairs = [(DESTINATION, ",".join(found.endpoints).encode()), *found.headers]
     if num_bytes is not None:
@@ -236,13 +233,13 @@ def _headers_to(found: Destination, num_bytes: int | None = None) -> pb.HeadersR
     return pb.HeadersResponse(response=common)
 
 
-def _with_destination(found: Destination, response: pb.ProcessingResponse) -> pb.ProcessingResponse:
+def _with_destination(found: Destination, response: Message) -> Message:
     """The same as in the header: Envoy's load balancer reads this one, and Envoys behind it the other."""
     response.dynamic_metadata.update({LB_METADATA: {DESTINATION: ",".join(found.endpoints)}})
     return response
 
 
-def _chunks(body: bytes, *, ends_stream: bool) -> Iterator[pb.CommonResponse]:
+def _chunks(body: bytes, *, ends_stream: bool) -> Iterator[Message]:
     for start in range(0, max(1, len(body)), MAX_CHUNK_BYTES):
         is_last = start + MAX_CHUNK_BYTES >= len(body)
         streamed = pb.StreamedBodyResponse(

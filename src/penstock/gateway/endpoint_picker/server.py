@@ -17,9 +17,9 @@ from penstock.observe import background
 
 try:
     import grpc
-    from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
     from google.protobuf.wrappers_pb2 import StringValue, UInt32Value
 
+    from penstock.gateway.endpoint_picker import ext_proc_messages as pb
     from penstock.gateway.endpoint_picker.ext_proc import process
 except ImportError as error:
     raise ConfigError(f"an Endpoint Picker needs the extra penstock[epp]: {error}") from None
@@ -74,7 +74,7 @@ class EndpointPickerServer:
     # -- ext_proc
 
     def _ext_proc(self) -> Any:
-        async def handle(messages: AsyncIterator[pb.ProcessingRequest], context: Any) -> None:
+        async def handle(messages: AsyncIterator[Any], context: Any) -> None:
             await process(self._picker, messages, context.write)
 
         method = grpc.stream_stream_rpc_method_handler(
