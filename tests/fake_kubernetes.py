@@ -20,7 +20,7 @@ from aiohttp import web
 
 Object = dict[str, Any]
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
-_KINDS = {"pods": "Pod", "nodes": "Node", "leases": "Lease", "leaderworkersets": "LeaderWorkerSet"}
+_KINDS = {"pods": "Pod", "nodes": "Node", "leases": "Lease", "secrets": "Secret", "leaderworkersets": "LeaderWorkerSet"}
 _NOW = "2026-11-17T00:00:00Z"
 
 
@@ -50,6 +50,8 @@ class FakeKubernetes:
         self.quota: str = ""  # why no pod may be created; empty: one may
         self.forbidden: set[str] = set()  # collections that may not be read: "nodes"
         self.hangs = False  # no request is answered
+        self.documents: dict[str, Object] = {}  # answers to GET by path, such as /version
+        self.denied: set[str] = set()  # rights that a review does not find: "create pods"
 
     # -- faults
 
@@ -96,6 +98,12 @@ class FakeKubernetes:
         if collection.rpartition("/")[2] in self.forbidden:
             raise Refusal(403, "Forbidden", f"{collection} is forbidden")
         body = json.loads(await request.read() or b"{}")
+        if request.method == "GET" and request.path in self.documents:
+            return web.json_response(self.documents[request.path])
+        if collection.endswith("/selfsubjectaccessreviews"):
+            asked = body["spec"]["resourceAttributes"]
+            allowed = f"{asked['verb']} {asked['resource']}" not in self.denied
+            return web.json_response(body | {"status": {"allowed": allowed}}, status=201)
         match request.method:
             case "GET" if not name and request.query.get("watch") == "true":
                 return await self._watch(request, collection)

@@ -18,7 +18,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="to be served here: are its files complete, does it fit"
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML of `penstock serve` or `penstock gateway`")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML of `penstock serve`, `gateway` or `fleet`")
+    parser.add_argument(
+        "--kubernetes",
+        action="store_true",
+        help="the cluster of the kubeconfig, or of this pod, for gateways and a fleet",
+    )
+    parser.add_argument("--kubeconfig", metavar="FILE", help="default: in a pod its service account, else KUBECONFIG")
+    parser.add_argument("--context", help="of the kubeconfig (default: its current one)")
+    parser.add_argument("--namespace", help="of the pods (default: the context's, or the pod's own)")
     parser.add_argument("--store", metavar="URL", help="see `penstock gateway`")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
@@ -28,10 +36,16 @@ def run(arguments: argparse.Namespace) -> None:
     from penstock.cli.config_file import read_config_file
     from penstock.cli.store_flags import store_url
     from penstock.doctor.checks import look_over
+    from penstock.doctor.cluster import ClusterUse
+    from penstock.http.kubernetes_api import ClusterSettings
 
     findings = []
     read = partial(read_config_file, arguments.config) if arguments.config is not None else None
-    for finding in look_over(arguments.model, read, arguments.store, store_url(None, None)):
+    use = None
+    if arguments.kubernetes:
+        there = ClusterSettings(arguments.kubeconfig, arguments.context, arguments.namespace)
+        use = ClusterUse(there, drives=True, lease="penstock")
+    for finding in look_over(arguments.model, read, arguments.store, store_url(None, None), use):
         findings.append(finding)
         if not arguments.json:
             print(line(finding), flush=True)  # as it is found: some checks take a while

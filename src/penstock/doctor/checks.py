@@ -9,8 +9,10 @@ from penstock.core.config import build
 from penstock.core.config_file import ConfigFile
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.settings import Settings, TelemetrySettings
-from penstock.doctor import fleet, machine
+from penstock.doctor import cluster, fleet, machine
+from penstock.doctor.cluster import ClusterUse
 from penstock.doctor.findings import Finding, fail, ok
+from penstock.fleet.settings import FleetSettings
 from penstock.gateway.membership.factory import replicas_of
 from penstock.gateway.settings.gateway import GatewaySettings, router_of, routes_of
 from penstock.gateway.settings.monitor import slack_of, slos_of
@@ -20,9 +22,14 @@ Check = Callable[[], Iterator[Finding]]
 
 
 def look_over(
-    model: str | None, read_config: Callable[[], ConfigFile] | None, store: str | None, default_store: str
+    model: str | None,
+    read_config: Callable[[], ConfigFile] | None,
+    store: str | None,
+    default_store: str,
+    use: ClusterUse | None = None,
 ) -> Iterator[Finding]:
-    """The configuration is a gateway's or a replica's; what it names is looked at as well."""
+    """The configuration is a gateway's, a fleet's or a replica's; what it names is looked at as well. `use`: of a
+    cluster that no configuration says."""
     for check in (machine.python, machine.open_files, machine.disk):
         yield from _guarded(check)
     file: ConfigFile | None = None
@@ -33,10 +40,15 @@ def look_over(
             yield fail("config", error.message)
             return
     is_gateway = file is not None and "models" in file.values
+    is_fleet = file is not None and "pools" in file.values
     if file is not None and is_gateway:
         yield from _gateway(file, store, default_store)
-    if model is not None or not is_gateway:
-        yield from _engine(None if is_gateway else file, model)
+    elif file is not None and is_fleet:
+        yield from _fleet(file, store, default_store)
+    if use is not None:
+        yield from _guarded(lambda: cluster.cluster(use))
+    if model is not None or not (is_gateway or is_fleet or use is not None):
+        yield from _engine(None if is_gateway or is_fleet else file, model)
 
 
 def _engine(file: ConfigFile | None, model: str | None) -> Iterator[Finding]:
@@ -91,7 +103,24 @@ def _gateway(file: ConfigFile, store: str | None, default_store: str) -> Iterato
     if (limiter := settings.limiter_url) is not None:
         yield from _guarded(lambda: fleet.limiter(limiter))
     yield from _guarded(lambda: fleet.replicas(settings))
+    if (use := cluster.use_of_gateway(settings)) is not None:
+        yield from _guarded(lambda: cluster.cluster(use))
     yield from _telemetry(settings.telemetry, "penstock-gateway")
+
+
+def _fleet(file: ConfigFile, store: str | None, default_store: str) -> Iterator[Finding]:
+    try:
+        with file.located():
+            settings = build(FleetSettings, file.values)
+            pools = settings.pool_settings()
+            use = cluster.use_of_fleet(settings)
+    except PenstockError as error:
+        yield fail("config", error.message)
+        return
+    yield ok("config", f"{file.path} is a fleet's, and valid: {', '.join(pools)}")
+    yield from _guarded(lambda: fleet.store(store or settings.store or default_store))
+    if use is not None:
+        yield from _guarded(lambda: cluster.cluster(use))
 
 
 def _telemetry(settings: TelemetrySettings, service: str) -> Iterator[Finding]:

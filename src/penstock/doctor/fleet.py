@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 3.0
 _DAY_S = 86400.0
 _ENDS_SOON_S = 14 * _DAY_S
-_SKEW_S = 2.0  # of clocks; a Date header is told in whole seconds
+SKEW_S = 2.0  # of clocks; a Date header is told in whole seconds
 
 
 def port(host: str, number: int, setting: str) -> Iterator[Finding]:
@@ -152,7 +152,7 @@ def replicas(settings: GatewaySettings) -> Iterator[Finding]:
     for name, pool in pools_of(models).items():
         secret = os.environ.get(pool.secret_env, "") if pool.secret_env else ""
         for url in pool.replicas:
-            yield _paid(name, url) if pool.key_env else _replica(name, url, pool, secret)
+            yield _paid(name, url) if pool.key_env else replica(name, url, pool, secret, pool.served_as or name)
 
 
 def _paid(model: str, url: str) -> Finding:
@@ -165,7 +165,8 @@ def _paid(model: str, url: str) -> Finding:
         return fail("replica", f"{redact(url)} ({model}): {error}", "is the network open towards it?")
 
 
-def _replica(model: str, url: str, pool: ModelSettings, secret: str) -> Finding:
+def replica(model: str, url: str, pool: ModelSettings, secret: str, served: str | None) -> Finding:
+    """`served`: the name that it must know its model by; None: any."""
     who = f"{redact(url)} ({model})"
     try:
         own = {relay.SECRET_HEADER: secret} if secret else {}
@@ -174,10 +175,10 @@ def _replica(model: str, url: str, pool: ModelSettings, secret: str) -> Finding:
         )
     except (OSError, http.client.HTTPException) as error:
         return fail("replica", f"{who}: {error}", "is it running, and is the address right?")
-    skew_s = _skew_s(headers.get("date"))
-    if abs(skew_s) > _SKEW_S:
+    skew = skew_s(headers.get("date"))
+    if abs(skew) > SKEW_S:
         return warn(
-            "replica", f"{who}: its clock differs by {skew_s:+.0f} s", "run NTP on both: logs and traces mix them"
+            "replica", f"{who}: its clock differs by {skew:+.0f} s", "run NTP on both: logs and traces mix them"
         )
     if status == 403:
         return fail(
@@ -187,8 +188,7 @@ def _replica(model: str, url: str, pool: ModelSettings, secret: str) -> Finding:
         return _foreign(who, url, tls_of(model, pool))
     report = decode(body)
     says = f"{who}: {report.shown_state}, penstock {report.version}"
-    served = pool.served_as or model
-    if report.model and report.model != served:
+    if served is not None and report.model and report.model != served:
         return fail("replica", f"{who} serves {report.model}, not {served}", f"set models.{model}.served_as")
     if fault := report.measured.device.device_fault:
         return fail("replica", f"{who}: {fault}", "see docs/gpu.md")
@@ -211,7 +211,7 @@ def _foreign(who: str, url: str, tls: ssl.SSLContext | None) -> Finding:
     )
 
 
-def _skew_s(date: str | None) -> float:
+def skew_s(date: str | None) -> float:
     try:
         return parsedate_to_datetime(date).timestamp() - time.time() if date else 0.0
     except ValueError:

@@ -53,6 +53,7 @@ class KubernetesApi:
         self._client: Any = None
         self._connecting = asyncio.Lock()
         self.namespace = cluster.namespace or "default"  # from the first request on
+        self.date: str | None = None  # of the last answer, by the server's clock
 
     async def request(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Any = None, kind: str = ""
@@ -115,6 +116,7 @@ class KubernetesApi:
                 auth_settings=["BearerToken"],
             )
             response = await client.call_api(*asked, _request_timeout=timeout)
+        self.date = response.headers.get("Date")
         try:
             if response.status >= 400:
                 with _unreachable():
