@@ -23,6 +23,7 @@ from typing import NamedTuple
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 
 ROOT = Path(__file__).parent.parent
+IMAGE = ("postgres", "redis", "zmq", "dns", "otel", "kubernetes", "epp", "gpu")  # extras of every container image
 TORCH = "torch==2.13.0"  # a plain `torch` drags in another build
 INDEX = "https://pypi.org/simple"
 HASH = " \\\n    --hash=sha256:{}"
@@ -86,12 +87,27 @@ def main() -> None:
     engine = [TORCH if one.startswith("torch") else one for one in extras["engine"]]
     runtime = [*project["project"]["dependencies"], *engine]
     dev = project["dependency-groups"]["dev"]
-    everything = resolve([*runtime, *dev])
+    image = [*project["project"]["dependencies"], *(one for name in IMAGE for one in extras[name])]
+    everything = resolve([*runtime, *dev, *image])
     pinned = {name: everything[name] for name in resolve(runtime) if name != "torch"}
-    rest = {name: pin for name, pin in everything.items() if name not in pinned and name != "torch"}
+    tested = resolve([*runtime, *dev])
+    rest = {name: everything[name] for name in tested if name not in pinned and name != "torch"}
+    shipped = {name: everything[name] for name in resolve(image)}
     write(ROOT / "requirements.lock", "# The versions penstock is tested with. Written by tools/lock.py.\n", pinned, {})
     (ROOT / "requirements-torch.lock").write_text(
         f"# After requirements.lock; why by itself: tools/lock.py.\n{TORCH}\n"
+    )
+    write(
+        ROOT / "requirements-image.lock",
+        "# Packages of every container image; one with an engine has requirements.lock besides. No torch.\n",
+        shipped,
+        {},
+    )
+    write(
+        ROOT / "requirements-build.lock",
+        "# Packages that build penstock's wheel for container images.\n",
+        resolve(project["build-system"]["requires"]),
+        {},
     )
     write(
         ROOT / "requirements-dev.lock",
