@@ -183,7 +183,7 @@ def test_alerts_and_dashboard_are_penstocks() -> None:
         (["store.kind=sqlite", "gateway.replicas=1"], "more than one gateway"),
         (["store.kind=sqlite", "gateway.replicas=1", "gateway.autoscaling.enabled=false"], "never see a request"),
         (["fleet.enabled=false"], "nobody would start its replicas"),
-        (["pools[0].name=a", "pools[0].scaledBy=hpa"], "a controller without a pool does not start"),
+        (["pools=null"], "a controller without one does not start"),
         (["pools[0].name=a", "pools[0].scaledBy=hpa", "pools[0].settings.min=0"], "cannot scale to zero"),
         (["pools[0].name=a", "pools[1].name=a"], "two pools are called a"),
         (["secret.existingSecret="], "there is no Secret"),

@@ -122,10 +122,15 @@ def test_spot_pods_and_gpus_are_where_the_values_say(tmp_path: Path, monkeypatch
     assert pod["containers"][0]["image"] == "penstock:0.1.0-cuda"
 
 
-def test_gateways_find_deployments_by_their_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gateways_and_an_advising_controller_find_the_pods_of_deployments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     models = gateway("hpa", tmp_path, monkeypatch).pools()
-    assert models["chat"].dns == ["http://penstock-chat.serving.svc.cluster.local:8000"]
-    assert of_kind("hpa", "Service")["penstock-chat"]["spec"]["clusterIP"] == "None"
+    (query,) = models["chat"].kubernetes
+    labels = pods("hpa")["penstock-chat"]["metadata"]["labels"]
+    assert dict(one.split("=") for one in query["selector"].split(",")).items() <= labels.items()
+    pool = fleet("hpa", tmp_path, monkeypatch).pool_settings()["chat"]
+    assert (pool.advisory, pool.kubernetes) == (True, query)
     assert (models["chat"].secret_env, models["chat"].slo) == (SECRET, {"ttft_s": 0.3})
     one = replicas("hpa", tmp_path)["penstock-chat"]
     assert (one.model, one.server.name, one.slo.ttft_s) == ("hf:Qwen/Qwen3-8B", "chat", 0.3)

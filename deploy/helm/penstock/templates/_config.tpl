@@ -8,6 +8,12 @@
 {{- toYaml $found -}}
 {{- end -}}
 
+{{/* Label selector of a Deployment's pods, by which gateways and the controller find them. Argument: (list $ pool) */}}
+{{- define "penstock.poolSelector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/instance={{ $root.Release.Name }},app.kubernetes.io/component=replica,penstock.dev/pool={{ (index . 1).name }}
+{{- end -}}
+
 {{- define "penstock.gatewayConfig" -}}
 {{- $models := dict -}}
 {{- range $given := .Values.pools -}}
@@ -16,8 +22,7 @@
 {{- with $pool.settings.slo }}{{ $_ := set $model "slo" . }}{{ end -}}
 {{- with $pool.settings.price_per_hour }}{{ $_ := set $model "price" (dict "replica_hour" .) }}{{ end -}}
 {{- if ne $pool.scaledBy "controller" -}}
-{{- $name := printf "%s-%s.%s.svc.%s" (include "penstock.fullname" $) $pool.name $.Release.Namespace $.Values.clusterDomain -}}
-{{- $_ := set $model "dns" (list (printf "http://%s:8000" $name)) -}}
+{{- $_ := set $model "kubernetes" (list (dict "selector" (include "penstock.poolSelector" (list $ $pool)))) -}}
 {{- $_ := set $model "hold_s" (dig "hold_s" 120 $pool.settings) -}}
 {{- end -}}
 {{- $_ := set $models $pool.name $model -}}
@@ -37,11 +42,14 @@
 {{- $pools := dict -}}
 {{- range $given := .Values.pools -}}
 {{- $pool := fromYaml (include "penstock.pool" (list $ $given)) -}}
+{{- $pods := dict "selector" (include "penstock.poolSelector" (list $ $pool)) -}}
+{{- $own := dict "advisory" true -}}
 {{- if eq $pool.scaledBy "controller" -}}
-{{- $pods := fromYaml (include "penstock.podSettings" (list $ $pool)) -}}
-{{- $own := mergeOverwrite $pods (default dict $pool.settings.kubernetes) -}}
-{{- $_ := set $pools $pool.name (merge (dict "kubernetes" $own) $pool.settings) -}}
+{{- $pods = fromYaml (include "penstock.podSettings" (list $ $pool)) -}}
+{{- $own = dict -}}
 {{- end -}}
+{{- $_ := set $own "kubernetes" (mergeOverwrite $pods (default dict $pool.settings.kubernetes)) -}}
+{{- $_ := set $pools $pool.name (merge $own $pool.settings) -}}
 {{- end -}}
 {{- $cluster := dict "secret" (include "penstock.secretName" .) -}}
 {{- $_ := set $cluster "service_account" (include "penstock.serviceAccount" (list . "replica")) -}}

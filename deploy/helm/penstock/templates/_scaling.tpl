@@ -1,10 +1,17 @@
-{{/* Signals that an HPA or KEDA scales a pool by, a list: `metric` is the external metric of the rules in
-deploy/prometheus/adapter.yml, `query` the same for KEDA, `perReplica` how much of it one replica is for.
-Argument: (list $ pool) */}}
-{{- define "penstock.triggers" -}}
+{{/* The signal that an HPA or KEDA scales a pool by: `metric` and `labels` of the external metric, which the rules in
+deploy/prometheus/adapter.yml make, `query` the same for KEDA, `perReplica` how much of it one replica is for. With a
+controller it is what that wants; without, the requests that are open or wait. Argument: (list $ pool) */}}
+{{- define "penstock.trigger" -}}
 {{- $pool := index . 1 -}}
-{{- $model := printf "{model=%q}" $pool.name -}}
-- metric: penstock_pool_requests
-  query: sum(penstock_gateway_requests_open{{ $model }}) + sum(penstock_gateway_queue_length{{ $model }})
-  perReplica: {{ $pool.requestsPerReplica }}
+{{- if (index . 0).Values.fleet.enabled -}}
+metric: penstock_pool_wanted_replicas
+labels: {pool: {{ $pool.name }}}
+query: max(penstock_fleet_wanted_replicas{pool="{{ $pool.name }}"})
+perReplica: 1
+{{- else -}}
+metric: penstock_pool_requests
+labels: {model: {{ $pool.name }}}
+query: sum({__name__=~"penstock_gateway_requests_open|penstock_gateway_queue_length",model="{{ $pool.name }}"})
+perReplica: {{ $pool.requestsPerReplica }}
+{{- end -}}
 {{- end -}}
