@@ -51,12 +51,21 @@ _NOTICE_S = 5.0
 
 def run_fleet(config: Path, store: str | None, chosen: Mapping[str, str | None]) -> None:
     """Until a signal ends it. `chosen`: settings that flags have instead of the file."""
-    with (
-        fleet_settings(config, chosen) as settings,
-        tempfile.TemporaryDirectory(prefix="penstock-") as directory,
-        TemplateProcess.start(template_modules(), Path(directory)),  # replicas are forked from it
-    ):
+    with fleet_settings(config, chosen) as settings, _template(settings):
         uvloop.run(_run(settings, store_url(store or settings.store, None), config))
+
+
+@contextmanager
+def _template(settings: FleetSettings) -> Iterator[None]:
+    """The process that replicas of this machine are forked from, where they are its own."""
+    if settings.driver != "local":
+        yield
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-") as directory,
+        TemplateProcess.start(template_modules(), Path(directory)),
+    ):
+        yield
 
 
 def run_down(config: Path, store: str | None, chosen: Mapping[str, str | None]) -> None:
