@@ -48,24 +48,44 @@ def leases(request: pytest.FixtureRequest, store: Store) -> Leases:
     return lambda holder, clock: LeaseKeeper(store.fleet, "fleet", holder, LEASE_S, clock)
 
 
-async def test_a_holder_outlives_a_server_that_is_away_for_less_than_the_lease(
-    server: FakeKubernetes, kubernetes_leases: Leases
+async def test_a_leader_goes_on_while_the_server_is_away_and_nobody_replaces_it(
+    server: FakeKubernetes, kubernetes_leases: Leases, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine, yours = Clock(), Clock()
     first, second = kubernetes_leases("first", mine), kubernetes_leases("second", yours)
     assert await take(first)
     assert not await take(second)
     server.go_down()
+    for _ in range(4):
+        mine.now += LEASE_S / 2
+        yours.now += LEASE_S / 2
+        await asyncio.to_thread(write, first)
+        assert not await take(second)
+    assert caplog.text.count("the Lease cannot be reached") == 2  # each has told it once
+    server.come_up()
+    assert not await take(second)  # the time in which it could not look does not count
     mine.now += LEASE_S / 2
     await asyncio.to_thread(write, first)
+    assert not await take(second)
     yours.now += LEASE_S
-    assert not await take(second)  # nobody can
-    mine.now += LEASE_S / 2
+    assert await take(second)
     with pytest.raises(LeaseLost):
         await asyncio.to_thread(write, first)
-    server.come_up()
+
+
+async def test_a_leader_that_alone_cannot_reach_the_server_is_replaced(
+    server: FakeKubernetes, kubernetes_leases: Leases
+) -> None:
+    mine, yours = Clock(), Clock()
+    first, second = kubernetes_leases("first", mine), kubernetes_leases("second", yours)
     assert await take(first)
-    assert not await take(second)  # it has seen a change
+    assert not await take(second)
+    yours.now += LEASE_S  # the first has renewed nothing meanwhile, and its own clock has not moved
+    assert await take(second)
+    server.go_down()
+    with pytest.raises(LeaseLost):  # the store knows
+        await asyncio.to_thread(write, first)
+    await asyncio.to_thread(write, second)
 
 
 async def test_a_lease_that_an_operator_has_touched_is_renewed(

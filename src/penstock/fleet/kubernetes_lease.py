@@ -1,8 +1,9 @@
 """The fleet's lease as a Lease of Kubernetes (coordination.k8s.io/v1), beside the store's.
 
 Of several controllers, the one that the Lease names acts; `kubectl get lease` shows which. It takes the store's lease
-too, without a wait, so that what a replaced controller still writes is refused. As in the store, expiry is judged by
-the watcher's own clock, from when the Lease was last seen to change.
+too, without a wait, so that what a replaced controller still writes is refused. For that reason a leader may go on
+while the API server is away: nobody can have replaced it whose word is not in the store. As there, expiry is judged by
+the watcher's own clock, from when the Lease was last seen to change; time in which nobody could look does not count.
 """
 
 from __future__ import annotations
@@ -47,26 +48,28 @@ class KubernetesLeaseKeeper(LeaseKeeper):
         self._loop = asyncio.get_running_loop()
         self._seen_version, self._changed_at = "", 0.0
         self._object: Object | None = None  # the Lease as this controller last wrote it; None: it is not the holder
-        self._held_at = -math.inf
+        self._tried_at = -math.inf  # to renew it
+        self._is_silent = False  # the API server, as was told
 
     def try_take(self) -> bool:
         try:
-            return self._wait(self._hold()) and super().try_take()
+            is_taken = self._wait(self._hold())
         except OrchestratorError as error:
-            log.warning("the lease cannot be looked at: %s", error.message)
+            self._tell(error)
+            self._seen_version = ""
             return False
-
-    @property
-    def is_held(self) -> bool:
-        return super().is_held and self._clock() - self._held_at < self._lease_s
+        self._tell(None)
+        return is_taken and super().try_take()
 
     @contextlib.contextmanager
     def fenced(self) -> Iterator[Execute]:
-        if self.is_held and self._clock() - self._held_at >= self._lease_s / _RENEWALS:
+        if self.is_held and (now := self._clock()) - self._tried_at >= self._lease_s / _RENEWALS:
+            self._tried_at = now
             try:
                 self._wait(self._renew())
-            except OrchestratorError as error:  # until the lease is over, nobody else can have taken it
-                log.warning("the lease cannot be renewed: %s", error.message)
+                self._tell(None)
+            except OrchestratorError as error:
+                self._tell(error)
         with super().fenced() as execute:
             yield execute
 
@@ -74,6 +77,12 @@ class KubernetesLeaseKeeper(LeaseKeeper):
         super().release()
         with contextlib.suppress(OrchestratorError):  # it expires
             self._wait(self._give_back())
+
+    def _tell(self, error: OrchestratorError | None) -> None:
+        """Logs that the Lease cannot be reached, once."""
+        if error is not None and not self._is_silent:
+            log.warning("the Lease cannot be reached, and the leader stays who it is: %s", error.message)
+        self._is_silent = error is not None
 
     # -- in the event loop
 
@@ -97,20 +106,20 @@ class KubernetesLeaseKeeper(LeaseKeeper):
             "acquireTime": _now(),
             "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1,
         }
-        return await self._write(found | {"spec": own}, now)
+        self._tried_at = now
+        return await self._write(found | {"spec": own})
 
     async def _renew(self) -> None:
         """Raises LeaseLost where another controller has it."""
-        now, known = self._clock(), self._object
+        known = self._object
         if known is None:
             raise LeaseLost("the lease has expired")
-        if await self._write(known | {"spec": known["spec"] | self._spec()}, now):
+        if await self._write(known | {"spec": known["spec"] | self._spec()}):
             return
         found = await self._request("GET", self._object_name)  # an operator may have written to it
         is_mine = (found.get("spec") or {}).get("holderIdentity") == self._holder
-        if not is_mine or not await self._write(found | {"spec": found["spec"] | self._spec()}, now):
+        if not is_mine or not await self._write(found | {"spec": found["spec"] | self._spec()}):
             self._object = None
-            self._held_at = -math.inf
             raise LeaseLost("another controller has the Lease")
 
     async def _give_back(self) -> None:
@@ -121,7 +130,7 @@ class KubernetesLeaseKeeper(LeaseKeeper):
                 await self._request("PUT", self._object_name, known | {"spec": spec})
         await self._api.close()
 
-    async def _write(self, lease: Object, now: float) -> bool:
+    async def _write(self, lease: Object) -> bool:
         """Whether nobody was faster."""
         manifest = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **lease}
         is_new = "resourceVersion" not in lease["metadata"]
@@ -131,7 +140,6 @@ class KubernetesLeaseKeeper(LeaseKeeper):
             if error.reason in ("AlreadyExists", "Conflict", "NotFound"):
                 return False
             raise
-        self._held_at = now
         return True
 
     async def _request(self, method: str, name: str, body: Object | None = None) -> Object:
