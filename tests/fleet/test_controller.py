@@ -8,6 +8,7 @@ import pytest
 
 from penstock.core.errors import ConfigError, LeaseLost, PoolTaken
 from penstock.fleet.drivers.driver import DriverReplica
+from penstock.fleet.lease import LeaseKeeper
 from penstock.fleet.policy.observation import CapacityType
 from penstock.fleet.rounds import read_rounds
 from penstock.fleet.settings import FleetSettings
@@ -224,6 +225,23 @@ async def test_fleet_whose_controller_still_runs_is_not_taken_down(store: Store)
     with pytest.raises(ConfigError, match="end it first"):
         await fleet.controller(is_alone=False).stop_all(0.0, patience_s=0.0)
     assert fleet.states() == {"active": 2}
+
+
+async def test_fleet_whose_replicas_take_longer_to_stop_than_the_lease_lasts_is_taken_down(store: Store) -> None:
+    fleet, lease_s = FakeFleet(store), 10.0
+    await fleet.run(await leading(fleet), 4)
+    now_s, stop = [0.0], fleet.driver.stop
+
+    async def stop_slowly(replica_id: str, grace_s: float) -> None:
+        now_s[0] += 2 * lease_s
+        await stop(replica_id, grace_s)
+
+    fleet.driver.stop = stop_slowly  # type: ignore[method-assign]
+    keeper = LeaseKeeper(store.fleet, "penstock", "down", lease_s, lambda: now_s[0], is_alone=True)
+    await fleet.controller(keeper=keeper).stop_all(0.0)
+    assert not fleet.driver.replicas
+    assert not store.fleet.replicas()
+    assert not store.fleet.pools()
 
 
 async def test_pool_whose_replicas_cannot_be_parked_loses_none_by_trying(store: Store) -> None:

@@ -106,8 +106,7 @@ def test_a_drained_node_is_replaced_before_it_goes(ray: RealRay, fleet: RealFlee
     eventually(lambda: zones(fleet), lambda found: found == ["a", "b", "c"], within_s=PATIENCE_S)
     (leaving,) = [name for name, one in fleet.replicas().items() if one.zone == "c"]
     ray.drain_node(node, time.time() + 10 * PATIENCE_S)
-    eventually(fleet.replicas, lambda found: leaving not in found, within_s=PATIENCE_S)
-    assert len(fleet.active()) == 3
+    eventually(fleet.active, lambda active: len(active) == 3 and leaving not in active, within_s=PATIENCE_S)
     assert fleet.chat() == 200
     ray.lose_node(node)
 

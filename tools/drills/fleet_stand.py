@@ -63,7 +63,8 @@ class RealFleet:
         return process
 
     def run(self, *words: str) -> str:
-        done = subprocess.run(self.command(*words), env=self.environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(self.command(*words), env=self.environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
         return done.stdout
 
     def replicas(self) -> dict[str, FleetReplica]:

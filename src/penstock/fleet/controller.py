@@ -110,17 +110,21 @@ class Controller:
     async def stop_all(self, grace_s: float, patience_s: float = math.inf) -> None:
         """Takes every replica from the gateways and ends it; for an operator who has ended the controllers. Raises
         ConfigError if one still leads after `patience_s`."""
+        await self._take_lease(patience_s)
+        found = await asyncio.to_thread(self._recorder.load, {}, self._clock())
+        await asyncio.to_thread(self._recorder.remove_members)
+        listed = await self._driver.list()
+        await asyncio.gather(*(self._driver.stop(one, grace_s) for one in {*found, *(one.id for one in listed)}))
+        await self._take_lease(patience_s)  # to stop replicas may take longer than it lasts
+        await asyncio.to_thread(self._recorder.remove_all)
+        await asyncio.to_thread(self._keeper.release)
+
+    async def _take_lease(self, patience_s: float) -> None:
         until_s = time.monotonic() + patience_s
         while not await asyncio.to_thread(self._keeper.try_take):
             if time.monotonic() >= until_s:
                 raise ConfigError("a controller of this fleet still runs; end it first, by Ctrl+C or SIGTERM")
             await asyncio.sleep(_FOLLOWER_S)  # another's lease expires
-        found = await asyncio.to_thread(self._recorder.load, {}, self._clock())
-        await asyncio.to_thread(self._recorder.remove_members)
-        listed = await self._driver.list()
-        await asyncio.gather(*(self._driver.stop(one, grace_s) for one in {*found, *(one.id for one in listed)}))
-        await asyncio.to_thread(self._recorder.remove_all)
-        await asyncio.to_thread(self._keeper.release)
 
     # -- lead
 
