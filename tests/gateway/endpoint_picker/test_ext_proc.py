@@ -23,6 +23,8 @@ from penstock.gateway.endpoint_picker.picker import EndpointPicker
 from penstock.gateway.endpoint_picker.server import EXT_PROC, EndpointPickerServer
 from penstock.gateway.endpoint_picker.settings import EndpointPickerSettings
 from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings
+from penstock.health.settings import HealthSettings
+from penstock.health.slow_start import SlowStartSettings
 from penstock.router.request import EdgeRequest
 from tests.certificates import new_ca
 from tests.gateway.endpoint_picker.fake_envoy import BUFFERED, DUPLEX, NONE, FakeEnvoy
@@ -72,7 +74,8 @@ class Picking:
 @contextlib.contextmanager
 def picking(*replicas: Replica, settings: EndpointPickerSettings = SETTINGS, **options: Any) -> Iterator[Picking]:
     make = partial(EndpointPicker, GatewaySettings(endpoint_picker=settings))
-    with running_gateway(*replicas, make=make, **options) as gateway:
+    health = HealthSettings(slow_start=SlowStartSettings(ramp_s=0))  # which draws lots
+    with running_gateway(*replicas, make=make, health=health, **options) as gateway:
         assert isinstance(gateway.app, EndpointPicker)
         server = EndpointPickerServer(gateway.app)
 

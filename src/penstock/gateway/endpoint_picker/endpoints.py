@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 from penstock.gateway.replicas.replica import Replica
 from penstock.gateway.replicas.replica_set import Subscriber
 from penstock.observe.redaction import redact
-from penstock.router.router import Choice
 
 log = logging.getLogger("penstock.gateway")
 
@@ -47,13 +46,6 @@ class Endpoints(Subscriber):
             return frozenset(self._by_id) if self._num_left_out else None
         found = self._by_id.items()
         return frozenset(one for one, where in found if where in subset or where.rpartition(":")[0] in subset)
-
-
-def ranked(choice: Choice) -> list[str]:
-    """Ids of a choice's candidates: the picked one, then the others by their scores. All of them have room."""
-    assert choice.replica is not None
-    by_score = sorted(zip(choice.totals, choice.candidates, strict=True), key=lambda pair: -pair[0])
-    return [choice.replica.id, *(one.id for _, one in by_score if one.id != choice.replica.id)]
 
 
 def endpoint_of(url: str) -> str | None:

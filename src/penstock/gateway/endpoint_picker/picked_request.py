@@ -12,7 +12,7 @@ from typing import Any
 from penstock.admission.decision import Admit, Decision, Shed
 from penstock.api import relay, server_timing
 from penstock.dialects.usage import StreamTally
-from penstock.gateway.endpoint_picker.endpoints import Endpoints, ranked
+from penstock.gateway.endpoint_picker.endpoints import Endpoints
 from penstock.gateway.endpoint_picker.pick_exchange import Destination, HeaderPairs, PickExchange, header_pairs
 from penstock.gateway.proxy import journey as on
 from penstock.gateway.proxy import refusals
@@ -123,10 +123,19 @@ class PickedRequest:
         """The pick, and behind it the replicas that Envoy may fail over to."""
         assert self._choice is not None
         headers = self._headers_for(action.legs[0].replica) + header_pairs(self._count_at(action.legs[0].replica))
-        endpoints = self._endpoints.named(ranked(self._choice)[: 1 + self._max_fallbacks])
+        endpoints = self._endpoints.named(self._ranked(self._choice)[: 1 + self._max_fallbacks])
         names = {name for name, _ in headers}
         removed = [name for name in _RELAY_HEADERS if name not in names]
         self._exchange.goes_to(Destination(endpoints, headers, removed, self._body, self))
+
+    def _ranked(self, choice: Choice) -> list[str]:
+        """Ids of the picked replica, of the other candidates by their scores, and of those that are full or cold."""
+        assert choice.replica is not None
+        by_score = sorted(zip(choice.totals, choice.candidates, strict=True), key=lambda pair: -pair[0])
+        admission, now = self._services.upstream.admission, self._services.clock.now()
+        usable, _ = admission.router.usable(self.request, admission.replicas(self.request.model), now)
+        found = [choice.replica, *(one for _, one in by_score), *usable]
+        return list(dict.fromkeys(one.id for one in found))
 
     def _headers_for(self, replica_id: str) -> list[tuple[str, bytes]]:
         """The secret of a replica that has one, and with it the request's class, which it believes then."""
