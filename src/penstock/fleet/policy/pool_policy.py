@@ -258,7 +258,7 @@ class _Round:
         if before is not None and sizing.needed <= before and self.census.num_ready < before:
             if self.census.doomed:
                 return f"in place of {', '.join(each.id for each in self.census.doomed)}, which is taken away"
-            return f"{before - self.census.num_ready} of {before} replicas lost"
+            return f"{before - self.census.num_ready} of {before} replicas are missing"
         if self.census.num_ready < at_least and sizing.needed <= at_least and not sizing.urgent:
             return f"the pool has at least {at_least}"
         match sizing.reason:
