@@ -12,7 +12,7 @@ from tools.kubernetes.cluster import Cluster
 
 from tests.kubernetes.namespaces import Namespace, address, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.drill]
+pytestmark = [pytest.mark.slow, pytest.mark.drill, pytest.mark.asyncio(loop_scope="module")]
 
 PORT = 8000
 _SERVE = """
@@ -137,7 +137,7 @@ async def test_readiness_follows_its_probe(ns: Namespace) -> None:
     await until(lambda: send("POST", pod, "/open"), lambda answer: answer[0] == 200)
     await ns.wait_until_ready("gated")
     await send("DELETE", pod, "/open")
-    await until(ns.ready, lambda found: not found)
+    await until(ns.ready, lambda found: "gated" not in found)
 
 
 async def last_codes(ns: Namespace, name: str) -> dict[str, int]:

@@ -118,12 +118,12 @@ def post(path: str, body: object, key: str | None = None, **headers: str) -> byt
     return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + data
 
 
-async def begin(port: int, request: bytes) -> Call:
-    _, call = await asyncio.get_running_loop().create_connection(lambda: Call(request), "127.0.0.1", port)
+async def begin(port: int, request: bytes, host: str = "127.0.0.1") -> Call:
+    _, call = await asyncio.get_running_loop().create_connection(lambda: Call(request), host, port)
     return call
 
 
-async def ask(port: int, request: bytes, timeout_s: float = 120.0) -> Call:
-    call = await begin(port, request)
+async def ask(port: int, request: bytes, timeout_s: float = 120.0, host: str = "127.0.0.1") -> Call:
+    call = await begin(port, request, host)
     async with asyncio.timeout(timeout_s):
         return await call.ended

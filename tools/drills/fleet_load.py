@@ -79,8 +79,9 @@ class Tally:
 
 
 class CheckedLoad:
-    def __init__(self, port: int, tokens: int) -> None:
+    def __init__(self, port: int, tokens: int, host: str = "127.0.0.1") -> None:
         self._port = port
+        self._host = host
         self._asked = {name: post(_PATH, body) for name, body in questions(tokens).items()}
         self._names = itertools.cycle(self._asked)
         self._expected: dict[str, tuple[dict[int, str], int]] = {}
@@ -99,7 +100,7 @@ class CheckedLoad:
     async def learn(self) -> None:
         """Asks everything once, undisturbed."""
         for name, request in self._asked.items():
-            call = await ask(self._port, request, _GIVE_UP_S)
+            call = await ask(self._port, request, _GIVE_UP_S, self._host)
             assert call.status == 200, call.body
             self._expected[name] = answer_of(call)
 
@@ -109,6 +110,10 @@ class CheckedLoad:
         self._num_wanted = num_clients
         for number in range(len(self._clients), num_clients):
             self._clients.append(asyncio.create_task(self._ask_again(number)))
+
+    def move(self, host: str) -> None:
+        """Requests from now on go to this address."""
+        self._host = host
 
     def take_tally(self) -> Tally:
         """What was counted since the last call."""
@@ -123,7 +128,7 @@ class CheckedLoad:
         while number < self._num_wanted:
             name = next(self._names)
             try:
-                call = await begin(self._port, self._asked[name])
+                call = await begin(self._port, self._asked[name], self._host)
                 self._open.add(call)
                 async with asyncio.timeout(_GIVE_UP_S):
                     await call.ended

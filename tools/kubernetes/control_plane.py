@@ -86,6 +86,11 @@ class ControlPlane:
         finally:
             self.start(part)
 
+    def dead(self) -> dict[str, str]:
+        """Parts that have ended by themselves, with their last words."""
+        ended = [part for part, process in self._processes.items() if process.poll() is not None]
+        return {part: (self.directory / f"{part}.log").read_text()[-1000:] for part in ended}
+
     def is_ready(self) -> bool:
         request = urllib.request.Request(f"{self.url}/readyz", headers={"authorization": f"Bearer {TOKEN}"})
         unverified = ssl._create_unverified_context()
@@ -125,7 +130,8 @@ class ControlPlane:
     def _make_commands(self, host: str, api_flags: Sequence[str]) -> dict[str, list[str]]:
         at = self.directory
         store, peers = f"http://{host}:2379", f"http://{host}:2380"
-        client = [f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", f"--cert-dir={at}/certs", "--port=0"]
+        client = [f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", f"--cert-dir={at}/certs"]
+        client += ["--secure-port=0", "--port=0"]  # nobody asks them anything
         flags = {
             "etcd": [
                 f"--data-dir={at}/etcd",

@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import aiohttp
+import psutil
 from tools.kubernetes.api import STRATEGIC, UNAVAILABLE, Api, ApiError, Object
 from tools.kubernetes.pod import Host, Pod, now
 
@@ -240,6 +241,14 @@ class Node:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def kill_pod(self, uid: str) -> None:
+        """Kills the first process of each container, and so all of them."""
+        assert self._process is not None
+        for process in psutil.Process(self._process.pid).children():
+            if any(f"_{uid[:8]}/" in word for word in process.cmdline()):
+                for first in process.children():
+                    first.kill()
 
     def close(self) -> None:
         if self._process is not None:

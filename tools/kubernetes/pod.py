@@ -25,6 +25,7 @@ from tools.kubernetes.volumes import PodValues, expand, mounts_of
 log = logging.getLogger("node_agent")
 
 ENTRY_POINT = ["penstock"]  # the image's, where a pod names no command
+HOME = "/home/penstock"
 _RETRY_S = 0.5
 _MAX_BACKOFF_S = 10.0
 
@@ -138,23 +139,25 @@ class ContainerLife:
         directory = self.pod.directory / "containers" / f"{name}-{self.restarts}"
         home = self.pod.directory / "home"
         (home / ".cache" / "penstock").mkdir(parents=True, exist_ok=True)
-        environment = {"HOME": str(home), "HOSTNAME": self.pod.name, **self.pod.host.environment, **own}
-        self._seed(environment, volumes)
+        environment = {"HOME": HOME, "HOSTNAME": self.pod.name, **self.pod.host.environment, **own}
+        mounts = {HOME: home, **mounts_of(self.spec, volumes)}
+        self._seed(environment, mounts)
         words = (self.spec.get("command") or ENTRY_POINT) + self.spec.get("args", [])
         command = [values.local(expand(word, environment)) for word in words]
-        found = Container(directory, self.pod.name, mounts_of(self.spec, volumes))
+        found = Container(directory, self.pod.name, mounts)
         self.calls = ContainerCalls(self.spec, found, self.pod.address, self.pod.host.http)
-        workdir = self.spec.get("workingDir", str(home))
+        workdir = self.spec.get("workingDir", HOME)
         await found.start(command, environment, workdir, self.pod.directory / f"{name}.log")
         return found
 
-    def _seed(self, environment: dict[str, str], volumes: dict[str, Path]) -> None:
+    def _seed(self, environment: dict[str, str], mounts: dict[str, Path]) -> None:
         """Compiled kernels are in the image's home of penstock; a home on a volume begins with them too."""
         inside = Path(environment.get("PENSTOCK_HOME", f"{environment['HOME']}/.cache/penstock"))
-        for path, source in mounts_of(self.spec, volumes).items():
+        for path, source in mounts.items():
             if inside.is_relative_to(path):
                 inside = source / inside.relative_to(path)
-        if inside.is_dir() and not (inside / "kernels").exists():
+                break
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
             (inside / "kernels").symlink_to(self.pod.host.kernels)
 
     async def _probe(self) -> None:

