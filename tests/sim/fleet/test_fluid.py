@@ -34,6 +34,16 @@ def test_a_pool_keeps_its_slo_up_to_its_rate_and_not_beyond() -> None:
     assert kept(1.1 * rate) < 0.6
 
 
+def test_a_prompt_that_takes_longer_than_the_ttft_by_itself_breaks_it_on_an_idle_pool() -> None:
+    cost = replace(PROFILE.cost, token_s=4e-4)
+    serving = Serving(replace(PROFILE, chunk_tokens=512, cost=cost), Slo(ttft_s=1.0, tpot_s=5.0))
+    for _ in range(60):
+        tick = serving.tick(0.1, 1000, 100, 10)
+    # Prompts of more than 2,400 tokens or so: one in eleven, of an exponential distribution.
+    assert tick.in_slo / 0.1 == pytest.approx(0.91, abs=0.02)
+    assert tick.ttft_s < 1.0 < tick.ttft_s + tick.rest_p95_s
+
+
 def test_places_bound_the_rate_of_long_outputs() -> None:
     work = Serving(PROFILE, SLO).work
     assert work(350, 300).rate == pytest.approx(43, rel=0.05)  # of the simulator: 41 to 45

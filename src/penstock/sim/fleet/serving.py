@@ -39,13 +39,13 @@ class Tick(NamedTuple):
     started: float  # requests whose prompts were computed
     ttft_s: float  # of one that comes at the end of it
     step_s: float
-    rest_p95_s: float = 0.0  # what a long prompt's chunks after the first add to its TTFT
+    rest_p95_s: float = 0.0  # what a long prompt adds to its TTFT by itself
 
 
 class _Rest(NamedTuple):
-    """Time of a prompt's chunks after its first, where prompts are exponentially distributed."""
+    """Time of a prompt beyond that of one step, where prompts are exponentially distributed."""
 
-    share: float  # of prompts that have more than one
+    share: float  # of prompts that take longer
     mean_s: float  # of those
 
     def share_over(self, seconds: float) -> float:
@@ -127,7 +127,7 @@ class Serving:
         self.queued -= shed
         first_s = _STEPS_TO_FIRST * step_s
         self.prefilling = started * first_s
-        rest = _Rest(math.exp(-tokens / prompt_tokens), prompt_tokens / tokens * full_s)
+        rest = _Rest(math.exp(-step_s / full_s * tokens / prompt_tokens), prompt_tokens / tokens * full_s)
         in_time = self._in_time(queued / speed, self.queued / speed, self.slo.ttft_s - first_s, rest)
         kept = arrivals * in_time * self._tpot_share()
         in_slo = min(kept, arrivals - shed) if shed < arrivals else 0.0
