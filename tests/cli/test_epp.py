@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tools.drills.stand import PATIENT
 
 from tests.gateway.endpoint_picker.fake_envoy import FakeEnvoy
 from tests.server.replica import NAME, Replica, serving
@@ -30,7 +31,7 @@ def real_epp(directory: Path, *replicas: Replica) -> Iterator[tuple[FakeEnvoy, i
     picking = {"port": 0, "health_port": 0, "metrics_port": 0, "secure": False, "drain_s": 5}
     store = f"sqlite:///{directory / 'store.db'}"
     config.write_text(
-        yaml.safe_dump({"store": store, "models": {NAME: {"replicas": urls}}, "endpoint_picker": picking})
+        yaml.safe_dump({"store": store, "models": {NAME: {"replicas": urls}}, "endpoint_picker": picking, **PATIENT})
     )
     with log.open("w") as complaints:
         process = subprocess.Popen(

@@ -127,8 +127,8 @@ def spec(replica: str, zone: str = "", capacity_type: CapacityType = CapacityTyp
 
 
 async def until(driver: KubernetesDriver, is_so: Callable[[list[DriverReplica]], object]) -> list[DriverReplica]:
-    """The driver's listing when this holds for it first."""
-    return await eventually_awaited(lambda: listing(driver), is_so)
+    """The driver's listing when it has replicas and this holds for them first."""
+    return await eventually_awaited(lambda: listing(driver), lambda listed: listed and is_so(listed))
 
 
 async def listing(driver: KubernetesDriver) -> list[DriverReplica]:
