@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -166,11 +166,11 @@ def check_client() -> None:
 
 
 @contextlib.contextmanager
-def _unreachable() -> Any:
-    errors = import_module("aiohttp").ClientError
+def _unreachable() -> Iterator[None]:
+    refused, misled = import_module("aiohttp").ClientError, import_module("kubernetes.aio.config").ConfigException
     try:
         yield
-    except (errors, OSError, TimeoutError, ValueError) as error:
+    except (refused, misled, OSError, TimeoutError, ValueError) as error:
         said = str(error) or type(error).__name__
         raise OrchestratorError(f"Kubernetes cannot be reached: {said}", reason=UNREACHABLE) from None
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from penstock.core.errors import CapacityRefused, ConfigError
-from penstock.core.settings import EngineSettings, ServerSettings, Settings
-from penstock.core.slo import Slo
-from penstock.fleet.drivers.driver import ReplicaSpec
 from penstock.fleet.drivers.local import LocalDriver, cordon, uncordon
 from penstock.fleet.drivers.process import Child
 from penstock.fleet.policy.observation import CapacityType
+from tests.fleet.drivers.contract import *  # noqa: F403
+from tests.fleet.drivers.contract import spec
 
 
 class FakeChild:
@@ -35,9 +34,11 @@ async def fake_spawn(
     return FakeChild()
 
 
-def spec(name: str, zone: str, capacity_type: CapacityType = CapacityType.ON_DEMAND) -> ReplicaSpec:
-    settings = Settings("m", EngineSettings(), ServerSettings(), Slo())
-    return ReplicaSpec(name, "pool", settings, zone=zone, capacity_type=capacity_type, gpus=0)
+@pytest.fixture
+async def driver(tmp_path: Path) -> AsyncIterator[LocalDriver]:
+    found = LocalDriver(tmp_path / "replicas", "secret", spawn=fake_spawn)
+    yield found
+    await found.close()
 
 
 async def test_nothing_is_started_where_an_operator_has_cordoned(tmp_path: Path) -> None:

@@ -77,12 +77,10 @@ class KubernetesDriver:
         wait_s = math.ceil(grace_s + settings.pre_stop_s) if grace_s > 0 else 1
         if not await self._delete(path, wait_s):
             return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s + _CONFIRM_S):
-                await self._until_gone(replica_id)
-        if (left := self._find(replica_id)) is not None and self._is_node_lost(left):
-            await self._delete(f"{self._path()}/{left['metadata']['name']}", 0)
-        await self._until_gone(replica_id)
+        while not await self._is_gone_within(replica_id, wait_s + _CONFIRM_S):
+            wait_s = 0
+            if (left := self._find(replica_id)) is not None and self._is_node_lost(left):
+                await self._delete(f"{self._path()}/{left['metadata']['name']}", 0)
 
     async def list(self) -> Sequence[DriverReplica]:
         self._nodes.start()
@@ -179,9 +177,12 @@ class KubernetesDriver:
             self._pods.put(left)
         return True
 
-    async def _until_gone(self, replica_id: str) -> None:
-        while self._find(replica_id) is not None:
-            await self._changed.wait()
+    async def _is_gone_within(self, replica_id: str, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._find(replica_id) is not None:
+                    await self._changed.wait()
+        return self._find(replica_id) is None
 
     def _pods_changed(self) -> None:
         self._changed.set()
