@@ -40,12 +40,12 @@ ARG TORCH_INDEX=
 COPY requirements-torch.lock ./
 RUN python -m pip --python /opt/penstock/bin/python install --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r requirements-torch.lock
 RUN /opt/penstock/bin/python -c "import sys, torch; sys.exit(torch.version.cuda and 'this torch is for CUDA: pass --build-arg TORCH_INDEX, the index of its builds for CPUs')"
-RUN /opt/penstock/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/penstock/lib
+RUN /opt/penstock/bin/python -m compileall -q -j 0 -x torch/testing/_internal/ --invalidation-mode unchecked-hash /opt/penstock/lib
 
 FROM engine-environment AS cuda-environment
 COPY requirements-torch.lock ./
 RUN python -m pip --python /opt/penstock/bin/python install -r requirements-torch.lock
-RUN /opt/penstock/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/penstock/lib
+RUN /opt/penstock/bin/python -m compileall -q -j 0 -x torch/testing/_internal/ --invalidation-mode unchecked-hash /opt/penstock/lib
 
 # -- what runs
 
