@@ -36,6 +36,7 @@ from penstock.cli.gateway_worker import Started, addresses_of
 from penstock.cli.start_report import read_report
 from penstock.cli.store_flags import store_url
 from penstock.cli.supervisor import Listeners, Supervisor
+from penstock.core.cores import usable_cores
 from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.settings import Settings
 from penstock.engine.client import as_error, startup_phases
@@ -224,7 +225,7 @@ class _Start:
 
 def _write_config(settings: Settings, name: str, port: int, count: int, directory: Path) -> Path:
     """JSON is YAML too."""
-    threads = settings.engine.threads or max(1, len(os.sched_getaffinity(0)) // count)
+    threads = settings.engine.threads or max(1, usable_cores() // count)
     engine = replace(settings.engine, threads=threads)
     plain = replace(settings.server, tls_cert=None, tls_key=None, client_ca=None)  # on loopback, to their gateway
     server = replace(plain, host="127.0.0.1", port=port, name=name, gateway_secret=None)

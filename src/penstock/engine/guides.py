@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
+from penstock.core.cores import usable_cores
 from penstock.core.errors import EngineFailed, PenstockError, UnsupportedParameter
 from penstock.core.guide import Guide
 from penstock.core.request import FinishReason, Request
@@ -44,7 +45,7 @@ class Guides:
         self._kept: OrderedDict[tuple[str, Guide], Matcher] = OrderedDict()
         self._news = threading.Event()
         self._wanted: dict[LiveGuide, None] = {}  # each once, however many tokens it was told
-        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        num_cores = usable_cores()
         self._num_threads = max(1, min(8, num_cores // 2))
         self._making = ThreadPoolExecutor(1, "guides", initializer=_be_kind)
         self._quick = ThreadPoolExecutor(self._num_threads, "masks")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
+from penstock.core.cores import usable_cores
 from penstock.core.errors import ConfigError
 from penstock.core.measurements import ServingLimits
 from penstock.core.settings import EngineSettings
@@ -30,7 +30,7 @@ def build_encoder(
     if settings.device == "cuda" and not has_gpu:
         raise ConfigError("device is cuda, but torch finds no GPU here", param="device")
     device = torch.device("cuda" if has_gpu and settings.device != "cpu" else "cpu")
-    torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(settings.threads or usable_cores())
     phases("weights", 0, checkpoint.config.num_layers)
     # A CPU has no arithmetic of less than float32 that would be faster here.
     number_format = settings.dtype if device.type == "cuda" and settings.dtype != "auto" else "float32"

@@ -10,13 +10,13 @@ pools:
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from penstock.core.config import build, within
+from penstock.core.cores import usable_cores
 from penstock.core.errors import ConfigError
 from penstock.core.settings import EngineSettings, ServerSettings, Settings, setting
 from penstock.core.slo import Seconds, Slo
@@ -151,7 +151,6 @@ def replica_settings(pool: str, settings: PoolSettings, slo: Slo, *, shares_mach
     be."""
     engine = settings.engine
     if engine.threads is None and not settings.gpus and shares_machine:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        engine = replace(engine, threads=max(1, cores // settings.max))
+        engine = replace(engine, threads=max(1, usable_cores() // settings.max))
     server = build(ServerSettings, {"name": pool, **settings.server}, where=f"pools.{pool}.server.")
     return Settings(settings.model, engine, server, slo)

@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from penstock.core.cores import usable_cores
 from penstock.core.errors import ConfigError
 from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
@@ -70,7 +71,7 @@ def _on_cpu(config: ModelConfig, settings: EngineSettings, device: torch.device)
     kv_dtype = resolve_kv_dtype(settings.kv_dtype, torch.float32, f"{obstacle}; use int8", int8_kv_obstacle(device))
     if settings.dtype == "float16":
         raise ConfigError("float16 is for GPUs; on a CPU use bfloat16 or float32", param="dtype")
-    threads = settings.threads or len(os.sched_getaffinity(0))
+    threads = settings.threads or usable_cores()
     chosen = _cpu_format(settings, quant, threads)
     if chosen.fallback_reason is not None:
         log.warning("no native CPU kernels: the model runs on torch, several times slower: %s", chosen.fallback_reason)

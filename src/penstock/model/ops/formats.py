@@ -23,6 +23,7 @@ from typing import Literal
 
 import torch
 
+from penstock.core.cores import usable_cores
 from penstock.core.private_files import make_private
 from penstock.hub.home import penstock_home
 from penstock.model.ops import Linear, Ops
@@ -98,7 +99,7 @@ def choose_format(
         raise KernelsUnavailable(reason)
     if dtype == "float32" and not keep:  # one candidate each: nothing to measure
         return Format("native" if library else "reference", "float32", fallback_reason=reason)
-    threads = threads or len(os.sched_getaffinity(0))
+    threads = threads or usable_cores()
     native = (*NATIVE, *LOW_BIT) if keep_low_bit or keep else NATIVE
     measured = _measured(native if library else REFERENCE, threads, library)
     if lost := keep.difference(*(each.keeps for each in measured)):

@@ -7,7 +7,6 @@ chunked, and for any number of threads.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.core.cores import usable_cores
 from penstock.core.errors import ModelUnsupported
 from penstock.model.batch import Batch
 from penstock.model.ops import (
@@ -81,7 +81,7 @@ class NativeOps:
         self.kv_arithmetic = self.arithmetic
         if self.kv_dtype is torch.int8:
             self.kv_arithmetic = next(each for each in CACHED_INT8 if self.library.arithmetic_at(each))
-        self.pool = self.library.pool_new(threads or len(os.sched_getaffinity(0)))
+        self.pool = self.library.pool_new(threads or usable_cores())
         weakref.finalize(self, self.library.pool_free, self.pool)
         self.arena = Arena()
         self.packing = threading.Lock()  # layers are loaded by several threads, and the pool serves one caller
