@@ -26,7 +26,7 @@ from tools.kubernetes.install import find
 PARTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 TOKEN = "admin-token"
 _PATIENCE_S = 120.0
-_UNREACHABLE_S = 10  # without a heartbeat, until a node counts as lost; Kubernetes waits 40 s
+_UNREACHABLE_S = 40  # without a heartbeat, until a node counts as lost; more than an API server takes to start
 _TOLERATED_S = 2  # on a lost node, until its pods are deleted; Kubernetes waits 300 s
 
 

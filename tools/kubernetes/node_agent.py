@@ -83,6 +83,7 @@ class NodeAgent:
                 if not is_registered:
                     await self._register()
                     is_registered = True
+                await self._report()  # the control plane may have called it lost meanwhile
                 await self._renew()
             except UNAVAILABLE as error:
                 log.info("the API server is away: %r", error)
@@ -103,6 +104,9 @@ class NodeAgent:
             if error.status != 409:
                 raise
             await self._api.patch(self._path, {"metadata": meta})
+
+    async def _report(self) -> None:
+        settings = self._settings
         room = {"cpu": str(settings.cpus), "memory": "256Gi", "ephemeral-storage": "1Ti", "pods": "200"}
         if settings.gpus:
             room["nvidia.com/gpu"] = str(settings.gpus)
