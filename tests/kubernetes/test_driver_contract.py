@@ -53,6 +53,7 @@ async def cluster(plane: ControlPlane) -> AsyncIterator[RealCluster]:
     name = f"contract-{next(_numbers)}"
     async with Api(plane.url, TOKEN) as api:
         await api.create("/api/v1/namespaces", {"metadata": {"name": name}})
-        account = {"metadata": {"name": "default"}}  # which the controller manager would make
+        # The controller manager would make it, and a token for it.
+        account = {"metadata": {"name": "default"}, "automountServiceAccountToken": False}
         await api.create(f"/api/v1/namespaces/{name}/serviceaccounts", account)
         yield RealCluster(plane, name)
