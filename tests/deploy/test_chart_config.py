@@ -15,7 +15,7 @@ from penstock.cli.fleet_process import fleet_settings, gateway_settings
 from penstock.cli.gateway import _read
 from penstock.core.settings import Settings
 from penstock.fleet.drivers.driver import ReplicaSpec
-from penstock.fleet.drivers.kubernetes_pod import render_pod
+from penstock.fleet.drivers.kubernetes_pod import pod_name, render_pod
 from penstock.fleet.policy.observation import CapacityType
 from penstock.fleet.settings import FleetSettings, replica_settings
 from penstock.gateway.settings.gateway import GatewaySettings
@@ -102,6 +102,15 @@ def test_pods_of_the_controller_are_accepted_and_are_found_by_policies_and_monit
             assert {"cache", "shm", "tmp"} == {one["name"] for one in pod["spec"]["volumes"]}
             assert pod["spec"]["securityContext"]["runAsUser"] == 10001
             assert pod["spec"]["serviceAccountName"] in of_kind(name, "ServiceAccount")
+
+
+@pytest.mark.parametrize("name", ["default", "gpu", "public"])
+def test_controllers_may_hold_the_lease_that_they_ask_for(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (role,) = (one for key, one in of_kind(name, "Role").items() if key.endswith("-fleet"))
+    named = [rule for rule in role["rules"] if "leases" in rule["resources"] and "resourceNames" in rule]
+    assert [rule["resourceNames"] for rule in named] == [[pod_name(fleet(name, tmp_path, monkeypatch).name)]]
 
 
 def test_spot_pods_and_gpus_are_where_the_values_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

