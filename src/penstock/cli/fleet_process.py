@@ -153,9 +153,16 @@ def gateway_settings(settings: FleetSettings, url: str) -> GatewaySettings:
     values: dict[str, Any] = dict(settings.gateway or {})
     models = dict(values.get("models") or {})
     for name, pool in settings.pool_settings().items():
-        price = {"replica_hour": pool.price_per_hour} if pool.price_per_hour else {}
         own: dict[str, Any] = {"secret_env": SECRET_VARIABLE, "slo": pool.slo}
-        models[name] = own | ({"price": price} if price else {}) | (models.get(name) or {})
+        if pool.price_per_hour:
+            own["price"] = {"replica_hour": pool.price_per_hour}
+        model, _, version = name.partition("@")
+        given = dict(models.get(model) or {})
+        if version:
+            versions = dict(given.get("versions") or {})
+            models[model] = given | {"versions": versions | {version: own | (versions.get(version) or {})}}
+        else:
+            models[model] = own | given
     values = {"slo": asdict(settings.slo), **values, "models": models, "store": url}
     return build(GatewaySettings, values, where="gateway.")
 

@@ -62,7 +62,9 @@ class SpotSettings:
 class PoolSettings:
     """The replicas of one model version in one shape."""
 
-    model: str = setting("", "name, directory or file of the model, as for `penstock serve`; auto: the pool's name")
+    model: str = setting(
+        "", "name, directory or file of the model, as for `penstock serve`; auto: the pool's name, without its version"
+    )
     engine: EngineSettings = field(default_factory=EngineSettings)
     server: dict[str, Any] = setting({}, "settings of each replica's server, as for `penstock engine`")
     slo: dict[str, Any] = setting({}, "objectives that are not the fleet's")
@@ -135,9 +137,8 @@ class FleetSettings:
         found = {}
         for name, values in self.pools.items():
             with within(f"pools.{name}."):
-                found[name] = build(
-                    PoolSettings, {"model": name, "advisory": self.advisory, **values}, where=f"pools.{name}."
-                )
+                ours = {"model": name.partition("@")[0], "advisory": self.advisory}
+                found[name] = build(PoolSettings, ours | values, where=f"pools.{name}.")
         return found
 
     def slo_of(self, name: str, pool: PoolSettings) -> Slo:
@@ -147,10 +148,10 @@ class FleetSettings:
 
 
 def replica_settings(pool: str, settings: PoolSettings, slo: Slo, *, shares_machine: bool = True) -> Settings:
-    """Settings of a replica of a pool. Replicas on the CPUs of this machine share the cores out, as many as there may
-    be."""
+    """Settings of a replica of a pool. It serves its model's name, whatever its version. Replicas on the CPUs of this
+    machine share the cores out, as many as there may be."""
     engine = settings.engine
     if engine.threads is None and not settings.gpus and shares_machine:
         engine = replace(engine, threads=max(1, usable_cores() // settings.max))
-    server = build(ServerSettings, {"name": pool, **settings.server}, where=f"pools.{pool}.server.")
+    server = build(ServerSettings, {"name": pool.partition("@")[0], **settings.server}, where=f"pools.{pool}.server.")
     return Settings(settings.model, engine, server, slo)
