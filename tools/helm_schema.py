@@ -74,6 +74,7 @@ def values_schema(values: Path) -> Schema:
     schema = _strict({key: _of(value, key) for key, value in found.items()})
     pool = schema["properties"]["replicas"]["properties"] | {
         "name": DNS_LABEL,
+        "version": DNS_LABEL,
         "scaledBy": SCALED_BY,
         "settings": {"$ref": "#/$defs/PoolSettings"},
         "resources": FREE,

@@ -198,6 +198,7 @@ def test_alerts_and_dashboard_are_penstocks() -> None:
         (["pools[0].name=a", "pools[0].settings.maxx=1"], "Additional property maxx is not allowed"),
         (["pools[0].name=a", "pools[0].settings.engine.quant=int3"], "pools.0.settings.engine.quant"),
         (["pools[0].name=A_b"], "Does not match pattern"),
+        (["pools[0].name=a", "pools[0].version=v1", "pools[0].scaledBy=hpa"], "cannot name a version"),
         (["pools[0].settings.min=1"], "name is required"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import kubernetes_validate
@@ -18,7 +18,7 @@ from penstock.fleet.drivers.driver import ReplicaSpec
 from penstock.fleet.drivers.kubernetes_pod import pod_name, render_pod
 from penstock.fleet.policy.observation import CapacityType
 from penstock.fleet.settings import FleetSettings, replica_settings
-from penstock.gateway.settings.gateway import GatewaySettings
+from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, pools_of
 from tests.deploy.chart import NEWEST, VALUES, config_files, needs_helm, of_kind, pods
 
 pytestmark = needs_helm
@@ -71,18 +71,25 @@ def test_penstock_accepts_the_files(name: str, tmp_path: Path, monkeypatch: pyte
         assert (one.server.host, one.server.port) == ("0.0.0.0", 8000)
 
 
+@pytest.mark.parametrize("name", ["gpu", "versions"])
 def test_gateways_know_the_controllers_pools_as_one_that_it_starts_itself_would(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    controller = fleet("gpu", tmp_path, monkeypatch)
-    theirs, ours = gateway_settings(controller, "sqlite:///x"), gateway("gpu", tmp_path, monkeypatch)
+    ours = gateway(name, tmp_path, monkeypatch)
+    given = {"models": {key: {"versions": _weights(one)} for key, one in ours.pools().items() if one.versions}}
+    controller = replace(fleet(name, tmp_path, monkeypatch), gateway=given)
+    theirs = gateway_settings(controller, "sqlite:///x")
     assert ours.slo == theirs.slo
-    assert {key: asdict(one) for key, one in ours.pools().items()} == {
-        key: asdict(one) for key, one in theirs.pools().items()
+    assert {key: asdict(one) for key, one in pools_of(ours.pools()).items()} == {
+        key: asdict(one) for key, one in pools_of(theirs.pools()).items()
     }
 
 
-@pytest.mark.parametrize("name", ["default", "gpu", "public"])
+def _weights(model: ModelSettings) -> dict[str, dict[str, float]]:
+    return {version: {"weight": values["weight"]} for version, values in model.versions.items()}
+
+
+@pytest.mark.parametrize("name", ["default", "gpu", "public", "versions"])
 def test_pods_of_the_controller_are_accepted_and_are_found_by_policies_and_monitors(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,23 +27,24 @@ TOKENS = 120  # of an answer
 GATEWAY = {"app.kubernetes.io/component": "gateway"}
 CONTROLLER = {"app.kubernetes.io/component": "fleet"}
 REPLICA = {"app.kubernetes.io/component": "replica"}
+SECRET = "gateways-and-replicas-share-this-1"
 _VERSION = "1.20.2"
 
 
-def values(store_url: str, pools: list[Object], edge_nodes: dict[str, str]) -> Object:
-    """Values of the chart for a test: small and quick."""
+def values(store_url: str, pools: list[Object], edge_nodes: dict[str, str], models: Object) -> Object:
+    """Values of the chart for a test: small and quick. `models`: of the gateway's file."""
     small = {"requests": {"cpu": "10m", "memory": "64Mi"}}
     return {
         "store": {"kind": "postgresql"},
         "limiter": {"kind": "perGateway"},
-        "secret": {"create": True, "storeUrl": store_url, "gatewaySecret": "gateways-and-replicas-share-this-1"},
+        "secret": {"create": True, "storeUrl": store_url, "gatewaySecret": SECRET},
         "gateway": {
             "replicas": 2,
             "autoscaling": {"enabled": False},
             "preStopSeconds": 1,
             "nodeSelector": edge_nodes,
             "resources": small,
-            "config": {"allow_anonymous": True},
+            "config": {"allow_anonymous": True, "models": models},
         },
         "fleet": {
             "replicas": 2,
@@ -81,11 +82,13 @@ class Release:
     model: Path
     store_url: str
 
-    async def install(self, *pools: Object, edge_nodes: Mapping[str, str] | None = None) -> None:
+    async def install(
+        self, *pools: Object, edge_nodes: Mapping[str, str] | None = None, models: Object | None = None
+    ) -> None:
         """Installs the chart, or upgrades it. `edge_nodes`: labels of nodes for gateways and controllers."""
-        chosen = json.dumps(values(self.store_url, list(pools), dict(edge_nodes or {})))  # which is YAML too
+        wanted = values(self.store_url, list(pools), dict(edge_nodes or {}), models or {})
         path = Path(self.cluster.nodes["east-1"].settings.directory) / f"{self.ns.name}-values.yaml"
-        path.write_text(chosen)
+        path.write_text(json.dumps(wanted))  # which is YAML too
         where = ("--namespace", self.ns.name)
         words = ("template", "penstock", str(CHART), "--kube-version", _VERSION, "--values", str(path), *where)
         rendered = await asyncio.to_thread(self.cluster.helm, *words)

@@ -1,9 +1,16 @@
 {{/* Configuration files of penstock, made from values. tests/deploy loads each with penstock's own settings. */}}
 
-{{/* A pool with everything that holds for all replicas, as YAML. Argument: (list $ pool) */}}
+{{/* A pool with everything that holds for all replicas, as YAML. Argument: (list $ pool). `name`: of its objects;
+     `model`: that clients ask for; `key`: penstock's own name of it, MODEL@VERSION if it has a version. */}}
 {{- define "penstock.pool" -}}
 {{- $root := index . 0 -}}{{- $pool := index . 1 -}}
 {{- $found := mergeOverwrite (deepCopy $root.Values.replicas) (dict "scaledBy" "controller" "settings" dict) (deepCopy $pool) -}}
+{{- $_ := set $found "model" $found.name -}}
+{{- $_ := set $found "key" $found.name -}}
+{{- if $found.version -}}
+{{- $_ := set $found "key" (printf "%s@%s" $found.name $found.version) -}}
+{{- $_ := set $found "name" (printf "%s-%s" $found.name $found.version) -}}
+{{- end -}}
 {{- if dig "gpus" 0 $found.settings }}{{ $_ := set $found "tolerations" (concat $found.gpuTolerations $found.tolerations) }}{{ end -}}
 {{- toYaml $found -}}
 {{- end -}}
@@ -25,7 +32,13 @@ app.kubernetes.io/instance={{ $root.Release.Name }},app.kubernetes.io/component=
 {{- $_ := set $model "kubernetes" (list (dict "selector" (include "penstock.poolSelector" (list $ $pool)))) -}}
 {{- $_ := set $model "hold_s" (dig "hold_s" 120 $pool.settings) -}}
 {{- end -}}
-{{- $_ := set $models $pool.name $model -}}
+{{- if $pool.version -}}
+{{- $route := default dict (get $models $pool.model) -}}
+{{- $versions := merge (dict $pool.version $model) (default dict $route.versions) -}}
+{{- $_ := set $models $pool.model (merge (dict "versions" $versions) $route) -}}
+{{- else -}}
+{{- $_ := set $models $pool.model $model -}}
+{{- end -}}
 {{- end -}}
 {{- $config := dict "host" "0.0.0.0" "port" 8000 "admin_host" "0.0.0.0" "admin_port" 8001 "models" $models -}}
 {{- $_ := set $config "without_limiter" .Values.limiter.onLoss -}}
@@ -49,7 +62,7 @@ app.kubernetes.io/instance={{ $root.Release.Name }},app.kubernetes.io/component=
 {{- $own = dict -}}
 {{- end -}}
 {{- $_ := set $own "kubernetes" (mergeOverwrite $pods (default dict $pool.settings.kubernetes)) -}}
-{{- $_ := set $pools $pool.name (merge $own $pool.settings) -}}
+{{- $_ := set $pools $pool.key (merge $own $pool.settings) -}}
 {{- end -}}
 {{- $cluster := dict "secret" (include "penstock.secretName" .) -}}
 {{- $_ := set $cluster "service_account" (include "penstock.serviceAccount" (list . "replica")) -}}
@@ -99,11 +112,11 @@ template:
 {{/* The file of `penstock engine` in a Deployment's pods. Argument: (list $ pool), the pool as of penstock.pool */}}
 {{- define "penstock.replicaConfig" -}}
 {{- $root := index . 0 -}}{{- $pool := index . 1 -}}{{- $settings := $pool.settings -}}
-{{- $config := dict "model" (default $pool.name $settings.model) -}}
+{{- $config := dict "model" (default $pool.model $settings.model) -}}
 {{- with $settings.engine }}{{ $_ := set $config "engine" . }}{{ end -}}
 {{- $slo := mergeOverwrite (deepCopy (default dict $root.Values.fleet.config.slo)) (default dict $settings.slo) -}}
 {{- with $slo }}{{ $_ := set $config "slo" . }}{{ end -}}
-{{- $server := dict "host" "0.0.0.0" "port" 8000 "name" $pool.name -}}
+{{- $server := dict "host" "0.0.0.0" "port" 8000 "name" $pool.model -}}
 {{- $_ := set $config "server" (mergeOverwrite $server (default dict $settings.server)) -}}
 {{- toYaml $config -}}
 {{- end -}}

@@ -5,13 +5,13 @@ controller it is what that wants; without, the requests that are open or wait. A
 {{- $pool := index . 1 -}}
 {{- if (index . 0).Values.fleet.enabled -}}
 metric: penstock_pool_wanted_replicas
-labels: {pool: {{ $pool.name }}}
-query: max(penstock_fleet_wanted_replicas{pool="{{ $pool.name }}"})
+labels: {pool: {{ $pool.key }}}
+query: max(penstock_fleet_wanted_replicas{pool="{{ $pool.key }}"})
 perReplica: 1
 {{- else -}}
 metric: penstock_pool_requests
-labels: {model: {{ $pool.name }}}
-query: sum({__name__=~"penstock_gateway_requests_open|penstock_gateway_queue_length",model="{{ $pool.name }}"})
+labels: {model: {{ $pool.key }}}
+query: sum({__name__=~"penstock_gateway_requests_open|penstock_gateway_queue_length",model="{{ $pool.key }}"})
 perReplica: {{ $pool.requestsPerReplica }}
 {{- end -}}
 {{- end -}}
