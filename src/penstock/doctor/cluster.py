@@ -59,7 +59,7 @@ class PodPool:
 
 @dataclass(frozen=True)
 class ClusterUse:
-    """What is to run in a cluster, as far as it needs something there."""
+    """Parts of penstock that are to run in a cluster, as far as they need something there."""
 
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     drives: bool = False  # a controller starts pods
@@ -132,7 +132,7 @@ async def _look(api: KubernetesApi, use: ClusterUse) -> AsyncIterator[Finding]:
 
 
 def clock(skew: float, took_s: float) -> Finding:
-    """By the date of an answer that took so long: when in that time the server wrote it is not known."""
+    """Clock skew by the Date of an answer that took so long: when in that time the server wrote it is not known."""
     if -SKEW_S - took_s <= skew <= SKEW_S:
         return ok("clock", "this machine's and the API server's agree")
     return warn("clock", f"the API server's differs by {skew:+.0f} s", "run NTP on both: tokens and leases have times")

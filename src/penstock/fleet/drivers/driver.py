@@ -39,7 +39,7 @@ class DriverReplica:
 
 
 class ReplicaNote(NamedTuple):
-    """What the controller knows of a replica."""
+    """Facts of a replica that the controller knows and a driver may show."""
 
     state: str
     tokens_held: int = 0  # in its KV cache: work that would have to be done again elsewhere

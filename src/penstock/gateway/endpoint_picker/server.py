@@ -85,7 +85,7 @@ class EndpointPickerServer:
     # -- health
 
     def status(self, service: str) -> int | None:
-        """As grpc.health.v1 counts; None: there is no such service."""
+        """Serving status in the numbers of grpc.health.v1; None: there is no such service."""
         match service:
             case "liveness":
                 return _SERVING
