@@ -31,6 +31,9 @@ class ThreadRanks:
     def gather(self, x: Tensor) -> Tensor:
         return self._exchanged(x, lambda parts: torch.cat(parts, dim=1))
 
+    def broadcast(self, x: Tensor) -> Tensor:
+        return self._exchanged(x, lambda parts: parts[0])
+
     def _exchanged(self, x: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
         self._brought[self.shard.rank] = x
         self._barrier.wait()

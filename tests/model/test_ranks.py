@@ -104,6 +104,19 @@ def test_a_layer_is_summed_twice_whatever_is_in_it(size: int) -> None:
         assert on_every_rank(size, sums) == [num_chunks * (embedding + 2 * num_layers)] * size
 
 
+@pytest.mark.parametrize("family", ["llama", "phi3", "qwen3"])
+def test_heads_that_no_number_of_ranks_divides_are_shared_out_unevenly(family: str) -> None:
+    """Three heads of keys on two ranks, as SmolLM2 has them."""
+    shape = replace(FAMILIES[family], num_heads=6, num_kv_heads=3)
+    assert_the_same(loads(RandomCheckpoint(shape)), 2)
+
+    def heads(ranks: Ranks) -> tuple[int, int]:
+        spec = load_model(RandomCheckpoint(shape), ReferenceOps(), ranks=ranks).spec
+        return spec.num_heads, spec.num_kv_heads
+
+    assert on_every_rank(2, heads) == [(2, 1), (4, 2)]
+
+
 def test_heads_are_those_of_the_rank() -> None:
     """Four of queries and two of keys: with four ranks, two have the same keys."""
 

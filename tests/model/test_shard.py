@@ -30,6 +30,21 @@ def test_what_cannot_be_shared_out_evenly_is_refused_by_name(axis: Axis, size: i
         Shard(1, size).span(axis, "the heads")
 
 
+@given(st.integers(1, 8), st.integers(1, 24), st.integers(1, 5))
+def test_heads_stay_with_their_keys_where_ranks_have_unequal_numbers(size: int, num_kv_heads: int, group: int) -> None:
+    if num_kv_heads <= size:
+        return
+    queries, keys = Axis(num_kv_heads * group * 16, 16, group=group), Axis(num_kv_heads * 16, 16, repeats=True, group=1)
+    shards = [Shard(rank, size) for rank in range(size)]
+    spans = [(shard.span(queries, "queries"), shard.span(keys, "keys")) for shard in shards]
+    assert [index for span, _ in spans for index in span] == list(range(queries.size))
+    assert [index for _, span in spans for index in span] == list(range(keys.size))
+    assert all(own.start == span.start * group and len(own) == len(span) * group for own, span in spans)
+    counts = [len(span) for _, span in spans]
+    assert max(counts) - min(counts) <= 16
+    assert counts == sorted(counts), "the first has a scheduler to run"
+
+
 @given(st.integers(1, 9), st.integers(1, 1000))
 def test_every_token_of_a_vocabulary_is_one_ranks(size: int, vocab_size: int) -> None:
     spans = [Shard(rank, size).vocabulary(vocab_size) for rank in range(size)]

@@ -59,7 +59,17 @@ class EngineSettings:
     pooling: Literal["auto", "mean", "last"] = setting(
         "auto", "how a text's embedding is made of its tokens'; auto: as the model's files say, else mean"
     )
-    threads: Count | None = setting(None, "CPU threads; auto: one per core this process may use")
+    threads: Count | None = setting(
+        None, "CPU threads, of each rank; auto: one per core this process may use, shared out among its ranks"
+    )
+    tp: Count | None = setting(
+        None,
+        "tensor parallel: ranks, a GPU or a share of the cores each, that split every layer of the model; auto: the "
+        "fewest GPUs that it fits on, and on a CPU 1",
+    )
+    rank_timeout_s: Seconds = setting(
+        30.0, "how long a rank waits for another before the replica gives up and starts all of them anew"
+    )
     speculate: Literal["auto", "off", "ngram", "draft"] = setting(
         "auto",
         "guess tokens ahead where that pays; no answer changes by it. ngram: from the text so far; draft: with another "

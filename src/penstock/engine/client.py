@@ -106,6 +106,7 @@ class EngineClient:
         self._changing: asyncio.Future[MemoryChange] | None = None  # a park or a wake that is not answered yet
         self._is_started = asyncio.Event()  # or cannot be
         self._failure: PenstockError | None = None
+        self._last_words = ""  # why a process that ran is about to end
         self.state = EngineState.STARTING
         self.info: EngineInfo | None = None
         self.measured = EngineMeasurements()  # as it last said, after a step
@@ -247,7 +248,8 @@ class EngineClient:
         if self._changing is not None and not self._changing.done():
             self._changing.set_exception(EngineFailed("the engine process died"))
             self._changing.exception()  # whoever asked may be gone
-        self._fail_streams(EngineFailed("the engine process died while running this request"))
+        why, self._last_words = f": {self._last_words}" if self._last_words else "", ""
+        self._fail_streams(EngineFailed(f"the engine process died while running this request{why}"))
         self._sent_tokens = 0
         self._report(StepReport([]))
         self.cache.begin(0)
@@ -278,6 +280,8 @@ class EngineClient:
                 self.embeddings.take(message)
             case ParkAnswer():
                 self._changed(message)
+            case Failed(_, text) if self.state in _LIVE:
+                self._last_words = text
             case Failed(code, text):
                 self._failure = as_error(code, text)
 

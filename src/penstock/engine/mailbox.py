@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 
 import msgspec
 
@@ -57,6 +58,7 @@ class Mailbox:
         self._socket = sock
         self._reader = FrameReader()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._sending = threading.Lock()  # last words may come from a thread that watches
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
         """All the mail there is; with `wait`, sleep until there is some."""
@@ -74,6 +76,7 @@ class Mailbox:
 
     def send(self, message: FromEngine) -> None:
         try:
-            self._socket.sendall(frame(message))
+            with self._sending:
+                self._socket.sendall(frame(message))
         except (BrokenPipeError, ConnectionResetError):
             raise Disconnected from None

@@ -6,18 +6,23 @@ socket: progress, then Ready or Failed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
 
 import msgspec
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import EngineFailed, PenstockError
+from penstock.core.ranks import RankLost
 from penstock.core.settings import Settings
 from penstock.engine.mailbox import Disconnected, Mailbox
 from penstock.engine.messages import Failed, Ready
 from penstock.engine_process.build import build
+
+log = logging.getLogger("penstock.engine")
 
 
 def main() -> None:
@@ -27,15 +32,26 @@ def main() -> None:
     descriptor, encoded = sys.argv[1:]
     mailbox = Mailbox(socket.socket(fileno=int(descriptor)))
     settings = msgspec.json.decode(encoded, type=Settings)
+
+    def on_lost(lost: RankLost) -> None:
+        """Last words, so that whoever waits is told why; the server starts all ranks anew."""
+        log.error("%s", lost)
+        with contextlib.suppress(Disconnected):
+            mailbox.send(Failed(EngineFailed.code, str(lost)))
+        os._exit(1)
+
     try:
-        loop, info = build(settings, mailbox)
+        loop, info = build(settings, mailbox, on_lost)
         mailbox.send(Ready(info))
     except PenstockError as error:
         mailbox.send(Failed(error.code, error.message))
         sys.exit(1)
     except Disconnected:
         sys.exit(1)
-    loop.run()
+    try:
+        loop.run()
+    except RankLost as lost:
+        on_lost(lost)
 
 
 if __name__ == "__main__":

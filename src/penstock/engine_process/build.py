@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.clock import MonotonicClock
+from penstock.core.cores import usable_cores
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.measurements import ServingLimits
+from penstock.core.ranks import RankLost
 from penstock.core.settings import EngineSettings, Settings
 from penstock.core.speculating import kind_of
 from penstock.engine.embedding import EmbedQueue
@@ -33,12 +37,15 @@ if TYPE_CHECKING:
     from penstock.runner.assemble import Assembly
 
 
-def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]:
+def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], None]) -> tuple[EngineLoop, EngineInfo]:
+    """`on_lost`: called in a thread as soon as another rank of the model is gone."""
     phases = Phases("import", lambda name, done, total: mailbox.send(Loading(name, done, total)))
     # Torch takes a second to import; the socket is already open, so the server knows we live.
     from penstock.hub.resolve import describe, resolve
     from penstock.model.random_weights import RandomCheckpoint
     from penstock.runner.assemble import assemble
+    from penstock.runner.ranks.leader import start_followers
+    from penstock.runner.ranks.led import led
 
     engine = settings.engine
     kind_of(engine, overlaps=False)  # what contradicts itself is told before anything is loaded
@@ -53,7 +60,15 @@ def build(settings: Settings, mailbox: Mailbox) -> tuple[EngineLoop, EngineInfo]
             encoder, info = build_encoder(checkpoint, engine, phases)
             return EngineLoop(encoder, mailbox, MonotonicClock()), info
         source = checkpoint.tokenizer_source
-    assembly = assemble(checkpoint, engine, phases, draft_checkpoint(checkpoint, source, engine))
+    size = engine.tp or 1
+    if size > 1:
+        engine = replace(engine, threads=engine.threads or max(1, usable_cores() // size))
+    leader = start_followers(settings.model, engine, size) if size > 1 else None
+    assembly = assemble(checkpoint, engine, phases, draft_checkpoint(checkpoint, source, engine), leader)
+    if leader is not None:
+        assembly = led(assembly, leader)
+        leader.started()
+        leader.watch(on_lost)
     phases("engine", 0, 0)
     guides = make_guides(checkpoint.config, source)
     floor = max(assembly.limits.block_size, assembly.limits.chunk_tokens // 8)

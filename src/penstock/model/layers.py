@@ -46,11 +46,11 @@ Family = Callable[[Weights, Progress], CausalLM]
 
 
 def query_heads(config: ModelConfig) -> Axis:
-    return Axis(config.num_heads * config.head_dim, config.head_dim)
+    return Axis(config.num_heads * config.head_dim, config.head_dim, group=config.num_heads // config.num_kv_heads)
 
 
 def kv_heads(config: ModelConfig) -> Axis:
-    return Axis(config.num_kv_heads * config.head_dim, config.head_dim, repeats=True)
+    return Axis(config.num_kv_heads * config.head_dim, config.head_dim, repeats=True, group=1)
 
 
 def attention_spec(weights: Weights, layer: int) -> AttentionSpec:

@@ -1,5 +1,6 @@
-"""Collectives between the ranks of one model: sums of parts, and columns side by side. All of them are in this file.
+"""Collectives between the ranks of one model, and the linears that need them: sums of parts, columns side by side.
 
+How ranks reach each other is elsewhere: `ops/shared_memory.py` on a CPU, `runner/ranks` between devices.
 A model on one rank has none of these objects in it: its linears are those that the operations made.
 """
 
@@ -18,13 +19,17 @@ from penstock.model.shard import Shard
 class Ranks(Protocol):
     """The ranks of one model, as one of them sees them. All make the same calls in the same order."""
 
-    shard: Shard
+    @property
+    def shard(self) -> Shard: ...
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of what all ranks bring: all-reduce. Every rank gets the same bits."""
 
     def gather(self, x: Tensor) -> Tensor:
         """[rows, columns] of all ranks side by side, in the order of ranks: all-gather."""
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """The first rank's, on all of them. The others bring a tensor of its shape and type, whatever is in it."""
 
 
 class SingleRank:
@@ -36,6 +41,25 @@ class SingleRank:
         return x
 
     def gather(self, x: Tensor) -> Tensor:
+        return x
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True)
+class LoneRank:
+    """A rank without the others: its shapes are right, and its numbers mean nothing. Kernels are compiled with it."""
+
+    shard: Shard
+
+    def sum(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x.repeat(1, self.shard.size)
+
+    def broadcast(self, x: Tensor) -> Tensor:
         return x
 
 

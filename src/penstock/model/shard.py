@@ -23,6 +23,7 @@ class Axis:
     size: int
     unit: int = 1
     repeats: bool = False  # with fewer units than ranks, several ranks have the same one: heads of keys and values
+    group: int | None = None  # units that may be shared out unevenly, if so many stay together: heads of one key
 
     @property
     def num_units(self) -> int:
@@ -36,8 +37,12 @@ class Shard:
 
     def span(self, axis: Axis, what: str) -> range:
         """The rank's share of an axis; `what` names it where it cannot be shared out evenly."""
-        units = axis.num_units
-        if units % self.size == 0:
+        units, together = axis.num_units, axis.group or 1
+        num_groups = units // together
+        if axis.group is not None and num_groups > self.size:
+            first, last = (self._first_of(num_groups, rank) * together for rank in (self.rank, self.rank + 1))
+            count = last - first
+        elif units % self.size == 0:
             count = units // self.size
             first = self.rank * count
         elif axis.repeats and self.size % units == 0:
@@ -49,6 +54,11 @@ class Shard:
                 f"Fewer ranks that work: {', '.join(map(str, works))}"
             )
         return range(first * axis.unit, (first + count) * axis.unit)
+
+    def _first_of(self, count: int, rank: int) -> int:
+        """Where a rank's share of so many begins. The last ranks have one more: the first has a scheduler to run."""
+        each, more = divmod(count, self.size)
+        return rank * each + max(0, rank - (self.size - more))
 
     def num_units(self, axis: Axis, what: str) -> int:
         return len(self.span(axis, what)) // axis.unit

@@ -5,24 +5,42 @@ Every "auto" is resolved on the way, once; what it came to is in `Assembly`, for
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from penstock.core.settings import EngineSettings
 from penstock.hub.checkpoint import Checkpoint
+from penstock.model.ranks import Ranks
 from penstock.runner.assembly import Assembly
 from penstock.runner.build import build
 from penstock.runner.load import Phase, load
-from penstock.runner.size import rehearsal_note, size
+from penstock.runner.size import EngineSize, rehearsal_note, size
 
-__all__ = ["Assembly", "assemble"]
+__all__ = ["Assembly", "Group", "assemble"]
+
+
+class Group(Protocol):
+    """The ranks of a model, as one of them sees them while it is put together."""
+
+    ranks: Ranks
+
+    def agree(self, own: EngineSize) -> EngineSize:
+        """The size that all have room for."""
 
 
 def assemble(
-    checkpoint: Checkpoint, settings: EngineSettings, phase: Phase, draft: Checkpoint | None = None
+    checkpoint: Checkpoint,
+    settings: EngineSettings,
+    phase: Phase,
+    draft: Checkpoint | None = None,
+    group: Group | None = None,
 ) -> Assembly:
-    """`draft`: of a small model, to guess with."""
-    loaded = load(checkpoint, settings, phase, draft)
+    """`draft`: of a small model, to guess with. `group`: the ranks that share the model; None: there is one."""
+    loaded = load(checkpoint, settings, phase, draft, group.ranks if group is not None else None)
     engine_size = size(loaded, settings, phase)
+    if group is not None:
+        engine_size = group.agree(engine_size)
     try:
         return build(loaded, engine_size, phase)
     except torch.OutOfMemoryError:

@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from penstock.core.parking import MemoryChange
+from penstock.model.lora import HostAdapter
 from penstock.quant import Quant
-from penstock.runner.embedder import DecoderEmbedder
 from penstock.runner.limits import Limits
-from penstock.runner.lora import RunnerAdapters
-from penstock.runner.parking import CpuMemory
+from penstock.runner.runner import RankRunner
 from penstock.runner.size import EngineSize
-from penstock.runner.virtual_memory import VirtualMemory
 from penstock.sched.plan import Runner
+
+
+class Adapters(Protocol):
+    """LoRA adapters in host memory, to be placed by steps: see `RunnerAdapters`."""
+
+    @property
+    def num_slots(self) -> int: ...
+
+    def read(self, path: str, digest: str) -> HostAdapter: ...
+
+    def keep(self, adapter: HostAdapter) -> None: ...
+
+    def forget(self, digest: str) -> None: ...
+
+    def clear(self, slot: int) -> None: ...
+
+
+class Embedder(Protocol):
+    """Vectors and scores of whole texts: see `DecoderEmbedder`."""
+
+    most_tokens: int
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> list[bytes]: ...
+
+    def score(self, texts: Sequence[Sequence[int]], scored: Sequence[int]) -> list[float]: ...
+
+
+class Memory(Protocol):
+    """Memory that an idle engine can give back: `CpuMemory`, `VirtualMemory`."""
+
+    def park(self) -> MemoryChange: ...
+
+    def wake(self) -> MemoryChange: ...
 
 
 @dataclass(frozen=True)
@@ -37,15 +71,15 @@ class Drafting:
 
 @dataclass(frozen=True)
 class Assembly:
-    runner: Runner
+    runner: RankRunner
     device: Device
     formats: Formats
     size: EngineSize
     copy_s: float = 0.0  # to copy a block to host memory and back
     draft: Drafting | None = None  # a small model in the same blocks
-    adapters: RunnerAdapters | None = None  # None: it cannot run any
-    embedder: DecoderEmbedder | None = None  # None: it makes no vectors
-    memory: CpuMemory | VirtualMemory | None = None  # None: it cannot be given back
+    adapters: Adapters | None = None  # None: it cannot run any
+    embedder: Embedder | None = None  # None: it makes no vectors
+    memory: Memory | None = None  # None: it cannot be given back
 
     @property
     def limits(self) -> Limits:

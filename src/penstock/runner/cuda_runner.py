@@ -19,6 +19,7 @@ from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV, Ops
 from penstock.model.ops.triton.attention.shared_prefix import pieces_wanted, sequences_per_tile
 from penstock.model.ops.triton.common.argmax import argmax
+from penstock.model.ranks import Ranks, SingleRank
 from penstock.runner.decode_graphs import DecodeGraphs, coarse_ladder, graph_ladder, rung
 from penstock.runner.device_sampler import choose
 from penstock.runner.limits import Limits
@@ -26,6 +27,7 @@ from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover
 from penstock.runner.pending import PendingStep, Scores, event, score
 from penstock.runner.rows import spread
+from penstock.runner.runner import Tell
 from penstock.runner.sharing import MIN_MEMBERS, Room, SharedViews, share
 from penstock.runner.step_inputs import Inputs, Sizes, StepInputs, as_batch, write
 from penstock.runner.verify import choices, newest_rows
@@ -43,8 +45,12 @@ class CudaRunner:
         limits: Limits,
         adapters: RunnerAdapters | None = None,
         mover: BlockMover | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        """`ranks`: those that share the model; None: there is one."""
         self._model = model
+        self._ranks = ranks or SingleRank()
+        self._tell: Tell | None = None
         self._mover = mover or BlockMover(ops, kv)
         self._adapters = adapters
         self._ops = ops
@@ -99,7 +105,10 @@ class CudaRunner:
     def submit(self, plan: StepPlan) -> PendingStep:
         started, done = event(), event()
         started.record()
-        logits, best = self.forward(self.prepare(plan))
+        inputs = self.prepare(plan)
+        if self._tell is not None:
+            self._tell(inputs)
+        logits, best = self.forward(inputs)
         self._rows = newest_rows(plan.slices)
         specs = choices(plan.slices)
         answer = self._answers[self._num_steps % self._num_stages][: len(specs)]
@@ -112,7 +121,8 @@ class CudaRunner:
 
     def choose(self, logits: Tensor, specs: list[SampleSpec], best: Tensor, answer: Tensor) -> Scores:
         chosen = choose(logits, best, specs)
-        self._sampled[: len(specs)] = chosen
+        if specs:
+            self._sampled[: len(specs)] = self._ranks.broadcast(chosen)
         answer.copy_(chosen, non_blocking=True)
         return score(logits, chosen, specs)
 
@@ -137,6 +147,17 @@ class CudaRunner:
         num_decodes = sizes.sequences if is_captured else sum(s.num_tokens == 1 for s in slices)
         ints = self._stage_of_step[: sizes.total].numpy()
         return StepInputs(sizes, ints, num_decodes, num_rows, is_captured, plan.copies, plan.placements)
+
+    def lead(self, tell: Tell) -> None:
+        self._tell = tell
+
+    @torch.inference_mode()
+    def follow(self, step: StepInputs) -> None:
+        """The tokens that the first rank chooses come here on the device too: the next step may begin with them."""
+        self.forward(step)
+        self._num_steps += 1
+        if step.num_rows:
+            self._sampled[: step.num_rows] = self._ranks.broadcast(self._sampled[: step.num_rows])
 
     @torch.inference_mode()
     def forward(self, step: StepInputs) -> tuple[Tensor, Tensor]:

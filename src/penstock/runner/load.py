@@ -19,6 +19,8 @@ from penstock.model.ops import Ops
 from penstock.model.ops.native import NativeOps
 from penstock.model.ops.packed_cache import PackedCache, files_identity
 from penstock.model.random_weights import RandomCheckpoint
+from penstock.model.ranks import Ranks, SingleRank
+from penstock.model.shard import Shard
 from penstock.model.weights import Site
 from penstock.runner.embedder import DecoderEmbedder
 from penstock.runner.kernels import choose_kernels
@@ -46,13 +48,19 @@ class LoadedEngine:
 
 
 def load(
-    checkpoint: Checkpoint, settings: EngineSettings, phase: Phase, draft: Checkpoint | None = None
+    checkpoint: Checkpoint,
+    settings: EngineSettings,
+    phase: Phase,
+    draft: Checkpoint | None = None,
+    ranks: Ranks | None = None,
 ) -> LoadedEngine:
-    device = _device(settings.device)
+    """`ranks`: those that share the model, of which this is one; None: it has all of it. A draft is never shared."""
+    ranks = ranks or SingleRank()
+    device = _device(settings.device, ranks.shard)
     limits = resolve_limits(checkpoint.config, settings, device.type)
     phase("kernels", 0, 0)
     free_before_bytes = free_bytes(device)
-    target, embedder = _load_target(checkpoint, settings, device, limits, phase)
+    target, embedder = _load_target(checkpoint, settings, device, limits, phase, ranks)
     small = None
     if draft is not None:
         phase("draft", 0, 0)
@@ -90,7 +98,12 @@ def _parkable(loaded: LoadedEngine, device: torch.device) -> VirtualMemory:
 
 
 def _load_target(
-    checkpoint: Checkpoint, settings: EngineSettings, device: torch.device, limits: Limits, phase: Phase
+    checkpoint: Checkpoint,
+    settings: EngineSettings,
+    device: torch.device,
+    limits: Limits,
+    phase: Phase,
+    ranks: Ranks,
 ) -> tuple[LoadedModel, DecoderEmbedder]:
     """The model gets slots for adapters, if there are to be any. Vectors are made without them."""
     config = checkpoint.config
@@ -101,9 +114,9 @@ def _load_target(
     sites: list[Site] = []
     with (
         told_if_too_large("the model", "use a smaller one, or quant int4"),
-        compiling_ahead(kernels, config, limits, adapts=num_loras > 0),
+        compiling_ahead(kernels, config, limits, ranks.shard, adapts=num_loras > 0),
     ):
-        packed = _packed_cache(checkpoint, ops, settings)
+        packed = _packed_cache(checkpoint, ops, settings, ranks.shard)
         model = load_model(
             checkpoint,
             ops,
@@ -111,12 +124,13 @@ def _load_target(
             progress=lambda done, total: phase("weights", done, total),
             max_context=limits.max_model_len,
             sites=sites,
+            ranks=ranks,
             packed=packed,
         )
     if packed is not None:
         packed.save_later()
     scales = tuple(checkpoint.kv_scales(layer) for layer in range(config.num_layers))
-    loaded = LoadedModel(kernels, ops, model, limits, kv_scales=scales)
+    loaded = LoadedModel(kernels, ops, model, limits, kv_scales=scales, ranks=ranks)
     if num_loras:
         with told_if_too_large("what is set aside for adapters", "lower max_loras or max_lora_rank"):
             adapted = with_adapters(model, sites, ops, num_loras, max_rank=settings.max_lora_rank)
@@ -140,14 +154,19 @@ def _load_draft(checkpoint: Checkpoint, settings: EngineSettings, device: torch.
     return LoadedModel(kernels, ops, model, replace(limits, max_model_len=longest, num_ahead=num_drafts))
 
 
-def _packed_cache(checkpoint: Checkpoint, ops: Ops, settings: EngineSettings) -> PackedCache | None:
+def _packed_cache(
+    checkpoint: Checkpoint,
+    ops: Ops,
+    settings: EngineSettings,
+    shard: Shard = Shard(),  # noqa: B008 (frozen)
+) -> PackedCache | None:
     """None: weights for other kernels take no packing that would be worth keeping, and random ones are not kept."""
     if not isinstance(ops, NativeOps) or isinstance(checkpoint, RandomCheckpoint):
         return None
-    return PackedCache(ops, f"{files_identity(checkpoint.path)}\n{settings.quant} {settings.dtype}")
+    return PackedCache(ops, f"{files_identity(checkpoint.path)}\n{settings.quant} {settings.dtype} {shard}")
 
 
-def _device(wanted: str) -> torch.device:
+def _device(wanted: str, shard: Shard) -> torch.device:
     has_gpu = torch.cuda.is_available()
     if wanted == "auto":
         wanted = "cuda" if has_gpu else "cpu"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from penstock.model.layers import CausalLM
 from penstock.model.ops import KVShape, LayerKV, Ops, Zeros
+from penstock.model.ranks import Ranks, SingleRank
 from penstock.runner.kernels import Kernels
 from penstock.runner.limits import Limits
 from penstock.runner.lora import RunnerAdapters
@@ -19,6 +20,7 @@ class LoadedModel:
     model: CausalLM  # with adapters, where slots were set aside for them
     limits: Limits
     adapters: RunnerAdapters | None = None  # None: it cannot run any
+    ranks: Ranks = field(default_factory=SingleRank)  # those that share the model
     kv_scales: tuple[tuple[float, float], ...] = ()  # of each layer's keys and values, as the model's files have them
 
     def kv_shape(self, num_blocks: int) -> KVShape:

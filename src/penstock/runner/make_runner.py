@@ -17,6 +17,8 @@ from penstock.model.loading import load_model
 from penstock.model.lora import with_adapters
 from penstock.model.ops import LayerKV
 from penstock.model.random_weights import RandomCheckpoint
+from penstock.model.ranks import LoneRank
+from penstock.model.shard import Shard
 from penstock.model.weights import Site
 from penstock.quant import to_quant
 from penstock.runner.kernels import Kernels
@@ -25,8 +27,7 @@ from penstock.runner.loaded_model import LoadedModel
 from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover
 from penstock.runner.profile import adapted, decode_step, largest_step, rows_step
-from penstock.runner.runner import ModelRunner
-from penstock.sched.plan import Runner
+from penstock.runner.runner import ModelRunner, RankRunner
 
 if TYPE_CHECKING:
     from penstock.runner.cuda_runner import CudaRunner
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _SMALL_VOCABULARY = 1024  # of the model that kernels are compiled with: a head of full size would take gigabytes
 
 
-def make_runner(loaded: LoadedModel, kv: list[LayerKV], mover: BlockMover | None = None) -> Runner:
+def make_runner(loaded: LoadedModel, kv: list[LayerKV], mover: BlockMover | None = None) -> RankRunner:
     """A GPU's has captured its graphs and done the largest step: it has taken all the memory it will ever need."""
     limits = loaded.limits
     if loaded.kernels.name == "triton":
@@ -55,28 +56,32 @@ def make_runner(loaded: LoadedModel, kv: list[LayerKV], mover: BlockMover | None
 def _triton_runner(loaded: LoadedModel, kv: list[LayerKV], mover: BlockMover | None = None) -> CudaRunner:
     from penstock.runner.cuda_runner import CudaRunner
 
-    return CudaRunner(loaded.model, loaded.ops, kv, loaded.limits, loaded.adapters, mover)
+    return CudaRunner(loaded.model, loaded.ops, kv, loaded.limits, loaded.adapters, mover, loaded.ranks)
 
 
 @contextmanager
-def compiling_ahead(kernels: Kernels, config: ModelConfig, limits: Limits, *, adapts: bool = False) -> Iterator[None]:
+def compiling_ahead(
+    kernels: Kernels, config: ModelConfig, limits: Limits, shard: Shard, *, adapts: bool = False
+) -> Iterator[None]:
     """Meanwhile Triton compiles, in a thread: a new machine waits for its disk and for the compiler at once."""
     if kernels.name != "triton":
         yield
         return
     with ThreadPoolExecutor(1, thread_name_prefix="compile") as pool:
-        compiled = pool.submit(_compile, kernels, config, limits, adapts)
+        compiled = pool.submit(_compile, kernels, config, limits, shard, adapts)
         yield
         compiled.result()
 
 
-def _compile(kernels: Kernels, config: ModelConfig, limits: Limits, adapts: bool) -> None:
+def _compile(kernels: Kernels, config: ModelConfig, limits: Limits, shard: Shard, adapts: bool) -> None:
     """Steps of every kind on one layer of the model's shape. No graphs: capturing forbids all others to allocate."""
     ops = kernels.make_ops()
     experts = config.experts and replace(config.experts, count=config.experts.per_token)
     single = replace(config, num_layers=1, windows=config.windows[:1], vocab_size=_SMALL_VOCABULARY, experts=experts)
     sites: list[Site] = []
-    model = load_model(RandomCheckpoint(single), ops, quantize=partial(to_quant, kernels.quant), sites=sites)
+    model = load_model(
+        RandomCheckpoint(single), ops, quantize=partial(to_quant, kernels.quant), sites=sites, ranks=LoneRank(shard)
+    )
     loaded = LoadedModel(kernels, ops, model, limits)
     if adapts:
         single_slot = with_adapters(model, sites, ops, 1, max_rank=1)

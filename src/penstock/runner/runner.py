@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +16,19 @@ from penstock.runner.moving import BlockMover
 from penstock.runner.sampler import sample
 from penstock.runner.step_inputs import StepInputs, host_batch, pack
 from penstock.runner.verify import choices, outcome
-from penstock.sched.plan import Sampled, SampleSpec, StepPlan, StepResult
+from penstock.sched.plan import Runner, Sampled, SampleSpec, StepPlan, StepResult
+
+Tell = Callable[[StepInputs], None]  # hands a step to all other ranks
+
+
+class RankRunner(Runner, Protocol):
+    """A runner of a model that may be spread over ranks: the first one submits, the others follow."""
+
+    def lead(self, tell: Tell) -> None:
+        """Tell the other ranks of every step that is submitted from now on."""
+
+    def follow(self, step: StepInputs) -> None:
+        """Run this rank's part of a step that the first one has submitted."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +56,28 @@ class ModelRunner:
         mover: BlockMover | None = None,
     ) -> None:
         self._model = model
+        self._tell: Tell | None = None
         self._adapters = adapters
         self._ops = ops
         self._kv = kv
         self._mover = mover or BlockMover(ops, kv)
 
     def submit(self, plan: StepPlan) -> FinishedStep:
-        logits = self.forward(self.prepare(plan))
+        step = self.prepare(plan)
+        if self._tell is not None:
+            self._tell(step)
+        logits = self.forward(step)
         return FinishedStep(outcome(plan.slices, self.choose(logits, choices(plan.slices))))
 
     def prepare(self, plan: StepPlan) -> StepInputs:
         """Pack what `forward` needs of a plan, here or on another rank."""
         return pack(plan)
+
+    def lead(self, tell: Tell) -> None:
+        self._tell = tell
+
+    def follow(self, step: StepInputs) -> None:
+        self.forward(step)
 
     @torch.inference_mode()
     def forward(self, step: StepInputs) -> Tensor:

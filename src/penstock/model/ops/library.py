@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_float, c_int, c_int32, c_size_t, c_void_p
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from typing import Any
 
 import torch
@@ -65,6 +65,20 @@ class DecoderLayer(ctypes.Structure):
     )
 
 
+class Ranks(ctypes.Structure):
+    """`struct ranks` of ranks.h."""
+
+    _fields_ = (
+        ("base", c_void_p),
+        ("slot_bytes", c_size_t),
+        ("timeout_ns", c_int64),
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("round", c_uint32),
+        ("lost", c_int32),
+    )
+
+
 class Experts(ctypes.Structure):
     """`struct experts` of experts.c."""
 
@@ -123,7 +137,14 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "cap": (None, (c_void_p, c_void_p, c_int, c_int, c_float)),
     "key_block_bytes": (c_size_t, (c_int, c_int, c_int, c_int)),
     "value_block_bytes": (c_size_t, (c_int, c_int, c_int, c_int)),
-    "layers_run": (None, (c_void_p, POINTER(DecoderLayer), c_int, POINTER(Batch), c_void_p, c_void_p)),
+    "layers_run": (
+        c_int,
+        (c_void_p, POINTER(Ranks), POINTER(DecoderLayer), c_int, POINTER(Batch), c_void_p, c_void_p),
+    ),
+    "ranks_bytes": (c_size_t, (c_int, c_size_t)),
+    "ranks_sum": (c_int, (c_void_p, POINTER(Ranks), c_void_p, c_void_p, c_size_t)),
+    "ranks_gather": (c_int, (POINTER(Ranks), c_void_p, c_void_p, c_size_t, c_size_t)),
+    "ranks_give_up": (None, (POINTER(Ranks), c_int)),
     "adapters_run": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p, c_int, c_void_p, c_int)),
     "experts_run": (None, (c_void_p, POINTER(Experts), c_void_p, c_void_p)),
     "attention_run": (None, (c_void_p, POINTER(Layer), POINTER(Batch), c_void_p, c_void_p)),

@@ -224,7 +224,11 @@ class NativeOps:
         assert stream.pending is None, "the layers begin the stream"
         stream.pending = pending = torch.empty_like(stream.residual)
         streams = stream.residual.data_ptr(), pending.data_ptr()
-        self.library.layers_run(self.pool, program.structs, len(layers), self._batch_struct, *streams)
+        ranks = program.ranks
+        shared = None if ranks is None else ranks.struct
+        lost = self.library.layers_run(self.pool, shared, program.structs, len(layers), self._batch_struct, *streams)
+        if ranks is not None:
+            ranks.check(lost)
 
     def lora_slots(self, sites: Sequence[Site], num_slots: int, max_rank: int) -> Slots:
         from penstock.model.ops.native_adapters import NativeSlots  # late: it packs adapters with operations of its own

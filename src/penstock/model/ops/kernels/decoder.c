@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "kv_prefetch.h"
 #include "linear.h"
+#include "ranks.h"
 #include "sharing.h"
 
 /* Mirrored in library.py. */
@@ -33,10 +34,21 @@ static struct between room(struct pool *pool, const struct decoder_layer *layers
     return (struct between){at, at + m * qkv, at + m * (qkv + attended)};
 }
 
+/* A product whose rows are split over ranks, and the sum of their parts. A part goes where the others read it. */
+static int linear_summed(struct pool *pool, struct ranks *ranks, const struct linear *l, const struct source *from,
+                         float *y, int m, struct kv_prefetch *prefetch)
+{
+    size_t n = (size_t)m * l->n;
+    float *slot = ranks ? ranks_slot(ranks, n) : NULL, *part = slot ? slot : y;
+    linear_run_with(pool, l, from, part, m, prefetch);
+    return ranks ? ranks_sum(pool, ranks, part, y, n) : 0;
+}
+
 /* `residual` [m, hidden] is the stream. What the last product adds to it stays pending in `pending`, as it does from
- * operation to operation: the next norm adds it on its way. */
-void layers_run(struct pool *pool, const struct decoder_layer *layers, int count, const struct batch *batch,
-                float *residual, float *pending)
+ * operation to operation: the next norm adds it on its way. `ranks`: those that share the layers, or NULL. Returns 0, or
+ * 1 + the rank that was lost: nothing here is worth anything then. */
+int layers_run(struct pool *pool, struct ranks *ranks, const struct decoder_layer *layers, int count,
+               const struct batch *batch, float *residual, float *pending)
 {
     int m = batch->tokens;
     struct between b = room(pool, layers, count, m);
@@ -49,9 +61,11 @@ void layers_run(struct pool *pool, const struct decoder_layer *layers, int count
         linear_run_with(pool, l->qkv, &before, b.qkv, m, &prefetch);
         attention_run_shared(pool, l->attention, batch, &sharing, b.qkv, b.attended);
         if (i + 1 < count) kv_prefetch_begin(&prefetch, l[1].attention);
-        linear_run_with(pool, l->output, &(struct source){.x = b.attended}, pending, m, &prefetch);
+        struct source attended = {.x = b.attended}, gated = {.x = b.gate_up, .gated = 1};
+        if (linear_summed(pool, ranks, l->output, &attended, pending, m, &prefetch)) break;
         struct source between = {pending, residual, l->mlp_norm, l->mlp_eps, 0};
         linear_run_with(pool, l->gate_up, &between, b.gate_up, m, &prefetch);
-        linear_run_with(pool, l->down, &(struct source){.x = b.gate_up, .gated = 1}, pending, m, &prefetch);
+        if (linear_summed(pool, ranks, l->down, &gated, pending, m, &prefetch)) break;
     }
+    return ranks ? ranks->lost : 0;
 }

@@ -1,0 +1,12 @@
+"""The loss of a rank: what ends an engine whose model is spread over several processes."""
+
+from __future__ import annotations
+
+
+class RankLost(BaseException):
+    """A rank died, hung or fell behind. No step can run without it, so its engine ends, and all ranks start anew: it is
+    not for those who go on after a step that failed, and catch `Exception`."""
+
+    def __init__(self, rank: int, why: str) -> None:
+        super().__init__(f"rank {rank} of the model is lost: {why}")
+        self.rank = rank

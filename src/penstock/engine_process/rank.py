@@ -1,0 +1,65 @@
+"""The process of a rank that follows: `python -m penstock.engine_process.rank SPEC`. Started by the engine's process.
+
+SPEC is the JSON of `RankSpec`. It loads its part of the model and then runs what the leader sends, until that is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import signal
+import socket
+import sys
+
+import msgspec
+
+from penstock.core.errors import PenstockError
+from penstock.core.ranks import RankLost
+from penstock.runner.ranks.messages import FailedToStart, RankSpec, ToFollower
+
+log = logging.getLogger("penstock.runner")
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    if sys.platform == "linux":  # it may be waiting in a collective that nobody else will come to
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    spec = msgspec.json.decode(sys.argv[1], type=RankSpec)
+    logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(name)s (rank {spec.rank}): %(message)s")
+    for stop_signal in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the leader decides when we stop
+        signal.signal(stop_signal, signal.SIG_IGN)
+    from penstock.hub.checkpoint import Checkpoint
+    from penstock.hub.resolve import describe, resolve
+    from penstock.model.ops.shared_memory import SharedMemoryRanks
+    from penstock.model.random_weights import RandomCheckpoint
+    from penstock.model.shard import Shard
+    from penstock.runner.assemble import assemble
+    from penstock.runner.ranks.connection import Connection, Disconnected
+    from penstock.runner.ranks.follower import FollowerGroup
+
+    connection = Connection(socket.socket(fileno=spec.control), ToFollower)
+    try:
+        assert spec.memory is not None
+        ranks = SharedMemoryRanks(Shard(spec.rank, spec.size), spec.memory, timeout_s=spec.engine.rank_timeout_s)
+        checkpoint: Checkpoint
+        if spec.engine.load == "dummy":
+            checkpoint = RandomCheckpoint(describe(spec.model).config)
+        else:
+            resolved = resolve(spec.model)
+            checkpoint = resolved
+        group = FollowerGroup(ranks, connection)
+        assembly = assemble(checkpoint, spec.engine, lambda name, done, total: None, group=group)
+        group.serve(assembly)
+    except PenstockError as error:
+        connection.send(FailedToStart(error.code, error.message))
+        sys.exit(1)
+    except Disconnected:
+        sys.exit(0)
+    except RankLost as lost:
+        log.error("%s", lost)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

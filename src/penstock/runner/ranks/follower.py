@@ -1,0 +1,91 @@
+"""Every other rank's side: it makes the calls that the leader has told it of, in their order, on its own part."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from penstock.model.lora import HostAdapter
+from penstock.model.ranks import Ranks
+from penstock.runner.assembly import Assembly
+from penstock.runner.ranks.connection import Connection
+from penstock.runner.ranks.leader import with_size
+from penstock.runner.ranks.messages import (
+    Agreed,
+    ClearSlot,
+    EmbedTexts,
+    ForgetAdapter,
+    KeepAdapter,
+    ParkMemory,
+    ReadAdapter,
+    RunStep,
+    ScoreTexts,
+    Sized,
+    Started,
+    ToFollower,
+    WakeMemory,
+)
+from penstock.runner.size import EngineSize
+from penstock.runner.step_inputs import StepInputs
+
+log = logging.getLogger("penstock.runner")
+
+
+class FollowerGroup:
+    """The group while this rank starts: what `Leader` is to the first one."""
+
+    def __init__(self, ranks: Ranks, connection: Connection) -> None:
+        self.ranks = ranks
+        self._connection = connection
+
+    def agree(self, own: EngineSize) -> EngineSize:
+        self._connection.send(Sized(own.num_blocks, own.host_blocks, own.staging_blocks))
+        message = self._connection.receive()
+        assert isinstance(message, Agreed)
+        return with_size(own, message.size)
+
+    def serve(self, assembly: Assembly) -> None:
+        """Until the leader is gone: `Disconnected`."""
+        self._connection.send(Started())
+        calls = _Calls(assembly)
+        while True:
+            calls.make(self._connection.receive())
+
+
+class _Calls:
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-adapter")
+        self._read: dict[str, Future[HostAdapter]] = {}
+
+    def make(self, message: ToFollower) -> None:
+        assembly = self._assembly
+        match message:
+            case RunStep(inputs):
+                assembly.runner.follow(StepInputs.decode(inputs))
+            case ReadAdapter(path, digest):
+                assert assembly.adapters is not None
+                self._read[digest] = self._reader.submit(assembly.adapters.read, path, digest)
+            case KeepAdapter(digest):
+                assert assembly.adapters is not None
+                assembly.adapters.keep(self._read.pop(digest).result())
+            case ForgetAdapter(digest):
+                assert assembly.adapters is not None
+                assembly.adapters.forget(digest)
+            case ClearSlot(slot):
+                assert assembly.adapters is not None
+                assembly.adapters.clear(slot)
+            case EmbedTexts(texts):
+                assert assembly.embedder is not None
+                assembly.embedder.embed(texts)
+            case ScoreTexts(texts, scored):
+                assert assembly.embedder is not None
+                assembly.embedder.score(texts, scored)
+            case ParkMemory():
+                assert assembly.memory is not None
+                assembly.memory.park()
+            case WakeMemory():
+                assert assembly.memory is not None
+                assembly.memory.wake()
+            case Agreed():
+                raise AssertionError("a size is agreed on once")

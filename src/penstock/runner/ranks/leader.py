@@ -1,0 +1,168 @@
+"""The first rank's side: it starts the followers, agrees with them on the cache's size, tells them each step, and
+notices when one is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from penstock.core.errors import EngineFailed, PenstockError, all_errors
+from penstock.core.ranks import RankLost
+from penstock.core.settings import EngineSettings
+from penstock.model.ops.shared_memory import SharedMemoryRanks
+from penstock.model.ranks import Ranks
+from penstock.model.shard import Shard
+from penstock.runner.ranks.connection import Connection, Disconnected
+from penstock.runner.ranks.messages import (
+    Agreed,
+    FailedToStart,
+    FromFollower,
+    RankSpec,
+    RunStep,
+    Sized,
+    Started,
+    ToFollower,
+)
+from penstock.runner.size import EngineSize
+from penstock.runner.step_inputs import StepInputs
+
+log = logging.getLogger("penstock.runner")
+
+OnLost = Callable[[RankLost], None]
+
+
+class Follower:
+    """Another rank, as the leader knows it."""
+
+    def __init__(self, rank: int, process: subprocess.Popen[bytes], connection: Connection) -> None:
+        self.rank = rank
+        self.process = process
+        self._connection = connection
+
+    def send(self, payload: bytes) -> None:
+        try:
+            self._connection.send_encoded(payload)
+        except Disconnected:
+            raise self.lost() from None
+
+    def receive(self) -> FromFollower:
+        """What it says while it starts."""
+        try:
+            message = self._connection.receive()
+        except Disconnected:
+            raise EngineFailed(str(self.lost())) from None
+        if isinstance(message, FailedToStart):
+            raise _error(message.code, f"rank {self.rank}: {message.message}")
+        assert isinstance(message, Sized | Started)
+        return message
+
+    def lost(self) -> RankLost:
+        """Its death, in words."""
+        try:
+            status = self.process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return RankLost(self.rank, "it closed its connection")
+        if status < 0:
+            return RankLost(self.rank, f"its process was killed by {signal.Signals(-status).name}")
+        return RankLost(self.rank, f"its process ended with status {status}")
+
+
+class Leader:
+    """All ranks, for the one that has the scheduler. `ranks` is its own side of the collectives."""
+
+    def __init__(self, ranks: Ranks, followers: Sequence[Follower], give_up: Callable[[int], None]) -> None:
+        """`give_up`: tells ranks that wait in a collective that one is gone."""
+        self.ranks = ranks
+        self._followers = followers
+        self._give_up = give_up
+        self._encoder = msgspec.msgpack.Encoder()
+        self._lock = threading.Lock()  # adapters are read by a thread of their own
+
+    def agree(self, own: EngineSize) -> EngineSize:
+        """The size that all ranks have room for; they are told."""
+        sizes = [_sized(own)]
+        for follower in self._followers:
+            message = follower.receive()
+            assert isinstance(message, Sized)
+            sizes.append(message)
+        agreed = Sized(
+            min(size.num_blocks for size in sizes),
+            min(size.host_blocks for size in sizes),
+            max(size.staging_blocks for size in sizes),
+        )
+        self.tell(Agreed(agreed))
+        return with_size(own, agreed)
+
+    def started(self) -> None:
+        """Wait until every follower runs what it is sent."""
+        for follower in self._followers:
+            assert isinstance(follower.receive(), Started)
+
+    def tell(self, message: ToFollower) -> None:
+        payload = self._encoder.encode(message)
+        with self._lock:
+            for follower in self._followers:
+                follower.send(payload)
+
+    def run(self, step: StepInputs) -> None:
+        self.tell(RunStep(step.encode()))
+
+    def watch(self, on_lost: OnLost) -> None:
+        """Call `on_lost` in a thread as soon as a follower's process has ended."""
+        for follower in self._followers:
+            name = f"watch-rank-{follower.rank}"
+            threading.Thread(target=self._watch, args=(follower, on_lost), name=name, daemon=True).start()
+
+    def _watch(self, follower: Follower, on_lost: OnLost) -> None:
+        follower.process.wait()
+        self._give_up(follower.rank)
+        on_lost(follower.lost())
+
+
+def start_followers(model: str, settings: EngineSettings, size: int, *, max_loras: int = 0) -> Leader:
+    """Processes for all ranks but this one, which load their parts meanwhile."""
+    memory = SharedMemoryRanks.create(size)
+    followers = []
+    for rank in range(1, size):
+        ours, theirs = socket.socketpair()
+        spec = RankSpec(rank, size, theirs.fileno(), memory, "", model, settings, max_loras)
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.engine_process.rank", msgspec.json.encode(spec).decode()],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno(), memory],
+            )
+        followers.append(Follower(rank, process, Connection(ours, FromFollower)))
+    ranks = SharedMemoryRanks(Shard(0, size), memory, timeout_s=settings.rank_timeout_s)
+    return Leader(ranks, followers, ranks.give_up)
+
+
+def with_size(own: EngineSize, agreed: Sized) -> EngineSize:
+    """A rank's own size, made as small as the others need it."""
+    block_bytes = own.kv_bytes // own.num_blocks
+    return replace(
+        own,
+        limits=own.limits.within(agreed.num_blocks),
+        num_blocks=agreed.num_blocks,
+        kv_bytes=agreed.num_blocks * block_bytes,
+        host_blocks=agreed.host_blocks,
+        staging_blocks=agreed.staging_blocks,
+    )
+
+
+def _sized(size: EngineSize) -> Sized:
+    return Sized(size.num_blocks, size.host_blocks, size.staging_blocks)
+
+
+def _error(code: str, message: str) -> PenstockError:
+    kinds = {kind.code: kind for kind in all_errors()}
+    return kinds.get(code, EngineFailed)(message)

@@ -1,0 +1,85 @@
+"""What an engine uses beside its runner, on all ranks at once: the leader's own, told to the followers first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.core.parking import MemoryChange
+from penstock.model.lora import HostAdapter
+from penstock.runner.assembly import Adapters, Assembly, Embedder, Memory
+from penstock.runner.ranks.leader import Leader
+from penstock.runner.ranks.messages import (
+    ClearSlot,
+    EmbedTexts,
+    ForgetAdapter,
+    KeepAdapter,
+    ParkMemory,
+    ReadAdapter,
+    ScoreTexts,
+    WakeMemory,
+)
+
+
+def led(assembly: Assembly, leader: Leader) -> Assembly:
+    """An assembly whose parts act on all ranks."""
+    assembly.runner.lead(leader.run)
+    adapters, embedder, memory = assembly.adapters, assembly.embedder, assembly.memory
+    return replace(
+        assembly,
+        adapters=LedAdapters(adapters, leader) if adapters is not None else None,
+        embedder=LedEmbedder(embedder, leader) if embedder is not None else None,
+        memory=LedMemory(memory, leader) if memory is not None else None,
+    )
+
+
+class LedAdapters:
+    def __init__(self, own: Adapters, leader: Leader) -> None:
+        self.num_slots = own.num_slots
+        self._own = own
+        self._leader = leader
+
+    def read(self, path: str, digest: str) -> HostAdapter:
+        self._leader.tell(ReadAdapter(path, digest))
+        return self._own.read(path, digest)
+
+    def keep(self, adapter: HostAdapter) -> None:
+        self._leader.tell(KeepAdapter(adapter.digest))
+        self._own.keep(adapter)
+
+    def forget(self, digest: str) -> None:
+        self._leader.tell(ForgetAdapter(digest))
+        self._own.forget(digest)
+
+    def clear(self, slot: int) -> None:
+        self._leader.tell(ClearSlot(slot))
+        self._own.clear(slot)
+
+
+class LedEmbedder:
+    def __init__(self, own: Embedder, leader: Leader) -> None:
+        self.most_tokens = own.most_tokens
+        self._own = own
+        self._leader = leader
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> list[bytes]:
+        self._leader.tell(EmbedTexts([list(text) for text in texts]))
+        return self._own.embed(texts)
+
+    def score(self, texts: Sequence[Sequence[int]], scored: Sequence[int]) -> list[float]:
+        self._leader.tell(ScoreTexts([list(text) for text in texts], list(scored)))
+        return self._own.score(texts, scored)
+
+
+class LedMemory:
+    def __init__(self, own: Memory, leader: Leader) -> None:
+        self._own = own
+        self._leader = leader
+
+    def park(self) -> MemoryChange:
+        self._leader.tell(ParkMemory())
+        return self._own.park()
+
+    def wake(self) -> MemoryChange:
+        self._leader.tell(WakeMemory())
+        return self._own.wake()
