@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
@@ -11,7 +12,9 @@ import msgspec
 from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
 from penstock.model.random_weights import RandomCheckpoint
-from penstock.runner.assemble import Assembly, assemble
+from penstock.runner.assemble import Assembly
+from penstock.runner.ranks.assemble import assemble_ranks
+from penstock.runner.ranks.join import SHARE_VARIABLE
 from penstock.runner.step_inputs import StepInputs, decode_choices, encode_choices
 from penstock.runner.verify import choices
 from penstock.sched.plan import Runner, Slice, StepHandle, StepPlan, StepResult
@@ -87,21 +90,26 @@ def assembled(
     draft_seed: int = 0,
 ) -> Assembly:
     """On "cpu", "cpu-overlapped" or "cuda", in float32, with a cache full of numbers that show when they are read. To
-    the overlapped runner every plan goes through bytes."""
+    the overlapped runner every plan goes through bytes. "cpu x2" and "cuda x2" are two ranks, processes of their own;
+    on a GPU they share it."""
+    kind, _, num_ranks = device.partition(" x")
     settings = EngineSettings(
-        device="cuda" if device == "cuda" else "cpu",
+        device="cuda" if kind == "cuda" else "cpu",
         dtype="float32",
         block_size=block_size,
         max_num_seqs=max_num_seqs,
         chunk_tokens=chunk_tokens,
         host_kv_gib=host_kv_gib,
         max_loras=max_loras,
-        memory_fraction=0.05 if device == "cuda" else None,
+        memory_fraction=0.05 if kind == "cuda" else None,
+        threads=1 if num_ranks else None,
+        tp=int(num_ranks or 1),
         speculate=speculate,
         draft="the same, or one of other weights" if speculate == "draft" else None,
     )
     draft = RandomCheckpoint(config, draft_seed) if speculate == "draft" else None
-    made = assemble(RandomCheckpoint(config), settings, lambda *_: None, draft)
+    os.environ[SHARE_VARIABLE] = "1"
+    made, _ = assemble_ranks(RandomCheckpoint(config), config, settings, lambda *_: None, draft)
     soiled(made.runner._kv)  # type: ignore[attr-defined]
     if device != "cpu-overlapped":
         return made

@@ -91,15 +91,21 @@ def on_gpu(block_size: int) -> Soak:
     "soak",
     [
         pytest.param(on_cpu("cpu", 16), id="cpu", marks=pytest.mark.slow),
+        pytest.param(on_cpu("cpu x2", 16), id="cpu-2-ranks", marks=pytest.mark.slow),
         pytest.param(on_gpu(16), id="cuda-16", marks=NEEDS_GPU),
         pytest.param(on_gpu(64), id="cuda-64", marks=NEEDS_GPU),
         pytest.param(
             replace(on_cpu("cpu-overlapped", 4), host_kv_gib=0.002), id="cpu-overlapped-host", marks=pytest.mark.slow
         ),
+        pytest.param(replace(on_cpu("cpu x2", 4), host_kv_gib=0.002), id="cpu-2-ranks-host", marks=pytest.mark.slow),
         pytest.param(replace(on_gpu(16), host_kv_gib=0.02), id="cuda-16-host", marks=NEEDS_GPU),
     ],
 )
 def test_no_token_is_wrong_and_nothing_is_left_behind(soak: Soak) -> None:
+    soaked(soak)
+
+
+def soaked(soak: Soak) -> None:
     assembly = soak.assembled()
     clients = Clients(Traffic(soak.limits, soak.is_over(), seed=int(os.environ.get("SOAK_SEED", "0"))))
     serve(assembly, clients, num_blocks=soak.num_blocks)

@@ -103,9 +103,9 @@ def _park(num_rounds: int, config: ModelConfig, assembly: Assembly, report: Engi
 def _assemble(config: ModelConfig, settings: EngineSettings) -> tuple[Assembly, dict[str, float]]:
     phases = Phases("import", lambda name, done, total: None)
     from penstock.model.random_weights import RandomCheckpoint
-    from penstock.runner.assemble import assemble
+    from penstock.runner.ranks.assemble import assemble_ranks
 
-    assembly = assemble(RandomCheckpoint(config), settings, phases)
+    assembly, _ = assemble_ranks(RandomCheckpoint(config), config, settings, phases)
     phases.close()
     return assembly, phases.seconds
 

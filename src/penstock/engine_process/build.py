@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.clock import MonotonicClock
-from penstock.core.cores import usable_cores
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.measurements import ServingLimits
 from penstock.core.ranks import RankLost
@@ -43,9 +41,7 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
     # Torch takes a second to import; the socket is already open, so the server knows we live.
     from penstock.hub.resolve import describe, resolve
     from penstock.model.random_weights import RandomCheckpoint
-    from penstock.runner.assemble import assemble
-    from penstock.runner.ranks.leader import start_followers
-    from penstock.runner.ranks.led import led
+    from penstock.runner.ranks.assemble import assemble_ranks
 
     engine = settings.engine
     kind_of(engine, overlaps=False)  # what contradicts itself is told before anything is loaded
@@ -60,14 +56,10 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
             encoder, info = build_encoder(checkpoint, engine, phases)
             return EngineLoop(encoder, mailbox, MonotonicClock()), info
         source = checkpoint.tokenizer_source
-    size = engine.tp or 1
-    if size > 1:
-        engine = replace(engine, threads=engine.threads or max(1, usable_cores() // size))
-    leader = start_followers(settings.model, engine, size) if size > 1 else None
-    assembly = assemble(checkpoint, engine, phases, draft_checkpoint(checkpoint, source, engine), leader)
+    model = checkpoint.config if engine.load == "dummy" else settings.model
+    draft = draft_checkpoint(checkpoint, source, engine)
+    assembly, leader = assemble_ranks(checkpoint, model, engine, phases, draft)
     if leader is not None:
-        assembly = led(assembly, leader)
-        leader.started()
         leader.watch(on_lost)
     phases("engine", 0, 0)
     guides = make_guides(checkpoint.config, source)

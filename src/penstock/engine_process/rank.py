@@ -14,12 +14,14 @@ import sys
 import msgspec
 
 from penstock.core.errors import PenstockError
+from penstock.core.model_config import ModelConfig
 from penstock.core.ranks import RankLost
 from penstock.runner.ranks.messages import FailedToStart, RankSpec, ToFollower
 
 log = logging.getLogger("penstock.runner")
 
 _PR_SET_PDEATHSIG = 1
+_BEATS = 6  # signs of life in the time after which it would be given up
 
 
 def main() -> None:
@@ -30,27 +32,29 @@ def main() -> None:
     for stop_signal in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the leader decides when we stop
         signal.signal(stop_signal, signal.SIG_IGN)
     from penstock.hub.checkpoint import Checkpoint
-    from penstock.hub.resolve import describe, resolve
-    from penstock.model.ops.shared_memory import SharedMemoryRanks
+    from penstock.hub.encoder import EncoderCheckpoint
+    from penstock.hub.resolve import resolve
     from penstock.model.random_weights import RandomCheckpoint
     from penstock.model.shard import Shard
     from penstock.runner.assemble import assemble
     from penstock.runner.ranks.connection import Connection, Disconnected
     from penstock.runner.ranks.follower import FollowerGroup
+    from penstock.runner.ranks.join import join, store_at
 
     connection = Connection(socket.socket(fileno=spec.control), ToFollower)
     try:
-        assert spec.memory is not None
-        ranks = SharedMemoryRanks(Shard(spec.rank, spec.size), spec.memory, timeout_s=spec.engine.rank_timeout_s)
+        shard = Shard(spec.rank, spec.size)
+        ranks = join(spec.engine, shard, spec.memory, store_at(spec.store, spec.size))
         checkpoint: Checkpoint
-        if spec.engine.load == "dummy":
-            checkpoint = RandomCheckpoint(describe(spec.model).config)
+        if isinstance(spec.model, ModelConfig):
+            checkpoint = RandomCheckpoint(spec.model)
         else:
-            resolved = resolve(spec.model)
-            checkpoint = resolved
+            found = resolve(spec.model)
+            assert not isinstance(found, EncoderCheckpoint)
+            checkpoint = found
         group = FollowerGroup(ranks, connection)
         assembly = assemble(checkpoint, spec.engine, lambda name, done, total: None, group=group)
-        group.serve(assembly)
+        group.serve(assembly, spec.engine.rank_timeout_s / _BEATS)
     except PenstockError as error:
         connection.send(FailedToStart(error.code, error.message))
         sys.exit(1)

@@ -23,7 +23,8 @@ __all__ = ["Assembly", "Group", "assemble"]
 class Group(Protocol):
     """The ranks of a model, as one of them sees them while it is put together."""
 
-    ranks: Ranks
+    @property
+    def ranks(self) -> Ranks: ...
 
     def agree(self, own: EngineSize) -> EngineSize:
         """The size that all have room for."""

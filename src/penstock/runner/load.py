@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from penstock.core.errors import ConfigError
 from penstock.core.settings import EngineSettings
 from penstock.core.speculating import most_drafts
 from penstock.hub.checkpoint import Checkpoint
@@ -30,6 +29,7 @@ from penstock.runner.lora import RunnerAdapters
 from penstock.runner.make_runner import compiling_ahead
 from penstock.runner.memory import free_bytes
 from penstock.runner.profile import told_if_too_large
+from penstock.runner.ranks.join import device_of
 from penstock.runner.rehome import rehome, tensors_of
 from penstock.runner.virtual_memory import Keep, VirtualMemory
 
@@ -56,7 +56,7 @@ def load(
 ) -> LoadedEngine:
     """`ranks`: those that share the model, of which this is one; None: it has all of it. A draft is never shared."""
     ranks = ranks or SingleRank()
-    device = _device(settings.device, ranks.shard)
+    device = device_of(settings.device, ranks.shard)
     limits = resolve_limits(checkpoint.config, settings, device.type)
     phase("kernels", 0, 0)
     free_before_bytes = free_bytes(device)
@@ -164,15 +164,6 @@ def _packed_cache(
     if not isinstance(ops, NativeOps) or isinstance(checkpoint, RandomCheckpoint):
         return None
     return PackedCache(ops, f"{files_identity(checkpoint.path)}\n{settings.quant} {settings.dtype} {shard}")
-
-
-def _device(wanted: str, shard: Shard) -> torch.device:
-    has_gpu = torch.cuda.is_available()
-    if wanted == "auto":
-        wanted = "cuda" if has_gpu else "cpu"
-    if wanted == "cuda" and not has_gpu:
-        raise ConfigError("device is cuda, but torch finds no GPU here", param="device")
-    return torch.device(wanted)
 
 
 def _pooling(checkpoint: Checkpoint, settings: EngineSettings) -> Pooling:

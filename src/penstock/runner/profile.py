@@ -72,21 +72,22 @@ def _drafted(request_id: str, num_tokens: int, limits: Limits) -> Slice:
 
 
 def profile(
-    rehearse: Callable[[], object], device: torch.device, free_before_bytes: int, note: RehearsalNote
+    rehearse: Callable[[], object], device: torch.device, free_before_bytes: int, note: RehearsalNote | None
 ) -> GpuMemory:
     """The device's memory beside what `rehearse` has made and run: all the runners, on caches of one block.
 
     Torch keeps what it was given, so all that was taken at any moment is still taken when this looks. What an earlier
-    engine of the same kind noted is believed.
+    engine of the same kind noted is believed; None: nobody notes anything.
     """
     torch.cuda.empty_cache()
     free_at_first, total_bytes = torch.cuda.mem_get_info(device)
-    taken_bytes = note.read()
+    taken_bytes = note.read() if note is not None else None
     if taken_bytes is None:
         reserved_at_first = torch.cuda.memory_reserved(device)
         runners = rehearse()
         taken_bytes = free_at_first - torch.cuda.mem_get_info(device)[0]
-        note.write(taken_bytes, torch.cuda.memory_reserved(device) - reserved_at_first)
+        if note is not None:
+            note.write(taken_bytes, torch.cuda.memory_reserved(device) - reserved_at_first)
         del runners
         gc.collect()
         torch.cuda.empty_cache()

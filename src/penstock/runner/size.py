@@ -48,7 +48,8 @@ def _blocks_on_gpu(loaded: LoadedEngine, block_bytes: int, settings: EngineSetti
             lambda: [make_runner(model, model.allocate_kv(1)) for model in models],
             loaded.target.ops.device,
             loaded.free_before_bytes,
-            rehearsal_note(loaded, settings),
+            # Ranks rehearse together or not at all: none of them may find a note of its own.
+            rehearsal_note(loaded, settings) if loaded.target.ranks.shard.size == 1 else None,
         )
     return blocks_on_gpu(memory, block_bytes, fraction=settings.memory_fraction)
 

@@ -34,7 +34,9 @@ class Connection:
         except OSError:
             raise Disconnected from None
 
-    def receive(self) -> Any:
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """`timeout_s`: raises TimeoutError where nothing comes for so long; None: it waits."""
+        self._socket.settimeout(timeout_s)
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         return self._decoder.decode(self._read(length))
 
@@ -44,6 +46,8 @@ class Connection:
         while view:
             try:
                 count = self._socket.recv_into(view)
+            except TimeoutError:
+                raise
             except OSError:
                 raise Disconnected from None
             if not count:

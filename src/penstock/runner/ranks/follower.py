@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from penstock.model.lora import HostAdapter
 from penstock.model.ranks import Ranks
 from penstock.runner.assembly import Assembly
-from penstock.runner.ranks.connection import Connection
+from penstock.runner.ranks.connection import Connection, Disconnected
 from penstock.runner.ranks.leader import with_size
 from penstock.runner.ranks.messages import (
     Agreed,
+    Alive,
     ClearSlot,
     EmbedTexts,
     ForgetAdapter,
@@ -44,21 +48,33 @@ class FollowerGroup:
         assert isinstance(message, Agreed)
         return with_size(own, message.size)
 
-    def serve(self, assembly: Assembly) -> None:
-        """Until the leader is gone: `Disconnected`."""
+    def serve(self, assembly: Assembly, alive_s: float) -> None:
+        """Until the leader is gone: `Disconnected`. It is told every `alive_s` how far this rank is."""
         self._connection.send(Started())
         calls = _Calls(assembly)
+        threading.Thread(target=self._beat, args=(calls, alive_s), name="alive", daemon=True).start()
         while True:
             calls.make(self._connection.receive())
+
+    def _beat(self, calls: _Calls, alive_s: float) -> None:
+        with contextlib.suppress(Disconnected):
+            while True:
+                self._connection.send(Alive(calls.num_made))
+                time.sleep(alive_s)
 
 
 class _Calls:
     def __init__(self, assembly: Assembly) -> None:
+        self.num_made = 1  # the size was the first
         self._assembly = assembly
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-adapter")
         self._read: dict[str, Future[HostAdapter]] = {}
 
     def make(self, message: ToFollower) -> None:
+        self._make(message)
+        self.num_made += 1
+
+    def _make(self, message: ToFollower) -> None:
         assembly = self._assembly
         match message:
             case RunStep(inputs):

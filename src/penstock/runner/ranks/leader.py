@@ -12,18 +12,19 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from time import monotonic
 
 import msgspec
 
 from penstock.core.errors import EngineFailed, PenstockError, all_errors
+from penstock.core.model_config import ModelConfig
 from penstock.core.ranks import RankLost
 from penstock.core.settings import EngineSettings
-from penstock.model.ops.shared_memory import SharedMemoryRanks
-from penstock.model.ranks import Ranks
-from penstock.model.shard import Shard
 from penstock.runner.ranks.connection import Connection, Disconnected
+from penstock.runner.ranks.join import JoinedRanks, Meeting
 from penstock.runner.ranks.messages import (
     Agreed,
+    Alive,
     FailedToStart,
     FromFollower,
     RankSpec,
@@ -65,6 +66,17 @@ class Follower:
         assert isinstance(message, Sized | Started)
         return message
 
+    def progress(self, timeout_s: float) -> int:
+        """How many calls it has made, as soon as it says so."""
+        try:
+            message = self._connection.receive(timeout_s)
+        except Disconnected:
+            raise self.lost() from None
+        except TimeoutError:
+            raise RankLost(self.rank, f"its process has not answered for {timeout_s:g} s") from None
+        assert isinstance(message, Alive)
+        return message.num_calls
+
     def lost(self) -> RankLost:
         """Its death, in words."""
         try:
@@ -79,11 +91,12 @@ class Follower:
 class Leader:
     """All ranks, for the one that has the scheduler. `ranks` is its own side of the collectives."""
 
-    def __init__(self, ranks: Ranks, followers: Sequence[Follower], give_up: Callable[[int], None]) -> None:
-        """`give_up`: tells ranks that wait in a collective that one is gone."""
+    def __init__(self, ranks: JoinedRanks, followers: Sequence[Follower], timeout_s: float) -> None:
+        """`timeout_s`: how long a follower may be silent, or behind."""
         self.ranks = ranks
         self._followers = followers
-        self._give_up = give_up
+        self._timeout_s = timeout_s
+        self._num_calls = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._lock = threading.Lock()  # adapters are read by a thread of their own
 
@@ -110,6 +123,7 @@ class Leader:
     def tell(self, message: ToFollower) -> None:
         payload = self._encoder.encode(message)
         with self._lock:
+            self._num_calls += 1
             for follower in self._followers:
                 follower.send(payload)
 
@@ -117,33 +131,41 @@ class Leader:
         self.tell(RunStep(step.encode()))
 
     def watch(self, on_lost: OnLost) -> None:
-        """Call `on_lost` in a thread as soon as a follower's process has ended."""
+        """Call `on_lost` in a thread as soon as a follower's process has ended, is silent, or makes no progress."""
         for follower in self._followers:
             name = f"watch-rank-{follower.rank}"
             threading.Thread(target=self._watch, args=(follower, on_lost), name=name, daemon=True).start()
 
     def _watch(self, follower: Follower, on_lost: OnLost) -> None:
-        follower.process.wait()
-        self._give_up(follower.rank)
-        on_lost(follower.lost())
+        made, told, since_s = -1, 0, monotonic()
+        try:
+            while True:
+                now_made = follower.progress(self._timeout_s)
+                if now_made != made or made >= told:  # it went on, or had nothing to do
+                    made, told, since_s = now_made, self._num_calls, monotonic()
+                elif monotonic() - since_s > self._timeout_s:
+                    raise RankLost(follower.rank, f"it has hung in a step for {self._timeout_s:g} s")
+        except RankLost as lost:
+            self.ranks.give_up(lost.rank)
+            on_lost(lost)
 
 
-def start_followers(model: str, settings: EngineSettings, size: int, *, max_loras: int = 0) -> Leader:
-    """Processes for all ranks but this one, which load their parts meanwhile."""
-    memory = SharedMemoryRanks.create(size)
+def start_followers(model: str | ModelConfig, settings: EngineSettings, size: int) -> Leader:
+    """Processes for all ranks but this one, which load their parts meanwhile. `model`: see `RankSpec`."""
+    meeting = Meeting(settings, size)
+    memory = [meeting.memory] if meeting.memory is not None else []
     followers = []
     for rank in range(1, size):
         ours, theirs = socket.socketpair()
-        spec = RankSpec(rank, size, theirs.fileno(), memory, "", model, settings, max_loras)
+        spec = RankSpec(rank, size, theirs.fileno(), meeting.memory, meeting.address, model, settings)
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", "penstock.engine_process.rank", msgspec.json.encode(spec).decode()],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), memory],
+                pass_fds=[theirs.fileno(), *memory],
             )
         followers.append(Follower(rank, process, Connection(ours, FromFollower)))
-    ranks = SharedMemoryRanks(Shard(0, size), memory, timeout_s=settings.rank_timeout_s)
-    return Leader(ranks, followers, ranks.give_up)
+    return Leader(meeting.join(), followers, settings.rank_timeout_s)
 
 
 def with_size(own: EngineSize, agreed: Sized) -> EngineSize:

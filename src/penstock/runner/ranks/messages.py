@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
 
 
@@ -15,9 +16,8 @@ class RankSpec(msgspec.Struct, frozen=True):
     control: int  # descriptor of its socket to the leader
     memory: int | None  # descriptor of the ranks' shared memory; None: they share none
     store: str  # address of the store by which devices meet; "": they need none
-    model: str
+    model: str | ModelConfig  # its name; or a shape, which is filled with random weights
     engine: EngineSettings
-    max_loras: int = 0
 
 
 # -- from a follower, while it starts
@@ -35,12 +35,18 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     """It runs what it is sent from now on."""
 
 
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """Sent by a thread of its own, as long as the process runs."""
+
+    num_calls: int  # that it has made, of those it was told of
+
+
 class FailedToStart(msgspec.Struct, frozen=True, tag=True):
     code: str
     message: str
 
 
-FromFollower = Sized | Started | FailedToStart
+FromFollower = Sized | Started | Alive | FailedToStart
 
 
 # -- to all followers, in one order

@@ -1,0 +1,32 @@
+"""An engine over as many ranks as its settings say: this process leads, others are started for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.core.cores import usable_cores
+from penstock.core.model_config import ModelConfig
+from penstock.core.settings import EngineSettings
+from penstock.hub.checkpoint import Checkpoint
+from penstock.runner.assemble import Assembly, assemble
+from penstock.runner.load import Phase
+from penstock.runner.ranks.leader import Leader, start_followers
+from penstock.runner.ranks.led import led
+
+
+def assemble_ranks(
+    checkpoint: Checkpoint,
+    model: str | ModelConfig,
+    settings: EngineSettings,
+    phase: Phase,
+    draft: Checkpoint | None = None,
+) -> tuple[Assembly, Leader | None]:
+    """`model`: what the other ranks load, by its name, or random weights of this shape. None: there are no others."""
+    size = settings.tp or 1
+    if size == 1:
+        return assemble(checkpoint, settings, phase, draft), None
+    settings = replace(settings, threads=settings.threads or max(1, usable_cores() // size))
+    leader = start_followers(model, settings, size)
+    assembly = led(assemble(checkpoint, settings, phase, draft, leader), leader)
+    leader.started()
+    return assembly, leader
