@@ -80,15 +80,24 @@ def test_every_family_says_the_same_in_parts(family: str, size: int) -> None:
     assert_the_same(loads(RandomCheckpoint(FAMILIES[family])), size)
 
 
+@pytest.mark.parametrize("make_ops", [ReferenceOps, lambda: native_ops()], ids=["reference", "native"])
+@pytest.mark.parametrize(("family", "size"), [("mixtral", 2), ("qwen2-moe", 2), ("qwen3-moe", 3), ("mixtral", 4)])
+def test_experts_may_be_shared_out_whole(family: str, size: int, make_ops: Callable[[], Ops]) -> None:
+    """Also where ranks have unequal numbers of them; the expert that all tokens pass is split as ever."""
+    checkpoint = RandomCheckpoint(replace(FAMILIES[family], num_heads=12 // size * size, num_kv_heads=size))
+    assert_the_same(lambda ops, ranks: load_model(checkpoint, ops, ranks=ranks, shares_experts=True), size, make_ops)
+
+
+def native_ops() -> Ops:
+    try:
+        return NativeOps("float32", threads=1)
+    except KernelsUnavailable as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2-moe"])
 def test_kernels_of_the_cpu_run_parts_too(family: str) -> None:
-    def make_ops() -> Ops:
-        try:
-            return NativeOps("float32", threads=1)
-        except KernelsUnavailable as error:
-            pytest.skip(str(error))
-
-    assert_the_same(loads(RandomCheckpoint(FAMILIES[family])), 2, make_ops)
+    assert_the_same(loads(RandomCheckpoint(FAMILIES[family])), 2, native_ops)
 
 
 @pytest.mark.parametrize("size", [2, 4])

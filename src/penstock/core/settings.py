@@ -67,6 +67,11 @@ class EngineSettings:
         "tensor parallel: ranks, a GPU or a share of the cores each, that split every layer of the model; auto: the "
         "fewest GPUs that it fits on, and on a CPU 1",
     )
+    ep: Count | None = setting(
+        None,
+        "expert parallel, of a mixture of experts: as tp, so that each rank has some of the experts whole; or 1, so "
+        "that it has a part of each; auto: 1",
+    )
     rank_timeout_s: Seconds = setting(
         30.0, "how long a rank waits for another before the replica gives up and starts all of them anew"
     )

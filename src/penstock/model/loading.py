@@ -25,13 +25,15 @@ def load_model(
     max_context: int | None = None,
     sites: list[Site] | None = None,
     ranks: Ranks | None = None,
+    shares_experts: bool = False,
     packed: Packed | None = None,
 ) -> CausalLM:
     """Layer by layer, so that memory peaks a few layers above the packed size; `progress` is told after each.
 
     `quantize` makes of each linear's weight what is kept; without it, they are kept as stored. `max_context` is the
     longest that a sequence may become, where that is less than the model can. Each linear layer is added to `sites`.
-    `ranks`: those that share the model, of which this loads one's part; None: there is one. `packed`: where linear
+    `ranks`: those that share the model, of which this loads one's part; None: there is one. `shares_experts`: whole
+    experts are shared out among them (expert parallel), else each is split (tensor parallel). `packed`: where linear
     layers may be found that were packed before.
     """
     architecture = checkpoint.config.architecture
@@ -51,6 +53,7 @@ def load_model(
         max_context=max_context,
         sites=sites if sites is not None else [],
         ranks=ranks or SingleRank(),
+        shares_experts=shares_experts,
         packed=packed,
     )
     return family(weights, progress or (lambda done, total: None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from penstock.core.model_config import Experts
@@ -12,9 +13,10 @@ from penstock.hub.families import FAMILY_FILES
 from penstock.model.batch import Batch
 from penstock.model.layers import Attention, load_norm
 from penstock.model.ops import ExpertLinears, LayerKV, Linear, Norm, Ops, Stream
+from penstock.model.ops.experts import ELSEWHERE
 from penstock.model.quantized import Weight
 from penstock.model.ranks import Ranks
-from penstock.model.shard import Split
+from penstock.model.shard import Axis, Split
 from penstock.model.weights import Weights
 
 
@@ -55,6 +57,7 @@ class SparseMLP:
     per_token: int
     normalized: bool
     ranks: Ranks | None = None  # those whose parts of each expert are summed, of all experts at once; None: one has all
+    own: range | None = None  # experts that this rank has, where whole ones are shared out; None: of all, a part or all
 
     @classmethod
     def load(cls, layer: Weights) -> SparseMLP:
@@ -62,13 +65,16 @@ class SparseMLP:
         assert config is not None
         assert names is not None
         hidden, ffn, block = layer.config.hidden_size, config.intermediate_size, layer.at(names.block)
+        shares = layer.shares_experts and layer.shard.size > 1
+        own = layer.shard.span(Axis(config.count, group=1), "the experts") if shares else range(config.count)
+        columns, rows = (Split.NONE, Split.NONE) if shares else (Split.COLUMNS, Split.ROWS)
 
         def pairs() -> Iterator[tuple[Weight, Weight]]:
-            for expert in range(config.count):
+            for expert in own:
                 inner = block.at(f"experts.{expert}")
                 yield (
-                    inner.weight({names.gate: ffn, names.up: ffn}, hidden, split=Split.COLUMNS),
-                    inner.weight({names.down: hidden}, ffn, split=Split.ROWS),
+                    inner.weight({names.gate: ffn, names.up: ffn}, hidden, split=columns),
+                    inner.weight({names.down: hidden}, ffn, split=rows),
                 )
 
         return cls(
@@ -76,19 +82,29 @@ class SparseMLP:
             norm=load_norm(layer, "post_attention_layernorm"),
             # Never quantized: it is small, and who is chosen may hang on its last bits.
             router=layer.ops.linear(block.tensor("gate.weight", config.count, hidden)),
-            experts=layer.ops.experts(config.count, pairs()),
+            experts=layer.ops.experts(len(own), pairs(), is_part=shares),
             shared=SharedExpert.load(block, config, hidden) if config.shared_intermediate_size else None,
             per_token=config.per_token,
             normalized=config.normalized,
             ranks=layer.ranks if layer.shard.size > 1 else None,
+            own=own if shares else None,
         )
 
     def __call__(self, stream: Stream) -> None:
         x = self.ops.normed(stream, self.norm)
-        found = self.experts(x, *self.ops.route(self.router(x), self.per_token, normalized=self.normalized))
+        ids, weights = self.ops.route(self.router(x), self.per_token, normalized=self.normalized)
+        if self.own is not None:
+            ids, weights = _here(ids, weights, self.own)
+        found = self.experts(x, ids, weights)
         if self.shared is not None:
             found = self.shared.beside(x, found)
         self.ops.add(stream, found if self.ranks is None else self.ranks.sum(found))
+
+
+def _here(ids: Tensor, weights: Tensor, own: range) -> tuple[Tensor, Tensor]:
+    """Choices as the rank that has these experts sees them: by its own numbers, and others are elsewhere."""
+    is_here = (ids >= own.start) & (ids < own.stop)
+    return torch.where(is_here, ids - own.start, ELSEWHERE), weights * is_here
 
 
 @dataclass(frozen=True, slots=True)

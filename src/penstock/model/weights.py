@@ -79,6 +79,7 @@ class Weights:
     is_end_layer: bool = False  # the first or the last one: what is rounded there costs most
     max_context: int | None = None  # tokens that a sequence may come to; None: all that the model can
     ranks: Ranks = field(default_factory=SingleRank)
+    shares_experts: bool = False  # among the ranks, each whole; else every rank has a part of each
     packed: Packed | None = None  # linear layers as they were packed before; None: nobody keeps them
 
     @property

@@ -125,6 +125,7 @@ def _load_target(
             max_context=limits.max_model_len,
             sites=sites,
             ranks=ranks,
+            shares_experts=(settings.ep or 1) > 1,
             packed=packed,
         )
     if packed is not None:
@@ -163,7 +164,9 @@ def _packed_cache(
     """None: weights for other kernels take no packing that would be worth keeping, and random ones are not kept."""
     if not isinstance(ops, NativeOps) or isinstance(checkpoint, RandomCheckpoint):
         return None
-    return PackedCache(ops, f"{files_identity(checkpoint.path)}\n{settings.quant} {settings.dtype} {shard}")
+    return PackedCache(
+        ops, f"{files_identity(checkpoint.path)}\n{settings.quant} {settings.dtype} {shard} {settings.ep}"
+    )
 
 
 def _pooling(checkpoint: Checkpoint, settings: EngineSettings) -> Pooling:

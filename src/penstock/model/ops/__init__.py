@@ -159,7 +159,8 @@ class ExpertLinears(Protocol):
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """Each row's sum of what its experts make of it: x [tokens, hidden], ids and weights [tokens, experts of each].
 
-        No expert is named twice in a row. A row's result does not depend on the rows beside it.
+        No expert is named twice in a row; -1 is one that another rank has, and weighs nothing here. A row's result does
+        not depend on the rows beside it.
         """
 
 
@@ -182,8 +183,9 @@ class Ops(Protocol):
     def tied(self, table: Weight) -> tuple[Linear, Linear]:
         """(embedding, head) from one table, stored once where the implementation can."""
 
-    def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]]) -> ExpertLinears:
-        """Pack (gate_up, down) of each; they come one by one, and are not held on to."""
+    def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]], *, is_part: bool = False) -> ExpertLinears:
+        """Pack (gate_up, down) of each; they come one by one, and are not held on to. `is_part`: other ranks have more
+        of the layer's experts, and tokens choose among all."""
 
     def route(self, logits: Tensor, per_token: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
         """Each row's best experts by a router's logits [tokens, experts], and their weights: [tokens, per_token] both.

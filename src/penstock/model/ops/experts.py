@@ -17,6 +17,7 @@ from penstock.model.quantized import Weight
 if TYPE_CHECKING:
     from penstock.model.ops import Linear, Ops
 
+ELSEWHERE = -1  # in place of an expert that another rank has
 Pairs = Iterable[tuple[Weight, Weight]]  # gate_up and down of each
 
 
@@ -61,8 +62,8 @@ class HostExperts:
 
 
 def _chosen(ids: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Every expert that somebody chose, and where in `ids`, counted through, it stands."""
-    order, counts = ids.flatten().argsort(stable=True), ids.flatten().bincount().tolist()
-    for expert, places in enumerate(order.split_with_sizes(counts)):
-        if len(places):
+    """Every expert here that somebody chose, and where in `ids`, counted through, it stands."""
+    order, counts = ids.flatten().argsort(stable=True), (ids.flatten() + 1).bincount().tolist()
+    for expert, places in enumerate(order.split_with_sizes(counts), ELSEWHERE):
+        if len(places) and expert != ELSEWHERE:
             yield expert, places

@@ -111,7 +111,7 @@ class NativeOps:
         wide = plain(weight)
         return PackedWeight(self, self.arithmetic, wide.shape, bias).fill(wide)
 
-    def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]]) -> ExpertLinears:
+    def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]], *, is_part: bool = False) -> ExpertLinears:
         return NativeExperts(
             [(self._packed(gate_up, None, precise=False), self._packed(down, None)) for gate_up, down in pairs]
         )

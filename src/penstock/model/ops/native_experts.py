@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.model.ops import library as c
@@ -22,7 +21,8 @@ class NativeExperts:
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         flat, struct = ids.flatten(), self._struct
         order = flat.argsort(stable=True)
-        starts = F.pad(flat.bincount(minlength=struct.count).cumsum(0), (1, 0)).to(torch.int32)
+        # Those who are elsewhere (-1) come first, and what is before the first start is passed over.
+        starts = (flat + 1).bincount(minlength=struct.count + 1).cumsum(0).to(torch.int32)
         rows = (order // ids.shape[1]).to(torch.int32)
         shares = weights.flatten()[order]
         struct.starts, struct.rows, struct.weights = starts.data_ptr(), rows.data_ptr(), shares.data_ptr()

@@ -69,7 +69,7 @@ class ReferenceOps:
         stored = self._store(plain(table))
         return partial(F.embedding, weight=stored), partial(F.linear, weight=stored)
 
-    def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]]) -> ExpertLinears:
+    def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]], *, is_part: bool = False) -> ExpertLinears:
         return HostExperts.of(self, pairs)
 
     def route(self, logits: Tensor, per_token: int, *, normalized: bool) -> tuple[Tensor, Tensor]:

@@ -126,6 +126,25 @@ def test_each_row_gets_the_sum_of_its_own_experts(dtype: torch.dtype, choice: tu
     check(weights_of(6, 64, 48), choice[0], 3, dtype, choice[1])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tokens"),
+    matrix(
+        list(product(TOLERANCES, [1, 2, 9, 16, 17, 40, 200, 1500])),
+        [(torch.float16, 1), (torch.float16, 9), (torch.float32, 40), slow(torch.float16, 200)],
+    ),
+)
+def test_experts_that_are_elsewhere_add_nothing(dtype: torch.dtype, tokens: int) -> None:
+    """Of six, this rank has the middle three; some tokens have chosen none of them."""
+    pairs, here = weights_of(6, 64, 48), range(2, 5)
+    ours = TritonOps(DEVICE, dtype).experts(3, iter(pairs[2:5]), is_part=True)
+    x, (ids, shares) = rows_of(tokens, 64, dtype), choices(tokens, 6, 2, "even")
+    is_here = (ids >= here.start) & (ids < here.stop)
+    found = ours(x, torch.where(is_here, ids - here.start, -1), shares * is_here)
+    whole = expected(pairs, x, ids, shares * is_here)
+    assert found.isfinite().all()
+    assert float((found.double() - whole.double()).norm()) <= TOLERANCES[dtype] * max(1.0, float(whole.norm()))
+
+
 @pytest.mark.parametrize("per_token", matrix([2, 4], [slow(2), slow(4)]))
 def test_a_few_tokens_that_hardly_share_experts(per_token: int) -> None:
     for tokens in matrix([1, 3], [2]):

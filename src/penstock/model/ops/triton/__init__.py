@@ -9,7 +9,7 @@ Triton.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -99,10 +99,11 @@ class TritonOps:
         stored = self._table(table)
         return self._lookup(stored), stored
 
-    def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]]) -> ExpertLinears:
+    def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]], *, is_part: bool = False) -> ExpertLinears:
         integers = () if self.weight_dtype is torch.float32 else (GroupedWeight, Int8Weight)
         keeps = (*integers, Fp8Weight) if self._has_fp8 else integers
-        return experts.stacked(pairs, count, self.weight_dtype, self.device, keeps)
+        stacks = experts.stacked(pairs, count, self.weight_dtype, self.device, keeps)
+        return replace(stacks, is_part=is_part)
 
     def route(self, logits: Tensor, per_token: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
         return routing.topk(logits, per_token, normalized=normalized)

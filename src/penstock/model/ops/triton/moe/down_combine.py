@@ -88,7 +88,9 @@ def _down_combine_kernel(
     is_first = tl.arange(0, 8)[None, None, :] + k[:, :, None] * 0 == 0
     wait_for_previous(PDL)
     pair = tl.program_id(1) * PER_TOKEN + group // SPLIT_K
-    line = tl.load(ids_ptr + pair).to(tl.int64)[:, None] * OUTPUTS + n[None, :]
+    expert = tl.load(ids_ptr + pair).to(tl.int64)  # -1: elsewhere, and its row was not made
+    is_first = is_first & (expert >= 0)[:, None, None]
+    line = tl.maximum(expert, 0)[:, None] * OUTPUTS + n[None, :]
     share = tl.load(shares_ptr + pair)
     weights = weight_ptr + line[:, :, None] * COLUMNS + k[:, None, :]
     rows = x_ptr + (pair.to(tl.int64)[:, None] * COLUMNS + k)[:, :, None] + tl.arange(0, 8)[None, None, :] * 0

@@ -42,11 +42,12 @@ MANY = 256  # rows an expert: of long ones torch's product of groups is faster t
 class GroupedExperts:
     gate_up: Stack | PackedStack
     down: Stack | PackedStack
+    is_part: bool = False  # other ranks have more of the layer's experts: some pairs are elsewhere
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         dtype, (count, mean) = x.dtype, self._load(ids)
         blocks = blocks_of(ids, count, self._rows(ids.shape[0], mean, dtype))
-        if mean >= MANY and _torch_groups(self.gate_up, self.down):
+        if mean >= MANY and not self.is_part and _torch_groups(self.gate_up, self.down):
             return combine(self._by_torch(x, blocks), weights)
         sums = self._sums(ids, dtype)
         meets_bytes = isinstance(self.gate_up, Stack) and _is_bytes(self.down) and blocks.rows <= FEW

@@ -125,7 +125,8 @@ def _sort_by_expert_kernel(
     ids_ptr, table_ptr, order_ptr, ends_ptr, pairs, ROWS: tl.constexpr, SCANNED: tl.constexpr, PDL: tl.constexpr
 ):
     """Each expert finds its own pairs, and how many go before: it needs nobody's counts. By those before it has a run
-    of blocks to itself, of at least as many as its rows fill; the rest of them are of no use."""
+    of blocks to itself, of at least as many as its rows fill; the rest of them are of no use. Pairs of experts that are
+    elsewhere (-1) go before all: the blocks that they would fill are the first expert's, and empty."""
     launch_dependents(PDL)
     expert = tl.program_id(0)
     place = tl.arange(0, SCANNED)
@@ -139,6 +140,11 @@ def _sort_by_expert_kernel(
     tl.store(ends_ptr + expert, end)
     first, behind = begin // ROWS + expert, end // ROWS + expert + 1
     some = tl.arange(0, 128)
+    if expert == 0:
+        for start in range(0, first, 128):
+            line = table_ptr + (start + some) * 3
+            for place_in_line in tl.static_range(3):  # an expert, and rows from 0 to 0
+                tl.store(line + place_in_line, tl.zeros_like(some), mask=start + some < first)
     for start in range(0, pairs // ROWS + 1, 128):
         block = first + start + some
         rows_begin = tl.minimum(begin + (block - first) * ROWS, end)
@@ -181,7 +187,8 @@ def rows_of_block(
         is_mine = ids == expert
         pair = tl.max(tl.where(is_mine, at, 0), axis=1)  # not a sum: NaN logits may name one twice
         is_row = tl.sum(is_mine.to(tl.int32), axis=1) > 0
-        is_used = tl.min(tl.min(tl.where(is_mine, at, 1 << 30), axis=1), axis=0) == block
+        least = tl.min(tl.min(tl.where(is_mine, at, 1 << 30), axis=1), axis=0)
+        is_used = tl.where(expert >= 0, least, -1) == block
     return expert.to(tl.int64), pair, is_row, is_used
 
 
@@ -221,7 +228,8 @@ def _reorder_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < COLUMNS
     wait_for_previous(PDL)
-    source = tl.load(order_ptr + tl.load(ids_ptr + pair).to(tl.int64) * COLUMNS + column, mask=inside, other=0)
+    expert = tl.maximum(tl.load(ids_ptr + pair), 0).to(tl.int64)  # of one that is elsewhere nobody reads the row
+    source = tl.load(order_ptr + expert * COLUMNS + column, mask=inside, other=0)
     x = tl.load(x_ptr + pair // SHARING * COLUMNS + source, mask=inside, other=0.0)
     tl.store(out_ptr + pair * COLUMNS + column, x, mask=inside)
 
@@ -262,8 +270,11 @@ def _combine_kernel(
     wait_for_previous(PDL)
     for i in tl.static_range(PER_TOKEN):
         pair = token * PER_TOKEN + i
-        made = tl.load(made_ptr + pair * HIDDEN + column, mask=column < HIDDEN, other=0.0)
-        total += made.to(tl.float32) * tl.load(shares_ptr + pair)
+        share = tl.load(shares_ptr + pair)
+        # What weighs nothing may be elsewhere: nobody has made it here.
+        size = tl.where(share != 0.0, HIDDEN, 0)
+        made = tl.load(made_ptr + pair * HIDDEN + column, mask=column < size, other=0.0)
+        total += made.to(tl.float32) * share
     tl.store(out_ptr + token * HIDDEN + column, total.to(out_ptr.dtype.element_ty), mask=column < HIDDEN)
 
 
