@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from penstock.core.cores import usable_cores
 from penstock.core.model_config import ModelConfig
+from penstock.core.parallelism import parallelism_of
 from penstock.core.settings import EngineSettings
 from penstock.hub.checkpoint import Checkpoint
 from penstock.runner.assemble import Assembly, assemble
@@ -22,7 +23,7 @@ def assemble_ranks(
     draft: Checkpoint | None = None,
 ) -> tuple[Assembly, Leader | None]:
     """`model`: what the other ranks load, by its name, or random weights of this shape. None: there are no others."""
-    size = settings.tp or 1
+    size = parallelism_of(settings, checkpoint.config).num_ranks
     if size == 1:
         return assemble(checkpoint, settings, phase, draft), None
     settings = replace(settings, threads=settings.threads or max(1, usable_cores() // size))

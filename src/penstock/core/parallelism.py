@@ -1,0 +1,37 @@
+"""Over how many ranks a model is spread, and in which ways. Numbers only: who the ranks are is the runner's affair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.core.errors import ConfigError
+from penstock.core.model_config import ModelConfig
+from penstock.core.settings import EngineSettings
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """`tp` ranks split every layer (tensor parallel); with `ep`, whole experts are shared out among these."""
+
+    tp: int = 1
+    ep: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tp
+
+    def __str__(self) -> str:
+        named = {"tensor": self.tp, "expert": self.ep}
+        return ", ".join(f"{name} parallel {size}" for name, size in named.items() if size > 1) or "one rank"
+
+
+def parallelism_of(settings: EngineSettings, config: ModelConfig) -> Parallelism:
+    """What the settings ask for, if it goes together; auto is 1 here: see `capacity` for what fits."""
+    asked = Parallelism(settings.tp or 1, settings.ep or 1)
+    if asked.ep > 1 and config.experts is None:
+        raise ConfigError("ep is for mixtures of experts, and this model is none", param="ep")
+    if asked.ep not in (1, asked.tp):
+        raise ConfigError(f"ep is {asked.ep}: it must be 1, or as many as tp ({asked.tp})", param="ep")
+    if asked.ep > 1 and config.experts is not None and config.experts.count < asked.ep:
+        raise ConfigError(f"ep is {asked.ep}, but a layer has {config.experts.count} experts", param="ep")
+    return asked
