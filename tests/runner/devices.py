@@ -90,9 +90,10 @@ def assembled(
     draft_seed: int = 0,
 ) -> Assembly:
     """On "cpu", "cpu-overlapped" or "cuda", in float32, with a cache full of numbers that show when they are read. To
-    the overlapped runner every plan goes through bytes. "cpu x2" and "cuda x2" are two ranks, processes of their own;
-    on a GPU they share it."""
-    kind, _, num_ranks = device.partition(" x")
+    the overlapped runner every plan goes through bytes. "cpu tp=2", "cpu tp=2 pp=2" and the like are several ranks,
+    processes of their own; on a GPU they share it."""
+    kind, *sizes = device.split()
+    ranks = {name: int(size) for name, size in (each.split("=") for each in sizes)}
     settings = EngineSettings(
         device="cuda" if kind == "cuda" else "cpu",
         dtype="float32",
@@ -102,15 +103,15 @@ def assembled(
         host_kv_gib=host_kv_gib,
         max_loras=max_loras,
         memory_fraction=0.05 if kind == "cuda" else None,
-        threads=1 if num_ranks else None,
-        tp=int(num_ranks or 1),
+        threads=1 if ranks else None,
+        **ranks,  # type: ignore[arg-type]
         speculate=speculate,
         draft="the same, or one of other weights" if speculate == "draft" else None,
     )
     draft = RandomCheckpoint(config, draft_seed) if speculate == "draft" else None
     os.environ[SHARE_VARIABLE] = "1"
-    made, _ = assemble_ranks(RandomCheckpoint(config), config, settings, lambda *_: None, draft)
-    soiled(made.runner._kv)  # type: ignore[attr-defined]
+    made = assemble_ranks(RandomCheckpoint(config), config, settings, lambda *_: None, draft)
+    soiled(made.rank_runner._kv)  # type: ignore[attr-defined]
     if device != "cpu-overlapped":
         return made
     draft_runner = Overlapped(through_bytes(made.draft.runner)) if made.draft is not None else None

@@ -37,4 +37,4 @@ def mps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def test_two_ranks_say_what_one_would_and_leave_nothing_behind() -> None:
-    soaked(replace(on_gpu(16), device="cuda x2"))
+    soaked(replace(on_gpu(16), device="cuda tp=2"))

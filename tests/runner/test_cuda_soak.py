@@ -91,13 +91,15 @@ def on_gpu(block_size: int) -> Soak:
     "soak",
     [
         pytest.param(on_cpu("cpu", 16), id="cpu", marks=pytest.mark.slow),
-        pytest.param(on_cpu("cpu x2", 16), id="cpu-2-ranks", marks=pytest.mark.slow),
+        pytest.param(on_cpu("cpu tp=2", 16), id="cpu-tp-2", marks=pytest.mark.slow),
+        pytest.param(on_cpu("cpu pp=2", 16), id="cpu-pp-2", marks=pytest.mark.slow),
+        pytest.param(on_cpu("cpu tp=2 pp=2", 16), id="cpu-tp-2-pp-2", marks=pytest.mark.slow),
         pytest.param(on_gpu(16), id="cuda-16", marks=NEEDS_GPU),
         pytest.param(on_gpu(64), id="cuda-64", marks=NEEDS_GPU),
         pytest.param(
             replace(on_cpu("cpu-overlapped", 4), host_kv_gib=0.002), id="cpu-overlapped-host", marks=pytest.mark.slow
         ),
-        pytest.param(replace(on_cpu("cpu x2", 4), host_kv_gib=0.002), id="cpu-2-ranks-host", marks=pytest.mark.slow),
+        pytest.param(replace(on_cpu("cpu tp=2", 4), host_kv_gib=0.002), id="cpu-tp-2-host", marks=pytest.mark.slow),
         pytest.param(replace(on_gpu(16), host_kv_gib=0.02), id="cuda-16-host", marks=NEEDS_GPU),
     ],
 )

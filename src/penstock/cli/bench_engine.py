@@ -105,7 +105,7 @@ def _assemble(config: ModelConfig, settings: EngineSettings) -> tuple[Assembly, 
     from penstock.model.random_weights import RandomCheckpoint
     from penstock.runner.ranks.assemble import assemble_ranks
 
-    assembly, _ = assemble_ranks(RandomCheckpoint(config), config, settings, phases)
+    assembly = assemble_ranks(RandomCheckpoint(config), config, settings, phases)
     phases.close()
     return assembly, phases.seconds
 

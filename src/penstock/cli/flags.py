@@ -37,7 +37,7 @@ TOPICS = {  # of `serve --help`, in its order
         "engine.load",
         "engine.parkable",
     ),
-    "parallelism": ("engine.tp", "engine.ep", "engine.rank_timeout_s"),
+    "parallelism": ("engine.tp", "engine.pp", "engine.ep", "engine.rank_timeout_s"),
     "KV cache": ("engine.kv_dtype", "engine.block_size", "engine.prefix_cache", "engine.host_kv_gib"),
     "speculative decoding": ("engine.speculate", "engine.draft", "engine.draft_tokens"),
     "LoRA adapters": (

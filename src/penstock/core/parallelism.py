@@ -11,27 +11,38 @@ from penstock.core.settings import EngineSettings
 
 @dataclass(frozen=True)
 class Parallelism:
-    """`tp` ranks split every layer (tensor parallel); with `ep`, whole experts are shared out among these."""
+    """`tp` ranks split every layer (tensor parallel); with `ep`, whole experts are shared out among these. `pp` such
+    groups have some of the layers each (pipeline parallel): the ranks of a group follow each other."""
 
     tp: int = 1
+    pp: int = 1
     ep: int = 1
 
     @property
     def num_ranks(self) -> int:
-        return self.tp
+        return self.tp * self.pp
+
+    @property
+    def chooser(self) -> int:
+        """The rank that chooses tokens: the first of the last stage."""
+        return self.tp * (self.pp - 1)
 
     def __str__(self) -> str:
-        named = {"tensor": self.tp, "expert": self.ep}
+        named = {"tensor": self.tp, "pipeline": self.pp, "expert": self.ep}
         return ", ".join(f"{name} parallel {size}" for name, size in named.items() if size > 1) or "one rank"
 
 
 def parallelism_of(settings: EngineSettings, config: ModelConfig) -> Parallelism:
     """What the settings ask for, if it goes together; auto is 1 here: see `capacity` for what fits."""
-    asked = Parallelism(settings.tp or 1, settings.ep or 1)
+    asked = Parallelism(settings.tp or 1, settings.pp or 1, settings.ep or 1)
     if asked.ep > 1 and config.experts is None:
         raise ConfigError("ep is for mixtures of experts, and this model is none", param="ep")
     if asked.ep not in (1, asked.tp):
         raise ConfigError(f"ep is {asked.ep}: it must be 1, or as many as tp ({asked.tp})", param="ep")
     if asked.ep > 1 and config.experts is not None and config.experts.count < asked.ep:
         raise ConfigError(f"ep is {asked.ep}, but a layer has {config.experts.count} experts", param="ep")
+    if asked.pp > config.num_layers:
+        raise ConfigError(f"pp is {asked.pp}, but the model has {config.num_layers} layers", param="pp")
+    if asked.pp > 1 and settings.max_loras:
+        raise ConfigError("LoRA adapters are not built for pipelines yet: use tp, or max_loras 0", param="pp")
     return asked

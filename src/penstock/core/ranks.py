@@ -10,3 +10,4 @@ class RankLost(BaseException):
     def __init__(self, rank: int, why: str) -> None:
         super().__init__(f"rank {rank} of the model is lost: {why}")
         self.rank = rank
+        self.why = why

@@ -67,6 +67,9 @@ class EngineSettings:
         "tensor parallel: ranks, a GPU or a share of the cores each, that split every layer of the model; auto: the "
         "fewest GPUs that it fits on, and on a CPU 1",
     )
+    pp: Count | None = setting(
+        None, "pipeline parallel: stages, of tp ranks each, that have some of the model's layers; auto: 1"
+    )
     ep: Count | None = setting(
         None,
         "expert parallel, of a mixture of experts: as tp, so that each rank has some of the experts whole; or 1, so "

@@ -124,15 +124,16 @@ class EngineLoop:
     # -- steps
 
     def _advance(self, engine: Engine) -> None:
-        """Launch a step, and read the one before it: first where it must be, else while the new one runs."""
+        """Launch a step, and read the oldest: first where it must be, else while the new one runs. Of a pipeline as
+        many are launched as it has stages before the first is read."""
         now = self._clock.now()
         if not engine.may_launch:
             self._read(engine)
             is_known = engine.runner.overlaps and not engine.failed_steps
             now = engine.last_commit_s if is_known else self._clock.now()
         is_behind = bool(engine.in_flight)
-        engine.launch(now)
-        if is_behind:
+        is_launched = engine.launch(now)
+        if is_behind and (len(engine.in_flight) == engine.max_in_flight or not is_launched):
             self._read(engine)
         elif not engine.in_flight and engine.guides is not None and engine.scheduler.has_work:
             engine.guides.wait(_WAIT_S)  # those who are left wait for nothing else

@@ -58,9 +58,7 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         source = checkpoint.tokenizer_source
     model = checkpoint.config if engine.load == "dummy" else settings.model
     draft = draft_checkpoint(checkpoint, source, engine)
-    assembly, leader = assemble_ranks(checkpoint, model, engine, phases, draft)
-    if leader is not None:
-        leader.watch(on_lost)
+    assembly = assemble_ranks(checkpoint, model, engine, phases, draft, on_lost)
     phases("engine", 0, 0)
     guides = make_guides(checkpoint.config, source)
     floor = max(assembly.limits.block_size, assembly.limits.chunk_tokens // 8)
@@ -76,8 +74,14 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
     speculation, speculates = make_speculation(engine, assembly, cache)
     phases.close()
     slots = AdapterSlots(assembly.adapters.num_slots if assembly.adapters is not None else 0)
+    num_stages = assembly.parallelism.pp
     scheduler = Scheduler(
-        cache, budget, max_num_seqs=assembly.limits.max_num_seqs, patience_s=settings.slo.patience_s, adapters=slots
+        cache,
+        budget,
+        max_num_seqs=assembly.limits.max_num_seqs,
+        patience_s=settings.slo.patience_s,
+        adapters=slots,
+        num_batches=num_stages,
     )
     kv_token_bytes = assembly.size.kv_bytes // (assembly.size.num_blocks * assembly.limits.block_size)
     peaks = peaks_of(assembly.device.driver_name)
@@ -122,6 +126,7 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         embeddings=EmbedQueue(assembly.embedder),
         lora=_lora(assembly, slots, engine),
         memory=assembly.memory,
+        max_in_flight=num_stages if num_stages > 1 else None,
     )
     return EngineLoop(made, mailbox, MonotonicClock(), _step_log(settings, assembly)), info
 

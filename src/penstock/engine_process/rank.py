@@ -5,6 +5,7 @@ SPEC is the JSON of `RankSpec`. It loads its part of the model and then runs wha
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import signal
@@ -16,7 +17,7 @@ import msgspec
 from penstock.core.errors import PenstockError
 from penstock.core.model_config import ModelConfig
 from penstock.core.ranks import RankLost
-from penstock.runner.ranks.messages import FailedToStart, RankSpec, ToFollower
+from penstock.runner.ranks.messages import FailedToStart, Lost, RankSpec, ToFollower
 
 log = logging.getLogger("penstock.runner")
 
@@ -35,7 +36,6 @@ def main() -> None:
     from penstock.hub.encoder import EncoderCheckpoint
     from penstock.hub.resolve import resolve
     from penstock.model.random_weights import RandomCheckpoint
-    from penstock.model.shard import Shard
     from penstock.runner.assemble import assemble
     from penstock.runner.ranks.connection import Connection, Disconnected
     from penstock.runner.ranks.follower import FollowerGroup
@@ -43,8 +43,6 @@ def main() -> None:
 
     connection = Connection(socket.socket(fileno=spec.control), ToFollower)
     try:
-        shard = Shard(spec.rank, spec.size)
-        ranks = join(spec.engine, shard, spec.memory, store_at(spec.store, spec.size))
         checkpoint: Checkpoint
         if isinstance(spec.model, ModelConfig):
             checkpoint = RandomCheckpoint(spec.model)
@@ -52,7 +50,9 @@ def main() -> None:
             found = resolve(spec.model)
             assert not isinstance(found, EncoderCheckpoint)
             checkpoint = found
-        group = FollowerGroup(ranks, connection)
+        store = store_at(spec.store, spec.parallelism.num_ranks)
+        place = join(spec.engine, spec.parallelism, spec.rank, spec.ways, store, checkpoint.config)
+        group = FollowerGroup(place, connection)
         assembly = assemble(checkpoint, spec.engine, lambda name, done, total: None, group=group)
         group.serve(assembly, spec.engine.rank_timeout_s / _BEATS)
     except PenstockError as error:
@@ -62,6 +62,8 @@ def main() -> None:
         sys.exit(0)
     except RankLost as lost:
         log.error("%s", lost)
+        with contextlib.suppress(Disconnected):
+            connection.send(Lost(lost.rank, lost.why))
         sys.exit(1)
 
 

@@ -20,6 +20,7 @@ from penstock.model.ops import AttentionSpec, Layer, LayerKV, LayerParts, Linear
 from penstock.model.ranks import over_vocabulary
 from penstock.model.rope import rope_tables
 from penstock.model.shard import Axis, Split
+from penstock.model.stages import Link
 from penstock.model.weights import Weights
 
 # Threads that load layers: dequantizing one overlaps packing another. Each costs a layer's float32 memory meanwhile.
@@ -164,6 +165,7 @@ class Decoder:
     layers: list[Layer]
     norm: Norm
     head: Linear
+    after: Link | None = None  # the next stage of a pipeline, which makes the logits; None: this one does
 
     @classmethod
     def load(cls, weights: Weights, load_layer: LayerLoader, progress: Progress) -> Decoder:
@@ -171,18 +173,22 @@ class Decoder:
         embedding, head = _embedding_and_head(weights)
         return cls(
             config=config,
-            spec=attention_spec(weights, 0),
+            spec=attention_spec(weights, weights.stage.of(config.num_layers).start),
             ops=weights.ops,
-            embedding=_scaled(embedding, config.embedding_scale, weights.ops),
+            embedding=embedding,
             layers=_load_layers(weights, load_layer, progress),
             norm=load_norm(weights, "model.norm"),
             head=head,
+            after=weights.stage.after,
         )
 
     def __call__(self, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
         self.ops.begin(batch)
         stream = Stream(self.embedding(batch.token_ids))
         self.ops.run_layers(self.layers, stream, kv, batch)
+        if self.after is not None:
+            self.after.send(stream.total())
+            return stream.residual.new_empty(0, self.config.vocab_size)
         logits = self.ops.norm_linear(stream.at(batch.logit_rows), self.norm, self.head)
         return self.ops.capped(logits, self.config.logit_cap) if self.config.logit_cap else logits
 
@@ -197,6 +203,28 @@ def decoder_of(load_layer: LayerLoader) -> Family:
 
 
 def _embedding_and_head(weights: Weights) -> tuple[Linear, Linear]:
+    """Of a pipeline, the first stage has one and the last stage the other, of a tied table both."""
+    stage, scale = weights.stage, weights.config.embedding_scale
+    if stage.before is None and stage.after is None:
+        embedding, head = _whole_embedding_and_head(weights)
+        return _scaled(embedding, scale, weights.ops), head
+    is_tied = weights.config.tied_embeddings
+    name = "model.embed_tokens.weight" if is_tied or stage.before is None else "lm_head.weight"
+    if stage.before is not None and stage.after is not None:
+        return stage.before_tokens, _no_head
+    vocab, hidden = weights.config.vocab_size, weights.config.hidden_size
+    table = weights.table(name, vocab, hidden)
+    if stage.before is None:
+        own = over_vocabulary(weights.ops.embedding(table), _no_head, vocab, weights.ranks)[0]
+        return _scaled(own, scale, weights.ops), _no_head
+    return stage.before_tokens, over_vocabulary(_no_head, weights.ops.head(table), vocab, weights.ranks)[1]
+
+
+def _no_head(x: Tensor) -> Tensor:
+    raise AssertionError("another stage has it")
+
+
+def _whole_embedding_and_head(weights: Weights) -> tuple[Linear, Linear]:
     vocab, hidden, packed = weights.config.vocab_size, weights.config.hidden_size, weights.packed
 
     def tied() -> tuple[Linear, Linear]:
@@ -221,7 +249,7 @@ def _scaled(embedding: Linear, scale: float, ops: Ops) -> Linear:
 
 
 def _load_layers(weights: Weights, load_layer: LayerLoader, progress: Progress) -> list[Layer]:
-    num_layers = weights.config.num_layers
+    num_layers, own = weights.config.num_layers, weights.stage.of(weights.config.num_layers)
     rope = rope_tables(weights.config, weights.ops.device, weights.max_context)
     layers = []
 
@@ -230,7 +258,7 @@ def _load_layers(weights: Weights, load_layer: LayerLoader, progress: Progress) 
         return load_layer(layer, rope, index)
 
     with ThreadPoolExecutor(LOADERS, thread_name_prefix="load-layer") as pool:
-        for layer in pool.map(load, range(num_layers)):
+        for layer in pool.map(load, own):
             layers.append(layer)
-            progress(len(layers), num_layers)
+            progress(len(layers), len(own))
     return layers

@@ -12,6 +12,7 @@ from penstock.model.layers import CausalLM, Progress
 from penstock.model.ops import Ops
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.ranks import Ranks, SingleRank
+from penstock.model.stages import Stage
 from penstock.model.upload import Upload
 from penstock.model.weights import Packed, Quantize, Site, Weights, read_stored
 
@@ -26,6 +27,7 @@ def load_model(
     sites: list[Site] | None = None,
     ranks: Ranks | None = None,
     shares_experts: bool = False,
+    stage: Stage = Stage(),  # noqa: B008 (frozen)
     packed: Packed | None = None,
 ) -> CausalLM:
     """Layer by layer, so that memory peaks a few layers above the packed size; `progress` is told after each.
@@ -33,8 +35,8 @@ def load_model(
     `quantize` makes of each linear's weight what is kept; without it, they are kept as stored. `max_context` is the
     longest that a sequence may become, where that is less than the model can. Each linear layer is added to `sites`.
     `ranks`: those that share the model, of which this loads one's part; None: there is one. `shares_experts`: whole
-    experts are shared out among them (expert parallel), else each is split (tensor parallel). `packed`: where linear
-    layers may be found that were packed before.
+    experts are shared out among them (expert parallel), else each is split (tensor parallel). `stage`: the layers that
+    are loaded (pipeline parallel). `packed`: where linear layers may be found that were packed before.
     """
     architecture = checkpoint.config.architecture
     family = FAMILIES.get(architecture)
@@ -54,6 +56,7 @@ def load_model(
         sites=sites if sites is not None else [],
         ranks=ranks or SingleRank(),
         shares_experts=shares_experts,
+        stage=stage,
         packed=packed,
     )
     return family(weights, progress or (lambda done, total: None))

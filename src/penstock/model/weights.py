@@ -23,6 +23,7 @@ from penstock.model.quantized.grouped import GroupedWeight
 from penstock.model.quantized.int8 import Int8Weight
 from penstock.model.ranks import Ranks, SingleRank, SummedLinear
 from penstock.model.shard import Axis, Shard, Split
+from penstock.model.stages import Stage
 
 DTYPES: dict[NumberFormat, torch.dtype] = {
     "F32": torch.float32,
@@ -79,6 +80,7 @@ class Weights:
     is_end_layer: bool = False  # the first or the last one: what is rounded there costs most
     max_context: int | None = None  # tokens that a sequence may come to; None: all that the model can
     ranks: Ranks = field(default_factory=SingleRank)
+    stage: Stage = Stage()  # noqa: RUF009 (frozen)
     shares_experts: bool = False  # among the ranks, each whole; else every rank has a part of each
     packed: Packed | None = None  # linear layers as they were packed before; None: nobody keeps them
 

@@ -12,6 +12,7 @@ import torch
 from penstock.core.settings import EngineSettings
 from penstock.hub.checkpoint import Checkpoint
 from penstock.model.ranks import Ranks
+from penstock.model.stages import Stage
 from penstock.runner.assembly import Assembly
 from penstock.runner.build import build
 from penstock.runner.load import Phase, load
@@ -22,6 +23,8 @@ __all__ = ["Assembly", "Group", "assemble"]
 
 class Group(Protocol):
     """The ranks of a model, as one of them sees them while it is put together."""
+
+    stage: Stage
 
     @property
     def ranks(self) -> Ranks: ...
@@ -38,7 +41,8 @@ def assemble(
     group: Group | None = None,
 ) -> Assembly:
     """`draft`: of a small model, to guess with. `group`: the ranks that share the model; None: there is one."""
-    loaded = load(checkpoint, settings, phase, draft, group.ranks if group is not None else None)
+    ranks, stage = (group.ranks, group.stage) if group is not None else (None, Stage())
+    loaded = load(checkpoint, settings, phase, draft, ranks, stage)
     engine_size = size(loaded, settings, phase)
     if group is not None:
         engine_size = group.agree(engine_size)

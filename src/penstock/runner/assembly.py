@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.core.parallelism import Parallelism
 from penstock.core.parking import MemoryChange
 from penstock.model.lora import HostAdapter
 from penstock.quant import Quant
@@ -71,7 +72,8 @@ class Drafting:
 
 @dataclass(frozen=True)
 class Assembly:
-    runner: RankRunner
+    runner: Runner  # for the scheduler
+    rank_runner: RankRunner  # of this rank; of a single one, the same
     device: Device
     formats: Formats
     size: EngineSize
@@ -79,6 +81,7 @@ class Assembly:
     draft: Drafting | None = None  # a small model in the same blocks
     adapters: Adapters | None = None  # None: it cannot run any
     embedder: Embedder | None = None  # None: it makes no vectors
+    parallelism: Parallelism = Parallelism()  # noqa: RUF009 (frozen)
     memory: Memory | None = None  # None: it cannot be given back
 
     @property

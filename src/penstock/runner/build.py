@@ -35,6 +35,7 @@ def build(loaded: LoadedEngine, size: EngineSize, phase: Phase) -> Assembly:
         memory = CpuMemory(ops, [*kv, *drafts_kv], loaded.embedder, settling=settling)
     return Assembly(
         runner=runner,
+        rank_runner=runner,
         device=_described(device),
         formats=Formats(kernels.name, kernels.number_format, kernels.quant, name(ops.kv_dtype)),
         size=size,

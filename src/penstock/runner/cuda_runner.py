@@ -31,7 +31,7 @@ from penstock.runner.runner import Tell
 from penstock.runner.sharing import MIN_MEMBERS, Room, SharedViews, share
 from penstock.runner.step_inputs import Inputs, Sizes, StepInputs, as_batch, write
 from penstock.runner.verify import choices, newest_rows
-from penstock.sched.plan import SampleSpec, Slice, StepPlan
+from penstock.sched.plan import Sampled, SampleSpec, Slice, StepPlan
 
 
 class CudaRunner:
@@ -152,12 +152,14 @@ class CudaRunner:
         self._tell = tell
 
     @torch.inference_mode()
-    def follow(self, step: StepInputs) -> None:
+    def follow(self, step: StepInputs, specs: list[SampleSpec] | None = None) -> list[Sampled]:
         """The tokens that the first rank chooses come here on the device too: the next step may begin with them."""
+        assert specs is None, "pipelines are not built for GPUs"
         self.forward(step)
         self._num_steps += 1
         if step.num_rows:
             self._sampled[: step.num_rows] = self._ranks.broadcast(self._sampled[: step.num_rows])
+        return []
 
     @torch.inference_mode()
     def forward(self, step: StepInputs) -> tuple[Tensor, Tensor]:

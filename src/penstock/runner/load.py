@@ -19,7 +19,7 @@ from penstock.model.ops.native import NativeOps
 from penstock.model.ops.packed_cache import PackedCache, files_identity
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.ranks import Ranks, SingleRank
-from penstock.model.shard import Shard
+from penstock.model.stages import Stage
 from penstock.model.weights import Site
 from penstock.runner.embedder import DecoderEmbedder
 from penstock.runner.kernels import choose_kernels
@@ -53,14 +53,16 @@ def load(
     phase: Phase,
     draft: Checkpoint | None = None,
     ranks: Ranks | None = None,
+    stage: Stage = Stage(),  # noqa: B008 (frozen)
 ) -> LoadedEngine:
-    """`ranks`: those that share the model, of which this is one; None: it has all of it. A draft is never shared."""
+    """`ranks`: those that share the model, of which this is one; None: it has all of it. `stage`: its layers. A
+    model to draft with is never shared."""
     ranks = ranks or SingleRank()
-    device = device_of(settings.device, ranks.shard)
+    device = device_of(settings.device, ranks.shard.rank, ranks.shard.size)
     limits = resolve_limits(checkpoint.config, settings, device.type)
     phase("kernels", 0, 0)
     free_before_bytes = free_bytes(device)
-    target, embedder = _load_target(checkpoint, settings, device, limits, phase, ranks)
+    target, embedder = _load_target(checkpoint, settings, device, limits, phase, ranks, stage)
     small = None
     if draft is not None:
         phase("draft", 0, 0)
@@ -104,6 +106,7 @@ def _load_target(
     limits: Limits,
     phase: Phase,
     ranks: Ranks,
+    stage: Stage,
 ) -> tuple[LoadedModel, DecoderEmbedder]:
     """The model gets slots for adapters, if there are to be any. Vectors are made without them."""
     config = checkpoint.config
@@ -116,7 +119,7 @@ def _load_target(
         told_if_too_large("the model", "use a smaller one, or quant int4"),
         compiling_ahead(kernels, config, limits, ranks.shard, adapts=num_loras > 0),
     ):
-        packed = _packed_cache(checkpoint, ops, settings, ranks.shard)
+        packed = _packed_cache(checkpoint, ops, settings, f"{ranks.shard} {settings.ep} {stage.layers}")
         model = load_model(
             checkpoint,
             ops,
@@ -126,12 +129,14 @@ def _load_target(
             sites=sites,
             ranks=ranks,
             shares_experts=(settings.ep or 1) > 1,
+            stage=stage,
             packed=packed,
         )
     if packed is not None:
         packed.save_later()
-    scales = tuple(checkpoint.kv_scales(layer) for layer in range(config.num_layers))
-    loaded = LoadedModel(kernels, ops, model, limits, kv_scales=scales, ranks=ranks)
+    layers = stage.of(config.num_layers)
+    scales = tuple(checkpoint.kv_scales(layer) for layer in layers)
+    loaded = LoadedModel(kernels, ops, model, limits, kv_scales=scales, ranks=ranks, num_layers=len(layers))
     if num_loras:
         with told_if_too_large("what is set aside for adapters", "lower max_loras or max_lora_rank"):
             adapted = with_adapters(model, sites, ops, num_loras, max_rank=settings.max_lora_rank)
@@ -159,14 +164,12 @@ def _packed_cache(
     checkpoint: Checkpoint,
     ops: Ops,
     settings: EngineSettings,
-    shard: Shard = Shard(),  # noqa: B008 (frozen)
+    part: str = "",
 ) -> PackedCache | None:
     """None: weights for other kernels take no packing that would be worth keeping, and random ones are not kept."""
     if not isinstance(ops, NativeOps) or isinstance(checkpoint, RandomCheckpoint):
         return None
-    return PackedCache(
-        ops, f"{files_identity(checkpoint.path)}\n{settings.quant} {settings.dtype} {shard} {settings.ep}"
-    )
+    return PackedCache(ops, f"{files_identity(checkpoint.path)}\n{settings.quant} {settings.dtype} {part}")
 
 
 def _pooling(checkpoint: Checkpoint, settings: EngineSettings) -> Pooling:

@@ -21,10 +21,11 @@ class LoadedModel:
     limits: Limits
     adapters: RunnerAdapters | None = None  # None: it cannot run any
     ranks: Ranks = field(default_factory=SingleRank)  # those that share the model
+    num_layers: int | None = None  # of this stage of a pipeline; None: all
     kv_scales: tuple[tuple[float, float], ...] = ()  # of each layer's keys and values, as the model's files have them
 
     def kv_shape(self, num_blocks: int) -> KVShape:
-        spec, num_layers = self.model.spec, self.model.config.num_layers
+        spec, num_layers = self.model.spec, self.num_layers or self.model.config.num_layers
         return KVShape(num_layers, num_blocks, self.limits.block_size, spec.num_kv_heads, spec.head_dim)
 
     @property

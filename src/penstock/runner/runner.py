@@ -27,8 +27,12 @@ class RankRunner(Runner, Protocol):
     def lead(self, tell: Tell) -> None:
         """Tell the other ranks of every step that is submitted from now on."""
 
-    def follow(self, step: StepInputs) -> None:
-        """Run this rank's part of a step that the first one has submitted."""
+    def prepare(self, plan: StepPlan) -> StepInputs:
+        """Pack what `follow` needs of a plan, on whichever rank."""
+
+    def follow(self, step: StepInputs, specs: list[SampleSpec] | None = None) -> list[Sampled]:
+        """Run this rank's part of a step that the first one has submitted, and choose its tokens where it is told how:
+        at the last stage of a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,9 @@ class ModelRunner:
     def lead(self, tell: Tell) -> None:
         self._tell = tell
 
-    def follow(self, step: StepInputs) -> None:
-        self.forward(step)
+    def follow(self, step: StepInputs, specs: list[SampleSpec] | None = None) -> list[Sampled]:
+        logits = self.forward(step)
+        return self.choose(logits, specs) if specs is not None else []
 
     @torch.inference_mode()
     def forward(self, step: StepInputs) -> Tensor:

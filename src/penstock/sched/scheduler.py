@@ -39,7 +39,10 @@ class Scheduler:
         aging_s: float = 10.0,
         make_sequence: type[Sequence] = Sequence,
         adapters: AdapterSlots | None = None,
+        num_batches: int = 1,
     ) -> None:
+        """`num_batches`: steps in flight that have no sequence in common, as many as a pipeline has stages."""
+        self._num_batches = num_batches
         self.cache = cache
         self.budget = budget
         self.counters = SchedulerCounters()
@@ -124,6 +127,8 @@ class Scheduler:
         self._running.sort(key=lambda s: self._ranking.rank(s, now))
         decodes = [s for s in self._running if s.num_wanted == 1 and not s.must_wait]
         prefills = [s for s in self._running if s.num_wanted > 1 and not s.must_wait]
+        if self._num_batches > 1:
+            decodes, prefills = self._batch(decodes), [s for s in prefills if not s.num_in_flight]
         room = self.budget.room_beside(len(decodes))
         for sequence in decodes:  # they always go: prefill never blocks them
             self._extend(plan, sequence, 1, now)
@@ -142,6 +147,11 @@ class Scheduler:
             drafting.attach(plan, drafts, self._sequences, self.budget.tokens_beside(len(plan.slices)))
         plan.copies.extend(self.cache.pool.take_moves() if plan.slices else ())
         return self.adapters.placed(plan) if plan.slices else None
+
+    def _batch(self, decodes: list[Sequence]) -> list[Sequence]:
+        """This step's part of those who decode: others' tokens are in flight, or go with the next step."""
+        most = -(-len(decodes) // self._num_batches)
+        return [s for s in decodes if not s.num_in_flight][:most]
 
     def _is_overdue(self, now: float) -> bool:
         return any(now - first.arrival_s >= self._patience_s for first in self._waiting.first(1, now))

@@ -108,6 +108,11 @@ class Stream:
     residual: Tensor  # [tokens, hidden]
     pending: Tensor | Scaled | None = None
 
+    def total(self) -> Tensor:
+        """All of it, for whoever goes on elsewhere."""
+        assert not isinstance(self.pending, Scaled), "operations sum up what they leave to others"
+        return self.residual if self.pending is None else self.residual + self.pending
+
     def at(self, rows: Tensor) -> Stream:
         return Stream(self.residual[rows], None if self.pending is None else self.pending[rows])
 

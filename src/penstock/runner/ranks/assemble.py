@@ -11,7 +11,7 @@ from penstock.core.settings import EngineSettings
 from penstock.hub.checkpoint import Checkpoint
 from penstock.runner.assemble import Assembly, assemble
 from penstock.runner.load import Phase
-from penstock.runner.ranks.leader import Leader, start_followers
+from penstock.runner.ranks.leader import OnLost, start_followers
 from penstock.runner.ranks.led import led
 
 
@@ -21,13 +21,21 @@ def assemble_ranks(
     settings: EngineSettings,
     phase: Phase,
     draft: Checkpoint | None = None,
-) -> tuple[Assembly, Leader | None]:
-    """`model`: what the other ranks load, by its name, or random weights of this shape. None: there are no others."""
-    size = parallelism_of(settings, checkpoint.config).num_ranks
+    on_lost: OnLost = lambda lost: None,
+) -> Assembly:
+    """`model`: what the other ranks load, by its name, or random weights of this shape. `on_lost`: called in a thread
+    when one of them is gone."""
+    parallelism = parallelism_of(settings, checkpoint.config)
+    size = parallelism.num_ranks
     if size == 1:
-        return assemble(checkpoint, settings, phase, draft), None
-    settings = replace(settings, threads=settings.threads or max(1, usable_cores() // size))
-    leader = start_followers(model, settings, size)
-    assembly = led(assemble(checkpoint, settings, phase, draft, leader), leader)
+        return assemble(checkpoint, settings, phase, draft)
+    settings = replace(
+        settings,
+        threads=settings.threads or max(1, usable_cores() // size),
+        max_loras=settings.max_loras if parallelism.pp == 1 else 0,
+    )
+    leader = start_followers(model, checkpoint.config, settings, parallelism)
+    assembly = assemble(checkpoint, settings, phase, draft, leader)
     leader.started()
-    return assembly, leader
+    leader.watch(on_lost)
+    return led(assembly, leader, parallelism)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from typing import Any
 
 import msgspec
@@ -24,13 +25,15 @@ class Connection:
         self._socket = sock
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(incoming)
+        self._sending = threading.Lock()
 
     def send(self, message: msgspec.Struct) -> None:
         self.send_encoded(self._encoder.encode(message))
 
     def send_encoded(self, payload: bytes) -> None:
         try:
-            self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
+            with self._sending:
+                self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
         except OSError:
             raise Disconnected from None
 

@@ -12,10 +12,12 @@ from penstock.model.lora import HostAdapter
 from penstock.model.ranks import Ranks
 from penstock.runner.assembly import Assembly
 from penstock.runner.ranks.connection import Connection, Disconnected
+from penstock.runner.ranks.join import Place
 from penstock.runner.ranks.leader import with_size
 from penstock.runner.ranks.messages import (
     Agreed,
     Alive,
+    Chosen,
     ClearSlot,
     EmbedTexts,
     ForgetAdapter,
@@ -30,7 +32,7 @@ from penstock.runner.ranks.messages import (
     WakeMemory,
 )
 from penstock.runner.size import EngineSize
-from penstock.runner.step_inputs import StepInputs
+from penstock.runner.step_inputs import StepInputs, decode_choices
 
 log = logging.getLogger("penstock.runner")
 
@@ -38,8 +40,9 @@ log = logging.getLogger("penstock.runner")
 class FollowerGroup:
     """The group while this rank starts: what `Leader` is to the first one."""
 
-    def __init__(self, ranks: Ranks, connection: Connection) -> None:
-        self.ranks = ranks
+    def __init__(self, place: Place, connection: Connection) -> None:
+        self.ranks: Ranks = place.ranks
+        self.stage = place.stage
         self._connection = connection
 
     def agree(self, own: EngineSize) -> EngineSize:
@@ -51,7 +54,7 @@ class FollowerGroup:
     def serve(self, assembly: Assembly, alive_s: float) -> None:
         """Until the leader is gone: `Disconnected`. It is told every `alive_s` how far this rank is."""
         self._connection.send(Started())
-        calls = _Calls(assembly)
+        calls = _Calls(assembly, self._connection)
         threading.Thread(target=self._beat, args=(calls, alive_s), name="alive", daemon=True).start()
         while True:
             calls.make(self._connection.receive())
@@ -64,7 +67,8 @@ class FollowerGroup:
 
 
 class _Calls:
-    def __init__(self, assembly: Assembly) -> None:
+    def __init__(self, assembly: Assembly, connection: Connection) -> None:
+        self._connection = connection
         self.num_made = 1  # the size was the first
         self._assembly = assembly
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-adapter")
@@ -77,8 +81,11 @@ class _Calls:
     def _make(self, message: ToFollower) -> None:
         assembly = self._assembly
         match message:
-            case RunStep(inputs):
-                assembly.runner.follow(StepInputs.decode(inputs))
+            case RunStep(inputs, None):
+                assembly.rank_runner.follow(StepInputs.decode(inputs))
+            case RunStep(inputs, encoded) if encoded is not None:
+                sampled = assembly.rank_runner.follow(StepInputs.decode(inputs), decode_choices(encoded))
+                self._connection.send(Chosen(sampled))
             case ReadAdapter(path, digest):
                 assert assembly.adapters is not None
                 self._read[digest] = self._reader.submit(assembly.adapters.read, path, digest)

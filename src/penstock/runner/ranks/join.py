@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import socket
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch._C._distributed_c10d import Store, TCPStore
 
 from penstock.core.errors import ConfigError
+from penstock.core.model_config import ModelConfig
+from penstock.core.parallelism import Parallelism
 from penstock.core.settings import EngineSettings
 from penstock.model.ops.shared_memory import SharedMemoryRanks
-from penstock.model.ranks import Ranks
+from penstock.model.ranks import Ranks, SingleRank
 from penstock.model.shard import Shard
+from penstock.model.stages import Stage, stage_layers
+from penstock.runner.ranks.links import SocketLink
+from penstock.runner.ranks.messages import Ways
 
 SHARE_VARIABLE = "PENSTOCK_SHARE_GPU"  # 1: ranks may share a GPU, which is of use to tests alone
 
@@ -22,7 +29,7 @@ class JoinedRanks(Ranks, Protocol):
         """Tell all that a rank is gone, so that nobody waits for it. Any thread may."""
 
 
-def device_of(wanted: str, shard: Shard) -> torch.device:
+def device_of(wanted: str, rank: int = 0, num_ranks: int = 1) -> torch.device:
     """The rank's device: a GPU of its own, or the CPU for all."""
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "auto":
@@ -31,40 +38,96 @@ def device_of(wanted: str, shard: Shard) -> torch.device:
         return torch.device("cpu")
     if not num_gpus:
         raise ConfigError("device is cuda, but torch finds no GPU here", param="device")
-    if num_gpus < shard.size and os.environ.get(SHARE_VARIABLE) != "1":
-        raise ConfigError(f"tp is {shard.size}, but there are {num_gpus} GPUs here", param="tp")
-    device = torch.device("cuda", shard.rank % num_gpus)
+    if num_gpus < num_ranks and os.environ.get(SHARE_VARIABLE) != "1":
+        raise ConfigError(f"{num_ranks} ranks need as many GPUs, and there are {num_gpus} here", param="tp")
+    device = torch.device("cuda", rank % num_gpus)
     torch.cuda.set_device(device)
     return device
 
 
-class Meeting:
-    """The place where ranks of one host meet, made by the first: a descriptor and an address for the others."""
+@dataclass(frozen=True)
+class Place:
+    """A rank's place among the others: who splits layers with it, and which layers are its stage's."""
 
-    def __init__(self, settings: EngineSettings, size: int) -> None:
+    parallelism: Parallelism
+    ranks: JoinedRanks
+    stage: Stage
+
+
+class Meeting:
+    """Where ranks of one host meet, made by the first: what each shares with others, and an address for all."""
+
+    def __init__(self, settings: EngineSettings, parallelism: Parallelism) -> None:
         self._settings = settings
-        self._shard = Shard(0, size)
+        self._parallelism = parallelism
         self._store: TCPStore | None = None
-        self.memory: int | None = None
         self.address = ""
-        if device_of(settings.device, self._shard).type == "cuda":
+        size, tp = parallelism.num_ranks, parallelism.tp
+        if device_of(settings.device, 0, size).type == "cuda":
+            if parallelism.pp > 1:
+                raise ConfigError("pipelines are not built for GPUs yet: use tp", param="pp")
             self._store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
             self.address = f"127.0.0.1:{self._store.port}"
-        else:
-            self.memory = SharedMemoryRanks.create(size)
+            self.ways = [Ways() for _ in range(size)]
+            return
+        memories = [SharedMemoryRanks.create(tp) if tp > 1 else None for _ in range(parallelism.pp)]
+        pairs = [_descriptors(socket.socketpair()) for _ in range(size - tp)]  # by the rank that sends
+        self.ways = [
+            Ways(
+                memories[rank // tp],
+                before=pairs[rank - tp][1] if rank >= tp else None,
+                after=pairs[rank][0] if rank < size - tp else None,
+            )
+            for rank in range(size)
+        ]
 
-    def join(self) -> JoinedRanks:
-        """The first rank's side, once the others have been started."""
-        return join(self._settings, self._shard, self.memory, self._store)
+    def join(self, config: ModelConfig) -> Place:
+        """The first rank's side, once the others have been started. What was theirs is closed here."""
+        own = self.ways[0]
+        for descriptor in {each for ways in self.ways[1:] for each in ways.descriptors} - set(own.descriptors):
+            os.close(descriptor)
+        return join(self._settings, self._parallelism, 0, own, self._store, config)
 
 
-def join(settings: EngineSettings, shard: Shard, memory: int | None, store: Store | None) -> JoinedRanks:
-    if memory is not None:
-        return SharedMemoryRanks(shard, memory, timeout_s=settings.rank_timeout_s)
-    from penstock.runner.ranks.symmetric_memory import SymmetricMemoryRanks
+def join(
+    settings: EngineSettings,
+    parallelism: Parallelism,
+    rank: int,
+    ways: Ways,
+    store: Store | None,
+    config: ModelConfig,
+) -> Place:
+    """A rank's place, by what it was given. All ranks call this at once."""
+    number, tp = divmod(rank, parallelism.tp)[0], parallelism.tp
+    shard = Shard(rank % tp, tp)
+    ranks: JoinedRanks
+    if tp == 1:
+        ranks = LoneStage()
+    elif ways.memory is not None:
+        ranks = SharedMemoryRanks(shard, ways.memory, timeout_s=settings.rank_timeout_s, first_rank=number * tp)
+    else:
+        from penstock.runner.ranks.symmetric_memory import SymmetricMemoryRanks
 
-    assert store is not None
-    return SymmetricMemoryRanks(shard, device_of(settings.device, shard), store)
+        assert store is not None
+        ranks = SymmetricMemoryRanks(shard, device_of(settings.device, rank, parallelism.num_ranks), store)
+    if parallelism.pp == 1:
+        return Place(parallelism, ranks, Stage())
+
+    def link(descriptor: int | None, other: int) -> SocketLink | None:
+        if descriptor is None:
+            return None
+        sock = socket.socket(fileno=descriptor)
+        return SocketLink(sock, hidden=config.hidden_size, other=other, timeout_s=settings.rank_timeout_s)
+
+    layers = stage_layers(config, parallelism.pp)[number]
+    return Place(parallelism, ranks, Stage(layers, link(ways.before, rank - tp), link(ways.after, rank + tp)))
+
+
+class LoneStage(SingleRank):
+    """The only rank of its stage."""
+
+    def give_up(self, rank: int) -> None:
+        """Nobody waits here."""
 
 
 def store_at(address: str, size: int) -> Store | None:
@@ -73,3 +136,7 @@ def store_at(address: str, size: int) -> Store | None:
         return None
     host, _, port = address.rpartition(":")
     return TCPStore(host, int(port), size, is_master=False)
+
+
+def _descriptors(pair: tuple[socket.socket, socket.socket]) -> tuple[int, int]:
+    return pair[0].detach(), pair[1].detach()

@@ -5,6 +5,7 @@ notices when one is gone.
 from __future__ import annotations
 
 import logging
+import queue
 import signal
 import socket
 import subprocess
@@ -18,15 +19,18 @@ import msgspec
 
 from penstock.core.errors import EngineFailed, PenstockError, all_errors
 from penstock.core.model_config import ModelConfig
+from penstock.core.parallelism import Parallelism
 from penstock.core.ranks import RankLost
 from penstock.core.settings import EngineSettings
 from penstock.runner.ranks.connection import Connection, Disconnected
-from penstock.runner.ranks.join import JoinedRanks, Meeting
+from penstock.runner.ranks.join import JoinedRanks, Meeting, Place
 from penstock.runner.ranks.messages import (
     Agreed,
     Alive,
+    Chosen,
     FailedToStart,
     FromFollower,
+    Lost,
     RankSpec,
     RunStep,
     Sized,
@@ -35,6 +39,7 @@ from penstock.runner.ranks.messages import (
 )
 from penstock.runner.size import EngineSize
 from penstock.runner.step_inputs import StepInputs
+from penstock.sched.plan import Sampled
 
 log = logging.getLogger("penstock.runner")
 
@@ -66,16 +71,18 @@ class Follower:
         assert isinstance(message, Sized | Started)
         return message
 
-    def progress(self, timeout_s: float) -> int:
-        """How many calls it has made, as soon as it says so."""
+    def next(self, timeout_s: float) -> Alive | Chosen:
+        """What it says while it runs."""
         try:
             message = self._connection.receive(timeout_s)
         except Disconnected:
             raise self.lost() from None
         except TimeoutError:
             raise RankLost(self.rank, f"its process has not answered for {timeout_s:g} s") from None
-        assert isinstance(message, Alive)
-        return message.num_calls
+        if isinstance(message, Lost):
+            raise RankLost(message.rank, message.why)
+        assert isinstance(message, Alive | Chosen)
+        return message
 
     def lost(self) -> RankLost:
         """Its death, in words."""
@@ -91,11 +98,13 @@ class Follower:
 class Leader:
     """All ranks, for the one that has the scheduler. `ranks` is its own side of the collectives."""
 
-    def __init__(self, ranks: JoinedRanks, followers: Sequence[Follower], timeout_s: float) -> None:
-        """`timeout_s`: how long a follower may be silent, or behind."""
-        self.ranks = ranks
+    def __init__(self, place: Place, followers: Sequence[Follower], settings: EngineSettings) -> None:
+        self.ranks: JoinedRanks = place.ranks
+        self.stage = place.stage
+        self._chooser = place.parallelism.chooser
         self._followers = followers
-        self._timeout_s = timeout_s
+        self._timeout_s = settings.rank_timeout_s  # how long a follower may be silent, or behind
+        self._chosen: queue.SimpleQueue[list[Sampled] | RankLost] = queue.SimpleQueue()
         self._num_calls = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._lock = threading.Lock()  # adapters are read by a thread of their own
@@ -127,11 +136,28 @@ class Leader:
             for follower in self._followers:
                 follower.send(payload)
 
-    def run(self, step: StepInputs) -> None:
-        self.tell(RunStep(step.encode()))
+    def run(self, step: StepInputs, choices: bytes | None = None) -> None:
+        """`choices`: for the rank that chooses the step's tokens; None: it is this one."""
+        inputs = step.encode()
+        if choices is None:
+            self.tell(RunStep(inputs))
+            return
+        plain, choosing = self._encoder.encode(RunStep(inputs)), self._encoder.encode(RunStep(inputs, choices))
+        with self._lock:
+            self._num_calls += 1
+            for follower in self._followers:
+                follower.send(choosing if follower.rank == self._chooser else plain)
+
+    def chosen(self) -> list[Sampled]:
+        """The tokens of the oldest step whose tokens were not asked for yet."""
+        found = self._chosen.get()
+        if isinstance(found, RankLost):
+            raise found
+        return found
 
     def watch(self, on_lost: OnLost) -> None:
-        """Call `on_lost` in a thread as soon as a follower's process has ended, is silent, or makes no progress."""
+        """Listen to the followers, in threads. `on_lost` is called in one as soon as a follower's process has ended, is
+        silent, or makes no progress."""
         for follower in self._followers:
             name = f"watch-rank-{follower.rank}"
             threading.Thread(target=self._watch, args=(follower, on_lost), name=name, daemon=True).start()
@@ -140,32 +166,48 @@ class Leader:
         made, told, since_s = -1, 0, monotonic()
         try:
             while True:
-                now_made = follower.progress(self._timeout_s)
+                message = follower.next(self._timeout_s)
+                if isinstance(message, Chosen):
+                    self._chosen.put(message.sampled)
+                    continue
+                now_made = message.num_calls
                 if now_made != made or made >= told:  # it went on, or had nothing to do
                     made, told, since_s = now_made, self._num_calls, monotonic()
                 elif monotonic() - since_s > self._timeout_s:
                     raise RankLost(follower.rank, f"it has hung in a step for {self._timeout_s:g} s")
         except RankLost as lost:
-            self.ranks.give_up(lost.rank)
-            on_lost(lost)
+            first = self._first_lost(lost)
+            self.ranks.give_up(first.rank)
+            self._chosen.put(first)
+            on_lost(first)
+
+    def _first_lost(self, noticed: RankLost) -> RankLost:
+        """A rank that was killed, where others have ended for want of it."""
+        for follower in self._followers:
+            status = follower.process.poll()
+            if status is not None and status < 0:
+                return follower.lost()
+        return noticed
 
 
-def start_followers(model: str | ModelConfig, settings: EngineSettings, size: int) -> Leader:
+def start_followers(
+    model: str | ModelConfig, config: ModelConfig, settings: EngineSettings, parallelism: Parallelism
+) -> Leader:
     """Processes for all ranks but this one, which load their parts meanwhile. `model`: see `RankSpec`."""
-    meeting = Meeting(settings, size)
-    memory = [meeting.memory] if meeting.memory is not None else []
+    meeting = Meeting(settings, parallelism)
     followers = []
-    for rank in range(1, size):
+    for rank in range(1, parallelism.num_ranks):
         ours, theirs = socket.socketpair()
-        spec = RankSpec(rank, size, theirs.fileno(), meeting.memory, meeting.address, model, settings)
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.engine_process.rank", msgspec.json.encode(spec).decode()],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), *memory],
-            )
+        ways = meeting.ways[rank]
+        spec = RankSpec(rank, parallelism, theirs.fileno(), ways, meeting.address, model, settings)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.engine_process.rank", msgspec.json.encode(spec).decode()],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno(), *ways.descriptors],
+        )
+        theirs.close()
         followers.append(Follower(rank, process, Connection(ours, FromFollower)))
-    return Leader(meeting.join(), followers, settings.rank_timeout_s)
+    return Leader(meeting.join(config), followers, settings)
 
 
 def with_size(own: EngineSize, agreed: Sized) -> EngineSize:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from penstock.core.parallelism import Parallelism
 from penstock.core.parking import MemoryChange
 from penstock.model.lora import HostAdapter
 from penstock.runner.assembly import Adapters, Assembly, Embedder, Memory
@@ -19,14 +20,25 @@ from penstock.runner.ranks.messages import (
     ScoreTexts,
     WakeMemory,
 )
+from penstock.runner.ranks.pipeline import PipelineRunner
+from penstock.sched.plan import Runner
 
 
-def led(assembly: Assembly, leader: Leader) -> Assembly:
+def led(assembly: Assembly, leader: Leader, parallelism: Parallelism) -> Assembly:
     """An assembly whose parts act on all ranks."""
-    assembly.runner.lead(leader.run)
     adapters, embedder, memory = assembly.adapters, assembly.embedder, assembly.memory
+    runner: Runner = assembly.runner
+    if parallelism.pp > 1:
+        runner, embedder = (
+            PipelineRunner(assembly.rank_runner, leader),
+            None,
+        )  # states of all layers are at no one stage
+    else:
+        assembly.rank_runner.lead(leader.run)
     return replace(
         assembly,
+        runner=runner,
+        parallelism=parallelism,
         adapters=LedAdapters(adapters, leader) if adapters is not None else None,
         embedder=LedEmbedder(embedder, leader) if embedder is not None else None,
         memory=LedMemory(memory, leader) if memory is not None else None,

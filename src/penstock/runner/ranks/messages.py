@@ -5,16 +5,30 @@ from __future__ import annotations
 import msgspec
 
 from penstock.core.model_config import ModelConfig
+from penstock.core.parallelism import Parallelism
 from penstock.core.settings import EngineSettings
+from penstock.sched.plan import Sampled
+
+
+class Ways(msgspec.Struct, frozen=True):
+    """Descriptors of what a rank shares with others of its host. None: there is nothing to share."""
+
+    memory: int | None = None  # with the other ranks of its stage
+    before: int | None = None  # a socket to its rank of the stage before
+    after: int | None = None  # and of the one after
+
+    @property
+    def descriptors(self) -> list[int]:
+        return [each for each in (self.memory, self.before, self.after) if each is not None]
 
 
 class RankSpec(msgspec.Struct, frozen=True):
     """What a follower's process is started with."""
 
     rank: int
-    size: int
+    parallelism: Parallelism
     control: int  # descriptor of its socket to the leader
-    memory: int | None  # descriptor of the ranks' shared memory; None: they share none
+    ways: Ways
     store: str  # address of the store by which devices meet; "": they need none
     model: str | ModelConfig  # its name; or a shape, which is filled with random weights
     engine: EngineSettings
@@ -41,12 +55,25 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
     num_calls: int  # that it has made, of those it was told of
 
 
+class Chosen(msgspec.Struct, frozen=True, tag=True):
+    """The tokens of a step, by the last stage of a pipeline."""
+
+    sampled: list[Sampled]
+
+
+class Lost(msgspec.Struct, frozen=True, tag=True):
+    """It ends, for want of another rank."""
+
+    rank: int
+    why: str
+
+
 class FailedToStart(msgspec.Struct, frozen=True, tag=True):
     code: str
     message: str
 
 
-FromFollower = Sized | Started | Alive | FailedToStart
+FromFollower = Sized | Started | Alive | Chosen | Lost | FailedToStart
 
 
 # -- to all followers, in one order
@@ -60,6 +87,7 @@ class Agreed(msgspec.Struct, frozen=True, tag=True):
 
 class RunStep(msgspec.Struct, frozen=True, tag=True):
     inputs: bytes  # see `StepInputs`
+    choices: bytes | None = None  # see `encode_choices`; None: this rank chooses no tokens
 
 
 class ReadAdapter(msgspec.Struct, frozen=True, tag=True):

@@ -1,0 +1,48 @@
+"""The way between two pipeline stages: the residual stream's bytes over a socket, on one host or between hosts."""
+
+from __future__ import annotations
+
+import socket
+
+import torch
+from torch import Tensor
+
+from penstock.core.ranks import RankLost
+
+_BUFFER_BYTES = 8 << 20
+
+
+class SocketLink:
+    """One end. It is as long as the ranks at both ends live; what breaks it is the other one's death."""
+
+    def __init__(self, sock: socket.socket, *, hidden: int, other: int, timeout_s: float) -> None:
+        """`other`: the rank at the other end."""
+        sock.settimeout(timeout_s)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+        self._socket = sock
+        self._hidden = hidden
+        self._other = other
+
+    def send(self, x: Tensor) -> None:
+        try:
+            self._socket.sendall(_bytes(x.float().contiguous()))
+        except OSError as error:
+            raise RankLost(self._other, f"it does not take the stream of a step ({error})") from None
+
+    def receive(self, num_rows: int) -> Tensor:
+        out = torch.empty(num_rows, self._hidden, dtype=torch.float32)
+        view = _bytes(out)
+        while view:
+            try:
+                count = self._socket.recv_into(view)
+            except OSError as error:
+                raise RankLost(self._other, f"it does not send the stream of a step ({error})") from None
+            if not count:
+                raise RankLost(self._other, "it closed its connection")
+            view = view[count:]
+        return out
+
+
+def _bytes(x: Tensor) -> memoryview:
+    return memoryview(x.view(torch.uint8).numpy().data).cast("B")
