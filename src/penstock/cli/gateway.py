@@ -37,7 +37,9 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--port", type=int, help="port to listen on; 0 picks a free one")
     command.add_argument("--admin-host", help="address of the admin port (default: 127.0.0.1)")
     command.add_argument("--admin-port", type=int, help="port of the admin API and /metrics; see the setting")
-    command.add_argument("--tls-cert", metavar="FILE", help="PEM file of the certificate: TLS, read again on SIGHUP")
+    command.add_argument(
+        "--tls-cert", metavar="FILE", help="PEM file of the certificate: TLS, read again when it changes"
+    )
     command.add_argument("--tls-key", metavar="FILE", help="PEM file of its private key; default: in the same file")
     command.add_argument(
         "--request-log", action=argparse.BooleanOptionalAction, default=None, help="a line in the log for each request"

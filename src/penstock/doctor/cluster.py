@@ -86,12 +86,12 @@ def use_of_fleet(settings: FleetSettings) -> ClusterUse | None:
     if settings.driver != "kubernetes":
         return None
     pools, own = settings.pool_settings(), settings.kubernetes
-    secret = ModelSettings(secret_env=SECRET_VARIABLE)
+    way = ModelSettings(secret_env=SECRET_VARIABLE, **settings.replica_tls.of_a_gateway)
     return ClusterUse(
         own,
         drives=not all(pool.advisory for pool in pools.values()),
         lease=pod_name(settings.name) if settings.lease != "store" else "",
-        pools=(PodPool(settings.name, secret, selector(settings.name)),),
+        pools=(PodPool(settings.name, way, selector(settings.name)),),
         gpu_resource=own.gpu_resource if any(pool.gpus for pool in pools.values()) else "",
         zone_key=own.zone_key,
         secret=own.secret,
