@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import copy
 import re
+from pathlib import Path
 
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from tools.helm import NEWEST, ROOT
+from tools.helm import NEWEST, ROOT, render
 
 from penstock.cli.main import parser
 from penstock.core.config import build
@@ -52,6 +53,15 @@ def test_inference_pool_names_the_endpoint_picker_and_finds_every_replica() -> N
     assert pool["spec"]["targetPorts"] == [{"number": port["containerPort"]}]
 
 
+@needs_helm
+def test_values_of_the_docs_make_an_inference_pool(tmp_path: Path) -> None:
+    _, (values,), _ = example()
+    path = tmp_path / "values.yaml"
+    path.write_text(yaml.safe_dump(values))
+    rendered = yaml.load_all(render("--values", path), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    assert [one["metadata"]["name"] for one in rendered if one and one["kind"] == "InferencePool"] == ["penstock"]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -63,14 +73,14 @@ def test_inference_pool_names_the_endpoint_picker_and_finds_every_replica() -> N
     ids=lambda change: next(iter(change)),
 )
 def test_inference_pool_of_another_version_is_refused(change: Manifest) -> None:
-    pool = next(one for one in example()[1] if one["kind"] == "InferencePool")
+    pool = next(one for one in example()[-1] if one["kind"] == "InferencePool")
     with pytest.raises(jsonschema.ValidationError):
         validate_pool(pool | {"spec": pool["spec"] | change})
 
 
 @needs_schemas
 def test_example_of_the_docs_is_valid_and_its_parts_name_each_other() -> None:
-    (settings,), objects = example()
+    (settings,), _, objects = example()
     picking = build(GatewaySettings, settings).endpoint_picker
     by_kind = {one["kind"]: one for one in objects}
     assert by_kind.keys() == {"InferencePool", "HTTPRoute", "Service", "Deployment"}
