@@ -17,6 +17,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from penstock.api.relay import SECRET_VARIABLE
+from penstock.core.config import build
 from penstock.core.errors import ConfigError, OrchestratorError
 from penstock.doctor.findings import Finding, fail, ok, warn
 from penstock.doctor.fleet import SKEW_S, replica, skew_s
@@ -86,7 +87,7 @@ def use_of_fleet(settings: FleetSettings) -> ClusterUse | None:
     if settings.driver != "kubernetes":
         return None
     pools, own = settings.pool_settings(), settings.kubernetes
-    way = ModelSettings(secret_env=SECRET_VARIABLE, **settings.replica_tls.of_a_gateway)
+    way = build(ModelSettings, {"secret_env": SECRET_VARIABLE, **settings.replica_tls.of_a_gateway})
     return ClusterUse(
         own,
         drives=not all(pool.advisory for pool in pools.values()),
