@@ -26,7 +26,7 @@ from penstock.fleet.settings import FleetSettings
 from penstock.gateway.membership.kubernetes import PodQuery
 from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, pools_of
 from penstock.http.kubernetes_api import ClusterSettings, KubernetesApi, Object
-from penstock.http.kubernetes_objects import is_ready, pod_url
+from penstock.http.kubernetes_objects import has_ended, is_ready, pod_url
 
 _INSTALLED = "app.kubernetes.io/name=penstock"  # as the chart labels its pods
 _COMPONENT = "app.kubernetes.io/component"
@@ -243,11 +243,14 @@ async def _secret(api: KubernetesApi, use: ClusterUse) -> AsyncIterator[Finding]
 
 
 async def _installed(api: KubernetesApi, use: ClusterUse) -> AsyncIterator[Finding]:
-    """Pods of the chart: which are ready, and whether all are of one version."""
+    """Pods of the chart: which are ready, and whether all are of one version. Those that have ended, such as that of
+    `helm test`, are left out."""
     path = f"/api/v1/namespaces/{api.namespace}/pods"
     pods = (await api.request("GET", path, query={"labelSelector": _INSTALLED})).get("items") or []
     total, ready, images = Counter[str](), Counter[str](), set[str]()
     for pod in pods:
+        if has_ended(pod):
+            continue
         component = (pod["metadata"].get("labels") or {}).get(_COMPONENT, "pod")
         total[component] += 1
         ready[component] += is_ready(pod)
