@@ -19,11 +19,11 @@ class Certificate:
         """The context of a client that trusts this CA and no other."""
         return ssl.create_default_context(cafile=str(self.cert))
 
-    def issue(self, name: str, days: int = 90) -> Certificate:
-        """A certificate for 127.0.0.1 and localhost; `name` is its subject. One of the same name is written over."""
+    def issue(self, name: str, days: int = 90, good_for: str = "DNS:localhost,IP:127.0.0.1") -> Certificate:
+        """A certificate whose subject is `name`. One of the same name is written over."""
         found = Certificate(self.cert.parent / f"{name}.pem", self.cert.parent / f"{name}.key")
         by = ["-CA", str(self.cert), "-CAkey", str(self.key)]
-        _make(found, name, days, *by, "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
+        _make(found, name, days, *by, "-addext", f"subjectAltName={good_for}")
         return found
 
 

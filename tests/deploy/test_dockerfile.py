@@ -70,6 +70,6 @@ def test_only_images_with_an_engine_have_a_compiler_and_torch() -> None:
 
 
 def test_the_chart_asks_for_targets_that_there_are() -> None:
-    text = "".join(path.read_text() for path in CHART.glob("templates/*"))
+    text = "".join(path.read_text() for path in CHART.glob("templates/**/*.*"))
     asked = re.findall(r'penstock\.image" \(list \S+ \S+ "(\w+)"', text) + re.findall(r'ternary "(\w+)" "cpu"', text)
     assert {*asked, "cpu"} == set(IMAGES)

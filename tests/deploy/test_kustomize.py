@@ -18,7 +18,7 @@ KUBECTL = shutil.which("kubectl")
 
 @needs_helm
 def test_the_base_is_what_the_chart_renders(tmp_path: Path) -> None:
-    write_base(helm.render("--namespace", "penstock"), tmp_path)
+    write_base(helm.render_for_kustomize(), tmp_path)
     made = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.yaml")}
     kept = {path.relative_to(helm.BASE): path.read_text() for path in helm.BASE.rglob("*.yaml")}
     assert made == kept

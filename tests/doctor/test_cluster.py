@@ -90,6 +90,8 @@ async def test_a_cluster_that_has_all_a_fleet_needs_has_nothing_to_fix(server: F
     with serving() as replica:
         await create(server, PODS, "r-1", labels | {"penstock.dev/fleet": "penstock"}, **pod(replica.port))
         await create(server, PODS, "g-1", chart, **pod())
+        ended = pod(image="penstock:0") | {"status": {"phase": "Succeeded"}}  # `helm test`
+        await create(server, PODS, "t-1", chart | {"app.kubernetes.io/component": "test"}, **ended)
         findings = await found(tmp_path, fleet(gpus=1))
     ours = findings.keys() - {"python", "open files", "disk"}
     assert ours >= {"kubernetes", "clock", "rights", "metrics", "nodes", "zones", "gpus", "secret", "store", "versions"}

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
+import msgspec
 import pytest
 
+from penstock import __version__
+from penstock.api.replica_report import ReplicaReport
 from penstock.core.errors import Conflict, UnsupportedTask
 from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
 from penstock.fleet.replica_client import ReplicaClient
+from penstock.fleet.settings import ReplicaTlsSettings
+from penstock.http.server import Server, bound_socket
+from penstock.http.tls import ServerTls
 from penstock.tenancy.store import Store
+from tests.certificates import new_ca
 from tests.clocks import SlowClock
 from tests.dialects.servers import FakeServer, FakeSglang, FakeTgi, FakeVllm
 from tests.fleet.fake_fleet import FakeDriver, FakeFleet, leading
@@ -118,3 +126,22 @@ async def test_controller_parks_a_replica_of_another_engine_and_wakes_it(
         controller = await leading(fleet)
         await until("active")
         assert not fake.is_parked
+
+
+async def test_replicas_with_a_certificate_are_asked_by_the_name_in_it(tmp_path: Path) -> None:
+    ca = new_ca(tmp_path)
+    files = ca.issue("pods", good_for="DNS:replicas.serving.svc")
+    theirs = ServerTls(str(files.cert), str(files.key))
+    report = msgspec.json.encode(ReplicaReport("m", __version__, "ready"))
+    server = Server(lambda exchange: exchange.respond(200, b"", report))
+    listener = bound_socket("127.0.0.1", 0)
+    url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+    await server.listen(listener, tls=theirs)
+    for tls, is_trusted in (
+        (ReplicaTlsSettings(str(ca.cert), "replicas.serving.svc"), True),
+        (ReplicaTlsSettings(str(ca.cert)), False),
+        (ReplicaTlsSettings(None, "replicas.serving.svc"), False),
+    ):
+        with closing(ReplicaClient(None, SlowClock(), tls.context(), tls.server_name)) as client:
+            assert (await client.report(url) is not None) == is_trusted
+    await server.stop(0.0)

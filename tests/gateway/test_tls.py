@@ -55,6 +55,7 @@ def test_https_replicas_are_trusted_by_their_ca_and_by_no_other(behind: str, ca:
     ("values", "param"),
     [
         ({"replicas": ["http://x"], "ca_file": "ca.pem"}, "models.m.ca_file"),
+        ({"replicas": ["http://x"], "server_name": "x.svc"}, "models.m.server_name"),
         ({"replicas": ["https://x"], "client_key": "key.pem"}, "models.m.client_key"),
         ({"replicas": ["https://x"], "ca_file": "/nowhere/ca.pem"}, "models.m.ca_file"),
         ({"replicas": ["https://x"], "client_cert": "/nowhere/cert.pem"}, "models.m.client_cert"),

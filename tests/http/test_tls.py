@@ -43,6 +43,10 @@ class TlsServer:
         return Client(*await asyncio.open_connection("127.0.0.1", self.port, ssl=context, limit=1 << 20))
 
 
+def certificate_of(client: Client) -> bytes:
+    return client.writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+
+
 def shown_name(client: Client) -> str:
     """The subject of the certificate that the server showed."""
     (((_, name),),) = client.writer.get_extra_info("peercert")["subject"]
@@ -159,6 +163,25 @@ async def test_new_certificate_is_shown_to_new_clients_and_old_streams_go_on(sta
     another = await place.connect(ca.context())
     assert shown_name(another) == "second"
     for client in (old, new, another):
+        client.close()
+
+
+async def test_renewed_files_are_used_without_a_word_and_broken_ones_are_not(start, ca, caplog):
+    place, told = await start(), []
+    place.tls.renewed = lambda: told.append(place.tls.expires_at)
+    before = await place.connect(ca.context())
+    ca.issue("first", days=2)
+    after = await place.connect(ca.context())
+    assert certificate_of(after) != certificate_of(before)
+    assert told == [place.tls.expires_at]
+    assert place.tls.expires_at < time.time() + 3 * 86400
+    (ca.cert.parent / "first.pem").write_text("half of it")
+    for _ in range(2):
+        again = await place.connect(ca.context())
+        assert certificate_of(again) == certificate_of(after)
+        again.close()
+    assert len([one for one in caplog.messages if "the certificate stays as it is" in one]) == 1
+    for client in (before, after):
         client.close()
 
 

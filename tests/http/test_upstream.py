@@ -1,10 +1,12 @@
 import asyncio
 import ssl
+from functools import partial
 
 import pytest
 import uvloop
 
 from penstock.core.errors import ConfigError
+from penstock.http.ask import ask
 from penstock.http.call import Call, Failure, FailureKind
 from penstock.http.message import ResponseHead
 from penstock.http.tls import client_context
@@ -74,6 +76,32 @@ async def test_providers_are_reached_over_tls_and_their_certificates_checked(ca)
     assert "certificate verify failed: unable to get local issuer certificate" in failure.message
     trusting.close()
     doubting.close()
+    server.close()
+
+
+async def test_certificate_must_be_good_for_the_name_that_is_set_and_not_for_the_address(ca):
+    files = ca.issue("pods", good_for="DNS:replicas.serving.svc")
+    theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    theirs.load_cert_chain(files.cert, files.key)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=theirs)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    for name, is_good in ((None, False), ("replicas.serving.svc", True), ("other.serving.svc", False)):
+        way, got = Upstream.from_url(url, tls=client_context(str(ca.cert)), server_name=name), Collecting()
+        way.send(b"GET", b"/", b"", b"", got)
+        assert (await got.over is None) == is_good
+        way.close()
+        asking = partial(ask, url, "GET", "/", timeout_s=60.0, tls=ca.context(), server_name=name)
+        if is_good:
+            assert (await asyncio.to_thread(asking)).status == 200
+        else:
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await asyncio.to_thread(asking)
     server.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 from tools.drills.fleet_load import CheckedLoad
 from tools.helm import CHART
 from tools.kubernetes.api import Object
 from tools.kubernetes.cluster import Cluster
 
+from penstock.fleet.drivers.kubernetes_pod import merge
 from penstock.fleet.policy.decision import Decision
 from penstock.tenancy.fleet import FleetReplica
 from penstock.tenancy.store import Store
@@ -29,6 +32,7 @@ CONTROLLER = {"app.kubernetes.io/component": "fleet"}
 REPLICA = {"app.kubernetes.io/component": "replica"}
 SECRET = "gateways-and-replicas-share-this-1"
 _VERSION = "1.20.2"
+_numbers = itertools.count(1)
 
 
 def values(store_url: str, pools: list[Object], edge_nodes: dict[str, str], models: Object) -> Object:
@@ -83,17 +87,50 @@ class Release:
     store_url: str
 
     async def install(
-        self, *pools: Object, edge_nodes: Mapping[str, str] | None = None, models: Object | None = None
+        self,
+        *pools: Object,
+        edge_nodes: Mapping[str, str] | None = None,
+        models: Object | None = None,
+        more: Object | None = None,
     ) -> None:
-        """Installs the chart, or upgrades it. `edge_nodes`: labels of nodes for gateways and controllers."""
+        """Installs the chart, or upgrades it. `edge_nodes`: labels of nodes for gateways and controllers; `more`:
+        values that go before these."""
         wanted = values(self.store_url, list(pools), dict(edge_nodes or {}), models or {})
-        path = Path(self.cluster.nodes["east-1"].settings.directory) / f"{self.ns.name}-values.yaml"
-        path.write_text(json.dumps(wanted))  # which is YAML too
-        where = ("--namespace", self.ns.name)
-        words = ("template", "penstock", str(CHART), "--kube-version", _VERSION, "--values", str(path), *where)
-        rendered = await asyncio.to_thread(self.cluster.helm, *words)
-        apply = ("apply", "--validate=false", "-f", "-", *where)
+        self._values.write_text(json.dumps(merge(wanted, more or {})))  # which is YAML too
+        rendered = await self._render("--no-hooks")
+        apply = ("apply", "--validate=false", "-f", "-", "--namespace", self.ns.name)
         await asyncio.to_thread(lambda: self.cluster.kubectl(*apply, stdin=rendered))
+
+    async def run_test(self, gateway: str, model: str) -> tuple[str, str]:
+        """Runs the pod of `helm test` for a model, at this gateway's address, since no Service has endpoints here.
+        Returns its phase, and what it printed."""
+        pod = yaml.safe_load(await self._render("--show-only", "templates/tests/answer.yaml"))
+        arguments = pod["spec"]["containers"][0]["args"]
+        at = arguments.index("--url") + 1
+        arguments[at] = f"{arguments[at].partition(':')[0]}://{gateway}:{PORT}"
+        arguments.insert(1, model)
+        pod["metadata"]["name"] += f"-{next(_numbers)}"
+        made = await self.ns.api.create(self.ns.path("Pod"), pod)
+        name = made["metadata"]["name"]
+
+        async def ended() -> Object | None:
+            found = await self.ns.get("Pod", name)
+            return found if found is not None and found["status"]["phase"] in ("Succeeded", "Failed") else None
+
+        found = await until(ended)
+        assert found is not None
+        node = self.cluster.nodes[found["spec"]["nodeName"]]
+        (log,) = (text for path, text in node.logs() if f"_{name}_" in path)
+        return found["status"]["phase"], log
+
+    async def _render(self, *words: str) -> str:
+        """The chart's manifests with the values that it was installed with last."""
+        given = ("--kube-version", _VERSION, "--values", str(self._values), "--namespace", self.ns.name)
+        return await asyncio.to_thread(self.cluster.helm, "template", "penstock", str(CHART), *given, *words)
+
+    @property
+    def _values(self) -> Path:
+        return Path(self.cluster.nodes["east-1"].settings.directory) / f"{self.ns.name}-values.yaml"
 
     async def gateways(self) -> dict[str, str]:
         """Addresses of gateways that are ready, by pod."""

@@ -194,6 +194,7 @@ async def _main(settings: NodeSettings) -> None:
     directory = Path(settings.directory)
     shutil.rmtree(directory / "pods", ignore_errors=True)  # of an agent before this one
     kernels = penstock_home() / "kernels"
+    kernels.mkdir(mode=0o700, parents=True, exist_ok=True)  # the first pod compiles them for all
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {
         "PATH": programs,

@@ -1,4 +1,5 @@
-"""The certificates of a running gateway: its own and those that it shows to replicas, read again on SIGHUP."""
+"""The certificates of a running gateway: its own and those that it shows to replicas, read again on SIGHUP; its
+own also when their files have changed."""
 
 from __future__ import annotations
 
@@ -27,6 +28,8 @@ class Certificates:
         self._replicas = replicas
         self._membership = membership
         self._recorder = recorder
+        if tls is not None:
+            tls.renewed = self._tell
         self._tell()
 
     @property
@@ -50,7 +53,6 @@ class Certificates:
         for replica in self._replicas.values():
             if replica.upstream.tls is not None and replica.model in contexts:
                 replica.upstream.tls = contexts[replica.model]
-        self._tell()
         if self._tls is not None or contexts:
             log.info("the certificates were read again")
 

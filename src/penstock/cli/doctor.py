@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,24 +30,26 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", help="of the kubeconfig (default: its current one)")
     parser.add_argument("--namespace", help="of the pods (default: the context's, or the pod's own)")
     parser.add_argument("--store", metavar="URL", help="see `penstock gateway`")
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        help="of a gateway or replica that runs, and nothing else: is it ready, which models has it, does MODEL (or "
+        "the first) answer; a tenant's key is in $PENSTOCK_API_KEY",
+    )
+    parser.add_argument(
+        "--ca-file", metavar="FILE", help="with --url: PEM file of CAs to trust (default: the system's)"
+    )
+    parser.add_argument("--server-name", metavar="NAME", help="with --url: what the certificate is good for")
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, metavar="S", help="with --url: of an answer (default: 60)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Ends with 1 if something must be fixed."""
-    from penstock.cli.config_file import read_config_file
-    from penstock.cli.store_flags import store_url
-    from penstock.doctor.checks import look_over
-    from penstock.doctor.cluster import ClusterUse
-    from penstock.http.kubernetes_api import ClusterSettings
-
     findings = []
-    read = partial(read_config_file, arguments.config) if arguments.config is not None else None
-    use = None
-    if arguments.kubernetes:
-        there = ClusterSettings(arguments.kubeconfig, arguments.context, arguments.namespace)
-        use = ClusterUse(there, drives=True, lease="penstock")
-    for finding in look_over(arguments.model, read, arguments.store, store_url(None, None), use):
+    for finding in _looked_at(arguments):
         findings.append(finding)
         if not arguments.json:
             print(line(finding), flush=True)  # as it is found: some checks take a while
@@ -58,6 +62,27 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} to fix")
     if any(one.verdict == "fail" for one in findings):
         sys.exit(1)
+
+
+def _looked_at(arguments: argparse.Namespace) -> Iterator[Finding]:
+    from penstock.cli.config_file import read_config_file
+    from penstock.cli.store_flags import store_url
+    from penstock.doctor.checks import look_over
+    from penstock.doctor.cluster import ClusterUse
+    from penstock.doctor.endpoint import KEY_VARIABLE, Endpoint, endpoint
+    from penstock.http.kubernetes_api import ClusterSettings
+
+    if arguments.url is not None:
+        key, model = os.environ.get(KEY_VARIABLE), arguments.model
+        return endpoint(
+            Endpoint(arguments.url, key, model, arguments.ca_file, arguments.server_name, arguments.timeout)
+        )
+    read = partial(read_config_file, arguments.config) if arguments.config is not None else None
+    use = None
+    if arguments.kubernetes:
+        there = ClusterSettings(arguments.kubeconfig, arguments.context, arguments.namespace)
+        use = ClusterUse(there, drives=True, lease="penstock")
+    return look_over(arguments.model, read, arguments.store, store_url(None, None), use)
 
 
 def line(finding: Finding) -> str:

@@ -47,23 +47,15 @@ def run(arguments: argparse.Namespace) -> None:
     import uvloop
 
     import penstock.gateway.endpoint_picker.server  # noqa: F401 - the extra is missed before anything is opened
-    from penstock.cli.gateway_process import serve
+    from penstock.cli.gateway_process import read_again, serve
     from penstock.cli.store_flags import store_url
 
     if arguments.config is None:
         raise ConfigError("an endpoint picker needs a gateway's configuration: --config FILE", param="config")
     given = {name: value for name in (*_OWN, *_SHARED) if (value := getattr(arguments, name)) is not None}
     with _settings(arguments.config, given) as settings:
-        read = partial(_read, arguments.config, given)
+        read = partial(read_again, partial(_settings, arguments.config, given))
         uvloop.run(serve(settings, store_url(settings.store, None), read=read, picks=True))
-
-
-def _read(config: Path, given: dict[str, Any]) -> GatewaySettings:
-    from penstock.gateway.membership.factory import replicas_of
-
-    with _settings(config, given) as settings:
-        replicas_of(settings.pools(), settings.health)
-        return settings
 
 
 @contextmanager

@@ -92,7 +92,7 @@ async def _run(settings: FleetSettings, url: str, config: Path) -> None:
     directory = fleet_directory(settings.name)
     secret = _secret(directory)
     driver = open_driver(settings, directory, secret)
-    client = ReplicaClient(secret)
+    client = _client(settings, secret)
     told = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
@@ -140,7 +140,7 @@ async def _down(settings: FleetSettings, url: str) -> None:
     driver = open_driver(settings, directory, secret)
     with open_store(url) as store:
         keeper = open_lease(settings, store.fleet)
-        controller = Controller(settings, store, driver, ReplicaClient(secret), keeper=keeper)
+        controller = Controller(settings, store, driver, _client(settings, secret), keeper=keeper)
         await controller.stop_all(_DOWN_S, 2 * settings.lease_s)
         await driver.close()
         if settings.gateway is not None:
@@ -153,7 +153,7 @@ def gateway_settings(settings: FleetSettings, url: str) -> GatewaySettings:
     values: dict[str, Any] = dict(settings.gateway or {})
     models = dict(values.get("models") or {})
     for name, pool in settings.pool_settings().items():
-        own: dict[str, Any] = {"secret_env": SECRET_VARIABLE, "slo": pool.slo}
+        own: dict[str, Any] = {"secret_env": SECRET_VARIABLE, "slo": pool.slo, **settings.replica_tls.of_a_gateway}
         if pool.price_per_hour:
             own["price"] = {"replica_hour": pool.price_per_hour}
         model, _, version = name.partition("@")
@@ -165,6 +165,11 @@ def gateway_settings(settings: FleetSettings, url: str) -> GatewaySettings:
             models[model] = own | given
     values = {"slo": asdict(settings.slo), **values, "models": models, "store": url}
     return build(GatewaySettings, values, where="gateway.")
+
+
+def _client(settings: FleetSettings, secret: str) -> ReplicaClient:
+    tls = settings.replica_tls
+    return ReplicaClient(secret, tls=tls.context(), server_name=tls.server_name)
 
 
 def fleet_directory(name: str) -> Path:

@@ -37,7 +37,9 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--port", type=int, help="port to listen on; 0 picks a free one")
     command.add_argument("--admin-host", help="address of the admin port (default: 127.0.0.1)")
     command.add_argument("--admin-port", type=int, help="port of the admin API and /metrics; see the setting")
-    command.add_argument("--tls-cert", metavar="FILE", help="PEM file of the certificate: TLS, read again on SIGHUP")
+    command.add_argument(
+        "--tls-cert", metavar="FILE", help="PEM file of the certificate: TLS, read again when it changes"
+    )
     command.add_argument("--tls-key", metavar="FILE", help="PEM file of its private key; default: in the same file")
     command.add_argument(
         "--request-log", action=argparse.BooleanOptionalAction, default=None, help="a line in the log for each request"
@@ -79,18 +81,19 @@ def run(arguments: argparse.Namespace) -> None:
 def _run_alone(config: Path, given: dict[str, Any]) -> None:
     import uvloop
 
-    from penstock.cli.gateway_process import serve
+    from penstock.cli.gateway_process import read_again, serve
     from penstock.cli.store_flags import store_url
 
     with _settings(config, given) as settings:
-        uvloop.run(serve(settings, store_url(settings.store, None), read=partial(_read, config, given)))
+        read = partial(read_again, partial(_settings, config, given))
+        uvloop.run(serve(settings, store_url(settings.store, None), read=read))
 
 
 def _run_worker(config: Path, given: dict[str, Any], spec: str) -> None:
     import msgspec
     import uvloop
 
-    from penstock.cli.gateway_process import serve
+    from penstock.cli.gateway_process import read_again, serve
     from penstock.cli.gateway_worker import GatewayWorker, Started, WorkerSpec
     from penstock.cli.store_flags import store_url
 
@@ -98,7 +101,7 @@ def _run_worker(config: Path, given: dict[str, Any], spec: str) -> None:
     with worker.reporting() as tell, _settings(config, given) as settings:
         worker.check(settings)
         url = store_url(settings.store, None)
-        read = partial(_read, config, given)
+        read = partial(read_again, partial(_settings, config, given))
         uvloop.run(serve(settings, url, lambda opened: tell(Started(opened.lines, opened.has_tenants)), worker, read))
 
 
@@ -155,15 +158,6 @@ def _reload(arguments: argparse.Namespace) -> None:
     except URLError as error:
         raise ConfigError(f"no gateway answers at {url}: {error.reason}") from None
     print("reloaded; changed:", ", ".join(changed) or "nothing")
-
-
-def _read(config: Path, given: dict[str, Any]) -> GatewaySettings:
-    """The settings again, for a reload. What is wrong is told with its line."""
-    from penstock.gateway.membership.factory import replicas_of
-
-    with _settings(config, given) as settings:
-        replicas_of(settings.pools(), settings.health)
-        return settings
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
@@ -221,6 +221,14 @@ async def serve(
                     await pods.close()
                     tower.close()
                     gateway.close()
+
+
+def read_again(opened: Callable[[], AbstractContextManager[GatewaySettings]]) -> GatewaySettings:
+    """The settings of a file that may have changed, for a reload. What is wrong is raised inside `opened`, which tells
+    its line."""
+    with opened() as settings:
+        replicas_of(settings.pools(), settings.health)
+        return settings
 
 
 def _public_listener(settings: GatewaySettings, keys: KeyRing, worker: GatewayWorker | None) -> socket.socket:

@@ -116,7 +116,7 @@ class ServerSettings:
     max_body_bytes: Count = setting(8 << 20, "largest request body")
     deep_health_timeout_s: Seconds = setting(10.0, "how long /health/deep waits for its token")
     tls_cert: str | None = setting(
-        None, "PEM file of the certificate and those above it; read again on SIGHUP; none: plain HTTP"
+        None, "PEM file of the certificate and those above it; read again when it changes; none: plain HTTP"
     )
     tls_key: str | None = setting(None, "PEM file of its private key; auto: in the certificate's file")
     client_ca: str | None = setting(

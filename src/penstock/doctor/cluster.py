@@ -17,6 +17,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from penstock.api.relay import SECRET_VARIABLE
+from penstock.core.config import build
 from penstock.core.errors import ConfigError, OrchestratorError
 from penstock.doctor.findings import Finding, fail, ok, warn
 from penstock.doctor.fleet import SKEW_S, replica, skew_s
@@ -25,7 +26,7 @@ from penstock.fleet.settings import FleetSettings
 from penstock.gateway.membership.kubernetes import PodQuery
 from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, pools_of
 from penstock.http.kubernetes_api import ClusterSettings, KubernetesApi, Object
-from penstock.http.kubernetes_objects import is_ready, pod_url
+from penstock.http.kubernetes_objects import has_ended, is_ready, pod_url
 
 _INSTALLED = "app.kubernetes.io/name=penstock"  # as the chart labels its pods
 _COMPONENT = "app.kubernetes.io/component"
@@ -86,12 +87,12 @@ def use_of_fleet(settings: FleetSettings) -> ClusterUse | None:
     if settings.driver != "kubernetes":
         return None
     pools, own = settings.pool_settings(), settings.kubernetes
-    secret = ModelSettings(secret_env=SECRET_VARIABLE)
+    way = build(ModelSettings, {"secret_env": SECRET_VARIABLE, **settings.replica_tls.of_a_gateway})
     return ClusterUse(
         own,
         drives=not all(pool.advisory for pool in pools.values()),
         lease=pod_name(settings.name) if settings.lease != "store" else "",
-        pools=(PodPool(settings.name, secret, selector(settings.name)),),
+        pools=(PodPool(settings.name, way, selector(settings.name)),),
         gpu_resource=own.gpu_resource if any(pool.gpus for pool in pools.values()) else "",
         zone_key=own.zone_key,
         secret=own.secret,
@@ -242,11 +243,14 @@ async def _secret(api: KubernetesApi, use: ClusterUse) -> AsyncIterator[Finding]
 
 
 async def _installed(api: KubernetesApi, use: ClusterUse) -> AsyncIterator[Finding]:
-    """Pods of the chart: which are ready, and whether all are of one version."""
+    """Pods of the chart: which are ready, and whether all are of one version. Those that have ended, such as that of
+    `helm test`, are left out."""
     path = f"/api/v1/namespaces/{api.namespace}/pods"
     pods = (await api.request("GET", path, query={"labelSelector": _INSTALLED})).get("items") or []
     total, ready, images = Counter[str](), Counter[str](), set[str]()
     for pod in pods:
+        if has_ended(pod):
+            continue
         component = (pod["metadata"].get("labels") or {}).get(_COMPONENT, "pod")
         total[component] += 1
         ready[component] += is_ready(pod)

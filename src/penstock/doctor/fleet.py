@@ -10,7 +10,6 @@ import http.client
 import os
 import socket
 import sqlite3
-import ssl
 import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
@@ -24,7 +23,7 @@ from penstock.api.replica_report import decode
 from penstock.core.errors import PenstockError
 from penstock.doctor.findings import Finding, fail, ok, warn
 from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, pools_of, tls_of
-from penstock.http.ask import ask
+from penstock.http.ask import Answered, ask
 from penstock.http.tls import expiry
 from penstock.observe.otlp.target import Telemetry
 from penstock.observe.redaction import redact
@@ -56,7 +55,7 @@ def port(host: str, number: int, setting: str) -> Iterator[Finding]:
 def certificate(cert_file: str, now_s: float | None = None) -> Iterator[Finding]:
     """Whether it ends soon."""
     left_s = expiry(cert_file) - (time.time() if now_s is None else now_s)
-    hint = "renew it, then send the process SIGHUP"
+    hint = "renew it; a process that runs finds the new one by itself"
     if left_s <= 0:
         yield fail("certificate", f"{cert_file} has ended", hint)
     elif left_s < _ENDS_SOON_S:
@@ -170,9 +169,7 @@ def replica(model: str, url: str, pool: ModelSettings, secret: str, served: str 
     who = f"{redact(url)} ({model})"
     try:
         own = {relay.SECRET_HEADER: secret} if secret else {}
-        status, headers, body = ask(
-            url, "GET", "/v1/penstock/snapshot", headers=own, timeout_s=_TIMEOUT_S, tls=tls_of(model, pool)
-        )
+        status, headers, body = _ask(url, model, pool, "/v1/penstock/snapshot", own)
     except (OSError, http.client.HTTPException) as error:
         return fail("replica", f"{who}: {error}", "is it running, and is the address right?")
     skew = skew_s(headers.get("date"))
@@ -185,7 +182,7 @@ def replica(model: str, url: str, pool: ModelSettings, secret: str, served: str 
             "replica", f"{who} wants its gateway's secret", f"set models.{model}.secret_env to a variable with it"
         )
     if status != 200:
-        return _foreign(who, url, tls_of(model, pool))
+        return _foreign(who, url, model, pool)
     report = decode(body)
     says = f"{who}: {report.shown_state}, penstock {report.version}"
     if served is not None and report.model and report.model != served:
@@ -199,9 +196,9 @@ def replica(model: str, url: str, pool: ModelSettings, secret: str, served: str 
     return ok("replica", says)
 
 
-def _foreign(who: str, url: str, tls: ssl.SSLContext | None) -> Finding:
+def _foreign(who: str, url: str, model: str, pool: ModelSettings) -> Finding:
     try:
-        status, _, _ = ask(url, "GET", "/v1/models", timeout_s=_TIMEOUT_S, tls=tls)
+        status, _, _ = _ask(url, model, pool, "/v1/models", {})
     except (OSError, http.client.HTTPException) as error:
         return fail("replica", f"{who}: {error}", "is it running, and is the address right?")
     if status == 200:
@@ -209,6 +206,11 @@ def _foreign(who: str, url: str, tls: ssl.SSLContext | None) -> Finding:
     return warn(
         "replica", f"{who} answers /v1/models with {status}", "does it want a key (key_env)? is the path right?"
     )
+
+
+def _ask(url: str, model: str, pool: ModelSettings, path: str, headers: dict[str, str]) -> Answered:
+    tls, name = tls_of(model, pool), pool.server_name
+    return ask(url, "GET", path, headers=headers, timeout_s=_TIMEOUT_S, tls=tls, server_name=name)
 
 
 def skew_s(date: str | None) -> float:

@@ -5,6 +5,7 @@ What a replica is, is found out when it first answers. One that is not penstock'
 
 from __future__ import annotations
 
+import ssl
 from functools import partial
 
 import msgspec
@@ -33,12 +34,21 @@ _PARK_S = 120.0
 class ReplicaClient:
     """Belongs to the event loop. Connections and dialects are kept by address."""
 
-    def __init__(self, secret: str | None, clock: TimerClock = LOOP_CLOCK) -> None:
+    def __init__(
+        self,
+        secret: str | None,
+        clock: TimerClock = LOOP_CLOCK,
+        tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
+    ) -> None:
+        """`tls` and `server_name`: of https:// replicas, as an `Upstream` has them."""
         headers = [(b"content-type", b"application/json")]
         if secret is not None:
             headers.append((relay.SECRET_HEADER.encode(), secret.encode()))
         self._headers = render(headers)
         self._clock = clock
+        self._tls = tls
+        self._server_name = server_name
         self._upstreams: dict[str, Upstream] = {}
         self._dialects: dict[str, Dialect] = {}
 
@@ -87,7 +97,8 @@ class ReplicaClient:
     def _asking(self, url: str, timeout_s: float) -> parking.Ask:
         upstream = self._upstreams.get(url)
         if upstream is None:
-            upstream = self._upstreams[url] = Upstream.from_url(url, clock=self._clock)
+            found = Upstream.from_url(url, tls=self._tls, server_name=self._server_name, clock=self._clock)
+            upstream = self._upstreams[url] = found
         return partial(self._ask, upstream, timeout_s)
 
     async def _ask(self, upstream: Upstream, timeout_s: float, method: str, path: str, body: bytes | None) -> Answer:

@@ -10,7 +10,8 @@ pools:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import ssl
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -22,6 +23,7 @@ from penstock.core.settings import EngineSettings, ServerSettings, Settings, set
 from penstock.core.slo import Seconds, Slo
 from penstock.fleet.drivers.kubernetes_settings import KubernetesSettings
 from penstock.fleet.drivers.ray_settings import RaySettings
+from penstock.http.tls import client_context
 
 Number = Annotated[int, Meta(ge=0)]
 Amount = Annotated[float, Meta(ge=0)]
@@ -103,6 +105,28 @@ class PoolSettings:
 
 
 @dataclass(frozen=True)
+class ReplicaTlsSettings:
+    """TLS of the connections to replicas whose servers have a certificate (`server.tls_cert` of their pool)."""
+
+    ca_file: str | None = setting(None, "PEM file of the CAs that replicas are trusted by; auto: the system's")
+    server_name: str | None = setting(
+        None, "name that the replicas' certificates must be good for, as those of pods; auto: each one's address"
+    )
+    client_cert: str | None = setting(None, "PEM file of the certificate that replicas are shown, if they ask")
+    client_key: str | None = setting(None, "PEM file of its private key; auto: in the same file")
+
+    def context(self) -> ssl.SSLContext:
+        """Raises ConfigError."""
+        with within("replica_tls."):
+            return client_context(self.ca_file, self.client_cert, self.client_key)
+
+    @property
+    def of_a_gateway(self) -> dict[str, str]:
+        """Settings of a model at a gateway beside the controller that say the same."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
 class FleetSettings:
     name: str = setting("penstock", "of this fleet: controllers with the same name and store share one lease")
     store: str | None = setting(None, "where replicas, demand and decisions are kept: sqlite:///path or postgresql://…")
@@ -129,6 +153,7 @@ class FleetSettings:
     lease_s: Seconds = setting(10.0, "a controller that has not renewed its lease for so long is replaced")
     spend_per_hour: Amount | None = setting(None, "no replica is started beyond it, all pools together")
     advisory: bool = setting(False, "of every pool that does not say: something else starts and stops its replicas")
+    replica_tls: ReplicaTlsSettings = field(default_factory=ReplicaTlsSettings)
     kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
     ray: RaySettings = field(default_factory=RaySettings)
     pools: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -31,6 +31,7 @@ from penstock.gateway.proxy.body_reader import LONG_BYTES, BodyReader
 from penstock.gateway.proxy.failover import Failover
 from penstock.gateway.proxy.fallback import Chain
 from penstock.gateway.proxy.holding import HoldingServices
+from penstock.gateway.proxy.journey_shell import SizedRequest
 from penstock.gateway.proxy.proxied_request import ProxiedRequest, ProxyServices
 from penstock.gateway.proxy.rate_limit import ENTRY, RateLimitReservation
 from penstock.gateway.proxy.request_view import (
@@ -68,7 +69,7 @@ from penstock.router.routes import Route, RouteTable
 from penstock.router.rules import Facts
 from penstock.router.sticky import session_bucket
 from penstock.tenancy.keys import Caller
-from penstock.tenancy.limits.quota import NOBODY, Quota
+from penstock.tenancy.limits.quota import NOBODY
 from penstock.tenancy.tenants import Tenant
 
 _LARGE_BYTES = 16 << 10  # of a body: to read it, count it and name its blocks is no work worth speaking of
@@ -330,19 +331,11 @@ class Gateway(Subscriber):
         chain = None
         if route.fallbacks:
             chain = Chain(self.routes, self.pools, self.admission, self.clock, routed, access.models, size.output)
-        self.begin(routed, request, size, body, access.quota, chain)
+        self.begin(SizedRequest(routed, request, size, body, access.quota, chain))
 
-    def begin(
-        self,
-        routed: RoutedRequest,
-        request: EdgeRequest,
-        size: Size,
-        body: bytes,
-        quota: Quota | None,
-        chain: Chain | None,
-    ) -> None:
-        """Hands a request over that all is known of: to the proxy. `body`: as its replicas are sent it."""
-        ProxiedRequest(self._proxy, routed, request, size, body, quota, chain).begin()
+    def begin(self, sized: SizedRequest) -> None:
+        """Hands a request over that all is known of: to the proxy."""
+        ProxiedRequest(self._proxy, sized).begin()
 
     def _new_id(self) -> str:
         return f"{self.random.getrandbits(96):024x}"

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from pathlib import Path
 
 from penstock.core.errors import ConfigError
 from penstock.http.clock import TimerClock
+
+log = logging.getLogger(__name__)
 
 _ALPN = ["http/1.1"]
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -24,7 +28,8 @@ _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 
 class ServerTls:
-    """The certificate of a listening side. `reload` takes effect with the next handshake; connections go on."""
+    """The certificate of a listening side. A renewed one is used from the next handshake on: its files are looked at
+    then, and `reload` reads them at once. Connections go on."""
 
     def __init__(self, cert_file: str, key_file: str | None, client_ca: str | None = None) -> None:
         """`key_file`: None where the certificate's file has the key too; `client_ca`: clients must have one of
@@ -32,13 +37,17 @@ class ServerTls:
         self._cert_file = cert_file
         self._key_file = key_file
         self._client_ca = client_ca
+        self._seen = self._signature()
         self.context, self.expires_at = self._read()
         self._current = self.context
+        self.renewed: Callable[[], None] = lambda: None  # called when `expires_at` has changed
         self.context.sni_callback = self._choose  # called whether a client names a server or not
 
     def reload(self) -> None:
         """Reads the files again, all or nothing: where they cannot be used the old certificate stays."""
+        self._seen = self._signature()
         self._current, self.expires_at = self._read()
+        self.renewed()
 
     def _read(self) -> tuple[ssl.SSLContext, float]:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -56,7 +65,21 @@ class ServerTls:
         return context, expiry(self._cert_file)
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        if self._signature() != self._seen:
+            try:
+                self.reload()
+            except ConfigError as error:  # half of a pair may be written so far: the other half is a change, too
+                log.error("the certificate stays as it is: %s", error.message)
         connection.context = self._current
+
+    def _signature(self) -> tuple[object, ...]:
+        """Versions of the files, as their directories tell; Kubernetes replaces a Secret's at once."""
+        found: list[object] = []
+        for name in filter(None, (self._cert_file, self._key_file, self._client_ca)):
+            with contextlib.suppress(OSError):
+                status = os.stat(name)
+                found.append((name, status.st_ino, status.st_mtime_ns, status.st_size))
+        return tuple(found)
 
 
 def client_context(

@@ -28,15 +28,18 @@ class Upstream:
         port: int,
         *,
         tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
         limits: UpstreamLimits | None = None,
         clock: TimerClock = LOOP_CLOCK,
     ) -> None:
-        """`clock`: its own, and that of everybody who follows the other side by it."""
+        """`server_name`: what the certificate must be good for, if not `host`. `clock`: its own, and that of everybody
+        who follows the other side by it."""
         self.host = host
         self.port = port
         self.limits = limits or UpstreamLimits()
         self.clock = clock
         self.tls = tls  # of connections to come
+        self._server_name = server_name or host
         bare = f"[{host}]" if ":" in host else host
         self._authority = (bare if port == (443 if tls else 80) else f"{bare}:{port}").encode()
         self._idle: list[UpstreamConnection] = []  # the last one used is the first one used again
@@ -50,6 +53,7 @@ class Upstream:
         url: str,
         *,
         tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
         limits: UpstreamLimits | None = None,
         clock: TimerClock = LOOP_CLOCK,
     ) -> Self:
@@ -60,7 +64,8 @@ class Upstream:
         if parts.scheme == "http":
             return cls(parts.hostname, parts.port or 80, limits=limits, clock=clock)
         tls = tls or client_context()
-        return cls(parts.hostname, parts.port or 443, tls=tls, limits=limits, clock=clock)
+        port = parts.port or 443
+        return cls(parts.hostname, port, tls=tls, server_name=server_name, limits=limits, clock=clock)
 
     @property
     def num_idle(self) -> int:
@@ -139,7 +144,7 @@ class Upstream:
                     self.host,
                     self.port,
                     ssl=self.tls,
-                    server_hostname=self.host if self.tls else None,
+                    server_hostname=self._server_name if self.tls else None,
                 )
             is_made = True
         except TimeoutError:

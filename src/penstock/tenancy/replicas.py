@@ -16,7 +16,17 @@ from penstock.observe.background import count_error
 from penstock.tenancy.database import Database, Execute
 from penstock.tenancy.revisions import next_revision
 
-OPTIONS = ("served_as", "dialect", "key_env", "secret_env", "ca_file", "client_cert", "client_key", "zone")
+OPTIONS = (
+    "served_as",
+    "dialect",
+    "key_env",
+    "secret_env",
+    "ca_file",
+    "server_name",
+    "client_cert",
+    "client_key",
+    "zone",
+)
 RESTING = ("starting", "parked", "waking", "standby", "parking", "stopping")  # states without traffic, on purpose
 _MAX_NAME = 256
 

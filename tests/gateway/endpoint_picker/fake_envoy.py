@@ -191,10 +191,12 @@ class EnvoyRequest:
 
 
 class FakeEnvoy:
-    def __init__(self, port: int, root_certificate: bytes | None = None, name: str = "localhost") -> None:
+    def __init__(
+        self, port: int, root_certificate: bytes | None = None, name: str = "localhost", host: str = "127.0.0.1"
+    ) -> None:
         """`root_certificate`: of a CA that the Endpoint Picker's certificate, which has this `name`, is trusted by;
         None: no TLS."""
-        address = f"127.0.0.1:{port}"
+        address = f"{host}:{port}"
         if root_certificate is None:
             self.channel = grpc.insecure_channel(address)
         else:

@@ -11,6 +11,12 @@
 {{- $_ := set $found "key" (printf "%s@%s" $found.name $found.version) -}}
 {{- $_ := set $found "name" (printf "%s-%s" $found.name $found.version) -}}
 {{- end -}}
+{{- if $root.Values.replicaTls.secretName -}}
+{{- $files := dict "tls_cert" "/run/penstock/replica-tls/tls.crt" "tls_key" "/run/penstock/replica-tls/tls.key" -}}
+{{- $_ := set $found "tlsSecret" $root.Values.replicaTls.secretName -}}
+{{- $_ := set $found.settings "server" (merge (default dict $found.settings.server) $files) -}}
+{{- end -}}
+{{- $_ := set $found "scheme" (empty $found.tlsSecret | ternary "http" "https") -}}
 {{- if dig "gpus" 0 $found.settings }}{{ $_ := set $found "tolerations" (concat $found.gpuTolerations $found.tolerations) }}{{ end -}}
 {{- toYaml $found -}}
 {{- end -}}
@@ -25,7 +31,7 @@ app.kubernetes.io/instance={{ $root.Release.Name }},app.kubernetes.io/component=
 {{- $models := dict -}}
 {{- range $given := .Values.pools -}}
 {{- $pool := fromYaml (include "penstock.pool" (list $ $given)) -}}
-{{- $model := dict "secret_env" "PENSTOCK_GATEWAY_SECRET" -}}
+{{- $model := merge (dict "secret_env" "PENSTOCK_GATEWAY_SECRET") (fromYaml (include "penstock.replicaTrust" $)) -}}
 {{- with $pool.settings.slo }}{{ $_ := set $model "slo" . }}{{ end -}}
 {{- with $pool.settings.price_per_hour }}{{ $_ := set $model "price" (dict "replica_hour" .) }}{{ end -}}
 {{- if ne $pool.scaledBy "controller" -}}
@@ -51,6 +57,26 @@ app.kubernetes.io/instance={{ $root.Release.Name }},app.kubernetes.io/component=
 {{- toYaml (mergeOverwrite $config (deepCopy .Values.gateway.config)) -}}
 {{- end -}}
 
+{{/* Settings by which replicas with a certificate are trusted: of a model at a gateway, and of the controller. */}}
+{{- define "penstock.replicaTrust" -}}
+{{- if .Values.replicaTls.secretName -}}
+ca_file: /run/penstock/replica-tls/ca.crt
+server_name: {{ include "penstock.replicaServerName" . }}
+{{- end -}}
+{{- end -}}
+
+{{/* The file of `penstock epp`: a gateway's, without the public port's certificate. */}}
+{{- define "penstock.endpointPickerConfig" -}}
+{{- $config := omit (fromYaml (include "penstock.gatewayConfig" .)) "tls_cert" "tls_key" -}}
+{{- $picking := dict "host" "0.0.0.0" "port" 9002 "health_port" 9003 -}}
+{{- if .Values.endpointPicker.tls.secretName -}}
+{{- $_ := set $picking "tls_cert" "/run/penstock/tls/tls.crt" -}}
+{{- $_ := set $picking "tls_key" "/run/penstock/tls/tls.key" -}}
+{{- end -}}
+{{- $own := dict "admin_port" 9090 "endpoint_picker" $picking -}}
+{{- toYaml (mergeOverwrite $config $own (deepCopy .Values.endpointPicker.config)) -}}
+{{- end -}}
+
 {{- define "penstock.fleetConfig" -}}
 {{- $pools := dict -}}
 {{- range $given := .Values.pools -}}
@@ -68,6 +94,7 @@ app.kubernetes.io/instance={{ $root.Release.Name }},app.kubernetes.io/component=
 {{- $_ := set $cluster "service_account" (include "penstock.serviceAccount" (list . "replica")) -}}
 {{- $config := dict "name" (include "penstock.fullname" .) "driver" "kubernetes" "gateway" nil -}}
 {{- $config = merge $config (dict "kubernetes" $cluster "pools" $pools) -}}
+{{- if .Values.replicaTls.secretName }}{{ $_ := set $config "replica_tls" (fromYaml (include "penstock.replicaTrust" .)) }}{{ end -}}
 {{- toYaml (mergeOverwrite $config (deepCopy .Values.fleet.config)) -}}
 {{- end -}}
 

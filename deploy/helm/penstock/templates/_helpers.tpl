@@ -127,5 +127,27 @@ affinity:
 {{- if .Values.gateway.tls.secretName }}https{{ else }}http{{ end -}}
 {{- end -}}
 
+{{/* Name in the certificate of replicas. */}}
+{{- define "penstock.replicaServerName" -}}
+{{- default (printf "%s-replica.%s.svc" (include "penstock.fullname" .) .Release.Namespace) .Values.replicaTls.serverName -}}
+{{- end -}}
+
+{{/* The CA of replicas, without their private key, for those who ask them: a volume and where it is mounted. */}}
+{{- define "penstock.replicaCaVolume" -}}
+{{- with .Values.replicaTls.secretName -}}
+- name: replica-tls
+  secret: {secretName: {{ . }}, items: [{key: ca.crt, path: ca.crt}]}
+{{- end -}}
+{{- end -}}
+
+{{- define "penstock.replicaCaMount" -}}
+{{- if .Values.replicaTls.secretName -}}
+- {name: replica-tls, mountPath: /run/penstock/replica-tls, readOnly: true}
+{{- end -}}
+{{- end -}}
+
 {{/* Seconds that a gateway's streams have after SIGTERM. tests/deploy holds it equal to the gateway's own. */}}
 {{- define "penstock.gatewayDrainSeconds" -}}30{{- end -}}
+
+{{/* The same of an Endpoint Picker's streams, unless endpoint_picker.drain_s says otherwise. */}}
+{{- define "penstock.endpointPickerDrainSeconds" -}}300{{- end -}}

@@ -25,6 +25,10 @@ emptyDir: {sizeLimit: {{ .cache.size }}}
 - name: home
   emptyDir: {sizeLimit: {{ .cache.size }}}
 {{- end }}
+{{- with .tlsSecret }}
+- name: replica-tls
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
 {{- end -}}
 
 {{/* A shared claim has the weights alone: compiled kernels must be the process's own. */}}
@@ -37,6 +41,9 @@ emptyDir: {sizeLimit: {{ .cache.size }}}
 {{- end }}
 - {name: shm, mountPath: /dev/shm}
 - {name: tmp, mountPath: /tmp}
+{{- if .tlsSecret }}
+- {name: replica-tls, mountPath: /run/penstock/replica-tls, readOnly: true}
+{{- end }}
 {{- end -}}
 
 {{/* The Dockerfile's target for a pool. */}}
@@ -92,19 +99,19 @@ containers:
   {{- toYaml . | nindent 2 }}
   {{- end }}
   ports:
-  - {name: http, containerPort: 8000}
+  - {name: {{ $pool.scheme }}, containerPort: 8000}
   startupProbe:
-    httpGet: {path: /ready, port: http}
+    httpGet: {path: /ready, port: {{ $pool.scheme }}, scheme: {{ upper $pool.scheme }}}
     periodSeconds: 5
     timeoutSeconds: 5
     failureThreshold: {{ ceil (divf (dig "start_timeout_s" 600 $settings) 5) | int }}
   livenessProbe:
-    httpGet: {path: /health, port: http}
+    httpGet: {path: /health, port: {{ $pool.scheme }}, scheme: {{ upper $pool.scheme }}}
     periodSeconds: 10
     timeoutSeconds: 5
     failureThreshold: 6
   readinessProbe:
-    httpGet: {path: /ready, port: http}
+    httpGet: {path: /ready, port: {{ $pool.scheme }}, scheme: {{ upper $pool.scheme }}}
     periodSeconds: 5
     timeoutSeconds: 5
     failureThreshold: 1

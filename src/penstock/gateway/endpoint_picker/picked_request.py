@@ -9,25 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.admission.decision import Admit, Decision, Shed
 from penstock.api import relay, server_timing
 from penstock.dialects.usage import StreamTally
 from penstock.gateway.endpoint_picker.endpoints import Endpoints
 from penstock.gateway.endpoint_picker.pick_exchange import Destination, HeaderPairs, PickExchange, header_pairs
 from penstock.gateway.proxy import journey as on
 from penstock.gateway.proxy import refusals
-from penstock.gateway.proxy.fallback import Chain, failure_of_shed
-from penstock.gateway.proxy.journey import Actions, Charge, Journey, Leg, Role, State
+from penstock.gateway.proxy.journey import Actions, Charge, Journey, State
+from penstock.gateway.proxy.journey_shell import JourneyShell, SizedRequest
 from penstock.gateway.proxy.proxied_request import ProxyServices
 from penstock.gateway.proxy.replica_attempt import ReplicaAttempt, is_replicas_fault
-from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.records.accounting import RequestAccounting
 from penstock.gateway.records.facts import Ending
 from penstock.gateway.records.token_usage import TokenUsage, find_usage
-from penstock.gateway.tokens.request_size import Size
 from penstock.health.retries import RetryBudget
 from penstock.http.forward import End, Outcome
-from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 
 _NO_RETRIES = RetryBudget(most=0.0)  # another try is Envoy's to make
@@ -43,7 +39,7 @@ _RELAY_HEADERS = (  # the words of a gateway, which a replica believes if it is 
 )
 
 
-class PickedRequest:
+class PickedRequest(JourneyShell):
     """An `InFlightRequest` of the replica that Envoy sends it to."""
 
     def __init__(
@@ -51,28 +47,18 @@ class PickedRequest:
         services: ProxyServices,
         endpoints: Endpoints,
         max_fallbacks: int,
-        routed: RoutedRequest,
         exchange: PickExchange,
-        request: EdgeRequest,
-        size: Size,
-        body: bytes,
-        chain: Chain | None,
+        sized: SizedRequest,
     ) -> None:
-        """`body`: as replicas are sent it."""
-        self.request = request
-        self.is_stream = bool(routed.view.stream)
+        journey = Journey(_NO_RETRIES, has_fallbacks=sized.chain is not None)
+        super().__init__(sized, journey, RequestAccounting(services.accounting, sized.routed, None))
+        self.is_stream = bool(sized.routed.view.stream)
         self._services = services
         self._endpoints = endpoints
         self._max_fallbacks = max_fallbacks
-        self._routed = routed
         self._exchange = exchange
-        self._size = size
-        self._body = body
-        self._chain = chain
-        self._choice: Choice | None = None
+        self._body = sized.body
         self._attempt: ReplicaAttempt | None = None
-        self._journey = Journey(_NO_RETRIES, has_fallbacks=chain is not None)
-        self._account = RequestAccounting(services.accounting, routed, None)
         self._tally = StreamTally()
         self._tail = b""
         self._status = 0
@@ -98,15 +84,6 @@ class PickedRequest:
 
     def held(self) -> None:
         """Envoy waits: nothing can be written to its client meanwhile."""
-
-    def decided(self, decision: Decision) -> None:
-        if isinstance(decision, Admit):
-            self._choice = decision.choice
-            self._account.chose(self.request, decision.choice)
-            self._run(self._journey.admitted(Leg(Role.WHOLE, decision.replica_id)))
-        elif isinstance(decision, Shed):
-            error = refusals.shed(decision, self._size)
-            self._run(self._journey.shed(failure_of_shed(decision.reason), error))
 
     def _fall_back(self, action: on.FallBack) -> None:
         """On to the next model of the chain: nothing was sent yet."""

@@ -19,14 +19,12 @@ from penstock.gateway.endpoint_picker.endpoints import Endpoints
 from penstock.gateway.endpoint_picker.pick_exchange import Destination, PickExchange
 from penstock.gateway.endpoint_picker.picked_request import PickedRequest
 from penstock.gateway.proxy import refusals
-from penstock.gateway.proxy.fallback import Chain
+from penstock.gateway.proxy.journey_shell import SizedRequest
 from penstock.gateway.proxy.request_view import SURFACES, Surface, with_model
 from penstock.gateway.proxy.routed_request import Arrival, RoutedRequest
 from penstock.gateway.settings.gateway import GatewaySettings
-from penstock.gateway.tokens.request_size import Size
 from penstock.router.request import EdgeRequest
 from penstock.tenancy.keys import Caller
-from penstock.tenancy.limits.quota import Quota
 from penstock.tenancy.tenants import CacheScope, PriorityClass, Tenant
 from penstock.tenancy.usage import Usage
 
@@ -109,22 +107,14 @@ class EndpointPicker(Gateway):
             asker.exchange.reason = error.reason or error.code
         super()._turn_away(asker, error)
 
-    def begin(
-        self,
-        routed: RoutedRequest,
-        request: EdgeRequest,
-        size: Size,
-        body: bytes,
-        quota: Quota | None,
-        chain: Chain | None,
-    ) -> None:
-        exchange = routed.exchange
+    def begin(self, sized: SizedRequest) -> None:
+        exchange = sized.routed.exchange
         if not isinstance(exchange, PickExchange):  # the console's playground has no Envoy: it is proxied
-            super().begin(routed, request, size, body, quota, chain)
+            super().begin(sized)
             return
-        request = msgspec.structs.replace(request, allowed=self.endpoints.allowed(exchange.subset))
-        most = self.picking.max_fallbacks
-        PickedRequest(self._picked, self.endpoints, most, routed, exchange, request, size, body, chain).begin()
+        request = msgspec.structs.replace(sized.request, allowed=self.endpoints.allowed(exchange.subset))
+        sized, most = sized._replace(request=request), self.picking.max_fallbacks
+        PickedRequest(self._picked, self.endpoints, most, exchange, sized).begin()
 
     def _anywhere(self, exchange: PickExchange) -> tuple[str, ...]:
         """Endpoints for a request that names no model: the least loaded replica first."""

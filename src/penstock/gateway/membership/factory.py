@@ -87,7 +87,7 @@ def replicas_of(
 
 def _upstream(url: str, pool: ModelSettings, tls: ssl.SSLContext | None, clock: TimerClock) -> DialectUpstream:
     with within("replicas"):
-        upstream = DialectUpstream.from_url(url, tls=tls, clock=clock)
+        upstream = DialectUpstream.from_url(url, tls=tls, server_name=pool.server_name, clock=clock)
     upstream.forward_fields = frozenset(pool.forward_fields)
     upstream.asks_usage = pool.stream_usage
     return upstream

@@ -14,6 +14,7 @@ _OF_A_REPLICA = (
     "key_env",
     "secret_env",
     "ca_file",
+    "server_name",
     "client_cert",
     "client_key",
     "probe_every_s",

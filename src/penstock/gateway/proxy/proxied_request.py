@@ -13,7 +13,7 @@ from zlib import crc32
 
 from msgspec.structs import replace
 
-from penstock.admission.decision import Admit, Decision, Shed
+from penstock.admission.decision import Admit, Decision
 from penstock.api.sse import error_event
 from penstock.core.errors import PenstockError
 from penstock.gateway.proxy import journey as on
@@ -21,23 +21,18 @@ from penstock.gateway.proxy import refusals
 from penstock.gateway.proxy.admission_queue import AdmissionQueue
 from penstock.gateway.proxy.answer_headers import AnswerHeaders
 from penstock.gateway.proxy.failover import Failover
-from penstock.gateway.proxy.fallback import Chain, failure_of_shed
 from penstock.gateway.proxy.holding import HeldRequest, HoldingServices
 from penstock.gateway.proxy.journey import Actions, Charge, Journey, Leg, Role, State
+from penstock.gateway.proxy.journey_shell import JourneyShell, SizedRequest
 from penstock.gateway.proxy.rate_limit import RateLimitReservation
-from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.proxy.shadow import Shadows
 from penstock.gateway.proxy.upstream_request import UpstreamRequest, UpstreamServices
 from penstock.gateway.records.accounting import AccountingServices, RequestAccounting
 from penstock.gateway.records.facts import Ending
-from penstock.gateway.tokens.request_size import Size
 from penstock.health.quarantine import Quarantine
 from penstock.http.clock import TimerClock
 from penstock.http.exchange import Sink
-from penstock.router.request import EdgeRequest
-from penstock.router.router import Choice
 from penstock.tenancy.limits.limiter import Limiter
-from penstock.tenancy.limits.quota import Quota
 
 
 @dataclass(frozen=True)
@@ -56,40 +51,13 @@ class ProxyServices:
     shadows: Shadows
 
 
-class ProxiedRequest:
-    __slots__ = (
-        "_account",
-        "_chain",
-        "_choice",
-        "_held",
-        "_journey",
-        "_reservation",
-        "_routed",
-        "_services",
-        "_sink",
-        "_size",
-        "_upstream",
-        "request",
-    )
+class ProxiedRequest(JourneyShell):
+    __slots__ = ("_held", "_reservation", "_services", "_sink", "_upstream")
 
-    def __init__(
-        self,
-        services: ProxyServices,
-        routed: RoutedRequest,
-        request: EdgeRequest,
-        size: Size,
-        body: bytes,
-        quota: Quota | None,
-        chain: Chain | None,
-    ) -> None:
-        """`body`: as its replicas are sent it; `chain`: of models, where its route has fallbacks."""
-        self.request = request
+    def __init__(self, services: ProxyServices, sized: SizedRequest) -> None:
+        routed, _, size, body, quota, chain = sized
         self._services = services
-        self._routed = routed
         self._sink: Sink = routed.exchange
-        self._size = size
-        self._chain = chain
-        self._choice: Choice | None = None  # of its replica, and why
         self._held: HeldRequest | None = None  # while it waits for want of a replica
         self._reservation = None
         if quota is not None:
@@ -98,8 +66,9 @@ class ProxiedRequest:
             self._reservation = RateLimitReservation(
                 services.limiter, services.clock, quota, tenant, size, fingerprint, self._reserved
             )
-        self._account = account = RequestAccounting(services.accounting, routed, self._reservation)
-        self._journey = journey = Journey(services.failover.retries, has_fallbacks=chain is not None)
+        account = RequestAccounting(services.accounting, routed, self._reservation)
+        journey = Journey(services.failover.retries, has_fallbacks=chain is not None)
+        super().__init__(sized, journey, account)
         self._upstream = UpstreamRequest(services.upstream, routed, size, body, chain, journey, account, self._run)
 
     def begin(self) -> None:
@@ -145,13 +114,7 @@ class ProxiedRequest:
     def decided(self, decision: Decision) -> None:
         if self._held is not None:
             self._end_hold(is_admitted=isinstance(decision, Admit))
-        if isinstance(decision, Admit):
-            self._choice = decision.choice
-            self._account.chose(self.request, decision.choice)
-            self._run(self._journey.admitted(Leg(Role.WHOLE, decision.replica_id)))
-        elif isinstance(decision, Shed):
-            error = refusals.shed(decision, self._size)
-            self._run(self._journey.shed(failure_of_shed(decision.reason), error))
+        super().decided(decision)
 
     def _send(self, action: on.Send) -> None:
         self._upstream.send(action, self.request, self._headers())

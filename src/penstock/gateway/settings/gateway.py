@@ -65,6 +65,7 @@ class ModelSettings:
     key_env: str | None = None  # the environment variable with the key that the servers want
     secret_env: str | None = None  # the one with the replicas' gateway_secret
     ca_file: str | None = None  # PEM file of the CAs that https:// replicas are trusted by; auto: the system's
+    server_name: str | None = None  # what their certificates must be good for, as pods'; auto: their address
     client_cert: str | None = None  # PEM file of the certificate that such replicas are shown, if they ask
     client_key: str | None = None  # and of its private key; auto: in the same file
     zone: str = ""  # the replicas' failure domain: what loses one goes on in another; empty: not known
@@ -121,7 +122,7 @@ class GatewaySettings:
         None, "the environment variable with the key of salts for other servers' caches; auto: a file in PENSTOCK_HOME"
     )
     tls_cert: str | None = setting(
-        None, "PEM file of the certificate and those above it; read again on SIGHUP; none: plain HTTP"
+        None, "PEM file of the certificate and those above it; read again when it changes; none: plain HTTP"
     )
     tls_key: str | None = setting(None, "PEM file of its private key; auto: in the certificate's file")
     admin_tls: bool | None = setting(
@@ -274,7 +275,7 @@ def salts_of(settings: GatewaySettings, home: Path) -> CacheSalts:
 def tls_of(name: str, pool: ModelSettings) -> ssl.SSLContext | None:
     """TLS of the connections to a pool's replicas; None: nothing of its own is set, so the system's CAs decide."""
     own = {"ca_file": pool.ca_file, "client_cert": pool.client_cert, "client_key": pool.client_key}
-    for key, value in own.items():
+    for key, value in (own | {"server_name": pool.server_name}).items():
         if value is not None and pool.replicas and not any(url.startswith("https://") for url in pool.replicas):
             raise ConfigError(f"'{name}' has no replica with an https:// address", param=key)
     if pool.client_key is not None and pool.client_cert is None:
