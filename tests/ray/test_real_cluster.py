@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from penstock.fleet.drivers.ray_cluster import EngineOrder
@@ -71,3 +75,29 @@ async def test_the_secret_is_neither_in_the_engines_arguments_nor_in_what_ray_ke
     assert secret.encode() not in ray.kept()
     assert not [path for path in ray.logs() if secret.encode() in path.read_bytes()]
     await stage.remove_group("there/r")
+
+
+_CONTROLLER = """
+import asyncio, sys
+from pathlib import Path
+from penstock.fleet.drivers.ray_process import RayProcess
+asyncio.run(RayProcess(sys.argv[1], "penstock", Path(sys.argv[2])).view("penstock/"))
+"""
+
+
+def test_a_bridge_ends_with_its_controller_while_it_connects(tmp_path: Path) -> None:
+    """Ray tries for minutes to connect to a head that takes connections and says nothing."""
+    pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        head.settimeout(GIVE_UP_S)
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        controller = subprocess.Popen([sys.executable, "-c", _CONTROLLER, address, str(tmp_path / "ray.log")])
+        try:
+            connections = [head.accept()[0] for _ in range(2)]  # the first is to see that something listens
+            (bridge,) = psutil.Process(controller.pid).children()
+        finally:
+            controller.kill()
+            controller.wait()
+        eventually(lambda: has_ended(bridge))
+        for one in connections:
+            one.close()
