@@ -58,7 +58,7 @@ async def test_a_cluster_that_has_all_a_fleet_needs_has_nothing_to_fix(cluster: 
     findings = await found(cluster, use(fleet(zones=["a", "b"], gpus=1)))
     assert findings.keys() == {"ray", "nodes", "zones", "gpus", "room", "versions", "clock"}
     assert {one.verdict for every in findings.values() for one in every} == {"ok"}
-    assert findings["zones"][0].says == "a (1 nodes), b (1 nodes)"
+    assert findings["zones"][0].says == "a (1 node), b (1 node)"
     assert findings["gpus"][0].says == "4 on 2 nodes, at most 2 on one"
     assert findings["room"][0].says == "smollm2: nodes have what a replica takes in zone a; zone b"
     assert findings["versions"][0].says == f"2 nodes with penstock {__version__}, Ray 2.60.0, Python 3.12.1"
@@ -84,7 +84,7 @@ async def test_nodes_that_are_lost_or_drain_are_told(cluster: FakeRayCluster) ->
     await cluster.lose_node("head")
     await cluster.drain_node("b", 0.0)
     findings = await found(cluster, RayUse())
-    assert findings["nodes"][0].says == "none of 1 takes new work"
+    assert findings["nodes"][0].says == "of 1 node alive none takes new work"
     assert findings["nodes"][0].verdict == "fail"
     assert "2 nodes, such as head (head), ended" in findings["nodes"][1].says
     assert "nobody said when" in findings["nodes"][2].says
@@ -159,7 +159,7 @@ def test_what_is_wrong_on_nodes_is_told_once_for_all_of_them() -> None:
     assert (older.verdict, older.says) == ("warn", f"node 192.0.2.1 (b) with penstock 0.0.9; this is {__version__}")
     (mixed,) = looked(GOOD, replace(GOOD, python="3.13.0"))["versions"]
     assert mixed.verdict == "warn"
-    assert "1 nodes with" in mixed.says
+    assert "1 node with" in mixed.says
 
     (late,) = looked(GOOD, replace(GOOD, skew_s=-30.0), replace(GOOD, skew_s=5.0, skew_error_s=4.0))["clock"]
     assert (late.verdict, late.says) == ("warn", "192.0.2.1 (b) differs by -30 s")
@@ -167,7 +167,7 @@ def test_what_is_wrong_on_nodes_is_told_once_for_all_of_them() -> None:
     findings = looked(GOOD, replace(GOOD, store_failure="db:5432: refused"))
     assert verdicts(findings["store"]) == ["warn"]
     assert findings["store"][0].says == "node 192.0.2.1 (b) cannot reach it: db:5432: refused"
-    assert looked(GOOD)["store"][0].says == "1 nodes reach it"
+    assert looked(GOOD)["store"][0].says == "1 node can reach it"
 
     findings = looked(NodeReport("", "no runtime_env"))
     assert findings.keys() == {"nodes"}
@@ -191,13 +191,13 @@ async def test_replicas_of_fleets_without_a_controller_are_told(cluster: FakeRay
     seen = fleets_seen(url)
     assert seen.keys() == {"mine", "gone/far"}
     gone, mine, stranger = (await found(cluster, RayUse(store=url)))["fleets"]
-    assert mine.says == "mine: 1 placement groups (1 running), and a controller is at work"
+    assert mine.says == "mine: 1 placement group (1 running), and a controller is at work"
     assert (gone.verdict, gone.says.partition(" for ")[0]) == (
         "warn",
-        "gone/far: 1 placement groups (1 running), and no controller has been at work",
+        "gone/far: 1 placement group (1 running), and no controller has been at work",
     )
     assert "takes them over" in gone.hint
-    assert stranger.says == "stranger: 1 placement groups (1 running), and the store knows no such fleet"
+    assert stranger.says == "stranger: 1 placement group (1 running), and the store knows no such fleet"
     assert "`name: stranger`" in stranger.hint
 
 

@@ -87,7 +87,7 @@ def test_a_cluster_that_has_all_a_fleet_needs_has_nothing_to_fix(ray: RealRay, d
     ours = findings.keys() - {"python", "open files", "disk"}
     assert ours == {"config", "store", "ray", "nodes", "zones", "gpus", "room", "versions", "clock"}
     assert {one["verdict"] for name in ours for one in findings[name]} == {"ok"}, findings
-    assert findings["nodes"][0]["says"] == "3 are alive"
+    assert findings["nodes"][0]["says"] == "3 nodes alive"
     assert findings["versions"][0]["says"].startswith(f"2 nodes with penstock {__version__}, Ray 2.")
     assert {one["verdict"] for one in doctor.looks("--ray", "--address", ray.address)["ray"]} == {"ok"}
 
@@ -145,7 +145,7 @@ async def test_nodes_that_are_lost_or_drain_are_told(
     said = [one["says"] for one in findings["nodes"] if one["verdict"] == "warn"]
     assert any(f"({lost[:8]}) ended without notice: " in one for one in said), said
     assert any(f"({leaving[:8]}) is draining and goes in " in one for one in said), said
-    assert "leaving: 1 placement groups (1 running)" in findings["fleets"][0]["says"]
+    assert "leaving: 1 placement group (1 running)" in findings["fleets"][0]["says"]
     await stage.remove_group(name)
 
 
@@ -154,7 +154,7 @@ async def test_replicas_that_nobody_looks_after_are_told(ray: RealRay, stage: Re
     assert await stage.create_group(name, {"CPU": 1.0}, GIVE_UP_S)
     (finding,) = (await _in_thread(doctor, "--ray", "--address", ray.address))["fleets"]
     assert finding["verdict"] == "warn"
-    assert finding["says"] == "forgotten: 1 placement groups (1 not begun), and the store knows no such fleet"
+    assert finding["says"] == "forgotten: 1 placement group (1 not begun), and the store knows no such fleet"
     await stage.remove_group(name)
     assert "fleets" not in await _in_thread(doctor, "--ray", "--address", ray.address)
 

@@ -178,9 +178,11 @@ def is_for_replicas(node: NodeView, pools: Sequence[RayPool]) -> bool:
 def check_nodes(nodes: Sequence[NodeView], now: float) -> Iterator[Finding]:
     living = [node for node in nodes if node.is_alive]
     if not any(node.is_usable for node in living):
-        yield fail("nodes", f"none of {len(living)} takes new work", "add one: `ray start --address=HEAD:6379`")
+        yield fail(
+            "nodes", f"of {_number(len(living))} alive none takes new work", "add one: `ray start --address=HEAD:6379`"
+        )
     else:
-        yield ok("nodes", f"{len(living)} are alive")
+        yield ok("nodes", f"{_number(len(living))} alive")
     if lost := [node for node in nodes if not node.is_alive and not node.is_expected_death]:
         why = f": {lost[-1].death}" if lost[-1].death else ""
         hint = "start Ray there again, or see its raylet.out; Ray shows a lost node until its head starts anew"
@@ -203,7 +205,7 @@ def check_zones(nodes: Sequence[NodeView], use: RayUse) -> Iterator[Finding]:
     )
     unzoned = [node for node in usable if not any(key.startswith(use.zone_prefix) for key in node.resources)]
     if zones:
-        yield ok("zones", ", ".join(f"{zone} ({number} nodes)" for zone, number in sorted(zones.items())))
+        yield ok("zones", ", ".join(f"{zone} ({_number(number)})" for zone, number in sorted(zones.items())))
     if unzoned:
         mark = f"""`ray start --resources='{{"{use.zone_prefix}a": 1000}}'`"""
         hint = f"{mark}, or set ray.zone_prefix: pools with zones have no place there, others are not spread"
@@ -212,7 +214,7 @@ def check_zones(nodes: Sequence[NodeView], use: RayUse) -> Iterator[Finding]:
     if gpus:
         total = sum(node.resources["GPU"] for node in gpus)
         yield ok(
-            "gpus", f"{total:g} on {len(gpus)} nodes, at most {max(node.resources['GPU'] for node in gpus):g} on one"
+            "gpus", f"{total:g} on {_number(len(gpus))}, at most {max(node.resources['GPU'] for node in gpus):g} on one"
         )
 
 
@@ -260,7 +262,7 @@ def check_reports(
             which = _which([node for node, _ in cut_off])
             yield warn("store", f"{which} cannot reach it: {cut_off[0][1].store_failure}", hint)
         else:
-            yield ok("store", f"{len(answered)} nodes reach it")
+            yield ok("store", f"{_number(len(answered))} can reach it")
 
 
 def _versions(answered: Sequence[tuple[NodeView, NodeReport]]) -> Iterator[Finding]:
@@ -282,12 +284,12 @@ def _versions(answered: Sequence[tuple[NodeView, NodeReport]]) -> Iterator[Findi
         hint = f"fine for a while, as in an upgrade; then pip install penstock=={__version__} there"
         yield warn("versions", f"{which} with penstock {theirs}; this is {__version__}", hint)
     elif len(found) > 1:
-        listed = "; ".join(f"{number} nodes with {what}" for what, number in found.most_common())
+        listed = "; ".join(f"{_number(number)} with {what}" for what, number in found.most_common())
         yield warn(
             "versions", listed, "give all nodes the same Python and Ray: actors are code of one, run by the other"
         )
     elif found:
-        yield ok("versions", f"{len(answered) - len(broken)} nodes with {next(iter(found))}")
+        yield ok("versions", f"{_number(len(answered) - len(broken))} with {next(iter(found))}")
 
 
 def _clocks(answered: Sequence[tuple[NodeView, NodeReport]]) -> Iterator[Finding]:
@@ -297,7 +299,7 @@ def _clocks(answered: Sequence[tuple[NodeView, NodeReport]]) -> Iterator[Finding
         hint = "run NTP on both: deadlines of draining nodes and logs are times of day"
         yield warn("clock", f"{node.shown} differs by {one.skew_s:+.0f} s", hint)
     if not off:
-        yield ok("clock", f"this machine's and those of {len(answered)} nodes agree")
+        yield ok("clock", f"this machine's and those of {_number(len(answered))} agree")
 
 
 def check_fleets(groups: Sequence[GroupView], seen_s: Mapping[str, float]) -> Iterator[Finding]:
@@ -332,7 +334,11 @@ def _counted(groups: Sequence[GroupView]) -> str:
         for group in groups
     )
     listed = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
-    return f"{len(groups)} placement groups ({listed})"
+    return f"{_number(len(groups), 'placement group')} ({listed})"
+
+
+def _number(number: int, noun: str = "node") -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _which(nodes: Sequence[NodeView]) -> str:
