@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from penstock.fleet.drivers.ray_cluster import EngineOrder
 from tests.cli.real_server import write_tiny_model
 from tests.ray.contract import PATIENCE_S, RayClusterContract, until
-from tests.ray.real_cluster import RealRay, RealStage, engine_of, has_ended, real_ray
+from tests.ray.real_cluster import ENVIRONMENT, RealRay, RealStage, engine_of, has_ended, real_ray
 from tests.waiting import GIVE_UP_S, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.drill]
@@ -91,7 +92,8 @@ def test_a_bridge_ends_with_its_controller_while_it_connects(tmp_path: Path) -> 
     with socket.create_server(("127.0.0.1", 0)) as head:
         head.settimeout(GIVE_UP_S)
         address = f"127.0.0.1:{head.getsockname()[1]}"
-        controller = subprocess.Popen([sys.executable, "-c", _CONTROLLER, address, str(tmp_path / "ray.log")])
+        command = [sys.executable, "-c", _CONTROLLER, address, str(tmp_path / "ray.log")]
+        controller = subprocess.Popen(command, env=os.environ | ENVIRONMENT)
         try:
             connections = [head.accept()[0] for _ in range(2)]  # the first is to see that something listens
             (bridge,) = psutil.Process(controller.pid).children()

@@ -140,7 +140,7 @@ async def look(ray: RayCluster, use: RayUse) -> AsyncIterator[Finding]:
     try:
         nodes = await ray.nodes()
     except OrchestratorError as error:
-        hint = "is the head running, is this machine one of its nodes, and are Ray and Python the head's versions?"
+        hint = "is this machine one of its nodes, with its Ray and Python, and its token where RAY_AUTH_MODE is set?"
         yield fail("ray", f"{use.address}: {error.message}", hint)
         return
     yield ok("ray", f"{use.address} answers; namespace {use.namespace}")
