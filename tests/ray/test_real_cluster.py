@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from penstock.fleet.drivers.ray_cluster import EngineOrder
+from penstock.fleet.drivers.ray_process import RayProcess
 from tests.cli.real_server import write_tiny_model
 from tests.ray.contract import PATIENCE_S, RayClusterContract, until
 from tests.ray.real_cluster import ENVIRONMENT, RealRay, RealStage, engine_of, has_ended, real_ray
@@ -76,6 +77,24 @@ async def test_the_secret_is_neither_in_the_engines_arguments_nor_in_what_ray_ke
     assert secret.encode() not in ray.kept()
     assert not [path for path in ray.logs() if secret.encode() in path.read_bytes()]
     await stage.remove_group("there/r")
+
+
+async def test_fleets_of_one_name_in_two_namespaces_do_not_see_each_other(
+    ray: RealRay, stage: RealStage, tmp_path: Path
+) -> None:
+    await stage.add_node({"CPU": 2, "shared": 1})
+    bundle = {"CPU": 1.0, "shared": 0.001}
+    other = RayProcess(ray.address, "another", tmp_path / "other.log")
+    try:
+        for cluster in (stage, other):
+            assert await cluster.create_group("penstock/same/r", bundle, GIVE_UP_S)
+        assert len((await stage.view("penstock/same/")).groups) == 1
+        await stage.remove_group("penstock/same/r")
+        assert not (await stage.view("penstock/same/")).groups
+        assert len((await other.view("penstock/same/")).groups) == 1
+        await other.remove_group("penstock/same/r")
+    finally:
+        await other.close()
 
 
 _CONTROLLER = """

@@ -21,8 +21,9 @@ from typing import IO, Any
 import msgspec
 from ray._private.state import state
 from ray.core.generated.common_pb2 import NodeDeathInfo
+from ray.core.generated.gcs_pb2 import PlacementGroupTableData
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 import ray
@@ -61,6 +62,7 @@ class Bridge:
         """Raises what Ray does where it cannot be reached."""
         _reach(address)
         ray.init(address=address, namespace=namespace, logging_level=logging.WARNING, log_to_driver=False)
+        self._namespace = namespace
         self._actor = ray.remote(ReplicaActor)
         self._lock = threading.Lock()
         self._asked: dict[str, Any] = {}  # references to answers of actors that are late
@@ -102,11 +104,7 @@ class Bridge:
             ray.wait([actor.stop.remote(grace_s)], timeout=grace_s + _STOP_S)
 
     def view(self, *, prefix: str) -> ClusterView:
-        placed = {
-            one["name"]: str(next(iter(one["bundles_to_node_id"].values()), "") or "")
-            for one in placement_group_table().values()
-            if one["name"].startswith(prefix) and one["state"] != "REMOVED"
-        }
+        placed = {one.name: one.bundles[0].node_id.hex() for one in self._groups() if one.name.startswith(prefix)}
         living = set(ray.util.list_named_actors()) & set(placed)
         with self._lock:
             self._ask(living)
@@ -117,6 +115,12 @@ class Bridge:
             groups = [GroupView(name, node, self._views[name]) for name, node in placed.items()]
         draining = {node: deadline_ms / 1000 for node, deadline_ms in state.get_draining_nodes().items()}
         return ClusterView(groups, draining)
+
+    def _groups(self) -> list[PlacementGroupTableData]:
+        """Placement groups of this namespace. Ray's `placement_group_table` mixes those of all namespaces."""
+        found = map(PlacementGroupTableData.FromString, state._connect_and_get_accessor().get_placement_group_table())
+        removed = PlacementGroupTableData.REMOVED
+        return [one for one in found if one.ray_namespace == self._namespace and one.state != removed]
 
     def nodes(self) -> list[NodeView]:
         draining = state.get_draining_nodes()
