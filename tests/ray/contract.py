@@ -7,10 +7,12 @@ import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Protocol, TypeVar
 
+from penstock import __version__
 from penstock.core.errors import PenstockError
-from penstock.fleet.drivers.ray_cluster import EngineOrder, GroupView, RayCluster
+from penstock.fleet.drivers.ray_cluster import EngineOrder, GroupView, NodeView, RayCluster
 from tests.waiting import GIVE_UP_S, eventually_async
 
 PATIENCE_S = 3 * GIVE_UP_S  # until Ray says that a node is gone, on a busy machine
@@ -104,10 +106,41 @@ class RayClusterContract:
         await stage.drain_node(node, at)
         view = await stage.view(place)
         assert abs(view.draining[node] - at) < 1.0
+        found = await _node(stage, node)
+        assert found.drains_at == view.draining[node]
+        assert found.is_alive
+        assert not found.is_usable
         assert not await stage.create_group(f"{place}/two", half, 0.5)
         assert not (await _group(stage, name)).actor.failure
         for one in (name, f"{place}/two"):
             await stage.remove_group(one)
+
+    async def test_nodes_are_listed_with_what_they_have_until_they_are_lost(self, stage: Stage) -> None:
+        place = f"place-{uuid.uuid4().hex[:8]}"
+        node = await stage.add_node({"CPU": 2, "GPU": 3, place: 7.0})
+        found = await _node(stage, node)
+        assert found.is_usable
+        assert found.resources.items() >= {"CPU": 2.0, "GPU": 3.0, place: 7.0}.items()
+        await stage.lose_node(node)
+        found = await until(lambda: _node(stage, node), lambda found: not found.is_alive)
+        assert found.death
+        assert not found.is_expected_death
+
+    async def test_a_probe_says_what_a_node_has(self, stage: Stage, tmp_path: Path) -> None:
+        node = await stage.add_node({"CPU": 1})
+        here, absent = str(tmp_path), str(tmp_path / "absent")
+        (found,) = await stage.probe([node], {}, [here, absent], [], GIVE_UP_S)
+        assert found.node == node
+        assert found.failure == found.problem == found.store_failure == ""
+        assert (found.penstock, found.has_torch, list(found.missing)) == (__version__, True, [absent])
+        assert abs(found.skew_s) <= 1.0 + found.skew_error_s  # it is the same clock
+        (found,) = await stage.probe(["0" * 56], {}, [], [], GIVE_UP_S)
+        assert found.failure
+
+
+async def _node(stage: Stage, node: str) -> NodeView:
+    (found,) = [one for one in await stage.nodes() if one.id == node]
+    return found
 
 
 async def _place(stage: Stage, **resources: float) -> tuple[str, dict[str, float]]:

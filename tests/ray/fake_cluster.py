@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
+from penstock import __version__
 from penstock.core.errors import OrchestratorError
-from penstock.fleet.drivers.ray_cluster import ActorView, ClusterView, EngineOrder, GroupView
+from penstock.fleet.drivers.ray_cluster import ActorView, ClusterView, EngineOrder, GroupView, NodeReport, NodeView
 
 
 @dataclass
@@ -20,11 +23,14 @@ class _Group:
 
 @dataclass
 class FakeRayCluster:
-    nodes: dict[str, dict[str, float]] = field(default_factory=dict)
+    resources: dict[str, dict[str, float]] = field(default_factory=dict)  # by node
     draining: dict[str, float] = field(default_factory=dict)
     groups: dict[str, _Group] = field(default_factory=dict)
     orders: list[tuple[str, EngineOrder]] = field(default_factory=list)
     graces_s: list[float] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    reports: dict[str, NodeReport] = field(default_factory=dict)  # of nodes that are not as they should be
+    probed: list[tuple[list[str], Mapping[str, Any]]] = field(default_factory=list)
     is_down: bool = False
 
     # -- RayCluster
@@ -60,17 +66,42 @@ class FakeRayCluster:
         found = [GroupView(name, one.node, one.actor) for name, one in self.groups.items() if name.startswith(prefix)]
         return ClusterView(found, dict(self.draining))
 
+    async def nodes(self) -> list[NodeView]:
+        self._check()
+        living = [
+            NodeView(name, name, dict(resources), drains_at=self.draining.get(name))
+            for name, resources in self.resources.items()
+        ]
+        return [*living, *(NodeView(name, name, is_alive=False, death="it was lost") for name in self.lost)]
+
+    async def probe(
+        self,
+        nodes: Sequence[str],
+        runtime_env: Mapping[str, Any],
+        paths: Sequence[str],
+        store: Sequence[tuple[str, int]],
+        wait_s: float,
+    ) -> list[NodeReport]:
+        self._check()
+        self.probed.append(([*nodes], runtime_env))
+        good = NodeReport(
+            "", python="3.12.1", ray="2.60.0", penstock=__version__, has_torch=True, missing=_missing(paths)
+        )
+        gone = NodeReport("", "its node is gone")
+        return [replace(self.reports.get(one, good if one in self.resources else gone), node=one) for one in nodes]
+
     async def close(self) -> None: ...
 
     # -- what tests do to it
 
     async def add_node(self, resources: Mapping[str, float]) -> str:
-        node = f"node-{len(self.nodes)}"
-        self.nodes[node] = dict(resources)
+        node = f"node-{len(self.resources) + len(self.lost)}"
+        self.resources[node] = dict(resources)
         return node
 
     async def lose_node(self, node: str) -> None:
-        del self.nodes[node]
+        del self.resources[node]
+        self.lost.append(node)
         self.draining.pop(node, None)
         for name, group in self.groups.items():
             if group.node == node:
@@ -100,12 +131,18 @@ class FakeRayCluster:
     def _place(self) -> None:
         for group in self.groups.values():
             if not group.node:
-                rooms = (node for node in self.nodes if node not in self.draining and self._fits(node, group.bundle))
+                rooms = (
+                    node for node in self.resources if node not in self.draining and self._fits(node, group.bundle)
+                )
                 group.node = next(rooms, "")
 
     def _fits(self, node: str, bundle: Mapping[str, float]) -> bool:
         taken = [one.bundle for one in self.groups.values() if one.node == node]
         return all(
-            sum(one.get(key, 0.0) for one in taken) + value <= self.nodes[node].get(key, 0.0)
+            sum(one.get(key, 0.0) for one in taken) + value <= self.resources[node].get(key, 0.0)
             for key, value in bundle.items()
         )
+
+
+def _missing(paths: Sequence[str]) -> list[str]:
+    return [path for path in paths if not Path(path).exists()]

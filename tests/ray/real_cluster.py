@@ -18,7 +18,7 @@ from tests.peers.peers import free_port
 from tests.waiting import GIVE_UP_S, eventually, eventually_async
 
 HOST = "127.0.0.1"
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else Ray takes the machine's own address for 127.0.0.1
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # how long raylets live without a head
@@ -153,7 +153,7 @@ def real_ray(directory: Path) -> Iterator[RealRay]:
     valkey = subprocess.Popen([str(get_binary_path()), *options], stdout=subprocess.DEVNULL)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            for key, value in (_ENVIRONMENT | {"RAY_REDIS_ADDRESS": f"{HOST}:{port}"}).items():
+            for key, value in (ENVIRONMENT | {"RAY_REDIS_ADDRESS": f"{HOST}:{port}"}).items():
                 patch.setenv(key, value)
             ray = RealRay(f"{HOST}:{port}")
             try:

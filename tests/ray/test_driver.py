@@ -112,10 +112,19 @@ async def test_capacity_that_is_not_there_is_refused_and_not_waited_for(
 ) -> None:
     found = driver(cluster, clock)
     await found.start(spec("r", "a", gpus=2))
-    with pytest.raises(CapacityRefused, match=r"no node with room for CPU 1, GPU 1, zone:a 0.001"):
+    with pytest.raises(CapacityRefused, match=r"no node with room for CPU 1, GPU 1, zone:a 0.001: .* are full"):
         await found.start(spec("s", "a", gpus=1))
     assert [*await listed(found)] == ["r"]
     assert len(cluster.groups) == 1
+
+
+async def test_more_devices_than_one_node_has_are_refused_with_what_would_work(
+    cluster: FakeRayCluster, clock: ManualClock
+) -> None:
+    """The GPUs of two nodes together would do, and an engine is on one."""
+    with pytest.raises(CapacityRefused, match=r"none has more than 2 GPUs: `gpus: 2` would fit, or add a node with 4"):
+        await driver(cluster, clock).start(spec("r", gpus=4))
+    assert not cluster.groups
 
 
 async def test_a_stop_gives_the_grace_and_frees_the_resources(cluster: FakeRayCluster, clock: ManualClock) -> None:
@@ -174,7 +183,7 @@ async def test_a_start_under_way_is_listed(cluster: FakeRayCluster, clock: Manua
         async def start_engine(self, *given: object) -> None:
             await asyncio.Event().wait()
 
-    slow = Slow(cluster.nodes)
+    slow = Slow(cluster.resources)
     found = driver(slow, clock)
     starting = asyncio.create_task(found.start(spec("r")))
     await eventually_async(lambda: slow.groups)

@@ -153,3 +153,17 @@ def test_what_there_is_no_room_for_is_refused_and_said(fleet: RealFleet) -> None
     )
     assert len(fleet.active()) == 2
     assert fleet.chat() == 200
+
+
+def test_more_gpus_than_one_node_has_are_refused_with_what_would_work(fleet: RealFleet) -> None:
+    """Two nodes have as many together, and an engine is on one. The replicas that serve stay."""
+    stop_controller(fleet)
+    change(fleet, gpus=4, min=3, max=3)
+    fleet.start_controller()
+    eventually(
+        lambda: fleet.run("fleet", "status"),
+        lambda said: "has more than 2 GPUs: `gpus: 2` would fit, or add a node with 4" in said,
+        within_s=PATIENCE_S,
+    )
+    assert len(fleet.active()) == 2
+    assert fleet.chat() == 200

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from penstock.fleet.drivers.ray_cluster import EngineOrder
+from penstock.fleet.drivers.ray_process import RayProcess
 from tests.cli.real_server import write_tiny_model
 from tests.ray.contract import PATIENCE_S, RayClusterContract, until
-from tests.ray.real_cluster import RealRay, RealStage, engine_of, has_ended, real_ray
+from tests.ray.real_cluster import ENVIRONMENT, RealRay, RealStage, engine_of, has_ended, real_ray
 from tests.waiting import GIVE_UP_S, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.drill]
@@ -71,3 +77,48 @@ async def test_the_secret_is_neither_in_the_engines_arguments_nor_in_what_ray_ke
     assert secret.encode() not in ray.kept()
     assert not [path for path in ray.logs() if secret.encode() in path.read_bytes()]
     await stage.remove_group("there/r")
+
+
+async def test_fleets_of_one_name_in_two_namespaces_do_not_see_each_other(
+    ray: RealRay, stage: RealStage, tmp_path: Path
+) -> None:
+    await stage.add_node({"CPU": 2, "shared": 1})
+    bundle = {"CPU": 1.0, "shared": 0.001}
+    other = RayProcess(ray.address, "another", tmp_path / "other.log")
+    try:
+        for cluster in (stage, other):
+            assert await cluster.create_group("penstock/same/r", bundle, GIVE_UP_S)
+        assert len((await stage.view("penstock/same/")).groups) == 1
+        await stage.remove_group("penstock/same/r")
+        assert not (await stage.view("penstock/same/")).groups
+        assert len((await other.view("penstock/same/")).groups) == 1
+        await other.remove_group("penstock/same/r")
+    finally:
+        await other.close()
+
+
+_CONTROLLER = """
+import asyncio, sys
+from pathlib import Path
+from penstock.fleet.drivers.ray_process import RayProcess
+asyncio.run(RayProcess(sys.argv[1], "penstock", Path(sys.argv[2])).view("penstock/"))
+"""
+
+
+def test_a_bridge_ends_with_its_controller_while_it_connects(tmp_path: Path) -> None:
+    """Ray tries for minutes to connect to a head that takes connections and says nothing."""
+    pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        head.settimeout(GIVE_UP_S)
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        command = [sys.executable, "-c", _CONTROLLER, address, str(tmp_path / "ray.log")]
+        controller = subprocess.Popen(command, env=os.environ | ENVIRONMENT)
+        try:
+            connections = [head.accept()[0] for _ in range(2)]  # the first is to see that something listens
+            (bridge,) = psutil.Process(controller.pid).children()
+        finally:
+            controller.kill()
+            controller.wait()
+        eventually(lambda: has_ended(bridge))
+        for one in connections:
+            one.close()

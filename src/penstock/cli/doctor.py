@@ -28,7 +28,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--kubeconfig", metavar="FILE", help="default: in a pod its service account, else KUBECONFIG")
     parser.add_argument("--context", help="of the kubeconfig (default: its current one)")
-    parser.add_argument("--namespace", help="of the pods (default: the context's, or the pod's own)")
+    parser.add_argument("--ray", action="store_true", help="the Ray cluster at --address, for a fleet")
+    parser.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="of Ray's head (default: auto, or the file's); with a fleet's file on Kubernetes, a kubeconfig's context",
+    )
+    parser.add_argument(
+        "--namespace", help="of the pods (default: the context's, or the pod's own), or of Ray's actors"
+    )
     parser.add_argument("--store", metavar="URL", help="see `penstock gateway`")
     parser.add_argument(
         "--url",
@@ -70,6 +78,7 @@ def _looked_at(arguments: argparse.Namespace) -> Iterator[Finding]:
     from penstock.doctor.checks import look_over
     from penstock.doctor.cluster import ClusterUse
     from penstock.doctor.endpoint import KEY_VARIABLE, Endpoint, endpoint
+    from penstock.doctor.ray import RayUse
     from penstock.http.kubernetes_api import ClusterSettings
 
     if arguments.url is not None:
@@ -78,11 +87,16 @@ def _looked_at(arguments: argparse.Namespace) -> Iterator[Finding]:
             Endpoint(arguments.url, key, model, arguments.ca_file, arguments.server_name, arguments.timeout)
         )
     read = partial(read_config_file, arguments.config) if arguments.config is not None else None
-    use = None
+    default_store = store_url(None, None)
+    use: ClusterUse | RayUse | None = None
     if arguments.kubernetes:
         there = ClusterSettings(arguments.kubeconfig, arguments.context, arguments.namespace)
         use = ClusterUse(there, drives=True, lease="penstock")
-    return look_over(arguments.model, read, arguments.store, store_url(None, None), use)
+    elif arguments.ray:
+        store = arguments.store or default_store
+        use = RayUse(arguments.address or "auto", arguments.namespace or "penstock", store=store)
+    chosen = {"driver": "ray" if arguments.ray else None, "address": arguments.address}
+    return look_over(arguments.model, read, arguments.store, default_store, use, chosen)
 
 
 def line(finding: Finding) -> str:

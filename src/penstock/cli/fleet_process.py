@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import secrets
+import shlex
 import signal
 import tempfile
 import time
@@ -52,7 +53,12 @@ _NOTICE_S = 5.0
 def run_fleet(config: Path, store: str | None, chosen: Mapping[str, str | None]) -> None:
     """Until a signal ends it. `chosen`: settings that flags have instead of the file."""
     with fleet_settings(config, chosen) as settings, _template(settings):
-        uvloop.run(_run(settings, store_url(store or settings.store, None), config))
+        uvloop.run(_run(settings, store_url(store or settings.store, None)))
+    given = {"config": str(config), **chosen}
+    flags = [word for name, value in given.items() if value is not None for word in (f"--{name}", value)]
+    own_store = " --store …" if store is not None else ""  # its URL may have a password
+    down = f"penstock fleet down {shlex.join(flags)}{own_store}"
+    print(f"the controller ends; its replicas go on. `{down}` stops them", flush=True)
 
 
 @contextmanager
@@ -88,7 +94,7 @@ def fleet_settings(config: Path, chosen: Mapping[str, str | None] | None = None)
         yield settings
 
 
-async def _run(settings: FleetSettings, url: str, config: Path) -> None:
+async def _run(settings: FleetSettings, url: str) -> None:
     directory = fleet_directory(settings.name)
     secret = _secret(directory)
     driver = open_driver(settings, directory, secret)
@@ -118,7 +124,6 @@ async def _run(settings: FleetSettings, url: str, config: Path) -> None:
     for result in results:
         if isinstance(result, Exception):
             raise result
-    print(f"the controller ends; its replicas go on. `penstock fleet down --config {config}` stops them", flush=True)
 
 
 async def _watch_notices(url: str, driver: LocalDriver) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 
 from penstock.core.config import build
 from penstock.core.config_file import ConfigFile
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.settings import Settings, TelemetrySettings
-from penstock.doctor import cluster, fleet, machine
+from penstock.doctor import cluster, fleet, machine, ray
 from penstock.doctor.cluster import ClusterUse
 from penstock.doctor.findings import Finding, fail, ok
+from penstock.doctor.ray import RayUse
 from penstock.fleet.settings import FleetSettings
 from penstock.gateway.membership.factory import replicas_of
 from penstock.gateway.settings.gateway import GatewaySettings, router_of, routes_of
@@ -26,10 +27,11 @@ def look_over(
     read_config: Callable[[], ConfigFile] | None,
     store: str | None,
     default_store: str,
-    use: ClusterUse | None = None,
+    use: ClusterUse | RayUse | None = None,
+    chosen: Mapping[str, str | None] | None = None,
 ) -> Iterator[Finding]:
     """The configuration is a gateway's, a fleet's or a replica's; what it names is looked at as well. `use`: of a
-    cluster that no configuration says."""
+    cluster that no configuration says. `chosen`: a fleet's settings, instead of the file's."""
     for check in (machine.python, machine.open_files, machine.disk):
         yield from _guarded(check)
     file: ConfigFile | None = None
@@ -44,9 +46,11 @@ def look_over(
     if file is not None and is_gateway:
         yield from _gateway(file, store, default_store)
     elif file is not None and is_fleet:
-        yield from _fleet(file, store, default_store)
-    if use is not None:
+        yield from _fleet(file, store, default_store, chosen or {})
+    if isinstance(use, ClusterUse):
         yield from _guarded(lambda: cluster.cluster(use))
+    elif isinstance(use, RayUse) and not is_fleet:  # a fleet's file says more
+        yield from _guarded(lambda: ray.cluster(use))
     if model is not None or not (is_gateway or is_fleet or use is not None):
         yield from _engine(None if is_gateway or is_fleet else file, model)
 
@@ -108,19 +112,25 @@ def _gateway(file: ConfigFile, store: str | None, default_store: str) -> Iterato
     yield from _telemetry(settings.telemetry, "penstock-gateway")
 
 
-def _fleet(file: ConfigFile, store: str | None, default_store: str) -> Iterator[Finding]:
+def _fleet(
+    file: ConfigFile, store: str | None, default_store: str, chosen: Mapping[str, str | None]
+) -> Iterator[Finding]:
     try:
         with file.located():
-            settings = build(FleetSettings, file.values)
+            given = {name: value for name, value in chosen.items() if value is not None}
+            settings = build(FleetSettings, {**file.values, **given})
             pools = settings.pool_settings()
-            use = cluster.use_of_fleet(settings)
+            url = store or settings.store or default_store
+            on_kubernetes, on_ray = cluster.use_of_fleet(settings), ray.use_of_fleet(settings, url)
     except PenstockError as error:
         yield fail("config", error.message)
         return
     yield ok("config", f"{file.path} is a fleet's, and valid: {', '.join(pools)}")
-    yield from _guarded(lambda: fleet.store(store or settings.store or default_store))
-    if use is not None:
-        yield from _guarded(lambda: cluster.cluster(use))
+    yield from _guarded(lambda: fleet.store(url))
+    if on_kubernetes is not None:
+        yield from _guarded(lambda: cluster.cluster(on_kubernetes))
+    if on_ray is not None:
+        yield from _guarded(lambda: ray.cluster(on_ray))
 
 
 def _telemetry(settings: TelemetrySettings, service: str) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -89,7 +89,7 @@ def use_of_fleet(settings: FleetSettings) -> ClusterUse | None:
     pools, own = settings.pool_settings(), settings.kubernetes
     way = build(ModelSettings, {"secret_env": SECRET_VARIABLE, **settings.replica_tls.of_a_gateway})
     return ClusterUse(
-        own,
+        own if settings.address is None else replace(own, context=settings.address),
         drives=not all(pool.advisory for pool in pools.values()),
         lease=pod_name(settings.name) if settings.lease != "store" else "",
         pools=(PodPool(settings.name, way, selector(settings.name)),),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import math
 import os
 import socket
 import sqlite3
@@ -16,6 +17,8 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+import msgspec
 
 from penstock import __version__
 from penstock.api import relay
@@ -66,20 +69,14 @@ def certificate(cert_file: str, now_s: float | None = None) -> Iterator[Finding]
 
 def store(url: str) -> Iterator[Finding]:
     from penstock.tenancy.migrations import MIGRATIONS
-    from penstock.tenancy.store import open_database
 
-    shown, scheme = redact(url), url.partition("://")[0]
-    path = Path(url.partition("://")[2][1:]).expanduser() if scheme == "sqlite" else None
+    shown, path = redact(url), _path_of(url)
     if path is not None and not path.exists():
         yield ok("store", f"{shown} is not there yet; the first command makes it")
         return
     try:
-        if path is not None:
-            with _file(path) as execute:
-                done, unreadable = _look(execute)
-        else:
-            with contextlib.closing(open_database(url)) as database, database.reading() as execute:
-                done, unreadable = _look(execute)
+        with _reading(url) as execute:
+            done, unreadable = _look(execute)
     except (PenstockError, sqlite3.Error) as error:
         said = redact(error.message if isinstance(error, PenstockError) else str(error))
         yield fail("store", f"{shown}: {said}", "is it running, is the URL right, may this user read it?")
@@ -108,9 +105,54 @@ def _look(execute: Execute) -> tuple[int, dict[str, str]]:
     return done, unreadable_tenants(execute) if done == len(MIGRATIONS) else {}
 
 
+def fleets_seen(url: str) -> dict[str, float]:
+    """Fleets that the store knows, and how many seconds ago a controller of each has written. What is wrong with the
+    store itself, `store` says: then none is known."""
+    from penstock.tenancy.fleet import PoolStatus
+
+    path = _path_of(url)
+    if not url or (path is not None and not path.exists()):
+        return {}
+    try:
+        with _reading(url) as execute:
+            rows = execute("SELECT document FROM fleet_pools")
+    except (PenstockError, sqlite3.Error):
+        return {}
+    seen: dict[str, float] = {}
+    for (document,) in rows:
+        pool = msgspec.json.decode(document, type=PoolStatus)
+        seen[pool.fleet] = min(time.time() - pool.at, seen.get(pool.fleet, math.inf))
+    return seen
+
+
+def store_places(url: str) -> list[tuple[str, int]]:
+    """Hosts and ports of a store that other machines can reach; none: it is a file of this one."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("postgres", "postgresql"):
+        return []
+    found = []
+    for place in parts.netloc.rpartition("@")[2].split(","):  # a URL may name several servers
+        one = urlsplit(f"//{place}")
+        if one.hostname:
+            found.append((one.hostname, one.port or 5432))
+    return found
+
+
+def _path_of(url: str) -> Path | None:
+    """The file of a store; None: it is a server's."""
+    scheme, _, rest = url.partition("://")
+    return Path(rest[1:]).expanduser() if scheme == "sqlite" else None
+
+
 @contextlib.contextmanager
-def _file(path: Path) -> Iterator[Execute]:
+def _reading(url: str) -> Iterator[Execute]:
     """Read-only: to look must not make a file, nor write to one."""
+    from penstock.tenancy.store import open_database
+
+    if (path := _path_of(url)) is None:
+        with contextlib.closing(open_database(url)) as database, database.reading() as execute:
+            yield execute
+        return
     with contextlib.closing(sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True, timeout=_TIMEOUT_S)) as found:
         yield lambda sql, parameters=(): found.execute(sql, tuple(parameters)).fetchall()
 

@@ -18,10 +18,12 @@ import msgspec
 from penstock.core.errors import CapacityRefused
 from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
 from penstock.fleet.drivers.ray_cluster import EngineOrder, GroupView, RayCluster
+from penstock.fleet.drivers.ray_fit import explain_lack, shown
 from penstock.fleet.drivers.ray_settings import RaySettings
 from penstock.fleet.policy.observation import CapacityType
 from penstock.fleet.settings import FleetSettings
 
+PREFIX = "penstock/"  # of the names of all fleets' placement groups
 _UNFINISHED_S = 60.0  # a start that nobody goes on with for so long has failed
 _UNKNOWN_DRAIN_S = 60.0  # where a node drains and nobody said until when
 _PLACE = 0.001  # of a resource that marks a place: many replicas share it
@@ -40,7 +42,7 @@ class RayDriver:
     ) -> None:
         self._settings = settings.ray
         self._pools = settings.pool_settings()
-        self._prefix = f"penstock/{quote(settings.name, safe='')}/"
+        self._prefix = f"{PREFIX}{quote(settings.name, safe='')}/"
         self._cluster = cluster
         self._secret = secret
         self._clock = clock
@@ -49,14 +51,14 @@ class RayDriver:
 
     async def start(self, spec: ReplicaSpec) -> None:
         settings = self._settings_of(spec.pool)
-        name, bundle = self._name(spec), _bundle(spec, settings)
+        name, bundle = self._name(spec), bundle_of(spec, settings)
         order = EngineOrder(_config(spec, int(bundle.get("CPU", 0))), self._secret, settings.runtime_env)
         self._starting.add(name)
         try:
             if not await self._cluster.create_group(name, bundle, settings.place_timeout_s):
                 await self._cluster.remove_group(name)
-                wanted = ", ".join(f"{key} {value:g}" for key, value in bundle.items())
-                raise CapacityRefused(f"Ray has no node with room for {wanted}")
+                why = explain_lack(bundle, await self._cluster.nodes())
+                raise CapacityRefused(f"Ray has no node with room for {shown(bundle)}: {why}")
             await self._cluster.start_engine(name, bundle, order)
         finally:
             self._starting.discard(name)
@@ -106,7 +108,12 @@ class RayDriver:
         return self._own_prefix(spec.id) + urlencode({key: value for key, value in about.items() if value})
 
 
-def _bundle(spec: ReplicaSpec, settings: RaySettings) -> dict[str, float]:
+def fleet_of(name: str) -> str:
+    """The fleet that a placement group belongs to, by its name."""
+    return unquote(name.removeprefix(PREFIX).partition("/")[0])
+
+
+def bundle_of(spec: ReplicaSpec, settings: RaySettings) -> dict[str, float]:
     """Resources of one replica, all on one node."""
     cpus = settings.cpus
     if cpus is None:

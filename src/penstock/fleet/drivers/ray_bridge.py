@@ -7,26 +7,40 @@ controller is connected: it writes requests to this process and reads answers, a
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
+import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 import msgspec
 from ray._private.state import state
-from ray.exceptions import RayActorError
-from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.core.generated.common_pb2 import NodeDeathInfo
+from ray.core.generated.gcs_pb2 import PlacementGroupTableData
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 import ray
+from penstock.fleet.drivers import ray_probe
 from penstock.fleet.drivers.ray_actor import ReplicaActor
-from penstock.fleet.drivers.ray_cluster import ActorView, ClusterView, EngineOrder, GroupView
+from penstock.fleet.drivers.ray_cluster import ActorView, ClusterView, EngineOrder, GroupView, NodeReport, NodeView
 
 _STATUS_S = 2.0  # for actors to answer; one that is late is taken as it was
 _STOP_S = 15.0  # beyond the grace: for a node that does not answer
 _BEGIN_S = 60.0
+_REACH_S = 10.0
+_PR_SET_PDEATHSIG = 1
+_EXPECTED_DEATHS = (
+    NodeDeathInfo.EXPECTED_TERMINATION,
+    NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED,
+    NodeDeathInfo.AUTOSCALER_DRAIN_IDLE,
+)
 
 
 class Request(msgspec.Struct):
@@ -46,7 +60,9 @@ class Bridge:
 
     def __init__(self, *, address: str, namespace: str) -> None:
         """Raises what Ray does where it cannot be reached."""
+        _reach(address)
         ray.init(address=address, namespace=namespace, logging_level=logging.WARNING, log_to_driver=False)
+        self._namespace = namespace
         self._actor = ray.remote(ReplicaActor)
         self._lock = threading.Lock()
         self._asked: dict[str, Any] = {}  # references to answers of actors that are late
@@ -88,11 +104,7 @@ class Bridge:
             ray.wait([actor.stop.remote(grace_s)], timeout=grace_s + _STOP_S)
 
     def view(self, *, prefix: str) -> ClusterView:
-        placed = {
-            one["name"]: str(next(iter(one["bundles_to_node_id"].values()), "") or "")
-            for one in placement_group_table().values()
-            if one["name"].startswith(prefix) and one["state"] != "REMOVED"
-        }
+        placed = {one.name: one.bundles[0].node_id.hex() for one in self._groups() if one.name.startswith(prefix)}
         living = set(ray.util.list_named_actors()) & set(placed)
         with self._lock:
             self._ask(living)
@@ -103,6 +115,73 @@ class Bridge:
             groups = [GroupView(name, node, self._views[name]) for name, node in placed.items()]
         draining = {node: deadline_ms / 1000 for node, deadline_ms in state.get_draining_nodes().items()}
         return ClusterView(groups, draining)
+
+    def _groups(self) -> list[PlacementGroupTableData]:
+        """Placement groups of this namespace. Ray's `placement_group_table` mixes those of all namespaces."""
+        found = map(PlacementGroupTableData.FromString, state._connect_and_get_accessor().get_placement_group_table())
+        removed = PlacementGroupTableData.REMOVED
+        return [one for one in found if one.ray_namespace == self._namespace and one.state != removed]
+
+    def nodes(self) -> list[NodeView]:
+        draining = state.get_draining_nodes()
+        return [
+            NodeView(
+                one["NodeID"],
+                one["NodeManagerAddress"],
+                {key: float(value) for key, value in one["Resources"].items() if not key.startswith("node:")},
+                one["Alive"],
+                draining[one["NodeID"]] / 1000 if one["NodeID"] in draining else None,
+                "" if one["Alive"] else _short(one.get("DeathReasonMessage") or ""),
+                not one["Alive"] and one.get("DeathReason") in _EXPECTED_DEATHS,
+            )
+            for one in ray.nodes()
+        ]
+
+    def probe(
+        self,
+        *,
+        nodes: Sequence[str],
+        runtime_env: Mapping[str, Any],
+        paths: Sequence[str],
+        store: Sequence[tuple[str, int]],
+        wait_s: float,
+    ) -> list[NodeReport]:
+        """Actors reserve nothing, so that a node that is full can be asked; each is ended with its answers."""
+        ray.cloudpickle.register_pickle_by_value(ray_probe)  # nodes may have none, or another
+        probe = ray.remote(ray_probe.NodeProbe)
+        actors = {
+            node: probe.options(
+                num_cpus=0,
+                max_restarts=0,
+                runtime_env=dict(runtime_env) or None,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            ).remote()
+            for node in nodes
+        }
+        asked = {
+            node: actor.report.remote(list(paths), [tuple(one) for one in store]) for node, actor in actors.items()
+        }
+        if asked:
+            ray.wait(list(asked.values()), num_returns=len(asked), timeout=wait_s)
+        try:
+            return [self._report(node, actors[node], reference) for node, reference in asked.items()]
+        finally:
+            for actor in actors.values():
+                ray.kill(actor)
+
+    @staticmethod
+    def _report(node: str, actor: Any, reference: Any) -> NodeReport:
+        try:
+            found = ray.get(reference, timeout=0)
+            ray.get(actor.clock.remote(), timeout=_STATUS_S)  # the first call of a method takes longer
+            before = time.time()
+            there = ray.get(actor.clock.remote(), timeout=_STATUS_S)
+            after = time.time()
+        except GetTimeoutError:
+            return NodeReport(node, "it has not answered in time")
+        except RayError as error:
+            return NodeReport(node, _short(str(error)))
+        return NodeReport(node, skew_s=there - (before + after) / 2, skew_error_s=(after - before) / 2, **found)
 
     def _ask(self, names: set[str]) -> None:
         """Asks all of them how they are, but those that have not answered yet."""
@@ -126,6 +205,16 @@ class Bridge:
         if is_living or before.failure:
             return before
         return _ended(before, _death_cause(name))
+
+
+def _reach(address: str) -> None:
+    """Raises OSError where nothing listens at an address with a port: Ray itself would try for minutes."""
+    host, separator, port = address.rpartition(":")
+    if separator and port.isdigit() and "://" not in address:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+        except OSError as error:
+            raise OSError(f"{address} cannot be reached: {error.strerror or error}") from None
 
 
 def _ended(before: ActorView, why: str) -> ActorView:
@@ -182,7 +271,14 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
             threading.Thread(target=answer, args=(request, getattr(bridge, request.method)), daemon=True).start()
 
 
+def _end_with_parent() -> None:
+    """The end of requests is not enough: Ray tries for minutes to connect, and lets no other thread run meanwhile."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    _end_with_parent()
     own = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints is no answer
     serve(sys.stdin.buffer, own)

@@ -38,6 +38,40 @@ class ClusterView(msgspec.Struct, frozen=True):
     draining: Mapping[str, float]  # by node: seconds since 1970 at which it goes; 0: nobody said when
 
 
+class NodeView(msgspec.Struct, frozen=True):
+    id: str
+    host: str
+    resources: Mapping[str, float] = {}  # all that it has, in use or not
+    is_alive: bool = True
+    drains_at: float | None = None  # seconds since 1970 at which it goes; 0: nobody said when
+    death: str = ""  # why it is not alive
+    is_expected_death: bool = False  # somebody took it away
+
+    @property
+    def is_usable(self) -> bool:
+        return self.is_alive and self.drains_at is None
+
+    @property
+    def shown(self) -> str:
+        return f"{self.host} ({self.id[:8]})"
+
+
+class NodeReport(msgspec.Struct, frozen=True):
+    """Answers of an actor on one node."""
+
+    node: str
+    failure: str = ""  # no actor could be asked there, and why: then nothing else is known
+    python: str = ""
+    ray: str = ""
+    penstock: str = ""  # its version; empty: it cannot be imported
+    problem: str = ""  # why not
+    has_torch: bool = False
+    missing: Sequence[str] = ()  # of the paths that were asked for
+    store_failure: str = ""  # why the store cannot be reached from there
+    skew_s: float = 0.0  # of its clock, beside that of the process that asked
+    skew_error_s: float = 0.0  # by how much that may be wrong
+
+
 class RayCluster(Protocol):
     """Every call raises OrchestratorError where Ray refuses or does not answer. Group and actor have the same name."""
 
@@ -55,5 +89,19 @@ class RayCluster(Protocol):
 
     async def view(self, prefix: str) -> ClusterView:
         """The groups whose names begin so."""
+
+    async def nodes(self) -> Sequence[NodeView]:
+        """All nodes that Ray remembers, those that have ended too."""
+
+    async def probe(
+        self,
+        nodes: Sequence[str],
+        runtime_env: Mapping[str, Any],
+        paths: Sequence[str],
+        store: Sequence[tuple[str, int]],
+        wait_s: float,
+    ) -> Sequence[NodeReport]:
+        """Asks an actor on each of these nodes, in a runtime environment, for versions, its clock, whether `paths` are
+        there, and whether one of the store's places takes connections."""
 
     async def close(self) -> None: ...

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.core.errors import OrchestratorError
 from penstock.core.private_files import make_private, open_private
-from penstock.fleet.drivers.ray_cluster import ClusterView, EngineOrder
+from penstock.fleet.drivers.ray_cluster import ClusterView, EngineOrder, NodeReport, NodeView
 
 _MAX_LINE = 1 << 26
 _CONNECT_S = 60.0
@@ -106,6 +106,20 @@ class RayProcess:
 
     async def view(self, prefix: str) -> ClusterView:
         return msgspec.convert(await self._call("view", {"prefix": prefix}, _CALL_S, is_vital=True), ClusterView)
+
+    async def nodes(self) -> Sequence[NodeView]:
+        return msgspec.convert(await self._call("nodes", {}, _CALL_S), list[NodeView])
+
+    async def probe(
+        self,
+        nodes: Sequence[str],
+        runtime_env: Mapping[str, Any],
+        paths: Sequence[str],
+        store: Sequence[tuple[str, int]],
+        wait_s: float,
+    ) -> Sequence[NodeReport]:
+        arguments = {"nodes": nodes, "runtime_env": runtime_env, "paths": paths, "store": store, "wait_s": wait_s}
+        return msgspec.convert(await self._call("probe", arguments, 2 * wait_s + _CALL_S), list[NodeReport])
 
     async def close(self) -> None:
         await self._disconnect()

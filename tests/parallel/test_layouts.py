@@ -1,0 +1,86 @@
+"""Models over several ranks, which are processes of their own: every token is one that the reference might have chosen.
+
+`make test` tries each family and each layout at least once; `make test-parallel` tries all of them with all of them.
+Sequences share prefixes, are preempted for want of blocks, and come and go while others decode.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from penstock.core.model_config import ModelConfig
+from penstock.core.request import Request
+from penstock.core.sampling import SamplingParams
+from penstock.model.random_weights import RandomCheckpoint
+from tests.model.family_configs import CONFIGS, SHAPE
+from tests.runner.clients import Clients, one_after_the_other, serve
+from tests.runner.devices import assembled
+from tests.runner.judge import Judge
+
+FAMILIES: dict[str, ModelConfig] = {
+    "llama": SHAPE,
+    "llama, tied and biased": replace(SHAPE, tied_embeddings=True, attention_bias=True, output_bias=True),
+    "llama, three heads of keys": replace(SHAPE, num_heads=6, num_kv_heads=3),
+    "mistral": replace(SHAPE, architecture="mistral", windows=(10, 10)),
+    "qwen2": replace(SHAPE, architecture="qwen2", attention_bias=True),
+    "qwen3": replace(SHAPE, architecture="qwen3", tied_embeddings=True),
+    **CONFIGS,
+}
+LAYOUTS = ["tp=2", "tp=4", "pp=2", "tp=2 pp=2", "tp=2 ep=2", "tp=2 pp=2 ep=2"]
+SELECTED = [
+    ("llama", "tp=4"),
+    ("llama, tied and biased", "tp=2 pp=2"),
+    ("llama, three heads of keys", "tp=2"),
+    ("qwen3", "pp=2"),
+    ("gemma2", "tp=2 pp=2"),
+    ("phi3", "tp=2"),
+    ("mixtral", "tp=2 pp=2 ep=2"),
+    ("qwen2-moe", "tp=2 ep=2"),
+]
+NUM_BLOCKS = 16  # too few for all that is open
+
+
+def is_possible(family: str, layout: str) -> bool:
+    if "ep" in layout and FAMILIES[family].experts is None:
+        return False
+    return not (family == "llama, three heads of keys" and "tp=4" in layout)
+
+
+def requests(config: ModelConfig) -> list[Request]:
+    source = random.Random(7)
+    shared = source.choices(range(config.vocab_size), k=12)
+    kinds = [SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, top_p=0.9, seed=5)]
+    return [
+        Request(
+            f"r{number}",
+            shared[: source.choice([0, 8, 12])] + source.choices(range(config.vocab_size), k=source.randint(1, 12)),
+            source.randint(4, 16),
+            kinds[number % 2],
+        )
+        for number in range(12)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [pytest.param(*pair, marks=pytest.mark.slow) for pair in SELECTED]
+    + [
+        pytest.param(family, layout, marks=pytest.mark.drill)
+        for family in FAMILIES
+        for layout in LAYOUTS
+        if is_possible(family, layout) and (family, layout) not in SELECTED
+    ],
+)
+def test_every_token_is_the_references(family: str, layout: str) -> None:
+    config = FAMILIES[family]
+    assembly = assembled(config, f"cpu {layout}", block_size=4, max_num_seqs=6, chunk_tokens=16)
+    clients = Clients(one_after_the_other(requests(config), apart=2))
+    serve(assembly, clients, num_blocks=NUM_BLOCKS)
+    assert len(clients.finished) == 12
+    judge = Judge(RandomCheckpoint(config), longest=64)
+    judge.check_all(clients)
+    assert clients.measured.totals.preemptions > 0
+    assert clients.measured.cache.cached_tokens > 0
