@@ -10,7 +10,7 @@ PART ?= 1/1
 # Tests start hundreds of processes, and each would compile penstock anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-flaky test-gpu test-thorough check format bench bench-cpu bench-gateway test-peers test-kubernetes test-ray drills console dist lock clean
+.PHONY: install serve test test-flaky test-gpu test-thorough check format bench bench-cpu bench-gateway test-peers test-kubernetes test-ray test-parallel drills console dist lock clean
 
 install: $(VENV)/.installed
 
@@ -51,6 +51,9 @@ drills: $(VENV)/.installed-dev  ## the tests that take too long for `make test`
 
 drill-%: $(VENV)/.installed-dev  ## survival, limits, refusals, spike, greedy, pressure, slow_provider, slow_clients, fleet, zone, spot, fuzz, hostile: real processes, attacked
 	$(BIN)/python -m tools.drills.$* $(ARGS)
+
+test-parallel: $(VENV)/.installed-dev  ## models over several ranks: every family in every layout, as processes on this machine's CPU
+	$(BIN)/python -m pytest tests/parallel -m "drill or slow" $(ARGS)
 
 test-peers: $(VENV)/.installed-dev  ## real vLLM on a CPU, Triton and Dynamo's mocker as replicas: they are fetched first
 	$(BIN)/python tools/peers/install.py .peers

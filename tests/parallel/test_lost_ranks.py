@@ -1,0 +1,94 @@
+"""A rank dies or hangs under a stream, on a real server: the client is told which one, and all ranks start anew."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import openai
+import psutil
+import pytest
+
+from tests.children import children
+from tests.cli.real_server import RealServer, tiny_server, write_tiny_model
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+RANK = "penstock.engine_process.rank"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    path.mkdir()
+    write_tiny_model(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[RealServer]:
+    with tiny_server(model, "--tp", "2", "--rank-timeout", "10", "--threads", "1") as found:
+        yield found
+
+
+def follower(server: RealServer) -> psutil.Process:
+    (found,) = eventually(lambda: children(server.process.pid, RANK), lambda found: len(found) == 1)
+    return found
+
+
+def answer(server: RealServer) -> str:
+    asked = {"model": server.model, "prompt": "the quick brown fox", "max_tokens": 12, "temperature": 0}
+    return server.openai.completions.create(**asked, extra_body={"ignore_eos": True}).choices[0].text  # type: ignore[call-overload, no-any-return]
+
+
+def stream(server: RealServer) -> Iterator[object]:
+    asked = {"model": server.model, "prompt": "on and on", "max_tokens": 60_000, "stream": True}
+    chunks = iter(server.openai.completions.create(**asked, extra_body={"ignore_eos": True}))  # type: ignore[call-overload]
+    next(chunks)
+    return chunks
+
+
+def lose(server: RealServer, number: signal.Signals, words: str) -> None:
+    """What a client is told, and that nothing is left of it."""
+    expected = answer(server)
+    lost, engine = follower(server), server.engine_process()
+    chunks = stream(server)
+    lost.send_signal(number)
+    with pytest.raises(openai.APIError, match=f"rank 1 of the model is lost: {words}"):
+        list(chunks)
+    eventually(lambda: server.status("/ready"), lambda status: status == 200)
+    assert not lost.is_running() or lost.status() == psutil.STATUS_ZOMBIE, "a rank outlived its group"
+    assert server.engine_process().pid != engine.pid
+    assert answer(server) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(signal.SIGKILL, "its process was killed by SIGKILL"), (signal.SIGSTOP, "it")],
+    ids=["killed", "stopped"],
+)
+def test_a_stream_is_told_which_rank_was_lost_and_the_group_starts_anew(
+    server: RealServer, number: signal.Signals, words: str
+) -> None:
+    lose(server, number, words)
+
+
+def test_a_pipeline_that_loses_a_stage_starts_anew(model: Path) -> None:
+    with tiny_server(model, "--pp", "2", "--rank-timeout", "10", "--threads", "1") as server:
+        lose(server, signal.SIGKILL, "its process was killed by SIGKILL")
+
+
+def test_ranks_end_with_their_engine(server: RealServer) -> None:
+    lost = follower(server)
+    server.engine_process().kill()
+    eventually(lambda: lost.is_running() and lost.status() != psutil.STATUS_ZOMBIE, lambda runs: not runs)
+    eventually(lambda: server.status("/ready"), lambda status: status == 200)
+    assert answer(server)
+
+
+def test_a_rank_that_dies_while_nothing_runs_is_missed_at_once(server: RealServer) -> None:
+    engine = server.engine_process()
+    follower(server).kill()
+    eventually(engine.is_running, lambda runs: not runs)
+    eventually(lambda: server.status("/ready"), lambda status: status == 200)
