@@ -64,6 +64,17 @@ def requests(config: ModelConfig) -> list[Request]:
     ]
 
 
+def served(config: ModelConfig, device: str, *, num_blocks: int) -> Clients:
+    """All requests, on these ranks, and every token held to the reference."""
+    block_size = 4 if device.startswith("cpu") else 16
+    assembly = assembled(config, device, block_size=block_size, max_num_seqs=6, chunk_tokens=16)
+    clients = Clients(one_after_the_other(requests(config), apart=2))
+    serve(assembly, clients, num_blocks=num_blocks)
+    assert len(clients.finished) == 12
+    Judge(RandomCheckpoint(config), longest=64, device=assembly.device.name).check_all(clients)
+    return clients
+
+
 @pytest.mark.parametrize(
     ("family", "layout"),
     [pytest.param(*pair, marks=pytest.mark.slow) for pair in SELECTED]
@@ -75,12 +86,6 @@ def requests(config: ModelConfig) -> list[Request]:
     ],
 )
 def test_every_token_is_the_references(family: str, layout: str) -> None:
-    config = FAMILIES[family]
-    assembly = assembled(config, f"cpu {layout}", block_size=4, max_num_seqs=6, chunk_tokens=16)
-    clients = Clients(one_after_the_other(requests(config), apart=2))
-    serve(assembly, clients, num_blocks=NUM_BLOCKS)
-    assert len(clients.finished) == 12
-    judge = Judge(RandomCheckpoint(config), longest=64)
-    judge.check_all(clients)
+    clients = served(FAMILIES[family], f"cpu {layout}", num_blocks=NUM_BLOCKS)
     assert clients.measured.totals.preemptions > 0
     assert clients.measured.cache.cached_tokens > 0

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from dataclasses import replace
+import sys
 from pathlib import Path
 
 import pytest
 
+from penstock.engine_process.spawn import die_with_parent
 from tests.devices import NEEDS_GPU
-from tests.runner.test_cuda_soak import on_gpu, soaked
+from tests.waiting import eventually
 
 pytestmark = NEEDS_GPU
 
@@ -24,17 +24,28 @@ _MPS = "nvidia-cuda-mps-control"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def mps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Before this process or another has touched the GPU: whoever comes later is a client."""
+def mps(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Before this process or another has touched the GPU: whoever comes later is a client. It ends with this process:
+    to quit it earlier would wait for this process, which is a client itself."""
     if shutil.which(_MPS) is None:
-        yield
         return
     directory: Path = tmp_path_factory.mktemp("mps")
     os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": str(directory), "CUDA_MPS_LOG_DIRECTORY": str(directory)}
-    subprocess.run([_MPS, "-d"], check=True)
-    yield
-    subprocess.run([_MPS], input="quit", text=True, check=True)
+    subprocess.Popen([_MPS, "-f"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent)
+    eventually(lambda: list(directory.iterdir()))
 
 
-def test_two_ranks_say_what_one_would_and_leave_nothing_behind() -> None:
-    soaked(replace(on_gpu(16), device="cuda tp=2"))
+LAYOUTS = [("soak", layout) for layout in ("tp=2", "pp=2", "tp=2 pp=2")] + [
+    ("mixtral", "tp=2 ep=2"),
+    ("qwen2-moe", "tp=2 ep=2"),
+    ("qwen3-moe", "tp=2 pp=2 ep=2"),
+    ("gemma2", "tp=2"),
+    ("phi3", "pp=2"),
+]
+
+
+@pytest.mark.parametrize(("what", "layout"), LAYOUTS)
+def test_ranks_say_what_one_would_and_leave_nothing_behind(what: str, layout: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "tests.parallel.on_gpu", what, layout], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout)

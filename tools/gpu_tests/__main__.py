@@ -47,6 +47,7 @@ FILES = {
     "tests/runner/test_cuda_memory.py": 25,
     "tests/runner/test_cuda_moving.py": 7,
     "tests/runner/test_cuda_park.py": 8,
+    "tests/runner/test_cuda_ranks.py": 90,
     "tests/runner/test_cuda_runner.py": 20,
     "tests/runner/test_cuda_sharing.py": 44,
     "tests/runner/test_cuda_soak.py": 46,

@@ -25,6 +25,7 @@ class Group(Protocol):
     """The ranks of a model, as one of them sees them while it is put together."""
 
     stage: Stage
+    device: torch.device
 
     @property
     def ranks(self) -> Ranks: ...
@@ -41,8 +42,10 @@ def assemble(
     group: Group | None = None,
 ) -> Assembly:
     """`draft`: of a small model, to guess with. `group`: the ranks that share the model; None: there is one."""
-    ranks, stage = (group.ranks, group.stage) if group is not None else (None, Stage())
-    loaded = load(checkpoint, settings, phase, draft, ranks, stage)
+    if group is None:
+        loaded = load(checkpoint, settings, phase, draft)
+    else:
+        loaded = load(checkpoint, settings, phase, draft, group.ranks, group.stage, group.device)
     engine_size = size(loaded, settings, phase)
     if group is not None:
         engine_size = group.agree(engine_size)

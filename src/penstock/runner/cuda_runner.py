@@ -18,14 +18,14 @@ from torch import Tensor
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV, Ops
 from penstock.model.ops.triton.attention.shared_prefix import pieces_wanted, sequences_per_tile
-from penstock.model.ops.triton.common.argmax import argmax
 from penstock.model.ranks import Ranks, SingleRank
-from penstock.runner.decode_graphs import DecodeGraphs, coarse_ladder, graph_ladder, rung
+from penstock.model.stages import Stage
+from penstock.runner.decode_graphs import DecodeGraphs, best_of, coarse_ladder, graph_ladder, rung
 from penstock.runner.device_sampler import choose
 from penstock.runner.limits import Limits
 from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover
-from penstock.runner.pending import PendingStep, Scores, event, score
+from penstock.runner.pending import PendingStep, Scores, event, sampled, score
 from penstock.runner.rows import spread
 from penstock.runner.runner import Tell
 from penstock.runner.sharing import MIN_MEMBERS, Room, SharedViews, share
@@ -46,8 +46,10 @@ class CudaRunner:
         adapters: RunnerAdapters | None = None,
         mover: BlockMover | None = None,
         ranks: Ranks | None = None,
+        stage: Stage = Stage(),  # noqa: B008 (frozen)
     ) -> None:
-        """`ranks`: those that share the model; None: there is one."""
+        """`ranks`: those that share the model; None: there is one. `stage`: of a pipeline, which of its stages."""
+        self._stage_of_pipeline = stage
         self._model = model
         self._ranks = ranks or SingleRank()
         self._tell: Tell | None = None
@@ -153,13 +155,33 @@ class CudaRunner:
 
     @torch.inference_mode()
     def follow(self, step: StepInputs, specs: list[SampleSpec] | None = None) -> list[Sampled]:
-        """The tokens that the first rank chooses come here on the device too: the next step may begin with them."""
-        assert specs is None, "pipelines are not built for GPUs"
-        self.forward(step)
+        """The tokens that the first rank chooses come here on the device too: the next step may begin with them. In a
+        pipeline no step does, and tokens are chosen by the last stage."""
+        logits, best = self.forward(step)
+        answer = self._answers[self._num_steps % self._num_stages][: step.num_rows]
         self._num_steps += 1
-        if step.num_rows:
+        if specs:
+            chosen = choose(logits, best, specs)
+            answer.copy_(chosen, non_blocking=True)
+            scores = score(logits, chosen, specs)
+            torch.cuda.current_stream().synchronize()
+            return sampled(answer, scores)
+        if step.num_rows and not self._is_in_pipeline:
             self._sampled[: step.num_rows] = self._ranks.broadcast(self._sampled[: step.num_rows])
         return []
+
+    @property
+    def _is_in_pipeline(self) -> bool:
+        return self._stage_of_pipeline.layers is not None
+
+    def rehearse(self, plan: StepPlan) -> None:
+        """Run a step, and wait for it. All ranks do so at once, and nobody is told."""
+        if not self._is_in_pipeline:
+            self.submit(plan).result()
+            return
+        is_last = self._stage_of_pipeline.after is None
+        self.follow(self.prepare(plan), choices(plan.slices) if is_last else None)
+        torch.cuda.synchronize()
 
     @torch.inference_mode()
     def forward(self, step: StepInputs) -> tuple[Tensor, Tensor]:
@@ -174,7 +196,7 @@ class CudaRunner:
             graph.graph.replay()
             return graph.logits[: step.num_rows], graph.best[: step.num_rows]
         logits = self._forward(step.sizes, step.num_decodes)
-        return logits, argmax(logits)
+        return logits, best_of(logits)
 
     def _sizes(self, slices: list[Slice], num_rows: int, *, stores_first: bool, is_captured: bool) -> Sizes:
         adapted = self._are_adapted(slices)

@@ -46,8 +46,13 @@ class DecodeGraphs:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 logits = self._forward(sizes)
-                best = argmax(logits)
+                best = best_of(logits)
             self._graphs[sizes] = DecodeGraph(sizes, graph, logits, best)
+
+
+def best_of(logits: Tensor) -> Tensor:
+    """The greedy choices. A stage of a pipeline that is not the last has no logits."""
+    return argmax(logits) if len(logits) else logits.new_empty(0, dtype=torch.int64)
 
 
 def graph_ladder(most: int) -> list[int]:

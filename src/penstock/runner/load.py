@@ -54,12 +54,14 @@ def load(
     draft: Checkpoint | None = None,
     ranks: Ranks | None = None,
     stage: Stage = Stage(),  # noqa: B008 (frozen)
+    device: torch.device | None = None,
 ) -> LoadedEngine:
     """`ranks`: those that share the model, of which this is one; None: it has all of it. `stage`: its layers. A
     model to draft with is never shared."""
     ranks = ranks or SingleRank()
-    device = device_of(settings.device, ranks.shard.rank, ranks.shard.size)
+    device = device or device_of(settings.device)
     limits = resolve_limits(checkpoint.config, settings, device.type)
+    limits = replace(limits, num_ahead=max(limits.num_ahead, settings.pp or 1))
     phase("kernels", 0, 0)
     free_before_bytes = free_bytes(device)
     target, embedder = _load_target(checkpoint, settings, device, limits, phase, ranks, stage)
@@ -134,9 +136,8 @@ def _load_target(
         )
     if packed is not None:
         packed.save_later()
-    layers = stage.of(config.num_layers)
-    scales = tuple(checkpoint.kv_scales(layer) for layer in layers)
-    loaded = LoadedModel(kernels, ops, model, limits, kv_scales=scales, ranks=ranks, num_layers=len(layers))
+    scales = tuple(checkpoint.kv_scales(layer) for layer in stage.of(config.num_layers))
+    loaded = LoadedModel(kernels, ops, model, limits, kv_scales=scales, ranks=ranks, stage=stage)
     if num_loras:
         with told_if_too_large("what is set aside for adapters", "lower max_loras or max_lora_rank"):
             adapted = with_adapters(model, sites, ops, num_loras, max_rank=settings.max_lora_rank)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from penstock.model.layers import CausalLM
 from penstock.model.ops import KVShape, LayerKV, Ops, Zeros
 from penstock.model.ranks import Ranks, SingleRank
+from penstock.model.stages import Stage
 from penstock.runner.kernels import Kernels
 from penstock.runner.limits import Limits
 from penstock.runner.lora import RunnerAdapters
@@ -21,11 +22,11 @@ class LoadedModel:
     limits: Limits
     adapters: RunnerAdapters | None = None  # None: it cannot run any
     ranks: Ranks = field(default_factory=SingleRank)  # those that share the model
-    num_layers: int | None = None  # of this stage of a pipeline; None: all
+    stage: Stage = Stage()  # noqa: RUF009 (frozen)
     kv_scales: tuple[tuple[float, float], ...] = ()  # of each layer's keys and values, as the model's files have them
 
     def kv_shape(self, num_blocks: int) -> KVShape:
-        spec, num_layers = self.model.spec, self.num_layers or self.model.config.num_layers
+        spec, num_layers = self.model.spec, len(self.stage.of(self.model.config.num_layers))
         return KVShape(num_layers, num_blocks, self.limits.block_size, spec.num_kv_heads, spec.head_dim)
 
     @property

@@ -41,11 +41,11 @@ def make_runner(loaded: LoadedModel, kv: list[LayerKV], mover: BlockMover | None
     if loaded.kernels.name == "triton":
         captured = _triton_runner(loaded, kv, mover)
         captured.capture()
-        captured.submit(largest_step(limits)).result()
+        captured.rehearse(largest_step(limits))
         if loaded.adapters is not None:
-            captured.submit(adapted(largest_step(limits))).result()
+            captured.rehearse(adapted(largest_step(limits)))
         if limits.most_rows:
-            captured.submit(rows_step(limits)).result()
+            captured.rehearse(rows_step(limits))
         return captured
     runner = ModelRunner(loaded.model, loaded.ops, kv, loaded.adapters, mover)
     if loaded.ops.device.type == "cuda":
@@ -56,7 +56,7 @@ def make_runner(loaded: LoadedModel, kv: list[LayerKV], mover: BlockMover | None
 def _triton_runner(loaded: LoadedModel, kv: list[LayerKV], mover: BlockMover | None = None) -> CudaRunner:
     from penstock.runner.cuda_runner import CudaRunner
 
-    return CudaRunner(loaded.model, loaded.ops, kv, loaded.limits, loaded.adapters, mover, loaded.ranks)
+    return CudaRunner(loaded.model, loaded.ops, kv, loaded.limits, loaded.adapters, mover, loaded.ranks, loaded.stage)
 
 
 @contextmanager

@@ -38,7 +38,12 @@ class PendingStep:
         assert self.launch_choice is None
         self.done.synchronize()
         self.on_busy(self.started.elapsed_time(self.done) / 1e3)
-        return outcome(self.plan.slices, list(map(_sampled, self.token_ids.tolist(), self.scores)))
+        return outcome(self.plan.slices, sampled(self.token_ids, self.scores))
+
+
+def sampled(token_ids: Tensor, scores: Scores) -> list[Sampled]:
+    """Tokens that have been read, with the scores that somebody wants of them."""
+    return list(map(_sampled, token_ids.tolist(), scores))
 
 
 def score(logits: Tensor, chosen: Tensor, specs: list[SampleSpec]) -> Scores:

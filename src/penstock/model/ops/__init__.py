@@ -110,8 +110,10 @@ class Stream:
 
     def total(self) -> Tensor:
         """All of it, for whoever goes on elsewhere."""
-        assert not isinstance(self.pending, Scaled), "operations sum up what they leave to others"
-        return self.residual if self.pending is None else self.residual + self.pending
+        pending = self.pending
+        if isinstance(pending, Scaled):
+            pending = pending.values * pending.row_scales[:, None] * pending.column_scales
+        return self.residual if pending is None else (self.residual + pending).to(self.residual.dtype)
 
     def at(self, rows: Tensor) -> Stream:
         return Stream(self.residual[rows], None if self.pending is None else self.pending[rows])

@@ -43,6 +43,7 @@ class FollowerGroup:
     def __init__(self, place: Place, connection: Connection) -> None:
         self.ranks: Ranks = place.ranks
         self.stage = place.stage
+        self.device = place.device
         self._connection = connection
 
     def agree(self, own: EngineSize) -> EngineSize:

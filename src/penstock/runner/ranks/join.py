@@ -50,6 +50,7 @@ class Place:
     """A rank's place among the others: who splits layers with it, and which layers are its stage's."""
 
     parallelism: Parallelism
+    device: torch.device
     ranks: JoinedRanks
     stage: Stage
 
@@ -64,8 +65,6 @@ class Meeting:
         self.address = ""
         size, tp = parallelism.num_ranks, parallelism.tp
         if device_of(settings.device, 0, size).type == "cuda":
-            if parallelism.pp > 1:
-                raise ConfigError("pipelines are not built for GPUs yet: use tp", param="pp")
             self._store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
             self.address = f"127.0.0.1:{self._store.port}"
             self.ways = [Ways() for _ in range(size)]
@@ -98,20 +97,20 @@ def join(
     config: ModelConfig,
 ) -> Place:
     """A rank's place, by what it was given. All ranks call this at once."""
-    number, tp = divmod(rank, parallelism.tp)[0], parallelism.tp
+    number, tp = rank // parallelism.tp, parallelism.tp
+    device = device_of(settings.device, rank, parallelism.num_ranks)
+    if device.type == "cuda":
+        assert store is not None
+        return _join_on_gpus(settings, parallelism, rank, device, store, config)
     shard = Shard(rank % tp, tp)
     ranks: JoinedRanks
     if tp == 1:
         ranks = LoneStage()
-    elif ways.memory is not None:
-        ranks = SharedMemoryRanks(shard, ways.memory, timeout_s=settings.rank_timeout_s, first_rank=number * tp)
     else:
-        from penstock.runner.ranks.symmetric_memory import SymmetricMemoryRanks
-
-        assert store is not None
-        ranks = SymmetricMemoryRanks(shard, device_of(settings.device, rank, parallelism.num_ranks), store)
+        assert ways.memory is not None
+        ranks = SharedMemoryRanks(shard, ways.memory, timeout_s=settings.rank_timeout_s, first_rank=number * tp)
     if parallelism.pp == 1:
-        return Place(parallelism, ranks, Stage())
+        return Place(parallelism, device, ranks, Stage())
 
     def link(descriptor: int | None, other: int) -> SocketLink | None:
         if descriptor is None:
@@ -120,7 +119,34 @@ def join(
         return SocketLink(sock, hidden=config.hidden_size, other=other, timeout_s=settings.rank_timeout_s)
 
     layers = stage_layers(config, parallelism.pp)[number]
-    return Place(parallelism, ranks, Stage(layers, link(ways.before, rank - tp), link(ways.after, rank + tp)))
+    stage = Stage(layers, link(ways.before, rank - tp), link(ways.after, rank + tp))
+    return Place(parallelism, device, ranks, stage)
+
+
+def _join_on_gpus(
+    settings: EngineSettings,
+    parallelism: Parallelism,
+    rank: int,
+    device: torch.device,
+    store: Store,
+    config: ModelConfig,
+) -> Place:
+    from penstock.runner.ranks.symmetric_memory import LinkMemory, SymmetricMemoryLink, SymmetricMemoryRanks, meet
+
+    tp, size = parallelism.tp, parallelism.num_ranks
+    group = meet(store, rank, size, tp)
+    ranks: JoinedRanks = SymmetricMemoryRanks(Shard(rank % tp, tp), device, group) if tp > 1 else LoneStage()
+    if parallelism.pp == 1:
+        return Place(parallelism, device, ranks, Stage())
+    memory = LinkMemory(rank, device)
+    dtype = torch.bfloat16 if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    before, after = (
+        SymmetricMemoryLink(memory, other, hidden=config.hidden_size, dtype=dtype) if 0 <= other < size else None
+        for other in (rank - tp, rank + tp)
+    )
+    if before is not None:
+        before.offer()
+    return Place(parallelism, device, ranks, Stage(stage_layers(config, parallelism.pp)[rank // tp], before, after))
 
 
 class LoneStage(SingleRank):

@@ -101,6 +101,7 @@ class Leader:
     def __init__(self, place: Place, followers: Sequence[Follower], settings: EngineSettings) -> None:
         self.ranks: JoinedRanks = place.ranks
         self.stage = place.stage
+        self.device = place.device
         self._chooser = place.parallelism.chooser
         self._followers = followers
         self._timeout_s = settings.rank_timeout_s  # how long a follower may be silent, or behind
