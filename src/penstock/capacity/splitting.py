@@ -7,32 +7,42 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.core.model_config import ModelConfig
+from penstock.core.model_config import ModelConfig, StoredGroups
 from penstock.core.parallelism import Parallelism
 
 MAX_RANKS = 16  # up to here, what would work instead is looked for
 
 
 @dataclass(frozen=True)
-class StoredGroups:
-    """Inputs of a linear that share a scale in the model's files: a rank has whole groups, or none."""
+class Obstacle:
+    """A dimension that cannot be shared out among so many ranks."""
 
-    size: int
-    is_ordered: bool = False  # inputs are stored in an order of importance (act-order), so they cannot be split at all
+    what: str
+    among: str  # ranks, or stages, and how many
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what} cannot be split {self.among}" + (f": {self.why}" if self.why else "")
 
 
-def split_obstacle(config: ModelConfig, parallelism: Parallelism, groups: StoredGroups | None = None) -> str | None:
-    """The dimension that cannot be shared out so, in words; None: there is none."""
+def split_obstacle(
+    config: ModelConfig, parallelism: Parallelism, groups: StoredGroups | None = None
+) -> Obstacle | None:
+    """The first dimension that stands in the way; None: there is none."""
     return next(_obstacles(config, parallelism, groups), None)
 
 
 def told_obstacle(config: ModelConfig, parallelism: Parallelism, groups: StoredGroups | None = None) -> str | None:
-    """The same, and which numbers of ranks would work; None: nothing stands in the way."""
+    """The same in words, with the numbers of ranks that would work; None: nothing stands in the way."""
     obstacle = split_obstacle(config, parallelism, groups)
-    if obstacle is None:
-        return None
-    works = [tp for tp in range(1, MAX_RANKS + 1) if splits_over(config, tp, None, groups) is not None]
-    return f"{obstacle}. Numbers of ranks that work: {', '.join(map(str, works))}"
+    return None if obstacle is None else f"{obstacle}. {what_works(config, groups)}"
+
+
+def what_works(config: ModelConfig, groups: StoredGroups | None = None) -> str:
+    works = [tp for tp in range(2, MAX_RANKS + 1) if splits_over(config, tp, None, groups) is not None]
+    if not works:
+        return "No number of ranks divides it: it needs one device"
+    return f"Numbers of ranks that work: 1, {', '.join(map(str, works))}"
 
 
 def splits_over(
@@ -47,33 +57,31 @@ def splits_over(
     return next((each for each in tried if split_obstacle(config, each, groups) is None), None)
 
 
-def _obstacles(config: ModelConfig, parallelism: Parallelism, groups: StoredGroups | None) -> Iterator[str]:
+def _obstacles(config: ModelConfig, parallelism: Parallelism, groups: StoredGroups | None) -> Iterator[Obstacle]:
     tp, pp = parallelism.tp, parallelism.pp
     if pp > config.num_layers:
-        yield f"{config.num_layers} layers cannot be split into {pp} stages"
+        yield Obstacle(f"{config.num_layers} layers", f"into {pp} stages")
     if tp == 1:
         return
-    heads, kv_heads = config.num_heads, config.num_kv_heads
+    heads, kv_heads, among = config.num_heads, config.num_kv_heads, f"over {tp} ranks"
     if tp > kv_heads and tp % kv_heads:
-        yield f"{kv_heads} heads of keys and values cannot be split over {tp} ranks: it must be fewer, or a multiple"
+        yield Obstacle(f"{kv_heads} heads of keys and values", among, "ranks must be fewer, or a multiple of them")
     elif tp > kv_heads and heads % tp:
-        yield f"{heads} query heads cannot be split over {tp} ranks"
+        yield Obstacle(f"{heads} query heads", among)
     if groups is not None and groups.is_ordered:
-        yield f"inputs that are stored in an order of their own (act-order) cannot be split over {tp} ranks"
+        yield Obstacle("inputs that are stored in an order of their own (act-order)", among)
         return
     if groups is not None and _cuts_groups(config, tp, groups.size):
-        yield f"{heads} query heads cannot be split over {tp} ranks: groups of {groups.size} inputs would be cut"
+        yield Obstacle(f"{heads} query heads", among, f"groups of {groups.size} inputs would be cut")
     for name, size in _widths(config, parallelism):
         if size % tp:
-            yield f"{name} of {size:,} cannot be split over {tp} ranks"
+            yield Obstacle(f"{name} of {size:,}", among)
         elif groups is not None and size // tp % groups.size:
-            yield (
-                f"{name} of {size:,} cannot be split over {tp} ranks: {size // tp:,} for each, and groups of "
-                f"{groups.size} inputs would be cut"
-            )
+            why = f"{size // tp:,} for each, and groups of {groups.size} inputs would be cut"
+            yield Obstacle(f"{name} of {size:,}", among, why)
     experts = config.experts
     if experts is not None and parallelism.ep > experts.count:
-        yield f"{experts.count} experts cannot be shared out among {parallelism.ep} ranks"
+        yield Obstacle(f"{experts.count} experts", among)
 
 
 def _widths(config: ModelConfig, parallelism: Parallelism) -> Iterator[tuple[str, int]]:
