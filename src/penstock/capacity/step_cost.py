@@ -52,7 +52,6 @@ class StepCost:
         "experts",
         "experts_s",
         "fixed_s",
-        "handshakes_s",
         "head_token_s",
         "kv_token_s",
         "linear_token_s",
@@ -60,6 +59,7 @@ class StepCost:
         "pair_s",
         "read_s",
         "sequence_s",
+        "sync_s",
         "token_s",
     )
 
@@ -86,9 +86,9 @@ class StepCost:
         self.head_token_s = even.head_flops_per_token / other_flops_per_s
         self.pair_s = even.flops_per_pair / other_flops_per_s
         self.kv_token_s = rank.kv_bytes_per_token / bytes_per_s
-        self.handshakes_s, self.token_s, self.logits_s = _communication(config, gpu, constants, formats, parallelism)
+        self.sync_s, self.token_s, self.logits_s = _communication(config, gpu, constants, formats, parallelism)
         self.sequence_s = constants.sequence_overhead_s + self.logits_s
-        self.fixed_s = config.num_layers * constants.layer_overhead_s + self.handshakes_s
+        self.fixed_s = config.num_layers * constants.layer_overhead_s + self.sync_s
 
     def seconds(self, prefill_tokens: float, prefill_pairs: float, num_decodes: float, decode_context: float) -> float:
         """`prefill_pairs`: tokens of context that the prompts' tokens look at, all together (`model_bytes.pairs`).
@@ -112,7 +112,7 @@ class StepCost:
     def communication_s(self, prefill_tokens: float, num_decodes: float) -> float:
         """The part of such a step in which ranks wait for each other's numbers."""
         tokens = prefill_tokens + num_decodes
-        return self.handshakes_s + tokens * self.token_s + num_decodes * self.logits_s
+        return self.sync_s + tokens * self.token_s + num_decodes * self.logits_s
 
 
 def _communication(

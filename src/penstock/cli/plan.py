@@ -44,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--ep",
         type=int,
         metavar="N",
-        help="as --tp: GPUs among which whole experts are shared out (default: as serve's)",
+        help="as --tp: GPUs among which whole experts are shared out (default: where they cannot be cut)",
     )
     chosen.add_argument("--engine", choices=["vllm", "penstock"], default="vllm", help="whose speed (default: vllm)")
     chosen.add_argument("--max-num-seqs", type=int, default=256, metavar="N", help="in a batch (default: 256)")
