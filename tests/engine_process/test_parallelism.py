@@ -24,6 +24,13 @@ def test_a_cpu_has_one_rank_unless_more_are_asked_for() -> None:
     assert (settings.tp, settings.ep, choice.lines) == (2, 1, ("tensor parallel 2",))
 
 
+def test_stages_are_named_and_more_than_layers_are_refused() -> None:
+    settings, choice = with_parallelism(replace(CPU, pp=2), RandomCheckpoint(SHAPE))
+    assert (settings.tp, settings.pp, choice.lines) == (1, 2, ("pipeline parallel 2",))
+    with pytest.raises(ConfigError, match=r"^2 layers cannot be split into 3 stages$"):
+        with_parallelism(replace(CPU, pp=3), RandomCheckpoint(SHAPE))
+
+
 def test_experts_that_are_shared_out_say_over_how_many_ranks() -> None:
     settings, choice = with_parallelism(replace(CPU, ep=2), RandomCheckpoint(CONFIGS["mixtral"]))
     assert (settings.tp, settings.ep) == (2, 2)

@@ -121,9 +121,8 @@ def choose_parallelism(
         return _as_asked(needs, visible, tp, ep, pp)
     if ep is not None and ep > 1:
         return _as_asked(needs, visible, ep, ep, pp)  # experts are shared out among the ranks of tp
-    num_gpus = len(visible.gpus)
-    if num_gpus <= pp:
-        return _judged(needs, visible, Parallelism(pp=pp))
+    if len(visible.gpus) <= pp:
+        return _as_asked(needs, visible, 1, ep, pp)
     return _smallest(needs, visible, ep, pp)
 
 

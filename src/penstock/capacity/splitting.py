@@ -35,7 +35,9 @@ def split_obstacle(
 def told_obstacle(config: ModelConfig, parallelism: Parallelism, groups: StoredGroups | None = None) -> str | None:
     """The same in words, with the numbers of ranks that would work; None: nothing stands in the way."""
     obstacle = split_obstacle(config, parallelism, groups)
-    return None if obstacle is None else f"{obstacle}. {what_works(config, groups)}"
+    if obstacle is None:
+        return None
+    return str(obstacle) if parallelism.pp > config.num_layers else f"{obstacle}. {what_works(config, groups)}"
 
 
 def what_works(config: ModelConfig, groups: StoredGroups | None = None) -> str:

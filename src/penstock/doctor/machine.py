@@ -136,7 +136,9 @@ def model(spec: str, settings: EngineSettings) -> Iterator[Finding]:
     config = checkpoint.config
     yield ok("model", f"{spec}: {_parameters(config)}, {size / _GIB:.2f} GiB, complete, in {found.path}")
     visible = _visible(settings)
-    if not isinstance(checkpoint, EncoderCheckpoint) and (len(visible.gpus) > 1 or (settings.tp or 1) > 1):
+    if not isinstance(checkpoint, EncoderCheckpoint) and (
+        len(visible.gpus) > 1 or (settings.tp or 1) * (settings.pp or 1) > 1
+    ):
         yield from parallelism(config, settings, visible, stored_groups(checkpoint))
         return
     kv = "bfloat16" if settings.kv_dtype == "auto" else settings.kv_dtype
@@ -149,7 +151,7 @@ def parallelism(
     """Over how many ranks it would be served, as `penstock serve` would choose."""
     try:
         needs = needs_of(settings, config, has_fp8=all(gpu.has_fp8 for gpu in visible.gpus), groups=groups)
-        choice = choose_parallelism(needs, visible, tp=settings.tp, ep=settings.ep)
+        choice = choose_parallelism(needs, visible, tp=settings.tp, ep=settings.ep, pp=settings.pp or 1)
     except PenstockError as error:
         yield fail("parallelism", error.message)
         return

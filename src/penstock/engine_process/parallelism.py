@@ -22,7 +22,7 @@ def with_parallelism(
     visible = VisibleGpus()
     if settings.device != "cpu" and torch.cuda.is_available() and torch.cuda.device_count() > 1:
         visible = visible_gpus(torch.cuda)
-    if not visible.gpus and settings.tp in (None, 1) and settings.ep in (None, 1):
+    if not visible.gpus and all(asked in (None, 1) for asked in (settings.tp, settings.pp, settings.ep)):
         return settings, Choice(Parallelism())
     choice = choose_for(settings, checkpoint, visible, draft)
     if choice.parallelism.num_ranks == 1:
@@ -40,4 +40,4 @@ def choose_for(
         groups=stored_groups(checkpoint) if settings.load != "dummy" else None,
         draft=draft.config if draft is not None else None,
     )
-    return choose_parallelism(needs, visible, tp=settings.tp, ep=settings.ep)
+    return choose_parallelism(needs, visible, tp=settings.tp, ep=settings.ep, pp=settings.pp or 1)
